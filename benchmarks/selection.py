@@ -90,7 +90,9 @@ def judge(table: LossTable, fraction: int, target: float, name: str) -> dict[str
     return {
         "fraction": fraction,
         "method": name,
-        "pear_corr": pear_corr(selection.scores, truth),
+        "pear_corr": pear_corr(
+            selection.scores if name == "modelsize" else selection.predicted_losses, truth
+        ),
         "rel_acc": rel_acc(selection.scores, truth),
         "log_rmse": log_rmse(selection.predicted_losses, truth) if predicts else None,
         "coverage": _coverage(selection, truth),
@@ -266,7 +268,7 @@ def judge_case(case: Case, method: str) -> Iterator[dict[str, Any]]:
         except ValueError:
             continue  # fewer sizes than parameters
         row |= {
-            "PearCorr": pear_corr(selection.scores, truth),  # NaN: all alike
+            "PearCorr": pear_corr(selection.predicted_losses, truth),  # NaN: all alike
             "RelAcc": rel_acc(selection.scores, truth),
             "RMSE ln L": log_rmse(selection.predicted_losses, truth),
         }

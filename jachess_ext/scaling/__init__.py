@@ -32,23 +32,18 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Ask": "search",
-    "Bound": "bound",
-    "FittedLaw": "fitting",
-    "LossTable": "runs",
-    "Search": "search",
-    "Selection": "selection",
-    "TableError": "runs",
-    "Transition": "fitting",
-    "fit": "fitting",
-    "pac_bayes": "bound",
-    "read_table": "tables",
-    "read_runs": "readers",
-    "select": "selection",
+    "bound": ("Bound", "pac_bayes"),
+    "fitting": ("FittedLaw", "Transition", "fit"),
+    "readers": ("read_runs",),
+    "runs": ("LossTable", "TableError"),
+    "search": ("Ask", "Search"),
+    "selection": ("Selection", "select"),
+    "tables": ("read_table",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

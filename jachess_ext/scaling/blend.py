@@ -2,9 +2,10 @@
 
 A loss curve is a rectified shape from a fixed grid of parameters and what that leaves over: noise
 with a drifting level and slope.  What the candidates share (noise, its patterns, a prior of shapes)
-is learnt from all their curves.  The prediction is a mixture over shapes and patterns; its
-differences between candidates are drawn towards those of their last losses, as far as that would
-have helped at the table's smaller sizes.
+is learnt from all their curves.  The prediction is a mixture over shapes and patterns; doubtful
+curves are drawn a little towards the mean fall.  The choice is made between forecasts whose
+differences are drawn towards those of the last losses, as far as that would have helped at the
+table's smaller sizes.
 """
 
 from __future__ import annotations
@@ -255,7 +256,11 @@ judge `select` (FLAN, LCDB, LLM fine-tuning; see the docs)."""
 
 _ROUNDING = 1e-18  # of a mean square error in ln L: less tells nothing
 
-_DOF, _SCALE, _OWN = 3.0, 0.67, 0.75
+_TO_MEAN = 0.1
+"""How far a forecast of average variance is drawn to the mean fall; the others in proportion to
+their variance.  From the development halves, as are the next."""
+
+_DOF, _SCALE, _OWN = 3.0, 0.6, 0.75
 """Of Student's t: the scale is _SCALE times a curve's standard deviation to the power _OWN, times
 their geometric mean over the curves to the power 0.1.  Widths are known less well than the model
 says, and grow less than its own.  From the log score of forecasts on the development halves."""
@@ -358,11 +363,10 @@ def _centred(values: Array) -> Array:
     return values - values.mean()
 
 
-def forecasts(sizes: Array, losses: Array, targets: Sequence[float]) -> list[tuple[Student, Array]]:
+def forecasts(
+    sizes: Array, losses: Array, targets: Sequence[float]
+) -> list[tuple[Student, Array, Array]]:
     """Predict ln L at targets.
-
-    Student's t (`_DOF`, `_SCALE`) around the posterior's mean, whose differences between the
-    candidates are drawn towards those of the last losses by `share_of_last`.
 
     Args:
         sizes: positive, ascending, [m].
@@ -370,8 +374,10 @@ def forecasts(sizes: Array, losses: Array, targets: Sequence[float]) -> list[tup
         targets: above the last size.
 
     Returns:
-        For each target the distribution, and how far each curve alone would fall in ln L from its
-        last loss, [n].
+        For each target the distribution, Student's t (`_DOF`, `_SCALE`) around the posterior's
+        mean, drawn to the mean fall where it is doubtful (`_TO_MEAN`); what to choose by, that mean
+        with its differences between the candidates drawn towards those of the last losses by
+        `share_of_last`, [n]; and how far each curve alone would fall from its last loss, [n].
 
     Raises:
         ValueError: fewer than three sizes, or a target that is not above them.
@@ -389,16 +395,18 @@ def forecasts(sizes: Array, losses: Array, targets: Sequence[float]) -> list[tup
     share, found = share_of_last(y, sizes), []
     for moments in posteriors(y, sizes, targets):
         fall = y[:, -1] - moments.mean
-        location = moments.mean + share * _centred(fall)
+        further = _centred(fall)
+        doubt = np.minimum(_TO_MEAN * moments.variance / moments.variance.mean(), 1)
         width = np.sqrt(moments.variance)
         scale = _SCALE * width**_OWN * np.exp(0.1 * np.log(width).mean())
-        found.append((Student(location, scale, np.full(len(y), _DOF)), fall))
+        predictive = Student(moments.mean + doubt * further, scale, np.full(len(y), _DOF))
+        found.append((predictive, moments.mean + share * further, fall))
     return found
 
 
 def forecast_ahead(
     sizes: Array, losses: Array, row: int, further: tuple[float, float], target: float
-) -> tuple[Student, Array]:
+) -> tuple[Student, Array, Array]:
     """Predict ln L at the target of one curve that was seen at a larger size than all others.
 
     It is forecast with the others from the sizes they have, and moved by what its further loss was
@@ -416,9 +424,9 @@ def forecast_ahead(
         As `forecasts` for the target, of that curve alone.
     """
     size, loss = further
-    (near, _), (far, fall) = forecasts(sizes, losses, [size, target])
-    only = np.array([row])
-    error = np.log(loss) - near.location[only]
+    (near, near_choice, _), (far, choice, fall) = forecasts(sizes, losses, [size, target])
     left = np.log(target / size) / np.log(target / sizes[-1])
-    far = far.rows(only)
-    return Student(far.location + error, far.scale * np.sqrt(left), far.dof), fall[only]
+    known, only, far = np.log(loss), np.array([row]), far.rows(np.array([row]))
+    location = far.location + known - near.location[only]
+    ahead = Student(location, far.scale * np.sqrt(left), far.dof)
+    return ahead, choice[only] + known - near_choice[only], fall[only]

@@ -880,23 +880,19 @@ def describe(fitted: FittedLaw) -> str:
     else:
         chosen = "none, the law was named"
     if not fitted.has_width:
-        residual = "unknown, no degree of freedom is left"
-        width = "none, no degree of freedom is left"
+        residual = width = "unknown, no degree of freedom is left"
     else:
         noise, dof = _range(fitted.noise, ".2g"), _range(fitted.dof, ".3g")
         residual = f"{noise} in ln L, degrees of freedom: {dof}"
         told = "the backtest's errors and " if fitted.backtest else ""
-        width = (
-            "of losses take the law as exact, and are too narrow where it is not"
-            if fitted.drift is None
-            else f"of losses widen beyond the largest size, by {told}the slope there"
-        )
+        width = f"of losses widen beyond the largest size, by {told}the slope there"
+        if fitted.drift is None:
+            width = "of losses take the law as exact, and are too narrow where it is not"
     rows = [
         *_found(fitted),
         ("residual", residual),
         ("backtest", chosen),
         ("intervals", width),
-        ("forecasts", "of this law alone; select's, by default, are of many shapes and curves"),
     ]
     return "\n".join([head, *(f"  {label:<{_LABELS}}{text}" for label, text in rows)])
 
@@ -1014,6 +1010,4 @@ def measure_drift(
 
 def _mean(values: Array) -> Array:
     """Return the mean over the last axis of what is not NaN; NaN where all is."""
-    known = ~np.isnan(values)
-    count = known.sum(-1)
-    return np.where(count > 0, np.where(known, values, 0.0).sum(-1) / np.maximum(count, 1), np.nan)
+    return np.ma.masked_invalid(values).mean(-1).filled(np.nan)

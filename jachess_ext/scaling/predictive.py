@@ -20,9 +20,10 @@ _LEVELS = np.concatenate([_TAIL, np.linspace(0.005, 0.995, 199), 1 - _TAIL[::-1]
 tails: the lowest of many lies in the lower tail of each."""
 _MOST_EDGES = 12_000  # of all together; more candidates share them
 
-_OWN_WIDTH, _OWN_FALL, _OWN_DOF = 0.33, 0.7, 1.5
-"""Of what candidates' errors do not share: the part of the median width and of the spread of the
-falls that it measures, and Student's degrees of freedom.  From the development halves, too."""
+_OWN_WIDTH, _OWN_FALL = 0.55, 1.3
+"""Parts of the candidates' median width and of the spread of their falls that the errors they do
+not share measure.  From the development halves, as is the probability that no forecast tells:"""
+SURPRISE = 0.1
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ class Student:
         return share / share.sum()
 
 
-def apart(predictive: Student, fall: Array, doublings: Array) -> Student:
-    """Return the distribution of the quantities but for what all their errors have in common.
+def apart(location: Array, width: Array, fall: Array, doublings: Array) -> Student:
+    """Return Gaussians of the quantities but for what all their errors have in common.
 
     Curves of one recipe, on one data set, err together: that widens every interval and decides
     nothing between them.  What is left has one scale for all that are as far off: how well a single
@@ -87,14 +88,20 @@ def apart(predictive: Student, fall: Array, doublings: Array) -> Student:
     first of the ranking is the most probable to be the best.
 
     Args:
-        predictive: of every quantity alone, n.
+        location: what is chosen by, [n].
+        width: scales of the quantities' own distributions, [n].
         fall: how far each is forecast to fall from where it is seen now, [n].
         doublings: how far off each is, [n]: of one that was seen further the error is less, as of a
             random walk.
     """
-    scale = np.hypot(_OWN_WIDTH * np.median(predictive.scale), _OWN_FALL * np.std(fall))
+    scale = np.hypot(_OWN_WIDTH * np.median(width), _OWN_FALL * np.std(fall))
     each = max(scale, 1e-12) * np.sqrt(doublings / np.median(doublings))
-    return Student(predictive.location, each, np.full(len(fall), _OWN_DOF))
+    return Student(location, each, np.full(len(fall), np.inf))
+
+
+def prob_best(quantities: Student) -> Array:
+    """Return P(quantity i is the lowest of all), [n], where with `SURPRISE` any may be."""
+    return (1 - SURPRISE) * quantities.prob_lowest() + SURPRISE / len(quantities.location)
 
 
 def check_level(level: float) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from .._io import DataError, finite, from_json
 from .baselines import accept_then_stop
+from .predictive import SURPRISE
 from .runs import LossTable, check_sizes, higher_is_better, sampling_noise, to_forecast, worst_value
 from .selection import DEFAULT, METHODS, Selection, forecast_each
 from .tables import plain_name, read_table
@@ -77,7 +78,7 @@ class Search:
         strategy: "growing": every model on the smallest subset, then every model on the next;
             "algorithm1" (LensLLM): from the largest down, each model until a loss leaves the line
             of its larger sizes (`gamma`, `tau`).
-        confidence: end when a model is the best with this probability.
+        confidence: end when a model is the best with this probability; below 0.9 + 0.1 / models.
         budget: limit of all costs together, in the unit they are told in: a round that is expected
             to exceed it is not begun.
         costs: model -> expected cost (of any run, of a row more); None: in proportion to the rows
@@ -526,9 +527,11 @@ class Search:
             if value not in choices:
                 raise DataError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
         decides = self.confidence is not None
-        if self.confidence is not None and not 0 < self.confidence < 1:
+        most = 1 - SURPRISE * (1 - 1 / len(models))  # that a model is given of being the best
+        if self.confidence is not None and not 0 < self.confidence < most:
             raise DataError(
-                f"confidence is {self.confidence}; expected a probability between 0 and 1"
+                f"confidence is {self.confidence}; expected a probability above 0 and below "
+                f"{most:.3f}, as none of {len(models)} models is ever surer to be the best"
             )
         if decides and not METHODS[self.method].forecasts:
             raise DataError(

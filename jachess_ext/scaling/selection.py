@@ -18,7 +18,7 @@ from .._text import DASH, number, scientific, share
 from .baselines import accept_then_stop
 from .blend import FEWEST_SIZES, forecast_ahead, forecasts
 from .fitting import FittedLaw, fit
-from .predictive import Array, Index, Student, apart, check_level
+from .predictive import Array, Index, Student, apart, check_level, prob_best
 from .runs import LossTable, TableError, higher_is_better
 from .tables import read_table
 
@@ -34,12 +34,12 @@ class Forecast:
     """A method's scores and forecasts, a row for each model.
 
     Attributes:
-        score: what to choose by, lower is better, [n].
+        score: what to choose by, lower is better, [n]; of "blend" not the forecast itself.
         trained: examples every model was trained on for this, over all its runs, [n].
         predictive: the distribution of ln L at the target, or None.
         fall: how far ln L falls to the target by each model's own curve, [n]; None without a
             distribution.
-        is_loss: whether the score is the predicted loss at the target.
+        is_loss: whether the score is a loss at the target.
         apart: the distribution without the errors that all models share, which P(best) is of; set
             once all models are known.
     """
@@ -54,6 +54,8 @@ class Forecast:
     @property
     def predicted(self) -> Array | None:
         """The loss at the target, [n]; None where the method predicts none."""
+        if self.predictive is not None:
+            return np.exp(self.predictive.location)
         return self.score if self.is_loss else None
 
     def rows(self, places: Index) -> Forecast:
@@ -115,8 +117,8 @@ class Method:
 
 
 def _blend(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
-    ((predictive, fall),) = forecasts(table.trained, table.trained_losses, [target])
-    return Forecast(np.exp(predictive.location), _all_sizes(table), predictive, fall)
+    ((predictive, choice, fall),) = forecasts(table.trained, table.trained_losses, [target])
+    return Forecast(np.exp(choice), _all_sizes(table), predictive, fall)
 
 
 def _rectified(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
@@ -231,9 +233,8 @@ def forecast_each(
     predictive = forecast.predictive.widened(table.last_noise)
     last = np.where(present, table.sizes, 0.0).max(1)
     doublings = np.log2(target / last) if last.all() else np.ones(len(last))
-    return replace(
-        forecast, predictive=predictive, apart=apart(predictive, forecast.fall, doublings)
-    )
+    differing = apart(np.log(forecast.score), predictive.scale, forecast.fall, doublings)
+    return replace(forecast, predictive=predictive, apart=differing)
 
 
 def _blend_ahead(table: LossTable, row: int, target: float) -> Forecast | None:
@@ -251,7 +252,7 @@ def _blend_ahead(table: LossTable, row: int, target: float) -> Forecast | None:
     else:
         return None
     size, loss = table.sizes[own[-1]], table.losses[row, own[-1]]
-    predictive, fall = forecast_ahead(
+    predictive, choice, fall = forecast_ahead(
         table.sizes[own[:kept]],
         table.losses[np.ix_(group, own[:kept])],
         int(np.searchsorted(group, row)),
@@ -259,7 +260,7 @@ def _blend_ahead(table: LossTable, row: int, target: float) -> Forecast | None:
         target,
     )
     trained = np.array([table.sizes[own].sum()])
-    return Forecast(np.exp(predictive.location), trained, predictive, fall)
+    return Forecast(np.exp(choice), trained, predictive, fall)
 
 
 def joined(each: Sequence[Forecast]) -> Forecast:
@@ -401,9 +402,9 @@ def _calibrated(
             f"{_REFERENCES} or more"
         )
     predictive = _moved(forecast.predictive, rows, truth)
-    differing = replace(_moved(forecast.apart, rows, truth), location=predictive.location)
-    score = np.exp(predictive.location)
-    return replace(forecast, score=score, predictive=predictive, apart=differing)
+    location = forecast.apart.location + predictive.location - forecast.predictive.location
+    differing = replace(_moved(forecast.apart, rows, truth), location=location)
+    return replace(forecast, score=np.exp(location), predictive=predictive, apart=differing)
 
 
 def _moved(predictive: Student, references: Index, truth: Array) -> Student:
@@ -448,9 +449,9 @@ class Selection:
         >>> selection = jx.scaling.select(frame, budget=800, target=12_800)
         >>> selection
         blend: 2 models, sizes up to 800, 6.25 % of the target 12,800
-           model    loss   90 % interval  P(best)
-        1  a      0.6928  0.4533 … 1.059     91 %
-        2  b       1.030  0.7215 … 1.470      9 %
+           model    loss    90 % interval  P(best)
+        1  a      0.6686  0.4573 … 0.9776     91 %
+        2  b       1.072   0.7798 … 1.475      9 %
         a is the best with probability 91 %: no further run is needed.
         >>> selection.names, [float(score) for score in selection.scores.round(2)]
         (('a', 'b'), [0.69, 1.03])
@@ -476,8 +477,23 @@ class Selection:
 
     @property
     def advice(self) -> str:
-        """Which models are out, and what training the others in full would cost."""
-        return advise(self)
+        """Which models are out, and what training the others in full would cost, in words."""
+        if not self.has_intervals:
+            return f"{self.method} gives no probabilities here; it says nothing of what is out."
+        names, chances = self.shortlist, self.best_probabilities
+        places = [self.names.index(name) for name in names]
+        held = share(float(chances[places].sum()))
+        if len(names) == 1:
+            return f"{names[0]} is the best with probability {held}: no further run is needed."
+        cost = float(self.full_costs[places].sum())
+        price = f" ({self.cost_text(cost)})" if math.isfinite(cost) and cost else ""
+        decide = f"Training these {len(names)} in full{price} would decide."
+        out = len(self.names) - len(names)
+        if not out:
+            return f"No model is out; {self.ranking[0]} is the most probable. {decide}"
+        named = names[:_NAMED] + [f"{len(names) - _NAMED} more"] * (len(names) > _NAMED)
+        rest = "the other model is out" if out == 1 else f"the other {out} are out"
+        return f"The best is among {_listed(named)} with probability {held}; {rest}. {decide}"
 
     @property
     def shortlist(self) -> list[str]:
@@ -521,8 +537,8 @@ class Selection:
     def scores(self) -> Array:
         """What the method ranks by, lower is better, [n] in the table's order.
 
-        The predicted losses where it predicts any: of errors in ln L that are alike for all models
-        the lowest median has the lowest expected loss.
+        The predicted losses where it predicts any, but of "blend": between its forecasts the choice
+        is made as far as the table's own past says that they are better than the last losses.
         """
         return self.forecast.score
 
@@ -574,7 +590,7 @@ class Selection:
         Raises:
             ValueError: the method gives no distribution.
         """
-        chances = self._distribution(self.forecast.apart).prob_lowest()
+        chances = prob_best(self._distribution(self.forecast.apart))
         chances.setflags(write=False)
         return chances
 
@@ -732,31 +748,6 @@ def table_text(selection: Selection, level: float = 0.9) -> str:
         f"{100 * selection.share:.3g} % of the target {selection.target:,.0f}"
     )
     return "\n".join([head, *lines])
-
-
-def advise(selection: Selection) -> str:
-    """Return which models are out, and what it costs to decide among the others, in words.
-
-    Args:
-        selection: by any method; one without probabilities gets a sentence that says so.
-    """
-    if not selection.has_intervals:
-        return f"{selection.method} gives no probabilities here; it says nothing of what is out."
-    names, chances = selection.shortlist, selection.best_probabilities
-    places = [selection.names.index(name) for name in names]
-    held = share(float(chances[places].sum()))
-    if len(names) == 1:
-        return f"{names[0]} is the best with probability {held}: no further run is needed."
-    cost = float(selection.full_costs[places].sum())
-    price = f" ({selection.cost_text(cost)})" if math.isfinite(cost) and cost else ""
-    decide = f"Training these {len(names)} in full{price} would decide."
-    out = len(selection.names) - len(names)
-    if not out:
-        first = selection.ranking[0]
-        return f"No model is out; {first} has the lowest forecast. {decide}"
-    named = names[:_NAMED] + [f"{len(names) - _NAMED} more"] * (len(names) > _NAMED)
-    rest = "the other model is out" if out == 1 else f"the other {out} are out"
-    return f"The best is among {_listed(named)} with probability {held}; {rest}. {decide}"
 
 
 def _listed(words: list[str]) -> str:

@@ -33,8 +33,9 @@ def test_examples_of_live_selections(
 
 
 def test_modules_of_public_names() -> None:
-    for name, module in scaling._MODULES.items():
-        assert hasattr(import_module(f"jachess_ext.scaling.{module}"), name)
+    for module, names in scaling._MODULES.items():
+        assert set(names) <= vars(import_module(f"jachess_ext.scaling.{module}")).keys()
+    assert {name for names in scaling._MODULES.values() for name in names} == set(scaling.__all__)
     assert {getattr(live, name).__module__ for name in live.__all__} == {
         "jachess_ext.live.choice",
         "jachess_ext.live.plan",

@@ -53,8 +53,8 @@ def test_every_model_on_every_size() -> None:
 
 
 def test_the_state_goes_on_from_any_moment() -> None:
-    whole = finished(confidence=0.95)
-    search = Search(("narrow", "wide"), SIZES, 256, confidence=0.95)
+    whole = finished(confidence=0.9)
+    search = Search(("narrow", "wide"), SIZES, 256, confidence=0.9)
     while ask := search.ask():
         search = Search.from_state(json.loads(json.dumps(search.state())))
         search.tell(ask, crossing(ask))
@@ -422,6 +422,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"method": "oracle"}, "method is 'oracle'; expected one of blend"),
     ({"method": "subtuning", "confidence": 0.9}, "confidence needs probabilities .* subtuning"),
     ({"confidence": 1.5}, "confidence is 1.5"),
+    ({"confidence": 0.95}, "confidence is 0.95; expected .* below 0.950, as none of 2 models"),
     ({"gamma": 2}, "gamma is 2"),
     ({"tau": 0.0}, "tau is 0.0"),
     ({"budget": -1.0}, "budget is -1.0"),
