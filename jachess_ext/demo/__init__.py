@@ -1,4 +1,4 @@
-"""`jachess demo`: a derivative where torch refuses, a fine-tuning watched, methods compared."""
+"""`jachess demo`: derivatives that torch refuses, a fine-tuning watched, methods compared."""
 
 from __future__ import annotations
 
@@ -92,19 +92,21 @@ def docstring_task(train_size: int = 1200, dev_size: int = 480) -> Task:
     return Task("docstrings", PACKAGES, train, train, part("dev", dev_size), ACCURACY)
 
 
-# Derivatives through fused attention
+# Derivatives that torch refuses, or makes one by one
 
 
-def attention_table(tokens: int = 1024) -> tuple[list[str], Table]:
+def derivative_table(tokens: int = 1024) -> tuple[list[str], Table]:
     """Return torch's refusals of derivatives through fused attention, and a table of ours.
 
-    Errors are relative to torch's derivatives of attention written out, in float64 on 256 tokens;
-    times are medians of three in float32 on `tokens`, measured in turns.
+    Errors are relative to torch's own derivatives, of attention written out, in float64 on 256
+    tokens; times are medians of three in float32 on `tokens`, measured in turns.
     """
     import torch
+    from torch.func import grad, hessian, vmap
     from torch.nn.functional import scaled_dot_product_attention as fused
 
     from ..compare.tables import Table
+    from ..jet import laplacian
     from ..jet.api import jvp
 
     def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -117,31 +119,47 @@ def attention_table(tokens: int = 1024) -> tuple[list[str], Table]:
         x = tuple(part.detach().requires_grad_() for part in x)
         return torch.autograd.grad(jvp(loss_of(fused), x, v)[1], x)
 
-    draws = torch.randn(2, 3, 1, 4, tokens, 64, generator=torch.Generator().manual_seed(0))
-    x, v = (draw.unbind() for draw in draws)
-    exact = [draw.unbind() for draw in draws[..., :256, :].double()]
+    def network(x: Tensor) -> Tensor:
+        for weight in weights.to(x):
+            x = (x @ weight[: x.shape[-1]]).tanh()
+        return x.sum(-1)
+
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.randn(2, 3, 1, 4, tokens, 64, generator=generator)
+    inputs = tuple(draw.unbind() for draw in draws)
+    exact = tuple(draw.unbind() for draw in draws[..., :256, :].double())
+    weights = torch.randn(4, 128, 128, generator=generator) / 128**0.5
+    points = torch.randn(512, 10, generator=generator)
     texts, rows = [], []
     for derivative in (torch.func.jvp, torch.autograd.functional.hvp):
         name = f"{derivative.__name__} through F.scaled_dot_product_attention: torch"
         try:
-            derivative(loss_of(fused), x, v)
+            derivative(loss_of(fused), *inputs)
             texts.append(f"{name} {torch.__version__} no longer refuses it.")
         except RuntimeError as error:
             texts.append(f'{name} says "{str(error).splitlines()[0]}"')
-    for title, theirs, ours in (
+    for title, theirs, ours, taken, checked in (
         (
             "output's tangent",
-            lambda x, v: torch.func.jvp(written, x, v)[1:],
-            lambda x, v: jvp(fused, x, v)[1:],
+            lambda x, v: torch.stack(torch.func.jvp(written, x, v)[1:]),
+            lambda x, v: torch.stack(jvp(fused, x, v)[1:]),
+            *(inputs, exact),
         ),
         (
             "Hessian-vector product",
-            lambda x, v: torch.func.jvp(torch.func.grad(loss_of(written), (0, 1, 2)), x, v)[1],
-            hvp,
+            lambda x, v: torch.stack(torch.func.jvp(grad(loss_of(written), (0, 1, 2)), x, v)[1]),
+            lambda x, v: torch.stack(hvp(x, v)),
+            *(inputs, exact),
+        ),
+        (
+            "Laplacian in 10 inputs",
+            lambda x: vmap(hessian(network))(x).diagonal(0, 1, 2).sum(-1),
+            lambda x: laplacian(network, x)[2],
+            *((points,), (points.double(),)),
         ),
     ):
-        right, own = (torch.stack(call(*exact)) for call in (theirs, ours))
-        runs = partial(theirs, x, v), partial(ours, x, v)
+        right, own = (call(*checked) for call in (theirs, ours))
+        runs = partial(theirs, *taken), partial(ours, *taken)
         turns = [[timeit(run, number=1) for run in runs] for _ in range(4)][1:]
         slow, fast = map(statistics.median, zip(*turns, strict=True))
         low, _, high = sorted(before / after for before, after in turns)
@@ -155,9 +173,10 @@ def attention_table(tokens: int = 1024) -> tuple[list[str], Table]:
             ]
         )
     caption = (
-        "torch.func.jvp of attention written out → jx.jvp through fused attention, measured now: "
-        "relative error in float64; time, three turns, and peak memory (of torch's allocator, by "
-        f"its profiler) in float32, {tokens} tokens, 4 heads of 64."
+        "torch.func.jvp of attention written out → jx.jvp through fused attention, of "
+        f"{tokens} tokens, 4 heads of 64; torch.func.hessian → jx.laplacian of a network on 512 "
+        "points. Measured now: relative error in float64; time, three turns, and peak memory (of "
+        "torch's allocator, by its profiler) in float32."
     )
     return texts, Table(caption, ["derivative", "error", "time", "memory"], rows)
 
@@ -310,7 +329,7 @@ def demo(
     seeds: int | None = None,
     quick: bool = False,
 ) -> None:
-    """Show a derivative that torch refuses and what a fine-tuning does, then compare methods.
+    """Show derivatives that torch refuses and what a fine-tuning does, then compare methods.
 
     No network is needed: the encoder and the texts come with the package.  Finished runs in the
     folder are not repeated.
@@ -348,8 +367,8 @@ def demo(
     recipe = Recipe(
         epochs=1 if quick else 2, batch_size=8, lr=1e-3, weight_decay=0.01, max_length=48
     )
-    with _stage("1. A derivative through fused attention: torch's answer, and ours. One thread"):
-        texts, table = attention_table()
+    with _stage("1. Derivatives that torch refuses, or makes one by one, and ours. One thread"):
+        texts, table = derivative_table()
         print(*(wrap(text, width) for text in texts), to_text(table, width), sep="\n")
     with _stage("2. Reading sentences: of which package's documentation is each?"):
         task = docstring_task(train + unlabelled, dev)
@@ -364,7 +383,7 @@ def demo(
         write_bytes(out / "smoothness.png", picture.png())
         print(to_text(layers, width), f"Picture: {out / 'smoothness.png'}", sep="\n")
     shown = [
-        Section("A derivative where torch refuses", texts, [table]),
+        Section("Derivatives that torch refuses, or makes one by one", texts, [table]),
         Section("What a fine-tuning does to each layer", (), [layers], [picture]),
     ]
     write_html(page, title, shown)

@@ -28,14 +28,16 @@ from python_tests.threads import one_thread  # noqa: F401  a fixture
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_attention_in_torchs_words_and_in_numbers() -> None:
-    texts, table = demo.attention_table(256)
+def test_derivatives_in_torchs_words_and_in_numbers() -> None:
+    texts, table = demo.derivative_table(256)
     q = torch.ones(1, 1, 4, 8)
     with pytest.raises(NotImplementedError) as refusal:
         torch.func.jvp(scaled_dot_product_attention, (q, q, q), (q, q, q))
     assert str(refusal.value).splitlines()[0] in texts[0]
     assert "hvp" in texts[1] and "is not implemented" in texts[1]
-    assert [row[0] for row in table.rows] == ["output's tangent", "Hessian-vector product"]
+    tangent, product, laplacian = (row[0] for row in table.rows)
+    assert (tangent, product) == ("output's tangent", "Hessian-vector product")
+    assert laplacian == "Laplacian in 10 inputs"
     for _, error, _, memory in table.rows:
         assert float(error) < 1e-13
         theirs, ours = (float(part.split()[0]) for part in memory.split(" → "))
@@ -44,7 +46,7 @@ def test_attention_in_torchs_words_and_in_numbers() -> None:
 
 def test_it_says_where_torch_refuses_no_longer() -> None:
     with sdpa_kernel(SDPBackend.MATH):
-        texts, _ = demo.attention_table(256)
+        texts, _ = demo.derivative_table(256)
     assert all("no longer refuses" in text for text in texts)
 
 
@@ -74,7 +76,7 @@ def test_from_start_to_end_without_a_network(
     monkeypatch.setattr(demo, "ASSETS", tiny_model)
     monkeypatch.setattr(demo, "FEW_METHODS", ("none", "jachess-train"))
     monkeypatch.setattr(demo, "METHODS", ("none", "label-smoothing"))
-    monkeypatch.setattr(demo, "attention_table", cache(partial(demo.attention_table, 256)))
+    monkeypatch.setattr(demo, "derivative_table", cache(partial(demo.derivative_table, 256)))
     monkeypatch.setattr(demo, "docstring_task", cache(demo.docstring_task))
     out = tmp_path / "out"
     records = []
@@ -91,7 +93,7 @@ def test_from_start_to_end_without_a_network(
     shown = capfd.readouterr().out.partition("In all")[0]
     page = (out / "report.html").read_text()
     parts = (
-        *("1. A derivative", "jvp through F", "Hessian-vector product", " s\n"),
+        *("1. Derivatives", "jvp through F", "Hessian-vector product", "Laplacian", " s\n"),
         *("2. Reading sentences", " s\n", "3. Fine-tuning", "layer", "smoothness.png", " s\n"),
         *(
             "4. Comparing 2 methods on 1 seed",
@@ -183,7 +185,7 @@ def test_refused_in_a_sentence_before_the_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delattr(demo, "attention_table")
+    monkeypatch.delattr(demo, "derivative_table")
     (tmp_path / "file").write_text("kept")
     assert main(["demo", *(part.format(file=tmp_path / "file") for part in options)]) == 2
     error = capfd.readouterr().err

@@ -16,7 +16,7 @@ LINES = {
     "attack": 699,
     "commands": 796,
     "compare": 4164,
-    "demo": 411,
+    "demo": 430,
     "jet": 8203,
     "live": 1341,
     "ntk": 2984,
