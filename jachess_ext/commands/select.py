@@ -58,7 +58,8 @@ def select(
             them.
         read: How to read it, in pairs: model, size and seed with the columns of a table (of
             folders with regular expressions), decimal with a decimal comma, test_rows with the
-            examples a score was measured on, ignore with columns or runs, separated by commas.
+            examples a score was measured on, full with the examples of all the data where sizes are
+            shares of it, ignore with columns or runs, separated by commas.
         tokens: Tokens of an example, for the FLOPs.
         epochs: Epochs over every subset, for the FLOPs.
         gpu_flops: FLOPs a second that training reaches, such as 1e14, for costs in GPU hours.
@@ -122,7 +123,13 @@ def select(
 
 def _reading(read: dict[str, str], folder: bool) -> dict[str, Any]:
     """Return the arguments of `read_table` or `read_runs` that `--read` gives."""
-    known = ("model", "size", "ignore", "test_rows", *(() if folder else ("seed", "decimal")))
+    known = (
+        "model",
+        "size",
+        "ignore",
+        "test_rows",
+        *(() if folder else ("seed", "decimal", "full")),
+    )
     if others := sorted(set(read) - set(known)):
         raise DataError(f"--read knows {', '.join(known)} here, not {others[0]!r}")
     given: dict[str, Any] = dict(read)
@@ -130,6 +137,6 @@ def _reading(read: dict[str, str], folder: bool) -> dict[str, Any]:
         raise DataError("a folder needs --read model PATTERN, such as '^([^/]+)/': see read_runs")
     if "ignore" in read:
         given["ignore"] = [name.strip() for name in read["ignore"].split(",")]
-    if "test_rows" in read:
-        given["test_rows"] = int(_size([read["test_rows"]]))
+    for name in {"test_rows", "full"} & read.keys():
+        given[name] = int(_size([read[name]]))
     return given

@@ -60,7 +60,12 @@ def sampling_noise(name: str, losses: Array, rows: int | None) -> Array | None:
     share = metric_word(name) in ("accuracy", "acc", "match", "em", "error", "err")
     if rows is None or not share or re.search("squared|absolute|mean", name.lower()):
         return None
-    return np.sqrt(np.maximum(losses * (1 - losses), 0) / rows)
+    if np.nanmax(losses) > 1:
+        raise TableError(
+            f"the {name} goes up to {np.nanmax(losses):g}, and test_rows= is for shares of test "
+            "rows: write it as fractions up to 1"
+        )
+    return np.sqrt(losses * (1 - losses) / rows)
 
 
 def _known_word(name: str) -> str:

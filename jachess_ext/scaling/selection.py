@@ -335,15 +335,12 @@ def select(
         raise ValueError(f"unknown method {method!r}; known are {', '.join(METHODS)}")
     if target is None:
         raise ValueError("target is missing; expected the training examples to predict for")
-    for name, value in (("budget", budget), ("target", target)):
-        if value is not None and not 0 < value < float("inf"):
-            raise ValueError(f"{name} is {value}; expected a positive number of training examples")
-    if budget is not None and target <= budget:
-        raise ValueError(f"the target {target:g} is not above the budget {budget:g}")
-    rates = {"tokens": tokens, "epochs": epochs, "gpu_flops": gpu_flops}
-    for name, value in rates.items():
+    numbers = {"budget": budget, "target": target, "tokens": tokens, "epochs": epochs}
+    for name, value in {**numbers, "gpu_flops": gpu_flops}.items():
         if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"{name} is {value}; expected a positive number")
+    if budget is not None and target <= budget:
+        raise ValueError(f"the target {target:g} is not above the budget {budget:g}")
     if gpu_flops is not None and tokens == 1:
         raise ValueError("GPU hours need the tokens of an example; give tokens=")
     whole = read_table(table, metric=metric, test_rows=test_rows)

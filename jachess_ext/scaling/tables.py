@@ -37,8 +37,9 @@ ROW_COLUMNS = (
     *("size", "rows", "n", "d", "n_train", "num_rows", "train_rows", "train_size", "size_train"),
     *("training_size", "train_samples", "num_train_samples", "max_train_samples", "examples"),
     *("samples", "train_examples", "tokens", "n_tokens", "num_tokens", "train_tokens"),
+    *("fraction", "train_fraction", "share"),
 )
-"""Of training examples, in a long table, or tokens."""
+"""Of training examples, in a long table, tokens, or shares of the data."""
 SEED_COLUMNS = ("seed", "random_seed", "trial", "repeat", "replicate", "fold")
 VALUE_COLUMNS = ("value", "score")
 
@@ -54,6 +55,7 @@ def read_table(
     size: str | None = None,
     seed: str | None = None,
     decimal: str = ".",
+    full: int | None = None,
 ) -> LossTable:
     """Read a table of losses or scores; a LossTable is returned as it is.
 
@@ -69,8 +71,8 @@ def read_table(
     that begins like a number and is no size: `ignore` says that they are not to be read.
 
     Args:
-        source: path of a csv file (separated by commas, tabs or semicolons) or of one with a
-            markdown table alone, pandas DataFrame, or LossTable.
+        source: path of a csv file (separated by commas, tabs or semicolons), of one with a
+            markdown table alone or of JSON lines (.jsonl), pandas DataFrame, or LossTable.
         fewest: models there must be.
         metric: what the numbers are: "loss", "accuracy", "eval_f1", …; None: what a column says,
             else losses.  Of scores, whose best is 1 or 100 %, the methods extrapolate what is
@@ -80,12 +82,13 @@ def read_table(
         ignore: columns that are not to be read.
         model, size, seed: columns of a long table (of a wide one model and seed) by other names.
         decimal: "," where 0,5 is a half and 1.000 a thousand, in cells and names that are text.
+        full: examples of the whole data, of which the sizes are shares: 0.25, "25 %".
 
     Raises:
-        TableError: not readable, no sizes, one size twice, a column that is not understood, too few
-            models, a model (in a long table a size of it) twice, a cell that is no number, a line
-            cut short, values out of the metric's range, or losses that rise with size where no
-            metric is told.
+        TableError: not readable, no sizes, shares without `full`, one size twice, a column that is
+            not understood, too few models, a model (in a long table a size of it) twice, a cell
+            that is no number, a line cut short, values out of the metric's range, or losses that
+            rise with size where no metric is told.
         MissingExtra: a long table, or one with seeds, and pandas is not installed.
 
     Example:
@@ -106,7 +109,7 @@ def read_table(
         return source
     if decimal not in (".", ","):
         raise TableError(f"decimal is {shown(decimal)}; expected '.' or ','")
-    sheet = read_sheet(source, decimal == ",")
+    sheet = replace(read_sheet(source, decimal == ","), full=full)
     for label in ignore:
         sheet.place(label, ())  # raises where there is none
     sheet = sheet.keep(lambda place: sheet.labels[place] not in ignore)
@@ -165,7 +168,7 @@ def _sizes_of(sheet: Sheet) -> dict[int, float]:
         try:
             sizes[place] = sheet.size(header)
         except TableError as error:
-            if "may mean" in str(error):
+            if re.search("may mean|full=", str(error)):
                 raise TableError(f"in the header of {sheet.what}, {error}") from None
     return sizes
 
@@ -259,7 +262,7 @@ def _parameters(sheet: Sheet, place: int | None, names: Sequence[str]) -> dict[s
     for cell, name in zip(sheet.columns[place], names, strict=True):
         missing = str(cell).strip().lower() in MISSING
         try:
-            count = math.nan if missing else sheet.size(cell)
+            count = math.nan if missing else sheet.count(cell)
         except TableError:
             raise TableError(
                 f"{shown(cell)} in column {shown(sheet.labels[place])} of {shown(name)} is no "
@@ -482,6 +485,9 @@ _SIZE = re.compile(
     r"\s*(?P<unit>[kmb]?)\s*(?:(?:training )?(?:row|sample|example|instance|sentence|token)s)?",
     re.IGNORECASE,
 )
+_SHARE = re.compile(r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)\s*(?P<sign>%?)", re.IGNORECASE)
+_ASK_FULL = "a share of the data: say of how many examples, full= (--read full N)"
+_NO_SHARE = "no share of the data, from 0 to 1 or in per cent, as full= says that sizes are"
 _WITH_COMMA = re.compile(r"-?\d+,\d+ ?%?")
 _DECIMAL = "; if its comma is a decimal one, say decimal=',' to read_table (--read decimal ,)"
 _SPREAD = (
@@ -489,7 +495,7 @@ _SPREAD = (
     "a row for each run and a column seed"
 )
 _SPACES = str.maketrans("\u00a0\u2009\u202f", "   ")
-_COMMA_FOR_POINT = str.maketrans(",.", ".,")
+_COMMA_FOR_POINT, _DECIMAL_COMMA = str.maketrans(",.", ".,"), str.maketrans(",", ".")
 
 
 def parse_size(value: Any) -> float:
@@ -499,7 +505,7 @@ def parse_size(value: Any) -> float:
     and b stand for thousands, millions and billions.
 
     Raises:
-        TableError: it is no such number, or "1.000", which may mean 1 or 1000.
+        TableError: it is no such number, "1.000", which may mean 1 or 1000, or no whole one: 0.25.
     """
     size = math.nan
     if isinstance(value, str):
@@ -523,6 +529,8 @@ def parse_size(value: Any) -> float:
             f"{shown(value)} is no number of training examples; expected one such as 1000, 1k, "
             "1,000 or 2M"
         )
+    if size < 1000 and not math.isclose(size, round(size), rel_tol=1e-9):
+        raise TableError(f"{shown(value)} is no whole number, or {_ASK_FULL}")
     return size
 
 
@@ -537,6 +545,7 @@ class Sheet:
         columns: their cells.
         index: names of the rows, None where the columns hold them.
         comma: whether a comma is the decimal mark of text, and a point marks thousands.
+        full: what sizes are shares of; None: they are examples.
     """
 
     what: str
@@ -545,6 +554,7 @@ class Sheet:
     columns: Sequence[Sequence[Any]]
     index: Sequence[Any] | None = None
     comma: bool = False
+    full: int | None = None
 
     def keep(self, wanted: Callable[[int], bool]) -> Sheet:
         """Return the columns at the places that are wanted."""
@@ -593,6 +603,19 @@ class Sheet:
         return [str(cell).strip() for cell in self.columns[place]]
 
     def size(self, value: Any) -> float:
+        """Return the examples that a cell or a column's name stands for."""
+        share = _SHARE.fullmatch(str(value).strip().translate(_DECIMAL_COMMA if self.comma else {}))
+        if share is not None and (self.full or share["sign"]):
+            part = float(share["number"]) / (100 if share["sign"] else 1)
+            if self.full is None or part > 1:
+                raise TableError(f"{shown(value)} is {_NO_SHARE if self.full else _ASK_FULL}")
+            return part * self.full
+        count = self.count(value)
+        if self.full:
+            raise TableError(f"{shown(value)} is {_NO_SHARE}")
+        return count
+
+    def count(self, value: Any) -> float:
         """Return what `parse_size` reads of a cell or a column's name."""
         swapped = self.comma and isinstance(value, str)
         return parse_size(value.translate(_COMMA_FOR_POINT) if swapped else value)
@@ -670,7 +693,15 @@ def read_sheet(source: Any, comma: bool = False) -> Sheet:
     A first column without a name is the index.  An index of whole numbers counts rows: it names no
     models.
     """
-    if isinstance(source, (str, PathLike)):
+    if isinstance(source, (str, PathLike)) and Path(source).suffix in (".jsonl", ".ndjson"):
+        try:
+            lines = require("pandas").read_json(
+                source, lines=True, dtype=False, convert_dates=False, precise_float=True
+            )
+        except (OSError, ValueError) as error:
+            raise TableError(f"{source} cannot be read as JSON lines ({error})") from None
+        sheet = replace(read_sheet(lines, comma), what=str(source))
+    elif isinstance(source, (str, PathLike)):
         sheet = _from_csv(Path(source), comma)
     elif hasattr(source, "columns") and hasattr(source, "index"):
         labels = [str(column).strip() for column in source.columns]

@@ -223,7 +223,7 @@ def test_a_table_is_added_whole_or_not_at_all() -> None:
             {"16": "256"},
             "'narrow' has a result at 256 rows; expected a whole number below the target's 256",
         ),
-        ({"16": "16.5"}, "'narrow' has a result at 16.5 rows; expected a whole number"),
+        ({"16": "16.5"}, "'16.5' is no whole number"),
     ):
         fresh = Search(("narrow", "wide"), SIZES, 256)
         with pytest.raises(ValueError, match=words):

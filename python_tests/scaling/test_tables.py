@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jachess_ext.scaling import LossTable, TableError, read_table
+from jachess_ext.scaling import LossTable, TableError, read_table, select
 from jachess_ext.scaling.runs import (
     from_forecast,
     higher_is_better,
@@ -30,8 +30,8 @@ SIZES = [
     *[("1,638,400", 1638400), ("1.638.400", 1638400), ("1600.0", 1600), ("1.6e3", 1600)],
     *[("1E5", 1e5), (" 200 ", 200), ("n=100", 100), ("D = 1k", 1e3), ("rows=1,000", 1e3)],
     *[("10K rows", 1e4), ("10 000 training examples", 1e4), ("5k samples", 5e3), ("0", 0)],
-    *[("0.25", 0.25), ("0.125", 0.125), (".5", 0.5), ("100.", 100)],
-    *[(100, 100), (1e3, 1e3), (np.int64(7), 7), (np.float32(0.5), 0.5)],
+    *[("100.", 100), ("33.3k", 33300), ("0.5k", 500)],
+    *[(100, 100), (1e3, 1e3), (np.int64(7), 7)],
 ]
 
 
@@ -192,11 +192,11 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
         {},
         r"column '1\.\.6' .* is no size that can be read",
     ),
-    ("name,100 %,50 %\na,2,3\nb,3,4\n", {}, "no column named by a number of training examples"),
+    ("name,100 %,50 %\na,2,3\nb,3,4\n", {}, "'100 %' is a share of the data: say of how many"),
     (
         "name,100,100 %\na,2,3\nb,3,4\n",
         {},
-        r"'100 %' .* no size that can be read.*ignore=\['100 %'\]",
+        "'100 %' is a share of the data: say of how many",
     ),
     ("name,100,k\na,2,3\nb,3,4\n", {}, "column 'k' .* holds numbers and is no size"),
     (
@@ -466,12 +466,84 @@ FORMATS: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_one_table_in_every_format(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "table.txt"
+    path = tmp_path / ("table.jsonl" if "json" in kind else "table.txt")
     FORMATS[kind](path)
-    source = pd.read_json(path, lines=True, precise_float=True) if "json" in kind else path
-    table = read_table(source, decimal="," if "commas" in kind else ".")
+    table = read_table(path, decimal="," if "commas" in kind else ".")
     assert table.names == tuple(KNOWN)
     assert table.sizes.tolist() == [100, 1000, 25000] and table.losses.tolist() == [*KNOWN.values()]
+
+
+SHARES = {"0.02": 20, ".5": 500, "25 %": 250, "7.5%": 75, "1e-1": 100}
+
+
+@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize("written", ["csv", "commas", "frame", "jsonl"])
+@pytest.mark.parametrize("share", SHARES)
+def test_shares_of_the_data_are_sizes_once_it_is_said_of_how_many(
+    written: str, long: bool, share: str, tmp_path: Path
+) -> None:
+    """Never 0.25 examples: in every form of a table, refused or a share of what `full` says."""
+    decimal = "," if written == "commas" else "."
+    text = share.replace(".", decimal)
+    frame = pd.DataFrame({"model": ["a", "b"], text: [2.0, 3.0], "1": [1.0, 2.0]})
+    if long:
+        frame = frame.melt("model", var_name="rows", value_name="loss")
+    source: Any = frame if written == "frame" else tmp_path / f"table.{written}"
+    if written == "jsonl":
+        frame.to_json(source, orient="records", lines=True)
+    elif written != "frame":
+        frame.to_csv(source, index=False, sep=";", decimal=decimal)
+    with pytest.raises(TableError, match=r"full= \(--read full N\)"):
+        read_table(source, decimal=decimal)
+    table = read_table(source, decimal=decimal, full=1000)
+    assert table.sizes.tolist() == pytest.approx([SHARES[share], 1000], rel=1e-12)
+    assert table.losses.tolist() == [[2, 1], [3, 2]]
+
+
+@pytest.mark.parametrize("header", ["1000", "1k", "1,000", "101 %", "1.5", "n=1000"])
+def test_what_is_no_share(header: str) -> None:
+    frame = pd.DataFrame({"model": ["a", "b"], "0.5": [2.0, 3.0], header: [1.0, 2.0]})
+    with pytest.raises(TableError, match=rf"'{header}' is no share of the data, from 0 to 1"):
+        read_table(frame, full=1000)
+
+
+def test_shares_leave_numbers_of_parameters_alone() -> None:
+    frame = pd.DataFrame({"model": ["a", "b"], "params": ["110M", "7B"], "50%": [2, 3], 1: [1, 2]})
+    table = read_table(frame, full=1000)
+    assert table.parameters is not None and table.parameters.tolist() == [110e6, 7e9]
+    with pytest.raises(TableError, match=r"1.3 in column 'params' .* is no number of parameters"):
+        read_table(frame.assign(params=[1.3, 7.0]), full=1000)
+
+
+def test_error_rates_in_per_cent_have_no_sampling_noise() -> None:
+    frame = pd.DataFrame({100: [24.0, 23.0], 1000: [21.0, 19.0]}, index=["a", "b"])
+    assert read_table(frame, metric="error rate:lower").noise is None
+    with pytest.raises(TableError, match="error goes up to 24, and test_rows= is for shares"):
+        read_table(frame, metric="error", test_rows=400)
+    noise = read_table(frame / 100, metric="error", test_rows=400).noise
+    assert noise is not None and noise[0, 0] == pytest.approx((0.24 * 0.76 / 400) ** 0.5)
+
+
+def test_models_of_one_size_are_listed_and_change_nothing() -> None:
+    sizes = [100, 200, 400, 800]
+    frame = pd.DataFrame(
+        [[2.0, 1.6, 1.3, 1.1], [1.9, 1.7, 1.55, 1.45], [1.8, 1.75, 1.7, 1.66]],
+        index=["a", "b", "c"],
+        columns=sizes,
+    )
+    more = frame.reindex(["a", "one", "b", "c"])
+    more.loc["one", 800] = 0.5
+    alone, beside = (select(each, target=12800) for each in (frame, more))
+    assert "one has 1" in beside.unranked["one"] and "one has 1" in beside.text()
+    pd.testing.assert_frame_equal(
+        beside.to_frame().drop(columns="reason").head(3), alone.to_frame(), check_dtype=False
+    )
+    long = more.rename_axis("model").reset_index().melt("model", var_name="rows").dropna()
+    assert select(long, target=12800).ranking == alone.ranking
+    only = pd.DataFrame({800: [1.0, 2.0]}, index=["a", "b"])
+    with pytest.raises(ValueError, match="blend needs 3 sizes above 0 or more, and a has 1"):
+        select(only, target=12800)
+    assert select(only, target=12800, method="subtuning").ranking == ["a", "b"]
 
 
 def test_a_markdown_table_that_is_cut(tmp_path: Path) -> None:
