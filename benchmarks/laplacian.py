@@ -3,16 +3,16 @@
     python -m benchmarks.laplacian                  # rows go to results/laplacian.csv
     python -m benchmarks.laplacian --folx PYTHON    # also folx, by a Python that has jax and folx
 
-The ways, timed in turn, each five times in a row: double backward, a coordinate at a time;
-`torch.func.hessian` under vmap; the collapsed form (D + 2 streams) written by hand in plain torch;
-folx, jitted, in a process of its own on the same core.  The networks: an MLP of four layers of 128
-with tanh, and the transformer of examples/laplacian.py, whose attention runs in its plain form in
-all ways but ours.
+The ways, timed in turn, each five times in a row, as in a loop that trains: double backward, a
+coordinate at a time; `torch.func.hessian` under vmap; the collapsed form (D + 2 streams) written by
+hand in plain torch; `jx.laplacian` within `torch.compile`; folx, jitted, in a process of its own on
+the same core.  The networks: an MLP of four layers of 128 with tanh, and the transformer of
+examples/laplacian.py, whose attention runs in its plain form in all ways but ours.
 
 Figures: the value, without a graph; a training step, which is the gradient of the Laplacian's mean
 square in the parameters; and the most memory that torch's allocator held in each.  Ratios are ours
-over theirs.  Before anything is timed, every way has to agree with double backward in float64, and
-in the dtype that is timed.
+over theirs, against folx also of the compiled form.  Before anything is timed, every way has to
+agree with double backward in float64, and in the dtype that is timed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,7 +53,7 @@ from .common import (
     peak_megabytes,
 )
 
-OURS, WIDTH, LAYERS = "jx.laplacian", 128, 4
+OURS, COMPILED, WIDTH, LAYERS = "jx.laplacian", "jx.laplacian, compiled", 128, 4
 FIGURES = ("value", "training step")
 
 
@@ -89,9 +89,7 @@ CASES = {
     )
 }
 QUICK = ["mlp-D3-N4", "transformer-D3-N4"]
-_IN_A_ROW = (
-    5  # as in a loop that trains: a single run finds the data of the other ways in the caches
-)
+_IN_A_ROW = 5  # a single run finds the data of the other ways in the caches
 
 
 # The ways ---------------------------------------------------------------------------------------
@@ -100,6 +98,16 @@ _IN_A_ROW = (
 def by_jx(model: nn.Module, x: Tensor) -> Tensor:
     """Return the Laplacian at each point, ``[N]``, as all ways do."""
     return jx.laplacian(model, x)[2]
+
+
+@cache
+def _compiled(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    return torch.compile(lambda x: jx.laplacian(model, x)[2], fullgraph=True)
+
+
+def by_compiled(model: nn.Module, x: Tensor) -> Tensor:
+    """Run a graph made once for each network."""
+    return _compiled(model)(x)
 
 
 def by_double_backward(model: nn.Module, x: Tensor) -> Tensor:
@@ -195,6 +203,7 @@ def by_hand(model: nn.Module, x: Tensor) -> Tensor:
 
 WAYS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
     OURS: by_jx,
+    COMPILED: by_compiled,
     "double backward": by_double_backward,
     "torch.func.hessian": by_func_hessian,
     "collapsed by hand": by_hand,
@@ -285,6 +294,7 @@ def check(model: nn.Module, x: Tensor, other: Folx | None) -> None:
     Raises:
         RuntimeError: relative errors in L2 above the square root of the dtype's rounding.
     """
+    torch._dynamo.reset()  # graphs of other networks, of which there is a limit
     exact = copy.deepcopy(model).double(), x.double()
     for figure, run in zip(FIGURES, (value, training_step), strict=True):
         expected = run("double backward", *exact)
@@ -327,6 +337,9 @@ def measure(case: Case, options: Options) -> list[Row]:
                 named: dict[str, Any] = {"question": "laplacian", "shape": case.name}
                 named |= {"baseline": way, "target": _target(case, figure, way)}
                 rows.append(compare_times(options, times, OURS, way, figure=figure, **named))
+                if way == "folx":
+                    own = {**named, "figure": f"{figure}, compiled"}
+                    rows.append(compare_times(options, times, COMPILED, way, **own))
                 if way in peaks:
                     named["target"] = _target(case, "peak", way)
                     rows.append(

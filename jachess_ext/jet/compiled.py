@@ -1,4 +1,4 @@
-"""`jx.jet` and `jx.jvp` within ``torch.compile``.
+"""`jx.jet`, `jx.jvp` and `jx.laplacian` within ``torch.compile``.
 
 Dynamo cannot trace the engine (a `JetTensor` is a wrapper from C++), so the call of a module on a
 jet is a *non-strict* region: one node for dynamo, which AOT autograd traces by running the engine
@@ -78,6 +78,34 @@ def jet_in_graph(fn: Any, x: Any, directions: Any, order: int, second: Second) -
         return Jet(tensor, layout) if carries_derivatives(tensor) else tensor
 
     return map_tensors(stacks, as_jet)
+
+
+def laplacian_in_graph(
+    fn: Any, x: Any, directions: Any, simple: bool, check: Callable[[Any, Tensor], bool]
+) -> tuple[Any, ...] | None:
+    """Compute `laplacian` while dynamo traces; None where the graph breaks, and it runs eagerly.
+
+    Args:
+        simple: whether it was called without weights, chunks or aux.
+        check: run when this is traced; raises where rows of ``fn`` depend on each other.
+    """
+    why = _why_not(fn)
+    held = simple and isinstance(fn, nn.Module) and isinstance(x, Tensor) and x.ndim > 1
+    if why is None and not held:
+        why = "jx.laplacian in a graph takes a module, one tensor, no weights, chunks or aux"
+    if why is not None:
+        torch._dynamo.graph_break(msg=why)
+        return None
+    check(fn, x)
+    if directions is None:
+        unit = torch.eye(x.shape[1:].numel(), dtype=x.dtype, device=x.device)
+        directions = unit.reshape(-1, 1, *x.shape[1:])
+    elif directions.ndim == x.ndim:
+        directions = directions.unsqueeze(1)
+    found = jet_in_graph(fn, x, directions.expand(-1, *x.shape), 2, "sum")
+    if not isinstance(found, Jet) or found.primal.shape[:1] != x.shape[:1]:
+        raise JetGraphError("fn must return one floating-point tensor [N, ...], a result a row")
+    return found.primal, found.first, found.second[0]
 
 
 def jvp_in_graph(

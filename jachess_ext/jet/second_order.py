@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import torch_private
-from ..ops.library import transformed
+from ..ops.library import constant_when_compiled, transformed
 from .api import jvp
 from .eager import Jet, eager_jet, output_and_aux, paired_leaves
 from .layout import JetLayout, Second, map_tensors
@@ -59,6 +59,10 @@ def laplacian(
         derivatives along each direction, ``[q, N, ...]``.  All are differentiable in parameters,
         ``x``, weights and directions.
 
+    Within ``torch.compile`` (docs/compile.md) ``fn`` has to be an ``nn.Module`` that returns a
+    tensor, ``x`` a tensor, and only ``directions`` may be given; anything else breaks the graph and
+    runs eagerly.
+
     Raises:
         ValueError: rows depend on each other, or shapes do not fit.
         TypeError, MissingJetRule: as of `jet`.
@@ -70,6 +74,13 @@ def laplacian(
         >>> jx.laplacian(lambda x: (x**3).sum(-1), x, weights=[0, 1])[2]
         tensor([12., 24.])
     """
+    if torch.compiler.is_dynamo_compiling():
+        from .compiled import laplacian_in_graph  # imports torch._dynamo, which takes seconds
+
+        simple = weights is None and chunk_size is None and not has_aux
+        in_graph = laplacian_in_graph(fn, x, directions, simple, rows_checked)
+        if in_graph is not None:
+            return in_graph
     rows = _Rows(fn, x, directions, has_aux)
     factors = None if weights is None else rows.weights(weights)
     if factors is not None and _is_differentiated(factors):
@@ -453,6 +464,13 @@ class _Rows:
 
 _CHECKED: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 """Functions whose rows were found independent, with their training mode where they have one."""
+
+
+@constant_when_compiled
+def rows_checked(fn: Function, x: Tensor) -> bool:
+    """Return True, or raise ValueError where rows of ``fn`` depend on each other."""
+    _Rows(fn, x.detach(), None, False)
+    return True
 
 
 def _is_differentiated(weights: Tensor) -> bool:

@@ -16,6 +16,7 @@ from torch._dynamo.utils import counters
 from transformers import BertConfig, BertForSequenceClassification
 
 import jachess_ext as jx
+from jachess_ext.ops import gemm
 from jachess_ext.torch_private import release
 from python_tests import processes
 from python_tests.jet.compiled_blocks import (
@@ -492,3 +493,110 @@ def test_what_a_graph_cannot_take_runs_eagerly() -> None:
     torch.testing.assert_close(
         torch.compile(fn, backend="aot_eager")(x, torch.ones(1, 3)), fn(x, torch.ones(1, 3))
     )
+
+
+# ---- the Laplacian of a batch -------------------------------------------------------------------
+
+
+class Centred(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - x.mean(0)).square().sum(-1)
+
+
+def network(dtype: torch.dtype, width: int = 32) -> nn.Module:
+    layers = nn.Linear(3, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1)
+    return nn.Sequential(*layers).to(dtype)
+
+
+def laplacian_step(fn: Callable[[Tensor], Any], net: nn.Module, x: Tensor) -> list[Tensor]:
+    """The results, and the gradients of the Laplacian's and of the slopes' mean square."""
+    x = x.detach().requires_grad_()
+    value, first, laplacian = fn(x)
+    loss = laplacian.square().mean() + first.square().mean()
+    return [value, first, laplacian, *torch.autograd.grad(loss, [x, *net.parameters()][:-1])]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    ("backend", "dtype"), [("aot_eager", torch.float64), ("inductor", torch.float32)]
+)
+def test_a_laplacian_is_one_graph(backend: str, dtype: torch.dtype, dynamic: bool | None) -> None:
+    """Against double backward; and again on other rows and other weights, traced once or twice."""
+    net = network(dtype)
+    compiled = torch.compile(
+        lambda x: jx.laplacian(net, x), fullgraph=True, backend=backend, dynamic=dynamic
+    )
+    for rows in (6, 9, 11):
+        x = torch.randn(rows, 3, dtype=dtype)
+        found = laplacian_step(compiled, net, x)
+
+        def by_hessian(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            value = net(x)
+            (slope,) = torch.autograd.grad(value.sum(), x, create_graph=True)
+            rows = [
+                torch.autograd.grad(slope[:, i].sum(), x, create_graph=True)[0] for i in range(3)
+            ]
+            trace = sum(row[:, i] for i, row in enumerate(rows))
+            return value, slope.mT.unsqueeze(-1), trace.unsqueeze(-1)  # type: ignore[union-attr]
+
+        for one, other in zip(found, laplacian_step(by_hessian, net, x), strict=True):
+            torch.testing.assert_close(one, other, rtol=100 * BOUNDS[dtype], atol=BOUNDS[dtype])
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.mul_(0.9)
+    assert graphs() <= 2
+
+
+def test_a_laplacian_along_directions_in_a_graph() -> None:
+    net, x = network(torch.float64), torch.randn(5, 3, dtype=torch.float64)
+    for directions in (torch.randn(2, 3).double(), torch.randn(4, 5, 3).double()):
+        compiled = torch.compile(
+            lambda x, d: jx.laplacian(net, x, directions=d), fullgraph=True, backend="aot_eager"
+        )
+        found = compiled(x, directions)
+        torch.testing.assert_close(found, jx.laplacian(net, x, directions=directions))
+
+
+def test_rows_that_depend_on_each_other_are_refused_where_it_is_traced() -> None:
+    fn = Centred()
+    compiled = torch.compile(lambda x: jx.laplacian(fn, x), backend="eager")
+    with pytest.raises(Exception, match="results of fn depend on other rows"):
+        compiled(torch.randn(4, 3))
+
+
+@pytest.mark.parametrize(
+    "named", [{"weights": [1.0, 0.0, 2.0]}, {"chunk_size": 2}, {"has_aux": True}, {"partial": True}]
+)
+def test_what_a_graph_of_a_laplacian_does_not_take(named: dict[str, Any]) -> None:
+    net, x = network(torch.float64), torch.randn(5, 3, dtype=torch.float64)
+    partial, aux = named.pop("partial", False), named.get("has_aux", False)
+
+    def fn(x: Tensor) -> Any:
+        return (net(x), x.sum()) if aux else net(x)
+
+    of = functools.partial(fn) if partial else fn if aux else net
+
+    def call(x: Tensor) -> Any:
+        return jx.laplacian(of, x, **named)
+
+    with pytest.raises(
+        torch._dynamo.exc.Unsupported, match=r"within torch\.compile|in a graph takes"
+    ):
+        torch.compile(call, fullgraph=True, backend="eager")(x)
+    torch._dynamo.reset()
+    found, expected = torch.compile(call, backend="eager")(x), call(x)
+    torch.testing.assert_close(found[:3], expected[:3])
+
+
+def test_products_of_a_graph_go_to_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the eager pass; forward, and the backward's by the inputs."""
+    monkeypatch.setattr(gemm, "onednn_preferred", lambda: True)
+    net, x, recorder = network(torch.float32), torch.randn(64, 3), Recorder()
+    expected = laplacian_step(lambda x: jx.laplacian(net, x), net, x)
+    compiled = torch.compile(
+        lambda x: jx.laplacian(net, x), fullgraph=True, backend=recorder.backend
+    )
+    torch.testing.assert_close(laplacian_step(compiled, net, x), expected, rtol=1e-4, atol=1e-5)
+    (forward,), (backward,) = recorder.forward, recorder.backward
+    assert jachess_operators(forward)["rows_times"] == 3
+    assert jachess_operators(backward)["rows_times"] == 3
