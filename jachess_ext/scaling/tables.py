@@ -99,6 +99,8 @@ def read_table(
         >>> table.sizes, table.losses_at(1000).round(2), table.label
         (array([ 100., 1000.]), array([0.2 , 0.17]), 'accuracy (per cent)')
     """
+    if full is not None and (not full > 0 or isinstance(source, LossTable)):
+        raise TableError(f"full is {full}; expected the examples of all of a table's data, above 0")
     if isinstance(source, LossTable):
         own = source.metric or "loss"
         if test_rows is not None or plain_name(metric or own) != plain_name(own):

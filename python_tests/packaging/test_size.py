@@ -21,7 +21,7 @@ LINES = {
     "live": 1341,
     "ntk": 2984,
     "ops": 2162,
-    "scaling": 5449,
+    "scaling": 5451,
     "smoothness": 1867,
     "training": 2892,
     ".": 1225,

@@ -507,6 +507,15 @@ def test_what_is_no_share(header: str) -> None:
         read_table(frame, full=1000)
 
 
+@pytest.mark.parametrize("full", [0, -5])
+def test_full_is_a_number_of_examples(full: int) -> None:
+    frame = pd.DataFrame({"model": ["a", "b"], "0.5": [1.0, 2.0], "1": [2.0, 3.0]})
+    with pytest.raises(TableError, match=f"full is {full}; expected the examples"):
+        read_table(frame, full=full, metric="loss")
+    with pytest.raises(TableError, match="full is 7; expected"):
+        read_table(read_table(frame, full=1000, metric="loss"), full=7)
+
+
 def test_shares_leave_numbers_of_parameters_alone() -> None:
     frame = pd.DataFrame({"model": ["a", "b"], "params": ["110M", "7B"], "50%": [2, 3], 1: [1, 2]})
     table = read_table(frame, full=1000)
