@@ -73,6 +73,7 @@ METHODS: dict[str, dict[str, Any]] = {
 # Budgets of one table ---------------------------------------------------------------------------
 
 FOLDS = 5
+LOWEST_P = 1e-6  # of which a logarithm is taken
 
 
 def judge(table: LossTable, fraction: int, target: float, name: str) -> dict[str, Any] | None:
@@ -95,6 +96,7 @@ def judge(table: LossTable, fraction: int, target: float, name: str) -> dict[str
         ),
         "rel_acc": rel_acc(selection.scores, truth),
         "log_rmse": log_rmse(selection.predicted_losses, truth) if predicts else None,
+        "minus_log_p": _minus_log_p(selection, truth),
         "coverage": _coverage(selection, truth),
         "coverage_referenced": _referenced(table, budget, target) if blend else None,
         "flops_share": selection.flops / selection.full_flops if known else None,
@@ -106,6 +108,15 @@ def _coverage(selection: Selection, truth: np.ndarray, level: float = 0.9) -> fl
     if not selection.has_intervals:
         return None
     return coverage(*selection.interval_ends(level), truth)
+
+
+def _minus_log_p(selection: Selection, truth: np.ndarray) -> float | None:
+    """Return −ln P(best) of the models that were the best, in the mean where several were."""
+    if not selection.has_intervals:
+        return None
+    best = (truth == truth.min()).astype(float)
+    chances = np.maximum(selection.best_probabilities, LOWEST_P)
+    return cross_entropy(np.log(chances), best / best.sum())
 
 
 def folds(table: LossTable) -> list[np.ndarray]:
@@ -281,7 +292,7 @@ def judge_case(case: Case, method: str) -> Iterator[dict[str, Any]]:
             held = np.searchsorted(np.cumsum(chances[order]), 0.9) + 1
             softmax = -SOFTMAX * np.log(selection.predicted_losses)
             row |= {
-                "−ln P": cross_entropy(np.log(np.maximum(chances, 1e-6)), shares),
+                "−ln P": _minus_log_p(selection, truth),
                 "alike": np.log(len(truth)),
                 "softmax": cross_entropy(softmax, shares),
                 "top said": chances.max(),

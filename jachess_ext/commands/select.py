@@ -123,13 +123,8 @@ def select(
 
 def _reading(read: dict[str, str], folder: bool) -> dict[str, Any]:
     """Return the arguments of `read_table` or `read_runs` that `--read` gives."""
-    known = (
-        "model",
-        "size",
-        "ignore",
-        "test_rows",
-        *(() if folder else ("seed", "decimal", "full")),
-    )
+    known = ["model", "size", "ignore", "test_rows"]
+    known += [] if folder else ["seed", "decimal", "full"]
     if others := sorted(set(read) - set(known)):
         raise DataError(f"--read knows {', '.join(known)} here, not {others[0]!r}")
     given: dict[str, Any] = dict(read)

@@ -138,24 +138,24 @@ def derivative_table(tokens: int = 1024) -> tuple[list[str], Table]:
             texts.append(f"{name} {torch.__version__} no longer refuses it.")
         except RuntimeError as error:
             texts.append(f'{name} says "{str(error).splitlines()[0]}"')
-    for title, theirs, ours, taken, checked in (
+    for title, theirs, ours, (taken, checked) in (
         (
             "output's tangent",
             lambda x, v: torch.stack(torch.func.jvp(written, x, v)[1:]),
             lambda x, v: torch.stack(jvp(fused, x, v)[1:]),
-            *(inputs, exact),
+            (inputs, exact),
         ),
         (
             "Hessian-vector product",
             lambda x, v: torch.stack(torch.func.jvp(grad(loss_of(written), (0, 1, 2)), x, v)[1]),
             lambda x, v: torch.stack(hvp(x, v)),
-            *(inputs, exact),
+            (inputs, exact),
         ),
         (
             "Laplacian in 10 inputs",
             lambda x: vmap(hessian(network))(x).diagonal(0, 1, 2).sum(-1),
             lambda x: laplacian(network, x)[2],
-            *((points,), (points.double(),)),
+            ((points,), (points.double(),)),
         ),
     ):
         right, own = (call(*checked) for call in (theirs, ours))

@@ -61,7 +61,7 @@ def jet_in_graph(fn: Any, x: Any, directions: Any, order: int, second: Second) -
     A function that the graph cannot hold breaks it, with the reason, and runs eagerly; with
     ``fullgraph=True`` that is an error.
     """
-    why = _why_not(fn)
+    why = why_not(fn)
     if why:
         torch._dynamo.graph_break(msg=why)
         return eager_jet(fn, x, directions, order, second)
@@ -80,39 +80,11 @@ def jet_in_graph(fn: Any, x: Any, directions: Any, order: int, second: Second) -
     return map_tensors(stacks, as_jet)
 
 
-def laplacian_in_graph(
-    fn: Any, x: Any, directions: Any, simple: bool, check: Callable[[Any, Tensor], bool]
-) -> tuple[Any, ...] | None:
-    """Compute `laplacian` while dynamo traces; None where the graph breaks, and it runs eagerly.
-
-    Args:
-        simple: whether it was called without weights, chunks or aux.
-        check: run when this is traced; raises where rows of ``fn`` depend on each other.
-    """
-    why = _why_not(fn)
-    held = simple and isinstance(fn, nn.Module) and isinstance(x, Tensor) and x.ndim > 1
-    if why is None and not held:
-        why = "jx.laplacian in a graph takes a module, one tensor, no weights, chunks or aux"
-    if why is not None:
-        torch._dynamo.graph_break(msg=why)
-        return None
-    check(fn, x)
-    if directions is None:
-        unit = torch.eye(x.shape[1:].numel(), dtype=x.dtype, device=x.device)
-        directions = unit.reshape(-1, 1, *x.shape[1:])
-    elif directions.ndim == x.ndim:
-        directions = directions.unsqueeze(1)
-    found = jet_in_graph(fn, x, directions.expand(-1, *x.shape), 2, "sum")
-    if not isinstance(found, Jet) or found.primal.shape[:1] != x.shape[:1]:
-        raise JetGraphError("fn must return one floating-point tensor [N, ...], a result a row")
-    return found.primal, found.first, found.second[0]
-
-
 def jvp_in_graph(
     fn: Any, primals: Any, tangents: Any, has_aux: bool, differentiable: bool
 ) -> tuple[Any, ...]:
     """Compute `jvp` while dynamo traces, as `jet_in_graph`."""
-    why = _why_not(fn)
+    why = why_not(fn)
     if why:
         torch._dynamo.graph_break(msg=why)
         return eager_jvp(fn, primals, tangents, has_aux, differentiable)
@@ -125,7 +97,7 @@ def jvp_in_graph(
     return outputs
 
 
-def _why_not(fn: Any) -> str | None:
+def why_not(fn: Any) -> str | None:
     """Return why the graph cannot hold a derivative of ``fn``; None if it can."""
     if not MODULES_IN_GRAPHS:
         return _TOO_OLD

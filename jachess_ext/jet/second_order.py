@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from .. import torch_private
@@ -75,10 +75,8 @@ def laplacian(
         tensor([12., 24.])
     """
     if torch.compiler.is_dynamo_compiling():
-        from .compiled import laplacian_in_graph  # imports torch._dynamo, which takes seconds
-
-        simple = weights is None and chunk_size is None and not has_aux
-        in_graph = laplacian_in_graph(fn, x, directions, simple, rows_checked)
+        plain = weights is None and chunk_size is None and not has_aux
+        in_graph = _in_graph(fn, x, directions, plain)
         if in_graph is not None:
             return in_graph
     rows = _Rows(fn, x, directions, has_aux)
@@ -466,13 +464,6 @@ _CHECKED: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 """Functions whose rows were found independent, with their training mode where they have one."""
 
 
-@constant_when_compiled
-def rows_checked(fn: Function, x: Tensor) -> bool:
-    """Return True, or raise ValueError where rows of ``fn`` depend on each other."""
-    _Rows(fn, x.detach(), None, False)
-    return True
-
-
 def _is_differentiated(weights: Tensor) -> bool:
     """Return whether a derivative by weights is asked for, or vmap lets no sign of them be read."""
     dual = forward_ad.unpack_dual(weights).tangent is not None
@@ -489,3 +480,39 @@ def _of_each_row(step: Any, point: Tensor) -> Any:
     if isinstance(step, Tensor) and step.ndim == point.ndim and step.shape[1:] == point.shape[1:]:
         return step.unsqueeze(1).expand(-1, *point.shape)
     return step
+
+
+# ---- within torch.compile ----------------------------------------------------------------------
+
+
+def _in_graph(fn: Any, x: Any, directions: Any, plain: bool) -> tuple[Tensor, ...] | None:
+    """Compute `laplacian` while dynamo traces; None where the graph breaks, and it runs eagerly.
+
+    Args:
+        plain: whether it was called without weights, chunks or aux.
+    """
+    # Here, since it imports torch._dynamo, which takes seconds.
+    from .compiled import JetGraphError, jet_in_graph, why_not
+
+    why = why_not(fn)
+    held = plain and isinstance(fn, nn.Module) and isinstance(x, Tensor) and x.ndim > 1
+    if why is None and not held:
+        why = "jx.laplacian in a graph takes a module, one tensor, no weights, chunks or aux"
+    if why is not None:
+        torch._dynamo.graph_break(msg=why)
+        return None
+    _rows_checked(fn, x)
+    if directions is None:
+        unit = torch.eye(x.shape[1:].numel(), dtype=x.dtype, device=x.device)
+        directions = unit.reshape(-1, *x.shape[1:])
+    found = jet_in_graph(fn, x, _of_each_row(directions, x), 2, "sum")
+    if not isinstance(found, Jet) or found.primal.shape[:1] != x.shape[:1]:
+        raise JetGraphError("fn must return one floating-point tensor [N, ...], a result a row")
+    return found.primal, found.first, found.second[0]
+
+
+@constant_when_compiled
+def _rows_checked(fn: Function, x: Tensor) -> bool:
+    """Return True, or raise ValueError where rows of ``fn`` depend on each other."""
+    _Rows(fn, x.detach(), None, False)
+    return True

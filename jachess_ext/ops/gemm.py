@@ -1,14 +1,14 @@
 """Matrix products on the CPU by oneDNN instead of MKL where that is faster.
 
 On processors other than Intel's, oneDNN, which torch ships too, is faster in float32 for ``x Wᵀ``
-and ``g W`` at thousands of rows (212 against 185 Gflop/s on two cores of an AMD Zen 4, 242 against
-107 on a core of one whose AVX-512 is wider), and hardly faster for weight gradients.
+and ``g W`` at thousands of rows (0.76 to 0.79 of the time for 1536 to 384 features on an AMD EPYC;
+benchmarks/derivatives.py), and hardly faster for weight gradients.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -33,27 +33,30 @@ def onednn_preferred() -> bool:
     if wish not in ("auto", "onednn", "torch"):
         raise ValueError(f"JACHESS_GEMM is {wish!r}; expected 'auto', 'onednn' or 'torch'")
     able = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    if wish == "auto":
-        return able and torch.backends.mkl.is_available() and not _is_intel()
-    return able and wish == "onednn"
+    if wish != "auto" or not torch.backends.mkl.is_available():
+        return able and wish == "onednn"
+    with suppress(OSError):
+        return able and "GenuineIntel" not in Path("/proc/cpuinfo").read_text()
+    return False  # unknown: torch's own choice
 
 
-def _is_intel() -> bool:
-    try:
-        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return True  # unknown: torch's own choice
-
-
-def onednn_serves(x: Tensor, weight: Tensor, least_rows: int = _MINIMUM_ROWS) -> bool:
-    """Return whether `rows_times` gives this product to oneDNN."""
-    plain = type(x) in _PLAIN and type(weight) in _PLAIN and not transformed()
+def _suits(x: Tensor, weight: Tensor, least_rows: int) -> bool:
     return (
         x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and x.numel() >= least_rows * x.shape[-1]
         and weight.numel() > 0
-        and (plain or torch.compiler.is_compiling())  # stand-ins, while a graph is made
+    )
+
+
+def onednn_serves(x: Tensor, weight: Tensor, least_rows: int = _MINIMUM_ROWS) -> bool:
+    """Return whether `rows_times`, called outside of graphs, gives this product to oneDNN."""
+    return (
+        _suits(x, weight, least_rows)
+        and type(x) in _PLAIN
+        and type(weight) in _PLAIN
+        and not torch.compiler.is_compiling()
+        and not transformed()
         and onednn_preferred()
     )
 
@@ -61,21 +64,26 @@ def onednn_serves(x: Tensor, weight: Tensor, least_rows: int = _MINIMUM_ROWS) ->
 def rows_times(
     x: Tensor, weight: Tensor, least_rows: int = _MINIMUM_ROWS, bias: Tensor | None = None
 ) -> Tensor:
-    """Return ``x @ weight.mT + bias`` for x ``[..., k]``, weight ``[n, k]`` and bias ``[n]``, which
-    has no derivative: where gradients are needed, call torch's functions instead.
+    """Return ``x @ weight.mT + bias`` without a graph, of ``[..., k]``, ``[n, k]`` and ``[n]``.
 
     Args:
         least_rows: rows of x from which oneDNN is worth its call; fewer where k is long.
     """
+    if torch.compiler.is_compiling() and _suits(x, weight, least_rows) and onednn_preferred():
+        _define_operator()
+        return torch.ops.jachess.rows_times(x, weight, bias)
     if onednn_serves(x, weight, least_rows):
-        product = _operator() if torch.compiler.is_compiling() else _product
-        return product(x, weight, bias)
+        return _product(x, weight, bias)
     return torch.nn.functional.linear(x, weight, bias)
 
 
-@lru_cache
-def _operator() -> Callable[..., Tensor]:
-    """Return an operator of its own: Inductor compiles a call of oneDNN's for constant weights."""
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+@lru_cache  # which keeps the library, whose operators go with it
+def _define_operator() -> torch.library.Library:
+    """Define ``jachess::rows_times``: Inductor compiles oneDNN's own for constant weights alone."""
     library = torch.library.Library("jachess", "FRAGMENT")
     library.define("rows_times(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
     library.impl("rows_times", _product, "CPU")
@@ -84,12 +92,4 @@ def _operator() -> Callable[..., Tensor]:
         lambda x, weight, bias: x.new_empty(*x.shape[:-1], len(weight)),
         lib=library,
     )
-    _KEPT.append(library)
-    return torch.ops.jachess.rows_times
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-
-
-_KEPT: list[torch.library.Library] = []  # whose operators go with it
+    return library

@@ -880,7 +880,8 @@ def describe(fitted: FittedLaw) -> str:
     else:
         chosen = "none, the law was named"
     if not fitted.has_width:
-        residual = width = "unknown, no degree of freedom is left"
+        residual = "unknown, no degree of freedom is left"
+        width = "none, no degree of freedom is left"
     else:
         noise, dof = _range(fitted.noise, ".2g"), _range(fitted.dof, ".3g")
         residual = f"{noise} in ln L, degrees of freedom: {dof}"
@@ -893,6 +894,7 @@ def describe(fitted: FittedLaw) -> str:
         ("residual", residual),
         ("backtest", chosen),
         ("intervals", width),
+        ("forecasts", "of this law alone; select's, by default, are of many shapes and curves"),
     ]
     return "\n".join([head, *(f"  {label:<{_LABELS}}{text}" for label, text in rows)])
 
@@ -1010,4 +1012,5 @@ def measure_drift(
 
 def _mean(values: Array) -> Array:
     """Return the mean over the last axis of what is not NaN; NaN where all is."""
-    return np.ma.masked_invalid(values).mean(-1).filled(np.nan)
+    count = (~np.isnan(values)).sum(-1)
+    return np.where(count > 0, np.nansum(values, -1) / np.maximum(count, 1), np.nan)

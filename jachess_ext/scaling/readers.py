@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .._io import DataError, parse_json
+from .._io import DataError, parse_json, read_text
 from .runs import LossTable, TableError, higher_is_better, metric_word, shown
 from .tables import Records, listed, parse_size, plain_name, to_table
 
@@ -66,7 +66,7 @@ def read_runs(
     Raises:
         TableError: as `read_table`; no runs, a run whose size or metric is not known or of which a
             measurement is not finite, or a folder with the checkpoints of several runs.
-        DataError: a file that is no JSON.
+        DataError: a file that cannot be read, or is no JSON.
         MissingExtra: pandas is not installed.
 
     Example:
@@ -198,7 +198,7 @@ def _trainer_runs(folder: Path) -> list[_Run]:
     """Return the runs of a folder, with checkpoints in them or without."""
     found: dict[Path, list[tuple[bool, int, Path, dict[str, Any]]]] = {}
     for path in sorted(folder.rglob("trainer_state.json")):
-        state = _json(path)
+        state = parse_json(read_text(path), str(path), lenient=True)
         if not isinstance(state, dict) or "log_history" not in state:
             raise TableError(f"{path} is no state of transformers' Trainer (no log_history)")
         own = not re.fullmatch(r"checkpoint-\d+", path.parent.name)
@@ -236,7 +236,7 @@ def _trainer_run(folder: Path, home: Path, state: dict[str, Any]) -> _Run:
     results: dict[str, Any] = {}
     for name in ("train_results.json", "eval_results.json", "all_results.json"):
         if (home / name).exists():
-            results |= _json(home / name)
+            results |= parse_json(read_text(home / name), str(home / name), lenient=True)
     log = state["log_history"]
     ends = [entry["train_runtime"] for entry in log if "train_runtime" in entry]
     if ends and results.get("train_runtime", ends[-1]) != ends[-1]:
@@ -276,11 +276,3 @@ def _expected(path: Path) -> Iterator[None]:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise TableError(f"{path} is not as its tool writes it, or damaged ({error})") from None
-
-
-def _json(path: Path) -> Any:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TableError(f"{path} cannot be read: {error}") from None
-    return parse_json(text, str(path), lenient=True)

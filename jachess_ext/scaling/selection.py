@@ -223,7 +223,9 @@ def forecast_each(
         parts.append(forecast.rows(np.searchsorted(group, rows)))
         places.append(rows)
     forecast = joined(parts).rows(np.argsort(np.concatenate(places)))
-    if forecast.is_loss and not (forecast.score > 0).all():  # NaN or underflow
+    predicted = forecast.predicted
+    if predicted is not None and not (np.minimum(predicted, forecast.score) > 0).all():
+        # NaN, or 0 by underflow
         raise ValueError(
             f"{method} forecasts no number for the target {target:g}: expected one nearer to the "
             f"sizes of the table, up to {table.sizes[-1]:g}"

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from .._io import require
+from .._io import parse_json, read_text, require
 from .predictive import Array, Index
 from .runs import (
     LossTable,
@@ -89,6 +89,7 @@ def read_table(
             not understood, too few models, a model (in a long table a size of it) twice, a cell
             that is no number, a line cut short, values out of the metric's range, or losses that
             rise with size where no metric is told.
+        DataError: JSON lines that cannot be read, or are no JSON.
         MissingExtra: a long table, or one with seeds, and pandas is not installed.
 
     Example:
@@ -169,9 +170,10 @@ def _sizes_of(sheet: Sheet) -> dict[int, float]:
     for place, header in enumerate(sheet.headers):
         try:
             sizes[place] = sheet.size(header)
-        except TableError as error:
-            if re.search("may mean|full=", str(error)):
-                raise TableError(f"in the header of {sheet.what}, {error}") from None
+        except DoubtfulSize as error:
+            raise TableError(f"in the header of {sheet.what}, {error}") from None
+        except TableError:  # another column
+            continue
     return sizes
 
 
@@ -279,7 +281,13 @@ def _parameters(sheet: Sheet, place: int | None, names: Sequence[str]) -> dict[s
 def _long(
     sheet: Sheet, metric: str | None, model: str | None, size: str | None, seed: str | None
 ) -> Records:
-    sized = _size_column(sheet, size)
+    sized = sheet.place(size, ROW_COLUMNS)
+    if sized is None:
+        raise TableError(
+            f"{sheet.what} has no column named by a number of training examples, such as 1000, 1k "
+            f"or 1,000, and none that holds them (rows, n, train_samples); it has "
+            f"{listed(sheet.labels)}"
+        )
     named = sheet.place(model, NAME_COLUMNS)
     if named is None:
         raise TableError(
@@ -325,17 +333,6 @@ def _long(
         metric=label if metric_word(label) is not None else None,
         per_cent=sheet.per_cent([valued]),
     )
-
-
-def _size_column(sheet: Sheet, size: str | None) -> int:
-    place = sheet.place(size, ROW_COLUMNS)
-    if place is None:
-        raise TableError(
-            f"{sheet.what} has no column named by a number of training examples, such as 1000, 1k "
-            f"or 1,000, and none that holds them (rows, n, train_samples); it has "
-            f"{listed(sheet.labels)}"
-        )
-    return place
 
 
 def _value_column(sheet: Sheet, metric: str | None, used: set[int | None]) -> int:
@@ -488,8 +485,6 @@ _SIZE = re.compile(
     re.IGNORECASE,
 )
 _SHARE = re.compile(r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)\s*(?P<sign>%?)", re.IGNORECASE)
-_ASK_FULL = "a share of the data: say of how many examples, full= (--read full N)"
-_NO_SHARE = "no share of the data, from 0 to 1 or in per cent, as full= says that sizes are"
 _WITH_COMMA = re.compile(r"-?\d+,\d+ ?%?")
 _DECIMAL = "; if its comma is a decimal one, say decimal=',' to read_table (--read decimal ,)"
 _SPREAD = (
@@ -500,6 +495,10 @@ _SPACES = str.maketrans("\u00a0\u2009\u202f", "   ")
 _COMMA_FOR_POINT, _DECIMAL_COMMA = str.maketrans(",.", ".,"), str.maketrans(",", ".")
 
 
+class DoubtfulSize(TableError):
+    """A size that is a number, but may mean another one or a share."""
+
+
 def parse_size(value: Any) -> float:
     """Return a number of training examples (or parameters) as people write them.
 
@@ -507,7 +506,8 @@ def parse_size(value: Any) -> float:
     and b stand for thousands, millions and billions.
 
     Raises:
-        TableError: it is no such number, "1.000", which may mean 1 or 1000, or no whole one: 0.25.
+        DoubtfulSize: "1.000", which may mean 1 or 1000, or a number that is no whole one: 0.25.
+        TableError: it is no number of examples.
     """
     size = math.nan
     if isinstance(value, str):
@@ -517,7 +517,7 @@ def parse_size(value: Any) -> float:
             if mark is not None and number[0] != "0":
                 whole = number.replace(mark, "")
                 if mark == "." and number.count(".") == 1:
-                    raise TableError(
+                    raise DoubtfulSize(
                         f"{shown(value.strip())} may mean {number.split('.')[0]} or {whole}; "
                         "write it without a point"
                     )
@@ -532,7 +532,7 @@ def parse_size(value: Any) -> float:
             "1,000 or 2M"
         )
     if size < 1000 and not math.isclose(size, round(size), rel_tol=1e-9):
-        raise TableError(f"{shown(value)} is no whole number, or {_ASK_FULL}")
+        raise DoubtfulSize(f"{shown(value)} is no whole number of training examples")
     return size
 
 
@@ -607,15 +607,20 @@ class Sheet:
     def size(self, value: Any) -> float:
         """Return the examples that a cell or a column's name stands for."""
         share = _SHARE.fullmatch(str(value).strip().translate(_DECIMAL_COMMA if self.comma else {}))
-        if share is not None and (self.full or share["sign"]):
-            part = float(share["number"]) / (100 if share["sign"] else 1)
-            if self.full is None or part > 1:
-                raise TableError(f"{shown(value)} is {_NO_SHARE if self.full else _ASK_FULL}")
-            return part * self.full
-        count = self.count(value)
-        if self.full:
-            raise TableError(f"{shown(value)} is {_NO_SHARE}")
-        return count
+        part = float(share["number"]) / (100 if share["sign"] else 1) if share else math.inf
+        if self.full is None and share and (share["sign"] or 0 < part < 1):
+            raise DoubtfulSize(
+                f"{shown(value)} is a share of the data: say of how many examples, full= "
+                "(--read full N)"
+            )
+        if self.full is None or share is None:
+            part = self.count(value)  # raises where it is no number at all, such as another name
+        if self.full is not None and part > 1:
+            raise DoubtfulSize(
+                f"{shown(value)} is no share of the data, from 0 to 1 or in per cent, as full= "
+                "says that sizes are"
+            )
+        return part * (self.full or 1)
 
     def count(self, value: Any) -> float:
         """Return what `parse_size` reads of a cell or a column's name."""
@@ -696,13 +701,9 @@ def read_sheet(source: Any, comma: bool = False) -> Sheet:
     models.
     """
     if isinstance(source, (str, PathLike)) and Path(source).suffix in (".jsonl", ".ndjson"):
-        try:
-            lines = require("pandas").read_json(
-                source, lines=True, dtype=False, convert_dates=False, precise_float=True
-            )
-        except (OSError, ValueError) as error:
-            raise TableError(f"{source} cannot be read as JSON lines ({error})") from None
-        sheet = replace(read_sheet(lines, comma), what=str(source))
+        lines = [line for line in read_text(Path(source)).split("\n") if line.strip()]
+        runs = [parse_json(line, f"a line of {source}", lenient=True) for line in lines]
+        sheet = replace(read_sheet(require("pandas").DataFrame(runs), comma), what=str(source))
     elif isinstance(source, (str, PathLike)):
         sheet = _from_csv(Path(source), comma)
     elif hasattr(source, "columns") and hasattr(source, "index"):

@@ -30,6 +30,9 @@ def test_budgets_are_what_select_gives(tmp_path: Path) -> None:
     ours, blend = written.loc[(32, "blend")], select(table, 51200, 1638400)
     correlation = np.corrcoef(blend.predicted_losses, truth)[0, 1] * 100
     assert ours.pear_corr == pytest.approx(correlation, rel=1e-4)
+    surprise = -np.log(blend.best_probabilities[truth.argmin()])
+    assert ours.minus_log_p == pytest.approx(surprise, rel=1e-4)
+    assert np.isnan(written.loc[(32, "subtuning")].minus_log_p)
     assert 0 <= ours.coverage_referenced <= 100 and np.isnan(written.loc[(32, "zeroshot")].coverage)
     np.testing.assert_array_equal(np.sort(np.concatenate(selection.folds(table))), np.arange(12))
 

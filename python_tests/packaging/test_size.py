@@ -14,14 +14,14 @@ PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
     "attack": 699,
-    "commands": 796,
+    "commands": 786,
     "compare": 4164,
     "demo": 430,
-    "jet": 8249,
+    "jet": 8248,
     "live": 1341,
     "ntk": 2984,
     "ops": 2162,
-    "scaling": 5451,
+    "scaling": 5449,
     "smoothness": 1867,
     "training": 2892,
     ".": 1225,

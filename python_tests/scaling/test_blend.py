@@ -266,6 +266,25 @@ def test_equal_curves_leave_the_prior() -> None:
     assert blend.share_of_last(y, SIZES[:5]) == 0.9
 
 
+def test_a_doubtful_forecast_goes_no_further_than_the_mean_fall(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One variance of 12 curves far above the others' is 12 times the mean: a weight of 1.2."""
+    variance = np.full(12, 1e-9)
+    variance[4] = 1.0
+    mean = np.linspace(-2.0, -1.0, 12)
+    found = [Posterior(mean, variance)]
+    monkeypatch.setattr(blend, "posteriors", lambda *_: found)
+    monkeypatch.setattr(blend, "share_of_last", lambda *_: 0.0)
+    losses = np.exp(np.random.default_rng(0).normal(0.0, 0.2, (12, 6)))
+    ((predictive, choice, fall),) = forecasts(SIZES, losses, [TARGET])
+    last = np.log(losses[:, -1])
+    assert predictive.location[4] == pytest.approx(last[4] - (last - mean).mean(), rel=1e-12)
+    np.testing.assert_allclose(np.delete(predictive.location - mean, 4), 0, atol=1e-6)
+    np.testing.assert_array_equal(choice, mean)
+    np.testing.assert_array_equal(fall, last - mean)
+
+
 def test_a_smaller_subset_that_fits_moves_little() -> None:
     """Curves on the grid's own shapes: their first subset tells nothing that the others do not."""
     shapes = Shapes.at(SIZES, TARGET)

@@ -42,6 +42,7 @@ def test_one_curve() -> None:
     assert text["residual"] == f"{found.noise[0]:.2g} in ln L, degrees of freedom: 11"
     assert text["backtest"] == "none, the law was named"
     assert "as exact" in text["intervals"]
+    assert "select" in text["forecasts"]
 
 
 def test_what_was_chosen_and_why() -> None:
@@ -60,7 +61,7 @@ def test_where_nothing_is_known() -> None:
     power = lines(fit(curves.SIZES[:4], NOISY[1:5], "power"))
     assert power["transition"] == "the law has none"
     assert power["residual"] == "unknown, no degree of freedom is left"
-    assert power["intervals"] == "unknown, no degree of freedom is left"
+    assert power["intervals"] == "none, no degree of freedom is left"
     assert "[" not in power["B"]
     straight = curves.noisy(curves.SIZES**-0.3, np.random.default_rng(0), 0.01)
     found = lines(fit(curves.SIZES, straight, "rectified"))

@@ -107,3 +107,10 @@ def test_a_named_law_is_taken_as_exact() -> None:
     named = fit(curves.SIZES, losses, chosen.law)
     assert named.drift is None
     assert chosen.drift is not None
+
+
+def test_a_backtest_that_went_to_infinity_counts() -> None:
+    losses = bending(0)
+    errors = {7: np.zeros((3, 7)), 8: np.array([[0.1] * 6, [np.inf] * 6, [np.nan] * 6])}
+    rate = measure_drift(curves.SIZES, losses, np.ones_like(losses), errors).rate
+    assert np.isfinite(rate[[0, 2]]).all() and rate[1] == np.inf

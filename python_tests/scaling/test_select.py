@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 from scipy.stats import t as student
 
-from jachess_ext.scaling import LossTable, TableError, read_table, select
+from jachess_ext.scaling import LossTable, TableError, read_table, select, selection
+from jachess_ext.scaling.predictive import Student
 from jachess_ext.scaling.selection import METHODS
 from python_tests.scaling import tables
 
@@ -425,6 +426,9 @@ def test_a_model_that_is_ahead_is_forecast_with_the_others_and_moved() -> None:
     np.testing.assert_allclose(
         found.predicted_losses[others], far.predicted_losses[others], rtol=1e-9
     )
+    choice = far.scores * table.losses[3, -1] / near.scores
+    np.testing.assert_allclose(found.scores[3], choice[3], rtol=1e-9)
+    assert found.scores[3] != pytest.approx(moved[3], rel=1e-4)
     # the error is a random walk over doublings, two of which are left after the last size
     left = 2 / np.log2(target / before.sizes[-1])
     width = np.log(found.interval_ends(0.9)[1] / found.predicted_losses)
@@ -525,6 +529,16 @@ def test_a_target_out_of_reach_has_a_forecast_or_a_sentence(method: str, target:
     found = select(SIX, BUDGET, target, method)
     assert (found.predicted_losses > 0).all() and not np.isnan(found.interval_ends()).any()
     assert not np.isnan(found.best_probabilities).any()
+
+
+@pytest.mark.parametrize("mean", [-800.0, np.nan])
+def test_a_forecast_that_is_no_number_though_its_choice_is(
+    mean: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    student = Student(np.full(6, mean), np.ones(6), np.full(6, 3.0))
+    monkeypatch.setattr(selection, "forecasts", lambda *_: [(student, np.zeros(6), np.zeros(6))])
+    with pytest.raises(ValueError, match="blend forecasts no number for the target 1"):
+        select(SIX, BUDGET, TARGET)
 
 
 @pytest.mark.parametrize("method", METHODS)

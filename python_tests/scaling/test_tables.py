@@ -70,6 +70,11 @@ def test_a_point_before_three_digits_is_asked_about() -> None:
         parse_size("1.000")
 
 
+def test_a_share_is_no_whole_number_where_none_is_expected() -> None:
+    with pytest.raises(TableError, match=r"'16\.5' is no whole number of training examples$"):
+        parse_size("16.5")
+
+
 # Metrics ----------------------------------------------------------------------------------------
 
 
