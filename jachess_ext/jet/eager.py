@@ -367,17 +367,17 @@ def output_and_aux(result: Any) -> tuple[Any, Any]:
 
 
 def _tangents(output: Any, differentiable: bool) -> Any:
-    others: list[Any] = []
-    tangents = map_tensors(output, _tangent, others.append)
-    if not differentiable:
-        tangents = map_tensors(tangents, torch.Tensor.detach)
-    others = [other for other in others if other is not None]
-    if others:
+    tangents = map_tensors(output, _tangent, without_tangent)
+    return tangents if differentiable else map_tensors(tangents, torch.Tensor.detach)
+
+
+def without_tangent(other: Any) -> None:
+    """Return None for None, which ``fn`` may return beside tensors; else raise TypeError."""
+    if other is not None:
         raise TypeError(
-            f"fn returned a {type(others[0]).__name__}, which has no tangent; expected tensors, "
+            f"fn returned a {type(other).__name__}, which has no tangent; expected tensors, "
             "or nests of them: return anything else as aux, with has_aux=True"
         )
-    return tangents
 
 
 def _primal(tensor: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from operator import attrgetter
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
@@ -26,6 +27,21 @@ _NAMESPACES = tuple(
     for space in (torch, torch.Tensor, F, torch.special, torch_private.find("torch._C._nn"))
     if space is not None
 )
+
+
+_SAME = """
+    acos arccos acosh arccosh asin arcsin asinh arcsinh atan arctan atanh arctanh digamma digamma
+    digamma psi erfinv erfinv i0 i0 lgamma gammaln linalg.matrix_power matrix_power matmul matmul
+    matrix_exp matrix_exp mvlgamma multigammaln outer ger sigmoid expit trunc fix vstack row_stack
+"""
+_PAIRS = zip(_SAME.split()[::2], _SAME.split()[1::2], strict=True)
+_BY_OTHER_NAME = {
+    function: known
+    for known, name in ((attrgetter(path)(torch), name) for path, name in _PAIRS)
+    for space in (torch, torch.Tensor, torch.special, torch.linalg)
+    if (function := getattr(space, name, None)) not in (None, known)
+}
+"""Other names of functions, under which torch calls them where no jet is seen: jets call these."""
 
 
 class MissingJetRule(NotImplementedError):
@@ -134,8 +150,8 @@ def _flatten(functions: Iterable[Any]) -> Iterator[Any]:
 
 def find_rule(function: Any) -> Rule | None:
     """Return the rule of a torch function, else the general one if it serves it, else None."""
-    rule = _RULES.get(function)
-    return _GENERAL.get(function) if rule is None else rule
+    rule = _RULES.get(function) or _GENERAL.get(function)
+    return _BY_OTHER_NAME.get(function) if rule is None else rule
 
 
 def general_rule(function: Any, detail: str) -> Rule:
@@ -282,11 +298,6 @@ _LIBRARIES = {
         "use its layers Linear4bit or Linear8bitLt, imported (import bitsandbytes) before the "
         "pass; other products of it take no jets",
     ),
-    "transformer_engine": (
-        "Transformer Engine",
-        "build the model from torch.nn's layers in its place, without FP8",
-    ),
-    "apex": ("Apex", "use torch.nn.LayerNorm or torch.nn.RMSNorm in place of its fused norms"),
     "torch.nn.parallel": ("DDP", "call the model through jx.JacHess"),
     "torch.distributed": (
         "FSDP",

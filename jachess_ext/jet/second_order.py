@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from .. import torch_private
 from ..ops.library import constant_when_compiled, transformed
 from .api import jvp
-from .eager import Jet, eager_jet, output_and_aux, paired_leaves
+from .eager import Jet, eager_jet, output_and_aux, paired_leaves, without_tangent
 from .layout import JetLayout, Second, map_tensors
 from .rules.forward_mode import unwrapped
 from .tensor import primal_of
@@ -43,7 +43,7 @@ def laplacian(
 
     Args:
         fn: maps ``[N, ...]`` to ``[N, ...]``, each row by itself.  It runs once per chunk, and,
-            when it is first given, once on two rows, to see that they do not depend on each other.
+            when it is first given, once on five rows, to see that they do not depend on each other.
         x: floating-point tensor ``[N, ...]``; or a tuple with an entry for each argument of ``fn``;
             or another nest of tensors with the same N.
         weights: ``[q]``, one for each direction: an anisotropic operator.  A direction of weight 0
@@ -227,6 +227,8 @@ def hvp(
             # Views, not detached copies: with a graph, results stay connected to the caller's.
             leaves = [_leaf(leaf, keep) for leaf in leaves]
             total, tensors = slope(*leaves)
+            if not total.requires_grad:  # of a constant
+                total = total + 0 * sum(leaf.sum() for leaf in leaves)
             found = torch.autograd.grad(total, leaves, create_graph=keep, materialize_grads=True)
     if not keep:
         tensors, found = map_tensors((tensors, found), Tensor.detach)
@@ -242,15 +244,17 @@ def _leaf(tensor: Any, keep: bool) -> Any:
     return leaf if leaf.requires_grad else leaf.requires_grad_()
 
 
-def _apart(nest: Any) -> tuple[Callable[[Sequence[Tensor]], Any], list[Tensor]]:
-    """Return what puts tensors into this nest in place of its own, and its own."""
+def _apart(
+    nest: Any, other: Callable[[Any], Any] | None = None
+) -> tuple[Callable[[Sequence[Tensor]], Any], list[Tensor]]:
+    """Return what puts tensors into this nest in place of its own, and its own; `map_tensors`."""
     found: list[Tensor] = []
 
     def place_of(tensor: Tensor) -> Tensor:
         found.append(tensor)
         return torch.empty(0)
 
-    places = map_tensors(nest, place_of)
+    places = map_tensors(nest, place_of, other)
 
     def again(tensors: Sequence[Tensor]) -> Any:
         left = iter(tensors)
@@ -408,7 +412,7 @@ class _Rows:
             if self._has_aux:
                 output, aux = output_and_aux(output)
                 self._aux = (map_tensors(aux, primal_of),)
-            self._output, found = _apart(output)
+            self._output, found = _apart(output, without_tangent)
             return found
 
         none = not len(steps[0])  # directions, which no jet has: zeros stand in
@@ -425,20 +429,21 @@ class _Rows:
         return [Jet(jet.streams[:1], JetLayout(0, 1)) for jet in jets] if none else jets
 
     def _check_rows(self) -> None:
-        """Raise ValueError where the tangent of one row reaches another: of two rows, or of all
-        where ``fn`` holds something of each row.  A function is checked once."""
+        """Raise ValueError where the tangent of one of five rows reaches another: of these alone,
+        or of all where ``fn`` holds something of each row.  A function is checked once."""
         mode = getattr(self._fn, "training", None)
         with suppress(TypeError):  # neither hashable nor referable: checked at each call
             if _CHECKED.get(self._fn, ...) == mode:
                 return
         try:
-            jets = self._along_two_rows(2)
+            jets = self._along_rows(min(_CHECKED_ROWS, self.batch))
         except Exception:
-            jets = self._along_two_rows(self.batch)
+            jets = self._along_rows(self.batch)
         for jet in jets:
-            others = jet.first[0, 1:], jet.first[1, :1], jet.first[1, 2:]
-            # Of every function that torch.func.vmap calls at once, since it lets none be read.
-            if any(unwrapped(tangent).any() for tangent in others):
+            parts = [(each[:row], each[row + 1 :]) for row, each in enumerate(jet.first)]
+            # Of every function that torch.func.vmap calls at once, since it lets none be read; NaN,
+            # which is also 0 · ∞, says nothing of rows.
+            if any((unwrapped(others).abs() > 0).any() for pair in parts for others in pair):
                 raise ValueError(
                     "results of fn depend on other rows of x than their own (a mean over the "
                     "batch, batch norm in training mode?); expected each row by itself"
@@ -446,13 +451,14 @@ class _Rows:
         with suppress(TypeError):
             _CHECKED[self._fn] = mode
 
-    def _along_two_rows(self, rows: int) -> list[Jet]:
-        points, steps = [], []
+    def _along_rows(self, rows: int) -> list[Jet]:
+        points, steps, each = [], [], torch.arange(min(_CHECKED_ROWS, rows))
         for point, size in zip(self.points, self._sizes, strict=True):
             # Nothing drawn: torch.func.vmap would ask how.
-            ones = torch.arange(1.0, 1 + 2 * size).sin().reshape(2, *point.shape[1:]).to(point)
-            step = torch.zeros(2, rows, *point.shape[1:]).to(point)
-            step[0, 0], step[1, 1] = ones
+            own = torch.arange(1.0, 1 + len(each) * size).sin()
+            step = torch.zeros(len(each), rows, *point.shape[1:])
+            step[each, each] = own.reshape(len(each), *point.shape[1:])
+            step = step.to(point)
             points.append(point[:rows].detach())
             steps.append(step)
         with torch.no_grad():
@@ -460,6 +466,7 @@ class _Rows:
             return self._run(x, steps, "sum", 0)
 
 
+_CHECKED_ROWS = 5  # no multiple of the groups that rows are taken in: pairs, threes, fours
 _CHECKED: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 """Functions whose rows were found independent, with their training mode where they have one."""
 
@@ -494,11 +501,9 @@ def _in_graph(fn: Any, x: Any, directions: Any, plain: bool) -> tuple[Tensor, ..
     # Here, since it imports torch._dynamo, which takes seconds.
     from .compiled import JetGraphError, jet_in_graph, why_not
 
-    why = why_not(fn)
     held = plain and isinstance(fn, nn.Module) and isinstance(x, Tensor) and x.ndim > 1
-    if why is None and not held:
-        why = "jx.laplacian in a graph takes a module, one tensor, no weights, chunks or aux"
-    if why is not None:
+    form = "jx.laplacian in a graph takes a module, one tensor, no weights, chunks or aux"
+    if why := why_not(fn) or (None if held else form):
         torch._dynamo.graph_break(msg=why)
         return None
     _rows_checked(fn, x)

@@ -91,16 +91,17 @@ def _outputs(value: Any) -> Iterator[Any]:
 
 
 def calls(op: Any, limit: int | None = None, dtype: torch.dtype = torch.float64) -> Iterator[Call]:
-    """The samples of an operator: as they are, as a method, and with fewer active tensors.
+    """The samples of an operator: as they are, as a method, by its other names, and with fewer
+    active tensors.
 
     Args:
         limit: how many of the samples; those with an empty tensor are not counted.
     """
     torch.manual_seed(0)
     samples = op.sample_inputs("cpu", dtype, requires_grad=True)
-    functions = [op.op]
-    if op.method_variant is not None and op.method_variant is not op.op:
-        functions.append(op.method_variant)
+    named = [op, *op.aliases]
+    others = [each.op for each in op.aliases] + [each.method_variant for each in named]
+    functions = [op.op, *(f for f in others if f is not None and f is not op.op)]
     counted = 0
     for number, sample in enumerate(samples):
         leaves, structure = pytree.tree_flatten(((sample.input, *sample.args), dict(sample.kwargs)))

@@ -22,6 +22,7 @@ def _attributes() -> list[Any]:
 
 QUERIES = [
     Row(["eq", "ne", "lt", "le", "gt", "ge", "__eq__", "__ne__", "__lt__", "__le__"], PAIR),
+    Row(["greater", "greater_equal", "less", "less_equal", "not_equal"], PAIR),
     Row(["__gt__", "__ge__", "equal", "allclose", "isclose", "is_same_size"], PAIR),
     Row(["logical_and", "logical_or", "result_type"], PAIR),
     Row(["isnan", "isinf", "isfinite", "logical_not", "signbit", "sign", "round"], ONE),
@@ -34,6 +35,7 @@ QUERIES = [
         [torch.arange(3.0, dtype=torch.float64), X((2, 3))],
         only=lambda f: "e" in f.__name__ and f is torch.searchsorted,
     ),
+    Row(["bucketize"], [X((2, 3)), torch.arange(3.0, dtype=torch.float64)]),
     Row(["ones_like"], ONE),
     Row(["new_ones"], [X((2, 3)), (2,)]),
     Row(["new_tensor"], [X((2, 3)), [1.0, 2.0]]),

@@ -211,6 +211,8 @@ LINEAR = [
     Near(["einsum"], ["bij,bjk->bik", X((2, 2, 3)), X((2, 3, 2))]),
     Near(["einsum"], ["ij,j->i", P(2, 3), X((3,))]),
     Row(["einsum"], ["ij->ji", X((2, 3))]),
+    Near(["einsum"], ["bij, kj, bk -> bi", X((2, 2, 3)), P(4, 3), X((2, 4))]),
+    Near(["einsum"], ["ij,j,jk,k->", P(2, 3), X((3,)), X((3, 2)), P(2)]),
     Near(["conv1d"], [X((2, 3, 5)), P(4, 3, 2), P(4)], {"stride": 2}),
     Near(["conv1d"], [X((3, 5)), P(4, 3, 3), None, 1, 1]),
     Near(["conv2d"], [X((2, 2, 4, 4)), P(3, 2, 2, 2), P(3)], {"stride": 2}),
@@ -419,6 +421,8 @@ NORMS = [
     Near(["cosine_similarity"], [X((2, 3)), P(3)], {"dim": -1}),
     Near(["normalize"], [X((2, 3))]),
     Near(["normalize"], [X((2, 3))], {"dim": 0}),
+    Near(["normalize"], [X((2, 3))], {"p": 1}),
+    Near(["normalize"], [X((2, 3))], {"p": torch.inf}),
     Near(["norm", torch.linalg.norm], [X((2, 3))]),
     Near(["norm"], [X((2, 3)), 2, -1, True]),
     Near(["norm"], [X((2, 3))], {"p": 2, "dim": (0, 1)}),
@@ -523,6 +527,8 @@ COMPOSITE = [
     Near([F.lp_pool3d], [X((1, 1, 2, 2, 2), 0.5, 2.0), 2, 2]),
     Near([F.local_response_norm], [X((1, 4, 3)), 2]),
     Near(["pairwise_distance"], [X((2, 3)), X((2, 3))]),
+    Near(["cdist"], [X((2, 3)), X((4, 3))]),
+    Near(["cdist"], [P(2, 3, 2), X((2, 2, 2), 5.0, 6.0), 1.0]),
 ]
 
 LINALG = [
@@ -560,6 +566,10 @@ RUNNING = [
     Near(["cumprod", "logcumsumexp"], [X(()), 0]),
     Near(["cumprod", "logcumsumexp"], [X((1, 2)), 0]),
     Near(["cumprod"], [X((3,)), 0], {"dtype": torch.float64}),
+    Near(["prod"], [X((2, 5)), -1]),
+    Near(["prod"], [X((4, 2)), 0, True]),
+    Near(["prod"], [X((2, 3))], {"dtype": torch.float64}),
+    Near(["prod"], [X(()), 0]),
 ]
 
 CLASSES = _index(0, 2, -100, 1)

@@ -23,8 +23,6 @@ LIBRARIES = {
     "liger_kernel.ops.rms_norm": ("Liger Kernel", "use_liger_kernel=False"),
     "deepspeed.runtime.zero.linear": ("DeepSpeed", '"zero_optimization": {"stage": 2}'),
     "bitsandbytes.research.autograd._functions": ("bitsandbytes", "Linear4bit"),
-    "transformer_engine.pytorch.module.linear": ("Transformer Engine", "torch.nn"),
-    "apex.normalization.fused_layer_norm": ("Apex", "torch.nn.RMSNorm"),
     "unsloth.kernels.rms_layernorm": ("Unsloth", "AutoModelForCausalLM.from_pretrained"),
     "torch.distributed.fsdp._fully_shard": ("FSDP", "jx.JacHess"),
     "torch.nn.parallel.distributed": ("DDP", "jx.JacHess"),

@@ -59,6 +59,13 @@ def _verdicts(op: Any, limit: int | None, dtype: torch.dtype = torch.float64) ->
         yield found
 
 
+def test_other_names_of_a_function_are_served_where_it_is() -> None:
+    for op in _operators():
+        if op.aliases:
+            kinds = [found.kind for found in _verdicts(op, 1)]
+            assert kinds[0] != "right" or not {"no rule", *BAD} & {*kinds}, (title(op), kinds)
+
+
 def _worst(verdicts: Iterator[Verdict]) -> Verdict:
     order = (*BAD, "no rule", "no gradient", "right", "skipped")
     return min(verdicts, key=lambda v: order.index(v.kind), default=Verdict("skipped"))

@@ -277,6 +277,15 @@ def test_hvp_of_nests() -> None:
     close(aux, b * 2)
 
 
+@pytest.mark.parametrize("f", [lambda x: x.round().sum(), lambda x: torch.tensor(3.0).double()])
+@pytest.mark.parametrize("differentiable", [True, False])
+def test_hvp_of_a_constant(f: Callable[[Tensor], Tensor], differentiable: bool) -> None:
+    x = randn(3) + 1e3
+    value, *found = jx.hvp(f, (x,), (x,), differentiable=differentiable)
+    assert torch.equal(value, f(x))
+    assert all(torch.equal(part, torch.zeros_like(x)) for (part,) in found)
+
+
 class Held(nn.Module):
     """A function that holds a number for each of three rows."""
 
@@ -299,6 +308,10 @@ MIXING: dict[str, Callable[[Tensor], Tensor]] = {
     "rows behind": lambda x: x.flip(0).cumsum(0).flip(0),
     "no value of it": lambda x: x + x.mean(0) - x.mean(0).detach(),
     "batch norm": lambda x: F.batch_norm(x, None, None, training=True),
+    "the row after next": lambda x: x * x.roll(2, 0),
+    "the order of rows": lambda x: x.sort(0)[0] ** 3,
+    "from the third row on": lambda x: torch.cat([x[:2], x[2:] * x[2:].mean(0)]),
+    "a mean of fours": lambda x: x - x.unflatten(0, (-1, 4)).mean(1).repeat_interleave(4, 0),
 }
 
 
@@ -306,7 +319,16 @@ MIXING: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("mix", MIXING)
 def test_rows_that_depend_on_others_are_refused(mix: str, call: str) -> None:
     with pytest.raises(ValueError, match="depend on other rows"):
-        getattr(jx, call)(MIXING[mix], randn(4, 3))
+        getattr(jx, call)(MIXING[mix], randn(8, 3))
+
+
+def test_a_slope_that_is_infinite_says_nothing_of_other_rows() -> None:
+    """Where 0 times infinity is NaN, as in torch's forward mode."""
+    x = randn(4, 3).abs()
+    x[1, 2] = 0.0
+    first, second = jx.laplacian(lambda x: x.sqrt().sum(-1), x)[1:]
+    close(second[[0, 2, 3]], -0.25 * (x[[0, 2, 3]] ** -1.5).sum(-1))
+    assert first[2, 1].isinf() and not second[1].isfinite()
 
 
 def test_refusals() -> None:
@@ -325,6 +347,10 @@ def test_refusals() -> None:
         jx.laplacian(lambda a, b: a, (x, x[:2]))
     with pytest.raises(TypeError, match="aux"):
         jx.laplacian(f, x, has_aux=True)
+    for other in (lambda x: 3.0, lambda x: (f(x), 3.0)):
+        with pytest.raises(TypeError, match="fn returned a float, which has no tangent"):
+            jx.laplacian(other, x)
+    assert jx.laplacian(lambda x: {"y": f(x), "none": None}, x)[2]["none"] is None
     with pytest.raises(jx.MissingJetRule):
         jx.laplacian(torch.poisson, x.abs())
     with pytest.raises(jx.MissingJetRule, match="running statistics"):
@@ -428,12 +454,12 @@ def test_rows_are_checked_once_per_function_and_mode() -> None:
             self.rows.append(len(x))
             return x.sin()
 
-    f, x = Counted(), randn(5, D)
+    f, x = Counted(), randn(8, D)
     for _ in range(2):
         jx.laplacian(f, x)
-    assert f.rows == [2, 5, 5]
+    assert f.rows == [5, 8, 8]
     jx.laplacian(f.eval(), x)
-    assert f.rows == [2, 5, 5, 2, 5]
+    assert f.rows == [5, 8, 8, 5, 8]
 
 
 _FAULTS = """

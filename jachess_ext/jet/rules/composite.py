@@ -61,17 +61,15 @@ def cross_entropy(
     input: JetTensor,
     target: Tensor,
     weight: Tensor | None = None,
-    size_average: Any = None,
     ignore_index: int = -100,
-    reduce: Any = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    **named: Any,
 ) -> Any:
-    deprecated = size_average is not None or reduce is not None
-    if target.is_floating_point() or label_smoothing or deprecated:
+    if target.is_floating_point() or label_smoothing or set(named.values()) - {None}:
         rule = general_rule(F.cross_entropy, "class probabilities, label smoothing")
-        settings = (size_average, ignore_index, reduce, reduction, label_smoothing)
-        return rule(input, target, weight, *settings)
+        named |= {"ignore_index": ignore_index, "reduction": reduction}
+        return rule(input, target, weight, label_smoothing=label_smoothing, **named)
     logs = F.log_softmax(input, dim=0 if input.ndim == 1 else 1)
     return F.nll_loss(logs, target, weight, ignore_index=ignore_index, reduction=reduction)
 
@@ -83,40 +81,11 @@ def _reduced(losses: Any, reduction: str) -> Any:
 
 
 @jet_rule(F.mse_loss)
-def mse_loss(
-    input: Any,
-    target: Any,
-    size_average: Any = None,
-    reduce: Any = None,
-    reduction: str = "mean",
-    weight: Any = None,
-) -> Any:
-    if size_average is not None or reduce is not None or weight is not None:
-        rule = general_rule(F.mse_loss, "weight, size_average and reduce are not covered")
-        return rule(input, target, size_average, reduce, reduction, weight)
+def mse_loss(input: Any, target: Any, *args: Any, reduction: str = "mean", **named: Any) -> Any:
+    if {*args, *named.values()} - {None}:
+        raise missing_rule(F.mse_loss, "weight, size_average and reduce are not covered")
     difference = input - target
     return _reduced(difference * difference, reduction)
-
-
-@jet_rule(F.binary_cross_entropy_with_logits)
-def binary_cross_entropy_with_logits(
-    input: Any,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: Any = None,
-    reduce: Any = None,
-    reduction: str = "mean",
-    pos_weight: Tensor | None = None,
-) -> Any:
-    """Compute (1 − y) x − ln σ(x), which does not overflow."""
-    if pos_weight is not None or size_average is not None or reduce is not None:
-        rule = general_rule(
-            F.binary_cross_entropy_with_logits,
-            "pos_weight, size_average and reduce are not covered",
-        )
-        return rule(input, target, weight, size_average, reduce, reduction, pos_weight)
-    losses = (1 - target) * input - F.logsigmoid(input)
-    return _reduced(losses if weight is None else losses * weight, reduction)
 
 
 @jet_rule(F.huber_loss)

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from ...ops.gemm import rows_times
 from ...ops.library import transformed
 from ..layout import JetLayout
-from ..registry import general_rule, jet_rule, missing_rule
+from ..registry import jet_rule, missing_rule
 from ..tensor import JetTensor
 from .quantised import is_quantised, quantised_linear
 from .streamwise import (
@@ -92,13 +92,19 @@ jet_rule(torch.Tensor.__rmatmul__)(lambda self, other: matmul(other, self))
 
 
 @jet_rule("einsum")
-def einsum(equation: str, *operands: Any) -> JetTensor:
-    """Contract stream by stream; more than two operands go to the general rule."""
+def einsum(equation: str, *operands: Any) -> Any:
+    """Contract stream by stream, of several operands the first two into one."""
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
         operands = tuple(operands[0])
     if len(operands) > 2:
-        rule = general_rule(torch.einsum, "more than two operands; contract them two at a time")
-        return rule(equation, *operands)
+        given, arrow, result = equation.replace(" ", "").partition("->")
+        if not arrow or "." in equation:
+            raise missing_rule(torch.einsum, "more than two operands need ->, and take no ...")
+        first, second, *rest = given.split(",")
+        left = [n for n in dict.fromkeys(first + second) if n in "".join(rest) + result]
+        pair = "".join(left)
+        both = torch.einsum(f"{first},{second}->{pair}", *operands[:2])
+        return torch.einsum(f"{','.join([pair, *rest])}->{result}", both, *operands[2:])
     if len(operands) == 1:
         jet = operands[0]
         return jet.with_streams(torch.stack([torch.einsum(equation, s) for s in jet.streams]))

@@ -26,7 +26,8 @@ _COMPARISONS = spellings(
     *("eq", "ne", "lt", "le", "gt", "ge", "__eq__", "__ne__", "__lt__", "__le__"),
     *("__gt__", "__ge__", "equal", "allclose", "isclose", "isnan", "isinf", "isfinite"),
     *("logical_not", "logical_and", "logical_or", "signbit", "sign", "round", "floor", "ceil"),
-    *("argmax", "argmin", "argsort", "all", "any", "count_nonzero", "nonzero", "searchsorted"),
+    *("greater", "greater_equal", "less", "less_equal", "not_equal", "bucketize", "searchsorted"),
+    *("argmax", "argmin", "argsort", "all", "any", "count_nonzero", "nonzero"),
     *("long", "int", "short", "bool", "result_type"),
     *("item", "tolist", "__bool__", "__float__", "__int__"),
 )
@@ -122,16 +123,10 @@ def scatter_add(input: Any, dim: int, index: Tensor, src: Any) -> JetTensor:
 
 
 @jet_rule("scatter_reduce")
-def scatter_reduce(
-    input: Any, dim: int, index: Tensor, src: Any, reduce: str, *, include_self: bool = True
-) -> Any:
-    if reduce == "prod":
-        raise missing_rule(
-            torch.scatter_reduce,
-            'torch has no forward mode of reduce="prod"; take the logarithm, and "sum" it',
-        )
-    rule = general_rule(torch.scatter_reduce, "")
-    return rule(input, dim, index, src, reduce, include_self=include_self)
+def scatter_reduce(input: Any, dim: int, index: Tensor, src: Any, reduce: str, **named: Any) -> Any:
+    if reduce == "prod":  # torch's forward mode is silently 0 there
+        raise missing_rule(torch.scatter_reduce, 'reduce="prod"; take the logarithm, and "sum" it')
+    return general_rule(torch.scatter_reduce, "")(input, dim, index, src, reduce, **named)
 
 
 @jet_rule(torch.scatter, Tensor.scatter)

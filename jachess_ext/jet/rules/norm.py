@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ... import ops
 from ...ops.norm import normalised_jet
-from ..registry import calling_modules, general_rule, jet_rule, missing_rule
+from ..registry import calling_modules, jet_rule, missing_rule
 from ..tensor import JetTensor
 from .patterns import Sum, fusable
 from .pointwise import wide
@@ -112,16 +112,16 @@ def _affine_of_channels(out: Any, weight: Any, bias: Any, dtype: torch.dtype) ->
 
 @jet_rule("normalize")
 def normalize(input: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Any = None) -> Any:
-    """Compute x / max(‖x‖₂, ε), which is x / ε around x = 0."""
-    if p != 2:
-        said = f"p={p!r} is not covered, only the Euclidean norm"
-        return general_rule(F.normalize, said)(input, p, dim, eps)
-    return _unit(input, dim, eps).to(input.dtype)
+    """Compute x / max(‖x‖, ε), which is x / ε around x = 0."""
+    return _unit(input, dim, eps, p).to(input.dtype)
 
 
-def _unit(x: Any, dim: int, eps: float) -> Any:
-    """Return x / max(‖x‖₂, ε), of halves in float32."""
-    norm: Any = euclidean_norm(wide(x), dim, True, least=eps)
+def _unit(x: Any, dim: int, eps: float, p: float = 2.0) -> Any:
+    """Return x / max(‖x‖, ε), of halves in float32."""
+    if p == 2:
+        norm: Any = euclidean_norm(wide(x), dim, True, least=eps)
+    else:
+        norm = torch.linalg.vector_norm(wide(x), p, dim, True)
     return wide(x) / norm.clamp_min(eps)
 
 

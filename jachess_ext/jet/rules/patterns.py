@@ -22,63 +22,56 @@ class Sum(Pattern):
 
 
 @dataclass(frozen=True)
-class Activated(Pattern):
-    """act(source), element by element."""
+class OfOne(Pattern):
+    """Something of one jet."""
 
     source: JetTensor
+
+
+@dataclass(frozen=True)
+class Activated(OfOne):
+    """act(source), element by element."""
+
     kind: str
 
 
-@dataclass(frozen=True)
-class Cast(Pattern):
+class Cast(OfOne):
     """source in another floating-point dtype."""
 
-    source: JetTensor
 
-
-@dataclass(frozen=True)
-class Square(Pattern):
+class Square(OfOne):
     """source²."""
 
-    source: JetTensor
 
-
-@dataclass(frozen=True)
-class MeanSquare(Pattern):
+class MeanSquare(OfOne):
     """Mean of source² over the last dimension, kept with size 1."""
 
-    source: JetTensor
-
 
 @dataclass(frozen=True)
-class ShiftedMeanSquare(Pattern):
+class ShiftedMeanSquare(OfOne):
     """mean source² + ε."""
 
-    source: JetTensor
     eps: float
 
 
 @dataclass(frozen=True)
-class InverseRms(Pattern):
+class InverseRms(OfOne):
     """(mean source² + ε)^(−½)."""
 
-    source: JetTensor
     eps: float
 
 
 @dataclass(frozen=True)
-class RepeatedHeads(Pattern):
+class RepeatedHeads(OfOne):
     """Key or value heads ``[B, H, n, T, d]``, expanded along n, as ``[B, H n, T, d]``."""
 
-    source: JetTensor
     times: int
 
 
 @dataclass(frozen=True)
-class RmsNormed(Pattern):
+class RmsNormed(OfOne):
     """source (mean source² + ε)^(−½) · weight."""
 
-    source: JetTensor
     eps: float
     weight: Tensor | None
 

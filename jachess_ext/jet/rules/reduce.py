@@ -1,4 +1,4 @@
-"""Reductions that are not linear: extreme values, running products, norms, variances."""
+"""Reductions that are not linear: extreme values, products, norms, variances."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def sort(input: JetTensor, dim: int = -1, descending: bool = False, stable: bool
     return torch.return_types.sort((torch.gather(input, dim, index), index))
 
 
-# ---- running products and sums -----------------------------------------------------------------
+# ---- products, and running ones ----------------------------------------------------------------
 
 
 def _running(combine: Callable[[Any, Any], Any], x: Any, dim: int) -> Any:
@@ -95,6 +95,22 @@ def cumprod(input: Any, dim: int, *, dtype: Any = None) -> Any:
     """Multiply without dividing, so that a zero is an entry like any other."""
     dtype = dtype or input.dtype
     return _running(torch.mul, wide(input.to(dtype)) * 1, dim).to(dtype)
+
+
+@jet_rule("prod")
+@without_dimensions
+def prod(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """Multiply halves, without dividing."""
+    dtype = dtype or input.dtype
+    x = wide(input.to(dtype))
+    x, dim = (x.flatten(), 0) if dim is None else (x, dim)
+    if not x.shape[dim]:
+        return torch.prod(input.primal, dim, keepdim, dtype=dtype)
+    while (size := x.shape[dim]) > 1:
+        half = size // 2
+        halves = x.narrow(dim, 0, half) * x.narrow(dim, half, half)
+        x = torch.cat([halves, x.narrow(dim, 2 * half, size % 2)], dim)
+    return (x if keepdim else x.squeeze(dim)).to(dtype)
 
 
 @jet_rule("logcumsumexp")
@@ -190,6 +206,11 @@ def pairwise_distance(
     x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
 ) -> Any:
     return torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
+
+
+@jet_rule("cdist")
+def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: Any = None) -> Any:
+    return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
 
 
 @jet_rule(torch.linalg.norm)
