@@ -301,7 +301,8 @@ def interleaved(
     warmup: int = 2,
     in_a_row: int = 1,
 ) -> Timings:
-    """Time every step once per round, so that a slow spell of the machine meets all of them.
+    """Time every step once per round, so that a slow spell of the machine meets all of them, in an
+    order drawn anew, so that none always finds what the same other one left in the caches.
 
     Args:
         steps: what to time, by name.
@@ -315,7 +316,8 @@ def interleaved(
     gc.disable()
     try:
         for number in range(warmup + repeats):
-            for name, step in steps.items():
+            for name in random.Random(number).sample(list(steps), len(steps)):
+                step = steps[name]
                 gc.collect()
                 synchronize(device)
                 start = time.perf_counter()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -86,12 +87,10 @@ def laplacian(
         *found, second = rows.squares(chunk_size)
         return rows.results(*found, [torch.tensordot(factors, part, 1) for part in second])
     passes = list(rows.passes(_by_sign(factors, rows.count), chunk_size, "sum", factors))
-    totals = [torch.zeros_like(jet.primal) for jet in passes[0].jets]
-    for part in passes:
-        if part.squares:
-            pairs = zip(totals, part.jets, strict=True)
-            totals = [total + part.sign * jet.second[0] for total, jet in pairs]
-    return rows.results(*rows.values_and_first(passes, factors), totals)
+    curved = [[p.sign * jet.second[0] for jet in p.jets] for p in passes if p.squares]
+    totals = curved or [[torch.zeros_like(jet.primal) for jet in passes[0].jets]]
+    total = [reduce(torch.add, parts) for parts in zip(*totals, strict=True)]
+    return rows.results(*rows.values_and_first(passes, factors), total)
 
 
 def hessian_diagonal(
@@ -244,9 +243,7 @@ def _leaf(tensor: Any, keep: bool) -> Any:
     return leaf if leaf.requires_grad else leaf.requires_grad_()
 
 
-def _apart(
-    nest: Any, other: Callable[[Any], Any] | None = None
-) -> tuple[Callable[[Sequence[Tensor]], Any], list[Tensor]]:
+def _apart(nest: Any, other: Any = None) -> tuple[Callable[[Any], Any], list[Tensor]]:
     """Return what puts tensors into this nest in place of its own, and its own; `map_tensors`."""
     found: list[Tensor] = []
 
@@ -368,16 +365,15 @@ class _Rows:
         self, passes: list[_Pass], weights: Tensor | None = None
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return the values and first derivatives of every tensor, in the directions' order."""
-        numbers = torch.tensor([number for part in passes for number in part.numbers])
-        places = numbers.argsort().to(self.points[0].device)
-        first = []
-        for jets in zip(*(part.jets for part in passes), strict=True):
-            stacked = torch.cat([jet.first for jet in jets])
-            if len(passes) > 1 or weights is not None:
-                stacked = stacked[places]
-            if weights is not None:
-                stacked = stacked / _roots(weights).reshape(-1, *(1,) * (stacked.ndim - 1))
-            first.append(stacked)
+        jets = zip(*(part.jets for part in passes), strict=True)
+        first = [torch.cat([jet.first for jet in parts]) for parts in jets]
+        if len(passes) > 1 or weights is not None:
+            numbers = torch.tensor([number for part in passes for number in part.numbers])
+            places = numbers.argsort().to(self.points[0].device)
+            first = [each[places] for each in first]
+        if weights is not None:
+            roots = _roots(weights)
+            first = [each / roots.reshape(-1, *(1,) * (each.ndim - 1)) for each in first]
         return [jet.primal for jet in passes[0].jets], first
 
     def squares(self, chunk_size: int | None) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:

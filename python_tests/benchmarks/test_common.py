@@ -33,12 +33,13 @@ def gradient_norm(model: nn.Module) -> float:
     return float(torch.stack(squares).sum().sqrt()) if squares else 0.0
 
 
-def test_steps_are_timed_in_turn_and_warm_up_does_not_count() -> None:
+def test_steps_are_timed_in_rounds_and_warm_up_does_not_count() -> None:
     order: list[str] = []
     steps = {name: lambda name=name: order.append(name) for name in "AB"}
-    times = interleaved(steps, repeats=3, device=CPU, warmup=2)
-    assert order == ["A", "B"] * 5
-    assert {name: len(values) for name, values in times.seconds.items()} == {"A": 3, "B": 3}
+    times = interleaved(steps, repeats=8, device=CPU, warmup=2)
+    rounds = ["".join(order[start : start + 2]) for start in range(0, 20, 2)]
+    assert len(rounds) == 10 and {*rounds} == {"AB", "BA"}
+    assert {name: len(values) for name, values in times.seconds.items()} == {"A": 8, "B": 8}
     spread = Spread.of([float(value) for value in range(11)])
     assert (spread.p20, spread.p50, spread.p80) == pytest.approx((2.0, 5.0, 8.0))
     times = Timings({"ours": [0.4, 0.1, 0.2], "theirs": [0.1, 9.0, 0.05]})

@@ -238,10 +238,7 @@ class _StackedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, streams: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(streams, weight)
-        out = rows_times(streams, weight)
-        if bias is not None:
-            out[0].add_(bias)
-        return out
+        return _stacked(streams, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -268,7 +265,15 @@ def stacked_linear(streams: Tensor, weight: Tensor, bias: Tensor | None) -> Tens
     if transformed():  # forward mode and vmap know torch's own functions
         out = F.linear(streams, weight)
         return out if bias is None else add_to_primal(out, bias)
-    return _StackedLinear.apply(streams, weight, bias)
+    product = _StackedLinear.apply if torch.is_grad_enabled() else _stacked
+    return product(streams, weight, bias)
+
+
+def _stacked(streams: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    out = rows_times(streams, weight)
+    if bias is not None:
+        out[0].add_(bias)
+    return out
 
 
 # ---- products of two jets --------------------------------------------------------------------

@@ -106,10 +106,9 @@ def prod(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = Non
     x, dim = (x.flatten(), 0) if dim is None else (x, dim)
     if not x.shape[dim]:
         return torch.prod(input.primal, dim, keepdim, dtype=dtype)
-    while (size := x.shape[dim]) > 1:
-        half = size // 2
+    while half := x.shape[dim] // 2:
         halves = x.narrow(dim, 0, half) * x.narrow(dim, half, half)
-        x = torch.cat([halves, x.narrow(dim, 2 * half, size % 2)], dim)
+        x = torch.cat([halves, x.narrow(dim, 2 * half, x.shape[dim] % 2)], dim)
     return (x if keepdim else x.squeeze(dim)).to(dtype)
 
 
