@@ -430,7 +430,7 @@ _ALSO_OF_REAL = """
     addcdiv lerp outer square pow __pow__ __rpow__ exp expm1 exp2 log log1p log2 log10 sqrt
     rsqrt sin cos tanh sigmoid sum mean cumsum matmul bmm mm mv dot einsum __matmul__
     __rmatmul__ linear addmm baddbmm conv1d conv2d conv3d sinh cosh tan asin acos atan asinh
-    acosh atanh addmv addbmm addr inner kron tensordot vdot vecdot cross cumprod diff logsumexp
+    acosh atanh addmv addbmm addr inner kron tensordot vdot vecdot cross cumprod prod diff logsumexp
     softmax log_softmax conv_transpose1d conv_transpose2d conv_transpose3d inv solve_triangular
     cholesky pinv matrix_exp matrix_power multi_dot
     add_ sub_ mul_ div_ __iadd__ __isub__ __imul__ __itruediv__ neg_ masked_fill_ copy_ fill_
@@ -449,4 +449,4 @@ COVERED = OF_COMPLEX | frozenset(_ALSO_OF_REAL.split())
 @cache
 def takes_complex(function: Callable) -> bool:
     """Return whether a torch function's rule holds for complex numbers."""
-    return last_name(function) in COVERED
+    return last_name(_BY_OTHER_NAME.get(function, function)) in COVERED
