@@ -44,6 +44,10 @@ _ATTENTION_FILES = (
     *("csrc/attention_*", "csrc/cpu/attention_*", "csrc/cpu/gemm_tile.h"),
     *("jachess_ext/ops/attention.py", "jachess_ext/jet/rules/attention.py"),
 )
+_KERNEL_FILES = (
+    *("csrc/cpu/ntk_gram.cpp", "jachess_ext/ops/ntk.py", "jachess_ext/ops/gemm.py"),
+    *("jachess_ext/ntk/capture.py", "jachess_ext/ntk/contract.py"),
+)
 MEASURES = {
     ("attention_jvp", "jx.jvp"): _ATTENTION_FILES,
     ("memory", "jx.jvp"): _ATTENTION_FILES,
@@ -51,10 +55,16 @@ MEASURES = {
     ("meanflow", ""): (*_ATTENTION_FILES, "jachess_ext/jet/dual.py"),
     ("laplacian", ""): (
         *(*_ATTENTION_FILES, "csrc/cpu/activation_jet.cpp", "csrc/cpu/softmax_jet.cpp"),
-        "jachess_ext/ops/softmax.py",
+        *("jachess_ext/ops/softmax.py", "jachess_ext/ops/gemm.py"),
     ),
+    ("step_vs_plain", "JacHess step"): (
+        *(*_ATTENTION_FILES, "csrc/cpu/activation_jet.cpp", "csrc/cpu/norm_jet.cpp"),
+        *("csrc/cpu/jet_mean_squares.cpp", "jachess_ext/ops/gemm.py"),
+    ),
+    ("ntk_methods", "jx.ntk, jacobian"): _KERNEL_FILES,
+    ("ntk_methods", "jx.ntk, vmap-grad"): _KERNEL_FILES,
 }
-"""What quoted rows measure, by results and the beginning of their figures: files after whose last
+"""What quoted rows measure, by results and the beginning of "figure, baseline": files after whose last
 change they have to be measured anew (`outdated`)."""
 _BLOCK = re.compile(r"(<!-- quoted: ([a-z-]+) -->\n).*?(<!-- /quoted -->)", re.DOTALL)
 
@@ -113,7 +123,7 @@ def outdated() -> list[str]:
         newest = {
             (row["shape"], row["figure"], row["baseline"]): row["commit"].removesuffix("+")
             for row in sorted(rows(name), key=lambda row: row["date"])
-            if row["figure"].startswith(figure)
+            if f"{row['figure']}, {row['baseline']}".startswith(figure)
         }
         for key, commit in newest.items():
             try:
@@ -172,15 +182,16 @@ _LAPLACIANS = {
 def laplacian() -> str:
     """Return `jx.laplacian`'s time and memory over those of other ways: docs/tutorials."""
 
-    def both(shape: str, way: str, before: str = "") -> str:
-        figures = (f"{before}value", f"{before}training step")
+    def both(shape: str, way: str, before: str = "", behind: str = "") -> str:
+        figures = (f"{before}{figure}{behind}" for figure in ("value", "training step"))
         return ", ".join(f"{ratios('laplacian', shape, f, way)[-1]:.2f}" for f in figures)
 
     ways = ("double backward", "torch.func.hessian", "collapsed by hand", "folx")
     return table(
-        ["value, training step", *ways, "peak, double backward"],
+        ["value, training step", *ways, "compiled, folx", "peak, double backward"],
         [
-            [label, *(both(shape, way) for way in ways), both(shape, ways[0], "peak, ")]
+            [label, *(both(shape, way) for way in ways)]
+            + [both(shape, "folx", behind=", compiled"), both(shape, ways[0], "peak, ")]
             for shape, label in _LAPLACIANS.items()
         ],
     )
@@ -258,7 +269,7 @@ _ATTENTION = {
 def steps() -> str:
     """Return the cost of JacHess, with the targets set before: docs/measured.md."""
     body = [
-        ["JacHess step / plain fine-tuning step (two runs)", label,
+        ["JacHess step / plain fine-tuning step (AMD EPYC; Intel Xeon)", label,
          _runs("step_vs_plain", shape, *_STEP), "≤ 4.0"]
         for shape, label in _STEPS.items()
     ]  # fmt: skip
