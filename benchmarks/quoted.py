@@ -64,8 +64,8 @@ MEASURES = {
     ("ntk_methods", "jx.ntk, jacobian"): _KERNEL_FILES,
     ("ntk_methods", "jx.ntk, vmap-grad"): _KERNEL_FILES,
 }
-"""What quoted rows measure, by results and the beginning of "figure, baseline": files after whose last
-change they have to be measured anew (`outdated`)."""
+"""What quoted rows measure, by results and the beginning of "figure, baseline": files after whose
+last change they have to be measured anew (`outdated`)."""
 _BLOCK = re.compile(r"(<!-- quoted: ([a-z-]+) -->\n).*?(<!-- /quoted -->)", re.DOTALL)
 
 
