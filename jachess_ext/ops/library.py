@@ -287,6 +287,9 @@ class Streams:
             (1 + i, 1 + j, start + (0 if self.summed else n)) for n, (i, j) in enumerate(self.pairs)
         ]
 
+    def _squared(self, a: Tensor) -> Tensor:
+        return a if len(a) == self.squares else a[: self.squares]
+
     def quadratic(self, a: Tensor, b: Tensor) -> Tensor:
         """Return Σ a_i b_j over the terms of each stream of second order: ``[P, ...]``.
 
@@ -295,7 +298,7 @@ class Streams:
         """
         if not self.squares:
             return torch.stack([a[i] * b[j] for i, j in self.pairs])
-        products = a[: self.squares] * b[: self.squares]
+        products = self._squared(a) * self._squared(b)
         return products.sum(0, keepdim=True) if self.summed else products
 
     def crossed(
@@ -313,7 +316,7 @@ class Streams:
                 for i, j in self.pairs
             ]
             return torch.cat(mixed)
-        products = 2 * times(a[: self.squares], b[: self.squares])
+        products = times(2 * self._squared(a), self._squared(b))
         return products.sum(0, keepdim=True) if self.summed else products
 
 

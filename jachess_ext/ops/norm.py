@@ -1,10 +1,12 @@
 """Jets through layer norm and RMS norm, and the mean squares of a jet's streams.
 
-With c = x − mean(x) (layer norm) or c = x (RMS norm), v = mean(c²), v^ = v_0 + eps
-(docs/how_it_works.md, norm):
+With c = x − mean(x) (layer norm) or c = x (RMS norm), r = (mean(c_0²) + eps)^(−1/2), z = r c and
+m = mean(z_0 z) of every stream (docs/how_it_works.md, norm):
 
-    r_0 = v^(−1/2);   r_i = −½ r v_i/v^;   r_ij = −½ r v_ij/v^ + ¾ r v_i v_j/v^²
-    y = w · c · r (+ bias on the primal), its streams by Leibniz' rule
+    y_0 = z_0;   y_i = z_i − m_i z_0
+    y_ij = z_ij − m_ij z_0 − m_i z_j − m_j z_i + (3 m_i m_j − mean(z_i z_j)) z_0
+
+and w · y (+ bias on the primal).
 
 The operators also take a residual: they then normalise x + residual and return the sum, too.
 """
@@ -14,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .activation import pointwise_jet, product_jet
 from .library import (
     Streams,
     available,
@@ -30,28 +31,34 @@ from .library import (
 )
 
 
-def normalised_jet(
-    x: Tensor, eps: float | Tensor, streams: Streams | None, centred: bool
-) -> Tensor:
+def normalised_jet(x: Tensor, eps: float, streams: Streams | None, centred: bool) -> Tensor:
     """Return the stack of c (mean c² + eps)^(−1/2) over the last dimension, without parameters.
 
     Args:
         x: [S, ..., D].
         streams: what x holds; None: a primal alone.
-        eps: a number, or a tensor [..., 1] with a number for each row.
         centred: c = x − mean(x) (layer norm); else c = x (RMS norm).
     """
+
+    streams = Streams(0, order=1) if streams is None else streams
 
     def mean(t: Tensor) -> Tensor:
         return t.mean(-1, keepdim=True)
 
-    streams = Streams(0, order=1) if streams is None else streams
-    c = x - mean(x) if centred else x
-    square = mean(product_jet(c, c, streams))
-    shifted = square[:1] + eps
-    ratio = torch.cat([shifted, square[1:] / shifted])
-    r = torch.rsqrt(shifted[0])
-    return product_jet(c, pointwise_jet((r, -0.5 * r, 0.75 * r), ratio, streams), streams)
+    # Split, not sliced: the gradient of a slice fills a stack with zeros.
+    primal, rest = (x - mean(x) if centred else x).split([1, len(x) - 1])
+    # Divided by a constant close to the root first, so that its square does not overflow.
+    near = (mean(primal.detach().square()) + eps).sqrt()
+    near = torch.where((near == 0) | near.isinf(), 1, near)
+    r = torch.rsqrt(mean((primal / near).square()) + eps / near / near) / near
+    y, z = primal * r, rest * r
+    m = mean(y * z)
+    parts = (z - m * y).split([streams.directions, streams.seconds])
+    if streams.seconds:
+        (slope, _), (first, _) = (t.split([streams.directions, streams.seconds]) for t in (m, z))
+        bent = 3 * streams.quadratic(slope, slope) - mean(streams.quadratic(first, first))
+        parts = parts[0], parts[1] - streams.crossed(slope, first) + bent * y
+    return torch.cat([y, *parts])
 
 
 def _reference(

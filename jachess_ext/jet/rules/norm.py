@@ -57,20 +57,11 @@ def _fused(
 
 def _normalised(input: Any, dimensions: int, eps: float, centred: bool) -> Any:
     """Normalise a jet or a plain tensor over the last dimensions, without parameters; halves in
-    float32.
-
-    x is divided by a constant close to the root first, so that its powers do not overflow.
-    """
+    float32."""
     is_jet = isinstance(input, JetTensor)
     streams = wide(input.streams if is_jet else input.unsqueeze(0))
     layout = input.jet_layout if is_jet else None
-    rows = streams.flatten(-dimensions)
-    primal = rows[0].detach()
-    primal = primal - primal.mean(-1, keepdim=True) if centred else primal
-    scale = ((primal * primal).mean(-1, keepdim=True) + eps).sqrt()
-    scale = torch.where((scale == 0) | scale.isinf(), 1, scale)
-    rows = rows / scale
-    out = normalised_jet(rows, eps / scale / scale, layout, centred).reshape(streams.shape)
+    out = normalised_jet(streams.flatten(-dimensions), eps, layout, centred).reshape(streams.shape)
     return input.with_streams(out) if is_jet else out[0]
 
 
