@@ -39,7 +39,6 @@ def normalised_jet(x: Tensor, eps: float, streams: Streams | None, centred: bool
         streams: what x holds; None: a primal alone.
         centred: c = x − mean(x) (layer norm); else c = x (RMS norm).
     """
-
     streams = Streams(0, order=1) if streams is None else streams
 
     def mean(t: Tensor) -> Tensor:

@@ -615,7 +615,7 @@ class Sheet:
             )
         if self.full is None or share is None:
             part = self.count(value)  # raises where it is no number at all, such as another name
-        if self.full is not None and part > 1:
+        if self.full is not None and (share is None or part > 1):
             raise DoubtfulSize(
                 f"{shown(value)} is no share of the data, from 0 to 1 or in per cent, as full= "
                 "says that sizes are"

@@ -505,7 +505,9 @@ def test_shares_of_the_data_are_sizes_once_it_is_said_of_how_many(
     assert table.losses.tolist() == [[2, 1], [3, 2]]
 
 
-@pytest.mark.parametrize("header", ["1000", "1k", "1,000", "101 %", "1.5", "n=1000"])
+@pytest.mark.parametrize(
+    "header", ["1000", "1k", "1,000", "101 %", "1.5", "n=1000", "n=1", "1 rows"]
+)
 def test_what_is_no_share(header: str) -> None:
     frame = pd.DataFrame({"model": ["a", "b"], "0.5": [2.0, 3.0], header: [1.0, 2.0]})
     with pytest.raises(TableError, match=rf"'{header}' is no share of the data, from 0 to 1"):
