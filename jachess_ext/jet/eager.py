@@ -75,13 +75,15 @@ def eager_jet(
     order: int,
     second: Second = "pairs",
     squares: int | None = None,
+    extra: Any = None,
 ) -> Any:
     """Compute `jet` outside ``torch.compile``.
 
     Args:
         squares: how many of the directions have squares, as of `make_layout`.
+        extra: one direction more, without a square: a nest like ``x``.
     """
-    kind = (order, second, squares)
+    kind = (order, second, squares, extra)
     arguments, layout = make_arguments(x, directions, *kind, check_values=not transformed())
     with jets_through_fsdp(), ending(layout.run):
         return to_jets(fn(*arguments), layout)
@@ -93,19 +95,22 @@ def make_arguments(
     order: int,
     second: Second = "pairs",
     squares: int | None = None,
+    extra: Any = None,
     *,
     check_values: bool,
 ) -> tuple[tuple[Any, ...], JetLayout]:
     """Return the arguments of ``fn`` as jets of one pass, and its layout; see `eager_jet`."""
     kind = (order, second, squares)
     if isinstance(x, Tensor):
-        jet_input = make_input(x, directions, *kind, check_values=check_values)
+        jet_input = make_input(x, directions, *kind, extra, check_values=check_values)
         return (jet_input,), jet_input.jet_layout
     points, steps, structure = paired_leaves(x, "x", directions, "directions")
+    extras = [None] * len(steps) if extra is None else structure.flatten_up_to(extra)
     layout: JetLayout | None = None
     jets = []
-    for (name, point), step in zip(points, steps, strict=True):
-        jet = make_input(point, step, *kind, check_values=check_values, name=name, layout=layout)
+    for (name, point), step, more in zip(points, steps, extras, strict=True):
+        named: dict[str, Any] = {"check_values": check_values, "name": name, "layout": layout}
+        jet = make_input(point, step, *kind, more, **named)
         layout = jet.jet_layout
         jets.append(jet)
     assert layout is not None
@@ -130,12 +135,13 @@ def paired_leaves(
     named = [(name + torch_private.pytree.keystr(path), leaf) for path, leaf in leaves]
     for place, leaf in named:
         check_point(leaf, place)
-    step_leaves, step_structure = torch_private.pytree.tree_flatten(steps)
-    if step_structure != structure:
+    try:
+        step_leaves = structure.flatten_up_to(steps)  # dicts by their keys, in whatever order
+    except ValueError:
         raise TypeError(
             f"{steps_name} are nested otherwise than {name}; expected a tensor for every tensor of "
             f"{name}, in the same tuples, lists and dicts"
-        )
+        ) from None
     return named, step_leaves, structure
 
 
@@ -145,6 +151,7 @@ def make_input(
     order: int = 2,
     second: Second = "pairs",
     squares: int | None = None,
+    extra: Tensor | None = None,
     *,
     check_values: bool = True,
     name: str = "x",
@@ -174,15 +181,16 @@ def make_input(
             f"{theirs} have shape {list(directions.shape)}, but {name} of shape {list(x.shape)} "
             f"needs {expected}"
         )
-    if layout is not None and len(directions) != layout.directions:
+    parts = [x.unsqueeze(0), directions, *([] if extra is None else [extra.unsqueeze(0)])]
+    count = len(directions) + len(parts) - 2
+    if layout is not None and count != layout.directions:
         raise ValueError(
             f"{theirs} hold {len(directions)} directions, but the tensors before them "
             f"{layout.directions}; expected the same number everywhere"
         )
     _check_dtype_and_device(directions, f"{theirs} are", x, name)
     if layout is None:
-        layout = begin_pass(len(directions), order, second, squares)
-    parts = [x.unsqueeze(0), directions]
+        layout = begin_pass(count, order, second, squares)
     if layout.seconds:
         parts.append(x.new_zeros(layout.seconds, *x.shape))
     with without_autocast(x.device.type):

@@ -6,11 +6,11 @@ call it on one: ``[N, d]`` to ``[N, ...]``.  A coordinate is an entry of a row.
 
 from __future__ import annotations
 
-import weakref
+from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from functools import reduce
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from functools import cache, reduce
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,57 @@ from ..ops.library import constant_when_compiled, transformed
 from .api import jvp
 from .eager import Jet, eager_jet, output_and_aux, paired_leaves, without_tangent
 from .layout import JetLayout, Second, map_tensors
+from .rows import (
+    FEW,
+    MIXED,
+    Comparison,
+    History,
+    any_true,
+    halves,
+    history_of,
+    mixed_factors,
+    state_of,
+)
 from .rules.forward_mode import unwrapped
 from .tensor import primal_of
 
 Function = Callable[..., Any]
+
+if TYPE_CHECKING:
+
+    class _Result(tuple[Any, ...]):  # a field more with has_aux
+        value: Any
+        aux: Any
+
+    class Laplacian(_Result):
+        first: Any
+        laplacian: Any
+
+    class HessianDiagonal(_Result):
+        first: Any
+        second: Any
+
+    class Divergence(_Result):
+        divergence: Tensor
+
+    class HessianProduct(_Result):
+        gradient: Any
+        product: Any
+
+else:
+    Laplacian = namedtuple("Laplacian", "value first laplacian")
+    HessianDiagonal = namedtuple("HessianDiagonal", "value first second")
+    Divergence = namedtuple("Divergence", "value divergence")
+    HessianProduct = namedtuple("HessianProduct", "value gradient product")
+
+
+@cache
+def _with_aux(kind: Any) -> Any:
+    return namedtuple(kind.__name__, [*kind._fields, "aux"])
+
+
+def _result(kind: Any, *parts: Any) -> Any:
+    return kind(*parts) if len(parts) == len(kind._fields) else _with_aux(kind)(*parts)
 
 
 def laplacian(
@@ -35,7 +82,8 @@ def laplacian(
     directions: Any = None,
     chunk_size: int | None = None,
     has_aux: bool = False,
-) -> tuple[Any, ...]:
+    check: bool = True,
+) -> Laplacian:
     """Compute f(x), its derivatives along directions, and Σ w_i D²f[u_i, u_i], in one pass.
 
     Along the coordinates and without weights the last is the Laplacian of each row.  D directions
@@ -77,20 +125,21 @@ def laplacian(
     """
     if torch.compiler.is_dynamo_compiling():
         plain = weights is None and chunk_size is None and not has_aux
-        in_graph = _in_graph(fn, x, directions, plain)
+        in_graph = _in_graph(fn, x, directions, plain, check)
         if in_graph is not None:
             return in_graph
-    rows = _Rows(fn, x, directions, has_aux)
+    rows = _Rows(fn, x, directions, has_aux, check)
     factors = None if weights is None else rows.weights(weights)
     if factors is not None and _is_differentiated(factors):
         # In a sum a direction is scaled by the root of its weight, which has no gradient at 0.
-        *found, second = rows.squares(chunk_size)
-        return rows.results(*found, [torch.tensordot(factors, part, 1) for part in second])
+        *results, second = rows.squares(chunk_size)
+        results.append([torch.tensordot(factors, part, 1) for part in second])
+        return rows.results(Laplacian, *results)
     passes = list(rows.passes(_by_sign(factors, rows.count), chunk_size, "sum", factors))
-    curved = [[p.sign * jet.second[0] for jet in p.jets] for p in passes if p.squares]
-    totals = curved or [[torch.zeros_like(jet.primal) for jet in passes[0].jets]]
+    curved = [[p.sign * second[0] for second in p.second] for p in passes if p.squares]
+    totals = curved or [[torch.zeros_like(primal) for primal in passes[0].primals]]
     total = [reduce(torch.add, parts) for parts in zip(*totals, strict=True)]
-    return rows.results(*rows.values_and_first(passes, factors), total)
+    return rows.results(Laplacian, *rows.values_and_first(passes, factors), total)
 
 
 def hessian_diagonal(
@@ -100,7 +149,8 @@ def hessian_diagonal(
     directions: Any = None,
     chunk_size: int | None = None,
     has_aux: bool = False,
-) -> tuple[Any, ...]:
+    check: bool = True,
+) -> HessianDiagonal:
     """Compute f(x), its derivatives along directions, and D²f[u_i, u_i] for each, in one pass.
 
     Along the coordinates that is the diagonal of each row's Hessian.
@@ -121,8 +171,8 @@ def hessian_diagonal(
         tensor([[ 6.],
                 [12.]])
     """
-    rows = _Rows(fn, x, directions, has_aux)
-    return rows.results(*rows.squares(chunk_size))
+    rows = _Rows(fn, x, directions, has_aux, check)
+    return rows.results(HessianDiagonal, *rows.squares(chunk_size))
 
 
 def divergence(
@@ -132,7 +182,8 @@ def divergence(
     directions: Any = None,
     chunk_size: int | None = None,
     has_aux: bool = False,
-) -> tuple[Any, ...]:
+    check: bool = True,
+) -> Divergence:
     """Compute f(x) and Σ_i ∂f_i/∂x_i, the trace of each row's Jacobian, in one pass of order 1.
 
     Args:
@@ -154,21 +205,20 @@ def divergence(
         >>> jx.divergence(torch.square, x)[1]  # Σ 2 x_i
         tensor([ 6., 14.])
     """
-    rows = _Rows(fn, x, directions, has_aux)
+    rows = _Rows(fn, x, directions, has_aux, check)
     if directions is not None and not rows.count:
         raise ValueError("directions hold no probe; expected one at least, or None")
     total = rows.points[0].new_zeros(rows.batch)
     for part in rows.passes([(1, list(range(rows.count)), 0)], chunk_size, "sum"):
-        for step, jet in zip(part.steps, part.jets, strict=True):
-            if step.shape != jet.first.shape:
+        for step, first in zip(part.steps, rows.like_x(part.first), strict=True):
+            if step.shape != first.shape:
                 raise ValueError(
-                    f"fn returned {list(jet.primal.shape)} for x of {list(step.shape[1:])}; "
+                    f"fn returned {list(first.shape[1:])} for x of {list(step.shape[1:])}; "
                     "expected the same shape"
                 )
-            total = total + (step * jet.first).flatten(2).sum((0, 2))
+            total = total + (step * first).unsqueeze(-1).flatten(2).sum((0, 2))
     total = total if directions is None else total / rows.count
-    (value, *aux) = rows.results([jet.primal for jet in part.jets])
-    return value, total, *aux
+    return rows.results(Divergence, part.primals, total)
 
 
 def hvp(
@@ -178,7 +228,7 @@ def hvp(
     *,
     has_aux: bool = False,
     differentiable: bool = True,
-) -> tuple[Any, ...]:
+) -> HessianProduct:
     """Compute f, its gradient and its Hessian times ``tangents``, from one pass and its backward.
 
     The backward of the tangent ∇f · t gives H t in the primals, and ∇f in t.
@@ -201,6 +251,10 @@ def hvp(
         >>> jx.hvp(lambda x: (x**3).sum(), (x,), (v,), differentiable=False)
         (tensor(9.), (tensor([ 3., 12.]),), (tensor([6., 0.]),))
     """
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False), torch.no_grad():
+            primals, tangents = map_tensors((primals, tangents), Tensor.clone)
+            return hvp(fn, primals, tangents, has_aux=has_aux)
     points, steps, structure = paired_leaves(primals, "primals", tangents, "tangents")
     keep = differentiable and torch.is_grad_enabled()
     leaves = [*(point for _, point in points), *steps]
@@ -233,7 +287,7 @@ def hvp(
         tensors, found = map_tensors((tensors, found), Tensor.detach)
     value, *aux = returned(tensors)
     product, gradient = nests(found)
-    return value, gradient, product, *aux
+    return _result(HessianProduct, value, gradient, product, *aux)
 
 
 def _leaf(tensor: Any, keep: bool) -> Any:
@@ -280,11 +334,28 @@ def _by_sign(weights: Tensor | None, count: int) -> list[Group]:
 
 
 class _Pass(NamedTuple):
+    """A pass along some directions: of every result values, first and second derivatives."""
+
     sign: int
     numbers: list[int]
     squares: int
     steps: list[Tensor]
-    jets: list[Jet]
+    primals: list[Tensor]
+    first: list[Tensor]
+    second: list[Tensor]
+
+
+class _Generators:
+    """The states of torch's generators: of the CPU, and of the GPUs in use."""
+
+    def __init__(self) -> None:
+        self._cpu = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def restore(self) -> None:
+        torch.set_rng_state(self._cpu)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
 
 
 class _Rows:
@@ -292,12 +363,15 @@ class _Rows:
 
     Attributes:
         points: the tensors of x, ``[N, ...]``.
+        fn: the function.
         batch: N.
         count: q, the number of directions.
     """
 
-    def __init__(self, fn: Function, x: Any, directions: Any, has_aux: bool) -> None:
-        self._fn, self._x, self._has_aux = fn, x, has_aux
+    def __init__(
+        self, fn: Function, x: Any, directions: Any, has_aux: bool, check: bool = True
+    ) -> None:
+        self.fn, self._x, self._has_aux = fn, x, has_aux
         self._output: Any = None
         self._aux: tuple[Any, ...] = ()
         steps = x if directions is None else directions
@@ -318,8 +392,7 @@ class _Rows:
             self._given = [_of_each_row(step, point) for step, point in pairs]
         self._sizes = [point.shape[1:].numel() for point in self.points]
         self.count = sum(self._sizes) if self._given is None else len(self._given[0])
-        if self.batch > 1:
-            self._check_rows()
+        self._check = check and self.batch > 1 and self.count > 0
 
     def weights(self, weights: Sequence[float] | Tensor) -> Tensor:
         """Return the weights as a tensor ``[q]`` of x's dtype.
@@ -343,30 +416,46 @@ class _Rows:
         second: Second,
         weights: Tensor | None = None,
     ) -> Iterator[_Pass]:
-        """Run ``fn`` once for each chunk of directions.
+        """Run ``fn`` once for each chunk of directions, each time with the same random numbers.
 
         Args:
             weights: of squares: a direction goes in times √|w|.
+
+        Raises:
+            ValueError: rows depend on each other; the last pass has a direction more to see that.
         """
         if chunk_size is not None and chunk_size < 1:
             raise ValueError(f"chunk_size is {chunk_size}; expected 1 direction at least, or None")
+        plan = []
         for sign, numbers, squares in groups:
             size = chunk_size or max(1, len(numbers))
             for start in range(0, max(1, len(numbers)), size):
                 chunk = numbers[start : start + size]
-                squared = max(0, min(squares - start, len(chunk)))
-                steps = self._steps(chunk)
-                if weights is not None:
-                    roots = _roots(weights)[chunk]
-                    steps = [step * roots.reshape(-1, *(1,) * (step.ndim - 1)) for step in steps]
-                yield _Pass(sign, chunk, squared, steps, self._run(self._x, steps, second, squared))
+                plan.append((sign, chunk, max(0, min(squares - start, len(chunk)))))
+        check = _Check.of(self) if self._check else None
+        generators = _Generators()
+        for place, (sign, chunk, squared) in enumerate(plan):
+            if place:
+                generators.restore()
+            steps = self._steps(chunk)
+            roots = None if weights is None else _roots(weights)[chunk]
+            if roots is not None:
+                steps = [step * roots.reshape(-1, *(1,) * (step.ndim - 1)) for step in steps]
+            extra = check.direction() if check and place == len(plan) - 1 else None
+            jets = self._run(self._x, steps, second, squared, extra)
+            first = [jet.first[: len(chunk)] for jet in jets]
+            if check:
+                check.add(first, chunk, roots)
+            if check and extra:
+                check.compare([jet.first[-1].detach() for jet in jets], generators)
+            primals, seconds = [jet.primal for jet in jets], [jet.second for jet in jets]
+            yield _Pass(sign, chunk, squared, steps, primals, first, seconds)
 
     def values_and_first(
         self, passes: list[_Pass], weights: Tensor | None = None
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return the values and first derivatives of every tensor, in the directions' order."""
-        jets = zip(*(part.jets for part in passes), strict=True)
-        first = [torch.cat([jet.first for jet in parts]) for parts in jets]
+        first = [torch.cat(parts) for parts in zip(*(p.first for p in passes), strict=True)]
         if len(passes) > 1 or weights is not None:
             numbers = torch.tensor([number for part in passes for number in part.numbers])
             places = numbers.argsort().to(self.points[0].device)
@@ -374,18 +463,38 @@ class _Rows:
         if weights is not None:
             roots = _roots(weights)
             first = [each / roots.reshape(-1, *(1,) * (each.ndim - 1)) for each in first]
-        return [jet.primal for jet in passes[0].jets], first
+        return passes[0].primals, first
 
     def squares(self, chunk_size: int | None) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Return values, first derivatives and D²f[u_i, u_i] of every tensor."""
         passes = list(self.passes(_by_sign(None, self.count), chunk_size, "squares"))
-        jets = zip(*(part.jets for part in passes), strict=True)
-        second = [torch.cat([jet.second for jet in parts]) for parts in jets]
+        second = [torch.cat(parts) for parts in zip(*(p.second for p in passes), strict=True)]
         return *self.values_and_first(passes), second
 
-    def results(self, *parts: list[Tensor]) -> tuple[Any, ...]:
+    def results(self, kind: Any, *parts: list[Tensor] | Tensor) -> Any:
         """Return lists of tensors as nests like the output of ``fn``, and ``aux`` behind them."""
-        return *map(self._output, parts), *self._aux
+        nests = [part if isinstance(part, Tensor) else self._output(part) for part in parts]
+        return _result(kind, *nests, *self._aux)
+
+    def like_x(self, parts: list[Tensor]) -> list[Tensor]:
+        """Return a tensor for each that ``fn`` returned, in the order of x's.
+
+        Raises:
+            ValueError: they are not nested as x is.
+        """
+        nest, structure = self._output(parts), self._structure
+        if isinstance(self._x, tuple) and len(self._x) == 1 and not isinstance(nest, tuple):
+            nest = (nest,)
+        try:
+            tensors = structure.flatten_up_to(nest)
+        except ValueError:
+            tensors = []
+        if not all(isinstance(tensor, Tensor) for tensor in tensors) or not tensors:
+            raise ValueError(
+                "fn must return tensors nested as those of x, in the same tuples, lists and dicts, "
+                "since the divergence takes the derivative of each by its own"
+            )
+        return tensors
 
     def _steps(self, numbers: list[int]) -> list[Tensor]:
         """Return some of the directions, ``[len(numbers), N, ...]`` of each tensor of x."""
@@ -400,21 +509,34 @@ class _Rows:
             start += size
         return found
 
-    def _run(self, x: Any, steps: list[Tensor], second: Second, squares: int) -> list[Jet]:
+    def _run(
+        self,
+        x: Any,
+        steps: list[Tensor],
+        second: Second,
+        squares: int,
+        extra: list[Tensor] | None = None,
+    ) -> list[Jet]:
         """Return the jets of every tensor that ``fn`` returns."""
 
         def tensors(*arguments: Any) -> list[Tensor]:
-            output = self._fn(*arguments)
+            output = self.fn(*arguments)
             if self._has_aux:
                 output, aux = output_and_aux(output)
                 self._aux = (map_tensors(aux, primal_of),)
             self._output, found = _apart(output, without_tangent)
+            if not found:
+                raise TypeError(
+                    f"fn returned {output!r}; expected tensors [N, ...], a result a row"
+                )
             return found
 
         none = not len(steps[0])  # directions, which no jet has: zeros stand in
         given = [step.new_zeros(1, *step.shape[1:]) for step in steps] if none else steps
-        nest = torch_private.pytree.tree_unflatten(given, self._structure)
-        jets = eager_jet(tensors, x, nest, 2 if squares else 1, second, squares or None)
+        unflatten = torch_private.pytree.tree_unflatten
+        more = None if extra is None else unflatten(extra, self._structure)
+        kind = (2 if squares else 1, second, squares or None, more)
+        jets = eager_jet(tensors, x, unflatten(given, self._structure), *kind)
         for jet in jets:
             if not isinstance(jet, Jet) or jet.primal.shape[:1] != steps[0].shape[1:2]:
                 got = list(jet.primal.shape) if isinstance(jet, Jet) else jet.dtype
@@ -424,47 +546,105 @@ class _Rows:
                 )
         return [Jet(jet.streams[:1], JetLayout(0, 1)) for jet in jets] if none else jets
 
-    def _check_rows(self) -> None:
-        """Raise ValueError where the tangent of one of five rows reaches another: of these alone,
-        or of all where ``fn`` holds something of each row.  A function is checked once."""
-        mode = getattr(self._fn, "training", None)
-        with suppress(TypeError):  # neither hashable nor referable: checked at each call
-            if _CHECKED.get(self._fn, ...) == mode:
-                return
-        try:
-            jets = self._along_rows(min(_CHECKED_ROWS, self.batch))
-        except Exception:
-            jets = self._along_rows(self.batch)
-        for jet in jets:
-            parts = [(each[:row], each[row + 1 :]) for row, each in enumerate(jet.first)]
-            # Of every function that torch.func.vmap calls at once, since it lets none be read; NaN,
-            # which is also 0 · ∞, says nothing of rows.
-            if any((unwrapped(others).abs() > 0).any() for pair in parts for others in pair):
-                raise ValueError(
-                    "results of fn depend on other rows of x than their own (a mean over the "
-                    "batch, batch norm in training mode?); expected each row by itself"
-                )
-        with suppress(TypeError):
-            _CHECKED[self._fn] = mode
+    def mixture(self, factors: Tensor) -> list[Tensor]:
+        """Return Σ a_qn u_q, ``[N, ...]`` of each tensor of x, for factors ``[q, N]``."""
+        if self._given is not None:
+            wide = [factors.reshape(*factors.shape, *(1,) * (u.ndim - 2)) for u in self._given]
+            return [(a * u.detach()).sum(0) for a, u in zip(wide, self._given, strict=True)]
+        parts = factors.T.split(self._sizes, 1)
+        return [
+            part.reshape(point.shape).to(point.dtype)
+            for part, point in zip(parts, self.points, strict=True)
+        ]
 
-    def _along_rows(self, rows: int) -> list[Jet]:
-        points, steps, each = [], [], torch.arange(min(_CHECKED_ROWS, rows))
-        for point, size in zip(self.points, self._sizes, strict=True):
-            # Nothing drawn: torch.func.vmap would ask how.
-            own = torch.arange(1.0, 1 + len(each) * size).sin()
-            step = torch.zeros(len(each), rows, *point.shape[1:])
-            step[each, each] = own.reshape(len(each), *point.shape[1:])
-            step = step.to(point)
-            points.append(point[:rows].detach())
-            steps.append(step)
-        with torch.no_grad():
-            x = torch_private.pytree.tree_unflatten(points, self._structure)
-            return self._run(x, steps, "sum", 0)
+    def alike(self) -> bool:
+        """Return whether all rows are the same."""
+        return not any_true((point != point[:1]).flatten() for point in self.points)
+
+    def depend(self, generators: _Generators) -> bool:
+        """Return whether tangents of some rows reach rows where they are zero; whatever two rows
+        these are, and to the bit.
+
+        Args:
+            generators: as they were when the call began.
+        """
+        before = self._output, self._aux
+        points = [point.detach() for point in self.points]
+        x = torch_private.pytree.tree_unflatten(points, self._structure)
+        mixture = self.mixture(mixed_factors(self.count, self.batch, points[0]))
+        with torch.no_grad(), _unchanged(self.fn):
+            for some in halves(self.batch, points[0].device).split(8):
+                generators.restore()
+                shaped = [some.reshape(*some.shape, *(1,) * (part.ndim - 1)) for part in mixture]
+                steps = [mask * part for mask, part in zip(shaped, mixture, strict=True)]
+                for jet in self._run(x, steps, "sum", 0):
+                    inside = some.reshape(*some.shape, *(1,) * (jet.first.ndim - 2))
+                    if any_true([torch.where(inside, 0, jet.first).abs() > 0]):
+                        return True
+        self._output, self._aux = before
+        return False
 
 
-_CHECKED_ROWS = 5  # no multiple of the groups that rows are taken in: pairs, threes, fours
-_CHECKED: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-"""Functions whose rows were found independent, with their training mode where they have one."""
+@contextmanager
+def _unchanged(fn: Function) -> Iterator[None]:
+    """Set torch's generators, and a module's buffers, as they were."""
+    generators = _Generators()
+    buffers = list(fn.buffers()) if isinstance(fn, nn.Module) else []
+    copies = [buffer.clone() for buffer in buffers]
+    try:
+        yield
+    finally:
+        generators.restore()
+        for buffer, copy in zip(buffers, copies, strict=True):
+            buffer.copy_(copy)
+
+
+class _Check:
+    """The question of a call whether rows depend on each other."""
+
+    def __init__(self, rows: _Rows, history: History, state: Any) -> None:
+        self._rows, self._history, self._state = rows, history, state
+        self._comparison = Comparison(mixed_factors(rows.count, rows.batch, rows.points[0]))
+
+    @classmethod
+    def of(cls, rows: _Rows) -> _Check | None:
+        """Return the question; None, and count the call, where it is not asked in this one."""
+        history, state = history_of(rows.fn), None
+        if rows.count < FEW:
+            shapes = tuple((point.shape, point.dtype, point.device) for point in rows.points)
+            state = rows.count, shapes, state_of(rows.fn, rows.batch)
+            if not history.is_due(state):
+                history.count(state)
+                return None
+        return cls(rows, history, state)
+
+    def direction(self) -> list[Tensor]:
+        """Return the direction that the last pass has beside its own, ``[N, ...]`` of each
+        tensor of x."""
+        return self._rows.mixture(self._comparison.factors)
+
+    def add(self, first: list[Tensor], numbers: list[int], roots: Tensor | None) -> None:
+        """Add the first derivatives of a pass, of directions that were scaled by these roots."""
+        factors = self._comparison.factors
+        if roots is not None:
+            factors = factors[numbers] / roots.unsqueeze(1)
+        elif len(numbers) < len(factors):
+            factors = factors[numbers[0] : numbers[-1] + 1]
+        self._comparison.add(first, factors)
+
+    def compare(self, tangents: list[Tensor], generators: _Generators) -> None:
+        """Raise ValueError where rows depend on each other; else count the call."""
+        history = self._history
+        if not self._comparison.agrees(tangents, history.roundings):
+            error = self._comparison.error(tangents)
+            if error > history.roundings:
+                if error == torch.inf or self._rows.depend(generators):
+                    history.calls.clear()
+                    raise ValueError(MIXED)
+                history.roundings = 4 * error
+        # Where all rows are alike, such as zeros, it says little: the next call asks again.
+        if self._state is not None and not self._rows.alike():
+            history.count(self._state)
 
 
 def _is_differentiated(weights: Tensor) -> bool:
@@ -488,7 +668,7 @@ def _of_each_row(step: Any, point: Tensor) -> Any:
 # ---- within torch.compile ----------------------------------------------------------------------
 
 
-def _in_graph(fn: Any, x: Any, directions: Any, plain: bool) -> tuple[Tensor, ...] | None:
+def _in_graph(fn: Any, x: Any, directions: Any, plain: bool, check: bool) -> Laplacian | None:
     """Compute `laplacian` while dynamo traces; None where the graph breaks, and it runs eagerly.
 
     Args:
@@ -502,18 +682,21 @@ def _in_graph(fn: Any, x: Any, directions: Any, plain: bool) -> tuple[Tensor, ..
     if why := why_not(fn) or (None if held else form):
         torch._dynamo.graph_break(msg=why)
         return None
-    _rows_checked(fn, x)
+    if check:
+        _rows_checked(fn, x)
     if directions is None:
         unit = torch.eye(x.shape[1:].numel(), dtype=x.dtype, device=x.device)
         directions = unit.reshape(-1, *x.shape[1:])
     found = jet_in_graph(fn, x, _of_each_row(directions, x), 2, "sum")
     if not isinstance(found, Jet) or found.primal.shape[:1] != x.shape[:1]:
         raise JetGraphError("fn must return one floating-point tensor [N, ...], a result a row")
-    return found.primal, found.first, found.second[0]
+    return Laplacian(found.primal, found.first, found.second[0])
 
 
 @constant_when_compiled
 def _rows_checked(fn: Function, x: Tensor) -> bool:
     """Return True, or raise ValueError where rows of ``fn`` depend on each other."""
-    _Rows(fn, x.detach(), None, False)
+    rows = _Rows(fn, x.detach(), None, False)
+    if rows.batch > 1 and rows.depend(_Generators()):
+        raise ValueError(MIXED)
     return True

@@ -1,0 +1,344 @@
+"""Whether rows of a function depend on each other, and in which calls that is asked.
+
+A pass carries one more direction: of each row another mixture Σ_i a_ni u_i of its directions, and
+0 of one row.  Where rows depend on themselves alone its tangent is Σ_i a_ni J u_i, but for
+rounding; and exactly 0 in the row of zeros, since products and sums of zeros are.  Rounding has no
+bound that holds for every function (its own terms may cancel), so what is off is looked into: along
+directions that are 0 in half of the rows, tangents there are exactly 0 or come from other rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import numbers
+import threading
+import types
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .. import torch_private
+from .rules.forward_mode import unwrapped
+
+MIXED = (
+    "results of fn depend on other rows of x than their own (a mean over the batch, batch norm in "
+    "training mode?); expected each row by itself"
+)
+
+
+# ---- the direction that is carried ---------------------------------------------------------------
+
+_calls = itertools.count()
+
+
+def mixed_factors(count: int, rows: int, like: Tensor) -> Tensor:
+    """Return ``[count, rows]``: numbers that nothing relates, and 0 of one row; others at each call.
+
+    Torch's generators are left alone; under `torch.func.vmap` they would ask how to draw.
+    """
+    make = _table if count * rows < 2**16 else _table.__wrapped__
+    first = next(_calls) % rows
+    table = torch.from_numpy(make(count, rows, like.dtype == torch.float64))
+    return table[:, first : first + rows].to(like.device, like.dtype)
+
+
+@functools.lru_cache(16)
+def _table(count: int, rows: int, double: bool) -> np.ndarray:
+    """Return ``[count, 2 rows - 1]``, of which any ``rows`` columns are such factors."""
+    generator = np.random.default_rng(0)
+    table = generator.standard_normal((count, 2 * rows - 1), np.float64 if double else np.float32)
+    table[:, rows - 1] = 0
+    return table
+
+
+def halves(rows: int, device: torch.device) -> Tensor:
+    """Return ``[h, rows]``, each true in half of the rows: for any two, one of the first alone."""
+    numbers = torch.arange(rows, device=device)
+    bits = torch.stack([numbers >> bit & 1 for bit in range((rows - 1).bit_length())]).bool()
+    return torch.stack([bits, ~bits], 1).flatten(0, 1)
+
+
+def any_true(tensors: Iterable[Tensor]) -> bool:
+    """Return whether an entry is true: of all functions that torch.func.vmap calls at once."""
+    return any(bool(unwrapped(tensor).any()) for tensor in tensors)
+
+
+class Comparison:
+    """The tangents of a call along the mixture of its directions, against those of the directions.
+
+    Args:
+        factors: ``[q, N]``, of `mixed_factors`.
+    """
+
+    def __init__(self, factors: Tensor) -> None:
+        self.factors = factors
+        self._sums: list[Tensor] = []
+        self._sizes: list[Tensor] = []
+
+    def add(self, first: list[Tensor], factors: Tensor) -> None:
+        """Add the tangents ``[p, N, ...]`` of every result along some directions, whose factors
+        these are, ``[p, N]``."""
+        sums, sizes = [], []
+        for tangents in first:
+            tangents = tangents.detach()
+            tangents = tangents.float() if tangents.dtype.itemsize < 4 else tangents
+            parts = factors.reshape(*factors.shape, *(1,) * (tangents.ndim - 2)) * tangents
+            sums.append(parts.sum(0))
+            sizes.append(parts.abs_().sum(0))
+        if self._sums:
+            sums = [a + b for a, b in zip(self._sums, sums, strict=True)]
+            sizes = [a + b for a, b in zip(self._sizes, sizes, strict=True)]
+        self._sums, self._sizes = sums, sizes
+
+    def agrees(self, tangents: list[Tensor], roundings: float) -> bool:
+        """Return whether they are equal but for as many roundings, and 0 in the row of zeros.
+
+        Quickly; what is not may be rounding, or not finite (`error`).
+        """
+        for tangent, total, size in zip(tangents, self._sums, self._sizes, strict=True):
+            if tangent.numel():
+                bound = (size + size.median()) * (roundings * torch.finfo(tangent.dtype).eps)
+                near = (tangent - total).abs_() <= bound
+                # What is 0 along every direction is 0 in the row of zeros and where fn is constant.
+                if not unwrapped(torch.where(size == 0, tangent == 0, near)).all():
+                    return False
+        return True
+
+    def error(self, tangents: list[Tensor]) -> float:
+        """Return the largest difference, in roundings; infinity where the row of zeros has a
+        tangent.
+
+        Relative to a row's largest tangent and to that of half of the rows; what overflowed is left
+        out, and what rounds as the smallest numbers do is taken to be of their size.
+        """
+        zero = (self.factors == 0).all(0)
+        errors = [torch.zeros(())]
+        for tangent, total, size in zip(tangents, self._sums, self._sizes, strict=True):
+            if tangent.numel():
+                info = torch.finfo(tangent.dtype)
+                off = (tangent - total).abs().nan_to_num(0, 0, 0).unsqueeze(-1).flatten(1).amax(-1)
+                size = size.unsqueeze(-1).flatten(1).amax(-1)
+                usual = torch.where(size > 0, size, torch.nan).nanmedian().nan_to_num(0, 0, 0)
+                off = (off / (size + usual + info.tiny) / info.eps).nan_to_num(0, 0, 0)
+                reached = tangent.unsqueeze(-1).flatten(1).abs().amax(-1) > 0
+                errors.append(unwrapped(torch.where(zero & reached, torch.inf, off)).max())
+        return max(map(float, errors))
+
+
+# ---- which calls ask ---------------------------------------------------------------------------
+
+FEW = 16
+"""A stream more is dear among less directions: then not all calls have one."""
+_OFTEN = 64
+_STATES = 16
+_ROUNDINGS = 16.0
+
+
+class History:
+    """The calls of a function.
+
+    Attributes:
+        calls: how many there were in a state (`state_of`), the last states alone.
+        roundings: how far tangents of independent rows were off.
+    """
+
+    def __init__(self) -> None:
+        self.calls: dict[Any, int] = {}
+        self.roundings = _ROUNDINGS
+
+    def is_due(self, state: Any) -> bool:
+        """Return whether a call in this state asks: the first, second, fourth, and each 64th."""
+        number = self.calls.get(state, 0) + 1
+        return not number & (number - 1) or number % _OFTEN == 0
+
+    def count(self, state: Any) -> None:
+        """Count a call."""
+        number = self.calls.pop(state, 0) + 1
+        while len(self.calls) >= _STATES:
+            self.calls.pop(next(iter(self.calls)), None)
+        self.calls[state] = number
+
+
+_HISTORIES: weakref.WeakKeyDictionary[Any, History] = weakref.WeakKeyDictionary()
+_LOCK = threading.Lock()
+
+
+def history_of(fn: Any) -> History:
+    """Return the history of a function; of one defined in a loop, that of its code.
+
+    A new one for what can be no key of a dictionary.
+    """
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    fn = getattr(fn, "__func__", fn)
+    with suppress(TypeError), _LOCK:
+        return _HISTORIES.setdefault(getattr(fn, "__code__", fn), History())
+    return History()
+
+
+# ---- what a function reads ---------------------------------------------------------------------
+
+_PLAIN = {
+    *(bool, int, float, complex, str, bytes, types.NoneType, types.BuiltinFunctionType),
+    *(torch.dtype, torch.device, torch.Size),
+}
+_CONTAINERS = {dict, OrderedDict, set, list, tuple}
+_GLOBAL_HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks")
+
+
+def state_of(fn: Any, rows: int) -> tuple[Any, ...]:
+    """Return what can be seen of a function: modules and their training flags, hooks, numbers,
+    flags and names in attributes, closures and global names; versions of buffers.
+
+    Parameters are told apart by identity, since every step of an optimizer changes them, and
+    tensors of as many rows as the batch are not, since every batch has others.
+    """
+    reader = _Reader(rows)
+    reader.read(fn)
+    for name in _GLOBAL_HOOKS:
+        reader.found.extend(getattr(nn.modules.module, name, ()))
+    return tuple(reader.found)
+
+
+class _Reader:
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._seen: set[Any] = set()
+        self.found: list[Any] = []
+
+    def read(self, value: Any, code: types.CodeType | None = None) -> None:
+        """Append what can be seen of a value.
+
+        Args:
+            code: of the function that names it; of other objects than modules, attributes are read
+                that it names.
+        """
+        kind = type(value)
+        if kind in _PLAIN:
+            self.found.append(value)
+        elif isinstance(value, Tensor):
+            self._read_tensor(value)
+        elif isinstance(value, nn.Module):
+            self._read_module(value)
+        elif isinstance(value, list | tuple | Mapping | Set):
+            self._read_items(value, code)
+        elif isinstance(value, types.FunctionType):
+            self._read_function(value)
+        elif isinstance(value, types.MethodType):
+            self._read_function(value.__func__)
+            self.read(value.__self__, value.__func__.__code__)
+        elif isinstance(value, functools.partial):
+            for part in (value.func, value.args, value.keywords):
+                self.read(part, code)
+        elif isinstance(value, numbers.Number | np.generic):
+            self.found.append(value)
+        elif isinstance(value, np.ndarray):
+            self.found.append(value.tobytes() if value.size <= 64 else id(value))
+        else:
+            self._read_object(value, code)
+
+    def _is_new(self, *key: Any) -> bool:
+        self.found.append(key[0])
+        new = key not in self._seen
+        self._seen.add(key)
+        return new
+
+    def _read_items(self, value: Any, code: types.CodeType | None) -> None:
+        if not value or not self._is_new(id(value)):
+            return
+        if isinstance(value, Mapping):
+            for key in value:
+                self.read(key, code)
+                self.read(value[key], code)
+        else:
+            for item in value:
+                self.read(item, code)
+
+    def _read_tensor(self, value: Tensor) -> None:
+        wrapped = torch_private.functorch.is_functorch_wrapped_tensor(value)
+        if wrapped or (value.requires_grad and not value.is_leaf):
+            self.found.append(value.ndim)
+        elif value.requires_grad:
+            self.found.append(id(value))
+        elif value.ndim and len(value) == self._rows:
+            self.found.append(value.ndim)
+        else:
+            version = 0 if value.is_inference() else value._version
+            self.found += [id(value), version]
+            if value.numel() == 1 and value.device.type == "cpu" and type(value) is Tensor:
+                self.found.append(value.item())  # `.data` is changed without a new version
+
+    def _read_module(self, module: nn.Module) -> None:
+        if not self._is_new(id(module)):
+            return
+        found = self.found
+        for name, value in vars(module).items():
+            kind = type(value)
+            if kind in _PLAIN:
+                found.append(value)
+            elif kind in _CONTAINERS:
+                if not value:
+                    continue
+                if name == "_modules":
+                    for child in value.values():
+                        if child is not None:
+                            self._read_module(child)
+                else:
+                    self._read_items(value, None)
+            else:
+                found.append(name)
+                self.read(value)
+        self._read_function(type(module).forward, module)
+
+    def _read_function(self, function: Any, owner: Any = None) -> None:
+        code = getattr(function, "__code__", None)
+        if not self._is_new(id(function)) or code is None or "-packages" in code.co_filename:
+            return
+        for cell in function.__closure__ or ():
+            with suppress(ValueError):  # an empty cell
+                self.read(cell.cell_contents, code)
+        self.read(function.__defaults__, code)
+        self.read(function.__kwdefaults__, code)
+        self.read(vars(function), code)
+        for name in _names(code):
+            if name in function.__globals__:
+                self.read(function.__globals__[name], code)
+        if owner is not None:
+            self._read_methods(owner, code)
+
+    def _read_object(self, value: Any, code: types.CodeType | None) -> None:
+        """Read what ``code`` names of an object, of a module of Python, or of a class."""
+        if not self._is_new(id(value), id(code)):
+            return
+        inside = getattr(value, "__dict__", {})
+        if code is not None and not str(getattr(value, "__name__", "")).startswith("torch"):
+            for name in _names(code):
+                if name in inside:
+                    self.read(inside[name], code)
+        if not isinstance(value, type | types.ModuleType):
+            self._read_methods(value, code)
+
+    def _read_methods(self, value: Any, code: types.CodeType | None) -> None:
+        names = ("__call__",) if code is None else ("__call__", *_names(code))
+        for name in names:
+            method = getattr(type(value), name, None)
+            method = method.fget if isinstance(method, property) else method
+            if isinstance(method, types.FunctionType):
+                self._read_function(method)
+                if not isinstance(value, nn.Module):
+                    self._read_object(value, method.__code__)
+
+
+def _names(code: types.CodeType) -> Sequence[str]:
+    """Return the names that a function, or one inside of it, reads globally or of objects."""
+    inner = [part for part in code.co_consts if isinstance(part, types.CodeType)]
+    if not inner:
+        return code.co_names
+    return [*code.co_names, *itertools.chain.from_iterable(map(_names, inner))]
