@@ -39,9 +39,10 @@ _calls = itertools.count()
 
 
 def mixed_factors(count: int, rows: int, like: Tensor) -> Tensor:
-    """Return ``[count, rows]``: numbers that nothing relates, and 0 of one row; others at each call.
+    """Return ``[count, rows]``: numbers that nothing relates, and 0 of one row.
 
-    Torch's generators are left alone; under `torch.func.vmap` they would ask how to draw.
+    Others at each call.  Torch's generators are left alone; under `torch.func.vmap` they would ask
+    how to draw.
     """
     make = _table if count * rows < 2**16 else _table.__wrapped__
     first = next(_calls) % rows
@@ -138,6 +139,7 @@ FEW = 16
 """A stream more is dear among less directions: then not all calls have one."""
 _OFTEN = 64
 _STATES = 16
+_MOST = 1000  # entries of a container that are read
 _ROUNDINGS = 16.0
 
 
@@ -245,13 +247,14 @@ class _Reader:
             self._read_object(value, code)
 
     def _is_new(self, *key: Any) -> bool:
-        self.found.append(key[0])
+        """Return whether a key was not read before, so that what holds itself has an end."""
         new = key not in self._seen
         self._seen.add(key)
         return new
 
     def _read_items(self, value: Any, code: types.CodeType | None) -> None:
-        if not value or not self._is_new(id(value)):
+        self.found.append(len(value))
+        if len(value) > _MOST or not self._is_new(id(value)):
             return
         if isinstance(value, Mapping):
             for key in value:
@@ -276,9 +279,10 @@ class _Reader:
                 self.found.append(value.item())  # `.data` is changed without a new version
 
     def _read_module(self, module: nn.Module) -> None:
+        self.found.append(id(module))
         if not self._is_new(id(module)):
             return
-        found = self.found
+        found, code = self.found, getattr(type(module).forward, "__code__", None)
         for name, value in vars(module).items():
             kind = type(value)
             if kind in _PLAIN:
@@ -291,15 +295,16 @@ class _Reader:
                         if child is not None:
                             self._read_module(child)
                 else:
-                    self._read_items(value, None)
+                    self._read_items(value, code)
             else:
                 found.append(name)
-                self.read(value)
+                self.read(value, code)
         self._read_function(type(module).forward, module)
 
     def _read_function(self, function: Any, owner: Any = None) -> None:
         code = getattr(function, "__code__", None)
-        if not self._is_new(id(function)) or code is None or "-packages" in code.co_filename:
+        self.found.append(id(code or function))  # a function in a loop is another at each turn
+        if code is None or "-packages" in code.co_filename or not self._is_new(id(function)):
             return
         for cell in function.__closure__ or ():
             with suppress(ValueError):  # an empty cell
@@ -315,6 +320,7 @@ class _Reader:
 
     def _read_object(self, value: Any, code: types.CodeType | None) -> None:
         """Read what ``code`` names of an object, of a module of Python, or of a class."""
+        self.found.append(id(value))
         if not self._is_new(id(value), id(code)):
             return
         inside = getattr(value, "__dict__", {})

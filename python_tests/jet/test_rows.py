@@ -1,0 +1,523 @@
+"""`jx.laplacian` and its siblings refuse rows that depend on each other, and no others."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import jachess_ext as jx
+from jachess_ext.jet import second_order
+from jachess_ext.jet.eager import eager_jet
+
+N, D, MANY = 40, 3, 18
+REFUSED = "depend on other rows"
+Rows = Callable[[Tensor], Tensor]
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def one_pair(x: Tensor, to: int, of: int) -> Tensor:
+    return torch.cat([x[:to], x[to : to + 1] * x[of : of + 1], x[to + 1 :]])
+
+
+def nearest(x: Tensor, k: int) -> Tensor:
+    distances = torch.cdist(x, x)
+    return x[distances.detach().topk(k + 1, largest=False).indices[:, 1:]].mean(1)
+
+
+def in_groups(x: Tensor, size: int, f: Rows) -> Tensor:
+    return torch.cat([f(part) for part in x.split(size)])
+
+
+def attention(x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(x[None], x[None], x[None])[0]
+
+
+def of_layer(make: Callable[[int], Any]) -> Rows:
+    def run(x: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        result = make(x.shape[-1]).to(x.dtype)(x)
+        return result[0] if isinstance(result, tuple) else result
+
+    return run
+
+
+MIXING: dict[str, Rows] = {
+    # statistics of the batch
+    "mean": lambda x: x - x.mean(0),
+    "mean, linear": lambda x: (x * x.mean(0)).sin(),
+    "mean of everything": lambda x: x.sin() + x.mean(),
+    "a thousandth of the mean": lambda x: x.sin() + 1e-3 * x.mean(0),
+    "a billionth of the mean": lambda x: x.sin() + 1e-9 * x.mean(0),
+    "one coordinate's mean": lambda x: x.sin() + x[:, 1:2].mean(),
+    "last coordinate's mean": lambda x: x.sin() + x[:, -1:].mean(),
+    "no value of it": lambda x: x + x.mean(0) - x.mean(0).detach(),
+    "sum": lambda x: x.sum(0, keepdim=True).expand_as(x).sin(),
+    "product": lambda x: x * x.tanh().prod(0),
+    "variance": lambda x: x / x.var(0).sqrt(),
+    "standard deviation": lambda x: x / x.std(),
+    "batch norm": lambda x: F.batch_norm(x, None, None, training=True),
+    "batch norm, a layer": of_layer(lambda d: nn.BatchNorm1d(d, track_running_stats=False)),
+    "ghost batch norm": lambda x: in_groups(
+        x, 16, lambda z: F.batch_norm(z, None, None, training=True)
+    ),
+    "layer norm of the batch": lambda x: F.layer_norm(x, x.shape),
+    "instance norm over rows": lambda x: F.instance_norm(x.T[None])[0].T,
+    "norm": lambda x: x / x.norm(),
+    "norm by columns": lambda x: F.normalize(x, dim=0),
+    "clipped by the norm": lambda x: (x * (8 / x.norm()).clamp(max=1)).sin(),
+    "clipped by a column's norm": lambda x: x * (2 / x[:, :1].norm()).clamp(max=1),
+    "covariance": lambda x: x @ torch.cov(x.T),
+    "whitened": lambda x: x @ torch.linalg.inv(x.T @ x),
+    "gram": lambda x: (x @ x.T) @ x,
+    "softmax over rows": lambda x: x.softmax(0),
+    "log-softmax over rows": lambda x: x.log_softmax(0),
+    "logsumexp": lambda x: x - x.logsumexp(0),
+    # order
+    "median": lambda x: x - x.median(0).values,
+    "maximum": lambda x: x - x.amax(0),
+    "minimum of all": lambda x: x - x.min(),
+    "largest size": lambda x: x / x.abs().max(),
+    "sorted": lambda x: x.sort(0)[0] ** 3,
+    "k-th": lambda x: x - x.kthvalue(5, 0).values,
+    "quantile": lambda x: x.minimum(x.quantile(0.7, 0)),
+    "threshold at the mean": lambda x: F.relu(x - x.mean()),
+    "clamped by the third": lambda x: x.minimum(x.topk(3, 0).values[2]),
+    "trimmed": lambda x: x.maximum(0.5 * x.sum(0)),
+    "ranked by another": lambda x: x[x[:, 0].argsort()].sin(),
+    # rows that are named
+    "row 7": lambda x: x**3 - x[7] ** 3,
+    "row 31": lambda x: x.sin() * x[31].cos(),
+    "last row": lambda x: x - x[-1:],
+    "first row": lambda x: x * x[0],
+    "first row in the last": lambda x: one_pair(x, len(x) - 1, 0),
+    "row 20 in row 3": lambda x: one_pair(x, 3, 20),
+    "row 38 in row 39": lambda x: one_pair(x, 39, 38),
+    "one coordinate of row 7": lambda x: x.sin() + x[7, 1],
+    "from row 30 on": lambda x: torch.cat([x[:30], x[30:] - x[30:].mean(0)]),
+    "a pair": lambda x: torch.cat([x[:24], x[24:26].flip(0), x[26:]]),
+    # neighbours
+    "next row": lambda x: x * x.roll(1, 0),
+    "the row after next": lambda x: x * x.roll(2, 0),
+    "eleven rows on": lambda x: x.sin() + x.roll(11, 0),
+    "backwards": lambda x: x.flip(0).sin(),
+    "mixup": lambda x: 0.7 * x + 0.3 * x.flip(0),
+    "shuffled": lambda x: x[torch.randperm(len(x), generator=torch.Generator().manual_seed(1))],
+    "rows before": lambda x: x.cumsum(0),
+    "rows behind": lambda x: x.flip(0).cumsum(0).flip(0),
+    "cumulative product": lambda x: x.tanh().cumprod(0),
+    "differences": lambda x: torch.cat([x[:1], x.diff(dim=0)]),
+    "smoothed": lambda x: F.avg_pool1d(x.T[None], 3, 1, 1)[0].T,
+    "convolved": lambda x: F.conv1d(x.T[:, None], x.new_ones(1, 1, 3), padding=1)[:, 0].T,
+    "triangle": lambda x: torch.ones(len(x), len(x), dtype=x.dtype).tril() @ x,
+    "spectrum": lambda x: torch.fft.fft(x, dim=0).real,
+    "recurrent over rows": of_layer(lambda d: nn.GRU(d, d)),
+    "a mean of fours": lambda x: x - x.unflatten(0, (-1, 4)).mean(1).repeat_interleave(4, 0),
+    "groups of eight from the second": lambda x: torch.cat(
+        [x[:8], in_groups(x[8:], 8, lambda z: z - z.mean(0))]
+    ),
+    "halves": lambda x: torch.cat([x[:20] * x[20:], x[20:]]),
+    "reshaped": lambda x: x.reshape(x.shape[1], -1).cumsum(-1).reshape(x.shape),
+    "transposed": lambda x: x.T.reshape(x.shape).sin(),
+    # company
+    "attention": attention,
+    "causal attention": lambda x: F.scaled_dot_product_attention(
+        x[None], x[None], x[None], is_causal=True
+    )[0],
+    "attention by hand": lambda x: (x @ x.T).softmax(-1) @ x,
+    "attention layer": of_layer(
+        lambda d: nn.TransformerEncoderLayer(d, 1, 8, dropout=0.0, batch_first=True)
+    ),
+    "nearest": lambda x: x - nearest(x, 1),
+    "three nearest": lambda x: x.sin() + nearest(x, 3),
+    "distances": lambda x: x * torch.cdist(x, x).exp().sum(-1, keepdim=True),
+    "kernel density": lambda x: x * (-(x[:, None] - x).square().sum(-1)).exp().mean(-1)[:, None],
+    "moments of classes": lambda x: (
+        x
+        - x.new_zeros(2, x.shape[1]).index_add(0, torch.arange(len(x)) % 2, x)[
+            torch.arange(len(x)) % 2
+        ]
+    ),
+    "a matrix of rows": lambda x: (
+        torch.linspace(0, 1, len(x) ** 2, dtype=x.dtype).reshape(len(x), -1) @ x
+    ),
+}
+CALLS = ("laplacian", "hessian_diagonal", "divergence")
+
+
+@pytest.mark.parametrize("size", [D, MANY])
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("mix", MIXING)
+def test_rows_that_depend_on_others_are_refused(mix: str, call: str, size: int) -> None:
+    with pytest.raises(ValueError, match=REFUSED):
+        getattr(jx, call)(MIXING[mix], randn(N, size))
+
+
+class Switched(nn.Module):
+    """By rows, until it is switched."""
+
+    def __init__(self, mix: Rows) -> None:
+        super().__init__()
+        self.mix, self.on = mix, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(x) if self.on else x.sin()
+
+
+@pytest.mark.parametrize("size", [D, MANY])
+@pytest.mark.parametrize("mix", MIXING)
+def test_rows_that_depend_on_others_later_are_refused(mix: str, size: int) -> None:
+    f, x = Switched(MIXING[mix]), randn(N, size)
+    for _ in range(4):
+        jx.laplacian(f, x)
+    f.on = True
+    for _ in range(2):
+        with pytest.raises(ValueError, match=REFUSED):
+            jx.laplacian(f, x)
+    f.on = False
+    jx.laplacian(f, x)
+
+
+# ---- what changes after calls that were fine -----------------------------------------------------
+
+SHARE = 0.0
+COEFFICIENTS = {"share": 0.0}
+
+
+class Mixer(nn.Module):
+    """x + share · mean, in as many ways as it can be switched on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share, self.items, self.numpy = 0.0, {"share": [0.0]}, np.zeros(())
+        self.tensor = torch.zeros(())
+        self.register_buffer("held", torch.zeros(()))
+        self.norm = nn.Sequential(nn.Sequential(nn.Identity()))
+        self.inner = Inner()
+        self.options = SimpleNamespace(share=0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        share = self.share + self.items["share"][0] + float(self.numpy) + SHARE
+        share = share + self.tensor.to(x) + self.held.to(x) + self.options.share
+        share = share + COEFFICIENTS["share"]
+        return self.inner(self.norm(x.sin())) + share * x.mean(0)
+
+
+class Inner(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0) if self.training else x
+
+
+class Centred(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+def share_globally(net: Mixer) -> None:
+    global SHARE
+    SHARE = 1.0
+
+
+def replace_forward(net: Mixer) -> None:
+    net.norm.forward = lambda x: x - x.mean(0)  # type: ignore[method-assign]
+
+
+def hook_after(net: Mixer) -> None:
+    net.norm[0].register_forward_hook(lambda module, args, result: result - result.mean(0))
+
+
+def hook_before(net: Mixer) -> None:
+    net.norm[0][0].register_forward_pre_hook(lambda module, args: (args[0] - args[0].mean(0),))
+
+
+CHANGES: dict[str, Callable[[Mixer], Any]] = {
+    "attribute": lambda net: setattr(net, "share", 1.0),
+    "attribute that is small": lambda net: setattr(net, "share", 1e-6),
+    "nested attribute": lambda net: net.items.update(share=[1.0]),
+    "list": lambda net: net.items["share"].__setitem__(0, 1.0),
+    "array": lambda net: net.numpy.fill(1),
+    "NumPy number": lambda net: setattr(net, "share", np.float32(1)),
+    "options": lambda net: setattr(net.options, "share", 1.0),
+    "tensor": lambda net: setattr(net, "tensor", torch.ones(())),
+    "tensor in place": lambda net: net.tensor.add_(1),
+    "tensor's data": lambda net: net.tensor.data.add_(1),
+    "buffer": lambda net: net.held.fill_(1),
+    "training": lambda net: net.train(),
+    "training of a part": lambda net: net.inner.train(),
+    "layer replaced": lambda net: setattr(net, "norm", Centred()),
+    "inner layer replaced": lambda net: net.norm[0].__setitem__(0, Centred()),
+    "layer added": lambda net: net.norm.append(Centred()),
+    "hook": hook_after,
+    "hook before": hook_before,
+    "forward replaced": replace_forward,
+    "global name": share_globally,
+    "global dict": lambda net: COEFFICIENTS.update(share=1.0),
+    "class": lambda net: setattr(net.norm, "__class__", Centred),
+}
+
+
+class Solver:
+    """A user's object around a net."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net, self.history = net, [object()]
+
+    def residual(self, x: Tensor) -> Tensor:
+        return self.net(x) + 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.residual(x)
+
+
+FORMS: dict[str, Callable[[Mixer], Rows]] = {
+    "module": lambda net: net,
+    "function": lambda net: lambda x: net(x),
+    "partial": lambda net: functools.partial(net.forward),
+    "method": lambda net: Solver(net).residual,
+    "object": lambda net: Solver(net),
+    "object in a function": lambda net: functools.partial(lambda s, x: s.residual(x), Solver(net)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_seen(change: str, form: str) -> None:
+    global SHARE
+    net = Mixer().eval()
+    f, x = FORMS[form](net), randn(N, D)
+    try:
+        for _ in range(4):
+            jx.laplacian(f, x)
+        CHANGES[change](net)
+        with pytest.raises(ValueError, match=REFUSED):
+            jx.laplacian(f, x)
+    finally:
+        SHARE, COEFFICIENTS["share"] = 0.0, 0.0
+
+
+def test_a_closure_that_changes_is_seen() -> None:
+    share, x = 0.0, randn(N, D)
+
+    def f(x: Tensor) -> Tensor:
+        return x.sin() + share * x.mean(0)
+
+    def step() -> Any:
+        return jx.laplacian(lambda x: f(x) * 2, x)
+
+    for _ in range(4):
+        step()
+    share = 1.0
+    with pytest.raises(ValueError, match=REFUSED):
+        step()
+
+
+@pytest.mark.parametrize("first", ["zeros", "fewer", "constant"])
+def test_other_points_are_seen(first: str) -> None:
+    x = randn(N, D)
+    f = {
+        "zeros": lambda x: x * x.mean(0),
+        "fewer": lambda x: x - x[8:].sum(0),
+        "constant": lambda x: x * x[:, 1].var(),
+    }[first]
+    for _ in range(5):
+        jx.laplacian(f, x[:8] if first == "fewer" else torch.zeros_like(x))
+    with pytest.raises(ValueError, match=REFUSED):
+        jx.laplacian(f, x)
+
+
+def test_what_cannot_be_seen_is_asked_now_and_then() -> None:
+    """A gate that an optimizer opens: in a parameter, which changes at every step."""
+    gate, x = nn.Parameter(torch.zeros((), dtype=torch.float64)), randn(N, D)
+    f = lambda x: x.sin() + gate * x.mean(0)  # noqa: E731
+    for _ in range(20):
+        jx.laplacian(f, x)
+    with torch.no_grad():
+        gate.fill_(1)
+    with pytest.raises(ValueError, match=REFUSED):
+        [jx.laplacian(f, x) for _ in range(64)]
+
+
+@pytest.fixture
+def directions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many directions each pass has."""
+    counts: list[int] = []
+
+    def run(*args: Any) -> Any:
+        jets = eager_jet(*args)
+        counts.append(len(jets[0].first))
+        return jets
+
+    monkeypatch.setattr(second_order, "eager_jet", run)
+    return counts
+
+
+@pytest.mark.parametrize(("size", "most"), [(D, 21), (MANY, 1000)])
+def test_how_often_it_is_asked(size: int, most: int, directions: list[int]) -> None:
+    f, x = lambda x: x.sin(), randn(4, size)
+    for _ in range(1000):
+        jx.laplacian(f, x)
+    assert len(directions) == 1000 and set(directions) <= {size, size + 1}
+    assert sum(count > size for count in directions) == most
+    directions.clear()
+    for call in CALLS:
+        for chunk_size in (None, 2):
+            getattr(jx, call)(torch.cos, x, check=False, chunk_size=chunk_size)
+    assert max(directions) == size
+
+
+def test_a_function_made_anew_at_each_step_is_the_same(directions: list[int]) -> None:
+    net = nn.Linear(D, 2).double()
+    for _ in range(20):
+        x, time = randn(N, D), randn(N, 1)
+        jx.laplacian(lambda x, time=time: net(x + time).sin(), x)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter += 0.01
+    assert directions == [4, 4, 3, 4, 3, 3, 3, 4] + [3] * 7 + [4] + [3] * 4
+
+
+# ---- functions by rows are never refused -------------------------------------------------------
+
+
+def table_of(rows: int, dtype: torch.dtype) -> Tensor:
+    return torch.linspace(-2, 2, rows, dtype=torch.float64).to(dtype)[:, None]
+
+
+def net_of(make: Callable[[int], list[nn.Module]]) -> Rows:
+    return of_layer(lambda size: nn.Sequential(*make(size)))
+
+
+def deep(size: int) -> list[nn.Module]:
+    hidden = [layer for _ in range(12) for layer in (nn.Linear(16, 16), nn.ReLU())]
+    return [nn.Linear(size, 16), *hidden, nn.Linear(16, 1)]
+
+
+def transformer(size: int) -> list[nn.Module]:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, "gelu", batch_first=True)
+    return [nn.Unflatten(1, (-1, 1)), nn.Linear(1, 8), layer, nn.Flatten()]
+
+
+BY_ROWS: dict[str, Rows] = {
+    "identity": lambda x: x,
+    "sine": torch.sin,
+    "zero": torch.zeros_like,
+    "constant": lambda x: torch.ones(len(x), 2, dtype=x.dtype),
+    "sum": lambda x: x.sum(-1),
+    "cube": lambda x: (x**3).sum(-1),
+    "steps": lambda x: x.round() + x.sign(),
+    "pieces": lambda x: torch.where(x > 0.5, x.exp(), torch.zeros_like(x)),
+    "few rows that are not constant": lambda x: x * (x > x.new_full((), 1.8)),
+    "absolute": lambda x: x.abs().sum(-1),
+    "maximum": lambda x: x.amax(-1),
+    "sorted": lambda x: x.sort(-1)[0].cumsum(-1),
+    "normalised": lambda x: F.normalize(x, dim=-1),
+    "softmax": lambda x: x.softmax(-1),
+    "log-softmax": lambda x: (30 * x).log_softmax(-1),
+    "layer norm": lambda x: F.layer_norm(x, x.shape[1:]),
+    "large": lambda x: (x.clone() * 1e4).sin().sum(-1) * 1e4,
+    "overflow": lambda x: (x * 300).exp(),
+    "overflow of a slope": lambda x: (x * 1e4).square().sum(-1),
+    "tiny": lambda x: (x * 1e-3).pow(4).sum(-1) * 1e-3,
+    "cancelling": lambda x: (1e4 * x + x.sin()) - 1e4 * x,
+    "cancelling to nothing": lambda x: x.exp() * x.neg().exp() + x.sin() ** 2 + x.cos() ** 2,
+    "polynomial": lambda x: x**6 - 6 * x**5 + 15 * x**4 - 20 * x**3 + 15 * x**2 - 6 * x + 1,
+    "infinite slopes": lambda x: F.relu(x).sqrt(),
+    "not a number": lambda x: x.log(),
+    "poles": lambda x: 1 / (x - x[:1].detach()),
+    "scales by rows": lambda x: x.sin() * 10 ** (2 * table_of(len(x), x.dtype)),
+    "table of rows": lambda x: (x * table_of(len(x), x.dtype)).cos(),
+    "detached mean": lambda x: x.sin() * x.mean(0).detach(),
+    "narrower inside": lambda x: x.to(torch.bfloat16).sin().to(x.dtype).sum(-1),
+    "wider inside": lambda x: x.double().sin().to(x.dtype),
+    "perceptron": net_of(lambda d: [nn.Linear(d, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh()]),
+    "deep": net_of(deep),
+    "convolution": net_of(
+        lambda d: [nn.Unflatten(1, (1, d)), nn.Conv1d(1, 4, 3, padding=1), nn.SiLU()]
+    ),
+    "transformer": net_of(transformer),
+    "recurrent": lambda x: of_layer(lambda d: nn.GRU(1, 4, batch_first=True))(x[..., None]),
+    "products": lambda x: (x[:, :, None] @ x[:, None]).flatten(1).sin(),
+    "groups within a row": lambda x: x.unflatten(1, (-1, 3)).mean(-1),
+    "eye": lambda x: torch.eye(len(x), dtype=x.dtype) @ x.sin(),
+    # drawing
+    "dropout": lambda x: F.dropout(x.sin(), 0.5),
+    "noise": lambda x: x.sin() * torch.randn_like(x),
+    "uniform": lambda x: (x + torch.rand(len(x), 1, dtype=x.dtype)).cos(),
+    "coins": lambda x: x * torch.bernoulli(torch.full_like(x, 0.5)),
+}
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_functions_by_rows_are_never_refused(name: str, dtype: torch.dtype) -> None:
+    for seed, (rows, size) in enumerate([(2, D), (7, MANY), (130, D), (130, MANY)]):
+        x = randn(rows, size, seed=seed, dtype=dtype)
+        for _ in range(2):
+            jx.laplacian(BY_ROWS[name], x)
+        for call in (jx.hessian_diagonal, jx.laplacian):
+            named = {"chunk_size": 2} if size == D else {}
+            call(BY_ROWS[name], x, directions=x.expand(3, rows, size), **named)
+
+
+@pytest.mark.parametrize("name", ["perceptron", "transformer", "cancelling", "softmax"])
+def test_functions_by_rows_are_not_refused_under_autocast(name: str) -> None:
+    for size in (D, MANY):
+        with torch.autocast("cpu", torch.bfloat16):
+            for _ in range(3):
+                jx.laplacian(BY_ROWS[name], randn(33, size, dtype=torch.float32))
+
+
+def test_a_weak_mixture_in_half_precision_is_seen() -> None:
+    for dtype in DTYPES[2:]:
+        with pytest.raises(ValueError, match=REFUSED):
+            jx.laplacian(lambda x: x.sin() + 1e-3 * x.mean(0), randn(N, D, dtype=dtype))
+
+
+def test_threads() -> None:
+    """Four at once, each with a function of its own and one that all have."""
+    shared, x, failures = nn.Sequential(nn.Linear(D, 8), nn.Tanh()).double(), randn(N, D), []
+
+    def work() -> None:
+        try:
+            own = Mixer().eval()
+            for _ in range(30):
+                jx.laplacian(shared, x)
+                jx.laplacian(own, x)
+            own.share = 1.0
+            with pytest.raises(ValueError, match=REFUSED):
+                jx.laplacian(own, x)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_no_number_is_drawn_and_a_stateful_net_is_called_once() -> None:
+    net, x = nn.utils.parametrizations.spectral_norm(nn.Linear(D, 4)).double(), randn(N, D)
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        other(x)
+    state = torch.get_rng_state()
+    jx.laplacian(net, x)
+    assert torch.equal(torch.get_rng_state(), state)
+    for one, two in zip(net.buffers(), other.buffers(), strict=True):
+        assert torch.equal(one, two)
