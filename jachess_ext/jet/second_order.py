@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 from .. import torch_private
 from ..ops.library import constant_when_compiled, transformed
 from .api import jvp
+from .context import without_dynamo
 from .eager import Jet, eager_jet, output_and_aux, paired_leaves, without_tangent
 from .layout import JetLayout, Second, map_tensors
 from .rows import (
@@ -95,9 +96,9 @@ def laplacian(
             when it is first given, once on five rows, to see that they do not depend on each other.
         x: floating-point tensor ``[N, ...]``; or a tuple with an entry for each argument of ``fn``;
             or another nest of tensors with the same N.
-        weights: ``[q]``, one for each direction: an anisotropic operator.  A direction of weight 0
-            has its first derivative alone, such as time in a heat equation.  Weights that require
-            a gradient cost 2 D + 1 streams.
+        weights: ``[q]``, one for each direction: an anisotropic operator; or ``[q, N]``, others in
+            each row.  A direction of weight 0 has its first derivative alone, such as time in a
+            heat equation.  Weights of each row, or that require a gradient, cost 2 D + 1 streams.
         directions: ``[q, *x.shape]``, or ``[q, *x.shape[1:]]`` for the same in each row; of several
             tensors, a nest like ``x``.  None: the coordinates, in the order of x's tensors.
         chunk_size: directions of a pass at most, which bounds memory; None: all at once.
@@ -128,13 +129,27 @@ def laplacian(
         in_graph = _in_graph(fn, x, directions, plain, check)
         if in_graph is not None:
             return in_graph
+    return _eager_laplacian(fn, x, weights, directions, chunk_size, has_aux, check)
+
+
+@without_dynamo
+def _eager_laplacian(
+    fn: Function,
+    x: Any,
+    weights: Sequence[float] | Tensor | None,
+    directions: Any,
+    chunk_size: int | None,
+    has_aux: bool,
+    check: bool,
+) -> Laplacian:
     rows = _Rows(fn, x, directions, has_aux, check)
     factors = None if weights is None else rows.weights(weights)
-    if factors is not None and _is_differentiated(factors):
+    if factors is not None and (factors.ndim > 1 or _is_differentiated(factors)):
         # In a sum a direction is scaled by the root of its weight, which has no gradient at 0.
-        *results, second = rows.squares(chunk_size)
-        results.append([torch.tensordot(factors, part, 1) for part in second])
-        return rows.results(Laplacian, *results)
+        value, first, second = rows.squares(chunk_size)
+        shaped = [factors.reshape(*factors.shape, *(1,) * (p.ndim - factors.ndim)) for p in second]
+        total = [(w * part).sum(0) for w, part in zip(shaped, second, strict=True)]
+        return rows.results(Laplacian, value, first, total)
     passes = list(rows.passes(_by_sign(factors, rows.count), chunk_size, "sum", factors))
     curved = [[p.sign * second[0] for second in p.second] for p in passes if p.squares]
     totals = curved or [[torch.zeros_like(primal) for primal in passes[0].primals]]
@@ -142,6 +157,7 @@ def laplacian(
     return rows.results(Laplacian, *rows.values_and_first(passes, factors), total)
 
 
+@without_dynamo
 def hessian_diagonal(
     fn: Function,
     x: Any,
@@ -175,6 +191,7 @@ def hessian_diagonal(
     return rows.results(HessianDiagonal, *rows.squares(chunk_size))
 
 
+@without_dynamo
 def divergence(
     fn: Function,
     x: Any,
@@ -395,17 +412,18 @@ class _Rows:
         self._check = check and self.batch > 1 and self.count > 0
 
     def weights(self, weights: Sequence[float] | Tensor) -> Tensor:
-        """Return the weights as a tensor ``[q]`` of x's dtype.
+        """Return the weights as a tensor ``[q]`` or ``[q, N]`` of x's dtype.
 
         Raises:
-            ValueError: they are not q finite numbers.
+            ValueError: they are not so many finite numbers.
         """
         like = self.points[0]
         found = torch.as_tensor(weights, dtype=like.dtype, device=like.device)
-        if found.shape != (self.count,) or not unwrapped(found).isfinite().all():
+        shapes = (self.count,), (self.count, self.batch)
+        if found.shape not in shapes or not unwrapped(found).isfinite().all():
             raise ValueError(
                 f"weights have shape {list(found.shape)}; expected [{self.count}], a finite number "
-                "for each direction"
+                f"for each direction, or [{self.count}, {self.batch}], for each in each row"
             )
         return found
 
@@ -682,8 +700,8 @@ def _in_graph(fn: Any, x: Any, directions: Any, plain: bool, check: bool) -> Lap
     if why := why_not(fn) or (None if held else form):
         torch._dynamo.graph_break(msg=why)
         return None
-    if check:
-        _rows_checked(fn, x)
+    if check and _rows_depend(fn, x):
+        raise ValueError(MIXED)
     if directions is None:
         unit = torch.eye(x.shape[1:].numel(), dtype=x.dtype, device=x.device)
         directions = unit.reshape(-1, *x.shape[1:])
@@ -694,9 +712,15 @@ def _in_graph(fn: Any, x: Any, directions: Any, plain: bool, check: bool) -> Lap
 
 
 @constant_when_compiled
-def _rows_checked(fn: Function, x: Tensor) -> bool:
-    """Return True, or raise ValueError where rows of ``fn`` depend on each other."""
+def _rows_depend(fn: Function, x: Tensor) -> bool:
+    """Return whether rows of ``fn`` depend on each other at ``x``; where its rows are alike, which
+    may hide it, also at points nearby."""
     rows = _Rows(fn, x.detach(), None, False)
-    if rows.batch > 1 and rows.depend(_Generators()):
-        raise ValueError(MIXED)
-    return True
+    if rows.batch < 2 or not rows.count:
+        return False
+    if rows.depend(_Generators()):
+        return True
+    if not rows.alike():
+        return False
+    nearby = x.detach() + mixed_factors(rows.count, rows.batch, x).T.reshape(x.shape) / 100
+    return _Rows(fn, nearby, None, False).depend(_Generators())
