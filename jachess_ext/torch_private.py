@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["pytree"]
 
 _WHERE = {
+    "assert_async": "torch._assert_async",
     "autograd": "torch._C._autograd",
     "dispatch_has_kernel": "torch._C._dispatch_has_kernel_for_dispatch_key",
     "functorch": "torch._C._functorch",

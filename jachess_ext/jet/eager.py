@@ -84,7 +84,8 @@ def eager_jet(
         extra: one direction more, without a square: a nest like ``x``.
     """
     kind = (order, second, squares, extra)
-    arguments, layout = make_arguments(x, directions, *kind, check_values=not transformed())
+    readable = not (transformed() or torch.compiler.is_exporting())
+    arguments, layout = make_arguments(x, directions, *kind, check_values=readable)
     with jets_through_fsdp(), ending(layout.run):
         return to_jets(fn(*arguments), layout)
 
@@ -137,6 +138,8 @@ def paired_leaves(
         check_point(leaf, place)
     try:
         step_leaves = structure.flatten_up_to(steps)  # dicts by their keys, in whatever order
+        if any(isinstance(leaf, list | tuple | dict) for leaf in step_leaves):
+            raise ValueError
     except ValueError:
         raise TypeError(
             f"{steps_name} are nested otherwise than {name}; expected a tensor for every tensor of "

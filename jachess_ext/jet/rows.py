@@ -38,24 +38,28 @@ MIXED = (
 _calls = itertools.count()
 
 
-def mixed_factors(count: int, rows: int, like: Tensor) -> Tensor:
-    """Return ``[count, rows]``: numbers that nothing relates, and 0 of one row.
+def mixed_factors(count: int, rows: int, like: Tensor, *, zero: bool = False) -> Tensor:
+    """Return ``[count, rows]``: numbers that nothing relates, others at each call.
 
-    Others at each call.  Torch's generators are left alone; under `torch.func.vmap` they would ask
-    how to draw.
+    Torch's generators are left alone; under `torch.func.vmap` they would ask how to draw.
+
+    Args:
+        zero: whether those of one row are 0; of another row at each call.
     """
+    count, rows = int(count), int(rows)  # while torch.export traces they may be symbols
     make = _table if count * rows < 2**16 else _table.__wrapped__
     first = next(_calls) % rows
-    table = torch.from_numpy(make(count, rows, like.dtype == torch.float64))
+    table = torch.from_numpy(make(count, rows, like.dtype == torch.float64, zero))
     return table[:, first : first + rows].to(like.device, like.dtype)
 
 
 @functools.lru_cache(16)
-def _table(count: int, rows: int, double: bool) -> np.ndarray:
+def _table(count: int, rows: int, double: bool, zero: bool) -> np.ndarray:
     """Return ``[count, 2 rows - 1]``, of which any ``rows`` columns are such factors."""
     generator = np.random.default_rng(0)
     table = generator.standard_normal((count, 2 * rows - 1), np.float64 if double else np.float32)
-    table[:, rows - 1] = 0
+    if zero:
+        table[:, rows - 1] = 0
     return table
 
 
@@ -79,6 +83,8 @@ class Comparison:
     """
 
     def __init__(self, factors: Tensor) -> None:
+        if torch.compiler.is_exporting():  # without rounding to look into: 0 in half of the rows
+            factors = factors * (factors[:1] > factors[:1].median())
         self.factors = factors
         self._sums: list[Tensor] = []
         self._sizes: list[Tensor] = []
@@ -119,7 +125,6 @@ class Comparison:
         Relative to a row's largest tangent and to that of half of the rows; what overflowed is left
         out, and what rounds as the smallest numbers do is taken to be of their size.
         """
-        zero = (self.factors == 0).all(0)
         errors = [torch.zeros(())]
         for tangent, total, size in zip(tangents, self._sums, self._sizes, strict=True):
             if tangent.numel():
@@ -127,10 +132,21 @@ class Comparison:
                 off = (tangent - total).abs().nan_to_num(0, 0, 0).unsqueeze(-1).flatten(1).amax(-1)
                 size = size.unsqueeze(-1).flatten(1).amax(-1)
                 usual = torch.where(size > 0, size, torch.nan).nanmedian().nan_to_num(0, 0, 0)
-                off = (off / (size + usual + info.tiny) / info.eps).nan_to_num(0, 0, 0)
-                reached = tangent.unsqueeze(-1).flatten(1).abs().amax(-1) > 0
-                errors.append(unwrapped(torch.where(zero & reached, torch.inf, off)).max())
+                off = (off / (size + usual + info.tiny) / info.eps).nan_to_num(0)
+                errors.append(unwrapped(torch.where(self._reached(tangent), torch.inf, off)).max())
         return max(map(float, errors))
+
+    def assert_apart(self, tangents: list[Tensor]) -> None:
+        """Have a program that is being exported raise RuntimeError where a row of zeros has a
+        tangent."""
+        for tangent in tangents:
+            if tangent.numel():
+                torch_private.assert_async(~self._reached(tangent).any(), MIXED)
+
+    def _reached(self, tangent: Tensor) -> Tensor:
+        """Return ``[N]``, the rows that have a tangent where their factors are 0."""
+        zero = (self.factors == 0).all(0)
+        return zero & (tangent.abs().unsqueeze(-1).flatten(1).amax(-1) > 0)
 
 
 # ---- which calls ask ---------------------------------------------------------------------------
@@ -153,6 +169,11 @@ class History:
 
     def __init__(self) -> None:
         self.calls: dict[Any, int] = {}
+        self.roundings = _ROUNDINGS
+
+    def forget(self) -> None:
+        """Begin anew, so that the next call asks."""
+        self.calls.clear()
         self.roundings = _ROUNDINGS
 
     def is_due(self, state: Any) -> bool:

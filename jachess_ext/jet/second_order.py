@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -451,9 +451,9 @@ class _Rows:
                 chunk = numbers[start : start + size]
                 plan.append((sign, chunk, max(0, min(squares - start, len(chunk)))))
         check = _Check.of(self) if self._check else None
-        generators = _Generators()
+        generators = _Generators() if check or len(plan) > 1 else None
         for place, (sign, chunk, squared) in enumerate(plan):
-            if place:
+            if generators and place:
                 generators.restore()
             steps = self._steps(chunk)
             roots = None if weights is None else _roots(weights)[chunk]
@@ -464,7 +464,7 @@ class _Rows:
             first = [jet.first[: len(chunk)] for jet in jets]
             if check:
                 check.add(first, chunk, roots)
-            if check and extra:
+            if check and extra and generators:
                 check.compare([jet.first[-1].detach() for jet in jets], generators)
             primals, seconds = [jet.primal for jet in jets], [jet.second for jet in jets]
             yield _Pass(sign, chunk, squared, steps, primals, first, seconds)
@@ -577,19 +577,24 @@ class _Rows:
 
     def alike(self) -> bool:
         """Return whether all rows are the same."""
-        return not any_true((point != point[:1]).flatten() for point in self.points)
+        last = any_true(point[-1] != point[0] for point in self.points)  # of most batches: quick
+        return not last and not any_true((point != point[:1]).flatten() for point in self.points)
 
-    def depend(self, generators: _Generators) -> bool:
+    def depend(self, generators: _Generators, *, nearby: bool = False) -> bool:
         """Return whether tangents of some rows reach rows where they are zero; whatever two rows
         these are, and to the bit.
 
         Args:
             generators: as they were when the call began.
+            nearby: at other points, since what is the same in all rows may hide it.
         """
         before = self._output, self._aux
         points = [point.detach() for point in self.points]
-        x = torch_private.pytree.tree_unflatten(points, self._structure)
         mixture = self.mixture(mixed_factors(self.count, self.batch, points[0]))
+        if nearby:
+            pairs = zip(points, mixture, strict=True)
+            points = [point + (1 + point.abs()) * part / 128 for point, part in pairs]
+        x = torch_private.pytree.tree_unflatten(points, self._structure)
         with torch.no_grad(), _unchanged(self.fn):
             for some in halves(self.batch, points[0].device).split(8):
                 generators.restore()
@@ -622,13 +627,14 @@ class _Check:
 
     def __init__(self, rows: _Rows, history: History, state: Any) -> None:
         self._rows, self._history, self._state = rows, history, state
-        self._comparison = Comparison(mixed_factors(rows.count, rows.batch, rows.points[0]))
+        factors = mixed_factors(rows.count, rows.batch, rows.points[0], zero=True)
+        self._comparison = Comparison(factors)
 
     @classmethod
     def of(cls, rows: _Rows) -> _Check | None:
         """Return the question; None, and count the call, where it is not asked in this one."""
         history, state = history_of(rows.fn), None
-        if rows.count < FEW:
+        if rows.count < FEW and not torch.compiler.is_exporting():
             shapes = tuple((point.shape, point.dtype, point.device) for point in rows.points)
             state = rows.count, shapes, state_of(rows.fn, rows.batch)
             if not history.is_due(state):
@@ -651,17 +657,25 @@ class _Check:
         self._comparison.add(first, factors)
 
     def compare(self, tangents: list[Tensor], generators: _Generators) -> None:
-        """Raise ValueError where rows depend on each other; else count the call."""
-        history = self._history
+        """Raise ValueError where rows depend on each other; else count the call.
+
+        While torch.export traces nothing is read: the exported program raises RuntimeError.
+        """
+        if torch.compiler.is_exporting():
+            return self._comparison.assert_apart(tangents)
+        history, mixed = self._history, False
         if not self._comparison.agrees(tangents, history.roundings):
             error = self._comparison.error(tangents)
             if error > history.roundings:
-                if error == torch.inf or self._rows.depend(generators):
-                    history.calls.clear()
-                    raise ValueError(MIXED)
+                mixed = error == torch.inf or self._rows.depend(generators)
                 history.roundings = 4 * error
-        # Where all rows are alike, such as zeros, it says little: the next call asks again.
-        if self._state is not None and not self._rows.alike():
+        if not mixed and self._rows.alike():
+            with suppress(Exception):  # of a function that is not defined there
+                mixed = self._rows.depend(generators, nearby=True)
+        if mixed:
+            history.forget()
+            raise ValueError(MIXED)
+        if self._state is not None:
             history.count(self._state)
 
 
@@ -678,7 +692,9 @@ def _roots(weights: Tensor) -> Tensor:
 
 def _of_each_row(step: Any, point: Tensor) -> Any:
     """Return directions that are the same in each row, ``[q, ...]``, as ``[q, N, ...]``."""
-    if isinstance(step, Tensor) and step.ndim == point.ndim and step.shape[1:] == point.shape[1:]:
+    if not isinstance(step, Tensor):
+        raise TypeError(f"directions must be a tensor [q, N, ...], not {type(step).__name__}")
+    if step.ndim == point.ndim and step.shape[1:] == point.shape[1:]:
         return step.unsqueeze(1).expand(-1, *point.shape)
     return step
 
@@ -713,14 +729,9 @@ def _in_graph(fn: Any, x: Any, directions: Any, plain: bool, check: bool) -> Lap
 
 @constant_when_compiled
 def _rows_depend(fn: Function, x: Tensor) -> bool:
-    """Return whether rows of ``fn`` depend on each other at ``x``; where its rows are alike, which
-    may hide it, also at points nearby."""
+    """Return whether rows of ``fn`` depend on each other at ``x``."""
     rows = _Rows(fn, x.detach(), None, False)
     if rows.batch < 2 or not rows.count:
         return False
-    if rows.depend(_Generators()):
-        return True
-    if not rows.alike():
-        return False
-    nearby = x.detach() + mixed_factors(rows.count, rows.batch, x).T.reshape(x.shape) / 100
-    return _Rows(fn, nearby, None, False).depend(_Generators())
+    generators = _Generators()
+    return rows.depend(generators) or (rows.alike() and rows.depend(generators, nearby=True))

@@ -324,16 +324,25 @@ def test_a_closure_that_changes_is_seen() -> None:
         step()
 
 
-@pytest.mark.parametrize("first", ["zeros", "fewer", "constant"])
-def test_other_points_are_seen(first: str) -> None:
+@pytest.mark.parametrize("size", [D, MANY])
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("at", [0.0, 1.0, -3.0])
+def test_rows_that_are_alike_hide_nothing(at: float, call: str, size: int) -> None:
+    mixes = [lambda x: x * x.mean(0), lambda x: x * x[:, 1].var(), lambda x: x * (x - x[3]) ** 2]
+    for mix in mixes:
+        with pytest.raises(ValueError, match=REFUSED):
+            getattr(jx, call)(mix, torch.full((N, size), at, dtype=torch.float64))
+    for name in ("cube", "softmax", "table of rows", "not a number"):
+        f = BY_ROWS[name]
+        x = torch.full((N, size), at, dtype=torch.float64)
+        getattr(jx, "laplacian" if call == "divergence" else call)(f, x)
+
+
+def test_other_points_are_seen() -> None:
     x = randn(N, D)
-    f = {
-        "zeros": lambda x: x * x.mean(0),
-        "fewer": lambda x: x - x[8:].sum(0),
-        "constant": lambda x: x * x[:, 1].var(),
-    }[first]
+    f = lambda x: x - x[8:].sum(0)  # noqa: E731
     for _ in range(5):
-        jx.laplacian(f, x[:8] if first == "fewer" else torch.zeros_like(x))
+        jx.laplacian(f, x[:8])
     with pytest.raises(ValueError, match=REFUSED):
         jx.laplacian(f, x)
 
@@ -521,3 +530,58 @@ def test_no_number_is_drawn_and_a_stateful_net_is_called_once() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     for one, two in zip(net.buffers(), other.buffers(), strict=True):
         assert torch.equal(one, two)
+
+
+class Module(nn.Module):
+    def __init__(self, call: str, net: nn.Module) -> None:
+        super().__init__()
+        self.call, self.net = call, net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return getattr(jx, self.call)(self.net, x)[-1]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_exported_program_asks_when_it_runs(call: str) -> None:
+    """Nothing is read while export traces."""
+    net, x = Mixer().eval(), randn(N, D)
+    found = torch.export.export(Module(call, net), (torch.zeros_like(x),)).module()(x)
+    torch.testing.assert_close(found, getattr(jx, call)(net, x)[-1])
+    net.share = 1.0
+    program = torch.export.export(Module(call, net), (x,)).module()
+    with pytest.raises(RuntimeError, match=REFUSED):
+        program(x)
+
+
+@pytest.mark.parametrize("transform", ["vmap", "grad", "jacrev", "jacfwd", "jvp"])
+@pytest.mark.parametrize("size", [D, MANY])
+def test_within_transforms(transform: str, size: int) -> None:
+    def run(share: Tensor) -> Tensor:
+        mix = lambda x: (x.sin() * (1 + share)).cos() + on * share * x.mean(0)  # noqa: E731
+        return jx.laplacian(mix, x)[2].sum()
+
+    shares, x, on = torch.tensor([0.0, 1.0]).double(), randn(N, size), 0.0
+    calls: dict[str, Callable[[], Any]] = {
+        "vmap": lambda: torch.func.vmap(run)(shares),
+        "grad": lambda: torch.func.grad(run)(shares[1]),
+        "jacrev": lambda: torch.func.jacrev(run)(shares[1]),
+        "jacfwd": lambda: torch.func.jacfwd(run)(shares[1]),
+        "jvp": lambda: torch.func.jvp(run, (shares[1],), (shares[1],)),
+    }
+    for _ in range(3):
+        calls[transform]()
+    on = 1.0
+    with pytest.raises(ValueError, match=REFUSED):
+        calls[transform]()
+
+
+def test_a_graph_asks_where_it_is_traced() -> None:
+    for mixing in ("row 31", "row 20 in row 3", "a billionth of the mean", "mean, linear"):
+        torch._dynamo.reset()
+        net = Switched(MIXING[mixing])
+        step = torch.compile(lambda x, net=net: jx.laplacian(net, x), backend="aot_eager")
+        x = torch.zeros(N, D).double() if mixing == "mean, linear" else randn(N, D)
+        step(x)
+        net.on = True
+        with pytest.raises(ValueError, match=REFUSED):
+            step(x)
