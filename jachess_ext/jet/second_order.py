@@ -22,6 +22,7 @@ from .api import jvp
 from .context import without_dynamo
 from .eager import Jet, eager_jet, output_and_aux, paired_leaves, without_tangent
 from .layout import JetLayout, Second, map_tensors
+from .registry import MissingJetRule
 from .rows import (
     FEW,
     MIXED,
@@ -544,9 +545,7 @@ class _Rows:
                 self._aux = (map_tensors(aux, primal_of),)
             self._output, found = _apart(output, without_tangent)
             if not found:
-                raise TypeError(
-                    f"fn returned {output!r}; expected tensors [N, ...], a result a row"
-                )
+                raise TypeError(f"fn returned {output!r}, which holds no tensor; expected [N, ...]")
             return found
 
         none = not len(steps[0])  # directions, which no jet has: zeros stand in
@@ -554,7 +553,15 @@ class _Rows:
         unflatten = torch_private.pytree.tree_unflatten
         more = None if extra is None else unflatten(extra, self._structure)
         kind = (2 if squares else 1, second, squares or None, more)
-        jets = eager_jet(tensors, x, unflatten(given, self._structure), *kind)
+        try:
+            jets = eager_jet(tensors, x, unflatten(given, self._structure), *kind)
+        except MissingJetRule as error:
+            if "transform of torch.func" not in str(error):
+                raise
+            raise MissingJetRule(
+                f"{error} Of torch.vmap(f), write torch.vmap(lambda row: jx.laplacian(lambda x: "
+                "f(x[0])[None], row[None]).laplacian[0])(x)."
+            ) from error
         for jet in jets:
             if not isinstance(jet, Jet) or jet.primal.shape[:1] != steps[0].shape[1:2]:
                 got = list(jet.primal.shape) if isinstance(jet, Jet) else jet.dtype

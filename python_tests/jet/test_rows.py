@@ -496,6 +496,18 @@ def test_a_weak_mixture_in_half_precision_is_seen() -> None:
             jx.laplacian(lambda x: x.sin() + 1e-3 * x.mean(0), randn(N, D, dtype=dtype))
 
 
+@pytest.mark.parametrize("rows", [2, 3, 8, 9])
+def test_every_pair_of_rows(rows: int) -> None:
+    """Also by what looks into rounding, and at a graph's trace."""
+    x = randn(rows, 2)
+    for to in range(rows):
+        for of in set(range(rows)) - {to}:
+            with pytest.raises(ValueError, match=REFUSED):
+                jx.laplacian(lambda x, to=to, of=of: one_pair(x, to, of), x)
+            assert second_order._rows_depend(lambda x, to=to, of=of: one_pair(x, to, of), x)
+    assert not second_order._rows_depend(torch.sin, x)
+
+
 def test_threads() -> None:
     """Four at once, each with a function of its own and one that all have."""
     shared, x, failures = nn.Sequential(nn.Linear(D, 8), nn.Tanh()).double(), randn(N, D), []

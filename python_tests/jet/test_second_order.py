@@ -359,6 +359,107 @@ def test_refusals() -> None:
         jx.hvp(f, (x,), (x,))
 
 
+@pytest.mark.parametrize("call", ["laplacian", "hessian_diagonal", "divergence"])
+@pytest.mark.parametrize("nothing", [None, (), [], {}, (None,), {"y": None}])
+def test_a_function_that_returns_nothing_is_refused(nothing: Any, call: str) -> None:
+    x = randn(3, D)
+    with pytest.raises(TypeError, match="which holds no tensor"):
+        getattr(jx, call)(lambda x: nothing, x)
+    with pytest.raises(TypeError, match="which holds no tensor"):
+        getattr(jx, call)(lambda x: (nothing, x), x, has_aux=True)
+
+
+def test_numbers_as_rows() -> None:
+    x = randn(5)
+    for chunk_size in (None, 1):
+        close(jx.laplacian(torch.sin, x, chunk_size=chunk_size)[2], -x.sin())
+        close(jx.hessian_diagonal(torch.sin, x, chunk_size=chunk_size)[2][0], -x.sin())
+        close(jx.divergence(torch.sin, x, chunk_size=chunk_size)[1], x.cos())
+    u = randn(3, 5, seed=1)
+    close(jx.divergence(torch.sin, x, directions=u)[1], (u.square() * x.cos()).mean(0))
+    close(
+        jx.divergence(lambda a, b: (a**2, b**3), (x, randn(5, 2)))[1][0],
+        2 * x[0] + (3 * randn(5, 2)[0] ** 2).sum(),
+    )
+
+
+@pytest.mark.parametrize("differentiable", [True, False])
+def test_hvp_in_inference_mode(differentiable: bool) -> None:
+    f, x, v = network("mlp"), randn(3, D), randn(3, D, seed=1)
+    expected = jx.hvp(lambda x: f(x).square().sum(), (x,), (v,), differentiable=False)
+    with torch.inference_mode():
+        inside = x.clone()
+        for point in (x, inside):
+            result = jx.hvp(
+                lambda x: (f(x).square().sum(), x),
+                (point,),
+                (v,),
+                has_aux=True,
+                differentiable=differentiable,
+            )
+            close(result.value, expected.value)
+            close(result.gradient, expected.gradient)
+            close(result.product, expected.product)
+        close(jx.laplacian(f, inside).laplacian, jx.laplacian(f, x).laplacian)
+        close(jx.laplacian(f, inside).laplacian, jx.laplacian(f, x).laplacian)
+
+
+def test_results_have_names() -> None:
+    f, x = network("mlp"), randn(3, D)
+    fields = {
+        "laplacian": ("value", "first", "laplacian"),
+        "hessian_diagonal": ("value", "first", "second"),
+        "divergence": ("value", "divergence"),
+        "hvp": ("value", "gradient", "product"),
+    }
+    for call, names in fields.items():
+        for has_aux in (False, True):
+            if call == "hvp":
+                g = lambda x, a=has_aux: (x.sin().sum(), "aux") if a else x.sin().sum()  # noqa: E731
+                result = jx.hvp(g, (x,), (x,), has_aux=has_aux)
+            else:
+                g = lambda x, a=has_aux: (x.sin(), "aux") if a else x.sin()  # noqa: E731
+                result = getattr(jx, call)(g, x, has_aux=has_aux)
+            assert result._fields == (names + ("aux",) if has_aux else names)
+            assert all(getattr(result, name) is part for name, part in result._asdict().items())
+            assert not has_aux or result.aux == "aux"
+    mapped = vmap(lambda x: jx.laplacian(f, x))(randn(2, 3, D))
+    assert mapped.laplacian.shape == (2, 3, 2)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: jx.laplacian(f, x), backend="eager", fullgraph=True)
+    close(compiled(x).laplacian, jx.laplacian(f, x).laplacian)
+
+
+@pytest.mark.parametrize("chunk_size", [None, 3])
+def test_weights_of_each_row(chunk_size: int | None) -> None:
+    f, x, u = network("mlp"), randn(3, D), randn(6, D, seed=1)
+    weights = randn(6, 3, seed=3)
+    weights[2] = 0
+    weights.requires_grad_()
+    expected = torch.einsum("qn,qi,nkij,qj->nk", weights, u, vmap(hessian(f))(x), u)
+    for w in (weights, weights.detach()):
+        result = jx.laplacian(f, x, directions=u, weights=w, chunk_size=chunk_size)
+        close(result.laplacian, expected)
+        close(result.first, jx.hessian_diagonal(f, x, directions=u).first)
+    one, two = (
+        torch.autograd.grad(part.square().sum(), weights)
+        for part in (jx.laplacian(f, x, directions=u, weights=weights).laplacian, expected)
+    )
+    close(one[0], two[0])
+    with pytest.raises(ValueError, match=r"expected \[6\], .* or \[6, 3\]"):
+        jx.laplacian(f, x, directions=u, weights=weights.T)
+
+
+def test_a_function_of_one_row_under_vmap_is_told_what_to_write() -> None:
+    f = lambda row: row.sin().prod()  # noqa: E731
+    x = randn(5, D)
+    for fn in (vmap(f), lambda x: vmap(f)(x)):
+        with pytest.raises(jx.MissingJetRule, match=r"write torch\.vmap") as raised:
+            jx.laplacian(fn, x)
+    call = str(raised.value).split("f), write ")[1].removesuffix(".")
+    close(eval(call, {"torch": torch, "jx": jx, "f": f, "x": x}), -D * x.sin().prod(-1))
+
+
 CALLS: dict[str, Callable[[Any, Tensor], Any]] = {
     "laplacian": lambda f, x: jx.laplacian(f, x, weights=[2.0, 0.0, -3.0, 0.5])[2],
     "hessian_diagonal": lambda f, x: jx.hessian_diagonal(f, x, chunk_size=3)[2],
