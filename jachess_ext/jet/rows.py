@@ -98,7 +98,7 @@ class Comparison:
             tangents = tangents.float() if tangents.dtype.itemsize < 4 else tangents
             parts = factors.reshape(*factors.shape, *(1,) * (tangents.ndim - 2)) * tangents
             sums.append(parts.sum(0))
-            sizes.append(parts.abs_().sum(0))
+            sizes.append(parts.abs().sum(0))
         if self._sums:
             sums = [a + b for a, b in zip(self._sums, sums, strict=True)]
             sizes = [a + b for a, b in zip(self._sizes, sizes, strict=True)]
@@ -112,7 +112,7 @@ class Comparison:
         for tangent, total, size in zip(tangents, self._sums, self._sizes, strict=True):
             if tangent.numel():
                 bound = (size + size.median()) * (roundings * torch.finfo(tangent.dtype).eps)
-                near = (tangent - total).abs_() <= bound
+                near = (tangent - total).abs() <= bound
                 # What is 0 along every direction is 0 in the row of zeros and where fn is constant.
                 if not unwrapped(torch.where(size == 0, tangent == 0, near)).all():
                     return False

@@ -731,7 +731,7 @@ def _in_graph(fn: Any, x: Any, directions: Any, plain: bool, check: bool) -> Lap
     found = jet_in_graph(fn, x, _of_each_row(directions, x), 2, "sum")
     if not isinstance(found, Jet) or found.primal.shape[:1] != x.shape[:1]:
         raise JetGraphError("fn must return one floating-point tensor [N, ...], a result a row")
-    return Laplacian(found.primal, found.first, found.second[0])
+    return _result(Laplacian, found.primal, found.first, found.second[0])
 
 
 @constant_when_compiled

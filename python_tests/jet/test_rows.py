@@ -496,6 +496,23 @@ def test_a_weak_mixture_in_half_precision_is_seen() -> None:
             jx.laplacian(lambda x: x.sin() + 1e-3 * x.mean(0), randn(N, D, dtype=dtype))
 
 
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("size", [D, MANY])
+def test_complex_results(size: int, dtype: torch.dtype) -> None:
+    x = randn(N, size, dtype=dtype)
+    for call in CALLS:
+        for _ in range(2):
+            getattr(jx, call)(lambda x: torch.complex(x.sin(), 1e3 * x.cos()), x)
+            getattr(jx, call)(lambda x: torch.fft.fft(x * 1e3, dim=1), x)
+        for mix in (
+            lambda x: torch.complex(x.sin(), x.cos() - 1e-4 * x.mean(0)),
+            lambda x: torch.fft.fft(x, dim=0),
+            lambda x: torch.polar(x.exp(), x.roll(1, 0)),
+        ):
+            with pytest.raises(ValueError, match=REFUSED):
+                getattr(jx, call)(mix, x)
+
+
 @pytest.mark.parametrize("rows", [2, 3, 8, 9])
 def test_every_pair_of_rows(rows: int) -> None:
     """Also by what looks into rounding, and at a graph's trace."""
