@@ -146,7 +146,7 @@ class Comparison:
     def _reached(self, tangent: Tensor) -> Tensor:
         """Return ``[N]``, the rows that have a tangent where their factors are 0."""
         zero = (self.factors == 0).all(0)
-        return zero & (tangent.abs().unsqueeze(-1).flatten(1).amax(-1) > 0)
+        return zero & (tangent.abs() > 0).unsqueeze(-1).flatten(1).any(-1)
 
 
 # ---- which calls ask ---------------------------------------------------------------------------
@@ -183,10 +183,11 @@ class History:
 
     def count(self, state: Any) -> None:
         """Count a call."""
-        number = self.calls.pop(state, 0) + 1
-        while len(self.calls) >= _STATES:
-            self.calls.pop(next(iter(self.calls)), None)
-        self.calls[state] = number
+        with _LOCK:
+            number = self.calls.pop(state, 0) + 1
+            if len(self.calls) >= _STATES:
+                del self.calls[next(iter(self.calls))]
+            self.calls[state] = number
 
 
 _HISTORIES: weakref.WeakKeyDictionary[Any, History] = weakref.WeakKeyDictionary()
@@ -224,7 +225,10 @@ def state_of(fn: Any, rows: int) -> tuple[Any, ...]:
     tensors of as many rows as the batch are not, since every batch has others.
     """
     reader = _Reader(rows)
-    reader.read(fn)
+    try:
+        reader.read(fn)
+    except Exception:  # of an object that answers in its own way: as if it had changed
+        return (object(),)
     for name in _GLOBAL_HOOKS:
         reader.found.extend(getattr(nn.modules.module, name, ()))
     return tuple(reader.found)
@@ -325,7 +329,7 @@ class _Reader:
     def _read_function(self, function: Any, owner: Any = None) -> None:
         code = getattr(function, "__code__", None)
         self.found.append(id(code or function))  # a function in a loop is another at each turn
-        if code is None or "-packages" in code.co_filename or not self._is_new(id(function)):
+        if code is None or not self._is_new(id(function)):
             return
         for cell in function.__closure__ or ():
             with suppress(ValueError):  # an empty cell
@@ -333,6 +337,8 @@ class _Reader:
         self.read(function.__defaults__, code)
         self.read(function.__kwdefaults__, code)
         self.read(vars(function), code)
+        if "-packages" in code.co_filename:
+            return  # what an installed library names globally does not change
         for name in _names(code):
             if name in function.__globals__:
                 self.read(function.__globals__[name], code)

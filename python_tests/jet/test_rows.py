@@ -269,6 +269,43 @@ CHANGES: dict[str, Callable[[Mixer], Any]] = {
 }
 
 
+@pytest.fixture
+def directions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many directions each pass has."""
+    counts: list[int] = []
+
+    def run(*args: Any) -> Any:
+        jets = eager_jet(*args)
+        counts.append(len(jets[0].first))
+        return jets
+
+    monkeypatch.setattr(second_order, "eager_jet", run)
+    return counts
+
+
+def test_a_hook_of_all_modules_is_seen() -> None:
+    net, x = nn.Tanh(), randn(N, D)
+    for _ in range(4):
+        jx.laplacian(net, x)
+    handle = nn.modules.module.register_module_forward_hook(lambda m, args, y: y - y.mean(0))
+    try:
+        with pytest.raises(ValueError, match=REFUSED):
+            jx.laplacian(net, x)
+    finally:
+        handle.remove()
+
+
+def test_what_cannot_be_read_is_asked_at_each_call(directions: list[int]) -> None:
+    class Strange(dict):
+        def __len__(self) -> int:
+            raise RuntimeError("no length")
+
+    strange = Strange()
+    for _ in range(5):
+        jx.laplacian(lambda x: x.sin() if strange is not None else x, randn(N, D))
+    assert directions == [D + 1] * 5
+
+
 class Solver:
     """A user's object around a net."""
 
@@ -357,20 +394,6 @@ def test_what_cannot_be_seen_is_asked_now_and_then() -> None:
         gate.fill_(1)
     with pytest.raises(ValueError, match=REFUSED):
         [jx.laplacian(f, x) for _ in range(64)]
-
-
-@pytest.fixture
-def directions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many directions each pass has."""
-    counts: list[int] = []
-
-    def run(*args: Any) -> Any:
-        jets = eager_jet(*args)
-        counts.append(len(jets[0].first))
-        return jets
-
-    monkeypatch.setattr(second_order, "eager_jet", run)
-    return counts
 
 
 @pytest.mark.parametrize(("size", "most"), [(D, 21), (MANY, 1000)])
