@@ -46,12 +46,12 @@ if TYPE_CHECKING:
         aux: Any
 
     class Laplacian(_Result):
-        first: Any
+        gradient: Any
         laplacian: Any
 
     class HessianDiagonal(_Result):
-        first: Any
-        second: Any
+        gradient: Any
+        diagonal: Any
 
     class Divergence(_Result):
         divergence: Tensor
@@ -61,8 +61,8 @@ if TYPE_CHECKING:
         product: Any
 
 else:
-    Laplacian = namedtuple("Laplacian", "value first laplacian")
-    HessianDiagonal = namedtuple("HessianDiagonal", "value first second")
+    Laplacian = namedtuple("Laplacian", "value gradient laplacian")
+    HessianDiagonal = namedtuple("HessianDiagonal", "value gradient diagonal")
     Divergence = namedtuple("Divergence", "value divergence")
     HessianProduct = namedtuple("HessianProduct", "value gradient product")
 
@@ -93,8 +93,8 @@ def laplacian(
     Li et al. 2024; collapsed Taylor mode, Dangel et al. 2025).
 
     Args:
-        fn: maps ``[N, ...]`` to ``[N, ...]``, each row by itself.  It runs once per chunk, and,
-            when it is first given, once on five rows, to see that they do not depend on each other.
+        fn: maps ``[N, ...]`` to ``[N, ...]``, each row by itself.  It runs once per chunk, each
+            time with the same numbers of torch's generators.
         x: floating-point tensor ``[N, ...]``; or a tuple with an entry for each argument of ``fn``;
             or another nest of tensors with the same N.
         weights: ``[q]``, one for each direction: an anisotropic operator; or ``[q, N]``, others in
@@ -104,15 +104,25 @@ def laplacian(
             tensors, a nest like ``x``.  None: the coordinates, in the order of x's tensors.
         chunk_size: directions of a pass at most, which bounds memory; None: all at once.
         has_aux: ``fn`` returns ``(output, aux)``; ``aux`` is returned behind the results.
+        check: whether to look for rows that depend on each other.  That costs a stream, in each
+            call along 16 directions and more; along fewer in the first, second, fourth, eighth
+            call of a function and so on, in each 64th, and after a change that can be seen: of N,
+            of attributes, training flags, buffers, layers and hooks of modules, of what a function
+            closes over or names globally.
 
     Returns:
-        ``(value, first, laplacian)``, nests like the one ``fn`` returned; ``first`` holds the
-        derivatives along each direction, ``[q, N, ...]``.  All are differentiable in parameters,
-        ``x``, weights and directions.
+        ``(value, gradient, laplacian)``, a named tuple of nests like the one ``fn`` returned;
+        ``gradient`` holds the derivatives along each direction, ``[q, N, ...]``.  All are
+        differentiable in parameters, ``x``, weights and directions.
+
+    Rows that depend on each other are seen by their first derivatives at ``x``; what mixes them in
+    second derivatives alone is not seen.  A function by rows is never refused: rounding that looks
+    like a mixture is looked into, by more calls of ``fn``.
 
     Within ``torch.compile`` (docs/compile.md) ``fn`` has to be an ``nn.Module`` that returns a
     tensor, ``x`` a tensor, and only ``directions`` may be given; anything else breaks the graph and
-    runs eagerly.
+    runs eagerly.  Rows are looked at where it is traced, and in a program of ``torch.export`` each
+    time it runs: it raises RuntimeError.
 
     Raises:
         ValueError: rows depend on each other, or shapes do not fit.
@@ -120,9 +130,9 @@ def laplacian(
 
     Example:
         >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-        >>> jx.laplacian(lambda x: (x**3).sum(-1), x)[2]  # Σ 6 x_i
+        >>> jx.laplacian(lambda x: (x**3).sum(-1), x).laplacian  # Σ 6 x_i
         tensor([18., 42.])
-        >>> jx.laplacian(lambda x: (x**3).sum(-1), x, weights=[0, 1])[2]
+        >>> jx.laplacian(lambda x: (x**3).sum(-1), x, weights=[0, 1]).laplacian
         tensor([12., 24.])
     """
     if torch.compiler.is_dynamo_compiling():
@@ -173,18 +183,18 @@ def hessian_diagonal(
     Along the coordinates that is the diagonal of each row's Hessian.
 
     Args:
-        fn, x, directions, chunk_size, has_aux: as of `laplacian`.  D directions cost 2 D + 1
+        fn, x, directions, chunk_size, has_aux, check: as of `laplacian`.  D directions cost 2 D + 1
             streams.
 
     Returns:
-        ``(value, first, second)``; both derivatives are ``[q, N, ...]``.
+        ``(value, gradient, diagonal)``, a named tuple; both derivatives are ``[q, N, ...]``.
 
     Raises:
         ValueError, TypeError, MissingJetRule: as of `laplacian`.
 
     Example:
         >>> x = torch.tensor([[1.0, 2.0]])
-        >>> jx.hessian_diagonal(lambda x: (x**3).sum(-1), x)[2]
+        >>> jx.hessian_diagonal(lambda x: (x**3).sum(-1), x).diagonal
         tensor([[ 6.],
                 [12.]])
     """
@@ -205,22 +215,23 @@ def divergence(
     """Compute f(x) and Σ_i ∂f_i/∂x_i, the trace of each row's Jacobian, in one pass of order 1.
 
     Args:
-        fn: maps ``x`` to a tensor of its shape, or a nest like it, each row by itself.
+        fn: maps ``x`` to a tensor of its shape, or a nest like it, each row by itself.  Dicts are
+            paired by their keys.
         directions: q probes of identity covariance, such as ``torch.randn(q, *x.shape)``, for the
             estimate (1/q) Σ u_iᵀ J u_i of Hutchinson; None: exactly, from all coordinates.
-        x, chunk_size, has_aux: as of `laplacian`.
+        x, chunk_size, has_aux, check: as of `laplacian`.
 
     Returns:
-        ``(value, divergence)``; the divergence is ``[N]``.
+        ``(value, divergence)``, a named tuple; the divergence is ``[N]``.
 
     Raises:
-        ValueError: the value has other shapes than ``x``, or there is no probe; or as of
-            `laplacian`.
+        ValueError: the value has other shapes than ``x``, or is nested otherwise, or there is no
+            probe; or as of `laplacian`.
         TypeError, MissingJetRule: as of `laplacian`.
 
     Example:
         >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-        >>> jx.divergence(torch.square, x)[1]  # Σ 2 x_i
+        >>> jx.divergence(torch.square, x).divergence  # Σ 2 x_i
         tensor([ 6., 14.])
     """
     rows = _Rows(fn, x, directions, has_aux, check)
@@ -257,8 +268,8 @@ def hvp(
         differentiable: whether gradient and product have a graph, for another derivative.
 
     Returns:
-        ``(value, gradient, product)``, and ``aux`` behind them; gradient and product are nested
-        like ``primals``.
+        ``(value, gradient, product)``, a named tuple, and ``aux`` behind them; gradient and product
+        are nested like ``primals``.
 
     Raises:
         ValueError: ``fn`` returned something other than one number.
@@ -266,8 +277,8 @@ def hvp(
 
     Example:
         >>> x, v = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0])
-        >>> jx.hvp(lambda x: (x**3).sum(), (x,), (v,), differentiable=False)
-        (tensor(9.), (tensor([ 3., 12.]),), (tensor([6., 0.]),))
+        >>> jx.hvp(lambda x: (x**3).sum(), (x,), (v,), differentiable=False).product
+        (tensor([6., 0.]),)
     """
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False), torch.no_grad():

@@ -407,8 +407,8 @@ def test_hvp_in_inference_mode(differentiable: bool) -> None:
 def test_results_have_names() -> None:
     f, x = network("mlp"), randn(3, D)
     fields = {
-        "laplacian": ("value", "first", "laplacian"),
-        "hessian_diagonal": ("value", "first", "second"),
+        "laplacian": ("value", "gradient", "laplacian"),
+        "hessian_diagonal": ("value", "gradient", "diagonal"),
         "divergence": ("value", "divergence"),
         "hvp": ("value", "gradient", "product"),
     }
@@ -440,7 +440,7 @@ def test_weights_of_each_row(chunk_size: int | None) -> None:
     for w in (weights, weights.detach()):
         result = jx.laplacian(f, x, directions=u, weights=w, chunk_size=chunk_size)
         close(result.laplacian, expected)
-        close(result.first, jx.hessian_diagonal(f, x, directions=u).first)
+        close(result.gradient, jx.hessian_diagonal(f, x, directions=u).gradient)
     one, two = (
         torch.autograd.grad(part.square().sum(), weights)
         for part in (jx.laplacian(f, x, directions=u, weights=weights).laplacian, expected)
