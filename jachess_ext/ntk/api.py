@@ -263,7 +263,7 @@ class Job:
         self._watched = Watched(inner, chosen)
         if method == "per_sample":
             self._watched.fallback.update(dict.fromkeys(chosen, _ASKED))
-        dtypes = {parameter.dtype for parameter in chosen.values()}
+        dtypes = {parameter.dtype.to_real() for parameter in chosen.values()}
         self._dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
         with EAGERLY:
             with evaluating(inner):
@@ -359,7 +359,7 @@ class Job:
         workspace = min(_WORKSPACE, max(1, budget // 8))
         samples, others = self._left.samples.count, self._right.samples.count
         outputs = self._left.outputs
-        fallback = sum(self._watched.parameters[name].numel() for name in self._watched.fallback)
+        fallback = sum(_numbers(self._watched.parameters[name]) for name in self._watched.fallback)
         size = torch.finfo(self._dtype).bits // 8
         captured = max(self._left.capture_bytes(), self._right.capture_bytes())
         one_capture = captured + fallback * size * outputs
@@ -393,7 +393,7 @@ class Job:
             others=right,
             outputs=first.outputs,
             symmetric=self._symmetric,
-            parameters=sum(p.numel() for p in self._watched.parameters.values()),
+            parameters=sum(map(_numbers, self._watched.parameters.values())),
             choices=plan(
                 first.contributions,
                 (min(block, left), min(block, right)),
@@ -408,6 +408,11 @@ class Job:
             expected_bytes=self._expected,
             budget_bytes=self._budget,
         )
+
+
+def _numbers(parameter: nn.Parameter) -> int:
+    """Return how many real numbers a parameter holds."""
+    return parameter.numel() * (2 if parameter.is_complex() else 1)
 
 
 def _add(theta: Tensor, kernel: Tensor, rows: list[int], columns: list[int], twice: bool) -> None:

@@ -31,6 +31,7 @@ from .contract import (
     Matches,
     Tied,
     add_up,
+    as_real,
     make_factors,
     make_matches,
 )
@@ -80,11 +81,13 @@ def recognise(
     function: Any, args: tuple[Any, ...], kwargs: Given, names: Names
 ) -> tuple[Call | None, set[str]]:
     """Return the call, and the names of the parameters in it that play no known role."""
-    touched = {names[id(value)] for value in _flat(args, kwargs) if id(value) in names}
+    values = _flat(args, kwargs)
+    touched = {names[id(value)] for value in values if id(value) in names}
     if not touched:
         return None, touched
     call = None
-    if function in _READERS:
+    is_complex = any(isinstance(value, Tensor) and value.is_complex() for value in values)
+    if function in _READERS and not is_complex:
         order, read = _READERS[function]
         if len(args) <= len(order) and set(kwargs) <= set(order):
             call = read(dict(zip(order, args, strict=False)) | dict(kwargs), names)
@@ -302,7 +305,8 @@ def _from_local(
         gradients = vmap(of_sample, in_dims=(dims, 1), out_dims=1)(values, delta)
     # [C, n, numel]; a parameter may have no dimension.
     return {
-        name: Dense(gradients[key].unsqueeze(-1).flatten(2)) for key, name in call.roles.items()
+        name: Dense(as_real(gradients[key]).unsqueeze(-1).flatten(2))
+        for key, name in call.roles.items()
     }
 
 
@@ -547,7 +551,7 @@ def _passes_gradients(output: Any, args: tuple[Any, ...]) -> bool:
     values = output if isinstance(output, (list, tuple)) else (output,)
     return any(
         isinstance(value, Tensor)
-        and value.is_floating_point()
+        and (value.is_floating_point() or value.is_complex())
         and not any(value is argument for argument in args)
         for value in values
     )
@@ -705,6 +709,11 @@ def _watched_forward(
     recorder = Recorder(watched.covered, count, layout, local, inputs_only=inputs_only)
     with recorder:
         f = outputs(batch)
+    if f.is_complex():
+        raise ValueError(
+            f"the outputs are {f.dtype}; a kernel is of real outputs: pass outputs=lambda out, "
+            "batch: torch.view_as_real(out).flatten(1), or the part of them that counts"
+        )
     if f.shape[0] != count:
         raise ValueError(f"the model gives {f.shape[0]} rows of outputs for {count} samples")
     if not torch.isfinite(f).all():
@@ -826,7 +835,7 @@ def _per_sample(
                 value, parameters, retain_graph=c + 1 < len(f), materialize_grads=True
             )
             for kept, gradient in zip(gradients, whole, strict=True):
-                kept[-1].append(gradient.flatten())
+                kept[-1].append(as_real(gradient).flatten())
     stacked = (torch.stack([torch.stack(sample) for sample in kept], 1) for kept in gradients)
     return {name: Dense(gradient) for name, gradient in zip(names, stacked, strict=True)}
 
@@ -940,7 +949,7 @@ class Separation:
         for call, cotangent in enumerate(cotangents):
             if cotangent is None or not cotangent.numel():
                 continue
-            rows = cotangent.reshape(len(times), -1)
+            rows = as_real(cotangent).reshape(len(times), -1)
             wide = rows.dtype if rows.dtype == torch.float64 else torch.float32
             if call not in self._vectors:
                 vector = torch.randn(rows.shape[1], generator=self._generator)
@@ -968,7 +977,7 @@ class Separation:
             for cotangent in self.differentiate(f, edges, factors):
                 if cotangent is None or not cotangent.numel():
                     continue
-                rows = cotangent.reshape(len(factors), -1).double()
+                rows = as_real(cotangent).reshape(len(factors), -1).double()
                 if bool((rows[sample].abs() > 0).any()):
                     share = float(rows[sample].norm() / rows.norm())
                     raise _mixed_samples(f"{100 * share:.1f} % of a gradient are another sample's")
@@ -1047,7 +1056,7 @@ def probe(watched: Watched, outputs: OutputMap, samples: Samples) -> Probe:
         noise = max([least, *noises])
         parts = _contributions(watched, calls, [[c] for c in cotangents], _PROBED)
     gradients = {
-        name: torch.zeros_like(parameter) if g is None else g
+        name: as_real(torch.zeros_like(parameter) if g is None else g)
         for (name, parameter), g in zip(watched.parameters.items(), whole, strict=True)
     }
     watched.fallback.update(unbatched)
@@ -1099,6 +1108,7 @@ def _left_over(gradient: Tensor, part: Contribution) -> Tensor:
 
 def _norm_of(values: Tensor) -> float:
     """Return ‖values‖, in double only if needed, since gradients are as large as the model."""
+    values = as_real(values)
     if values.dtype in (torch.float32, torch.float64):
         norm = float(torch.linalg.vector_norm(values))
         if norm < float("inf"):

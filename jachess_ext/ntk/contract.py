@@ -4,7 +4,8 @@ G_{n,c} = ∂f_{n,c}/∂θ of a parameter θ is not kept whole, but as
 
     Factors   G_{n,c} = Σ_t δ_{n,c,t} a_{n,t}ᵀ            linear layers
     Matches   row v of G_{n,c} is g_{n,c,v}, few v a sample    embeddings, heads read at labels
-    Dense     G_{n,c} itself                                 biases, norm weights, the rest
+    Dense     G_{n,c} itself                                 biases, norm weights, the rest;
+                                                             complex ones as pairs of real numbers
     Tied      Factors + Matches                              output head tied to the embedding
 
 ``materialise`` gives G, [C, n, numel]; ``nbytes(C)`` the memory it would take with C outputs.
@@ -207,6 +208,11 @@ def _merge(parts: list[Matches], rows: int) -> Matches:
         parts[0].count,
         rows,
     )
+
+
+def as_real(values: Tensor) -> Tensor:
+    """Return complex numbers as pairs of real ones, [..., 2]; real numbers as they are."""
+    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
 
 
 def _nbytes(*tensors: Tensor) -> int:

@@ -120,8 +120,9 @@ class Spectrum:
             2 η λ_i and (q_iᵀ r)², [n] each; the energies are differentiable in the residual.
 
         Raises:
-            ValueError: as `ntk_loss`.
+            TypeError, ValueError: as `ntk_loss`.
         """
+        _require_real("residual", residual)
         size = len(self.eigenvalues)
         if not isinstance(residual, Tensor) or residual.numel() != size:
             known = isinstance(residual, Tensor)
@@ -177,6 +178,15 @@ def ntk_loss(theta: Tensor | Spectrum, residual: Tensor, t: Tensor | float, lr: 
     return spectrum.loss(residual, t, lr)
 
 
+def _require_real(name: str, values: Tensor) -> None:
+    """Raise TypeError for complex numbers, whose imaginary parts a cast would drop."""
+    if isinstance(values, Tensor) and values.is_complex():
+        raise TypeError(
+            f"{name} is {values.dtype}; expected real numbers: complex outputs count as pairs, "
+            "torch.view_as_real"
+        )
+
+
 def _as_square(theta: Tensor) -> Tensor:
     """Return theta as [n, n] in double, detached."""
     if not isinstance(theta, Tensor) or not theta.is_floating_point():
@@ -198,6 +208,7 @@ def kernel_drift(theta: Tensor, start: Tensor) -> float:
         theta, start: two kernels of one shape, floating point.
 
     Raises:
+        TypeError: complex numbers.
         ValueError: shapes differ; Θ_0 is zero.
 
     Example:
@@ -209,6 +220,8 @@ def kernel_drift(theta: Tensor, start: Tensor) -> float:
             f"theta has shape {list(theta.shape)}, but the kernel it is compared with "
             f"{list(start.shape)}; expected the same samples and outputs"
         )
+    _require_real("theta", theta)
+    _require_real("start", start)
     before = start.double()
     norm = float(before.norm())
     if not norm > 0:
@@ -224,6 +237,7 @@ def label_alignment(theta: Tensor, labels: Tensor) -> float:
         labels: [N] class numbers (integers) or targets (floating point), or targets [N, D].
 
     Raises:
+        TypeError: complex numbers.
         ValueError: shapes that do not fit.
 
     Example:
@@ -234,6 +248,8 @@ def label_alignment(theta: Tensor, labels: Tensor) -> float:
     """
     if theta.dim() != 4 or theta.shape[:2] != theta.shape[2:]:
         raise ValueError(f"theta has shape {list(theta.shape)}; expected [N, C, N, C]")
+    _require_real("theta", theta)
+    _require_real("labels", labels)
     targets = _targets(labels)
     if targets.dim() != 2 or targets.shape[0] != theta.shape[0]:
         raise ValueError(

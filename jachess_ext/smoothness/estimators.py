@@ -300,7 +300,14 @@ def hessian_norm(squares: Tensor, settings: Settings, *, scale: float, pairs: in
 def chosen_blocks(result: Pass, settings: Settings) -> list[Tensor]:
     """Return the outputs that ``settings.layers`` names; a classifier's logits have one token."""
     if settings.layers != "logits":
-        return [result.blocks[k] for k in layer_indices(settings.layers, len(result.blocks))]
+        blocks = [result.blocks[k] for k in layer_indices(settings.layers, len(result.blocks))]
+        for block in blocks:
+            if block.is_complex():
+                raise TypeError(
+                    f"a hidden state is {block.dtype}; expected real numbers: let the model return "
+                    "torch.view_as_real(state).flatten(-2)"
+                )
+        return blocks
     logits = result.logits
     if logits is None:
         raise ValueError("layers='logits' was asked for, but the model returned no logits")
