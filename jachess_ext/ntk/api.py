@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..jet.context import EAGERLY
 from ..models import unwrapped
-from .capture import Probe, Watched, capture, check_kernel, evaluating, probe
+from .capture import Probe, Watched, capture, check_kernel, evaluating, in_company, probe
 from .contract import Choice, Contribution, LinearForm, Settings, contract, plan
 from .outputs import Batch, Chosen, OutputMap, Outputs, Samples, choose_parameters
 
@@ -30,6 +30,7 @@ _SHARE = 0.5  # of the free memory, where no budget is given
 _MOST = 4 * 2**30  # by default; larger blocks gain little
 _UNKNOWN = 2 * 2**30  # where free memory cannot be read
 _SAME_WEIGHTS = 1e-6
+_COMPANY = 16 * 2**20  # bytes that a batch of all samples may take, whatever the budget
 
 
 @dataclass
@@ -155,7 +156,7 @@ def ntk(
             A or B; "per_sample": exact gradients one sample at a time, slow, for any model;
             "explain": no kernel, but the `Report` of what would be done.
         memory_budget: bytes that blocks and kernel may take; None: half of the free memory, 4 GiB
-            at most.
+            at most.  It changes neither the kernel nor what is refused.
         progress: show a progress bar over blocks (needs tqdm); None: only on a terminal.
         seed: of the random projections.
         group: a process group of torch.distributed (``torch.distributed.group.WORLD``; gloo or
@@ -221,6 +222,7 @@ class Job:
     """A call of `ntk`: the constructor checks and plans it, `run` computes it."""
 
     _block: int
+    _company: int
 
     def __init__(
         self, model: nn.Module, batch: Batch, other: Batch | None, *, group: Any = None, **how: Any
@@ -308,6 +310,9 @@ class Job:
             EAGERLY,
             torch.no_grad(),
         ):
+            for side in [self._left] if self._symmetric else [self._left, self._right]:
+                if side.samples.count > self._block:
+                    in_company(self._watched, self._outputs, side, self._company)
             for i, j in pairs:
                 theirs = {}  # free a block before the next is captured
                 if i != row:
@@ -371,6 +376,7 @@ class Job:
         self._block, most = max(samples, others), max(samples, others)
         self._budget, self._expected = budget, at_once + result + workspace
         left = budget - result - workspace
+        self._company = max(2, max(left, _COMPANY) // max(activations, 1))
         if at_once > left:
             pair = 2 * one_capture + activations
             self._block = min(left // pair, most) if left > 0 else 0

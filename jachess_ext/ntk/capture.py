@@ -10,7 +10,7 @@ a plain backward pass, and `check_kernel` the finished kernel.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -393,7 +393,8 @@ class Recorder(TorchFunctionMode):
         local: childless modules that are differentiated as a whole, with their chosen parameters
             (name within the module -> full name).
         learn: a first pass, over one sample.
-        inputs_only: no gradients of the model's weights will be asked for.
+        inputs_only: no gradients of covered parameters will be asked for.
+        outside: ids of the parameters that fell back.
 
     Attributes:
         calls: in order.
@@ -410,6 +411,7 @@ class Recorder(TorchFunctionMode):
         owners: Owners | None = None,
         learn: bool = False,
         inputs_only: bool = False,
+        outside: Set[int] = frozenset(),
     ) -> None:
         super().__init__()
         whole = {name for roles in local.values() for name in roles.values()}
@@ -419,7 +421,7 @@ class Recorder(TorchFunctionMode):
         self._local = local
         self._owners = owners or {}
         self._learn = learn
-        self._inputs_only = inputs_only
+        self._inputs_only, self._outside = inputs_only, outside
         self._seen: Counter[tuple[str, str]] = Counter()
         self._inside: list[nn.Module] = []
         self._hooks = ExitStack()
@@ -451,7 +453,9 @@ class Recorder(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        output = fast_linear(func, args, kwargs) if self._inputs_only else None
+        output = None
+        if self._inputs_only and not any(id(v) in self._outside for v in _flat(args, kwargs)):
+            output = fast_linear(func, args, kwargs)
         if output is None:
             output = func(*args, **kwargs)
         call, unknown = recognise(func, args, kwargs, self._names)
@@ -699,16 +703,25 @@ def _watched_forward(
 ) -> tuple[Tensor, list[Call], dict[str, str]]:
     """Run f over ``count`` samples: f, [n, C] with its graph, the calls, and `Recorder.unbatched`.
 
-    ``inputs_only``: the backward passes will ask for the calls' cotangents, not for gradients of
-    parameters.
+    ``inputs_only``: the backward passes will ask for the calls' cotangents, and for gradients of
+    parameters that fell back.
 
     Raises:
         ValueError: f is not finite or needs no parameter.
     """
     local = watched.active_local()
-    recorder = Recorder(watched.covered, count, layout, local, inputs_only=inputs_only)
+    outside = {id(watched.parameters[name]) for name in watched.fallback}
+    recorder = Recorder(
+        watched.covered, count, layout, local, inputs_only=inputs_only, outside=outside
+    )
     with recorder:
         f = outputs(batch)
+    _require_outputs(f, count)
+    return f, recorder.calls, recorder.unbatched
+
+
+def _require_outputs(f: Tensor, count: int) -> None:
+    """Raise ValueError where f is not [count, C] of finite real numbers with a graph."""
     if f.is_complex():
         raise ValueError(
             f"the outputs are {f.dtype}; a kernel is of real outputs: pass outputs=lambda out, "
@@ -724,7 +737,6 @@ def _watched_forward(
         )
     if not f.requires_grad:
         raise ValueError("the outputs do not depend on any parameter that requires gradients")
-    return f, recorder.calls, recorder.unbatched
 
 
 def capture(
@@ -737,9 +749,6 @@ def capture(
     """
     samples = side.samples
     first = samples.name not in watched.separate and samples.count > 1
-    if first and len(rows) == 1:  # which alone shows no mixing
-        capture(watched, outputs, side, side.rows)
-        first = False
     with evaluating(watched.model):
         f, calls, unbatched = _watched_forward(
             watched, outputs, side.layout, samples.rows(rows), len(rows), inputs_only=True
@@ -750,9 +759,12 @@ def capture(
                 f"parameter {name!r}: {reason}, which the first samples did not show; "
                 "method='per_sample' takes exact gradients sample by sample"
             )
-        if first:
-            _require_same_values(outputs, samples, rows, f.detach())
-        separation = Separation(f) if first and calls else None
+        if side.values is not None:
+            _require_same_values(rows, f.detach(), side.values[rows])
+        elif first:
+            count = len(rows)
+            _compare_companies(outputs, samples, f.detach(), [_shuffled(count), _apart(count)])
+        separation = Separation(f) if first and len(rows) > 1 else None
         parts = _collect(watched, f, calls, separation)
         del f, calls
         if separation is not None and (suspects := separation.suspects()):
@@ -761,9 +773,11 @@ def capture(
             )
             separation.require(f, [call.edge for call in calls], suspects)
             del f, calls
-        if first:
-            watched.separate.add(samples.name)
-        return parts | _per_sample(watched, outputs, samples, rows)
+        alone = _per_sample(watched, outputs, samples, rows)
+        if separation is not None:
+            separation.require_alone(alone, side.noise)
+        watched.separate.add(samples.name)
+        return parts | alone
 
 
 def _collect(
@@ -778,8 +792,7 @@ def _collect(
     store: list[list[Tensor | None]] = [[] for _ in calls]
     edges = [call.edge for call in calls]
     if separation is not None:
-        ones = torch.ones_like(f[:, 0])
-        separation.add(-ones, separation.differentiate(f, edges, ones))
+        separation.begin(f, edges, {name: watched.parameters[name] for name in watched.fallback})
     for c in range(outputs if calls else 0):
         cotangents = torch.autograd.grad(
             f[:, c].sum(), edges, retain_graph=c + 1 < outputs, allow_unused=True
@@ -854,8 +867,14 @@ def _per_sample(
 # A difference may be round-off (of gradients that are zero in exact arithmetic); so a further pass
 # with w_n = 0 decides: it gives sample n exact zeros unless another contributes.
 #
-# Mixing that is detached, or comes before the first parameter, shows in the values only: the block
-# is run again in other batches, so that any two of its samples are apart once.
+# The same pass gives the gradients of parameters outside recorded calls, which have to be the
+# weighted sum of those that samples have alone.
+#
+# Mixing that is detached, or comes before the first parameter, shows in the values only: the
+# samples are run again in other company, once all in another order, and a few without the rest.
+# Where not all are in one block, all together (`in_company`) are the other company of each block:
+# their values are held against the blocks', and their gradient against the finished kernel, so that
+# no mixing goes unseen in small blocks.
 
 
 def _tolerance(dtype: torch.dtype) -> float:
@@ -879,35 +898,49 @@ def _mixed_samples(evidence: str) -> RuntimeError:
 _ROWS_APART = 4
 
 
-def _require_same_values(
-    outputs: OutputMap, samples: Samples, rows: Sequence[int], together: Tensor
-) -> None:
-    """Compare the outputs of a block, f [n, C], with those of its samples in other company.
+def _shuffled(count: int) -> list[int]:
+    """Return samples in another order, each in the place of another one."""
+    cycle = torch.randperm(count, generator=torch.Generator().manual_seed(_SEPARATION_SEED))
+    return cycle.roll(1)[cycle.argsort()].tolist()
 
-    Once all in reverse order, so that what is taken of another place is another sample's; and a few
-    samples, the first, the last and two between, without the rest.
+
+def _apart(count: int) -> list[int]:
+    """Return the last of ``count`` samples, the first and two between, or fewer than all."""
+    few = min(_ROWS_APART, count - 1)
+    return sorted({round(n * (count - 1) / max(few - 1, 1)) for n in range(few)}, reverse=True)
+
+
+def _compare_companies(
+    outputs: OutputMap, samples: Samples, values: Tensor, companies: Sequence[list[int]]
+) -> None:
+    """Compare the outputs of all samples, f [N, C], with those in other company.
 
     Raises:
         RuntimeError: the outputs of a sample depend on the others.
     """
-    count = len(rows)
-    if count == 1:
-        return
-    few = min(_ROWS_APART, count - 1)
-    apart = {round(n * (count - 1) / max(few - 1, 1)) for n in range(few)}
+    for company in companies:
+        if company:
+            with torch.no_grad():
+                f = outputs(samples.rows(company))
+            _require_same_values(company, f, values[company])
+
+
+def _require_same_values(rows: Sequence[int], f: Tensor, others: Tensor) -> None:
+    """Raise RuntimeError where outputs of samples in one company differ from those in another.
+
+    Args:
+        rows: which samples.
+        f, others: [n, C].
+    """
     # Outputs that are 0 in exact arithmetic differ by the rounding of what cancelled in them.
-    largest = max(float(together.abs().max()), torch.finfo(together.dtype).eps ** 0.5)
-    limit = _tolerance(together.dtype) * largest
-    for part in (list(range(count))[::-1], sorted(apart, reverse=True)):
-        with torch.no_grad():
-            found = outputs(samples.rows([rows[place] for place in part]))
-        differences = (found - together[part]).abs().amax(1)
-        worst = int(differences.argmax())
-        if not float(differences[worst]) <= limit:
-            raise _mixed_samples(
-                f"those of sample {rows[part[worst]]} are {float(differences[worst]):.1e} apart "
-                "in a batch of others"
-            )
+    largest = max(float(others.abs().max()), torch.finfo(others.dtype).eps ** 0.5)
+    differences = (f - others).abs().amax(1)
+    worst = int(differences.argmax())
+    if not float(differences[worst]) <= _tolerance(others.dtype) * largest:
+        raise _mixed_samples(
+            f"those of sample {rows[worst]} are {float(differences[worst]):.1e} apart in a batch "
+            "of others"
+        )
 
 
 class Separation:
@@ -922,18 +955,55 @@ class Separation:
         self._vectors: dict[int, Tensor] = {}
         self._rests: dict[int, Tensor] = {}
         self._sizes: dict[int, float] = {}
+        self._outside: dict[str, Tensor] = {}
         self._generator = torch.Generator().manual_seed(_SEPARATION_SEED)
         normal = torch.randn(f.shape, generator=self._generator, dtype=torch.float64)
         self.weights = normal.to(f)
 
+    def begin(
+        self, f: Tensor, edges: Sequence[GradientEdge], outside: Mapping[str, nn.Parameter]
+    ) -> None:
+        """Take the pass over all samples; f's graph is kept.
+
+        Args:
+            edges: as `differentiate` takes them.
+            outside: parameters whose gradients no recorded call gives.
+        """
+        ones = torch.ones_like(f[:, 0])
+        both = self.differentiate(f, [*edges, *outside.values()], ones)
+        self.add(-ones, both[: len(edges)])
+        for (name, parameter), gradient in zip(outside.items(), both[len(edges) :], strict=True):
+            whole = torch.zeros_like(parameter) if gradient is None else gradient
+            self._outside[name] = as_real(whole).flatten()
+
+    def require_alone(self, alone: Mapping[str, Contribution], noise: float) -> None:
+        """Raise RuntimeError where parameters outside of calls have other gradients in the block.
+
+        Args:
+            alone: their gradients, each sample's by itself.
+            noise: as of `Probe`.
+        """
+        whole = sum(_norm_of(gradient) ** 2 for gradient in self._outside.values()) ** 0.5
+        noise *= max(1.0, len(self.weights) / _PROBED) ** 0.5
+        for name, gradient in self._outside.items():
+            part = alone[name]
+            assert isinstance(part, Dense)
+            wide = part.gradients.to(gradient)
+            rest = _norm_of(gradient - torch.einsum("nc,cnp->p", self.weights, wide))
+            if rest > _negligible(gradient, whole, noise):
+                raise _mixed_samples(
+                    f"the gradients of parameter {name!r} that samples have alone do not add up to "
+                    "those of the batch"
+                )
+
     def differentiate(
-        self, f: Tensor, edges: Sequence[GradientEdge], factors: Tensor
+        self, f: Tensor, edges: Sequence[GradientEdge | Tensor], factors: Tensor
     ) -> tuple[Tensor | None, ...]:
         """Return the cotangents of Σ_{n,c} factors_n w_{n,c} f_{n,c} at the calls' outputs.
 
         Args:
             f: with its graph, which is kept.
-            edges: of the calls' outputs, [n·s, ...] each.
+            edges: of the calls' outputs, [n·s, ...] each, or parameters.
             factors: [n].
         """
         total = (f * self.weights * factors[:, None]).sum()
@@ -985,8 +1055,9 @@ class Separation:
 
 # ---- the completeness check -------------------------------------------------------------------
 #
-# The kernel must hold all that a plain backward pass sees.  With random signs w_{n,c}
-# for a few samples, one ordinary backward pass gives, of every parameter,
+# The kernel must hold all that a plain backward pass sees.  With random signs w_{n,c} for a few
+# samples (`probe`), or random weights for all (`in_company`), one ordinary backward pass gives, of
+# every parameter,
 #
 #     g_θ = Σ_{n,c} w_{n,c} ∂f_{n,c}/∂θ,
 #
@@ -1004,27 +1075,27 @@ class Probe:
     Attributes:
         samples: all samples of the side.
         layout: how calls lay them out.
-        rows: the samples probed.
-        signs: w, [rows, C].
+        weights: w, [N, C]; zero for samples that were not probed.
         gradients: g, by parameter.
         contributions: of the probed samples, for w in place of C outputs.
         activation_bytes: memory the forward pass keeps for one sample's backward.
         noise: norm of a gradient below which it may be round-off alone (a bias of attention keys,
             whose gradient is zero in exact arithmetic).
+        values: f, [N, C], in other company than the blocks'; None where one block holds all.
     """
 
     samples: Samples
     layout: SampleLayout
-    rows: list[int]
-    signs: Tensor
+    weights: Tensor
     gradients: dict[str, Tensor]
     contributions: dict[str, Contribution]
     activation_bytes: int
     noise: float
+    values: Tensor | None = None
 
     @property
     def outputs(self) -> int:
-        return self.signs.shape[1]
+        return self.weights.shape[1]
 
     def capture_bytes(self) -> int:
         """Return the memory of one sample's contributions, all outputs."""
@@ -1060,11 +1131,65 @@ def probe(watched: Watched, outputs: OutputMap, samples: Samples) -> Probe:
         for (name, parameter), g in zip(watched.parameters.items(), whole, strict=True)
     }
     watched.fallback.update(unbatched)
-    found = Probe(samples, layout, rows, signs, gradients, parts, -(-meter.total // _PROBED), noise)
+    every = signs.new_zeros(samples.count, signs.shape[1])
+    every.index_add_(0, torch.tensor(rows, device=signs.device), signs)
+    found = Probe(samples, layout, every, gradients, parts, -(-meter.total // _PROBED), noise)
     watched.fallback.update(dict.fromkeys(_not_whole(watched, found), _NOT_WHOLE))
     for name in watched.fallback:
         parts.pop(name, None)
     return found
+
+
+def in_company(watched: Watched, outputs: OutputMap, side: Probe, most: int) -> None:
+    """Give a side the outputs and gradients of all its samples, in other company than the blocks'.
+
+    One forward pass and a plain backward pass, which replaces that of the probe.
+
+    Args:
+        most: samples a batch.
+
+    Raises:
+        RuntimeError: the outputs of a sample depend on the others.
+    """
+    samples, order = side.samples, _shuffled(side.samples.count)
+    parts = -(-samples.count // most)
+    total: dict[str, Tensor] = {}
+    # Not signs: what adds a mean to each sample would not show where they add up to 0.
+    generator = torch.Generator().manual_seed(_SEPARATION_SEED)
+    weights = torch.randn(side.weights.shape, generator=generator, dtype=torch.float64)
+    weights = weights.to(side.weights)
+    values = torch.empty_like(weights)
+    with evaluating(watched.model):
+        for part in range(parts):
+            rows = order[part::parts]
+            f = outputs(samples.rows(rows))
+            _require_outputs(f, len(rows))
+            values[rows] = f.detach()
+            gradients = torch.autograd.grad(
+                (f * weights[rows]).sum(), list(watched.parameters.values()), allow_unused=True
+            )
+            for name, gradient in zip(watched.parameters, gradients, strict=True):
+                if gradient is not None:
+                    g = as_real(gradient)
+                    total[name] = g if name not in total else total[name] + g
+        _compare_companies(outputs, samples, values, [_apart(samples.count)])
+    side.values = values
+    if all(bool(g.isfinite().all()) for g in total.values()):  # their sum may overflow in 16 bits
+        side.noise *= _norm_of(weights) / _norm_of(side.weights)
+        side.weights = weights
+        side.gradients = {n: total.get(n, torch.zeros_like(g)) for n, g in side.gradients.items()}
+
+
+def _negligible(gradient: Tensor, whole: float, noise: float) -> float:
+    """Return the norm of a part of a gradient up to which it is round-off.
+
+    Args:
+        whole: norm of the gradient by all parameters. A part below √eps of it changes the kernel
+            by less than eps.
+        noise: as of `Probe`.
+    """
+    dtype = gradient.dtype
+    return max(_tolerance(dtype) * _norm_of(gradient), _round_off(dtype) * whole, noise)
 
 
 def _not_whole(watched: Watched, found: Probe) -> list[str]:
@@ -1083,9 +1208,7 @@ def _not_whole(watched: Watched, found: Probe) -> list[str]:
             continue
         part = found.contributions.get(name)
         missing = norms[name] if part is None else _norm_of(_left_over(gradient, part))
-        # A part below √eps of the whole gradient changes the kernel by less than eps.
-        negligible = _round_off(gradient.dtype) * whole
-        if missing > max(_tolerance(gradient.dtype) * norms[name], negligible, found.noise):
+        if missing > _negligible(gradient, whole, found.noise):
             wrong.append(name)
     return wrong
 
@@ -1120,25 +1243,28 @@ def check_kernel(theta: Tensor, left: Probe, right: Probe, dtype: torch.dtype) -
     """Compare wᵀ Θ w' with the product of the plain gradients; return the relative difference.
 
     Args:
-        theta: [N, C, M, C].
+        theta: [N, C, M, C], in double.
         left, right: of the two sides; the same one for a symmetric kernel.
         dtype: the model's.
 
     Raises:
         RuntimeError: they differ by more than round-off.
     """
-    block = theta[left.rows][:, :, right.rows].double()
-    value = torch.einsum("nc,ncmd,md->", left.signs.double(), block, right.signs.double())
+    weights, others = left.weights.double(), right.weights.double()
+    value = (torch.tensordot(weights, theta, 2) * others).sum()
+    squares = (torch.tensordot(weights.square(), theta.square(), 2) * others.square()).sum()
     expected = sum(_dot(left.gradients[name], right.gradients[name]) for name in left.gradients)
     sizes = [
         sum(_norm_of(g) ** 2 for g in side.gradients.values()) ** 0.5 for side in (left, right)
     ]
-    scale = max(sizes[0] * sizes[1], float(block.abs().max()), left.noise * right.noise)
+    # ‖Θ‖ is the root of the mean square of wᵀ Θ w', which may cancel.
+    scale = max(sizes[0] * sizes[1], float(squares.sqrt()), left.noise * right.noise)
     difference = abs(float(value) - expected) / scale if scale else 0.0
     if not difference <= _tolerance(dtype):
         raise RuntimeError(
             f"the kernel disagrees with a plain backward pass (relative difference "
-            f"{difference:.1e}): do samples of a batch depend on one another in this model?"
+            f"{difference:.1e}), as it does where the outputs of a sample depend on the other "
+            "samples of the batch: take what is computed over the batch out of the function"
         )
     return difference
 
