@@ -18,7 +18,15 @@ from ..jet.context import EAGERLY
 from ..models import unwrapped
 from .capture import Probe, Watched, capture, check_kernel, evaluating, in_company, probe
 from .contract import Choice, Contribution, LinearForm, Settings, contract, plan
-from .outputs import Batch, Chosen, OutputMap, Outputs, Samples, choose_parameters
+from .outputs import (
+    Batch,
+    Chosen,
+    OutputMap,
+    Outputs,
+    Samples,
+    choose_parameters,
+    require_plain,
+)
 
 Method = Literal["auto", "gram", "materialise", "per_sample", "explain"]
 T = TypeVar("T")
@@ -253,6 +261,7 @@ class Job:
         if method not in get_args(Method):
             raise ValueError(f"method is {method!r}; expected one of {str(get_args(Method))[1:-1]}")
         inner = unwrapped(model)
+        require_plain(inner)
         self._symmetric = other is None
         sides = [Samples.of(batch)]
         if other is not None:

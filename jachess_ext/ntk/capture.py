@@ -23,6 +23,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, vjp, vmap
 from torch.overrides import TorchFunctionMode
 
+from ..jet.tensor import DerivativeTensor
 from ..models import in_mode
 from ..ops.gemm import onednn_serves, rows_times
 from .contract import (
@@ -35,7 +36,7 @@ from .contract import (
     make_factors,
     make_matches,
 )
-from .outputs import Batch, OutputMap, Samples
+from .outputs import NESTED, RENORMALISED, Batch, OutputMap, Samples
 
 Given = Mapping[str, Any]
 Names = Mapping[int, str]  # id of a chosen parameter -> its name
@@ -116,7 +117,9 @@ def _addmm(given: Given, names: Names) -> Call | None:
 
 
 def _embedding(given: Given, names: Names) -> Call | None:
-    if given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
+    if given.get("max_norm") is not None:
+        raise ValueError(RENORMALISED.format(names.get(id(given["weight"]))))
+    if given.get("scale_grad_by_freq") or given.get("sparse"):
         return None
     padding = given.get("padding_idx")
     rows = given["weight"].shape[0]
@@ -495,6 +498,9 @@ class Recorder(TorchFunctionMode):
             return output
         if not output.requires_grad:
             return output
+        if isinstance(output, DerivativeTensor):
+            self._reject(call, "it is used within jx.jvp, jx.jet or jx.laplacian")
+            return output
         if rows == expected * self._samples:
             call.edge = get_gradient_edge(output)
             self.calls.append(call)
@@ -825,7 +831,17 @@ def _contributions(
         kept.clear()
         if call.kind == "chain":
             call, stacked = _unchained(call, stacked)
-        for name, part in _CONTRIBUTE[call.kind](call, stacked, shapes, count).items():
+        try:
+            found = _CONTRIBUTE[call.kind](call, stacked, shapes, count)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            if call.kind != "local":
+                raise
+            why = f"{type(call.options['module']).__name__} does not run under torch.func.vmap"
+            watched.fallback.update(dict.fromkeys(call.roles.values(), why))
+            continue
+        for name, part in found.items():
             parts.setdefault(name, []).append(part)
     return {name: add_up(several, shapes[name]) for name, several in parts.items()}
 
@@ -900,7 +916,8 @@ _ROWS_APART = 4
 
 def _shuffled(count: int) -> list[int]:
     """Return samples in another order, each in the place of another one."""
-    cycle = torch.randperm(count, generator=torch.Generator().manual_seed(_SEPARATION_SEED))
+    generator = torch.Generator("cpu").manual_seed(_SEPARATION_SEED)
+    cycle = torch.randperm(count, generator=generator, device="cpu")
     return cycle.roll(1)[cycle.argsort()].tolist()
 
 
@@ -956,8 +973,8 @@ class Separation:
         self._rests: dict[int, Tensor] = {}
         self._sizes: dict[int, float] = {}
         self._outside: dict[str, Tensor] = {}
-        self._generator = torch.Generator().manual_seed(_SEPARATION_SEED)
-        normal = torch.randn(f.shape, generator=self._generator, dtype=torch.float64)
+        self._generator = torch.Generator("cpu").manual_seed(_SEPARATION_SEED)
+        normal = torch.randn(f.shape, generator=self._generator, dtype=torch.float64, device="cpu")
         self.weights = normal.to(f)
 
     def begin(
@@ -1022,7 +1039,7 @@ class Separation:
             rows = as_real(cotangent).reshape(len(times), -1)
             wide = rows.dtype if rows.dtype == torch.float64 else torch.float32
             if call not in self._vectors:
-                vector = torch.randn(rows.shape[1], generator=self._generator)
+                vector = torch.randn(rows.shape[1], generator=self._generator, device="cpu")
                 self._vectors[call] = vector.to(rows)
             product = (rows @ self._vectors[call]).to(wide) * times.to(wide)
             norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide) * times.to(wide).abs()
@@ -1115,8 +1132,8 @@ def probe(watched: Watched, outputs: OutputMap, samples: Samples) -> Probe:
             f, calls, unbatched = _watched_forward(
                 watched, outputs, layout, samples.rows(rows), _PROBED
             )
-        generator = torch.Generator().manual_seed(_PROBE_SEED)
-        signs = (torch.randint(0, 2, f.shape, generator=generator) * 2 - 1).to(f)
+        generator = torch.Generator("cpu").manual_seed(_PROBE_SEED)
+        signs = (torch.randint(0, 2, f.shape, generator=generator, device="cpu") * 2 - 1).to(f)
         edges = [call.edge for call in calls]
         inputs: list[Any] = [*edges, *watched.parameters.values()]
         both = torch.autograd.grad((f * signs).sum(), inputs, allow_unused=True)
@@ -1155,8 +1172,10 @@ def in_company(watched: Watched, outputs: OutputMap, side: Probe, most: int) -> 
     parts = -(-samples.count // most)
     total: dict[str, Tensor] = {}
     # Not signs: what adds a mean to each sample would not show where they add up to 0.
-    generator = torch.Generator().manual_seed(_SEPARATION_SEED)
-    weights = torch.randn(side.weights.shape, generator=generator, dtype=torch.float64)
+    generator = torch.Generator("cpu").manual_seed(_SEPARATION_SEED)
+    weights = torch.randn(
+        side.weights.shape, generator=generator, dtype=torch.float64, device="cpu"
+    )
     weights = weights.to(side.weights)
     values = torch.empty_like(weights)
     with evaluating(watched.model):
@@ -1284,8 +1303,14 @@ class _Meter:
         self.total = 0
 
     def saved(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._seen:
-            self._seen.add(storage.data_ptr())
+        if tensor.is_nested:
+            raise TypeError(NESTED)
+        try:
+            storage = tensor.untyped_storage()
+            place = storage.data_ptr()
+        except RuntimeError:  # the zeros of forward mode take no memory
+            return tensor
+        if place not in self._seen:
+            self._seen.add(place)
             self.total += storage.nbytes()
         return tensor

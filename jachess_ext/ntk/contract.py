@@ -211,7 +211,8 @@ def _merge(parts: list[Matches], rows: int) -> Matches:
 
 
 def as_real(values: Tensor) -> Tensor:
-    """Return complex numbers as pairs of real ones, [..., 2]; real numbers as they are."""
+    """Return complex numbers as pairs of real ones, [..., 2]; a sparse gradient as a dense one."""
+    values = values.to_dense() if values.is_sparse else values
     return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
 
 

@@ -39,6 +39,33 @@ _PROJECTION_SEED = 0x4E544B
 # Relative difference of f from a narrowed head to f from whole logits that is round-off.
 _SAME = {torch.float64: 1e-9, torch.float32: 1e-4}
 _SAME_16 = 0.05
+RENORMALISED = (
+    "parameter {!r} is a table that max_norm rescales in place in every forward pass, and torch "
+    "gives no gradient of that; set max_norm to None on its nn.Embedding, after a last rescaling"
+)
+NESTED = (
+    "the model computes with nested (jagged) tensors, whose samples are not rows; pad them: "
+    "torch.nested.to_padded_tensor, with an attention mask"
+)
+DIFFERENTIATES = (
+    "the model differentiates in its forward pass by torch.func or torch.autograd, which jx.ntk "
+    "does not see through; take that derivative by jx.jvp, jx.jet or jx.laplacian, through which "
+    "the kernel is right"
+)
+_FLEX = (
+    "FlexAttention has no derivatives on a CPU: run the model on a GPU, or give it another "
+    "attention (transformers: attn_implementation='sdpa')"
+)
+_META = (
+    "parameter {!r} is on the meta device, without numbers: load the weights first; "
+    "accelerate.hooks.remove_hook_from_submodules(model) brings back those that it has offloaded"
+)
+# Words of torch's own errors in a forward pass, and what to say.
+_EXPLAINED = {
+    "does not require grad and does not have a grad_fn": DIFFERENTIATES,
+    "support saved tensor hooks": DIFFERENTIATES,
+    "FlexAttention does not support backward on CPU": _FLEX,
+}
 _CONSTANT = "final_logits_bias"  # buffer [1, V] of transformers' BART and similar models
 
 
@@ -64,6 +91,12 @@ class Samples:
             TypeError: neither a dict nor a tensor.
             ValueError: no inputs, no samples, or tensors that disagree on how many there are.
         """
+        values = [batch] if isinstance(batch, Tensor) else getattr(batch, "values", list)()
+        if any(isinstance(value, Tensor) and value.is_nested for value in values):
+            raise TypeError(
+                f"{name} holds a nested (jagged) tensor; expected one row a sample: pad it by "
+                "torch.nested.to_padded_tensor, with an attention mask"
+            )
         if isinstance(batch, Tensor):
             return cls(batch, _at_least_one(batch, name), name)
         if not isinstance(batch, Mapping):
@@ -108,6 +141,39 @@ def _at_least_one(inputs: Tensor, name: str) -> int:
             "expected at least one sample"
         )
     return inputs.shape[0]
+
+
+def require_plain(model: Any) -> None:
+    """Raise for models that a kernel cannot look into.
+
+    Raises:
+        TypeError: no module; a scripted or exported one.
+        ValueError: a parameter without numbers (offloaded, or never loaded); an embedding that
+            rescales its table; tensors are made on the meta device.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model is {type(model).__name__}; expected a torch.nn.Module, over whose parameters "
+            "the kernel is taken: pass the plain module"
+        )
+    for name, module in model.named_modules():
+        exported = isinstance(module, torch.fx.GraphModule) and "train" in vars(module)
+        if exported or isinstance(module, torch.jit.RecursiveScriptModule):
+            raise TypeError(
+                f"{f'module {name!r}' if name else 'the model'} is "
+                f"{'exported' if exported else 'scripted'}, which hides its operations; pass the "
+                "plain module that it was made of"
+            )
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+            raise ValueError(RENORMALISED.format(f"{name}.weight".lstrip(".")))
+    offloaded = next((name for name, p in model.named_parameters() if p.is_meta), None)
+    if offloaded is not None:
+        raise ValueError(_META.format(offloaded))
+    if torch.get_default_device().type == "meta":
+        raise ValueError(
+            "the default device is 'meta', whose tensors hold no numbers; call "
+            "torch.set_default_device(None) first"
+        )
 
 
 def choose_parameters(model: nn.Module, parameters: Chosen) -> dict[str, nn.Parameter]:
@@ -226,6 +292,15 @@ class OutputMap:
         return logits
 
     def _run(self, batch: Batch) -> Any:
+        try:
+            return self._call(batch)
+        except RuntimeError as error:
+            for words, sentence in _EXPLAINED.items():
+                if words in str(error):
+                    raise RuntimeError(sentence) from error
+            raise
+
+    def _call(self, batch: Batch) -> Any:
         if isinstance(batch, Tensor):
             return self.model(batch)
         arguments = dict(batch)
@@ -283,7 +358,7 @@ class OutputMap:
         """Return the position of each sample's last real token, [n]."""
         mask = self._token_mask(batch)
         if mask is None or mask.shape != (count, length):
-            return torch.full((count,), length - 1)
+            return torch.full((count,), length - 1, device="cpu")
         return (mask.bool() * torch.arange(length, device=mask.device)).amax(1)
 
     def _token_mask(self, batch: Batch) -> Tensor | None:
@@ -322,8 +397,9 @@ class OutputMap:
     def _projections(self, logits: Tensor, count: int) -> Tensor:
         """Return [L, k] with entries ±1/√k, the same in every block of a call."""
         seed = _PROJECTION_SEED if self.seed is None else self.seed
-        generator = torch.Generator().manual_seed(seed)
-        signs = torch.randint(0, 2, (logits.shape[1], count), generator=generator) * 2 - 1
+        size = logits.shape[1], count
+        generator = torch.Generator("cpu").manual_seed(seed)
+        signs = torch.randint(0, 2, size, generator=generator, device="cpu") * 2 - 1
         return signs.to(logits) / math.sqrt(count)
 
 
