@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from .jet.api import jvp
     from .lightning import LightningSmoothnessMonitor
-    from .ntk import ntk, ntk_loss
+    from .ntk import Spectrum, measure_ntk, ntk, ntk_loss
     from .smoothness import JacHess, Smoothness, SmoothnessProbe, smoothness
     from .training import SmoothnessMonitor
 
@@ -42,6 +42,7 @@ __all__ = [
     "Smoothness",
     "SmoothnessMonitor",
     "SmoothnessProbe",
+    "Spectrum",
     "compare",
     "divergence",
     "hessian_diagonal",
@@ -50,6 +51,7 @@ __all__ = [
     "jvp",
     "laplacian",
     "live",
+    "measure_ntk",
     "ntk",
     "ntk_loss",
     "ops",
@@ -68,12 +70,14 @@ _NAMES = {
     "Smoothness": "smoothness",
     "SmoothnessMonitor": "training",
     "SmoothnessProbe": "smoothness",
+    "Spectrum": "ntk",
     "divergence": "jet",
     "hessian_diagonal": "jet",
     "hvp": "jet",
     "jet": "jet",
     "jvp": "jet",
     "laplacian": "jet",
+    "measure_ntk": "ntk",
     "ntk": "ntk",
     "ntk_loss": "ntk",
     "smoothness": "smoothness",

@@ -41,7 +41,7 @@ _SAME_WEIGHTS = 1e-6
 _COMPANY = 16 * 2**20  # bytes that a batch of all samples may take, whatever the budget
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """Report of how a kernel was, or would be, computed.
 
@@ -85,7 +85,7 @@ class Report:
             return "per_sample"
         return next((choice.form for choice in self.choices if name in choice.names), "none")
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         sides = f"{self.samples} samples" + ("" if self.symmetric else f" × {self.others}")
         lines = [
             f"NTK of {sides}, {self.outputs} outputs, {self.parameters:,} parameters; "
@@ -111,7 +111,7 @@ class Report:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Measurement:
     """A kernel and how it was computed, as `measure_ntk` returns them.
 
@@ -127,6 +127,10 @@ class Measurement:
 
     theta: Any
     report: Report
+
+    def __repr__(self) -> str:
+        held = "on another rank" if self.theta is None else list(self.theta.shape)
+        return f"kernel {held}\n{self.report}"
 
 
 def ntk(

@@ -18,16 +18,19 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from .._io import require
 
 # Relative to the largest eigenvalue: what round-off of a kernel in this precision may leave.
 _ROUND_OFF, _ROUND_OFF_SINGLE = 1e-9, 1e-4
 _OWN_ROUND_OFF = 1e-15  # of the decomposition in double, per row
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Spectrum:
     """A kernel, symmetrised and decomposed once: Θ = Q diag(λ) Qᵀ, in double precision.
 
@@ -96,6 +99,43 @@ class Spectrum:
                 stacklevel=3,
             )
         return cls(values.clamp(min=0), vectors, clipped, min(0.0, lowest), asymmetry)
+
+    def __repr__(self) -> str:
+        """Say how many eigenvalues there are, and how they are spread."""
+        values = self.eigenvalues
+        total, squares = float(values.sum()), float(values.square().sum())
+        return (
+            f"Spectrum of {len(values)} eigenvalues, {float(values[0]):.3g} to "
+            f"{float(values[-1]):.3g}; trace {total:.3g}, effective rank "
+            f"{total**2 / squares if squares else 0:.3g}\n"
+            f"{self.clipped} below zero (down to {self.most_negative:.1e}) were set to zero; "
+            f"asymmetry {self.asymmetry:.1e}"
+        )
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the eigenvalues above zero, largest first, on logarithmic axes.
+
+        Args:
+            ax: matplotlib axes to draw on; None: new axes.
+
+        Returns:
+            The axes.
+
+        Raises:
+            MissingExtra: matplotlib is not installed.
+
+        Example:
+            >>> axes = Spectrum.of(torch.diag(torch.tensor([1.0, 4.0]))).plot()
+            >>> axes.get_lines()[0].get_ydata().tolist()
+            [4.0, 1.0]
+        """
+        if ax is None:
+            ax = require("matplotlib.pyplot").figure(figsize=(7, 4.5)).add_subplot()
+        values = self.eigenvalues.flip(0).cpu()
+        values = values[values > 0]
+        ax.plot(range(1, len(values) + 1), values.tolist(), ".-")
+        ax.set(xscale="log", yscale="log", xlabel="number", ylabel="eigenvalue of the kernel")
+        return ax
 
     def loss(self, residual: Tensor, t: Tensor | float, lr: float) -> Tensor:
         """Return F(t), of t's shape; arguments and errors as in `ntk_loss`."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .._io import MissingExtra
+from .._io import MissingExtra, require
 from .baselines import accept_then_stop, line_through
 from .laws import LAWS, Exponents, Law, MeasuredKernel, MeasuredLens, Points, StraightLine
 from .least_squares import Residuals, Solution, huber, minimise
@@ -139,6 +139,7 @@ def _fit_line(curves: _Curves, gamma: int, tau: float) -> FittedLaw:
         measured=_measured(curves),
         scale=Scale(ones, ones, ones),
         _single=curves.single,
+        _curves=curves,
     )
 
 
@@ -562,6 +563,7 @@ def _summary(
         measured=_measured(curves),
         scale=scale,
         _single=curves.single,
+        _curves=curves,
     )
 
 
@@ -660,6 +662,7 @@ class FittedLaw:
     measured: Array
     scale: Scale
     _single: bool
+    _curves: _Curves
     model_sizes: Array | None = None
     backtest: Mapping[str, float] = field(default_factory=dict)
     drift: Drift | None = None
@@ -816,6 +819,49 @@ class FittedLaw:
         with np.errstate(over="ignore"):  # an end beyond the largest double is infinite
             low, high = (np.exp(np.stack([end[side] for end in ends], -1)) for side in (0, 1))
         return self._shaped(low, sizes), self._shaped(high, sizes)
+
+    def plot(self, ax: Any = None, level: float = 0.9) -> Any:
+        """Draw the losses that were fitted, the curves and, where they have any, their intervals.
+
+        The curves reach to four times the largest size.
+
+        Args:
+            ax: matplotlib axes to draw on; None: new axes.
+            level: of the intervals.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ValueError: a bad level; Kaplan's law before `for_model`.
+            MissingExtra: matplotlib or scipy is not installed.
+
+        Example:
+            >>> import jachess_ext as jx
+            >>> sizes = [100, 200, 400, 800, 1600]
+            >>> losses = [1.1, 0.93, 0.8, 0.7, 0.62]
+            >>> jx.scaling.fit(sizes, losses, law="power").plot().get_xscale()
+            'log'
+        """
+        check_level(level)
+        sizes = np.geomspace(self.measured[:, 0].min(), 4 * self.measured[:, 1].max(), 100)
+        predicted = np.atleast_2d(self.predict(sizes))
+        ends = [np.atleast_2d(end) for end in self.interval(sizes, level)] if self.has_width else []
+        if ax is None:
+            ax = require("matplotlib.pyplot").figure(figsize=(7, 4.5)).add_subplot()
+        for row, (losses, weights) in enumerate(
+            zip(self._curves.losses, self._curves.weights, strict=True)
+        ):
+            (line,) = ax.plot(sizes, predicted[row])
+            shown = (weights > 0) & (self._curves.sizes > 0)
+            ax.plot(self._curves.sizes[shown], losses[shown], "o", color=line.get_color())
+            if ends:
+                ax.fill_between(
+                    sizes, *(end[row] for end in ends), color=line.get_color(), alpha=0.2
+                )
+        ax.set(xscale="log", yscale="log", xlabel="training examples", ylabel="loss")
+        ax.set_title(f"{self.law} law" + (f", {100 * level:g} % interval" if ends else ""))
+        return ax
 
     def _log_predict(self, sizes: Array) -> Array:
         """Return ln L at sizes [k]: [n, k]."""

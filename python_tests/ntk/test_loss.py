@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import jachess_ext as jx
-from jachess_ext.ntk import Spectrum
+from jachess_ext.ntk import Spectrum, measure_ntk
 
 from .models import batch, classifier
 from .oracles import gradients, logits
@@ -156,3 +156,32 @@ BAD_ARGUMENTS = [
 def test_bad_arguments(residual: Tensor, t: float, lr: float, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         jx.ntk_loss(torch.eye(2), residual, t, lr)
+
+
+def test_a_spectrum_says_what_it_is_in_two_lines() -> None:
+    """Whatever its size; and so do a measurement and its report, but for their parameters."""
+    for size in (1, 3, 500):
+        spectrum = Spectrum.of(torch.diag(torch.arange(size, dtype=torch.float64)))
+        text = repr(spectrum)
+        assert text == str(spectrum) and len(text.splitlines()) == 2 and len(text) < 250
+        assert f"Spectrum of {size} eigenvalues, 0 to {size - 1}" in text
+        assert "nan" not in text
+    theta = torch.eye(6).reshape(2, 3, 2, 3) * 2
+    assert "trace 12, effective rank 6" in repr(Spectrum.of(theta))
+    measured = measure_ntk(torch.nn.Linear(3, 2), torch.randn(40, 3))
+    assert len(repr(measured).splitlines()) < 8
+    assert repr(measured).startswith("kernel [40, 2, 40, 2]\nNTK of 40 samples")
+
+
+def test_the_plot_of_a_spectrum() -> None:
+    pytest.importorskip("matplotlib").use("agg")
+    spectrum = Spectrum.of(torch.diag(torch.tensor([0.0, 1.0, 4.0, 2.0])))
+    axes = spectrum.plot()
+    (line,) = axes.get_lines()
+    assert line.get_xydata().tolist() == [[1, 4], [2, 2], [3, 1]]
+    assert axes.get_yscale() == "log" and spectrum.plot(axes) is axes
+    assert not Spectrum.of(torch.zeros(2, 2)).plot().get_lines()[0].get_xydata().size
+
+
+def test_public_names() -> None:
+    assert jx.Spectrum is Spectrum and jx.measure_ntk is measure_ntk

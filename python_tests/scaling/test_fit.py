@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -236,6 +237,62 @@ def test_measured_kernel_end_to_end() -> None:
     per_size = given_ | {"theta": [theta] * 14, "residual": [residual] * 14}
     again = fit(curves.SIZES, losses, "lensllm", **per_size)
     assert again.params["t"] == pytest.approx(found.params["t"])
+
+
+PLOTTED: list[tuple[str | None, dict[str, Any]]] = [
+    (None, {}),
+    ("rectified", {}),
+    ("power", {}),
+    ("ats", {}),
+    ("lensllm", {"theta": torch.eye(2), "residual": torch.ones(2), "t": curves.SIZES, "lr": 1e-6}),
+    ("kaplan", {"parameters": [1e6, 1e7]}),
+]
+
+
+@pytest.mark.parametrize("law, how", PLOTTED)
+def test_the_plot_shows_points_curves_and_intervals(
+    law: str | None, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = np.stack([30 * curves.SIZES**-0.3 + 0.4, 50 * curves.SIZES**-0.2 + 0.2])
+    losses *= np.exp(0.01 * np.random.default_rng(0).standard_normal(losses.shape))
+    losses = losses[0] if law == "lensllm" else losses
+    found = fit(curves.SIZES, losses, law, **how)
+    if law == "kaplan":
+        with pytest.raises(ValueError, match="for_model"):
+            found.plot()
+        found = found.for_model(3e6)
+    axes = found.plot(level=0.5)
+    lines = [line.get_xydata() for line in axes.get_lines()]
+    points = np.concatenate([line[:, 1] for line in lines[1::2]])
+    np.testing.assert_array_equal(points, losses.flatten())
+    for row, (x, low, high) in enumerate(_bands(axes)):
+        curve = lines[2 * row]
+        np.testing.assert_allclose(curve[:, 0], x)
+        expected = np.atleast_2d(found.predict(curve[:, 0]))[row]
+        np.testing.assert_allclose(curve[:, 1], expected)
+        ends = [np.atleast_2d(end)[row] for end in found.interval(x, 0.5)]
+        np.testing.assert_allclose([low, high], ends)
+    assert found.plot(axes) is axes
+
+
+def _bands(axes: Any) -> list[tuple[Any, Any, Any]]:
+    """Return x and both edges of every band that is drawn."""
+    bands = []
+    for band in axes.collections:
+        edge = band.get_paths()[0].vertices
+        half = (len(edge) - 3) // 2
+        low, high = edge[1 : half + 1], edge[half + 2 : -1][::-1]
+        bands.append((low[:, 0], low[:, 1], high[:, 1]))
+    assert bands
+    return bands
+
+
+def test_a_fit_without_width_is_drawn_without_intervals() -> None:
+    found = fit(curves.SIZES[:4], 30 * curves.SIZES[:4] ** -0.3 + 0.4, "rectified")
+    axes = found.plot()
+    assert len(axes.get_lines()) == 2 and not axes.collections
+    with pytest.raises(ValueError, match="level"):
+        found.plot(level=90)
 
 
 def test_free_f_stays_below_the_residual() -> None:
