@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import shlex
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +16,7 @@ from . import check_ending
 
 
 def _size(words: list[str]) -> float:
-    from ..scaling.tables import parse_size
+    from ..scaling.sheets import parse_size
 
     return parse_size(words[0])
 
@@ -39,6 +42,7 @@ def select(
     budget: Rows | None = None,
     reference: tuple[str, ...] = (),
     read: dict[str, str] = {},  # noqa: B006  tyro's default, not changed
+    ignore: tuple[str, ...] = (),
     tokens: float = 1.0,
     epochs: float = 1.0,
     gpu_flops: float | None = None,
@@ -49,7 +53,8 @@ def select(
     """Rank models by the loss or score they will have in full, from runs on small subsets.
 
     Args:
-        table: csv: a row a model and columns named by sizes, or a row a run; or Trainer's folders.
+        table: A row a model and columns named by sizes, or a row a run: csv, markdown, JSON, xlsx;
+            or a folder of runs of Trainer or lm-evaluation-harness.
         target: Size of the full data, such as 10000 or 10k.
         metric: What the numbers are: loss, accuracy, eval_f1, …; None: as the table says.
         method: blend, lensllm, rectified, power, ats, subtuning, zeroshot or modelsize.
@@ -59,7 +64,9 @@ def select(
         read: How to read it, in pairs: model, size and seed with the columns of a table (of
             folders with regular expressions), decimal with a decimal comma, test_rows with the
             examples a score was measured on, full with the examples of all the data where sizes are
-            shares of it, ignore with columns or runs, separated by commas.
+            shares of it, sheet with the number of one of several tables; and any column of words
+            with a cell of it, such as task rte, to read those rows alone.
+        ignore: Columns or models (of a folder runs) to leave out.
         tokens: Tokens of an example, for the FLOPs.
         epochs: Epochs over every subset, for the FLOPs.
         gpu_flops: FLOPs a second that training reaches, such as 1e14, for costs in GPU hours.
@@ -71,15 +78,22 @@ def select(
         ValueError: The table or the options cannot be used; no file is written.
         MissingExtra: An optional library is needed and missing.
     """
+    call = dict(locals())
     from .. import scaling
 
     check_ending(out, ".csv", ".json")
     check_ending(report, ".html", ".htm")
     reader: Any = scaling.read_runs if table.is_dir() else scaling.read_table
-    losses = reader(table, metric=metric, **_reading(read, folder=table.is_dir()))
+    reading = _reading(read, ignore, folder=table.is_dir())
     settings: dict[str, Any] = {"tokens": tokens, "epochs": epochs, "references": reference}
     settings["gpu_flops"] = gpu_flops
-    selection = scaling.select(losses, budget, target, method, **settings)
+    try:
+        losses = reader(table, **{"metric": metric, **reading})
+        selection = scaling.select(losses, budget, target, method, **settings)
+    except scaling.TableError as error:
+        if not error.options:
+            raise
+        raise DataError(f"{error.args[0]}, as in\n  {_command(call, error.options)}") from None
     costs: dict[str, float | None] = {"flops": None, "full_flops": None}
     with suppress(scaling.TableError):  # the table does not tell the models' sizes
         costs = {"flops": selection.flops, "full_flops": selection.full_flops}
@@ -121,17 +135,35 @@ def select(
         print(f"written to {path}")
 
 
-def _reading(read: dict[str, str], folder: bool) -> dict[str, Any]:
-    """Return the arguments of `read_table` or `read_runs` that `--read` gives."""
-    known = ["model", "size", "ignore", "test_rows"]
-    known += [] if folder else ["seed", "decimal", "full"]
-    if others := sorted(set(read) - set(known)):
+def _reading(read: dict[str, str], ignore: Sequence[str], folder: bool) -> dict[str, Any]:
+    """Return the arguments of `read_table` or `read_runs` that `--read` and `--ignore` give."""
+    known = ["model", "size", "value", "test_rows"]
+    if folder and (others := sorted(set(read) - {*known, "ignore"})):
         raise DataError(f"--read knows {', '.join(known)} here, not {others[0]!r}")
-    given: dict[str, Any] = dict(read)
     if folder and "model" not in read:
         raise DataError("a folder needs --read model PATTERN, such as '^([^/]+)/': see read_runs")
-    if "ignore" in read:
-        given["ignore"] = [name.strip() for name in read["ignore"].split(",")]
-    for name in {"test_rows", "full"} & read.keys():
-        given[name] = int(_size([read[name]]))
-    return given
+    result: dict[str, Any] = dict(read)
+    more = [name.strip() for name in result.pop("ignore", "").split(",") if name.strip()]
+    for name in {"test_rows", "full", "sheet", "fewest"} & read.keys():
+        result[name] = int(_size([read[name]]))
+    return result | {"ignore": [*ignore, *more]}
+
+
+def _command(given: Mapping[str, Any], answers: Mapping[str, Any]) -> str:
+    """Return the command that was given, with answers to what a table left open."""
+    read = dict(given["read"])
+    ignore = [*given["ignore"], *read.pop("ignore", "").split(","), *answers.get("ignore", ())]
+    options = {**given, "read": read, "ignore": [*filter(None, dict.fromkeys(ignore))]}
+    for name in answers.keys() - {"ignore"}:
+        place = options if name in ("metric", "tokens") else read
+        place[name] = str(answers[name])
+    words = ["jachess", "select", str(options.pop("table"))]
+    plain = inspect.signature(select).parameters
+    for name, value in options.items():
+        if value != plain[name].default and value not in ([], {}):
+            words.append("--" + name.replace("_", "-"))
+            several = [part for pair in value.items() for part in pair] if name == "read" else value
+            number = isinstance(value, float)
+            one = [f"{value:.15g}" if number else str(value)]
+            words += several if isinstance(several, (list, tuple)) else one
+    return shlex.join(words)

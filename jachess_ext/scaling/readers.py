@@ -1,4 +1,4 @@
-"""`read_runs`: a table of losses from a folder of runs of transformers' Trainer."""
+"""`read_runs`: a table of losses from a folder of runs of Trainer, or of lm-eval's results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import numpy as np
 
 from .._io import DataError, parse_json, read_text
 from .runs import LossTable, TableError, higher_is_better, metric_word, shown
-from .tables import Records, listed, parse_size, plain_name, to_table
+from .sheets import listed, parse_size
+from .tables import Records, plain_name, to_table
 
 _RECIPE = ("learning_rate", "num_train_epochs", "max_steps", "train_batch_size")
 """Settings that repeated runs of a model and size must share."""
@@ -26,16 +27,18 @@ class _Run:
     """A run as its folder tells of it.
 
     Attributes:
-        name: its path in the folder.
+        home: its folder, or its file.
+        name: its path in the folder that is read.
         rows: training examples; None where no file says.
         recipe: what is known of `_RECIPE`.
-        values: measurements by metric, in their order, NaN for what is no number.
+        values: steps and measurements by metric, in their order, NaN for what is no number.
     """
 
+    home: Path
     name: str
     rows: int | None
     recipe: Mapping[str, Any]
-    values: Mapping[str, Sequence[float]]
+    values: Mapping[str, Sequence[tuple[int | None, float]]]
 
 
 def read_runs(
@@ -51,8 +54,9 @@ def read_runs(
 ) -> LossTable:
     """Return the table of losses of runs of transformers' Trainer, a folder each.
 
-    A run is a folder with a trainer_state.json, its own or its checkpoints'.  Several runs of a
-    model and size are repeats: their mean counts, with its standard error in `noise`.
+    A run is a folder with a trainer_state.json, its own or its checkpoints'.  Where there is none,
+    each results*.json of lm-evaluation-harness is one, with metrics such as "rte/acc".  Several
+    runs of a model and size are repeats: their mean counts, with its standard error in `noise`.
 
     Args:
         folder: the runs, at any depth.
@@ -60,12 +64,14 @@ def read_runs(
         model: a regular expression whose one group is the model in a run's path in the folder.
         size: the same for the number of training rows; None: train_samples of train_results.json.
         value: "last" or "best" of a run's measurements, all of which have to be finite.
-        ignore: paths in the folder of runs to leave out.
+        ignore: paths in the folder of runs to leave out, and settings, such as "learning_rate", in
+            which repeats may differ.
         test_rows, fewest: as for `read_table`.
 
     Raises:
         TableError: as `read_table`; no runs, a run whose size or metric is not known or of which a
-            measurement is not finite, or a folder with the checkpoints of several runs.
+            measurement is not finite, two measurements at one step that differ, a run inside
+            another's folder, or a folder with the checkpoints of several runs.
         DataError: a file that cannot be read, or is no JSON.
         MissingExtra: pandas is not installed.
 
@@ -87,17 +93,25 @@ def read_runs(
     folder = Path(folder)
     runs = _trainer_runs(folder)
     names = [run.name for run in runs]
-    unknown = [name for name in ignore if name not in names]
+    unknown = [name for name in ignore if name not in (*names, *_RECIPE)]
     if unknown:
         raise TableError(
             f"{folder} has no run {shown(unknown[0])} to ignore; it has {listed(names)}"
         )
     runs = [run for run in runs if run.name not in ignore]
+    homes = {run.home for run in runs}
+    inner = [run.name for run in runs if not homes.isdisjoint(run.home.parents)]
+    if inner:
+        raise TableError(
+            f"the runs {listed(inner)} of {folder} lie in folders of other runs, whose repeats "
+            "they hardly are; leave out the ones or the others",
+            ignore=[*ignore, *inner],
+        )
     column = _metric(folder, runs, metric)
     values = np.array([_value(run, column, value) for run in runs])
     sizes = [_size(run, size) for run in runs]
     models = [_matched(run, model, "model") for run in runs]
-    _refuse_other_recipes(runs, models, sizes)
+    _refuse_other_recipes(runs, models, sizes, ignore)
     records = Records(
         what=str(folder),
         models=models,
@@ -114,10 +128,13 @@ def _matched(run: _Run, pattern: str, what: str) -> str:
     try:
         match = re.search(pattern, run.name)
     except re.error as error:
-        raise TableError(f"{what}={shown(pattern)} is no regular expression ({error})") from None
+        raise TableError(
+            f"{shown(pattern)}, for the {what}, is no regular expression ({error})"
+        ) from None
     if match is None or match.re.groups != 1 or match[1] is None:
         raise TableError(
-            f"{what}={shown(pattern)} matches no part of the run {shown(run.name)} with one group"
+            f"{shown(pattern)}, for the {what}, matches no part of the run {shown(run.name)} with "
+            "one group"
         )
     return match[1]
 
@@ -126,8 +143,9 @@ def _size(run: _Run, pattern: str | None) -> float:
     if pattern is None and run.rows is None:
         raise TableError(
             f"the number of training examples of the run {shown(run.name)} is not known: there is "
-            "no train_samples in its train_results.json; say where its path has it, as in "
-            r"size=r'-(\d+)$'"
+            "no train_samples in its train_results.json; say where its path has it, by a regular "
+            "expression",
+            size=r"(\d+)\D*$",
         )
     try:
         return parse_size(run.rows if pattern is None else _matched(run, pattern, "size"))
@@ -153,15 +171,16 @@ def _metric(folder: Path, runs: Sequence[_Run], metric: str | None) -> str:
             return metric  # no run has it: `_value` says of the first what it has
     if len(names) != 1:
         raise TableError(
-            f"{folder} has the measurements {listed(names or every)}; say which: metric="
-            f"{shown((names or every)[0])}"
+            f"{folder} has the measurements {listed(names or every)}; say which",
+            metric=(names or every)[0],
         )
     return names[0]
 
 
 def _value(run: _Run, metric: str, value: str) -> float:
     """Return the last or best measurement of a metric."""
-    values = run.values.get(metric, ())
+    pairs = run.values.get(metric, ())
+    values = [number for _, number in pairs]
     wrong = [number for number in values if not math.isfinite(number)]
     if wrong or not values:
         found = (
@@ -169,28 +188,39 @@ def _value(run: _Run, metric: str, value: str) -> float:
             if wrong
             else f"no {shown(metric)} (it has {listed(list(run.values)) or 'none'})"
         )
-        raise TableError(
-            f"the run {shown(run.name)} has {found}; leave it out with ignore=[{shown(run.name)}]"
-        )
+        raise TableError(f"the run {shown(run.name)} has {found}; leave it out", ignore=[run.name])
+    for step in {step for step, _ in pairs if step is not None}:
+        elsewhere = {number for other, number in pairs if other != step}
+        here = {number for other, number in pairs if other == step}
+        again = len(here - elsewhere) < 2  # the best model, loaded at the end and measured again
+        if len(here) > 1 and not (again and value == "best"):
+            raise TableError(
+                f"the run {shown(run.name)} has several {metric} at step {step}, "
+                f"{listed(sorted(map(str, here)))}: of other data, or of the best model loaded at "
+                "the end; leave it out, or say that the best counts",
+                **({"value": "best"} if again else {"ignore": [run.name]}),
+            )
     if value == "last":
         return values[-1]
     return max(values) if higher_is_better(metric) else min(values)
 
 
 def _refuse_other_recipes(
-    runs: Sequence[_Run], models: Sequence[str], sizes: Sequence[float]
+    runs: Sequence[_Run], models: Sequence[str], sizes: Sequence[float], ignore: Sequence[str]
 ) -> None:
     """Raise TableError where repeats of a model and size differ in more than their seeds."""
     first: dict[tuple[str, float], _Run] = {}
     for run, model, size in zip(runs, models, sizes, strict=True):
         other = first.setdefault((model, size), run)
-        for name in _RECIPE:
+        for name in [name for name in _RECIPE if name not in ignore]:
             ours, theirs = run.recipe.get(name), other.recipe.get(name)
             if None not in (ours, theirs) and ours != theirs:
                 raise TableError(
                     f"the runs {shown(other.name)} and {shown(run.name)}, both of {model} with "
                     f"{size:g} examples, are no repeats: {name} is {theirs} and {ours}; leave out "
-                    "those that are not to count with ignore=[…]"
+                    "those that are not to count, or the setting if it does not matter (a learning "
+                    "rate is the largest that was logged, perhaps at other points of a warm-up)",
+                    ignore=[*ignore, name],
                 )
 
 
@@ -207,10 +237,7 @@ def _trainer_runs(folder: Path) -> list[_Run]:
             step = int(state.get("global_step", 0))
         found.setdefault(home, []).append((own, step, path.parent, state))
     if not found:
-        raise TableError(
-            f"{folder} holds no trainer_state.json of transformers; runs of other tools are read "
-            "as a table, by read_table"
-        )
+        return _harness_runs(folder)
     runs = []
     for home, each in found.items():
         with _expected(home):
@@ -222,6 +249,27 @@ def _trainer_runs(folder: Path) -> list[_Run]:
                         "several runs; remove those of the earlier one"
                     )
             runs.append(_trainer_run(folder, home, state))
+    return runs
+
+
+def _harness_runs(folder: Path) -> list[_Run]:
+    """Return a run for each file of lm-evaluation-harness's results."""
+    runs = []
+    for path in sorted(folder.rglob("results*.json")):
+        content = parse_json(read_text(path), str(path), lenient=True)
+        with _expected(path):
+            values = {
+                f"{task}/{metric.removesuffix(',none')}": [(None, float(number))]
+                for task, metrics in content["results"].items()
+                for metric, number in metrics.items()
+                if isinstance(number, (int, float))
+            }
+        runs.append(_Run(path, path.relative_to(folder).as_posix(), None, {}, values))
+    if not runs:
+        raise TableError(
+            f"{folder} holds no trainer_state.json of transformers, and no results*.json of "
+            "lm-evaluation-harness; runs of other tools are read as a table, by read_table"
+        )
     return runs
 
 
@@ -244,16 +292,17 @@ def _trainer_run(folder: Path, home: Path, state: dict[str, Any]) -> _Run:
             f"the results in {home} are of another training than its trainer_state.json "
             "(train_runtime differs); remove the files of the earlier one"
         )
-    values: dict[str, list[float]] = {}
-    for entry in [*log, results]:
+    values: dict[str, list[tuple[int | None, float]]] = {}
+    for entry in [*log, {"step": log[-1].get("step") if log else None, **results}]:
         for name, number in entry.items():
             if re.match(r"eval_|test_|predict_", name):
-                values.setdefault(name, []).append(_measured(number))
+                values.setdefault(name, []).append((entry.get("step"), _measured(number)))
     recipe = {name: state.get(name) for name in _RECIPE}
     rates = [entry["learning_rate"] for entry in log if "learning_rate" in entry]
     if rates:
         recipe["learning_rate"] = max(rates)
     return _Run(
+        home=home,
         name=home.name if home == folder else home.relative_to(folder).as_posix(),
         rows=results.get("train_samples"),
         recipe=recipe,

@@ -21,7 +21,25 @@ shown = _SHORT.repr
 
 
 class TableError(ValueError):
-    """A table that cannot be used: what is wrong, and what was expected."""
+    """A table that cannot be used: what is wrong, and what was expected.
+
+    Attributes:
+        options: the arguments of `read_table` or `read_runs` that would answer it, by name.
+    """
+
+    def __init__(self, message: str, **options: Any) -> None:
+        super().__init__(message)
+        self.options = options
+
+    def __str__(self) -> str:
+        values = {
+            name: value if value == "N" else repr(value) for name, value in self.options.items()
+        }
+        call = ", ".join(
+            f"{name}={value}" if name.isidentifier() else f"**{{{name!r}: {value}}}"
+            for name, value in values.items()
+        )
+        return f"{self.args[0]}: {call}" if call else str(self.args[0])
 
 
 _WORST = {
@@ -42,16 +60,54 @@ _LOWER = (
 """Words of metrics of which lower is better."""
 
 
+def words(text: str) -> frozenset[str]:
+    """Return the words of a text, of which a vocabulary is written."""
+    return frozenset(text.split())
+
+
+_BEHIND = words(
+    "score scores rate value values mean avg average macro micro weighted test val valid "
+    "validation dev eval evaluation train final last best top at k m mm matched mismatched norm "
+    "none strict flexible extract percent pct per cent token byte char word nats bits coefficient "
+    "coef corrcoef corr ovr ovo on the set"
+)
+"""Words behind a metric's own that leave it what it is; of "acc_stderr" nothing is known."""
+_OTHERWISE = words(
+    "std stdev stddev stderr sd se sem ste var variance ci delta diff difference gap drop change "
+    "gain improvement increase decrease reduction rank ranking count num number n neg negative "
+    "minus inv inverse reciprocal one ln exp sqrt log10 log2 relative rel ratio excess regret "
+    "grad gradient threshold sum total cumulative time step steps epoch epochs scale scaled"
+)
+"""Words before a metric's own with which it is another number."""
+
+
 def metric_word(name: str) -> str | None:
     """Return the word of a metric's name that tells its direction, None where none does.
 
     The last known word decides: "eval_exact_match" and "macro F1" are known by "match" and "f1".
-    "NAME:lower" and "NAME:higher" (with 1 as the best) say it of any other metric.
+    Words around it with which it is another number, as in "acc_stderr" or "neg_loss", leave it
+    unknown; the logarithm of a perplexity is a loss.  "NAME:lower" and "NAME:higher" (with 1 as the
+    best) say it of any other metric.
     """
-    for word in reversed(re.split(r"[^a-z0-9]+", name.lower())):
+    text = re.sub(r"[↑↓]|\(?\b(lower|higher) is better\)?", "", name.lower()).strip()
+    if text.endswith((":lower", ":higher")):
+        return text.rpartition(":")[2]
+    if re.search(r"[^\w\s/.,:@()\[\]%&-]|[^\x00-\x7f]|(^|/)(1|100)?\s*-", text):
+        return None
+    parts = [part for part in re.split(r"[\W_]+", text) if part]
+    for place, word in reversed([*enumerate(parts)]):
         for form in (word, word.rstrip("0123456789")):
-            if form in _WORST or form in _LOWER:
-                return form
+            if form in ("lower", "higher") or form not in (*_WORST, *_LOWER):
+                continue
+            before, behind = set(parts[:place]), set(parts[place + 1 :])
+            score_error = form in ("err", "error") and before & {*_WORST, *_LOWER}
+            if before & _OTHERWISE or score_error:
+                return None
+            if any(not each.isdigit() for each in behind - _BEHIND):
+                return None
+            if "log" in before and form != "loss":
+                return "loss" if form in _LOGARITHMS else None
+            return form
     return None
 
 
@@ -62,7 +118,7 @@ def sampling_noise(name: str, losses: Array, rows: int | None) -> Array | None:
         return None
     if np.nanmax(losses) > 1:
         raise TableError(
-            f"the {name} goes up to {np.nanmax(losses):g}, and test_rows= is for shares of test "
+            f"the {name} goes up to {np.nanmax(losses):g}, and test_rows is for shares of test "
             "rows: write it as fractions up to 1"
         )
     return np.sqrt(losses * (1 - losses) / rows)
@@ -73,7 +129,8 @@ def _known_word(name: str) -> str:
     if word is None:
         raise TableError(
             f"the metric {shown(name)} is not known here; say whether lower or higher is better: "
-            f"metric='{name}:lower', or metric='{name}:higher' if its best is 1 (or 100 %)"
+            f"{shown(name + ':lower')} or, if its best is 1 (or 100 %), {shown(name + ':higher')}",
+            metric=f"{name}:lower",
         )
     return word
 
@@ -251,8 +308,9 @@ class LossTable:
             row, column = perfect[0]
             raise TableError(
                 f"the {self.metric} of {shown(self.names[row])} at size {sizes[column]:g} is the "
-                "best there is; give test_rows=, the number of examples it was measured on (on the "
-                "command line --read test_rows N), and half an example counts as missing"
+                "best there is; give test_rows, the number of examples it was measured on, and "
+                "half an example counts as missing",
+                test_rows="N",
             )
         check_losses(losses, sizes, counted, self.names)
 

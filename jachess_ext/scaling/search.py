@@ -227,13 +227,14 @@ class Search:
         """
         self._add({Ask(model, rows): (loss, cost)})
 
-    def add_table(self, source: Any, metric: str | None = None) -> None:
+    def add_table(self, source: Any, metric: str | None = None, **reading: Any) -> None:
         """Take the results of a table, see `add`.
 
         Args:
             source: what `read_table` reads, or a LossTable of `read_runs`; the mean counts of
                 several seeds.
             metric: of what is to be read; None: the search's.
+            reading: other arguments of `read_table`.
 
         Raises:
             DataError: as `add`, and a table of another metric; nothing was added.
@@ -250,7 +251,7 @@ class Search:
         table = source
         if not isinstance(source, LossTable):
             metric = metric or self.metric
-            table = read_table(source, 1, metric=metric, test_rows=self.test_rows)
+            table = read_table(source, 1, metric=metric, test_rows=self.test_rows, **reading)
         if plain_name(table.metric or "loss") != plain_name(self.metric or "loss"):
             raise DataError(
                 f"the table holds {table.metric or 'losses'}, and this search is told "

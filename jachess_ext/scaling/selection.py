@@ -20,6 +20,7 @@ from .blend import FEWEST_SIZES, forecast_ahead, forecasts
 from .fitting import FittedLaw, fit
 from .predictive import Array, Index, Student, apart, check_level, prob_best
 from .runs import LossTable, TableError, higher_is_better
+from .sheets import listed
 from .tables import read_table
 
 DEFAULT = "blend"
@@ -296,6 +297,7 @@ def select(
     tokens: float = 1.0,
     epochs: float = 1.0,
     gpu_flops: float | None = None,
+    **reading: Any,
 ) -> Selection:
     """Rank models by the loss they will have at the target.
 
@@ -318,6 +320,7 @@ def select(
         gamma, tau: ats (Algorithm 1): points accepted unseen, and the deviation that stops.
         tokens, epochs: tokens an example and passes over every subset, for the FLOPs.
         gpu_flops: operations a second that training reaches (1e14); costs are in GPU hours then.
+        reading: other arguments of `read_table`.
 
     Raises:
         TableError: the table, or what of it the method needs, cannot be used.
@@ -344,8 +347,16 @@ def select(
     if budget is not None and target <= budget:
         raise ValueError(f"the target {target:g} is not above the budget {budget:g}")
     if gpu_flops is not None and tokens == 1:
-        raise ValueError("GPU hours need the tokens of an example; give tokens=")
-    whole = read_table(table, metric=metric, test_rows=test_rows)
+        raise TableError("GPU hours need the tokens of an example; say how many", tokens="N")
+    try:
+        whole = read_table(table, metric=metric, test_rows=test_rows, **reading)
+    except TableError as error:
+        if taken := {"budget", "target", "method", "tokens", "epochs"} & error.options.keys():
+            message = (
+                f"{error.args[0]} (of {listed([*taken])} to read_table, and what it returns here)"
+            )
+            raise TableError(message, **error.options) from None
+        raise
     read = whole.up_to(_sizes_below(whole, target)[-1] if budget is None else budget)
     unranked = too_few(read, method)
     if len(unranked) == len(read.names):

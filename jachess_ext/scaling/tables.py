@@ -1,24 +1,17 @@
-"""`read_table`: tables of losses or scores, wide or long, from a csv file or a DataFrame."""
+"""`read_table`: tables of losses or scores, wide or long, from a file or a DataFrame."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from numbers import Real
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .._io import parse_json, read_text, require
+from .._io import require
 from .predictive import Array, Index
 from .runs import (
     LossTable,
@@ -28,24 +21,64 @@ from .runs import (
     sampling_noise,
     shown,
     to_forecast,
+    words,
     worst_value,
 )
+from .sheets import MISSING, DoubtfulSize, Questions, Sheet, listed, read_sheet
 
-NAME_COLUMNS = ("name", "model", "config name", "model_name", "model_name_or_path", "checkpoint")
-PARAMETER_COLUMNS = ("size", "parameters", "params", "n_params", "num_parameters")
-ROW_COLUMNS = (
-    *("size", "rows", "n", "d", "n_train", "num_rows", "train_rows", "train_size", "size_train"),
-    *("training_size", "train_samples", "num_train_samples", "max_train_samples", "examples"),
-    *("samples", "train_examples", "tokens", "n_tokens", "num_tokens", "train_tokens"),
-    *("fraction", "train_fraction", "share"),
+NAMES = {
+    "model": "model model_name model_name_or_path model_id name config_name checkpoint",
+    "parameters": "size parameters params n_params num_params num_parameters parameter_count",
+    "size": "size rows n d n_train num_rows train_rows train_size tr_size size_train "
+    "training_size few_shot_size data_size dataset_size train_samples num_train_samples "
+    "max_train_samples samples num_samples n_samples examples num_examples n_examples "
+    "train_examples num_train_examples training_examples tokens n_tokens num_tokens "
+    "train_tokens training_tokens fraction train_fraction data_fraction share "
+    "data_percent train_percent percent data_pct train_pct",
+    "seed": "seed random_seed trial repeat replicate fold",
+    "value": "value score",
+    "metric": "metric",
+}
+"""Names of columns by what they hold, in lower case and with _ between words."""
+_STATUS = words("state status finished completed success converged")
+_CHOSEN = _STATUS | words(
+    "task tasks dataset data data_set language lang domain benchmark split subset eval_set "
+    "test_set corpus"
 )
-"""Of training examples, in a long table, tokens, or shares of the data."""
-SEED_COLUMNS = ("seed", "random_seed", "trial", "repeat", "replicate", "fold")
-VALUE_COLUMNS = ("value", "score")
+"""Names of columns of words of which the rows of one are wanted, whichever the model."""
+_NO_NAMES = _CHOSEN | words(
+    "step steps epoch epochs iteration iterations group optimizer layer layers year date time run "
+    "lr k shots"
+)
+"""Names of first columns that name no models."""
+_UNFINISHED = words(
+    "crashed crash failed failure fail error errored timeout timedout running pruned killed "
+    "cancelled canceled aborted pending queued waiting scheduled preempted preempting oom "
+    "diverged stopped interrupted terminated incomplete unfinished partial suspended paused"
+)
+"""Words of a cell that say that its run did not end as it should."""
+_SPREADS = words(
+    "std stdev stddev sd stderr sem ci variance delta diff difference gap improvement pvalue"
+)
+"""A name that ends in one of these is no model's."""
+_SUMMARIES = _SPREADS | words(
+    "se var mean average avg median min minimum max maximum best worst total sum count all "
+    "overall gain change rank time runtime seconds hours gpu n ntest ntrain rows samples size "
+    "examples tokens params parameters range top rel relative abs absolute error deviation "
+    "standard geomean summary iqr mad flops cost memory speed lr epoch epochs step steps batch "
+    "learning id date year unique freq checkpoint ckpt iteration iter seed fold trial lowest "
+    "highest"
+)
+_FILLERS = words(
+    "of the over across in on per models model name names seeds runs p value test train training "
+    "dev num number score scores macro micro geometric harmonic rate quantile percentile t and"
+)
+"""A name of nothing but these words, and a summary's among them, says something of other rows."""
 
 
 def read_table(
     source: Any,
+    /,
     fewest: int = 2,
     *,
     metric: str | None = None,
@@ -56,6 +89,8 @@ def read_table(
     seed: str | None = None,
     decimal: str = ".",
     full: int | None = None,
+    sheet: int | None = None,
+    **rows: Any,
 ) -> LossTable:
     """Read a table of losses or scores; a LossTable is returned as it is.
 
@@ -67,30 +102,37 @@ def read_table(
     are means then, with their standard errors in `noise`.  Empty cells of a wide table are losses
     that are missing; a row of a long one is a run and has its value.
 
-    Columns of text are ignored.  Any other column that holds numbers is refused, and so is a name
-    that begins like a number and is no size: `ignore` says that they are not to be read.
+    Nothing is left out in silence.  A column of words that differ within a model, or tell of a task
+    or of how a run ended, is asked about: `task="rte"` (its name, and a cell) reads those rows
+    alone.  So are columns of other numbers, and rows named mean, std, Δ, …, which are no models:
+    `ignore` leaves both out.  A table with sizes down and models across is read so, with a warning.
+    All that is open is asked in one error, whose arguments answer it.
 
     Args:
-        source: path of a csv file (separated by commas, tabs or semicolons), of one with a
-            markdown table alone or of JSON lines (.jsonl), pandas DataFrame, or LossTable.
+        source: path of a csv file (separated by commas, tabs or semicolons), of a text with
+            markdown tables, of JSON (lines: .jsonl) or of a workbook (.xlsx); pandas DataFrame or
+            Series, or LossTable.
         fewest: models there must be.
         metric: what the numbers are: "loss", "accuracy", "eval_f1", …; None: what a column says,
             else losses.  Of scores, whose best is 1 or 100 %, the methods extrapolate what is
             missing.  In a long table with several, the column to read.
         test_rows: examples a score was measured on: where nothing is missing, half of one is, and
             an accuracy or error rate has the noise of a sample of so many.
-        ignore: columns that are not to be read.
-        model, size, seed: columns of a long table (of a wide one model and seed) by other names.
+        ignore: columns that are not to be read, and models.
+        model, size, seed: columns of a long table (of a wide one model and seed) by other names;
+            size="headers": the columns' names are sizes, even where they look like years or layers.
         decimal: "," where 0,5 is a half and 1.000 a thousand, in cells and names that are text.
         full: examples of the whole data, of which the sizes are shares: 0.25, "25 %".
+        sheet: which table of a file with several, from 1.
+        rows: columns of words, and the cell whose rows are to be read.
 
     Raises:
         TableError: not readable, no sizes, shares without `full`, one size twice, a column that is
             not understood, too few models, a model (in a long table a size of it) twice, a cell
             that is no number, a line cut short, values out of the metric's range, or losses that
-            rise with size where no metric is told.
-        DataError: JSON lines that cannot be read, or are no JSON.
-        MissingExtra: a long table, or one with seeds, and pandas is not installed.
+            rise with size where no metric is told; its `options` are the arguments that help.
+        DataError: JSON that cannot be read.
+        MissingExtra: a table with seeds, or JSON or a workbook, and pandas is not installed.
 
     Example:
         >>> import pandas as pd
@@ -104,58 +146,30 @@ def read_table(
         raise TableError(f"full is {full}; expected the examples of all of a table's data, above 0")
     if isinstance(source, LossTable):
         own = source.metric or "loss"
-        if test_rows is not None or plain_name(metric or own) != plain_name(own):
+        reading = {"test_rows": test_rows, "model": model, "size": size, "seed": seed} | rows
+        given = ignore or any(value is not None for value in reading.values())
+        if given or plain_name(metric or own) != plain_name(own):
             raise TableError(
-                f"the LossTable holds losses made from {own}; another metric, and test_rows, are "
-                "of numbers that are yet to be read: give them where the LossTable is made"
+                f"the LossTable holds losses made from {own}; another metric, and test_rows and "
+                "what else says how to read, are of numbers that are yet to be read: give them "
+                "where the LossTable is made"
             )
         return source
     if decimal not in (".", ","):
         raise TableError(f"decimal is {shown(decimal)}; expected '.' or ','")
-    sheet = replace(read_sheet(source, decimal == ","), full=full)
-    for label in ignore:
-        sheet.place(label, ())  # raises where there is none
-    sheet = sheet.keep(lambda place: sheet.labels[place] not in ignore)
-    empty = [
-        all(text.lower() in MISSING for text in sheet.texts(p)) for p in range(len(sheet.labels))
-    ]
-    sheet = sheet.keep(lambda place: bool(sheet.labels[place]) or not empty[place])
-    repeated = [label for label in sheet.labels if f"{label}.1" in sheet.labels]
-    if repeated and sheet.what == "the table":
-        raise TableError(
-            f"the table has the column {shown(repeated[0])} twice (pandas calls the second "
-            f"{shown(repeated[0] + '.1')}); keep each size once"
-        )
-    sheet, metric = _one_metric(sheet, metric)
-    sizes = {} if size is not None else _sizes_of(sheet)
-    if sizes:
-        records = _wide(sheet, sizes, model, seed)
-    else:
-        records = _long(sheet, metric, model, size, seed)
-    return to_table(records, metric or records.metric, fewest, test_rows)
-
-
-def _one_metric(sheet: Sheet, metric: str | None) -> tuple[Sheet, str | None]:
-    """Return the rows of one metric where a column `metric` names it, and the metric."""
-    place = sheet.place(None, ("metric",))
-    if place is None or sheet.numeric(place):
-        return sheet, metric
-    said = sheet.texts(place)
-    names = list(dict.fromkeys(said))
-    if metric is not None:
-        rows = [row for row, name in enumerate(said) if plain_name(name) == plain_name(metric)]
-        if not rows:
-            raise TableError(
-                f"{sheet.what} has no rows of the metric {shown(metric)}; its column "
-                f"{shown(sheet.labels[place])} holds {listed(names)}"
-            )
-        return sheet.rows(rows), metric
-    if len({metric_word(name) for name in names}) > 1:
-        raise TableError(
-            f"{sheet.what} holds several metrics, {listed(names)}; say which: "
-            f"metric={shown(names[0])}"
-        )
-    return sheet, names[0] if names else None
+    questions = Questions()
+    try:
+        cells = replace(read_sheet(source, decimal == ",", sheet, questions), full=full)
+        reader = _Reader(cells, questions, ignore)
+        records = reader.records(metric, model, size, seed, rows)
+        table = to_table(records, metric or records.metric, fewest, test_rows)
+    except TableError as error:
+        questions.add(error.args[0], **error.options)
+    if questions.texts:
+        if "ignore" in questions.options:
+            questions.options["ignore"] = [*ignore, *questions.options["ignore"]]
+        raise TableError("; ".join(questions.texts), **questions.options)
+    return table
 
 
 def plain_name(metric: str) -> str:
@@ -164,17 +178,23 @@ def plain_name(metric: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.rpartition(":")[0] or name)
 
 
-def _sizes_of(sheet: Sheet) -> dict[int, float]:
-    """Return the sizes by the places of the columns that are named by them."""
-    sizes: dict[int, float] = {}
-    for place, header in enumerate(sheet.headers):
-        try:
-            sizes[place] = sheet.size(header)
-        except DoubtfulSize as error:
-            raise TableError(f"in the header of {sheet.what}, {error}") from None
-        except TableError:  # another column
-            continue
-    return sizes
+def _key(label: str) -> str:
+    """Return a column's name in lower case with _ between words: "Train Size", "trainSize"."""
+    parts = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", label).lower()
+    parts = re.sub(r"^(params|metrics|config|summary|hparams|tags)[\W_]+", "", parts)
+    return "_".join(re.findall(r"[^\W_]+", parts))
+
+
+def _summary(name: str) -> bool:
+    """Return whether a row of this name is none of a model."""
+    text = name.lower().replace("p-value", "pvalue")
+    parts = re.findall(r"[^\W_]+", text)
+    outside = re.findall(r"[^\W_]*[^\W\d_][^\W_]*", re.sub(r"\(.*?\)", "", text))
+    marks = name.endswith("%") or re.search(r"±|∆|\bδ\b|\bσ\b", name.lower())
+    if marks or name.lower() in MISSING or not re.search(r"\w", name):
+        return True
+    alone = not _SUMMARIES.isdisjoint(outside) and set(outside) <= _SUMMARIES | _FILLERS
+    return alone or not _SPREADS.isdisjoint(parts[-1:]) or _key(name) in NAMES["model"].split()
 
 
 @dataclass(frozen=True)
@@ -202,61 +222,463 @@ class Records:
     per_cent: bool = False
 
 
-def _wide(sheet: Sheet, sizes: dict[int, float], model: str | None, seed: str | None) -> Records:
-    named, names = _names(sheet, sizes, model)
-    seeded = sheet.place(seed, SEED_COLUMNS)
-    counted = sheet.place(None, PARAMETER_COLUMNS)
-    _refuse_others(sheet, {*sizes, counted, named, seeded})
-    taken: dict[float, int] = {}
-    for place, size in sizes.items():
-        if size in taken:
-            first, second = (sheet.labels[each] for each in (taken[size], place))
+class _Reader:
+    """Reads one sheet: who is who among its columns, and what that leaves open.
+
+    Attributes:
+        sheet: the cells, of which rows that are not wanted go.
+        questions: what is open.
+        ignore: columns and models to leave out.
+    """
+
+    def __init__(self, sheet: Sheet, questions: Questions, ignore: Sequence[str]) -> None:
+        self.questions = questions
+        self.unknown = [label for label in ignore if label not in sheet.labels]
+        for label in ignore:
+            if label in sheet.labels:
+                sheet.place(label)  # raises where there are two
+        sheet = sheet.keep(lambda place: sheet.labels[place] not in ignore)
+        labels = ["" if re.fullmatch(r"Unnamed: \d+", x) else x for x in sheet.labels]
+        empty = [set(map(str.lower, sheet.texts(p))) <= {*MISSING} for p in range(len(labels))]
+        sheet = replace(sheet, labels=labels)
+        self.sheet = sheet.keep(lambda place: bool(labels[place]) or not empty[place])
+        repeated = [label for label in labels if f"{label}.1" in labels]
+        if repeated and sheet.what == "the table":
             raise TableError(
-                f"the columns {shown(first)} and {shown(second)} of {sheet.what} are both of size "
-                f"{size:g}; keep each size once"
+                f"the table has the column {shown(repeated[0])} twice (pandas calls the second "
+                f"{shown(repeated[0] + '.1')}); keep each size once"
             )
-        taken[size] = place
-    values = np.stack([sheet.numbers(place, names) for place in sizes], -1)
-    count = len(sizes)
-    return Records(
-        what=sheet.what,
-        models=[name for name in names for _ in range(count)],
-        sizes=np.tile(np.array(list(sizes.values())), len(names)),
-        values=values.ravel(),
-        names=list(dict.fromkeys(names)),
-        seeds=None if seeded is None else list(np.repeat(sheet.texts(seeded), count)),
-        parameters=_parameters(sheet, counted, names),
-        per_cent=sheet.per_cent(list(sizes)),
+
+    def records(
+        self,
+        metric: str | None,
+        model: str | None,
+        size: str | None,
+        seed: str | None,
+        rows: dict[str, Any],
+    ) -> Records:
+        """Return the table's values; the arguments are `read_table`'s."""
+        for label, value in rows.items():
+            texts = self.sheet.texts(self.sheet.place(label))
+            if str(value) not in texts:
+                raise TableError(
+                    f"{self.sheet.what} has no {shown(str(value))} in its column {shown(label)}, "
+                    f"which holds {listed([*dict.fromkeys(texts)])}"
+                )
+            self.sheet = self.sheet.rows([text == str(value) for text in texts])
+        self.chosen = set(rows)
+        said = self._one_metric(metric)
+        self._drop_counter()
+        sizes = _header_sizes(self.sheet) if size in (None, "headers") else {}
+        named = self._role("model", model)
+        if sizes and named is None and not self._across(sizes):
+            named = self._first(sizes)
+        if sizes and named is not None:
+            headers = [self.sheet.headers[place] for place in sizes]
+            doubt = _doubt(headers, list(sizes.values()))
+            if doubt and size is None and self.sheet.full is None:
+                self.questions.add(
+                    f"the header of {self.sheet.what} has {listed(list(map(str, headers)))}, which "
+                    f"{doubt}; say so if they are numbers of training examples",
+                    size="headers",
+                )
+            return self._wide(sizes, named, seed, said)
+        sized = self._role("size", size)
+        labels = self.sheet.labels
+        seeds = self._seeds(seed)
+        if sized is None and labels and not labels[0] and self.sheet.sized(0):
+            sized = 0
+        others = {*range(len(labels))} - {sized, *seeds}
+        others = {p for p in others if self.sheet.numeric(p) or len(set(self.sheet.texts(p))) > 1}
+        told = [metric_word(labels[p]) or _key(labels[p]) in NAMES["value"].split() for p in others]
+        across = sized is not None and named is None and len(others) > 1 and not any(told)
+        if across and all(map(self.sheet.numeric, others)):
+            return self._down(sized, sorted(others), seeds, said)
+        return self._long(sized, named, seeds, metric, said)
+
+    def _drop_counter(self) -> None:
+        """Leave out a first column without a name that only counts rows."""
+        sheet = self.sheet
+        if sheet.labels[:1] == [""] and all(text.isdigit() for text in sheet.texts(0)):
+            others = range(1, len(sheet.labels))
+            sized = any(re.fullmatch(r"\W*\d.*", sheet.labels[place]) for place in others)
+            if sized or not all(map(sheet.numeric, others)):
+                self.sheet = sheet.keep(lambda place: place > 0)
+
+    def _one_metric(self, metric: str | None) -> str | None:
+        """Keep the rows of one metric where a column `metric` names it, and return the metric."""
+        place = self._role("metric", None)
+        if place is None or self.sheet.numeric(place):
+            return None
+        texts = self.sheet.texts(place)
+        names = list(dict.fromkeys(texts))
+        alike = [name for name in names if metric and plain_name(name) == plain_name(metric)]
+        alike = [metric] if metric in names else alike
+        if metric is not None and not alike:
+            raise TableError(
+                f"{self.sheet.what} has no rows of the metric {shown(metric)}; its column "
+                f"{shown(self.sheet.labels[place])} holds {listed(names)}"
+            )
+        if len(alike or names) > 1:
+            self.questions.add(
+                f"{self.sheet.what} holds several metrics, {listed(alike or names)}; say which",
+                metric=(alike or names)[0],
+            )
+        wanted = (alike or names)[:1]
+        self.sheet = self.sheet.rows([text in wanted for text in texts])
+        return wanted[0] if wanted else None
+
+    def _role(self, kind: str, label: str | None) -> int | None:
+        """Return where the column `label` is, or the one with a name of a kind of `NAMES`."""
+        if label not in (None, "headers"):
+            return self.sheet.place(str(label))
+        names = NAMES[kind].split()
+        keys = [_key(name) for name in self.sheet.labels]
+        places = [place for place, key in enumerate(keys) if key in names]
+        if kind == "size":
+            places.sort(key=lambda place: keys[place] in NAMES["parameters"].split())
+        else:
+            places.sort(key=lambda place: names.index(keys[place]))
+        if len(places) > 1:
+            labels = [self.sheet.labels[place] for place in sorted(places)]
+            answer = {kind: self.sheet.labels[places[0]]}
+            if kind not in ("model", "size"):
+                answer = {"ignore": [self.sheet.labels[place] for place in places[1:]]}
+            self.questions.add(
+                f"{self.sheet.what} has the columns {listed(labels)}, any of which may be the one "
+                f"that holds the {kind}; say which",
+                **answer,
+            )
+        return places[0] if places else None
+
+    def _seeds(self, label: str | None) -> list[int]:
+        """Return the columns that tell repeated runs apart, such as seeds and folds."""
+        known = NAMES["seed"].split()
+        named = [] if label is None else [self.sheet.place(label)]
+        return named + [
+            place
+            for place, name in enumerate(self.sheet.labels)
+            if _key(name) in known and place not in named
+        ]
+
+    def _repeats(self, places: Sequence[int]) -> list[str] | None:
+        texts = [self.sheet.texts(place) for place in places]
+        return [", ".join(row) for row in zip(*texts, strict=True)] if texts else None
+
+    def _across(self, sizes: dict[int, float]) -> bool:
+        """Return whether sizes stand in the first column, below models named by larger ones: 7B."""
+        sheet = self.sheet
+        if 0 in sizes or not sheet.sized(0):
+            return False
+        label, key = sheet.labels[0], _key(sheet.labels[0])
+        known = key in NAMES["size"].split() and key not in NAMES["parameters"].split()
+        if known and max(map(sheet.size, sheet.columns[0])) < min(sizes.values()):
+            return True
+        if known or not sheet.numeric(0):
+            raise TableError(
+                f"sizes stand in the first column of {sheet.what}, {shown(label)}, and in its "
+                "header, and no column names the models; call it model if it does",
+                **({"model": label} if label else {}),
+            )
+        return False
+
+    def _first(self, sizes: dict[int, float]) -> int:
+        """Return the first column, which names the models where none does by its own name."""
+        label = self.sheet.labels[0]
+        if 0 in sizes or self.sheet.numeric(0):
+            raise TableError(
+                f"no column of {self.sheet.what} names the models, and its first, "
+                f"{shown(label)}, holds numbers; expected one called name or model"
+            )
+        if _key(label) in _NO_NAMES:
+            raise TableError(
+                f"no column of {self.sheet.what} names the models, and its first is "
+                f"{shown(label)}; expected one called name or model, or else one table a "
+                f"{_key(label)}"
+            )
+        return 0
+
+    def _others(self, used: Collection[int | None], named: int | None, numbers: bool) -> None:
+        """Ask about the columns that are not used, and keep the rows that the answers want.
+
+        Args:
+            used: the columns whose part is known.
+            named: the column of the models; None: rows are of all models.
+            numbers: whether columns of metrics have to be told as other numbers.
+        """
+        what, left = self.sheet.what, []
+        for place, label in enumerate(self.sheet.labels):
+            if place in used or label in self.chosen:
+                continue
+            if self.sheet.numeric(place) or self.sheet.counts(place) or re.match(r"\W*\d", label):
+                left += [label] if numbers or metric_word(label) is None else []
+                continue
+            key, texts = _key(label), self.sheet.texts(place)
+            values = list(dict.fromkeys(texts))
+            ended = [value for value in values if value.lower() not in MISSING]
+            ended = [value for value in ended if not _unfinished(key, value)]
+            models = [""] * len(texts) if named is None else self.sheet.texts(named)
+            varies = len(set(zip(models, texts, strict=True))) > len(set(models))
+            unfinished = any(_unfinished(key, value) for value in values)
+            if not (unfinished or varies or (key in _CHOSEN and len(values) > 1)):
+                continue
+            text = f"the column {shown(label)} of {what} holds {listed(values, 4)}"
+            numbered = len(values) == len(texts) and key not in _CHOSEN
+            if not ended or numbered or label in _OPTIONS:
+                self.questions.add(
+                    f"{text}; leave it out if its rows are comparable", ignore=[label]
+                )
+            else:
+                self.questions.add(f"{text}; say of which the rows count", **{label: ended[0]})
+                self.sheet = self.sheet.rows([each == ended[0] for each in texts])
+        if left:
+            text = f"the columns {listed(left)} of {what} hold numbers and are no sizes that can be"
+            if len(left) == 1:
+                held = "" if re.match(r"\W*\d", left[0]) else "holds numbers and "
+                text = f"the column {shown(left[0])} of {what} {held}is no size that can be"
+            self.questions.add(
+                f"{text} read, such as 1000, 1k or 1,000; rename or leave out", ignore=left
+            )
+
+    def _models(self, names: Sequence[str]) -> list[bool]:
+        """Return which of the names are models' that are wanted, and ask about those of none."""
+        for label in self.unknown:
+            if label not in names:
+                self.sheet.place(label)  # raises
+        wanted = [name not in self.unknown for name in names]
+        summaries = dict.fromkeys(
+            name for name, kept in zip(names, wanted, strict=True) if kept and _summary(name)
+        )
+        if summaries:
+            self.questions.add(
+                f"{listed([*summaries])} of {self.sheet.what} say something of models and are "
+                "none; leave them out",
+                ignore=[*summaries],
+            )
+        return [kept and name not in summaries for name, kept in zip(names, wanted, strict=True)]
+
+    def _of_models(self, named: int) -> list[str]:
+        """Keep the rows of models, and return their names."""
+        texts = self.sheet.texts(named)
+        label = self.sheet.labels[named]
+        if _key(label) == "checkpoint" and all(text.isdigit() for text in texts):
+            raise TableError(f"the column {shown(label)} of {self.sheet.what} names no models")
+        self.sheet = self.sheet.rows(self._models(texts))
+        return self.sheet.texts(named)
+
+    def _wide(
+        self, sizes: dict[int, float], named: int, seed: str | None, metric: str | None
+    ) -> Records:
+        seeds = self._seeds(seed)
+        counted = self._role("parameters", None)
+        counted = None if counted == named else counted
+        self._others({*sizes, counted, named, *seeds}, named, numbers=True)
+        names, sheet = self._of_models(named), self.sheet
+        taken: dict[float, int] = {}
+        for place, size in sizes.items():
+            if size in taken:
+                first, second = (sheet.labels[each] for each in (taken[size], place))
+                raise TableError(
+                    f"the columns {shown(first)} and {shown(second)} of {sheet.what} are both of "
+                    f"size {size:g}; keep each size once"
+                )
+            taken[size] = place
+        values = np.stack([sheet.numbers(place, names) for place in sizes], -1)
+        repeats = self._repeats(seeds)
+        return Records(
+            what=sheet.what,
+            models=[name for name in names for _ in sizes],
+            sizes=np.tile(np.array(list(sizes.values())), len(names)),
+            values=values.ravel(),
+            names=list(dict.fromkeys(names)),
+            seeds=None if repeats is None else list(np.repeat(repeats, len(sizes))),
+            parameters=_parameters(sheet, counted, names),
+            metric=metric,
+            per_cent=sheet.per_cent(list(sizes)),
+        )
+
+    def _down(
+        self, sized: int, columns: Sequence[int], seeds: Sequence[int], metric: str | None
+    ) -> Records:
+        """Return the values of a table with sizes down and models across."""
+        kept = self._models([self.sheet.labels[place] for place in columns])
+        columns = [place for place, wanted in zip(columns, kept, strict=True) if wanted]
+        sheet = self.sheet
+        names = [sheet.labels[place] for place in columns]
+        if len(set(names)) < len(names):
+            raise TableError(f"{sheet.what} has a model twice among {listed(names)}")
+        sizes = [sheet.size(cell, sheet.labels[sized]) for cell in sheet.columns[sized]]
+        if not sheet.labels[sized] and (doubt := _doubt(sheet.columns[sized], sizes)):
+            raise TableError(
+                f"the first column of {sheet.what} holds {listed(sheet.texts(sized))}, which "
+                f"{doubt}; if they are training examples, call it rows"
+            )
+        warnings.warn(
+            f"{sheet.what} is read with sizes down ({shown(sheet.labels[sized])}) and models "
+            f"across ({listed(names, 4)})",
+            stacklevel=4,
+        )
+        repeats = self._repeats(seeds)
+        return Records(
+            what=sheet.what,
+            models=[name for name in names for _ in sizes],
+            sizes=np.tile(np.array(sizes), len(names)),
+            values=np.concatenate([sheet.numbers(p, sheet.texts(sized)) for p in columns] or [[]]),
+            names=names,
+            seeds=None if repeats is None else repeats * len(names),
+            metric=metric,
+            per_cent=sheet.per_cent(columns),
+        )
+
+    def _long(
+        self,
+        sized: int | None,
+        named: int | None,
+        seeds: Sequence[int],
+        metric: str | None,
+        said: str | None,
+    ) -> Records:
+        sheet, what = self.sheet, self.sheet.what
+        labels = sheet.labels
+        if sized is None:
+            free = [p for p in range(len(labels)) if p not in (named, *seeds)]
+            whole = [p for p in free if metric_word(labels[p]) is None and sheet.sized(p)]
+            whole.sort(key=lambda p: -len(_SIZE_WORDS & set(_key(labels[p]).split("_"))))
+            answer = {"size": labels[whole[0]]} if whole else {}
+            text = (
+                f"{what} has no column named by a number of training examples, such as 1000, 1k or "
+                f"1,000, and none that holds them (rows, n, train_samples); it has {listed(labels)}"
+            )
+            if not whole:
+                raise TableError(text)
+            self.questions.add(text, **answer)
+            sized = whole[0]
+        if named is None:
+            free = [p for p in range(len(labels)) if p not in (sized, *seeds)]
+            texts = [p for p in free if not sheet.numeric(p) and not sheet.counts(p)]
+            texts = [p for p in texts if _key(labels[p]) not in _NO_NAMES] or texts
+            texts.sort(key=lambda p: len(set(sheet.texts(p))) in (1, len(sheet.texts(p))))
+            text = (
+                f"{what} has no column named by a number of training examples, such as 1000 or 1k; "
+                f"if {shown(labels[sized])} holds them, a column has to name the models: say "
+                "which, or call it model"
+            )
+            if not texts:
+                raise TableError(text)
+            if labels[texts[0]]:  # an index without a name may be the models'
+                self.questions.add(text, model=labels[texts[0]])
+            named = texts[0]
+        counted = (
+            self._role("parameters", None)
+            if _key(labels[sized]) not in NAMES["parameters"].split()
+            else None
+        )
+        valued = self._values(metric, {sized, named, *seeds, counted})
+        self._others({sized, named, *seeds, valued, counted}, named, numbers=False)
+        names = self._of_models(named)
+        sheet = self.sheet
+        sizes = []
+        for cell, name in zip(sheet.columns[sized], names, strict=True):
+            try:
+                sizes.append(sheet.size(cell, labels[sized]))
+            except TableError as error:
+                raise TableError(
+                    f"in the column {shown(labels[sized])} of {shown(name)}, {error.args[0]}",
+                    **error.options,
+                ) from None
+        label, values = labels[valued], sheet.numbers(valued, names)
+        repeats = self._repeats(seeds)
+        wrong = np.flatnonzero(~np.isfinite(values))
+        if len(wrong):  # a mean over the other seeds would hide a run that diverged
+            run = wrong[0]
+            raise TableError(
+                f"the {label} of the run of {shown(names[run])} at size {sizes[run]:g}"
+                f"{f' with seed {repeats[run]}' if repeats else ''} is {values[run]:g} or empty; "
+                "expected a number: leave that row out if the run is not to count"
+            )
+        return Records(
+            what=what,
+            models=names,
+            sizes=np.array(sizes, dtype=float),
+            values=values,
+            names=list(dict.fromkeys(names)),
+            seeds=repeats,
+            parameters=_parameters(sheet, counted, names),
+            metric=said or (label if metric_word(label) is not None else None),
+            per_cent=sheet.per_cent([valued]),
+        )
+
+    def _values(self, metric: str | None, used: Collection[int | None]) -> int:
+        """Return the column of values, by the metric or by its name."""
+        sheet, labels = self.sheet, self.sheet.labels
+        free = [p for p in range(len(labels)) if p not in used and sheet.numeric(p)]
+        plain = [p for p in free if _key(labels[p]) in NAMES["value"].split()]
+        named = [p for p in free if metric_word(labels[p]) is not None]
+        if metric is not None:
+            exact = [p for p in free if labels[p] == metric]
+            alike = [p for p in free if plain_name(labels[p]) == plain_name(metric)]
+            found = exact or alike or plain
+        else:
+            found = [*plain, *named]
+        names = listed([labels[p] for p in found or free], 3)
+        if len(found) > 1:
+            self.questions.add(
+                f"{sheet.what} has several columns of values, {names}; say which",
+                metric=labels[found[0]],
+            )
+        if not found:
+            wanted = "" if metric is None else f" for the metric {shown(metric)}"
+            raise TableError(
+                f"{sheet.what} has no column named by a number of training examples, such as 1000, "
+                f"and no column of values that is known{wanted}, among the numbers "
+                f"{names or 'of no other column'}; call one value, or by its metric, such as loss"
+            )
+        return found[0]
+
+
+_SIZE_WORDS = words(
+    "size rows examples samples train training data shots tokens n instances fraction percent "
+    "share subset budget labels labelled labeled sentences amount"
+)
+_OPTIONS = words("fewest metric test_rows ignore model size seed decimal full sheet")
+
+
+def _unfinished(key: str, value: str) -> bool:
+    """Return whether a cell, of a column with this key, says that a run did not end well."""
+    words = set(re.findall(r"[a-z]+", value.lower()))
+    return not words.isdisjoint(_UNFINISHED) or (
+        key in _STATUS and value.lower() in ("false", "no")
     )
 
 
-def _names(
-    sheet: Sheet, sizes: dict[int, float], model: str | None
-) -> tuple[int | None, list[str]]:
-    """Return the column of the models' names, None for the index, and the names."""
-    place = sheet.place(model, NAME_COLUMNS)
-    if place is None and sheet.index is not None:
-        return None, [str(name).strip() for name in sheet.index]
-    if place is None and (0 in sizes or sheet.numeric(0)):
-        raise TableError(
-            f"no column of {sheet.what} names the models, and its first, "
-            f"{shown(sheet.labels[0])}, holds numbers; expected one called name or model"
-        )
-    return place or 0, sheet.texts(place or 0)
-
-
-def _refuse_others(sheet: Sheet, used: set[int | None]) -> None:
-    """Raise TableError for a column that is not used and cannot be plain text."""
-    for place, label in enumerate(sheet.labels):
-        if place in used:
-            continue
-        like_a_size = re.match(r"[^\w]*\d", label)
-        if like_a_size or sheet.numeric(place) or sheet.counts(place):
-            holds = "" if like_a_size else "holds numbers and "
+def _header_sizes(sheet: Sheet) -> dict[int, float]:
+    """Return the sizes by the places of the columns that are named by them."""
+    sizes: dict[int, float] = {}
+    for place, header in enumerate(sheet.headers):
+        try:
+            sizes[place] = sheet.size(header)
+        except DoubtfulSize as error:
             raise TableError(
-                f"the column {shown(label)} of {sheet.what} {holds}is no size that can be read; "
-                f"name it like 1000, 1k or 1,000, or leave it out with ignore=[{shown(label)}]"
-            )
+                f"in the header of {sheet.what}, {error.args[0]}", **error.options
+            ) from None
+        except TableError:  # another column
+            continue
+    return sizes
+
+
+def _doubt(headers: Sequence[Any], sizes: Sequence[float]) -> str | None:
+    """Return what sizes that are told by nothing but their numbers may be instead, or None."""
+    texts = [str(header).strip() for header in headers]
+    steps = np.diff(sorted(sizes))
+    if all(re.fullmatch(r"\d+(\.\d+)?\s*[mMbB]", text) for text in texts) and texts:
+        return "may be models' numbers of parameters"
+    if not texts or not all(re.fullmatch(r"\d+(\.0)?", text) for text in texts):
+        return None
+    if max(sizes) < 100:
+        return "are few, as layers, shots, folds or ranks are"
+    if len(steps) and (steps == 1).all():
+        return "count up by one"
+    return "may be years" if len(steps) and min(sizes) >= 1900 and max(sizes) <= 2100 else None
 
 
 def _parameters(sheet: Sheet, place: int | None, names: Sequence[str]) -> dict[str, float] | None:
@@ -276,88 +698,6 @@ def _parameters(sheet: Sheet, place: int | None, names: Sequence[str]) -> dict[s
             raise TableError(f"{sheet.what} has two numbers of parameters of {shown(name)}")
         found.setdefault(name, count)
     return found
-
-
-def _long(
-    sheet: Sheet, metric: str | None, model: str | None, size: str | None, seed: str | None
-) -> Records:
-    sized = sheet.place(size, ROW_COLUMNS)
-    if sized is None:
-        raise TableError(
-            f"{sheet.what} has no column named by a number of training examples, such as 1000, 1k "
-            f"or 1,000, and none that holds them (rows, n, train_samples); it has "
-            f"{listed(sheet.labels)}"
-        )
-    named = sheet.place(model, NAME_COLUMNS)
-    if named is None:
-        raise TableError(
-            f"{sheet.what} has no column named by a number of training examples, such as 1000 or "
-            f"1k; if {shown(sheet.labels[sized])} holds them, a column has to name the models: "
-            "call it model, or say model='…'"
-        )
-    seeded = sheet.place(seed, SEED_COLUMNS)
-    valued = _value_column(sheet, metric, {sized, named, seeded})
-    counted = None
-    for place, label in enumerate(sheet.labels):
-        if place not in (sized, named, seeded, valued) and label.lower() in PARAMETER_COLUMNS:
-            counted = place
-    known = {place for place, label in enumerate(sheet.labels) if metric_word(label) is not None}
-    _refuse_others(sheet, {sized, named, seeded, valued, counted, *known})
-    names = sheet.texts(named)
-    sizes = []
-    for cell, name in zip(sheet.columns[sized], names, strict=True):
-        try:
-            sizes.append(sheet.size(cell))
-        except TableError as error:
-            raise TableError(
-                f"in the column {shown(sheet.labels[sized])} of {shown(name)}, {error}"
-            ) from None
-    label, values = sheet.labels[valued], sheet.numbers(valued, names)
-    seeds = None if seeded is None else sheet.texts(seeded)
-    wrong = np.flatnonzero(~np.isfinite(values))
-    if len(wrong):  # a mean over the other seeds would hide a run that diverged
-        run = wrong[0]
-        raise TableError(
-            f"the {label} of the run of {shown(names[run])} at size {sizes[run]:g}"
-            f"{f' with seed {seeds[run]}' if seeds else ''} is {values[run]:g} or empty; expected "
-            "a number: leave that row out if the run is not to count"
-        )
-    return Records(
-        what=sheet.what,
-        models=names,
-        sizes=np.array(sizes, dtype=float),
-        values=values,
-        names=list(dict.fromkeys(names)),
-        seeds=seeds,
-        parameters=_parameters(sheet, counted, names),
-        metric=label if metric_word(label) is not None else None,
-        per_cent=sheet.per_cent([valued]),
-    )
-
-
-def _value_column(sheet: Sheet, metric: str | None, used: set[int | None]) -> int:
-    free = [p for p in range(len(sheet.labels)) if p not in used and sheet.numeric(p)]
-    plain = [p for p in free if sheet.labels[p].lower() in VALUE_COLUMNS]
-    named = [p for p in free if metric_word(sheet.labels[p]) is not None]
-    if metric is not None:
-        exact = [p for p in free if sheet.labels[p] == metric]
-        alike = [p for p in free if plain_name(sheet.labels[p]) == plain_name(metric)]
-        found = exact or alike or plain
-    else:
-        found = [*plain, *named]
-    names = listed([sheet.labels[p] for p in found or free], 3)
-    if len(found) > 1:
-        raise TableError(
-            f"{sheet.what} has several columns of values, {names}; say which: "
-            f"metric={shown(sheet.labels[found[0]])}"
-        )
-    if not found:
-        wanted = "" if metric is None else f" for the metric {shown(metric)}"
-        raise TableError(
-            f"{sheet.what} has no column of values that is known{wanted}, among the numbers "
-            f"{names or 'of no other column'}; call one value, or by its metric, such as loss"
-        )
-    return found[0]
 
 
 def to_table(
@@ -470,311 +810,7 @@ def _refuse_rising(what: str, losses: Array) -> None:
     if rise and rise >= fall:
         raise TableError(
             f"the numbers of {what} rise with size ({rise} of {rise + fall} models end higher than "
-            'they begin), and losses fall; say what they are: metric="accuracy" (or f1, matthews, '
-            '…), or metric="loss" if they are losses all the same'
+            "they begin), and losses fall; say what they are: accuracy, f1, matthews, …, or loss "
+            "if they are losses all the same",
+            metric="accuracy",
         )
-
-
-MISSING = ("", "-", "–", "—", "nan", "na", "n/a", "#n/a", "<na>", "null", "none")
-_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
-_SIZE = re.compile(
-    r"(?:(?:n|d|size|rows|samples|examples)\s*=\s*)?"
-    r"(?P<number>\d{1,3}(?:(?P<mark>[., _'’])\d{3})(?:(?P=mark)\d{3})*"
-    r"|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
-    r"\s*(?P<unit>[kmb]?)\s*(?:(?:training )?(?:row|sample|example|instance|sentence|token)s)?",
-    re.IGNORECASE,
-)
-_SHARE = re.compile(r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)\s*(?P<sign>%?)", re.IGNORECASE)
-_WITH_COMMA = re.compile(r"-?\d+,\d+ ?%?")
-_DECIMAL = "; if its comma is a decimal one, say decimal=',' to read_table (--read decimal ,)"
-_SPREAD = (
-    "; ± may be a standard error, a deviation over seeds or an interval: keep the value alone, or "
-    "a row for each run and a column seed"
-)
-_SPACES = str.maketrans("\u00a0\u2009\u202f", "   ")
-_COMMA_FOR_POINT, _DECIMAL_COMMA = str.maketrans(",.", ".,"), str.maketrans(",", ".")
-
-
-class DoubtfulSize(TableError):
-    """A size that is a number, but may mean another one or a share."""
-
-
-def parse_size(value: Any) -> float:
-    """Return a number of training examples (or parameters) as people write them.
-
-    1000, 1000.0, "1e3", "1k", "1,000", "1 000", "1_000", "n=1000" and "1k rows" are the same; k, m
-    and b stand for thousands, millions and billions.
-
-    Raises:
-        DoubtfulSize: "1.000", which may mean 1 or 1000, or a number that is no whole one: 0.25.
-        TableError: it is no number of examples.
-    """
-    size = math.nan
-    if isinstance(value, str):
-        match = _SIZE.fullmatch(value.strip().translate(_SPACES))
-        if match is not None:
-            number, mark = match["number"], match["mark"]
-            if mark is not None and number[0] != "0":
-                whole = number.replace(mark, "")
-                if mark == "." and number.count(".") == 1:
-                    raise DoubtfulSize(
-                        f"{shown(value.strip())} may mean {number.split('.')[0]} or {whole}; "
-                        "write it without a point"
-                    )
-                number = whole
-            with suppress(ValueError):  # 0,125
-                size = float(number) * _UNITS[match["unit"].lower()]
-    elif isinstance(value, Real) and not isinstance(value, bool):
-        size = float(value)
-    if not 0 <= size < math.inf:
-        raise TableError(
-            f"{shown(value)} is no number of training examples; expected one such as 1000, 1k, "
-            "1,000 or 2M"
-        )
-    if size < 1000 and not math.isclose(size, round(size), rel_tol=1e-9):
-        raise DoubtfulSize(f"{shown(value)} is no whole number of training examples")
-    return size
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """Columns of cells as they were read.
-
-    Attributes:
-        what: the table's name in errors.
-        labels: the columns' names.
-        headers: the same as they were, perhaps numbers.
-        columns: their cells.
-        index: names of the rows, None where the columns hold them.
-        comma: whether a comma is the decimal mark of text, and a point marks thousands.
-        full: what sizes are shares of; None: they are examples.
-    """
-
-    what: str
-    labels: Sequence[str]
-    headers: Sequence[Any]
-    columns: Sequence[Sequence[Any]]
-    index: Sequence[Any] | None = None
-    comma: bool = False
-    full: int | None = None
-
-    def keep(self, wanted: Callable[[int], bool]) -> Sheet:
-        """Return the columns at the places that are wanted."""
-        places = [place for place in range(len(self.labels)) if wanted(place)]
-        return replace(
-            self,
-            labels=[self.labels[place] for place in places],
-            headers=[self.headers[place] for place in places],
-            columns=[self.columns[place] for place in places],
-        )
-
-    def rows(self, rows: Sequence[int]) -> Sheet:
-        """Return these rows."""
-        columns = [[column[row] for row in rows] for column in self.columns]
-        index = None if self.index is None else [self.index[row] for row in rows]
-        return replace(self, columns=columns, index=index)
-
-    def place(self, given: str | None, known: Sequence[str]) -> int | None:
-        """Return where the column `given` is, or the one that has a known name.
-
-        Raises:
-            TableError: there is no such column, or more than one.
-        """
-        if given is not None:
-            if given not in self.labels:
-                raise TableError(
-                    f"{self.what} has no column {shown(given)}; it has {listed(self.labels)}"
-                )
-            if list(self.labels).count(given) > 1:
-                raise TableError(
-                    f"{self.what} has the column {shown(given)} twice; expected names of which "
-                    "each stands once: rename one"
-                )
-            return list(self.labels).index(given)
-        found = [place for place, label in enumerate(self.labels) if label.lower() in known]
-        if len(found) > 1:
-            named = [self.labels[place] for place in found]
-            raise TableError(
-                f"{self.what} has the columns {listed(named)}, any of which may be the one meant; "
-                f"say which by model=, size= or seed=, or leave the others out: ignore={named[1:]}"
-            )
-        return found[0] if found else None
-
-    def texts(self, place: int) -> list[str]:
-        """Return the cells of a column as text."""
-        return [str(cell).strip() for cell in self.columns[place]]
-
-    def size(self, value: Any) -> float:
-        """Return the examples that a cell or a column's name stands for."""
-        share = _SHARE.fullmatch(str(value).strip().translate(_DECIMAL_COMMA if self.comma else {}))
-        part = float(share["number"]) / (100 if share["sign"] else 1) if share else math.inf
-        if self.full is None and share and (share["sign"] or 0 < part < 1):
-            raise DoubtfulSize(
-                f"{shown(value)} is a share of the data: say of how many examples, full= "
-                "(--read full N)"
-            )
-        if self.full is None or share is None:
-            part = self.count(value)  # raises where it is no number at all, such as another name
-        if self.full is not None and (share is None or part > 1):
-            raise DoubtfulSize(
-                f"{shown(value)} is no share of the data, from 0 to 1 or in per cent, as full= "
-                "says that sizes are"
-            )
-        return part * (self.full or 1)
-
-    def count(self, value: Any) -> float:
-        """Return what `parse_size` reads of a cell or a column's name."""
-        swapped = self.comma and isinstance(value, str)
-        return parse_size(value.translate(_COMMA_FOR_POINT) if swapped else value)
-
-    def number(self, cell: Any) -> float:
-        """Return a cell as a number, NaN where it is empty; ValueError where it is none."""
-        if not isinstance(cell, str):
-            if isinstance(cell, (bool, np.bool_)):
-                raise ValueError("a truth value")
-            return math.nan if cell is None or str(cell) == "<NA>" else float(cell)
-        text = cell.strip().removesuffix("%").rstrip()
-        if text.lower() in MISSING:
-            return math.nan
-        if "_" in text:
-            raise ValueError("not a number as tables write it")
-        return float(text.translate(_COMMA_FOR_POINT) if self.comma else text)
-
-    def numeric(self, place: int) -> bool:
-        """Return whether a column holds numbers, and nothing but numbers and empty cells."""
-        found = False
-        for cell in self.columns[place]:
-            try:
-                found |= not math.isnan(self.number(cell))
-            except (TypeError, ValueError):
-                if not _WITH_COMMA.fullmatch(str(cell).strip()):
-                    return False
-                found = True  # which `numbers` refuses, and says how it is read
-        return found
-
-    def counts(self, place: int) -> bool:
-        """Return whether a column holds sizes, such as 300M or 25%, and empty cells alone."""
-        texts = [text for text in self.texts(place) if text.lower() not in MISSING]
-        return bool(texts) and all(_SIZE.fullmatch(text.rstrip("% ")) for text in texts)
-
-    def numbers(self, place: int, names: Sequence[str]) -> Array:
-        """Return a column's cells as numbers; empty ones as NaN.
-
-        Raises:
-            TableError: a cell that is none; the error says of which of the `names`.
-        """
-        values = []
-        for cell, name in zip(self.columns[place], names, strict=True):
-            try:
-                values.append(self.number(cell))
-            except (TypeError, ValueError):
-                comma = not self.comma and _WITH_COMMA.fullmatch(str(cell).strip())
-                hint = _SPREAD if "±" in str(cell) or "+/-" in str(cell) else ""
-                raise TableError(
-                    f"{shown(cell)} in column {shown(self.labels[place])} of {shown(name)} is no "
-                    f"number{_DECIMAL if comma else hint}"
-                ) from None
-        return np.array(values)
-
-    def per_cent(self, places: Sequence[int]) -> bool:
-        """Return whether the cells are written with a per cent sign.
-
-        Raises:
-            TableError: some are and others are not.
-        """
-        cells = [text for place in places for text in self.texts(place)]
-        signs = {text.endswith("%") for text in cells if text.lower() not in MISSING}
-        if len(signs) > 1:
-            raise TableError(f"{self.what} has numbers with and without a per cent sign")
-        return signs == {True}
-
-
-def listed(labels: Sequence[str], most: int = 10) -> str:
-    """Return names quoted, of many the first."""
-    return ", ".join(map(shown, labels[:most])) + (", …" if len(labels) > most else "")
-
-
-def read_sheet(source: Any, comma: bool = False) -> Sheet:
-    """Return the cells of a csv file or a DataFrame; errors are those of `read_table`.
-
-    A first column without a name is the index.  An index of whole numbers counts rows: it names no
-    models.
-    """
-    if isinstance(source, (str, PathLike)) and Path(source).suffix in (".jsonl", ".ndjson"):
-        lines = [line for line in read_text(Path(source)).split("\n") if line.strip()]
-        runs = [parse_json(line, f"a line of {source}", lenient=True) for line in lines]
-        sheet = replace(read_sheet(require("pandas").DataFrame(runs), comma), what=str(source))
-    elif isinstance(source, (str, PathLike)):
-        sheet = _from_csv(Path(source), comma)
-    elif hasattr(source, "columns") and hasattr(source, "index"):
-        labels = [str(column).strip() for column in source.columns]
-        columns = [list(source.iloc[:, place]) for place in range(len(labels))]
-        index = list(source.index)
-        sheet = Sheet("the table", labels, list(source.columns), columns, index, comma)
-    else:
-        raise TableError(
-            f"the table is {type(source).__name__}; expected a csv file's path or a pandas "
-            "DataFrame"
-        )
-    if sheet.labels and sheet.labels[0] in ("", "Unnamed: 0"):
-        sheet = replace(sheet.keep(lambda place: place > 0), index=sheet.columns[0])
-    if sheet.index is not None and all(str(name).strip().isdigit() for name in sheet.index):
-        sheet = replace(sheet, index=None)
-    return sheet
-
-
-def _from_csv(path: Path, comma: bool) -> Sheet:
-    if path.is_dir():
-        raise TableError(f"{path} is a folder; jx.scaling.read_runs reads folders of runs")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TableError(f"{path} cannot be read ({error}); expected a csv file in UTF-8") from None
-    if not text.strip(' ,;\t\r\n"'):
-        raise TableError(f"{path} is empty; expected a header and one line a model")
-    try:
-        rows = _markdown(text) if text.lstrip().startswith("|") else _split(text)
-    except csv.Error as error:
-        raise TableError(f"{path} is not well-formed: {error}") from None
-    labels = [cell.strip() for cell in rows[0][1]]
-    for number, line in rows[1:]:
-        if len(line) != len(labels):
-            raise TableError(
-                f"line {number} of {path} has {len(line)} cells where the header has "
-                f"{len(labels)}; the file may be half written"
-            )
-    if text[-1] not in "\r\n":
-        warnings.warn(
-            f"{path} ends without a newline, as spreadsheets write it or as it is when cut short; "
-            f"its last cell is read as {shown(rows[-1][1][-1].strip())}",
-            stacklevel=2,
-        )
-    lines = [line for _, line in rows[1:]]
-    columns = list(zip(*lines, strict=True)) or [()] * len(labels)
-    return Sheet(str(path), labels, labels, columns, None, comma)
-
-
-def _markdown(text: str) -> list[tuple[int, list[str]]]:
-    """Return the lines' numbers and cells, without bold type; one that does not end is left out."""
-    cells = partial(re.split, r"(?<!\\)\|")
-    return [
-        (number, [each.strip(" *`").replace("\\|", "|") for each in cells(line.strip())[1:-1]])
-        for number, line in enumerate(text.splitlines(), 1)
-        if line.strip(" |:-\t")  # neither empty nor the line below the header
-    ]
-
-
-def _split(text: str) -> list[tuple[int, list[str]]]:
-    """Return the lines' numbers and cells, separated by tabs, semicolons or commas.
-
-    The first of these counts that splits every line into as many cells, two or more; if there is
-    none, the one that splits the header into most.
-    """
-    read = []
-    for separator in ("\t", ";", ","):
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-        read.append([(reader.line_num, row) for row in reader if any(map(str.strip, row))])
-        counts = {len(row) for _, row in read[-1]}
-        if len(counts) == 1 and counts != {1}:
-            return read[-1]
-    return max(reversed(read), key=lambda lines: len(lines[0][1]))

@@ -84,7 +84,7 @@ BAD = [
     (["select", "{}.none", "--target", "100"], "cannot be read"),
     (["select", "{}", "--target", "3276800", "--reference", "x"], "'x' is not in the table"),
     (["select", "{}", "--target", "0"], "target is 0"),
-    (["select", "{}", "--target", "9", "--read", "colour", "x"], "--read knows model, size"),
+    (["select", "{}", "--target", "9", "--read", "colour", "x"], "has no column 'colour'"),
     (["select", "{}", "--target", "9", "--metric", "taste"], "'taste' is not known here"),
     (["select", "{}", "--target", "3276800", "--method", "logme"], "logme"),
     (["select", "{}", "--target", "3276800", "--method", "best"], "unknown method 'best'"),
@@ -182,7 +182,7 @@ def test_select_from_a_folder_of_runs(tmp_path: Path, capfd: Capture) -> None:
     assert main([*given, "model", "^(.)/"]) == 0
     assert "2 models, sizes up to 400" in capfd.readouterr().out
     assert main([*given, "seed", "x"]) == 2
-    assert "--read knows model, size, ignore, test_rows here" in capfd.readouterr().err
+    assert "--read knows model, size, value, test_rows here" in capfd.readouterr().err
 
 
 def test_a_folder_without_runs(tmp_path: Path, capfd: Capture) -> None:

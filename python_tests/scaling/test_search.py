@@ -211,7 +211,7 @@ def test_a_table_is_added_whole_or_not_at_all() -> None:
     frame = pd.DataFrame(losses, ["narrow", "wide"], [str(size) for size in sizes])
     frame.loc["wide", "16"] = np.nan
     search = Search(("narrow", "wide"), SIZES, 256)
-    search.add_table(read_table(frame))
+    search.add_table(read_table(frame, size="headers"))
     assert search.open_runs() == [Ask("wide", 16)], "a cell that is missing"
     while ask := search.ask():
         search.tell(ask, crossing(ask))
@@ -227,10 +227,10 @@ def test_a_table_is_added_whole_or_not_at_all() -> None:
     ):
         fresh = Search(("narrow", "wide"), SIZES, 256)
         with pytest.raises(ValueError, match=words):
-            fresh.add_table(frame.rename(index=change, columns=change))
+            fresh.add_table(frame.rename(index=change, columns=change), size="headers")
         assert not fresh.results
     with pytest.raises(ValueError, match=r"the result of Ask\(model='narrow', rows=4.* is known"):
-        search.add_table(frame)
+        search.add_table(frame, size="headers")
 
 
 def test_rounds_are_replayed_after_an_addition() -> None:
@@ -288,7 +288,7 @@ def test_scores_are_told_and_shown_as_they_are() -> None:
     assert frame.name.tolist() == expected.name.tolist()
     assert frame.predicted.tolist() == pytest.approx((1 - expected.predicted).tolist())
     accuracies = pd.DataFrame({"4": [0.5, 0.7]}, ["narrow", "wide"])
-    table = read_table(accuracies, metric="accuracy")
+    table = read_table(accuracies, metric="accuracy", size="headers")
     again = Search(("narrow", "wide"), SIZES, 256, metric="eval_accuracy")
     again.add_table(table)
     assert again.curve("wide") == {4: pytest.approx(0.3)}

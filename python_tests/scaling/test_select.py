@@ -560,7 +560,7 @@ def test_a_perfect_score_counts_by_its_test_rows() -> None:
     """As the error says, `select` takes them."""
     scores = 1 - frame(SIX)[[int(size) for size in SIX.sizes]] / 10
     scores.iloc[0, 5] = 1.0
-    with pytest.raises(TableError, match=r"is the best there is; give test_rows="):
+    with pytest.raises(TableError, match=r"is the best there is; give test_rows,"):
         select(scores, BUDGET, TARGET, metric="accuracy")
     read = read_table(scores, metric="accuracy", test_rows=50)
     expected = select(read, BUDGET, TARGET)

@@ -1,0 +1,673 @@
+"""Tables that could be read as what they are not: each is read right, or refused with a way out.
+
+Every class is made of one table whose losses are known, written in one way after another.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jachess_ext.scaling import LossTable, TableError, read_table, select
+from jachess_ext.scaling.runs import _LOGARITHMS, _LOWER, _WORST, metric_word, to_forecast
+
+LOSSES = {"tiny": [2.25, 1.5, 1.125], "base-v2": [2.5, 1.375, 0.875], "big": [3.0, 2.75, 2.0]}
+SIZES = [100, 1000, 25000]
+WIDE = pd.DataFrame.from_dict(LOSSES, orient="index", columns=["100", "1k", "25,000"])
+WIDE = WIDE.rename_axis("model").reset_index()
+LONG = pd.DataFrame(
+    [(name, size, row[i]) for name, row in LOSSES.items() for i, size in enumerate(SIZES)],
+    columns=["model", "rows", "loss"],
+)
+
+
+def check(table: LossTable) -> None:
+    """The losses above, and no others."""
+    assert sorted(table.names) == sorted(LOSSES) and table.sizes.tolist() == SIZES
+    for name, row in zip(table.names, table.losses, strict=True):
+        np.testing.assert_allclose(row, LOSSES[name], rtol=1e-12)
+
+
+def right_or_refused(source: Any, **given: Any) -> dict[str, Any] | None:
+    """Return the answers that an error asks for, None where the table was read, and read right."""
+    try:
+        table = read_table(source, **given)
+    except TableError as error:
+        return error.options
+    check(table)
+    return None
+
+
+def asked_once(source: Any, **given: Any) -> dict[str, Any]:
+    """Check that a table is refused, and read right as the error says; return its answers."""
+    answers = right_or_refused(source, **given)
+    assert answers, "read, or refused without a way out"
+    check(read_table(source, **given | answers))
+    return answers
+
+
+def write(frame: pd.DataFrame, form: str, tmp_path: Path) -> Any:
+    """Write a frame in one of `FORMS`."""
+    path = tmp_path / f"t.{form}"
+    if form == "frame":
+        return frame
+    if form == "index":
+        return frame.set_index(frame.columns[0])
+    if form == "csv":
+        frame.to_csv(path, index=False)
+    elif form == "jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    elif form == "json":
+        frame.to_json(path, orient="records")
+    else:
+        path.write_text(markdown(frame.astype(str)), encoding="utf-8")
+    return path
+
+
+FORMS = ["frame", "index", "csv", "json", "jsonl", "md"]
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    rows = [[*frame.columns], ["---"] * len(frame.columns), *frame.to_numpy().tolist()]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+# Words that differ within a model ---------------------------------------------------------------
+
+PAIRS = {
+    "State": ("finished", "CRASHED"),
+    "status": ("ok", "fine"),
+    "task": ("rte", "mnli"),
+    "Dataset": ("imdb", "yelp"),
+    "lang": ("en", "de"),
+    "domain": ("news", "web"),
+    "benchmark": ("glue", "superglue"),
+    "split": ("test", "train"),
+    "optimizer": ("adamw", "sgd"),
+    "Method": ("full", "lora"),
+    "group": ("a", "b"),
+    "scheduler": ("linear", "cosine"),
+    "host": ("node1", "node2"),
+    "converged": (True, False),
+    "source": ("x", "y"),
+    "Data set": ("one", "two"),
+}
+
+
+@pytest.mark.parametrize("seeded", [False, True], ids=["plain", "seeded"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("label", PAIRS)
+def test_rows_of_two_kinds(label: str, form: str, seeded: bool, tmp_path: Path) -> None:
+    """Runs of another kind, with other losses, beside those of the first."""
+    one, other = PAIRS[label]
+    frame = pd.concat(
+        [LONG.assign(**{label: one}), LONG.assign(loss=LONG.loss * 3, **{label: other})]
+    )
+    if seeded:  # so that they would be averaged
+        frame = frame.assign(seed=np.arange(len(frame)) // len(LONG))
+    answers = asked_once(write(frame.reset_index(drop=True), form, tmp_path))
+    assert str(answers[label]) == str(one)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("label", PAIRS)
+def test_sizes_of_two_kinds(label: str, form: str, tmp_path: Path) -> None:
+    """Each run stands once: a curve would be of one kind in its beginning, and another's then."""
+    one, other = PAIRS[label]
+    frame = LONG.assign(**{label: [one, one, other] * 3})
+    assert right_or_refused(write(frame, form, tmp_path))
+
+
+UNFINISHED = ["CRASHED", "Failed", "PRUNED", "ERROR", "TIMEOUT", "running", "killed", "CANCELLED"]
+UNFINISHED += ["pending", "out of memory (OOM)", "FAILED (exit 1)", "preempted", "NODE_FAIL"]
+
+
+@pytest.mark.parametrize("label", ["State", "status", "Runtime state", "note"])
+@pytest.mark.parametrize("word", UNFINISHED)
+def test_a_run_that_did_not_end(word: str, label: str) -> None:
+    """Of one row, of all rows of a model, of all."""
+    for rows in ([2], [0, 1, 2], range(9)):
+        states = ["finished"] * 9
+        for row in rows:
+            states[row] = word
+        assert right_or_refused(LONG.assign(**{label: states}))
+    wide = WIDE.assign(**{label: ["finished", word, "finished"]})
+    assert right_or_refused(wide)
+
+
+@pytest.mark.parametrize("label", ["task", "dataset", "language", "split", "State"])
+def test_models_that_were_run_on_different_things(label: str) -> None:
+    one, other = PAIRS.get(label, ("x", "y"))
+    assert right_or_refused(WIDE.assign(**{label: [one, one, other]}))
+    check(read_table(WIDE.assign(**{label: "finished"})))  # one thing for all
+
+
+@pytest.mark.parametrize("label", ["seed", "trial", "fold", "Random Seed", "replicate"])
+def test_repeats_stay_repeats(label: str) -> None:
+    frame = pd.concat(
+        [LONG.assign(loss=LONG.loss * 0.9), LONG, LONG.assign(loss=LONG.loss * 1.1)]
+    ).assign(**{label: np.repeat(["x", "y", "z"], len(LONG))})
+    table = read_table(frame.reset_index(drop=True))
+    check(table)
+    assert table.noise is not None and (table.noise > 0).all()
+    both = frame.assign(fold=1, seed=np.repeat([0, 1, 2], len(LONG)))
+    check(read_table(both.reset_index(drop=True)))
+
+
+def test_folds_and_seeds_are_repeats_together() -> None:
+    runs = [(0, 0, 0.8), (0, 1, 0.9), (1, 0, 1.1), (1, 1, 1.2)]
+    frame = pd.concat(LONG.assign(loss=LONG.loss * x, fold=f, seed=s) for f, s, x in runs)
+    check(read_table(frame.reset_index(drop=True)))
+    with pytest.raises(TableError, match="with seed 0, 0 twice"):
+        read_table(frame.assign(fold=0).reset_index(drop=True))
+
+
+def test_words_that_say_something_of_a_model_are_no_question() -> None:
+    family = LONG.model.map({"tiny": "x", "base-v2": "y", "big": "y"})
+    check(read_table(LONG.assign(family=family, pretrained=family == "x")))
+    check(read_table(WIDE.assign(family=["x", "y", "y"])))
+
+
+# Rows that are no models, tables the other way round ---------------------------------------------
+
+SUMMARIES = [
+    "std",
+    "Average",
+    "AVG.",
+    "mean",
+    "Mean ± std",
+    "Best",
+    "Δ",
+    "p-value",
+    "time",
+    "n_test",
+]
+SUMMARIES += ["Median", "max", "min", "count", "25%", "Std. Dev.", "overall", "Δ (big - tiny)", "n"]
+SUMMARIES += [
+    "Total",
+    "rank",
+    "Average rank",
+    "sum",
+    "big (std)",
+    "tiny stderr",
+    "Training time (h)",
+]
+SUMMARIES += ["lr", "epochs", "# params", "±", "difference", "-", "All", "Mean (5 seeds)", "FLOPs"]
+
+
+@pytest.mark.parametrize("form", ["frame", "index", "csv", "json", "md"])
+@pytest.mark.parametrize("word", SUMMARIES)
+def test_a_row_that_is_no_model(word: str, form: str, tmp_path: Path) -> None:
+    wide = pd.concat([WIDE, pd.DataFrame([[word, 1.5, 1.0, 0.5]], columns=WIDE.columns)])
+    assert asked_once(write(wide.reset_index(drop=True), form, tmp_path)) == {"ignore": [word]}
+    rows = [(word, size, 1.0) for size in SIZES]
+    long = pd.concat([LONG, pd.DataFrame(rows, columns=LONG.columns)]).reset_index(drop=True)
+    assert asked_once(write(long, form, tmp_path)) == {"ignore": [word]}
+
+
+@pytest.mark.parametrize(
+    "name", ["t5", "mean-pooled bert", "gpt-n", "maxvit", "average_word_glove"]
+)
+def test_names_of_models_that_look_like_summaries(name: str) -> None:
+    frame = WIDE.replace({"model": {"big": name}})
+    assert read_table(frame).names == ("tiny", "base-v2", name)
+
+
+def test_descriptions_are_no_models() -> None:
+    for frame in (WIDE.describe(), LONG.describe(), WIDE.set_index("model").T.describe().T):
+        with pytest.raises(TableError):
+            read_table(frame)
+
+
+@pytest.mark.parametrize("form", ["frame", "index", "csv", "json", "md"])
+@pytest.mark.parametrize(
+    ("label", "cells"),
+    [
+        *[("n", ["7B", "13B", "70B"]), ("n", [100, 200, 400]), ("tokens", ["1B", "2B", "4B"])],
+        *[("steps", [10, 20, 30]), ("checkpoint", [500, 1000, 1500]), ("epoch", [1, 2, 3])],
+        *[("checkpoint", ["checkpoint-500", "checkpoint-900", "checkpoint-1500"])],
+        *[("task", ["rte", "mnli", "qqp"]), ("Dataset", ["a", "b", "c"]), ("seed", [0, 1, 2])],
+        *[("language", ["en", "de", "fr"]), ("step", ["step 1", "step 2", "step 3"])],
+        *[("layer", ["l1", "l2", "l3"]), ("lr", [1e-5, 2e-5, 3e-5]), ("split", ["a", "b", "c"])],
+    ],
+)
+def test_first_columns_that_name_no_models(
+    label: str, cells: list[Any], form: str, tmp_path: Path
+) -> None:
+    frame = WIDE.rename(columns={"model": label}).assign(**{label: cells})
+    with pytest.raises(TableError):
+        read_table(write(frame, form, tmp_path))
+
+
+HEADERS = [["2019", "2020", "2021"], ["1", "2", "3"], ["6", "12", "24"], ["1", "5", "10"]]
+HEADERS += [["0", "1", "2"], ["7B", "13B", "70B"], ["110M", "340M", "1.5B"], ["101", "102", "103"]]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("headers", HEADERS, ids=" ".join)
+def test_numbers_that_may_be_no_sizes(headers: list[str], form: str, tmp_path: Path) -> None:
+    """Years, k, layers, shots and parameters; they are sizes once it is said."""
+    source = write(WIDE.set_axis(["model", *headers], axis=1), form, tmp_path)
+    with pytest.raises(TableError) as caught:
+        read_table(source)
+    assert caught.value.options == {"size": "headers"}
+    assert read_table(source, size="headers").losses.tolist() == [*LOSSES.values()]
+    said = WIDE.set_axis(["model", *(f"n={header}" for header in headers)], axis=1)
+    assert len(read_table(said).sizes) == 3
+
+
+DOWN = WIDE.set_index("model").T.rename_axis(None, axis=1)
+DOWNS: dict[str, pd.DataFrame] = {
+    "index": DOWN,
+    "numbers": DOWN.set_axis(SIZES),
+    "n": DOWN.rename_axis("n").reset_index(),
+    "rows": DOWN.set_axis(SIZES).rename_axis("rows").reset_index(),
+    "train size": DOWN.rename_axis("Train Size").reset_index(),
+    "a family": DOWN.rename_axis("n").reset_index().assign(family="x"),
+    "unknown": DOWN.rename_axis("subset").reset_index(),
+    "size": DOWN.rename_axis("size").reset_index(),
+    "with an average": DOWN.assign(Average=DOWN.mean(axis=1)),
+    "with a rate": DOWN.rename_axis("n").reset_index().assign(lr=1e-5),
+    "with a time": DOWN.rename_axis("n").reset_index().assign(**{"time (h)": [1.0, 2.0, 4.0]}),
+    "with steps": DOWN.rename_axis("n").reset_index().assign(steps=[1.0, 2.0, 4.0]),
+}
+
+
+@pytest.mark.parametrize("form", ["frame", "index", "csv", "json", "md"])
+@pytest.mark.parametrize("kind", DOWNS)
+def test_tables_with_sizes_down(kind: str, form: str, tmp_path: Path) -> None:
+    """Read so, and said; or refused."""
+    frame = DOWNS[kind]
+    if form != "frame" and frame.index.dtype != "int64":
+        frame = frame.reset_index(names="")
+    if kind == "numbers" and form != "frame":
+        frame = frame.reset_index(names="")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        answers = right_or_refused(write(frame, form, tmp_path))
+    if answers is None:
+        assert "sizes down" in str(caught[-1].message)
+    elif answers:
+        with pytest.warns(UserWarning, match="sizes down"):
+            check(read_table(write(frame, form, tmp_path), **answers))
+    assert kind.startswith(("with", "a ", "unknown")) or answers is None
+
+
+@pytest.mark.parametrize("models", [["7B", "13B", "70B"], ["1B", "2B", "4B"], ["110M", "1B", "7B"]])
+def test_models_that_are_named_by_their_size(models: list[str]) -> None:
+    """Across, with sizes down, and down, with sizes across: right or refused in each."""
+    across = DOWN.set_axis(models, axis=1).rename_axis("n").reset_index()
+    with pytest.warns(UserWarning, match="sizes down"):
+        table = read_table(across)
+    assert list(table.names) == models and table.losses.tolist() == [*LOSSES.values()]
+    down = WIDE.assign(model=models)
+    assert list(read_table(down).names) == models
+    for label in ("", "size", "n", "subset", "params"):
+        try:
+            table = read_table(down.rename(columns={"model": label}))
+        except TableError:
+            continue
+        assert list(table.names) == models and table.sizes.tolist() == SIZES
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_an_index_of_several_levels_is_read_by_its_names(seeds: int) -> None:
+    frame = pd.concat(WIDE.assign(seed=seed) for seed in range(seeds))
+    check(read_table(frame.set_index(["model", "seed"])))
+    check(read_table(frame.set_index(["seed", "model"])))
+    long = pd.concat(LONG.assign(seed=seed) for seed in range(seeds))
+    check(read_table(long.set_index(["model", "rows", "seed"])))
+    check(read_table(long.set_index(["model", "rows", "seed"]).loss))  # a Series
+    check(read_table(long.groupby(["model", "rows"]).loss.mean()))
+    for columns in (["rows"], ["rows", "seed"], ["seed", "rows"]):
+        check(read_table(long.pivot_table(index="model", columns=columns, values=["loss"])))
+        pivot = long.pivot_table(index="model", columns=columns, values="loss")
+        check(read_table(pivot))
+        unnamed = pivot.rename_axis(index=None, columns=[None] * len(columns))
+        assert right_or_refused(unnamed) is None or len(columns) > 1
+    unnamed = long.set_index(["model", "rows", "seed"]).loss.rename_axis([None] * 3)
+    assert right_or_refused(unnamed) != {}
+
+
+def test_a_pivot_of_two_metrics_is_asked_about(tmp_path: Path) -> None:
+    long = LONG.assign(eval_f1=0.5)
+    pivot = long.pivot_table(index="model", columns="rows", values=["loss", "eval_f1"])
+    with pytest.raises(TableError, match="several metrics, 'eval_f1', 'loss'; say which"):
+        read_table(pivot)
+    check(read_table(pivot, metric="loss"))
+    pivot.to_csv(tmp_path / "t.csv")  # two header rows
+    assert right_or_refused(tmp_path / "t.csv") is not None
+    LONG.pivot_table(index="model", columns="rows", values=["loss"]).to_csv(tmp_path / "t.csv")
+    assert right_or_refused(tmp_path / "t.csv") is not None
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+def test_columns_of_a_long_table_as_its_index(columns: int) -> None:
+    for order in itertools.permutations(LONG.columns[:2]):
+        frame = LONG.assign(seed=0).set_index([*order, "seed"][:columns])
+        check(read_table(frame))
+
+
+# Markdown, and text around tables -----------------------------------------------------------------
+
+HEAD, ROWS = [*WIDE.columns], [[str(cell) for cell in row] for row in WIDE.to_numpy()]
+
+
+def lines(rows: list[list[str]], rule: str, left: str = "| ", right: str = " |") -> str:
+    bars = [f"{left}{' | '.join(row)}{right}" for row in rows]
+    return "\n".join([bars[0], rule, *bars[1:]]) + "\n"
+
+
+RULE = "|---|---|---|---|"
+EVERY = [HEAD, *ROWS]
+SPELLINGS = {
+    "plain": lines(EVERY, RULE),
+    "no closing bars": lines(EVERY, "|---|---|---|---", right=""),
+    "no opening bars": lines(EVERY, "---|---|---|---|", left=""),
+    "no bars at the ends": lines(EVERY, "---|---|---|---", left="", right=""),
+    "closing bars in the header alone": lines([HEAD], RULE)
+    + "".join(f"| {' | '.join(row)}\n" for row in ROWS),
+    "alignment": lines(EVERY, "| :--- | ---: | :-: | - |"),
+    "a rule of single dashes": lines(EVERY, "-|-|-|-"),
+    "a rule with spaces": lines(EVERY, "  |  ---  |:---  |  ---:|---  |  "),
+    "indented": "".join(f"   {line}\n" for line in lines(EVERY, RULE).splitlines()),
+    "trailing spaces": "".join(f"{line}   \n" for line in lines(EVERY, RULE).splitlines()),
+    "windows": lines(EVERY, RULE).replace("\n", "\r\n"),
+    "padded": lines([[f"   {cell}\t" for cell in row] for row in EVERY], RULE),
+    "no padding": lines(EVERY, RULE).replace(" | ", "|").replace("| ", "|"),
+    "bold and code": lines([HEAD, [f"`{ROWS[0][0]}`", *ROWS[0][1:]], *ROWS[1:]], RULE).replace(
+        "0.875", "**0.875**"
+    ),
+    "underscores and italics": lines(EVERY, RULE)
+    .replace("1.125", "__1.125__")
+    .replace("tiny", "*tiny*"),
+    "links": lines(EVERY, RULE).replace(
+        "tiny", "[tiny](https://example.org/a_(b))".replace("_(b)", "")
+    ),
+    "escapes": lines(EVERY, RULE).replace("base-v2", r"base\-v2"),
+    "tags": lines(EVERY, RULE).replace("0.875", "<b>0.875</b>"),
+    "a blank line and prose behind": lines(EVERY, RULE) + "\nSome words, with | a bar.\n",
+    "prose before": "# Results\n\nWords, more words | and a bar.\n\n" + lines(EVERY, RULE),
+    "a heading behind": lines(EVERY, RULE) + "# More\nwords\n",
+    "a paragraph right before": "Losses by size:\n" + lines(EVERY, RULE),
+    "code before": "```\n| a | 100 |\n|---|---|\n| x | 1 |\n```\n\n" + lines(EVERY, RULE),
+    "a comment before": "<!-- | a | 100 |\n|---|---|\n| x | 1 | -->\n\n" + lines(EVERY, RULE),
+    "front matter": "---\ntitle: x\n---\n\n" + lines(EVERY, RULE),
+    "a README": "# Package\n\n[![badge](https://x.org/b.svg)](https://x.org)\n\nText.\n\n- one\n"
+    "- two\n\n## Results\n\n" + lines(EVERY, RULE) + "\n## License\n\nMIT\n",
+}
+
+
+@pytest.mark.parametrize("name", ["t.md", "t.txt", "README"])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_one_table_in_every_spelling(spelling: str, name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(SPELLINGS[spelling].encode())
+    check(read_table(path))
+
+
+def test_bars_in_cells_are_escaped(tmp_path: Path) -> None:
+    path = tmp_path / "t.md"
+    for written in (r"a\|b", r"`a\|b`", r"**a\|b**"):
+        path.write_text(lines([HEAD, [written, *ROWS[0][1:]], *ROWS[1:]], RULE))
+        assert read_table(path).names == ("a|b", "base-v2", "big")
+    path.write_text(lines([HEAD, ["`a|b`", *ROWS[0][1:]], *ROWS[1:]], RULE))  # splits, by GitHub
+    with pytest.raises(TableError, match="has 5 cells where the header has 4"):
+        read_table(path)
+
+
+OTHER = [["learner", "1k", "2k"], ["x", "9", "8"], ["y", "7", "6"]]
+
+
+@pytest.mark.parametrize("between", ["\n", "\n## Other\n\n", "\nText.\n\n", "## Other\n"])
+@pytest.mark.parametrize("first", [True, False])
+def test_of_two_tables_one_is_asked_for(first: bool, between: str, tmp_path: Path) -> None:
+    tables = [lines(EVERY, RULE), lines(OTHER, "|---|---|---|")]
+    path = tmp_path / "t.md"
+    path.write_text(between.join(tables if first else tables[::-1]))
+    with pytest.raises(TableError, match=r"has 2 tables, .*; say which: sheet="):
+        read_table(path)
+    check(read_table(path, sheet=1 if first else 2))
+    assert read_table(path, sheet=2 if first else 1).names == ("x", "y")
+    with pytest.raises(TableError, match="has 2 tables, and sheet is 3"):
+        read_table(path, sheet=3)
+
+
+CSV = WIDE.to_csv(index=False)
+ABOVE = {
+    "a title": "Losses by number of examples\n",
+    "a title and a blank line": "Losses\n\n",
+    "a title with separators": "Losses,,,\n",
+    "remarks": "# made by a script\n# on 2024-05-01, with seeds 1, 2, 3, 4\n",
+    "a remark": "# lower is better\n",
+    "a remark with as many commas": "# Losses, in nats, of models, by size\n",
+}
+
+
+@pytest.mark.parametrize("above", ABOVE)
+def test_lines_above_a_table(above: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(ABOVE[above] + CSV)
+    answers = right_or_refused(path)
+    assert answers is None or above in ("a title and a blank line", "a remark with as many commas")
+    path.write_text(f"# {CSV}")  # the header is the remark
+    check(read_table(path))
+
+
+WRONG = {
+    "two csv tables": CSV + "\n" + CSV,
+    "a title like a header": "Losses,May,2023,2024\n" + CSV,
+    "a footer": CSV + "Source: our own runs\n",
+    "prose": "Some words, and more.\nOther words, as many.\nWords, again.\n",
+    "yaml": "model: a\nrows: 100\nloss: 2\n",
+    "a psql table": "model | 100 | 1k\n------+-----+----\n a | 2 | 1\n b | 3 | 2\n",
+    "a fenced table": "```\n" + lines(EVERY, RULE) + "```\n",
+    "html": "<table><tr><td>model</td><td>100</td></tr></table>\n",
+    "json of one thing": '{"model": "a", "loss": 2.0}\n',
+    "json of settings": '{"train": {"lr": 0.1}, "eval": {"loss": [1, 2]}}\n',
+    "a json number": "[1, 2, 3]\n",
+}
+
+
+@pytest.mark.parametrize("name", ["t.md", "t.csv", "t.txt"])
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_is_no_table(kind: str, name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(WRONG[kind])
+    with pytest.raises(ValueError, match=r"t\.(md|csv|txt)"):
+        read_table(path)
+
+
+@pytest.mark.parametrize("orient", ["records", "columns", "index"])
+@pytest.mark.parametrize("suffix", ["json", "txt"])
+def test_json(orient: Any, suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"t.{suffix}"
+    LONG.to_json(path, orient=orient)
+    answers = right_or_refused(path)
+    assert answers is None or orient == "index"
+    WIDE.set_index("model").to_json(path, orient="columns" if orient == "records" else orient)
+    assert right_or_refused(path) is None
+
+
+def test_a_workbook(tmp_path: Path) -> None:
+    pytest.importorskip("openpyxl")
+    path = tmp_path / "t.xlsx"
+    numbers = WIDE.set_axis(["model", *SIZES], axis=1)
+    numbers.to_excel(path, index=False)
+    check(read_table(path))
+    LONG.to_excel(path)  # with a column that counts
+    check(read_table(path))
+    numbers.to_excel(path, index=False, startrow=3, startcol=2)
+    check(read_table(path))
+    with pd.ExcelWriter(path) as writer:
+        pd.DataFrame({"to do": ["x"]}).to_excel(writer, sheet_name="notes", index=False)
+        numbers.to_excel(writer, sheet_name="runs", index=False)
+        pd.DataFrame().to_excel(writer, sheet_name="empty")
+    assert asked_once(path) == {"sheet": 2}
+    path.write_bytes(b"PK")
+    with pytest.raises(TableError, match="cannot be read as a workbook"):
+        read_table(path)
+
+
+# Words around a metric's name --------------------------------------------------------------------
+
+BEHIND = [
+    "stderr",
+    "std",
+    "gap",
+    "delta",
+    "rank",
+    "drop",
+    "count",
+    "stdev",
+    "sem",
+    "ci",
+    "variance",
+]
+BEHIND += ["diff", "change", "gain", "improvement", "err", "error", "lower", "upper", "low", "high"]
+BEHIND += ["time", "steps", "threshold", "weight", "scale", "ratio", "p value", "±", "(std)", "n"]
+BEHIND += ["increase", "decrease", "reduction", "slope", "half width", "z score of x"]
+BEFORE = [
+    "log",
+    "neg",
+    "negative",
+    "std",
+    "stderr of",
+    "delta",
+    "drop in",
+    "rank by",
+    "gap in",
+    "Δ",
+]
+BEFORE += [
+    "ln",
+    "exp",
+    "minus",
+    "-",
+    "1 -",
+    "100-",
+    "1-",
+    "relative",
+    "n",
+    "num",
+    "inverse",
+    "sqrt",
+]
+
+
+@pytest.mark.parametrize(
+    "word", [word for word in (*_WORST, *_LOWER) if word not in ("higher", "lower")]
+)
+def test_words_around_a_metric(word: str) -> None:
+    """They make another number of it, which is refused; the logarithm of a perplexity is a loss."""
+    assert metric_word(word) == metric_word(f"eval_{word}") == word
+    wrong = []
+    for form in ("{}_{}", "{} {}", "{}-{}", "eval/{}.{}"):
+        names = [(form.format(word, behind), "") for behind in BEHIND]
+        names += [(form.format(before, word), before) for before in BEFORE]
+        for name, before in names:
+            found = metric_word(name)
+            right = {"loss"} if before == "log" and word in ("loss", *_LOGARITHMS) else set()
+            if found is not None and found not in right:
+                wrong.append((name, found))
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", ["log_perplexity", "log ppl", "eval/log_perplexity"])
+def test_the_logarithm_of_a_perplexity_gets_no_second(name: str) -> None:
+    assert to_forecast(name, math.e) == math.e
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        *[
+            ("eval_accuracy", "accuracy"),
+            ("macro F1", "f1"),
+            ("f1_macro", "f1"),
+            ("F1-score", "f1"),
+        ],
+        *[
+            ("Acc. (%)", "acc"),
+            ("acc_norm,none", "acc"),
+            ("accuracy@1", "accuracy"),
+            ("Acc ↑", "acc"),
+        ],
+        *[("matthews_corrcoef", "matthews"), ("error_rate", "error"), ("log_loss", "loss")],
+        *[("mean squared error", "error"), ("perplexity (lower is better)", "perplexity")],
+        *[("5-shot accuracy", "accuracy"), ("test/rouge2", "rouge"), ("BLEU-4", "bleu")],
+        *[("best_val_loss", "loss"), ("roc_auc_ovr", "auc"), ("loss (nats)", "loss")],
+    ],
+)
+def test_words_that_leave_a_metric_what_it_is(name: str, word: str) -> None:
+    assert metric_word(name) == word
+
+
+def test_a_column_of_deviations_is_no_column_of_scores() -> None:
+    frame = LONG.rename(columns={"loss": "eval_loss"}).assign(eval_loss_std=0.1)
+    assert asked_once(frame) == {"ignore": ["eval_loss_std"]}
+
+
+# Asked once ---------------------------------------------------------------------------------------
+
+NAMES = ["Train Size", "trainSize", "tr_size", "Few-shot Size", "train-size", "num_train_examples"]
+NAMES += ["n_samples", "params.train_size", "Training Examples", "Tokens", "max_train_samples"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", NAMES)
+def test_sizes_by_other_names(name: str, form: str, tmp_path: Path) -> None:
+    check(read_table(write(LONG.rename(columns={"rows": name}), form, tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["data_percent", "Train %", "pct", "train percentage"])
+def test_sizes_in_per_cent(name: str) -> None:
+    frame = LONG.assign(rows=LONG.rows.map({100: 0.4, 1000: 4, 25000: 100}))
+    frame = frame.rename(columns={"rows": name})
+    answers = right_or_refused(frame)
+    assert answers is not None and answers["full"] == "N"
+    check(read_table(frame, **answers | {"full": 25000}))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_all_that_is_open_is_asked_at_once(form: str, tmp_path: Path) -> None:
+    other = LONG.assign(task="mnli", loss=9.0)
+    frame = pd.concat([LONG.assign(task="rte"), other]).reset_index(drop=True)
+    frame = frame.rename(columns={"model": "learner", "rows": "Examples used"})
+    frame = frame.assign(lr=1e-5, epochs=3, note="x", run=[f"r{k}" for k in range(len(frame))])
+    frame = frame[["learner", "Examples used", "task", "lr", "epochs", "run", "note", "loss"]]
+    answers = asked_once(write(frame, form, tmp_path))
+    assert answers == {
+        "size": "Examples used",
+        "model": "learner",
+        "task": "rte",
+        "ignore": ["run", "lr", "epochs"],
+    }
+    again = right_or_refused(write(frame, form, tmp_path), ignore=["lr"])
+    assert again is not None and again["ignore"] == ["lr", "run", "epochs"]
+
+
+def test_select_takes_what_its_errors_say() -> None:
+    frame = LONG.assign(lr=1e-5, task="rte").rename(columns={"rows": "amount"})
+    frame = pd.concat([frame, frame.assign(task="mnli")]).reset_index(drop=True)
+    with pytest.raises(TableError) as caught:
+        select(frame, target=1_000_000)
+    assert select(frame, target=1_000_000, **caught.value.options).ranking
+    with pytest.raises(TableError, match=r"\(of 'method' to read_table, and what it ret"):
+        select(frame.rename(columns={"task": "method"}), target=1_000_000)
+
+
+def test_a_choice_that_is_not_there() -> None:
+    with pytest.raises(TableError, match="has no 'x' in its column 'task', which holds 'rte'"):
+        read_table(LONG.assign(task="rte"), task="x")
+    with pytest.raises(TableError, match="has no column 'colour'; it has 'model'"):
+        read_table(LONG, colour="x")
+    with pytest.raises(TableError, match="the LossTable holds losses"):
+        read_table(read_table(LONG), task="rte")
