@@ -126,11 +126,12 @@ def _run(given: Sequence[str]) -> int:
         print("stopped", file=sys.stderr)
         return 130
     except Exception as error:
-        from .jet import MissingJetRule  # imports torch, which help does not
-
-        users = (DataError, ImportError, MissingJetRule, OSError, *_COMMANDS[name].errors)
+        users = (DataError, ImportError, OSError, *_COMMANDS[name].errors)
         if not isinstance(error, users):
-            raise
+            from .jet import MissingJetRule  # imports torch, which help and `select` do not
+
+            if not isinstance(error, MissingJetRule):
+                raise
         print(f"jachess {name}: {error}", file=sys.stderr)
         return 2
 

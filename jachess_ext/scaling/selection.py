@@ -225,12 +225,16 @@ def forecast_each(
         places.append(rows)
     forecast = joined(parts).rows(np.argsort(np.concatenate(places)))
     predicted = forecast.predicted
-    if predicted is not None and not (np.minimum(predicted, forecast.score) > 0).all():
-        # NaN, or 0 by underflow
-        raise ValueError(
-            f"{method} forecasts no number for the target {target:g}: expected one nearer to the "
-            f"sizes of the table, up to {table.sizes[-1]:g}"
-        )
+    if predicted is not None:
+        both = np.stack([predicted, forecast.score])
+        wrong = ~((both > 0) & (both < math.inf)).all(0)  # NaN, 0 by underflow, overflow
+        if wrong.any():
+            raise ValueError(
+                f"{method} forecasts no number for the target {target:g} of "
+                f"{table.names[int(wrong.argmax())]}: expected one nearer to the sizes of the "
+                f"table, up to {table.sizes[-1]:g}, and losses nearer to each other than "
+                f"{np.nanmin(table.losses):g} and {np.nanmax(table.losses):g}"
+            )
     if forecast.predictive is None or forecast.fall is None:
         return forecast
     predictive = forecast.predictive.widened(table.last_noise)

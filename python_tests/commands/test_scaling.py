@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
 from jachess_ext.cli import main
 from jachess_ext.scaling import LossTable, read_table, select
+from python_tests import processes
 from python_tests.scaling import tables
 
 Capture = pytest.CaptureFixture[str]
@@ -168,7 +172,7 @@ def test_select_with_decimal_commas(tmp_path: Path, capfd: Capture) -> None:
     path = tmp_path / "t.csv"
     path.write_text("name;100;200;400\na;0,5;0,4;0,3\nb;0,6;0,5;0,45\n")
     given = ["select", str(path), "--target", "800"]
-    assert main(given) == 2 and "--read decimal ," in capfd.readouterr().err
+    assert main(given) == 2 and "--read decimal ," in capfd.readouterr().err.splitlines()[-1]
     assert main([*given, "--read", "decimal", ","]) == 0
 
 
@@ -183,6 +187,59 @@ def test_select_from_a_folder_of_runs(tmp_path: Path, capfd: Capture) -> None:
     assert "2 models, sizes up to 400" in capfd.readouterr().out
     assert main([*given, "seed", "x"]) == 2
     assert "--read knows model, size, value, test_rows here" in capfd.readouterr().err
+
+
+OPEN = {
+    "columns": ("learner,Sizes,lr,epochs,eval_f1\n", "{m},{n},2e-5,3,{v}\n"),
+    "words": ("model,rows,State,task,eval_f1\n", "{m},{n},finished,a b,{v}\n{m},{n},FAILED,c,.1\n"),
+    "names": ("model,rows,my score,acc\n", "{m},{n},.5,{v}\n{m} std,{n},.1,.1\n"),
+    "quotes": ("model,rows,it's,$x,loss\n", "{m},{n},1,2,{v}\n"),
+    "shares": ("model,train_fraction,loss\n", "{m},.{n},{v}\n"),
+    "commas": ("model;rows;lr;loss\n", "{m};{n};0,1;{c}\n"),
+    "rises": ("model,rows,value\n", "{m},{n},.{n}\n"),
+    "metrics": ("model,rows,eval_f1,eval_acc\n", "{m},{n},.2,.3\n"),
+    "perfect": ("model,rows,acc\n", "{m},{n},1\n"),
+}
+
+
+@pytest.mark.parametrize("kind", OPEN)
+def test_the_command_that_is_printed_answers(kind: str, tmp_path: Path, capfd: Capture) -> None:
+    """It is asked once, in the command's words, and what is printed can be pasted."""
+    head, line = OPEN[kind]
+    sizes = [(m, n, round(k * n**-0.2, 4)) for k, m in enumerate("ab", 1) for n in (100, 200, 400)]
+    rows = [line.format(m=m, n=n, v=v, c=str(v).replace(".", ",")) for m, n, v in sizes]
+    path = tmp_path / "my runs.csv"
+    path.write_text(head + "".join(rows))
+    assert main(["select", str(path), "--target", "10k", "--level", "0.8"]) == 2
+    *said, command = capfd.readouterr().err.splitlines()
+    assert not re.search(r"\w=|\*\*|\[", " ".join(said))
+    words = shlex.split(
+        command.replace("test_rows N", "test_rows 500").replace("full N", "full 999")
+    )
+    assert words[:2] == ["jachess", "select"] and words[2] == str(path)
+    assert main(words[1:]) == 0, capfd.readouterr().err
+    assert "80 % interval" in capfd.readouterr().out
+
+
+def test_ignored_columns_are_an_option(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("model,100,200,400,lr,x y\na,3,2,1,1,1\nb,3,2,1,1,1\n")
+    given = ["select", str(path), "--target", "800"]
+    assert main([*given, "--ignore", "lr", "x y"]) == 0
+    assert main([*given, "--read", "ignore", "lr, x y"]) == 0
+    assert main([*given, "--ignore", "lr", "--read", "ignore", "x y"]) == 0
+    assert main([*given, "--ignore", "lr"]) == 2
+
+
+def test_an_error_imports_no_torch(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("model,100,200,400,lr\na,3,2,1,1\nb,3,2,1,1\n")
+    program = (
+        "import sys; from jachess_ext.cli import main\n"
+        "print(main(sys.argv[1:]), 'torch' in sys.modules, 'pandas' in sys.modules)\n"
+    )
+    given = [sys.executable, "-c", program, "select", path, "--target", "9k"]
+    assert processes.run(given, check=True).stdout.strip() == "2 False False"
 
 
 def test_a_folder_without_runs(tmp_path: Path, capfd: Capture) -> None:

@@ -259,6 +259,89 @@ def test_a_stale_checkpoint_does_not_count(left: str, tmp_path: Path) -> None:
     assert np.diag(table.losses).tolist() == [counted[-1]["eval_loss"]] * 2
 
 
+AT_ONE_STEP = {
+    # values by step: what "last" gives, what "best" gives; None: refused
+    "one a step": ([(1, 0.5), (2, 0.7)], 0.7, 0.7),
+    "the same again": ([(1, 0.5), (2, 0.7), (2, 0.7)], 0.7, 0.7),
+    "the best again": ([(1, 0.8), (2, 0.7), (2, 0.8)], None, 0.8),
+    "other data": ([(1, 0.5), (2, 0.7), (2, 0.6)], None, None),
+    "other data before": ([(1, 0.5), (1, 0.4), (2, 0.7)], None, None),
+    "of many data": ([(1, 0.5), (1, 0.4), (2, 0.7), (2, 0.6)], None, None),
+}
+
+
+@pytest.mark.parametrize("end", ["log", "results"])
+@pytest.mark.parametrize("value", ["last", "best"])
+@pytest.mark.parametrize("kind", AT_ONE_STEP)
+def test_two_evaluations_at_one_step(kind: str, value: str, end: str, tmp_path: Path) -> None:
+    pairs, *expected = AT_ONE_STEP[kind]
+    log = [{"step": step, "eval_accuracy": each} for step, each in pairs]
+    for name in ("a1", "b2"):
+        write_state(tmp_path / name, log if end == "log" else log[:-1])
+        if end == "results":
+            (tmp_path / name / "eval_results.json").write_text(json.dumps(log[-1]))
+    given: dict[str, Any] = {"size": r"(\d)", "model": "([ab])", "value": value}
+    result = expected[value == "best"]
+    if result is not None:
+        losses = read_runs(tmp_path, "accuracy", **given).losses
+        np.testing.assert_allclose(np.diag(losses), 1 - result)
+        return
+    with pytest.raises(TableError, match="'a1' has several eval_accuracy at step") as caught:
+        read_runs(tmp_path, "accuracy", **given)
+    best = expected[1] is not None
+    assert caught.value.options == ({"value": "best"} if best else {"ignore": ["a1"]})
+
+
+@pytest.mark.parametrize("inner", ["a-100/retry", "a-100/old/x", "b-400/checkpoints/0"])
+@pytest.mark.parametrize("root", [False, True])
+def test_a_run_inside_another(inner: str, root: bool, tmp_path: Path) -> None:
+    for (model, rows), value in {("a", 100): 0.5, ("a", 400): 0.6, ("b", 100): 0.4}.items():
+        write_state(tmp_path / f"{model}-{rows}", [{"eval_accuracy": value}])
+    write_state(tmp_path / "b-400", [{"eval_accuracy": 0.7}])
+    given = {"model": "(?:^|/)([ab])-", "size": r"(?:^|/)[ab]-(\d+)"}
+    expected = read_runs(tmp_path, "accuracy", **given).losses
+    write_state(tmp_path if root else tmp_path / inner, [{"eval_accuracy": 0.1}])
+    with pytest.raises(TableError, match="lie in folders of other runs") as caught:
+        read_runs(tmp_path, "accuracy", **given)
+    if root:
+        assert len(caught.value.options["ignore"]) == 4
+        caught.value.options["ignore"] = [tmp_path.name]
+    table = read_runs(tmp_path, "accuracy", **given, **caught.value.options)
+    np.testing.assert_array_equal(table.losses, expected)
+
+
+def test_settings_in_which_repeats_may_differ(tmp_path: Path) -> None:
+    """A learning rate is known from the log alone, which may have missed the peak of a warm-up."""
+    for seed, rate in ((0, 2e-5), (1, 1.9e-5)):
+        for model in ("a", "b"):
+            log = [{"eval_loss": 1.0 + seed}, {"learning_rate": rate}]
+            write_state(tmp_path / f"{model}-100" / str(seed), log)
+    with pytest.raises(TableError, match="learning_rate is 2e-05 and 1.9e-05") as caught:
+        read_runs(tmp_path, model="^(.)-", size=r"-(\d+)")
+    assert caught.value.options == {"ignore": ["learning_rate"]}
+    table = read_runs(tmp_path, model="^(.)-", size=r"-(\d+)", ignore=["learning_rate"])
+    assert table.losses.tolist() == [[1.5], [1.5]]
+
+
+def test_results_of_lm_evaluation_harness(tmp_path: Path) -> None:
+    for (model, rows), value in ACCURACIES.items():
+        scores = {"acc,none": value, "acc_stderr,none": 0.01, "alias": "rte", "f1,strict": 0.2}
+        home = tmp_path / f"{model}-n={rows}"
+        home.mkdir()
+        text = json.dumps({"results": {"rte": scores}, "config": {"model": "hf"}})
+        (home / "results_2024-05-01T10-00-00.json").write_text(text)
+    given = {"model": "^(.*)-n=", "size": r"n=(\d+)/"}
+    with pytest.raises(TableError, match=r"'rte/acc', 'rte/f1,strict'; say which: metric='rte/"):
+        read_runs(tmp_path, **given)
+    check(read_runs(tmp_path, "rte/acc", **given))
+    path = tmp_path / "small-n=100" / "results_2024-05-01T10-00-00.json"
+    with pytest.raises(TableError, match="has the results of one model, as lm-evaluation-harness"):
+        read_table(path)
+    path.write_text('{"results": {"rte": 1}}')
+    with pytest.raises(TableError, match="is not as its tool writes it"):
+        read_runs(tmp_path, "rte/acc", **given)
+
+
 def test_results_of_another_training(tmp_path: Path) -> None:
     for name, seconds in (("a", 2.0), ("b", 3.0)):
         write_state(tmp_path / name, [{"eval_loss": 1.0}, {"train_runtime": 2.0}])

@@ -352,6 +352,23 @@ def test_odd_losses_give_an_answer(kind: str, method: str) -> None:
     assert probability.sum() == pytest.approx(1.0) and (probability >= 0).all()
 
 
+@pytest.mark.parametrize("place", [(0, 0), (1, 2), (2, 4)])
+@pytest.mark.parametrize("value", [1e-308, 1e-250, 1e-100, 1e100, 1e250, 1e308])
+@pytest.mark.parametrize("method", FORECASTERS)
+def test_one_loss_far_from_all_others(method: str, value: float, place: tuple[int, int]) -> None:
+    """Numbers, or a refusal: no infinite forecast, and no P(best) that is none."""
+    losses = LEVELS * np.exp(FALL)
+    losses[place] = value
+    try:
+        found = select(of(losses), 1600.0, 12800.0, method)
+    except TableError:
+        raise
+    except ValueError:  # no number
+        return
+    assert np.isfinite([found.predicted_losses, found.best_probabilities, found.scores]).all()
+    assert not np.isnan(found.interval_ends()).any()
+
+
 def test_rising_curves_are_not_forecast_to_fall() -> None:
     """By `blend`: above the last loss less a tenth of what was gained, and in the same order."""
     losses = ODD["rising"]
