@@ -43,7 +43,7 @@ def select(
     reference: tuple[str, ...] = (),
     read: dict[str, str] = {},  # noqa: B006  tyro's default, not changed
     ignore: tuple[str, ...] = (),
-    tokens: float = 1.0,
+    tokens: float | None = None,
     epochs: float = 1.0,
     gpu_flops: float | None = None,
     level: float = 0.9,
@@ -67,7 +67,7 @@ def select(
             shares of it, sheet with the number of one of several tables; and any column of words
             with a cell of it, such as task rte, to read those rows alone.
         ignore: Columns or models (of a folder runs) to leave out.
-        tokens: Tokens of an example, for the FLOPs.
+        tokens: Tokens of an example (1 where sizes are tokens), for FLOPs; None: costs are shares.
         epochs: Epochs over every subset, for the FLOPs.
         gpu_flops: FLOPs a second that training reaches, such as 1e14, for costs in GPU hours.
         level: Probability of the intervals.
@@ -125,12 +125,14 @@ def select(
         else:
             facts = {name: getattr(selection, name) for name in ("method", "budget", "target")}
             facts |= {"metric": losses.metric, "advice": selection.advice, "level": level}
-            write_json(out, {**facts, **costs, "rows": rows.to_dict("records")})
+            told = costs if tokens is not None else {}
+            write_json(out, {**facts, **told, "rows": rows.to_dict("records")})
     print(selection.text(level))
     if costs["flops"] is not None:
         of_all = 100 * selection.flops / selection.full_flops
-        spent = selection.cost_text(selection.flops)
-        print(f"This cost {spent}, {of_all:.3g} % of training all models in full.")
+        recipe = "" if tokens is None else f"{epochs:g} epochs of {tokens:g} tokens an example"
+        spent = f"{selection.cost_text(selection.flops)} ({recipe}), " if recipe else ""
+        print(f"This cost {spent}{of_all:.3g} % of training all models in full.")
     for path in filter(None, (out, report)):
         print(f"written to {path}")
 

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._text import scientific
+from .._text import scientific, share
 from ..compare.report import Picture, Section, filled, panels, write_html
 from ..compare.tables import Table
-from ..scaling.selection import Selection, ranking_rows
+from ..scaling.selection import OF_ALL, Selection, ranking_rows
 
 if TYPE_CHECKING:
     from .choice import LiveSelection
@@ -46,22 +46,28 @@ def write_selection(
     """
     header, *rows = ranking_rows(selection, level)
     ranking = Table(f"Ranking by {selection.method}.", header, rows)
-    answer = (
-        f"{selection.ranking[0]} is the model to fine-tune on {selection.target:,.0f} examples, by "
-        f"the method {selection.method}."
-    )
+    best, task = selection.ranking[0], f"on {selection.target:,.0f} examples"
+    answer = f"{best} comes first for fine-tuning {task}, by the method {selection.method}."
+    if selection.has_intervals and len(selection.shortlist) == 1:
+        answer = f"{best} is the model to fine-tune {task}, by the method {selection.method}."
+    elif selection.has_intervals:
+        chance = share(float(selection.best_probabilities.max()))
+        answer = f"{best} is most likely the best {task} ({chance}, by the method "
+        answer += f"{selection.method}); this is not decided."
     curves = Picture(
-        "Losses or scores over training examples; at the end what is predicted, with its "
-        f"{100 * level:g} % interval where there is one.",
+        "Losses or scores over training examples; at the end, side by side, what is predicted, "
+        f"with its {100 * level:g} % interval where there is one.",
         partial(_curves, selection, level),
     )
     pictures = [curves] if selection.forecast.predicted is not None else []
     paid = [[what, scientific(cost), f"{100 * cost / costs[-1][1]:.3g} %"] for what, cost in costs]
     cost = Table("", ["", "FLOPs", "of training all in full"], paid)
+    if selection.unit == OF_ALL:  # FLOPs are not known
+        cost = Table("", ["", "of training all in full"], [[row[0], row[2]] for row in paid])
     stop = Table("", ["model", ""], list(map(list, (stops or {}).items())), frozenset({1}))
     literal = json.dumps(settings, indent=1, ensure_ascii=False)
     sections = [
-        Section("Answer", [answer, selection.advice, *data], [ranking], pictures),
+        Section("Answer", [answer, selection.advice, *selection.notes, *data], [ranking], pictures),
         Section("Cost", tables=[cost] if paid else []),
         Section("Why each model's runs ended", tables=[stop] if stops else []),
         Section("Settings", literal=[literal]),

@@ -27,6 +27,8 @@ DEFAULT = "blend"
 """The method where none is named."""
 OPERATIONS = 6.0
 """Per parameter and token: 2 forward, 4 backward (Kaplan et al. 2020)."""
+OF_ALL = "of all in full"
+"""The unit of costs that are shares of training all models in full."""
 _REFERENCES = 3  # at least
 
 
@@ -298,7 +300,7 @@ def select(
     references: Sequence[str] = (),
     gamma: int = 3,
     tau: float = 5.0,
-    tokens: float = 1.0,
+    tokens: float | None = None,
     epochs: float = 1.0,
     gpu_flops: float | None = None,
     **reading: Any,
@@ -322,7 +324,8 @@ def select(
             be read: predictions, intervals and probabilities are calibrated on the errors made for
             them.  They stay among the candidates.
         gamma, tau: ats (Algorithm 1): points accepted unseen, and the deviation that stops.
-        tokens, epochs: tokens an example and passes over every subset, for the FLOPs.
+        tokens, epochs: tokens an example (1 where sizes are tokens) and passes over every subset,
+            for FLOPs; tokens None: costs are shares of training all models in full.
         gpu_flops: operations a second that training reaches (1e14); costs are in GPU hours then.
         reading: other arguments of `read_table`.
 
@@ -350,7 +353,7 @@ def select(
             raise ValueError(f"{name} is {value}; expected a positive number")
     if budget is not None and target <= budget:
         raise ValueError(f"the target {target:g} is not above the budget {budget:g}")
-    if gpu_flops is not None and tokens == 1:
+    if gpu_flops is not None and tokens is None:
         raise TableError("GPU hours need the tokens of an example; say how many", tokens="N")
     try:
         whole = read_table(table, metric=metric, test_rows=test_rows, **reading)
@@ -374,17 +377,20 @@ def select(
     if references:
         forecast = _calibrated(forecast, whole.rows(ranked), float(target), references, method)
     n = np.full(len(read.names), np.nan) if read.parameters is None else read.parameters
-    example = OPERATIONS * np.where(n > 0, n, np.nan)
+    example = OPERATIONS * np.where(n > 0, n, np.nan) * (tokens or 1) * epochs
+    measured = whole.losses[ranked][:, whole.sizes == target].reshape(-1)
     return Selection(
         method=method,
         budget=float(read.sizes[-1]),
         target=float(target),
         table=read,
         forecast=forecast,
-        costs=example * forecast.trained * tokens * epochs,
-        full_costs=example * target * tokens * epochs,
+        costs=example * forecast.trained,
+        full_costs=example * target,
         unranked=unranked,
         gpu_flops=gpu_flops,
+        unit=OF_ALL if tokens is None else "FLOPs",
+        measured=measured if np.isfinite(measured).any() else None,
     )
 
 
@@ -448,12 +454,15 @@ class Selection:
         target: the size predicted for.
         table: the losses that were read.
         forecast: the method's scores and forecasts of them.
-        costs: operations spent on each candidate for this (6 N D an epoch), [n]; NaN where the
-            number of parameters is not known.
+        costs: operations spent on each candidate for this (6 N D an epoch), [n]; of one token an
+            example where tokens were not told; NaN where the number of parameters is not known.
         full_costs: operations of training each on the target's data once (FullTuning), [n].
         unranked: the models that have too few sizes for the method, each with a sentence.
         gpu_flops: operations a second, for costs in GPU hours; None: costs are in FLOPs.
-        unit: what `costs` are told in; "" where that is not known.
+        unit: what `costs` are told in; "" where that is not known; `OF_ALL`: they are shown as
+            shares.
+        measured: losses at the target that the table holds, [n], NaN where it has none, or None;
+            they were not read.
 
     Example:
         >>> import pandas as pd
@@ -463,9 +472,9 @@ class Selection:
         >>> selection = jx.scaling.select(frame, budget=800, target=12_800)
         >>> selection
         blend: 2 models, sizes up to 800, 6.25 % of the target 12,800
-           model    loss    90 % interval  P(best)
-        1  a      0.6686  0.4573 … 0.9776     91 %
-        2  b       1.072   0.7798 … 1.475      9 %
+           model  P(best)    loss    90 % interval
+        1  a         91 %  0.6686  0.4573 … 0.9776
+        2  b          9 %   1.072   0.7798 … 1.475
         a is the best with probability 91 %: no further run is needed.
         >>> selection.names, [float(score) for score in selection.scores.round(2)]
         (('a', 'b'), [0.69, 1.03])
@@ -481,13 +490,33 @@ class Selection:
     unranked: Mapping[str, str] = field(default_factory=dict)
     gpu_flops: float | None = None
     unit: str = "FLOPs"
+    measured: Array | None = None
 
     def __repr__(self) -> str:
         return self.text()
 
     def text(self, level: float = 0.9) -> str:
         """Return the ranking as a table with intervals of a level, the advice, who is unranked."""
-        return "\n".join([table_text(self, level), self.advice, *self.unranked.values()])
+        words = [self.advice, *self.notes, *self.unranked.values()]
+        return "\n".join([table_text(self, level), *words])
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on an order that is not the forecasts', and on losses at the target."""
+        notes = []
+        predicted, measured = self.forecast.predicted, self.measured
+        if predicted is not None and (np.argsort(predicted) != np.argsort(self.scores)).any():
+            notes.append(
+                f"The order is not that of the forecasts alone: {self.method} weighs the losses at "
+                "the largest sizes too, as far as this table's own past speaks for them."
+            )
+        if measured is not None:
+            place = int(np.nanargmin(measured))
+            notes.append(
+                f"The table holds losses at the target, which were not read: {self.names[place]} "
+                f"has the best, {number(float(self.table.shown(measured[place])))}."
+            )
+        return notes
 
     @property
     def advice(self) -> str:
@@ -528,6 +557,8 @@ class Selection:
 
     def in_unit(self, flops: Any) -> Any:
         """Return costs in `cost_unit`."""
+        if self.unit == OF_ALL:
+            return flops / self.full_costs.sum()
         return flops if self.gpu_flops is None else flops / (3600 * self.gpu_flops)
 
     def cost_number(self, flops: float) -> str:
@@ -535,6 +566,8 @@ class Selection:
         cost = self.in_unit(flops)
         if not math.isfinite(cost):
             return DASH
+        if self.unit == OF_ALL:
+            return share(cost)
         return scientific(cost) if self.gpu_flops is None else number(cost)
 
     def cost_text(self, flops: float) -> str:
@@ -641,7 +674,8 @@ class Selection:
 
         Columns: rank, name, score, predicted, low, high (of the interval with probability `level`),
         prob_best, cost, full_cost (in `cost_unit`); NaN where there is none.  predicted, low and
-        high are in the metric's own terms where the table has one.  Models that are not ranked come
+        high are in the metric's own terms where the table has one; `measured`, what the table holds
+        at the target, is there where it holds any.  Models that are not ranked come
         last, and a column `reason` says why.
 
         Raises:
@@ -660,6 +694,7 @@ class Selection:
                 "low": np.minimum(*shown),
                 "high": np.maximum(*shown),
                 "prob_best": self.best_probabilities if self.has_intervals else missing,
+                **({} if self.measured is None else {"measured": self.table.shown(self.measured)}),
                 "cost": self.in_unit(self.costs),
                 "full_cost": self.in_unit(self.full_costs),
             }
@@ -673,7 +708,8 @@ class Selection:
     def plot(self, ax: Any = None, level: float = 0.9) -> Any:
         """Draw every candidate's losses over sizes, and its predicted loss with its interval.
 
-        A score, whose best is 1, is drawn as such.
+        A score, whose best is 1, is drawn as such.  The predictions stand side by side around the
+        target, and what was measured there as crosses.
 
         Args:
             ax: matplotlib axes to draw on; None: new axes.
@@ -691,11 +727,16 @@ class Selection:
         table = self.table
         losses = dict(zip(self.names, table.shown(table.trained_losses), strict=True))
         predicted = dict(zip(self.names, table.shown(self.predicted_losses), strict=True))
-        for row in self.to_frame(level).head(len(self.names)).itertuples():
+        count = len(self.names)
+        apart = min(1.06, 1.6 ** (1 / count))
+        for place, row in enumerate(self.to_frame(level).head(count).itertuples()):
             (line,) = ax.plot(table.trained, losses[row.name], "o-", label=row.name)
             ends = [[predicted[row.name] - row.low], [row.high - predicted[row.name]]]
             drawn = ends if np.isfinite(ends).all() else None
-            ax.errorbar(self.target, predicted[row.name], drawn, fmt="D", color=line.get_color())
+            at, color = self.target * apart ** (place - (count - 1) / 2), line.get_color()
+            ax.errorbar(at, predicted[row.name], drawn, fmt="D", color=color)
+            if self.measured is not None:
+                ax.plot(at, row.measured, "x", color=color)
         ax.set_xscale("log")
         if table.metric is None or not higher_is_better(table.metric):
             ax.set_yscale("log")
@@ -729,6 +770,8 @@ def ranking_rows(selection: Selection, level: float = 0.9) -> list[list[str]]:
     table = selection.table
     columns = [["", *map(str, range(1, 1 + len(selection.names)))], ["model", *selection.ranking]]
     order = np.argsort(selection.scores, kind="stable")
+    if selection.has_intervals:
+        columns.append(["P(best)", *map(share, selection.best_probabilities[order])])
     if selection.forecast.predicted is not None:
         shown = table.shown(selection.predicted_losses[order])
         columns.append([table.label, *map(number, shown)])
@@ -739,7 +782,8 @@ def ranking_rows(selection: Selection, level: float = 0.9) -> list[list[str]]:
         pairs = zip(np.minimum(*ends), np.maximum(*ends), strict=True)
         intervals = [" … ".join(map(number, pair)) for pair in pairs]
         columns.append([f"{100 * level:g} % interval", *intervals])
-        columns.append(["P(best)", *map(share, selection.best_probabilities[order])])
+    if selection.measured is not None:
+        columns.append(["measured", *map(number, table.shown(selection.measured[order]))])
     if np.isfinite(selection.costs).any():
         costs = map(selection.cost_number, selection.costs[order])
         columns.append([selection.cost_unit or "cost", *costs])

@@ -53,7 +53,11 @@ def test_select_writes_a_report(path: Path, tmp_path: Path, capsys: Capture) -> 
     assert main(["select", str(path), *given]) == 0
     text = page.read_text(encoding="utf-8")
     expected = select(read_table(path), 51200, 1638400)
-    assert f"{expected.ranking[0]} is the model to fine-tune" in text
+    assert len(expected.shortlist) > 1
+    assert f"{expected.ranking[0]} is most likely the best on 1,638,400 examples (" in text
+    assert "this is not decided" in text and "is the model to fine-tune" not in text
+    assert "The table holds losses at the target" in text and "<th>measured" in text
+    assert text.index("<th>P(best)") < text.index("<th>loss") and ">FLOPs" not in text
     assert "80 % interval" in text and "losses.csv" in text and text.count("<svg") == 1
     assert str(page) in capsys.readouterr().out
 
@@ -75,10 +79,12 @@ def test_select_json_with_other_methods(path: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.json"
     given = ["--target", "1638400", "--method", "subtuning", "--out", str(out)]
     assert main(["select", str(path), *given]) == 0
+    assert "flops" not in json.loads(out.read_text())
+    assert main(["select", str(path), *given, "--tokens", "128"]) == 0
     found = json.loads(out.read_text())
     assert found["budget"] == 819200 and found["method"] == "subtuning"
     assert found["flops"] == pytest.approx(found["full_flops"] / 2)
-    assert set(found["rows"][0]) == {"rank", "name", "predicted"}
+    assert set(found["rows"][0]) == {"rank", "name", "predicted", "measured"}
 
 
 BAD = [

@@ -35,7 +35,7 @@ def page_of(path: Path, selection: Selection, **given: Any) -> str:
 
 
 def test_the_ranking_is_that_of_the_selection(tmp_path: Path) -> None:
-    selection = select(losses(), BUDGET, TARGET)
+    selection = select(losses(), BUDGET, TARGET, tokens=1)
     text = page_of(tmp_path / "page.html", selection, level=0.8)
     cells = [re.findall(r"<t[hd]>([^<]*)<", row) for row in text.split("<tr>")[1:]]
     found = pd.DataFrame(cells[1 : 1 + len(selection.names)], columns=cells[0])
@@ -49,8 +49,23 @@ def test_the_ranking_is_that_of_the_selection(tmp_path: Path) -> None:
     assert found["80 % interval"].tolist() == ends
     assert found["P(best)"].tolist() == list(map(share, frame["prob_best"]))
     assert found["FLOPs"].tolist() == list(map(scientific, frame["cost"]))
-    assert f"{frame['name'][0]} is the model to fine-tune on 1,638,400 examples" in text
+    assert cells[0][:3] == ["", "model", "P(best)"], "what a narrow screen shows first"
     assert selection.advice in text and "losses.csv" in text
+    assert len(selection.notes) == 1 and selection.notes[0] in text
+    assert found["measured"].tolist() == list(map(number, frame["measured"]))
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.1, 3.0])
+def test_the_answer_is_as_sure_as_its_probabilities(gap: float, tmp_path: Path) -> None:
+    table = replace(losses(2), noise=None)
+    level = np.array([[1.0], [np.exp(gap)]])
+    selection = select(replace(table, losses=table.losses[:1] * level), BUDGET, TARGET)
+    text = page_of(tmp_path / "page.html", selection)
+    best, decided = selection.ranking[0], selection.best_probabilities.max() >= 0.9
+    assert (f"{best} is the model to fine-tune on 1,638,400 examples" in text) == decided
+    chance = share(selection.best_probabilities.max())
+    assert (f"{best} is most likely the best on 1,638,400 examples ({chance}" in text) != decided
+    assert decided == (gap == 3)
 
 
 @pytest.mark.parametrize("method", ["blend", "zeroshot", "modelsize", "subtuning", "ats", "power"])
@@ -73,7 +88,7 @@ def test_scores_are_shown_as_scores(tmp_path: Path) -> None:
 
 
 def test_costs_are_shares_of_the_last_and_stops_have_reasons(tmp_path: Path) -> None:
-    selection = select(losses(), BUDGET, TARGET)
+    selection = select(losses(), BUDGET, TARGET, tokens=1)
     text = page_of(
         tmp_path / "page.html",
         selection,
@@ -84,6 +99,9 @@ def test_costs_are_shares_of_the_last_and_stops_have_reasons(tmp_path: Path) -> 
     assert "failed at 8 rows: &lt;not finite&gt;" in text
     assert "Cost</h2>" in text and "runs ended</h2>" in text
     assert "Cost</h2>" not in page_of(tmp_path / "page.html", selection)
+    selection = select(losses(), BUDGET, TARGET)  # FLOPs are not known
+    text = page_of(tmp_path / "page.html", selection, costs=[("a", 2e9), ("in full", 8e10)])
+    assert "<td>2.5 %</td>" in text and "FLOPs" not in text
 
 
 @pytest.mark.parametrize("count", [2, 6, 14])

@@ -316,7 +316,7 @@ def test_settings_in_which_repeats_may_differ(tmp_path: Path) -> None:
         for model in ("a", "b"):
             log = [{"eval_loss": 1.0 + seed}, {"learning_rate": rate}]
             write_state(tmp_path / f"{model}-100" / str(seed), log)
-    with pytest.raises(TableError, match="learning_rate is 2e-05 and 1.9e-05") as caught:
+    with pytest.raises(TableError, match=r"learning_rate is 2e-05 and 1.9e-05") as caught:
         read_runs(tmp_path, model="^(.)-", size=r"-(\d+)")
     assert caught.value.options == {"ignore": ["learning_rate"]}
     table = read_runs(tmp_path, model="^(.)-", size=r"-(\d+)", ignore=["learning_rate"])
@@ -331,7 +331,7 @@ def test_results_of_lm_evaluation_harness(tmp_path: Path) -> None:
         text = json.dumps({"results": {"rte": scores}, "config": {"model": "hf"}})
         (home / "results_2024-05-01T10-00-00.json").write_text(text)
     given = {"model": "^(.*)-n=", "size": r"n=(\d+)/"}
-    with pytest.raises(TableError, match=r"'rte/acc', 'rte/f1,strict'; say which: metric='rte/"):
+    with pytest.raises(TableError, match=r"'rte/acc', .*; say which: metric='rte/acc'"):
         read_runs(tmp_path, **given)
     check(read_runs(tmp_path, "rte/acc", **given))
     path = tmp_path / "small-n=100" / "results_2024-05-01T10-00-00.json"

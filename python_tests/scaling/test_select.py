@@ -41,7 +41,8 @@ def test_methods_that_predict(method: str) -> None:
     assert frame.prob_best.sum() == pytest.approx(1.0)
     assert frame.prob_best.idxmax() < 5
     assert frame["rank"].tolist() == list(range(1, 21)) and frame.name.tolist() == found.ranking
-    assert frame.cost.sum() == pytest.approx(found.flops)
+    assert frame.cost.sum() == pytest.approx(found.flops / found.full_flops)
+    assert found.cost_unit == "of all in full" and "FLOPs" not in found.text()
 
 
 def test_methods_that_only_rank() -> None:
@@ -73,6 +74,37 @@ def test_the_plot_shows_what_was_read_and_what_is_predicted() -> None:
         np.testing.assert_array_equal(drawn[name][:, 1], row)
     with pytest.raises(ValueError, match="predicts no loss"):
         select(TABLE, BUDGET, TARGET, "modelsize").plot()
+
+
+def test_predictions_stand_side_by_side_and_what_was_measured_beside_them() -> None:
+    axes = select(TABLE, BUDGET, TARGET).plot()
+    points = [bars[0].get_xydata()[0] for bars in axes.containers]
+    assert len({at for at, _ in points}) == 20
+    assert all(TARGET / 1.3 < at < TARGET * 1.3 for at, _ in points)
+    crosses = [line.get_ydata()[0] for line in axes.get_lines() if line.get_marker() == "x"]
+    assert sorted(crosses) == sorted(TABLE.losses_at(TARGET))
+    assert not [x for x in select(TABLE, BUDGET, 2e6).plot().get_lines() if x.get_marker() == "x"]
+
+
+def test_what_the_order_and_the_target_need_said() -> None:
+    """Where they contradict the forecasts, and where the table holds the answer."""
+    found = select(TABLE, BUDGET, TARGET)
+    order, measured = found.notes
+    assert found.to_frame().predicted.is_monotonic_increasing is False
+    assert order.startswith("The order is not that of the forecasts alone: blend weighs")
+    best = TABLE.names[int(TABLE.losses_at(TARGET).argmin())]
+    assert f"{best} has the best, {TABLE.losses_at(TARGET).min():#.4g}." in measured
+    assert all(note in found.text() for note in found.notes)
+    np.testing.assert_array_equal(
+        found.to_frame().set_index("name").measured[[*TABLE.names]], TABLE.losses_at(TARGET)
+    )
+    assert select(TABLE, BUDGET, TARGET + 1, "power").notes == []
+    losses = TABLE.losses.copy()
+    losses[3:, -1] = np.nan
+    some = select(replace(TABLE, losses=losses), BUDGET, TARGET)
+    assert some.measured is not None and np.isfinite(some.measured).sum() == 3
+    losses[:, -1] = np.nan
+    assert select(replace(TABLE, losses=losses), BUDGET, TARGET).measured is None
 
 
 def test_only_the_budget_is_read() -> None:
