@@ -89,6 +89,7 @@ def metric_word(name: str) -> str | None:
     unknown; the logarithm of a perplexity is a loss.  "NAME:lower" and "NAME:higher" (with 1 as the
     best) say it of any other metric.
     """
+    name = name.replace("²", "2")
     text = re.sub(r"[↑↓]|\(?\b(lower|higher) is better\)?", "", name.lower()).strip()
     if text.endswith((":lower", ":higher")):
         return text.rpartition(":")[2]

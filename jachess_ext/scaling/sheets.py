@@ -27,7 +27,8 @@ _SIZE = re.compile(
     r"(?:(?:n|d|size|rows|samples|examples)\s*=\s*)?"
     r"(?P<number>\d{1,3}(?:(?P<mark>[., _'’])\d{3})(?:(?P=mark)\d{3})*"
     r"|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
-    r"\s*(?P<unit>[kmb]?)\s*(?:(?:training )?(?:row|sample|example|instance|sentence|token)s)?",
+    r"\s*(?P<unit>[kmb]?)\s*"
+    r"(?:(?:training )?(?:row|sample|example|instance|sentence|token)s|-?shots?)?",
     re.IGNORECASE,
 )
 _SHARE = re.compile(r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)\s*(?P<sign>%?)", re.IGNORECASE)
@@ -180,15 +181,14 @@ class Sheet:
             )
         return part * (self.full or 1)
 
-    def sized(self, place: int) -> bool:
-        """Return whether all cells of a column are sizes, or may be."""
+    def sized(self, place: int, doubtful: bool = True) -> bool:
+        """Return whether all cells of a column are sizes, or may be where doubtful ones count."""
         for cell in self.columns[place]:
             try:
                 self.size(cell)
-            except DoubtfulSize:
-                continue
-            except TableError:
-                return False
+            except TableError as error:
+                if not (doubtful and isinstance(error, DoubtfulSize)):
+                    return False
         return bool(self.columns[place])
 
     def count(self, value: Any) -> float:
@@ -237,7 +237,9 @@ class Sheet:
             try:
                 values.append(self.number(cell))
             except (TypeError, ValueError):
-                comma = not self.comma and _WITH_COMMA.fullmatch(str(cell).strip())
+                text = str(cell).strip()
+                comma = not self.comma and _WITH_COMMA.fullmatch(text)
+                comma = comma and not re.fullmatch(r"[1-9]\d{0,2},\d{3}", text)  # a thousand
                 hint = _SPREAD if "±" in str(cell) or "+/-" in str(cell) else ""
                 raise TableError(
                     f"{shown(cell)} in column {shown(self.labels[place])} of {shown(name)} is no "

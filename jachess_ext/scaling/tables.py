@@ -34,7 +34,7 @@ NAMES = {
     "max_train_samples samples num_samples n_samples examples num_examples n_examples "
     "train_examples num_train_examples training_examples tokens n_tokens num_tokens "
     "train_tokens training_tokens fraction train_fraction data_fraction share "
-    "data_percent train_percent percent data_pct train_pct",
+    "data_percent pct train_percent percent data_pct train_pct",
     "seed": "seed random_seed trial repeat replicate fold",
     "value": "value score",
     "metric": "metric",
@@ -180,7 +180,7 @@ def plain_name(metric: str) -> str:
 
 def _key(label: str) -> str:
     """Return a column's name in lower case with _ between words: "Train Size", "trainSize"."""
-    parts = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", label).lower()
+    parts = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", label).lower().replace("%", " percent")
     parts = re.sub(r"^(params|metrics|config|summary|hparams|tags)[\W_]+", "", parts)
     return "_".join(re.findall(r"[^\W_]+", parts))
 
@@ -269,7 +269,7 @@ class _Reader:
         self.chosen = set(rows)
         said = self._one_metric(metric)
         self._drop_counter()
-        sizes = _header_sizes(self.sheet) if size in (None, "headers") else {}
+        sizes = self._header_sizes() if size in (None, "headers") else {}
         named = self._role("model", model)
         if sizes and named is None and not self._across(sizes):
             named = self._first(sizes)
@@ -507,7 +507,7 @@ class _Reader:
         names = [sheet.labels[place] for place in columns]
         if len(set(names)) < len(names):
             raise TableError(f"{sheet.what} has a model twice among {listed(names)}")
-        sizes = [sheet.size(cell, sheet.labels[sized]) for cell in sheet.columns[sized]]
+        sizes = [self._size(cell, sheet.labels[sized]) for cell in sheet.columns[sized]]
         if not sheet.labels[sized] and (doubt := _doubt(sheet.columns[sized], sizes)):
             raise TableError(
                 f"the first column of {sheet.what} holds {listed(sheet.texts(sized))}, which "
@@ -542,8 +542,10 @@ class _Reader:
         labels = sheet.labels
         if sized is None:
             free = [p for p in range(len(labels)) if p not in (named, *seeds)]
+            named_so = [len(_SIZE_WORDS & set(_key(label).split("_"))) for label in labels]
             whole = [p for p in free if metric_word(labels[p]) is None and sheet.sized(p)]
-            whole.sort(key=lambda p: -len(_SIZE_WORDS & set(_key(labels[p]).split("_"))))
+            whole = [p for p in whole if named_so[p] or sheet.sized(p, doubtful=False)]
+            whole.sort(key=lambda p: -named_so[p])
             answer = {"size": labels[whole[0]]} if whole else {}
             text = (
                 f"{what} has no column named by a number of training examples, such as 1000, 1k or "
@@ -558,13 +560,9 @@ class _Reader:
             texts = [p for p in free if not sheet.numeric(p) and not sheet.counts(p)]
             texts = [p for p in texts if _key(labels[p]) not in _NO_NAMES] or texts
             texts.sort(key=lambda p: len(set(sheet.texts(p))) in (1, len(sheet.texts(p))))
-            text = (
-                f"{what} has no column named by a number of training examples, such as 1000 or 1k; "
-                f"if {shown(labels[sized])} holds them, a column has to name the models: say "
-                "which, or call it model"
-            )
+            text = f"no column of {what} names the models; call it name or model"
             if not texts:
-                raise TableError(text)
+                raise TableError(f"{text} (runs of one model alone are for jx.scaling.fit)")
             if labels[texts[0]]:  # an index without a name may be the models'
                 self.questions.add(text, model=labels[texts[0]])
             named = texts[0]
@@ -577,10 +575,18 @@ class _Reader:
         self._others({sized, named, *seeds, valued, counted}, named, numbers=False)
         names = self._of_models(named)
         sheet = self.sheet
+        bare = [text.lower() in MISSING for text in sheet.texts(sized)]
+        if any(bare):
+            without = [*dict.fromkeys(x for x, no in zip(names, bare, strict=True) if no)]
+            self.questions.add(
+                f"{listed(without)} of {what} have no size; leave out", ignore=without
+            )
+            self.sheet = sheet = sheet.rows([name not in without for name in names])
+            names = sheet.texts(named)
         sizes = []
         for cell, name in zip(sheet.columns[sized], names, strict=True):
             try:
-                sizes.append(sheet.size(cell, labels[sized]))
+                sizes.append(self._size(cell, labels[sized]))
             except TableError as error:
                 raise TableError(
                     f"in the column {shown(labels[sized])} of {shown(name)}, {error.args[0]}",
@@ -604,7 +610,7 @@ class _Reader:
             names=list(dict.fromkeys(names)),
             seeds=repeats,
             parameters=_parameters(sheet, counted, names),
-            metric=said or (label if metric_word(label) is not None else None),
+            metric=said or self.questions.options.get("metric") or (metric_word(label) and label),
             per_cent=sheet.per_cent([valued]),
         )
 
@@ -628,17 +634,52 @@ class _Reader:
             )
         if not found:
             wanted = "" if metric is None else f" for the metric {shown(metric)}"
-            raise TableError(
+            text = (
                 f"{sheet.what} has no column named by a number of training examples, such as 1000, "
                 f"and no column of values that is known{wanted}, among the numbers "
                 f"{names or 'of no other column'}; call one value, or by its metric, such as loss"
             )
+            if metric is not None or not free:
+                raise TableError(text)
+            label = labels[free[0]]
+            score = (
+                sheet.per_cent(free[:1]) or max(sheet.numbers(free[0], sheet.texts(free[0]))) <= 1
+            )
+            way = "higher" if score else "lower"
+            text += (
+                f", or say {shown(label + ':higher')} where the best is 1 (100 %), else ':lower'"
+            )
+            self.questions.add(text, metric=f"{label}:{way}")
+            found = free
         return found[0]
+
+    def _size(self, value: Any, label: str = "") -> float:
+        """Return `Sheet.size`; of a share, the part alone, and ask of how many examples."""
+        try:
+            return self.sheet.size(value, label)
+        except DoubtfulSize as error:
+            if "full" not in error.options:
+                raise
+            self.questions.add(error.args[0], **error.options)
+            self.sheet = replace(self.sheet, full=1)
+            return self.sheet.size(value, label)
+
+    def _header_sizes(self) -> dict[int, float]:
+        """Return the sizes by the places of the columns that are named by them."""
+        sizes: dict[int, float] = {}
+        for place, header in enumerate(self.sheet.headers):
+            try:
+                sizes[place] = self._size(header)
+            except DoubtfulSize as error:
+                raise TableError(f"in the header of {self.sheet.what}, {error.args[0]}") from None
+            except TableError:  # another column
+                continue
+        return sizes
 
 
 _SIZE_WORDS = words(
     "size rows examples samples train training data shots tokens n instances fraction percent "
-    "share subset budget labels labelled labeled sentences amount"
+    "share subset budget labels labelled labeled sentences amount pct percentage"
 )
 _OPTIONS = words("fewest metric test_rows ignore model size seed decimal full sheet")
 
@@ -651,28 +692,13 @@ def _unfinished(key: str, value: str) -> bool:
     )
 
 
-def _header_sizes(sheet: Sheet) -> dict[int, float]:
-    """Return the sizes by the places of the columns that are named by them."""
-    sizes: dict[int, float] = {}
-    for place, header in enumerate(sheet.headers):
-        try:
-            sizes[place] = sheet.size(header)
-        except DoubtfulSize as error:
-            raise TableError(
-                f"in the header of {sheet.what}, {error.args[0]}", **error.options
-            ) from None
-        except TableError:  # another column
-            continue
-    return sizes
-
-
 def _doubt(headers: Sequence[Any], sizes: Sequence[float]) -> str | None:
     """Return what sizes that are told by nothing but their numbers may be instead, or None."""
     texts = [str(header).strip() for header in headers]
     steps = np.diff(sorted(sizes))
     if all(re.fullmatch(r"\d+(\.\d+)?\s*[mMbB]", text) for text in texts) and texts:
         return "may be models' numbers of parameters"
-    if not texts or not all(re.fullmatch(r"\d+(\.0)?", text) for text in texts):
+    if not texts or not all(re.fullmatch(r"\d+(\.0)?(\W?shots?)?", text) for text in texts):
         return None
     if max(sizes) < 100:
         return "are few, as layers, shots, folds or ranks are"
@@ -725,7 +751,7 @@ def to_table(
     sizes, places = np.unique(records.sizes, return_inverse=True)
     losses, noise = _pivot(replace(records, values=values), places, sizes)
     if metric is None:
-        _refuse_rising(what, losses)
+        _refuse_rising(what, losses, records.per_cent)
     elif test_rows is not None:
         if test_rows < 1:
             raise TableError(f"test_rows is {test_rows}; expected a number of examples")
@@ -795,8 +821,10 @@ def _pivot(records: Records, places: Index, sizes: Array) -> tuple[Array, Array 
     return losses, noise
 
 
-def _refuse_rising(what: str, losses: Array) -> None:
+def _refuse_rising(what: str, losses: Array, per_cent: bool) -> None:
     """Raise TableError where as many curves end higher than they begin as end lower, or more.
+
+    And where numbers are in per cent, which falling scores and error rates are.
 
     Of LCDB's accuracies 97 % of the tables are noticed so, and 7 % of those of its log-losses (in
     which models that overfit rise) are asked about for nothing; of tables with three models and
@@ -813,4 +841,10 @@ def _refuse_rising(what: str, losses: Array) -> None:
             "they begin), and losses fall; say what they are: accuracy, f1, matthews, …, or loss "
             "if they are losses all the same",
             metric="accuracy",
+        )
+    if per_cent:
+        raise TableError(
+            f"the numbers of {what} are in per cent, and fall with size; say whether they are "
+            "error rates or what else, such as accuracy",
+            metric="error",
         )

@@ -654,6 +654,63 @@ def test_all_that_is_open_is_asked_at_once(form: str, tmp_path: Path) -> None:
     assert again is not None and again["ignore"] == ["lr", "run", "epochs"]
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_shares_and_scores_are_asked_about_at_once(form: str, tmp_path: Path) -> None:
+    frame = WIDE.set_axis(["model", "0.4%", "4%", "100 %"], axis=1)
+    frame.iloc[:, 1:] = 1 - frame.iloc[:, 1:] / 4
+    source = write(frame, form, tmp_path)
+    with pytest.raises(TableError) as caught:
+        read_table(source)
+    assert caught.value.options == {"full": "N", "metric": "accuracy"}
+    table = read_table(source, full=25000, metric="accuracy")
+    assert table.sizes.tolist() == SIZES
+    np.testing.assert_allclose(table.losses * 4, [*LOSSES.values()])
+
+
+def test_per_cents_are_of_something() -> None:
+    """They are errors or scores, falling or rising, and never plain losses."""
+    falling = WIDE.set_index("model").map(lambda loss: f"{10 * loss} %")
+    with pytest.raises(TableError, match="in per cent, and fall") as caught:
+        read_table(falling)
+    assert caught.value.options == {"metric": "error"}
+    rising = WIDE.set_index("model").map(lambda loss: f"{100 - 10 * loss}%")
+    assert right_or_refused(rising) == {"metric": "accuracy"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_runs_without_a_size_are_asked_about(form: str, tmp_path: Path) -> None:
+    row = pd.DataFrame([["chance", "-", 9.0]], columns=LONG.columns)
+    frame = pd.concat([LONG.astype({"rows": object}), row]).reset_index(drop=True)
+    assert asked_once(write(frame, form, tmp_path)) == {"ignore": ["chance"]}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_column_of_values_that_is_not_known(form: str, tmp_path: Path) -> None:
+    """Its direction is asked for."""
+    frame = LONG.rename(columns={"loss": "Taste (mean)"})
+    assert asked_once(write(frame, form, tmp_path)) == {"metric": "Taste (mean):lower"}
+    shares = frame.assign(**{"Taste (mean)": 1 - LONG.loss / 4})
+    source = write(shares, form, tmp_path)
+    with pytest.raises(TableError) as caught:
+        read_table(source)
+    table = read_table(source, **caught.value.options)
+    np.testing.assert_allclose(table.losses * 4, [*LOSSES.values()])
+
+
+@pytest.mark.parametrize("cell", ["1,200", "15,873"])
+def test_a_comma_of_thousands_is_no_decimal_one(cell: str) -> None:
+    frame = WIDE.astype(object)
+    frame.iloc[0, 1] = cell
+    with pytest.raises(TableError, match=f"'{cell}' in column '100' of 'tiny' is no number$"):
+        read_table(frame)
+
+
+def test_few_shots_are_sizes_once_it_is_said() -> None:
+    frame = WIDE.set_axis(["model", "1-shot", "5-shot", "16 shots"], axis=1)
+    assert right_or_refused(frame) == {"size": "headers"}
+    assert read_table(frame, size="headers").sizes.tolist() == [1, 5, 16]
+
+
 def test_select_takes_what_its_errors_say() -> None:
     frame = LONG.assign(lr=1e-5, task="rte").rename(columns={"rows": "amount"})
     frame = pd.concat([frame, frame.assign(task="mnli")]).reset_index(drop=True)
