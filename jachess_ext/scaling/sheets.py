@@ -238,8 +238,8 @@ class Sheet:
                 values.append(self.number(cell))
             except (TypeError, ValueError):
                 text = str(cell).strip()
-                comma = not self.comma and _WITH_COMMA.fullmatch(text)
-                comma = comma and not re.fullmatch(r"[1-9]\d{0,2},\d{3}", text)  # a thousand
+                thousand = re.fullmatch(r"[1-9]\d{0,2},\d{3}", text)
+                comma = not (self.comma or thousand) and _WITH_COMMA.fullmatch(text)
                 hint = _SPREAD if "±" in str(cell) or "+/-" in str(cell) else ""
                 raise TableError(
                     f"{shown(cell)} in column {shown(self.labels[place])} of {shown(name)} is no "

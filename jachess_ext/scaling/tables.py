@@ -291,8 +291,8 @@ class _Reader:
         others = {*range(len(labels))} - {sized, *seeds}
         others = {p for p in others if self.sheet.numeric(p) or len(set(self.sheet.texts(p))) > 1}
         told = [metric_word(labels[p]) or _key(labels[p]) in NAMES["value"].split() for p in others]
-        across = sized is not None and named is None and len(others) > 1 and not any(told)
-        if across and all(map(self.sheet.numeric, others)):
+        across = named is None and len(others) > 1 and not any(told)
+        if sized is not None and across and all(map(self.sheet.numeric, others)):
             return self._down(sized, sorted(others), seeds, said)
         return self._long(sized, named, seeds, metric, said)
 
@@ -341,7 +341,7 @@ class _Reader:
             places.sort(key=lambda place: names.index(keys[place]))
         if len(places) > 1:
             labels = [self.sheet.labels[place] for place in sorted(places)]
-            answer = {kind: self.sheet.labels[places[0]]}
+            answer: dict[str, Any] = {kind: self.sheet.labels[places[0]]}
             if kind not in ("model", "size"):
                 answer = {"ignore": [self.sheet.labels[place] for place in places[1:]]}
             self.questions.add(
@@ -414,6 +414,8 @@ class _Reader:
                 left += [label] if numbers or metric_word(label) is None else []
                 continue
             key, texts = _key(label), self.sheet.texts(place)
+            if not label and any(map(_summary, texts)):  # as of `describe`
+                raise TableError(f"the rows {listed(texts)} of {what} sum others up")
             values = list(dict.fromkeys(texts))
             ended = [value for value in values if value.lower() not in MISSING]
             ended = [value for value in ended if not _unfinished(key, value)]
@@ -523,7 +525,7 @@ class _Reader:
             what=sheet.what,
             models=[name for name in names for _ in sizes],
             sizes=np.tile(np.array(sizes), len(names)),
-            values=np.concatenate([sheet.numbers(p, sheet.texts(sized)) for p in columns] or [[]]),
+            values=np.array([sheet.numbers(p, sheet.texts(sized)) for p in columns]).ravel(),
             names=names,
             seeds=None if repeats is None else repeats * len(names),
             metric=metric,

@@ -5,6 +5,7 @@ Every class is made of one table whose losses are known, written in one way afte
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 import warnings
@@ -17,6 +18,7 @@ import pytest
 
 from jachess_ext.scaling import LossTable, TableError, read_table, select
 from jachess_ext.scaling.runs import _LOGARITHMS, _LOWER, _WORST, metric_word, to_forecast
+from python_tests.scaling.test_tables import MESSY
 
 LOSSES = {"tiny": [2.25, 1.5, 1.125], "base-v2": [2.5, 1.375, 0.875], "big": [3.0, 2.75, 2.0]}
 SIZES = [100, 1000, 25000]
@@ -298,6 +300,48 @@ def test_tables_with_sizes_down(kind: str, form: str, tmp_path: Path) -> None:
         with pytest.warns(UserWarning, match="sizes down"):
             check(read_table(write(frame, form, tmp_path), **answers))
     assert kind.startswith(("with", "a ", "unknown")) or answers is None
+
+
+READABLE = [(text, given) for text, given, expected in MESSY if not isinstance(expected, str)]
+
+
+def again(frame: pd.DataFrame, expected: LossTable, given: dict[str, Any]) -> None:
+    """Check that a frame of a table's cells is refused, or read as the table itself is."""
+    given = {name: value for name, value in given.items() if name not in ("model", "size")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            table = read_table(frame, **given)
+        except TableError:
+            return
+    assert table.names == expected.names and table.sizes.tolist() == expected.sizes.tolist()
+    np.testing.assert_allclose(table.losses, expected.losses)
+
+
+@pytest.mark.parametrize(("text", "given"), READABLE)
+def test_every_table_of_the_tests_the_other_way_round(
+    text: str, given: dict[str, Any], tmp_path: Path
+) -> None:
+    """Transposed, with a row that sums it up, and with each of its columns as the index."""
+    (tmp_path / "t.csv").write_bytes(text.encode())
+    expected = read_table(tmp_path / "t.csv", **given)
+    separator = next((mark for mark in "\t;" if mark in text), ",")
+    frame = pd.read_csv(io.StringIO(text.lstrip("\ufeff")), sep=separator, dtype=str)
+    frame = frame.dropna(axis=1, how="all").fillna("")
+    places = range(len(frame.columns))
+    for place in places:
+        again(frame.set_index(frame.columns[place]), expected, given)
+        down = frame.set_index(frame.columns[place]).T
+        again(down, expected, given)
+        again(down.rename_axis(None, axis=1), expected, given)
+        again(down.reset_index(), expected, given)
+        for word in ("Average", "std", "Δ", "p-value"):
+            row = frame.iloc[-1:].copy()
+            row.iloc[0, place] = word
+            again(pd.concat([frame, row]).reset_index(drop=True), expected, given)
+    again(frame.T, expected, given)
+    again(frame.T.reset_index(), expected, given)
+    again(frame.describe(), expected, given)
 
 
 @pytest.mark.parametrize("models", [["7B", "13B", "70B"], ["1B", "2B", "4B"], ["110M", "1B", "7B"]])
