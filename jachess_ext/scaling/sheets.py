@@ -374,7 +374,9 @@ def _of_workbook(path: Path) -> dict[str, Rows]:
     tables = {}
     try:
         frames = require("pandas").read_excel(path, sheet_name=None, header=None, dtype=object)
-    except (OSError, ValueError, KeyError) as error:
+    except ImportError:  # pandas says which library it needs
+        raise
+    except Exception as error:  # of a damaged file its readers raise anything
         raise TableError(f"{path} cannot be read as a workbook ({error})") from None
     for name, frame in frames.items():
         cells = frame.dropna(how="all").dropna(how="all", axis=1)

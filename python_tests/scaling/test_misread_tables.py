@@ -555,9 +555,11 @@ def test_a_workbook(tmp_path: Path) -> None:
         numbers.to_excel(writer, sheet_name="runs", index=False)
         pd.DataFrame().to_excel(writer, sheet_name="empty")
     assert asked_once(path) == {"sheet": 2}
-    path.write_bytes(b"PK")
-    with pytest.raises(TableError, match="cannot be read as a workbook"):
-        read_table(path)
+    content = path.read_bytes()
+    for cut in (0, 2, 100, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:cut])
+        with pytest.raises(TableError, match="cannot be read as a workbook"):
+            read_table(path)
 
 
 # Words around a metric's name --------------------------------------------------------------------
