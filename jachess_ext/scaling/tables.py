@@ -165,6 +165,8 @@ def read_table(
         table = to_table(records, metric or records.metric, fewest, test_rows)
     except TableError as error:
         questions.add(error.args[0], **error.options)
+        if not error.options:  # other answers would not do
+            questions.options.clear()
     if questions.texts:
         if "ignore" in questions.options:
             questions.options["ignore"] = [*ignore, *questions.options["ignore"]]
@@ -362,16 +364,16 @@ class _Reader:
         ]
 
     def _repeats(self, places: Sequence[int]) -> list[str] | None:
-        texts = [self.sheet.texts(place) for place in places]
-        return [", ".join(row) for row in zip(*texts, strict=True)] if texts else None
+        rows = zip(*(self.sheet.texts(place) for place in places), strict=True)
+        return [", ".join(row) for row in rows] if places else None
 
     def _across(self, sizes: dict[int, float]) -> bool:
         """Return whether sizes stand in the first column, below models named by larger ones: 7B."""
         sheet = self.sheet
         if 0 in sizes or not sheet.sized(0):
             return False
-        label, key = sheet.labels[0], _key(sheet.labels[0])
-        known = key in NAMES["size"].split() and key not in NAMES["parameters"].split()
+        label = sheet.labels[0]
+        known = _key(label) in {*NAMES["size"].split()} - {*NAMES["parameters"].split()}
         if known and max(map(sheet.size, sheet.columns[0])) < min(sizes.values()):
             return True
         if known or not sheet.numeric(0):
@@ -502,35 +504,31 @@ class _Reader:
     def _down(
         self, sized: int, columns: Sequence[int], seeds: Sequence[int], metric: str | None
     ) -> Records:
-        """Return the values of a table with sizes down and models across."""
-        kept = self._models([self.sheet.labels[place] for place in columns])
-        columns = [place for place, wanted in zip(columns, kept, strict=True) if wanted]
-        sheet = self.sheet
-        names = [sheet.labels[place] for place in columns]
-        if len(set(names)) < len(names):
-            raise TableError(f"{sheet.what} has a model twice among {listed(names)}")
-        sizes = [self._size(cell, sheet.labels[sized]) for cell in sheet.columns[sized]]
-        if not sheet.labels[sized] and (doubt := _doubt(sheet.columns[sized], sizes)):
+        """Return the values of a table with sizes down and models across, made a long one."""
+        self._others({sized, *columns, *seeds}, None, numbers=True)
+        sheet, label = self.sheet, self.sheet.labels[sized]
+        sizes = [self._size(cell, label) for cell in sheet.columns[sized]]
+        if not label and (doubt := _doubt(sheet.columns[sized], sizes)):
             raise TableError(
                 f"the first column of {sheet.what} holds {listed(sheet.texts(sized))}, which "
                 f"{doubt}; if they are training examples, call it rows"
             )
         warnings.warn(
-            f"{sheet.what} is read with sizes down ({shown(sheet.labels[sized])}) and models "
-            f"across ({listed(names, 4)})",
+            f"{sheet.what} is read with sizes down ({shown(label)}) and models across "
+            f"({listed([sheet.labels[place] for place in columns], 4)})",
             stacklevel=4,
         )
-        repeats = self._repeats(seeds)
-        return Records(
-            what=sheet.what,
-            models=[name for name in names for _ in sizes],
-            sizes=np.tile(np.array(sizes), len(names)),
-            values=np.array([sheet.numbers(p, sheet.texts(sized)) for p in columns]).ravel(),
-            names=names,
-            seeds=None if repeats is None else repeats * len(names),
-            metric=metric,
-            per_cent=sheet.per_cent(columns),
-        )
+        kept = [sized, *seeds]
+        cells = [
+            (sheet.labels[place], *head, value)
+            for place in columns
+            for *head, value in zip(*(sheet.columns[each] for each in (*kept, place)), strict=True)
+            if str(value).strip().lower() not in MISSING
+        ]
+        labels = ["model", *(sheet.labels[place] for place in kept), "value"]
+        long = [list(column) for column in zip(*cells, strict=True)] or [[]] * len(labels)
+        self.sheet = replace(self.sheet, labels=labels, headers=labels, columns=long)
+        return self._long(1, 0, range(2, 1 + len(kept)), None, metric)
 
     def _long(
         self,
@@ -548,14 +546,13 @@ class _Reader:
             whole = [p for p in free if metric_word(labels[p]) is None and sheet.sized(p)]
             whole = [p for p in whole if named_so[p] or sheet.sized(p, doubtful=False)]
             whole.sort(key=lambda p: -named_so[p])
-            answer = {"size": labels[whole[0]]} if whole else {}
             text = (
                 f"{what} has no column named by a number of training examples, such as 1000, 1k or "
                 f"1,000, and none that holds them (rows, n, train_samples); it has {listed(labels)}"
             )
             if not whole:
                 raise TableError(text)
-            self.questions.add(text, **answer)
+            self.questions.add(text, size=labels[whole[0]])
             sized = whole[0]
         if named is None:
             free = [p for p in range(len(labels)) if p not in (sized, *seeds)]

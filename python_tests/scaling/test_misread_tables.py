@@ -377,7 +377,7 @@ def test_an_index_of_several_levels_is_read_by_its_names(seeds: int) -> None:
         unnamed = pivot.rename_axis(index=None, columns=[None] * len(columns))
         assert right_or_refused(unnamed) is None or len(columns) > 1
     unnamed = long.set_index(["model", "rows", "seed"]).loss.rename_axis([None] * 3)
-    assert right_or_refused(unnamed) != {}
+    assert right_or_refused(unnamed) != {} or seeds == 2, "which level has the seeds is not said"
 
 
 def test_a_pivot_of_two_metrics_is_asked_about(tmp_path: Path) -> None:
