@@ -262,8 +262,9 @@ class Sheet:
 
 
 def listed(labels: Sequence[str], most: int = 10) -> str:
-    """Return names quoted, of many the first."""
-    return ", ".join(map(shown, labels[:most])) + (", …" if len(labels) > most else "")
+    """Return names quoted, of many or long ones the first."""
+    text = ", ".join(map(shown, labels[:most])) + (", …" if len(labels) > most else "")
+    return text if len(text) < 200 or most == 1 else listed(labels, most - 1)
 
 
 # From a source -----------------------------------------------------------------------------------
@@ -409,7 +410,7 @@ def _of_json(path: Path, text: str) -> Any:
 
 
 _HIDDEN = re.compile(r"^ {0,3}(```|~~~).*?^ {0,3}\1|<!--.*?-->", re.MULTILINE | re.DOTALL)
-_BLOCK = re.compile(r"[#>]|[-*_]{3}")
+_BLOCK = re.compile(r"[#>]|([-*_])\1\1+$")
 _RULE = re.compile(r"\|?(\s*:?-+:?\s*\|)*\s*:?-+:?\s*\|?")
 
 
@@ -432,9 +433,7 @@ def _of_markdown(text: str) -> dict[str, Rows]:
         if len(_bars(line)) != len(header):
             continue
         end = place + 1
-        while (
-            end < len(lines) and lines[end] and not re.match(r"[#>]|[-*_]{3}|~~~|```", lines[end])
-        ):
+        while end < len(lines) and lines[end] and not _BLOCK.match(lines[end]):
             end += 1
         title = heading if heading not in tables else f"{heading} ({len(tables) + 1})"
         rows = [(1 + row, _bars(lines[row])) for row in range(place + 1, end)]

@@ -165,8 +165,9 @@ def read_table(
         table = to_table(records, metric or records.metric, fewest, test_rows)
     except TableError as error:
         questions.add(error.args[0], **error.options)
-        if not error.options:  # other answers would not do
+        if not error.options:  # no answers to the others would do
             questions.options.clear()
+            del questions.texts[:-2]
     if questions.texts:
         if "ignore" in questions.options:
             questions.options["ignore"] = [*ignore, *questions.options["ignore"]]
@@ -634,9 +635,8 @@ class _Reader:
         if not found:
             wanted = "" if metric is None else f" for the metric {shown(metric)}"
             text = (
-                f"{sheet.what} has no column named by a number of training examples, such as 1000, "
-                f"and no column of values that is known{wanted}, among the numbers "
-                f"{names or 'of no other column'}; call one value, or by its metric, such as loss"
+                f"{sheet.what} has no column named by a size, nor one of values that is known"
+                f"{wanted}, among the numbers {names or 'of no other column'}; call one value"
             )
             if metric is not None or not free:
                 raise TableError(text)

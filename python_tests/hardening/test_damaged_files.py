@@ -221,7 +221,7 @@ def attempt(reader: Reader, folder: Path, content: bytes | None = None) -> str:
             answer, refusal = "refused", error
     if answer == "refused":
         text = str(refusal).replace(str(folder), "")
-        text = text.replace(", as in\n  jachess select ", "")  # a command to paste, on its own line
+        text = text.partition(", as in\n  jachess select ")[0]  # a command to paste follows
         assert text and "\n" not in text and len(text) <= LONGEST, f"no sentence: {text}"
         assert not isinstance(refusal, UnicodeError), text
     written = {path.name for path in set(folder.rglob("*")) - before}

@@ -226,7 +226,10 @@ def test_bad_calls(change: dict, words: str) -> None:
 
 
 FRAMES = [
-    (lambda f: f.drop(columns=[c for c in f.columns if isinstance(c, int)]), "no column named by"),
+    (
+        lambda f: f.drop(columns=[c for c in f.columns if isinstance(c, int)]),
+        "no column named by a size",
+    ),
     (lambda f: pd.concat([f, f[[400]]], axis=1), "'400' and '400' of the table are both of size"),
     (lambda f: pd.concat([f, f.iloc[:1]]), "'model-0' at size 0 twice"),
     (lambda f: f.iloc[:1], "has 1 models"),

@@ -222,7 +222,7 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     (",100,1k\n0,2,1.5\n1,3,2.5\n", {}, "no column .* names the models, and its first, '100'"),
     ("lr,100,1k\n.1,2,1.5\n.2,3,2.5\n", {}, "no column .* names the models, and its first, 'lr'"),
     ("name;100;1k\na;2;1,5\nb;3;2,5\n", {}, "'1,5' in column '1k' of 'a' .* say so: decimal=','"),
-    ("model;rows;loss\na;1k;0,5\nb;1k;,25\n", {}, "no column of values that is known"),
+    ("model;rows;loss\na;1k;0,5\nb;1k;,25\n", {}, "nor one of values that is known"),
     ("model;rows;loss\na;1k;0,5\nb;1k;0,25\n", {}, "'0,5' in column 'loss' .* say so: decimal=','"),
     ("name;100\na;1.5\nb;2,5\n", {"decimal": ","}, "'1.5' in column '100' of 'a' is no number$"),
     ("name;100\na;1\nb;2\n", {"decimal": ";"}, "decimal is ';'; expected '.' or ','"),
@@ -271,7 +271,7 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     ("model,rows,value,loss\na,1,2,2\nb,1,3,3\n", {}, "several columns of values, 'value', 'loss'"),
     ("name,100,1k\na,2,1\nb,4,3\n", {"size": "rows"}, "has no column 'rows'"),
     ("name,metric,100\na,f1,.5\nb,acc,.6\n", {}, "holds several metrics, 'f1', 'acc'; say which"),
-    ("model,rows,lr\na,1,2\nb,1,3\n", {}, "no column of values that is known"),
+    ("model,rows,lr\na,1,2\nb,1,3\n", {}, "nor one of values that is known"),
     ("model,rows,loss,lr\na,1,2,.1\nb,1,3,.1\n", {}, "column 'lr' .* holds numbers"),
     # read as something else once: names of runs, sizes of models, spreads, sizes that are words
     ("name,model,rows,loss\nr1,a,1,2\nr2,b,1,3\n", {}, "'name', 'model', any of which may be"),
