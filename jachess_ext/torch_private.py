@@ -22,11 +22,14 @@ _WHERE = {
     "functorch": "torch._C._functorch",
     "higher_order_operator": "torch._ops.HigherOrderOperator",
     "current_graph_task_id": "torch._C._current_graph_task_id",
+    "current_dispatch_modes": "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
     "is_any_autocast_enabled": "torch._C._is_any_autocast_enabled",
     "is_traceable_wrapper_subclass": "torch.utils._python_dispatch.is_traceable_wrapper_subclass",
     "neg_view": "torch._neg_view",
     "pack_padded_sequence": "torch._C._VariableFunctions._pack_padded_sequence",
     "pad_packed_sequence": "torch._C._VariableFunctions._pad_packed_sequence",
+    "pop_dispatch_mode": "torch.utils._python_dispatch._pop_mode",
+    "push_dispatch_mode": "torch.utils._python_dispatch._push_mode",
     "pytree": "torch.utils._pytree",
 }
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .. import torch_private
+from ..ops.library import unwatched
 from .context import without_autocast
 
 
@@ -102,7 +103,7 @@ def _saving_hooks() -> Any:
 
 @contextmanager
 def _without_saving_hooks() -> Iterator[None]:
-    """Have autograd save tensors directly, unseen by the surrounding checkpoints.
+    """Have autograd save tensors directly, unseen by the surrounding checkpoints and their modes.
 
     The hooks are removed rather than covered by empty ones: with any hooks set, autograd does not
     notice writes into what it saved.
@@ -112,7 +113,8 @@ def _without_saving_hooks() -> Iterator[None]:
         removed.append(hooks)
         torch_private.autograd._pop_saved_tensors_default_hooks()
     try:
-        yield
+        with unwatched():
+            yield
     finally:
         for hooks in reversed(removed):
             torch_private.autograd._push_saved_tensors_default_hooks(*hooks)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .. import torch_private
-from ..ops.library import transformed
+from ..ops.library import transformed, unwatched, watching
 from .layout import each_tensor, replace_tensors
 from .registry import MissingJetRule, attribute, missing_rule, spellings
 
@@ -142,10 +142,13 @@ def renew_memory(target: Jet) -> None:
 
     Only if some function has read the old one: its rule may have saved what it read, where torch's
     own function saves its result or nothing, and autograd would refuse a backward that works
-    without jets.  Not if a plain tensor shares the memory, which would be left behind.
+    without jets; or if a dispatch mode may keep it.  Not if a plain tensor shares the memory, which
+    would be left behind.
     """
     run, memory = target.jet_layout.run, memory_of(target)
-    if run is None or memory is None or memory not in run.read or not torch.is_grad_enabled():
+    if run is None or memory is None:
+        return
+    if not watching() and (memory not in run.read or not torch.is_grad_enabled()):
         return
     if memory in run.given_out:
         return
@@ -297,6 +300,7 @@ def _sharing(tensors: list[Tensor]) -> tuple[tuple[int, int, int], ...]:
     return tuple(shared)
 
 
+@unwatched()
 def _ask_torch(
     function: Callable, args: tuple, named: dict, tensors: list[Tensor]
 ) -> tuple[Layout, ...]:
@@ -389,8 +393,10 @@ def stack_laid_out(streams: Tensor, strides: tuple[int, ...], copy: bool = False
     if _same_strides(shape[1:], laid_out.stride()[1:], strides):
         return laid_out
     extent = 1 + sum((size - 1) * stride for size, stride in zip(shape[1:], strides, strict=True))
-    with_gaps = streams.new_zeros(shape[0], extent).as_strided(shape, (extent, *strides))
-    return with_gaps.copy_(streams)
+    stack = (shape, (extent, *strides))
+    return (
+        streams.new_zeros(shape[0], extent).as_strided_scatter(streams, *stack).as_strided(*stack)
+    )
 
 
 # Functions whose results in torch may be strided, or share memory, though their arguments are

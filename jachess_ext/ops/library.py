@@ -10,7 +10,8 @@ without one, torch would drop terms of a second backward with no more than a war
 import os
 import sysconfig
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -180,6 +181,34 @@ def transformed() -> bool:
     # Of the ways to ask, this one also answers rightly while dynamo traces (torch 2.13).
     nested = torch_private.functorch.get_dynamic_layer_stack_depth()
     return nested > 0 or forward_ad._current_level >= 0
+
+
+# ---- dispatch modes ------------------------------------------------------------------------
+#
+# A mode of torch.utils._python_dispatch sees every operator and may keep what it returns: selective
+# checkpointing hands it out again in place of the operator's second call, counted by operator. So
+# no result changes in place under a mode, which torch notices only where no copy lies in between;
+# and what is computed once, or outside of a checkpoint, is hidden from it.
+
+
+def watching() -> list[Any]:
+    """Return the dispatch modes that see the operators, without those by which torch traces graphs,
+    which lie below them."""
+    modes = torch_private.current_dispatch_modes()
+    return [mode for mode in modes if getattr(mode, "_mode_key", None) is None]
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Hide operators from the modes of `watching`."""
+    modes = watching()
+    for _ in modes:
+        torch_private.pop_dispatch_mode()
+    try:
+        yield
+    finally:
+        for mode in modes:
+            torch_private.push_dispatch_mode(mode)
 
 
 # ---- passes --------------------------------------------------------------------------------

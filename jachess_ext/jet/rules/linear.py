@@ -11,12 +11,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ...ops.gemm import rows_times
-from ...ops.library import transformed
+from ...ops.library import transformed, watching
 from ..layout import JetLayout
 from ..registry import jet_rule, missing_rule
 from ..tensor import JetTensor
 from .quantised import is_quantised, quantised_linear
 from .streamwise import (
+    add_to_own_primal,
     add_to_primal,
     behind_streams,
     behind_streams_all,
@@ -230,7 +231,7 @@ def dropout(
 
 
 class _StackedLinear(torch.autograd.Function):
-    """``x Wᵀ + b`` as one product with S times the rows; the bias is added in place to stream 0.
+    """``x Wᵀ + b`` as one product with S times the rows; the bias is added to stream 0.
 
     The backward is differentiable where gradients are enabled.
     """
@@ -271,15 +272,14 @@ def stacked_linear(streams: Tensor, weight: Tensor, bias: Tensor | None) -> Tens
 
 def _stacked(streams: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     out = rows_times(streams, weight)
-    if bias is not None:
-        out[0].add_(bias)
-    return out
+    return out if bias is None else add_to_own_primal(out, bias)
 
 
 # ---- products of two jets --------------------------------------------------------------------
 #
 # With a hand-written backward: in that of `streamwise.bilinear` every slice of the stack costs a
-# zero-filled stack and an addition; here each of the 1 + 2q + 4P products is added in place.
+# zero-filled stack and an addition; here each of the 1 + 2q + 4P products is added in place, unless
+# a dispatch mode may keep the sum.
 
 
 def leibniz_terms(layout: JetLayout) -> Iterator[tuple[int, int, int]]:
@@ -293,10 +293,15 @@ def leibniz_terms(layout: JetLayout) -> Iterator[tuple[int, int, int]]:
         yield ij, j, i
 
 
-def _accumulate(
-    out: Tensor, terms: list[tuple[int, int, int]], a: Tensor, b: Tensor, alpha: float
-) -> Tensor:
-    """Write alpha Σ a[i] b[j] over the terms (o, i, j) into out[o]; out is not read."""
+def _accumulate(terms: list[tuple[int, int, int]], a: Tensor, b: Tensor, alpha: float) -> Tensor:
+    """Return the stack of alpha Σ a[i] b[j] over the terms (o, i, j) of each stream o."""
+    shape = len(a), a.shape[1], a.shape[-2], b.shape[-1]
+    if watching():
+        sums = [a.new_zeros(shape[1:])] * len(a)
+        for o, i, j in terms:
+            sums[o] = sums[o].baddbmm(a[i], b[j], alpha=alpha)
+        return torch.stack(sums)
+    out = a.new_empty(shape)
     started = [False] * len(out)
     for o, i, j in terms:
         out[o].baddbmm_(a[i], b[j], beta=1 if started[o] else 0, alpha=alpha)
@@ -319,14 +324,10 @@ class _MatmulJets(torch.autograd.Function):
         ctx.save_for_backward(a, b)
         ctx.alpha, ctx.layout = alpha, layout
         ctx.bias_shape = None if bias is None else bias.shape
-        batch = a.shape[1:-2]
-        flat_a, flat_b = a.flatten(1, -3), b.flatten(1, -3)
-        # A view of the result, not the result of a view: autograd forbids writing into the latter.
-        out = a.new_empty(len(a), *batch, a.shape[-2], b.shape[-1])
-        _accumulate(out.flatten(1, -3), list(leibniz_terms(layout)), flat_a, flat_b, alpha)
-        if bias is not None:
-            out[0].add_(bias)
-        return out
+        out = _accumulate(list(leibniz_terms(layout)), a.flatten(1, -3), b.flatten(1, -3), alpha)
+        # Not a view, into which autograd forbids writing.
+        out = torch.ops.aten._unsafe_view(out, [len(a), *a.shape[1:-1], b.shape[-1]])
+        return out if bias is None else add_to_own_primal(out, bias)
 
     @staticmethod
     @once_differentiable
@@ -337,12 +338,10 @@ class _MatmulJets(torch.autograd.Function):
         grad_a = grad_b = grad_bias = None
         if ctx.needs_input_grad[0]:
             into_a = [(i, o, j) for o, i, j in terms]
-            grad_a = torch.empty_like(flat_a, memory_format=torch.contiguous_format)
-            grad_a = _accumulate(grad_a, into_a, flat_grad, flat_b.mH, ctx.alpha).view(a.shape)
+            grad_a = _accumulate(into_a, flat_grad, flat_b.mH, ctx.alpha).view(a.shape)
         if ctx.needs_input_grad[1]:
             into_b = [(j, i, o) for o, i, j in terms]
-            grad_b = torch.empty_like(flat_b, memory_format=torch.contiguous_format)
-            grad_b = _accumulate(grad_b, into_b, flat_a.mH, flat_grad, ctx.alpha).view(b.shape)
+            grad_b = _accumulate(into_b, flat_a.mH, flat_grad, ctx.alpha).view(b.shape)
         if ctx.needs_input_grad[2]:
             grad_bias = grad[0].sum_to_size(ctx.bias_shape)
         return grad_a, grad_b, grad_bias, None, None

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...ops.library import watching
 from ..registry import attribute, find_rule, general_rule, jet_rule, missing_rule, spellings
-from ..strides import note_memory, refuse_overlap
+from ..strides import note_memory, refuse_overlap, renew_memory
 from ..tensor import JetTensor, constant, lift, primal_of
 from .streamwise import (
     behind_streams,
@@ -59,6 +60,8 @@ for _function in [*_COMPARISONS, *_LIKE, *_METADATA, *_ATTRIBUTES]:
 def detach(self: JetTensor) -> Tensor:
     """Return a constant that shares the jet's memory, as in torch: later writes must reach it."""
     if self.jet_layout.run is not None:
+        if watching():
+            renew_memory(self)  # which no later write can do
         self.jet_layout.run.detached = True
         note_memory(self, self.jet_layout.run.given_out)
     return self.primal.detach()

@@ -27,6 +27,7 @@ from torch import Tensor
 from ...ops.gemm import rows_times
 from ..registry import jet_rule, missing_rule
 from ..tensor import DerivativeTensor, JetTensor
+from .streamwise import add_to_own_primal
 
 Dequantise = Callable[[], Tensor]
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -38,9 +39,7 @@ class _FrozenLinear(torch.autograd.Function):
     @staticmethod
     def forward(streams: Tensor, bias: Tensor | None, dequantise: Dequantise) -> Tensor:
         out = rows_times(streams, dequantise())
-        if bias is not None:
-            out[0].add_(bias)
-        return out
+        return out if bias is None else add_to_own_primal(out, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...ops.activation import product_jet
-from ...ops.library import transformed
+from ...ops.library import transformed, watching
 from ..constants import forget_constant
 from ..strides import refuse_expanded, renew_memory
 from ..tensor import JetTensor, aligned, common_layout, lift, make_pending
@@ -76,14 +76,21 @@ class _AddToPrimal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, streams: Tensor, constant: Tensor) -> Tensor:
         ctx.shape = constant.shape
-        out = streams.clone()
-        out[0].add_(constant)
-        return out
+        return add_to_own_primal(streams.clone(), constant)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
         constant = grad[0].sum_to_size(ctx.shape) if ctx.needs_input_grad[1] else None
         return grad, constant
+
+
+def add_to_own_primal(streams: Tensor, constant: Tensor) -> Tensor:
+    """Add a constant to the primal of a stack that nothing else reads, without a graph: in place,
+    unless a dispatch mode may keep the stack."""
+    if watching():
+        return streams.select_scatter(streams[0] + constant, 0, 0)
+    streams[0].add_(constant)
+    return streams
 
 
 def add_to_primal(streams: Tensor, constant: Tensor | float) -> Tensor:
