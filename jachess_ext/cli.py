@@ -42,7 +42,7 @@ _COMMANDS = {
     ),
     "evaluate": _Command(
         "commands.finetune:evaluate",
-        "draw a comparison's tables and report again, or judge a fine-tuned model",
+        "draw a comparison's tables and report again",
     ),
     "ntk": _Command(
         "commands.ntk:ntk",
@@ -151,7 +151,7 @@ def _parsed(name: str, given: Sequence[str]) -> Callable[[], int | None]:
         return functools.partial(function, *arguments, **options)
 
     with_defaults: Callable[..., Any] = call
-    if name in ("finetune", "evaluate"):
+    if name == "finetune":
         from .commands.finetune import with_grid_file
 
         with_defaults, given = with_grid_file(call, given)

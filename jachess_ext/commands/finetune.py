@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import argparse
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from .._io import DataError, from_json, read_json, write_json
-from ..compare.settings import Columns, Conditions, Grid, Recipe, Tuning
-from . import use_device
+from .._io import DataError, from_json, read_json
+from ..compare.settings import Grid, Tuning
 
 
 def _by_name(metavar: str, value: type, cut: Callable[[str], tuple[str, str, str]]) -> Any:
@@ -78,10 +76,6 @@ def with_grid_file(
     content = from_json(content, dict[str, Any], str(file.grid))
     needed: dict[str, Any] = {"model": "-", "tasks": ["-"], "methods": ["-"]}
     grid = from_json(needed | content, GridOptions, "the grid")
-    parameters = inspect.signature(function).parameters
-    if "grid" not in parameters:
-        defaults = {name: getattr(grid, name) for name in content if name in parameters}
-        return functools.partial(function, max_length=grid.recipe.max_length, **defaults), given
     for name in needed.keys() - content.keys():
         object.__setattr__(grid, name, tyro.MISSING)
     return functools.partial(function, grid=grid), given
@@ -147,83 +141,21 @@ def finetune(
     return int(any(record.error for record in records))
 
 
-def evaluate(
-    results: tyro.conf.Positional[Path | None] = None,
-    model: str | None = None,
-    tasks: tuple[str, ...] = (),
-    shift: Targets = {},  # noqa: B006  never changed
-    dev_size: int | None = None,
-    shift_size: int | None = None,
-    data_seed: int = 0,
-    max_length: int = Recipe.max_length,
-    columns: Columns = Columns(),  # noqa: B008  frozen
-    conditions: Conditions = Conditions(),  # noqa: B008  frozen
-    device: str = "cpu",
-    threads: int = 1,
-    out: Path | None = None,
-) -> None:
-    """Draw a comparison's tables and report again, or judge a fine-tuned model (--model, --tasks).
-
-    ``--grid FILE`` reads a grid of jachess finetune: its tasks, columns, conditions and sizes hold
-    where no option is given.
+def evaluate(results: tyro.conf.Positional[Path], out: Path | None = None) -> None:
+    """Draw a comparison's tables and report again.
 
     Args:
         results: Folder or results.jsonl of jachess finetune.
-        model: Path or hub id of a fine-tuned model.
-        tasks: Tasks to judge it on, as for jachess finetune.
-        shift: Tasks whose rows a task's model is judged on too.
-        dev_size: Rows to judge on; None: all.
-        shift_size: Rows of each task of shift; None: all.
-        data_seed: Draws the rows.
-        max_length: Tokens that texts are cut to.
-        columns: Columns of the tasks' files.
-        conditions: How the model is judged.
-        device: cpu, cuda or cuda:N.
-        threads: Threads of torch.
-        out: File of the report: .html, or for a judged model .json for its figures.
+        out: File of the report; None: report.html beside the results.
 
     Raises:
-        DataError: What was given cannot be used.
+        DataError: There are no results, or they cannot be read.
     """
-    from ..compare.finetune import judge_saved
     from ..compare.records import read_records
-    from ..compare.report import (
-        judged_section,
-        print_report,
-        print_section,
-        write_html,
-        write_report,
-    )
-    from ..compare.runs import prepare
+    from ..compare.report import print_report, write_report
 
-    if (results is None) == (model is None):
-        raise DataError("give either a results folder or --model with --tasks")
-    if results is not None:
-        records = read_records(results)
-        path = out or (results if results.is_dir() else results.parent) / "report.html"
-        print_report(records)
-        write_report(path, records)
-        print(f"Report: {path}")
-        return
-    grid = Grid(
-        model=model or "",
-        tasks=tasks,
-        methods=("none",),
-        shift=shift,
-        dev_size=dev_size,
-        shift_size=shift_size,
-        data_seed=data_seed,
-        columns=columns,
-        recipe=Recipe(max_length=max_length),
-        conditions=conditions,
-    )
-    use_device(device)
-    prepare(threads)
-    judged = list(judge_saved(grid, device="cpu" if device == "cpu" else "cuda"))
-    sections = [judged_section(each) for each in judged]
-    for section in sections:
-        print_section(section)
-    if out is not None and out.suffix == ".html":
-        write_html(out, f"Judged: {model}", sections)
-    elif out is not None:
-        write_json(out, [asdict(each) for each in judged])
+    records = read_records(results)
+    path = out or (results if results.is_dir() else results.parent) / "report.html"
+    print_report(records)
+    write_report(path, records)
+    print(f"Report: {path}")

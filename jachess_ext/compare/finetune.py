@@ -37,13 +37,12 @@ from .models import (
     content_digest,
     encode,
     load_config,
-    load_fine_tuned,
     load_model,
     load_tokenizer,
     model_version,
 )
 from .noise import with_wrong_labels
-from .records import RESULTS, Figures, Judged, RunRecord
+from .records import RESULTS, Figures, RunRecord
 from .runs import Record, locked, run_all, write_results
 from .settings import Conditions, Grid, Recipe
 from .tables import REFERENCE
@@ -665,37 +664,3 @@ def _is_usable(job: Job, record: Record, models: Path | None) -> bool:
     """Return whether a run has the model that is asked for; failed runs need none."""
     failed = _read(record).error is not None
     return models is None or failed or (models / job.name).is_dir()
-
-
-def judge_saved(grid: Grid, *, device: str = "cpu") -> Iterator[Judged]:
-    """Yield the figures of the grid's fine-tuned model on each task and on the tasks' shifts.
-
-    Raises:
-        DataError: the model or a task cannot be used.
-    """
-    tokenizer = load_tokenizer(grid.model)
-    _check_conditions(grid, tokenizer)
-    tasks = [load_task(spec, grid.columns) for spec in grid.tasks]
-    targets = _shift_targets(grid, tasks)
-    for whole in tasks:
-        task = selected(whole, None, 1, grid.dev_size, grid.data_seed)
-        check_tokens(task, whole, tokenizer, ["dev"])
-        model = load_fine_tuned(grid.model, task.outputs, tokenizer).to(device)
-        figures = judge_task(
-            model,
-            tokenizer,
-            embedding_scale(model),
-            task,
-            [selected(t, None, 1, grid.shift_size, grid.data_seed) for t in targets[task.name]],
-            grid.conditions,
-            grid.recipe.max_length,
-        )
-        yield Judged(
-            task=task.name,
-            model=grid.model,
-            metric=task.metric.name,
-            device=str(next(model.parameters()).device),
-            rows=len(task.dev),
-            conditions=grid.conditions.named,
-            **vars(figures),
-        )

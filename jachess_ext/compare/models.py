@@ -111,38 +111,6 @@ def _load(auto: str, source: str | Path, tokenizer: Any, seed: int, **settings: 
     return model
 
 
-def load_fine_tuned(source: str | Path, outputs: int, tokenizer: Any) -> Any:
-    """Load a fine-tuned model with its head and LoRA adapters.
-
-    Raises:
-        DataError: it cannot be loaded, was saved without a head, or has another number of outputs.
-        MissingExtra: transformers (or, for adapters, peft) is not installed.
-    """
-    report: dict[str, Any] = {}
-    if (Path(source) / "adapter_config.json").is_file():
-        auto = require("peft").AutoPeftModelForSequenceClassification
-        model = _pretrained(auto, source, dtype=torch.float32, num_labels=outputs)
-    else:
-        model, report = _pretrained(
-            require("transformers").AutoModelForSequenceClassification,
-            source,
-            dtype=torch.float32,
-            output_loading_info=True,
-            use_safetensors=True,
-        )
-    if missing := sorted(report.get("missing_keys", ())):
-        raise DataError(
-            f"the model {str(source)!r} has no trained head (its checkpoint lacks {missing[0]}); "
-            "give a fine-tuned one"
-        )
-    if model.config.num_labels != outputs:
-        raise DataError(
-            f"the model {str(source)!r} has {model.config.num_labels} outputs, the task {outputs}"
-        )
-    model.config.pad_token_id = tokenizer.pad_token_id
-    return model.eval()
-
-
 def _pretrained(auto: Any, source: str | Path, what: str = "model", **settings: Any) -> Any:
     if not Path(source).exists():
         settings["local_files_only"] = _only_downloaded(str(source))

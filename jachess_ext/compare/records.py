@@ -148,23 +148,6 @@ class RunRecord(Figures):
             raise ValueError(f"a run's rows are {list(self.rows)}; expected three numbers")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Judged(Figures):
-    """A fine-tuned model judged on a task.
-
-    Attributes:
-        rows: judged on.
-        conditions: under which it was judged, see `settings.Conditions`.
-    """
-
-    task: str
-    model: str
-    metric: str
-    device: str
-    rows: int
-    conditions: Mapping[str, Any]
-
-
 def read_records(path: Path) -> list[RunRecord]:
     """Return the records of a results file, or of the results file in a folder.
 

@@ -1,4 +1,4 @@
-"""Draw the pages and figures of comparisons: of a grid of runs, and of one judged model."""
+"""Draw the page and figures of a comparison."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._io import require, write_text
-from .._text import DASH
 from . import tables
 from .metrics import Reliability
-from .records import Judged, RunRecord
+from .records import RunRecord
 from .tables import BRIER, OVERALL_NOTE, PAIRED_NOTE, SCORE, SCORE_NOTE, Figure, Table
 
 if TYPE_CHECKING:
@@ -203,24 +202,6 @@ def reliability_figure(diagrams: Mapping[str, Reliability], styles: Styles) -> A
         panel.set_title(wrapped(name), fontsize="medium")
     for panel in axes[::columns]:
         panel.set_ylabel("accuracy (line), share (bars)")
-    return figure
-
-
-def norms_figure(
-    jacobian: Mapping[str, Sequence[float | None]],
-    hessian: Mapping[str, Sequence[float | None]],
-    styles: Styles,
-) -> Any:
-    """Draw ‖J‖ and ‖H‖ of every layer, on logarithmic axes; each method [K], layers from 1."""
-    figure, axes = panels(2, width=4.6, height=6.2)
-    for panel, title, norms in zip(axes, ("‖J‖", "‖H‖"), (jacobian, hessian), strict=True):
-        for name, heights in norms.items():
-            known = np.array(heights, dtype=np.float64)  # None, of one not finite, is a gap
-            layers = np.arange(1, len(known) + 1)
-            panel.plot(layers, known, label=wrapped(name), markersize=4, **styles[name])
-        panel.set(title=title, xlabel="layer", yscale="log")
-        panel.xaxis.get_major_locator().set_params(integer=True)
-    axes[0].legend(frameon=False, fontsize="small")
     return figure
 
 
@@ -413,8 +394,9 @@ def forests(runs: DataFrame, styles: Styles) -> list[Picture]:
 
 
 _RELIABILITY = (
-    "accuracy of the predicted class over its confidence in 8 bins; on the dashed line a model is "
-    "as sure as it is right. Bars: share of examples."
+    "Reliability, all tasks and seeds together: accuracy of the predicted class over its "
+    "confidence in 8 bins; on the dashed line a model is as sure as it is right. Bars: share of "
+    "examples."
 )
 
 
@@ -425,7 +407,7 @@ def _reliability_pictures(runs: DataFrame, styles: Styles) -> list[Picture]:
     names = list(diagrams)
     return [
         Picture(
-            f"Reliability, all tasks and seeds together: {_RELIABILITY}",
+            _RELIABILITY,
             partial(reliability_figure, {n: diagrams[n] for n in names[i : i + 4]}, styles),
         )
         for i in range(0, len(names), 4)
@@ -444,70 +426,3 @@ def pooled(diagrams: Sequence[Mapping[str, Any]]) -> Reliability:
 
     edges = np.array(diagrams[0]["edges"], dtype=np.float64)
     return Reliability(edges, mean("confidence"), mean("accuracy"), counts.sum(0))
-
-
-# --- one model
-
-
-def judged_section(judged: Judged) -> Section:
-    """Return the section of a judged model on one task."""
-    columns = ("score", "brier", "ece")
-    rows: dict[str, Mapping[str, float | None]] = {"as they are": vars(judged)}
-    for share, score in judged.corrupted.items():
-        rows[f"{100 * float(share):.0f} % of the tokens unknown"] = {"score": score}
-    for delta, score in judged.noisy.items():
-        if float(delta):
-            rows[f"noise of δ = {delta} on the embeddings"] = {"score": score}
-    for change, score in judged.perturbed.items():
-        rows[f"texts changed: {change}"] = {"score": score}
-    if judged.attack is not None:
-        rows["words replaced by an attack"] = {"score": judged.attack["attacked"]}
-    rows |= {f"rows of {target}": of for target, of in judged.shift.items()}
-    text = f"{judged.metric.capitalize()} {judged.score:.3f} on {judged.rows} rows"
-    if judged.brier is not None:
-        text += f", Brier score {judged.brier:.3f}, calibration error {judged.ece:.3f}"
-    if judged.slopes.get("margin_over_slope") is not None:
-        text += (
-            f"; the logits' Jacobian is {judged.slopes['logit_jacobian']:.3g}, and the decision's "
-            f"border about {judged.slopes['margin_over_slope']:.3g} away in the embeddings' units "
-            "(negative: wrong on average)"
-        )
-    if judged.jacobian_sum is not None and judged.hessian_sum is not None:
-        text += f"; Σ‖J‖ {judged.jacobian_sum:,.0f}, Σ‖H‖ {judged.hessian_sum:,.0f}"
-    if judged.attack is not None:
-        text += f". {_attack_text(judged.attack, judged.attack_candidates)}"
-    styles, pictures = styles_of([judged.task]), []
-    if judged.reliability is not None:
-        diagram = {judged.task: pooled([judged.reliability])}
-        draw = partial(reliability_figure, diagram, styles)
-        pictures.append(Picture(f"Reliability: {_RELIABILITY}", draw))
-    if judged.jacobian:
-        caption = (
-            "Norms of the first and second derivatives of each layer with respect to the token "
-            "embeddings."
-        )
-        heights = {judged.task: judged.jacobian}, {judged.task: judged.hessian}
-        pictures.append(Picture(caption, partial(norms_figure, *heights, styles)))
-    table = Table(
-        "Under each condition",
-        ["rows", judged.metric, "Brier", "ECE"],
-        [
-            [name, *(DASH if of.get(c) is None else f"{of[c]:.3f}" for c in columns)]
-            for name, of in rows.items()
-        ],
-    )
-    return Section(judged.task, [f"{text}. Judged on {judged.device}."], [table], pictures)
-
-
-def _attack_text(attack: Mapping[str, float | None], candidates: str | None) -> str:
-    """Return a sentence on the word attack of a judged model, without a full stop."""
-    text = (
-        f"Word attack on {attack['of']:.0f} rows: accuracy {attack['accuracy']:.3f} before, "
-        f"{attack['attacked']:.3f} after; {attack['rows']:.0f} rows attacked"
-    )
-    if attack["queries"] is not None:
-        text += f", {attack['queries']:.1f} texts asked about for each"
-    if attack["changed"] is not None:
-        words = f"{attack['changed']:.1f} words ({100 * (attack['share'] or 0.0):.1f} %)"
-        text += f"; where it succeeded it changed {words}"
-    return f"{text}; candidates: {candidates}"

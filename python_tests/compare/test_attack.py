@@ -1,4 +1,4 @@
-"""The word attack in a comparison, its report, and `jachess evaluate`."""
+"""The word attack in a comparison and its report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from jachess_ext._io import DataError
-from jachess_ext.cli import main
 from jachess_ext.compare.finetune import final_jobs, load, run_grid
 from jachess_ext.compare.report import sections
 from jachess_ext.compare.settings import Conditions
@@ -27,15 +26,13 @@ def attacked(source: Any, **settings: Any) -> dict[str, Any]:
     return {**CONDITIONS, "attack": str(source), "attack_share": 0.5, **settings}
 
 
-def test_comparison_and_evaluate(
-    grid: MakeGrid, synonyms: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_comparison(grid: MakeGrid, synonyms: Path, tmp_path: Path) -> None:
     made = grid(
         methods=("none", f"attack-augment,synonyms={synonyms}"),
         seeds=(0,),
         conditions=attacked(synonyms, attack_rows=12),
     )
-    records = run_grid(made, tmp_path / "out", save_models=True)
+    records = run_grid(made, tmp_path / "out")
     for record in records:
         attack = record.attack
         assert record.error is None and attack is not None and attack["of"] == 12
@@ -44,16 +41,6 @@ def test_comparison_and_evaluate(
     (section,) = [s for s in sections(records) if s.title == "Word attack"]
     assert str(synonyms) in section.paragraphs[0]
     assert any("after it" in table.caption for table in section.tables)
-    model = tmp_path / "out" / "models" / records[0].run
-    given = ["evaluate", "--model", str(model), "--tasks", made.tasks[0]]
-    given += ["--conditions.attack", str(synonyms), "--conditions.attack-share", "0.5"]
-    given += ["--conditions.attack-rows", "12", "--conditions.sequences", "0"]
-    capsys.readouterr()
-    assert main(given) == 0
-    shown = " ".join(capsys.readouterr().out.split())  # lines are broken at the terminal's width
-    attack = records[0].attack
-    assert attack is not None and f"before, {attack['attacked']:.3f} after" in shown
-    assert f"candidates: {synonyms}" in shown
 
 
 def test_names_of_runs(grid: MakeGrid, synonyms: Path) -> None:

@@ -14,15 +14,13 @@ import pytest
 from scipy import stats
 
 from jachess_ext.compare.metrics import reliability
-from jachess_ext.compare.records import Judged, RunRecord
+from jachess_ext.compare.records import RunRecord
 from jachess_ext.compare.report import (
     Picture,
     Section,
     answer,
     forest_figure,
     forests,
-    judged_section,
-    norms_figure,
     pooled,
     print_report,
     reliability_figure,
@@ -153,7 +151,6 @@ def test_a_method_looks_the_same_in_every_figure() -> None:
     apart = pandas.DataFrame({"mean": [1.0, 2.0], "±": [0.5, math.nan]}, index=["h", "none"])
     for draw in (
         lambda: reliability_figure({"h": reliability(p, np.zeros(50, int))}, styles),
-        lambda: norms_figure({"h": [1.0, 10.0]}, {"h": [2.0, 3.0]}, styles),
         lambda: forest_figure(apart, "x", styles),
     ):
         drawn = Picture("caption", draw).svg()
@@ -245,33 +242,6 @@ def test_a_wide_table_repeats_its_first_column() -> None:
     assert text.count("x" * 10) == 2 and text.count("y" * 10) == 4
     assert text.endswith("\nc.\n"), "the note is printed once, at the end"
     assert to_text(table, 200).count("x" * 10) == 1
-
-
-JUDGED = Judged(
-    **{"task": "a", "metric": "accuracy", "score": 0.75, "brier": 0.25, "ece": 0.125},
-    **{"rows": 8, "device": "cpu", "corrupted": {"0.2": 0.5}, "noisy": {"0.0": 0.7, "1.0": 0.6}},
-    **{"perturbed": {"typos": 0.4}, "shift": {"b": {"score": 0.3, "brier": 0.5, "ece": None}}},
-    **{"model": "m", "conditions": {}, "jacobian": [1.0, 2.0], "hessian": [3.0, 4.0]},
-    slopes={"logit_jacobian": 2.0, "margin_over_slope": -0.5},
-    reliability=record("none", "a", 0, 0.5).reliability,
-)
-
-
-def test_a_judged_model() -> None:
-    section = judged_section(JUDGED)
-    assert section.tables[0].rows == [
-        ["as they are", "0.750", "0.250", "0.125"],
-        ["20 % of the tokens unknown", "0.500", "–", "–"],
-        ["noise of δ = 1.0 on the embeddings", "0.600", "–", "–"],
-        ["texts changed: typos", "0.400", "–", "–"],
-        ["rows of b", "0.300", "0.500", "–"],
-    ]
-    assert section.paragraphs == [
-        "Accuracy 0.750 on 8 rows, Brier score 0.250, calibration error 0.125; the logits' "
-        "Jacobian is 2, and the decision's border about -0.5 away in the embeddings' units "
-        "(negative: wrong on average); Σ‖J‖ 3, Σ‖H‖ 7. Judged on cpu."
-    ]
-    assert len(section.pictures) == 2
 
 
 @pytest.mark.slow

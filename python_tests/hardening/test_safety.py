@@ -13,7 +13,7 @@ import torch
 
 import jachess_ext
 from jachess_ext._io import DataError
-from jachess_ext.compare.models import load_config, load_fine_tuned, load_head_model, load_model
+from jachess_ext.compare.models import load_config, load_head_model, load_model
 from jachess_ext.compare.models import load_tokenizer as tokenizer_of
 from jachess_ext.demo import ASSETS
 
@@ -129,7 +129,6 @@ def test_a_models_own_code_is_not_run(hostile_model: Path, tmp_path: Path) -> No
         lambda: load_config(hostile_model),
         lambda: load_model(hostile_model, 2, tokenizer, 0),
         lambda: load_head_model(hostile_model, "causal", tokenizer, 0),
-        lambda: load_fine_tuned(hostile_model, 2, tokenizer),
         lambda: tokenizer_of(hostile_model),
     ):
         with contextlib.suppress(DataError):  # refused, or loaded without that code
@@ -154,5 +153,3 @@ def test_pickled_weights_are_refused(hostile_model: Path) -> None:
     torch.save(weights, folder / "pytorch_model.bin")
     with pytest.raises(DataError, match="could not be loaded"):
         load_model(folder, 2, tokenizer_of(ASSETS), 0)
-    with pytest.raises(DataError, match="could not be loaded"):
-        load_fine_tuned(folder, 2, tokenizer_of(ASSETS))
