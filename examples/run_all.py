@@ -24,6 +24,7 @@ EXAMPLES = {
     "poisson": "matplotlib",
     "score_matching": "matplotlib",
     "watch_smoothness": "lightning",
+    "ntk_of_a_file": "datasets",
 }
 """Script → the library it shows."""
 

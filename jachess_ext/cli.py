@@ -44,11 +44,6 @@ _COMMANDS = {
         "commands.finetune:evaluate",
         "draw a comparison's tables and report again",
     ),
-    "ntk": _Command(
-        "commands.ntk:ntk",
-        "the neural tangent kernel of a model on a file of texts",
-        (TypeError, ValueError, RuntimeError),
-    ),
     "select": _Command(
         "commands.select:select",
         "which model to fine-tune, from a table of losses on small subsets",

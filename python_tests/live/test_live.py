@@ -19,7 +19,6 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertModel
 
 from jachess_ext.cli import main
-from jachess_ext.commands import use_device
 from jachess_ext.compare.settings import Columns, Recipe
 from jachess_ext.compare.tasks import Examples, Task
 from jachess_ext.live import LiveSelection, choice, read_selection, select_live, trial
@@ -414,14 +413,6 @@ def test_two_selections_do_not_write_to_one_folder(go: Go, runs: Runs, tmp_path:
     finally:
         done.set()
         process.join()
-
-
-@pytest.mark.parametrize(
-    ("name", "words"), [("tpu", "expected cpu, cuda or cuda:N"), ("cuda:99", "is not there")]
-)
-def test_devices_that_are_not_there(name: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        use_device(name)
 
 
 # Real runs --------------------------------------------------------------------------------------
