@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .._io import DataError, from_json, parse_json, read_json, require, shown
+from .._io import DataError, from_json, parse_json, require, shown
 from .metrics import ACCURACY, F1, GLUE, SPEARMAN, Metric
 from .settings import Columns
 
@@ -164,14 +164,13 @@ def file_task(train: Path, dev: Path, columns: Columns) -> Task:
 
 
 def folder_task(folder: Path, columns: Columns) -> Task:
-    """Load a task from a folder with files named train and dev, and perhaps ``labels.json``.
+    """Load a task from a folder with files named train and dev.
 
-    ``labels.json`` is a list that names the classes in order ("0 = negative", or just "negative");
-    labels are places in it, or the names themselves.  A folder named after a GLUE task has that
-    task's metric; F1 is of the second class, see `_positive_second`.
+    A folder named after a GLUE task has that task's metric; F1 is of the class labelled 1.
 
     Raises:
-        DataError: no such folder or files in it, or as `file_task` or `_positive_second`.
+        DataError: no such folder or files in it, F1 of other labels than 0 and 1, or as
+            `file_task`.
     """
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; expected one with the files train and dev")
@@ -191,32 +190,13 @@ def folder_task(folder: Path, columns: Columns) -> Task:
         name=folder.name,
         metric=task.metric if task.regression else GLUE.get(folder.name, ACCURACY),
     )
-    titles = folder / "labels.json"
-    if titles.is_file():
-        return _positive_second(_with_class_names(named, titles), ordered=True)
-    return _positive_second(named, ordered=False)
-
-
-def _with_class_names(task: Task, path: Path) -> Task:
-    """Name the classes by a list whose places, or whose names, are the labels."""
-    if task.regression:
-        return task
-    names = read_json(path)
-    if not isinstance(names, list) or len(names) < len(task.classes):
-        raise DataError(f"{path} must be a list that names all {len(task.classes)} classes")
-    titles = [str(name).partition(" = ")[2] or str(name) for name in names]
-    if set(task.classes) <= set(titles):
-        return _reordered(task, sorted(task.classes, key=titles.index))
-    try:
-        places = [int(label) for label in task.classes]
-        if min(places) >= 0:
-            return replace(task, classes=tuple(titles[place] for place in places))
-    except (ValueError, IndexError):
-        pass
-    raise DataError(
-        f"{path} names classes 0 to {len(titles) - 1}, but the labels are "
-        f"{', '.join(map(shown, task.classes[:10]))}"
-    )
+    if named.metric is F1 and named.classes != ("0", "1"):
+        raise DataError(
+            f"{named.name}: F1 is of the class labelled 1, of 0 and 1, but the labels are "
+            f"{', '.join(map(shown, named.classes[:10]))}; label them so, or rename the folder to "
+            "have it judged by accuracy"
+        )
+    return named
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -351,7 +331,7 @@ def hub_task(name: str, columns: Columns) -> Task:
     )
     if glue and not task.regression:
         task = replace(task, metric=GLUE[glue])
-    return _positive_second(replace(task, name=glue or name), ordered=names is not None)
+    return replace(task, name=glue or name)
 
 
 # From records to a task
@@ -456,57 +436,6 @@ def _natural(label: str) -> tuple[int, int, str]:
         return (0, int(label), label)
     except ValueError:
         return (1, 0, label)
-
-
-_POSITIVE = ("equivalent", "duplicate", "is_duplicate", "paraphrase", "yes", "true", "positive")
-
-
-def _positive_second(task: Task, *, ordered: bool) -> Task:
-    """Return a task judged by F1 with the positive class second; any other as it is.
-
-    Positive is the only class whose name says so ("equivalent", "duplicate", …), else 1 of the
-    labels 0 and 1, else the second of classes that the data put in order.  In the order of the
-    alphabet "not_equivalent" would come second.
-
-    Args:
-        ordered: whether the data, not the alphabet, put the classes in order.
-
-    Raises:
-        DataError: the positive class is unknown, or there are not two classes.
-    """
-    if task.metric is not F1:
-        return task
-    if len(task.classes) != 2:
-        raise DataError(
-            f"{task.name}: F1 needs two classes, and the labels have {len(task.classes)}; rename "
-            "its folder to have it judged by accuracy"
-        )
-    positive = [name for name in task.classes if name.lower() in _POSITIVE]
-    if len(positive) == 1:
-        return _reordered(task, sorted(task.classes, key=positive.count))
-    if ordered or task.classes == ("0", "1"):
-        return task
-    raise DataError(
-        f"{task.name}: F1 is the score of one class, and neither {task.classes[0]!r} nor "
-        f"{task.classes[1]!r} is known as the positive one; label it 1 and the other 0, "
-        "or list both in labels.json, the positive one second"
-    )
-
-
-def _reordered(task: Task, classes: Sequence[str]) -> Task:
-    """Return the task with its classes in the order of `classes`."""
-    place = {index: classes.index(name) for index, name in enumerate(task.classes)}
-
-    def moved(examples: Examples) -> Examples:
-        return replace(examples, labels=[place[int(label)] for label in examples.labels])
-
-    return replace(
-        task,
-        classes=tuple(classes),
-        train=moved(task.train),
-        unlabelled=moved(task.unlabelled),
-        dev=moved(task.dev),
-    )
 
 
 # The part of a task that a comparison uses
