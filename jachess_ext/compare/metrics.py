@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
-from math import comb
 from typing import Any
 
 import numpy as np
@@ -263,38 +261,7 @@ def fitted_temperature(probabilities: Floats, labels: npt.NDArray[Any]) -> float
 
 # Tests over runs
 
-_MOST_SPLITS = 20_000  # of two samples that are counted: C(16, 8) is 12,870
 _MOST_FLIPPED = 16  # clusters of which every flip of signs is counted
-
-
-def mann_whitney(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return the two-sided p-value of the Mann–Whitney U test: twice the smaller tail, at most 1.
-
-    Up to 20,000 splits of n + m runs into n and m (eight a side) are all counted, with midranks for
-    ties, for which scipy takes the normal approximation and calls three equal runs against three
-    others significant.  Beyond that p is scipy's, but never below 2 / C(n + m, n): 0.1 for three
-    seeds each.
-
-    Raises:
-        ValueError: a sample is empty or holds NaN.
-
-    Example:
-        >>> mann_whitney([0.81, 0.82, 0.83], [0.84, 0.85, 0.86])
-        0.1
-    """
-    if len(first) == 0 or len(second) == 0 or np.isnan([*first, *second]).any():
-        raise ValueError("Mann–Whitney needs at least one number, and no NaN, on both sides")
-    stats = require("scipy.stats")
-    splits = comb(len(first) + len(second), len(first))
-    if splits > _MOST_SPLITS:
-        p = float(stats.mannwhitneyu(first, second, alternative="two-sided").pvalue)
-        return max(p, 2 / splits)
-    # scipy.stats.permutation_test would count as well, but refuses a sample of one
-    ranks = 2 * stats.rankdata([*first, *second])  # doubled midranks are whole, so sums are exact
-    sums = np.array(list(combinations(ranks, len(first)))).sum(1)
-    observed = ranks[: len(first)].sum()
-    tail = min((sums <= observed).mean(), (sums >= observed).mean())
-    return min(1.0, 2 * float(tail))
 
 
 def sign_test(differences: Sequence[float]) -> float:
@@ -337,25 +304,3 @@ def cluster_flip_test(clusters: Sequence[Sequence[float]]) -> float:
         signs[0] = 1
     flipped = np.abs(signs @ sums)
     return float(np.mean(flipped >= np.abs(sums.sum()) * (1 - 1e-12)))
-
-
-def holm_bonferroni(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's adjusted p-values, in the order given: max over j ≤ i of min(1, (m−j+1) p_(j)).
-
-    scipy has only Benjamini–Hochberg and –Yekutieli (`false_discovery_control`).
-
-    Raises:
-        ValueError: a p-value outside [0, 1].
-
-    Example:
-        >>> holm_bonferroni([0.01, 0.5])
-        [0.02, 0.5]
-    """
-    p = np.asarray(p_values, dtype=np.float64)
-    if p.size and not ((p >= 0) & (p <= 1)).all():
-        raise ValueError(f"p-values lie in [0, 1]; got {list(p_values)}")
-    order = np.argsort(p, kind="stable")
-    stepped = np.minimum(1.0, p[order] * np.arange(len(p), 0, -1))
-    adjusted = np.empty_like(p)
-    adjusted[order] = np.maximum.accumulate(stepped)
-    return [float(value) for value in adjusted]

@@ -19,7 +19,7 @@ from .._io import require, write_text
 from . import tables
 from .metrics import Reliability
 from .records import RunRecord
-from .tables import BRIER, OVERALL_NOTE, PAIRED_NOTE, SCORE, SCORE_NOTE, Figure, Table
+from .tables import BRIER, OVERALL_NOTE, PAIRED_NOTE, SCORE, Figure, Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -102,8 +102,7 @@ def to_text(table: Table, width: int) -> str:
         [row[1:] for row in table.rows], [row[0] for row in table.rows], header
     )
     body.columns.name = first
-    caption = table.caption.removesuffix(SCORE_NOTE).strip()
-    return f"{body.to_string(line_width=width)}\n{wrap(caption, width)}\n"
+    return f"{body.to_string(line_width=width)}\n{wrap(table.caption, width)}\n"
 
 
 def wrap(text: str, width: int) -> str:
@@ -229,7 +228,7 @@ def print_report(records: Iterable[RunRecord], width: int | None = None) -> None
     for section in others:
         if section.tables:
             print_section(replace(section, paragraphs=()), width)
-    for note in (SCORE_NOTE, PAIRED_NOTE, OVERALL_NOTE):
+    for note in (PAIRED_NOTE, OVERALL_NOTE):
         print(wrap(note, width) + "\n")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,22 +10,14 @@ import numpy as np
 
 from .._io import DataError, require
 from .._text import DASH
-from .metrics import cluster_flip_test, holm_bonferroni, mann_whitney, sign_test
+from .metrics import cluster_flip_test, sign_test
 from .records import RunRecord
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 REFERENCE = "none"
-SIGNIFICANT = 0.05
-MARK = "†"
 
-SCORE_NOTE = (
-    f"Mean ± sample standard deviation over seeds. {MARK}: differs from the unregularised model "
-    f"(two-sided Mann–Whitney U, p < {SIGNIFICANT} after Holm–Bonferroni over the methods of a "
-    "column; all permutations counted, also of equal scores). "
-    "With n seeds a side no p is below 2 / C(2n, n): 0.008 for five, 0.1 for three."
-)
 PAIRED_NOTE = (
     "Differences from the unregularised model of the same seed, mean ± half of the 95 % interval "
     "by Student's t (seeds on which it is better / seeds). Brier: summed over classes. Scaled: at "
@@ -235,18 +227,6 @@ def costs(runs: DataFrame) -> dict[str, float]:
 # --- means over seeds
 
 
-def adjusted_p(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return Holm-adjusted p-values of the Mann–Whitney test against the unregularised model.
-
-    Args:
-        values: By method, a figure of each seed; methods without any are left out.
-    """
-    plain = list(values.get(REFERENCE, []))
-    against = [m for m in values if m != REFERENCE and len(values[m]) and plain]
-    raw = [mann_whitney(values[m], plain) for m in against]
-    return dict(zip(against, holm_bonferroni(raw), strict=True))
-
-
 def mean_cell(values: Series, scale: float = 1.0, digits: int = 3) -> str:
     """Return the mean ± the sample standard deviation, or a dash if there is no value."""
     mean, spread = scale * values.mean(), scale * values.std()
@@ -258,17 +238,15 @@ def mean_cell(values: Series, scale: float = 1.0, digits: int = 3) -> str:
 def mean_table(
     caption: str, columns: Sequence[tuple[str, DataFrame]], *, scale: float, digits: int
 ) -> Table:
-    """Return a table of methods: mean ± spread times `scale`, marked where significant.
+    """Return a table of methods: mean ± sample standard deviation over seeds, times `scale`.
 
     Args:
         columns: A title, and a figure as `by_seed` has it.
     """
     cells = {method: [method] for method in columns[0][1]}
     for _, values in columns:
-        p = adjusted_p({method: values[method].dropna() for method in values})
         for method, row in cells.items():
-            mark = MARK * (p.get(method, 1.0) < SIGNIFICANT)
-            row.append(mean_cell(values[method], scale, digits) + mark)
+            row.append(mean_cell(values[method], scale, digits))
     return Table(caption, ["method", *(title for title, _ in columns)], list(cells.values()))
 
 
@@ -300,7 +278,8 @@ def score_tables(runs: DataFrame) -> list[Table]:
         ("AUC × 100 (more than two classes: mean one-vs-rest).", "auc", 100, 1),
         (BEST_EPOCH, "best_epoch.score", 100, 1),
     ]
-    scores = mean_table(f"Scores × 100. {SCORE_NOTE}", columns, scale=100, digits=1)
+    caption = "Scores × 100, mean ± sample standard deviation over seeds."
+    scores = mean_table(caption, columns, scale=100, digits=1)
     return [scores, *task_tables(runs, others)]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations
-from math import comb
 
 import numpy as np
 import pytest
@@ -20,8 +18,6 @@ from jachess_ext.compare.metrics import (
     cluster_flip_test,
     expected_calibration_error,
     fitted_temperature,
-    holm_bonferroni,
-    mann_whitney,
     reliability,
     sign_test,
 )
@@ -173,75 +169,6 @@ def test_the_fitted_temperature(right: int) -> None:
     y = np.array([1] * right + [0] * (10 - right))
     assert fitted_temperature(p, y) == pytest.approx(4 / logit(right / 10), rel=1e-3)
     assert fitted_temperature(p, np.ones(10, int)) < 0.1, "all right: as low as makes p = 1"
-
-
-def counted_p(first: list[float], second: list[float]) -> float:
-    """Twice the share of all splits of the pooled numbers whose U is as far out on one side.
-
-    U counts pairs won, half for equal ones, written out in integers: 2 a win, 1 a tie.
-    """
-    pooled, n = first + second, len(first)
-
-    def u(chosen: tuple[int, ...]) -> int:
-        rest = [i for i in range(len(pooled)) if i not in chosen]
-        return sum(
-            2 * (pooled[i] > pooled[j]) + (pooled[i] == pooled[j]) for i in chosen for j in rest
-        )
-
-    observed = u(tuple(range(n)))
-    every = [u(chosen) for chosen in combinations(range(len(pooled)), n)]
-    low, high = sum(x <= observed for x in every), sum(x >= observed for x in every)
-    return min(1.0, 2 * min(low, high) / len(every))
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]),
-        ([1.0, 5.0, 3.0, 8.0], [4.0, 2.0, 6.0]),
-        ([0.1, 0.2, 0.3, 0.4, 0.5], [0.35, 0.6, 0.7, 0.8, 0.9]),
-        ([0.5] * 3, [0.6] * 3),  # collapsed runs: scipy's own choice says .0469
-        ([0.50, 0.51, 0.52, 0.53, 0.53], [0.54, 0.55, 0.56, 0.57, 0.58]),
-        ([0.5, 0.5, 0.6, 0.7], [0.5, 0.7, 0.7, 0.8, 0.8]),
-        ([0.5] * 4, [0.5] * 4),
-        ([1.0], [2.0, 2.0, 3.0, 3.0]),
-    ],
-)
-def test_mann_whitney_counts_permutations(first: list[float], second: list[float]) -> None:
-    assert mann_whitney(first, second) == pytest.approx(counted_p(first, second))
-
-
-@pytest.mark.parametrize(
-    ("n", "m"), [(3, 3), (5, 5), (8, 8), (1, 20), (2, 60), (3, 100), (9, 9), (10, 12)]
-)
-@pytest.mark.parametrize("tied", [False, True])
-def test_no_p_is_below_the_share_of_two_splits(n: int, m: int, tied: bool) -> None:
-    """Sides as far apart as can be, each collapsed to one number or all different."""
-    first = [0.5] * n if tied else [i / 1000 for i in range(n)]
-    second = [0.6] * m if tied else [1 + i / 1000 for i in range(m)]
-    p, least = mann_whitney(first, second), 2 / comb(n + m, n)
-    assert p >= least * (1 - 1e-12)
-    if comb(n + m, n) <= 20_000:
-        assert p == pytest.approx(least)
-
-
-def test_mann_whitney_refuses_nan_and_nothing() -> None:
-    with pytest.raises(ValueError, match="NaN"):
-        mann_whitney([1.0, float("nan")], [2.0])
-    with pytest.raises(ValueError, match="at least one"):
-        mann_whitney([], [2.0])
-
-
-def test_holm_by_hand() -> None:
-    # sorted .005 .01 .03 .04, times 4 3 2 1: .02 .03 .06 .04, made monotone: .02 .03 .06 .06
-    assert holm_bonferroni([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-
-
-def test_holm_caps_at_one_and_accepts_nothing() -> None:
-    assert holm_bonferroni([0.6, 0.9]) == [1.0, 1.0]
-    assert holm_bonferroni([]) == []
-    with pytest.raises(ValueError, match=r"\[0, 1\]"):
-        holm_bonferroni([1.2])
 
 
 def test_the_sign_test_by_hand() -> None:
