@@ -44,7 +44,7 @@ from jachess_ext.compare.finetune import run_grid
 from jachess_ext.compare.records import RESULTS as STORED
 from jachess_ext.compare.records import RunRecord, read_records
 from jachess_ext.compare.report import sections, write_report
-from jachess_ext.compare.settings import Grid, quick
+from jachess_ext.compare.settings import Grid
 
 from .common import RESULTS, commit, device_name, markdown
 
@@ -53,6 +53,29 @@ GRIDS: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("finetune_grids.json").read_text(encoding="utf-8")
 )
 VARIATIONS = ("tasks", "methods", "seeds", "rows", "label_noise", "lr", "epochs")
+
+
+def quick(grid: Grid) -> Grid:
+    """Return the grid reduced to one seed, few rows and one epoch, to see that all of it runs."""
+    tuning = grid.tuning
+    return replace(
+        grid,
+        fewer=True,
+        seeds=grid.seeds[:1],
+        train_size=min(grid.train_size or 64, 64),
+        unlabelled_size=min(grid.unlabelled_size or 32, 32),
+        dev_size=min(grid.dev_size or 64, 64),
+        shift_size=min(grid.shift_size or 64, 64),
+        recipe=replace(grid.recipe, epochs=1.0, max_length=min(grid.recipe.max_length, 32)),
+        tuning=replace(
+            tuning,
+            strength=tuning.strength[:1],
+            factors=tuning.factors[:1],
+            unlab_lr_ratio=tuning.unlab_lr_ratio[:1],
+            seeds=tuning.seeds[:1],
+            methods={method: values[:1] for method, values in tuning.methods.items()},
+        ),
+    )
 
 
 def chosen_grids(names: Sequence[str], tasks: Sequence[str] | None) -> list[str]:

@@ -89,7 +89,6 @@ def finetune(
     ray: str | None = None,
     save_models: bool = False,
     report_to: tuple[str, ...] = (),
-    quick: bool = False,
 ) -> int:
     """Compare methods over tasks and seeds; the same command goes on where it was stopped.
 
@@ -106,7 +105,6 @@ def finetune(
         save_models: Keep the models below <out>/models; finished runs without one are repeated.
         report_to: Trackers of transformers' Trainer to log losses and penalties to, each run under
             its name: tensorboard (in <out>/logs), mlflow, trackio, wandb, …
-        quick: One seed, few rows: does it run?
 
     Returns:
         1 where a run has failed.
@@ -118,7 +116,6 @@ def finetune(
     from ..compare.records import RESULTS
     from ..compare.report import print_report, write_report
     from ..compare.runs import connect_ray
-    from ..compare.settings import quick as quick_grid
 
     for name, value in (("processes", processes), ("threads", threads)):
         if value < 1:
@@ -126,7 +123,7 @@ def finetune(
     if ray is not None:
         connect_ray(ray)
     records = run_grid(
-        quick_grid(grid) if quick else grid,
+        grid,
         out,
         processes=processes,
         threads=threads,

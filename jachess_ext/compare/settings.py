@@ -263,26 +263,3 @@ class Grid:
         for name, seeds in {**own, "tuning's seeds": self.tuning.seeds}.items():
             if min(seeds) < 0 or max(seeds) >= 2**32:
                 raise DataError(f"{name} is {list(seeds)}; expected numbers from 0 to 2^32 - 1")
-
-
-def quick(grid: Grid) -> Grid:
-    """Return the grid reduced to one seed, few rows and one epoch, to see that all of it runs."""
-    tuning = grid.tuning
-    return replace(
-        grid,
-        fewer=True,
-        seeds=grid.seeds[:1],
-        train_size=min(grid.train_size or 64, 64),
-        unlabelled_size=min(grid.unlabelled_size or 32, 32),
-        dev_size=min(grid.dev_size or 64, 64),
-        shift_size=min(grid.shift_size or 64, 64),
-        recipe=replace(grid.recipe, epochs=1.0, max_length=min(grid.recipe.max_length, 32)),
-        tuning=replace(
-            tuning,
-            strength=tuning.strength[:1],
-            factors=tuning.factors[:1],
-            unlab_lr_ratio=tuning.unlab_lr_ratio[:1],
-            seeds=tuning.seeds[:1],
-            methods={method: values[:1] for method, values in tuning.methods.items()},
-        ),
-    )

@@ -70,7 +70,8 @@ def test_a_grid_file_with_options_in_its_place(
         "conditions": {"corruption": [], "deltas": [], "sequences": 0},
     }
     (tmp_path / "grid.json").write_text(json.dumps(content))
-    given = ["--grid", str(tmp_path / "grid.json"), "--methods", "none", "--quick"]
+    given = ["--grid", str(tmp_path / "grid.json"), "--methods", "none"]
+    given += ["--seeds", "3", "--recipe.epochs", "1"]
     assert main(["finetune", *given, "--out", str(tmp_path / "out"), "--train-size", "24"]) == 0
     lines = (tmp_path / "out" / "results.jsonl").read_text().splitlines()
     (found,) = map(json.loads, lines)

@@ -30,7 +30,7 @@ from jachess_ext.compare.finetune import (
 )
 from jachess_ext.compare.models import encode, load_model, load_tokenizer
 from jachess_ext.compare.records import RESULTS, Figures, RunRecord, read_records
-from jachess_ext.compare.settings import Grid, quick
+from jachess_ext.compare.settings import Grid
 from jachess_ext.training import METHODS
 from python_tests import processes
 
@@ -267,14 +267,6 @@ def test_strengths_on_other_scales_are_tried_around_their_default(grid: MakeGrid
     assert {job.method for job in tuning_jobs(load(replace(made, tuning=none)))} == {
         "jachess-unlab"
     }
-
-
-def test_a_quick_run_takes_what_a_small_task_has(grid: MakeGrid) -> None:
-    """32 rows, of which a quick run would take 64; a size asked for is still a size asked for."""
-    assert len(load(quick(grid())).tasks[0].train) == 32
-    assert len(load(quick(grid(train_size=24))).tasks[0].train) == 24
-    with pytest.raises(DataError, match="1000 training rows were asked for, and it has 32"):
-        load(grid(train_size=1000))
 
 
 def test_seeds_draw_wrong_labels_of_their_own(grid: MakeGrid) -> None:
