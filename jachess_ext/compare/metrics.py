@@ -113,7 +113,7 @@ def brier_score(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
         >>> round(brier_score([[0.7, 0.3], [0.2, 0.8]], [0, 1]), 3)
         0.13
     """
-    p, y = _checked(probabilities, labels)
+    p, y = probabilities_and_labels(probabilities, labels)
     return float(np.mean(np.sum((p - np.eye(p.shape[1])[y]) ** 2, axis=1)))
 
 
@@ -136,7 +136,7 @@ def reliability(
     """
     if bins < 1:
         raise ValueError(f"bins must be at least 1; got {bins}")
-    p, y = _checked(probabilities, labels)
+    p, y = probabilities_and_labels(probabilities, labels)
     confidence, right = p.max(axis=1), p.argmax(axis=1) == y
     edges = np.linspace(0.0, 1.0, bins + 1)
     index = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
@@ -167,9 +167,10 @@ def expected_calibration_error(
     return float(np.sum(gap * diagram.counts[filled]) / diagram.counts.sum())
 
 
-def _checked(
+def probabilities_and_labels(
     probabilities: npt.ArrayLike, labels: npt.ArrayLike
 ) -> tuple[Floats, npt.NDArray[np.int64]]:
+    """Return probabilities [N, C] and labels [N] as arrays; raise ValueError where they are not."""
     p, y = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
     if p.ndim != 2 or y.shape != p.shape[:1] or len(y) == 0:
         raise ValueError(

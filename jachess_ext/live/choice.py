@@ -34,8 +34,8 @@ class LiveSelection:
             cost is not in `flops`: it is what the choice was for.
 
     Example:
-        >>> import jachess_ext as jx
-        >>> live = jx.live.read_selection("runs")
+        >>> from jachess_ext.live import read_selection
+        >>> live = read_selection("runs")
         >>> sorted({record.size for record in live.records})
         [8, 16, 31]
     """
@@ -154,9 +154,9 @@ def select_live(
         MissingExtra: transformers, scipy or another library is not installed.
 
     Example:
-        >>> import jachess_ext as jx
-        >>> settings = jx.live.LiveSettings(sizes=[8, 16, 31])
-        >>> live = jx.live.select_live(models, "train.csv:dev.csv", "runs", settings)
+        >>> from jachess_ext.live import LiveSettings, select_live
+        >>> settings = LiveSettings(sizes=[8, 16, 31])
+        >>> live = select_live(models, "train.csv:dev.csv", "runs", settings)
         >>> live.best in models
         True
     """
@@ -250,8 +250,8 @@ def read_selection(folder: Path | str) -> LiveSelection:
         DataError: it has not finished, or a file is not whole.
 
     Example:
-        >>> import jachess_ext as jx
-        >>> len(jx.live.read_selection("runs").records)
+        >>> from jachess_ext.live import read_selection
+        >>> len(read_selection("runs").records)
         6
     """
     folder = Path(folder)

@@ -53,8 +53,8 @@ class LiveSettings:
         data_seed: of the order the training rows are taken in.
 
     Example:
-        >>> import jachess_ext as jx
-        >>> jx.live.LiveSettings(budget=1 / 4, method="ats").strategy
+        >>> from jachess_ext.live import LiveSettings
+        >>> LiveSettings(budget=1 / 4, method="ats").strategy
         'growing'
     """
 
