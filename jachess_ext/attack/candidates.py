@@ -100,17 +100,17 @@ def read_synonyms(path: str | Path) -> Synonyms:
 def _lines(path: Path) -> dict[str, list[str]]:
     words: dict[str, list[str]] = {}
     for number, line in enumerate(read_text(path).splitlines(), start=1):
-        named = line.partition("#")[0].lower().split()
-        if not named:
+        entry = line.partition("#")[0].lower().split()
+        if not entry:
             continue
-        if wrong := [word for word in named if not WORD.fullmatch(word)]:
+        if wrong := [word for word in entry if not WORD.fullmatch(word)]:
             raise DataError(
                 f"{path}: line {number} has {shown(wrong[0])}; expected words of letters, hyphens "
                 "and apostrophes, separated by blanks: a word, then its synonyms"
             )
-        first, *others = named
-        known = words.setdefault(first, [])
-        known += [word for word in dict.fromkeys(others) if word not in (first, *known)]
+        first, *others = entry
+        synonyms = words.setdefault(first, [])
+        synonyms += [word for word in dict.fromkeys(others) if word not in (first, *synonyms)]
     return words
 
 
@@ -121,9 +121,9 @@ def _wordnet(folder: Path) -> dict[str, list[str]]:
         for lemma, offsets in _records(folder / f"index.{part}", _lemma):
             if len(lemma) < _SHORTEST or not WORD.fullmatch(lemma):
                 continue
-            known = words.setdefault(lemma, [])
+            synonyms = words.setdefault(lemma, [])
             others = dict.fromkeys(word for offset in offsets for word in senses[offset])
-            known += [word for word in others if word not in (lemma, *known)]
+            synonyms += [word for word in others if word not in (lemma, *synonyms)]
     return words
 
 
@@ -179,13 +179,15 @@ class NearestRows:
     def __init__(self, model: Any, tokenizer: Any, count: int = 8) -> None:
         table = token_table(model).weight.detach()
         texts = tokenizer.batch_decode([[i] for i in range(min(len(table), len(tokenizer)))])
-        named = [(i, text.strip()) for i, text in enumerate(texts)]
-        named = [(i, text) for i, text in named if WORD.fullmatch(text)]
-        ids = token_ids(tokenizer, [text for _, text in named])
-        kept = [(i, text.lower()) for (i, text), own in zip(named, ids, strict=True) if own == [i]]
-        self._words = [text for _, text in kept]
+        words = [(i, text.strip()) for i, text in enumerate(texts)]
+        words = [(i, text) for i, text in words if WORD.fullmatch(text)]
+        ids = token_ids(tokenizer, [text for _, text in words])
+        single = [
+            (i, text.lower()) for (i, text), tokens in zip(words, ids, strict=True) if tokens == [i]
+        ]
+        self._words = [text for _, text in single]
         self._place = {text: place for place, text in reversed(list(enumerate(self._words)))}
-        rows = table[torch.tensor([i for i, _ in kept], dtype=torch.long, device=table.device)]
+        rows = table[torch.tensor([i for i, _ in single], dtype=torch.long, device=table.device)]
         self._unit = torch.nn.functional.normalize(rows.float(), dim=-1)
         self.count = count
         self._found: dict[str, tuple[str, ...]] = {}

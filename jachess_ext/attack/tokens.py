@@ -54,9 +54,9 @@ class TokenSwaps:
             word = self._tokenizer.decode([token]).strip()
             others: tuple[int, ...] = ()
             if token not in self._special and WORD.fullmatch(word):
-                named = self._candidates(word)
+                candidates = self._candidates(word)
                 if token_ids(self._tokenizer, [word]) == [[token]]:
-                    others = self._single(named)
+                    others = self._single(candidates)
             self._words[token] = word, tuple(i for i in others if i != token)[: self.count]
         return self._words[token][1]
 
@@ -71,8 +71,8 @@ class TokenSwaps:
             return True
         if (token, following) not in self._whole:
             word, _ = self._words[token]
-            rest = self._tokenizer.decode([token, following]).strip()[len(word) :]
-            self._whole[token, following] = not rest[:1].isalnum()
+            suffix = self._tokenizer.decode([token, following]).strip()[len(word) :]
+            self._whole[token, following] = not suffix[:1].isalnum()
         return self._whole[token, following]
 
 

@@ -265,10 +265,10 @@ class _Reader:
             )
         if not torch.isfinite(logits).all():
             raise FloatingPointError("the model's outputs are not finite under attack")
-        own = torch.tensor(labels, device=logits.device)
+        targets = torch.tensor(labels, device=logits.device)
         # cross_entropy would leave a label of -100 out, in place of an error
-        losses = -logits.log_softmax(-1).gather(1, own.unsqueeze(1)).squeeze(1)
-        return losses, logits.argmax(-1) == own
+        losses = -logits.log_softmax(-1).gather(1, targets.unsqueeze(1)).squeeze(1)
+        return losses, logits.argmax(-1) == targets
 
     @torch.no_grad()
     def judged(self, texts: Sequence[Row], labels: Sequence[int]) -> tuple[list[float], list[bool]]:
@@ -280,7 +280,7 @@ class _Reader:
             some = self.losses(
                 self.encoded([texts[i] for i in chosen]), [labels[i] for i in chosen]
             )
-            for i, loss, good in zip(chosen, *(each.tolist() for each in some), strict=True):
+            for i, loss, good in zip(chosen, *(values.tolist() for values in some), strict=True):
                 losses[i], right[i] = loss, good
         return losses, right
 
@@ -313,10 +313,10 @@ class _Reader:
                 tokens = _tokens(batch, row, word.text, start, start + len(text)) if others else []
                 if not tokens:
                     continue
-                own = self._mean(batch["input_ids"][row, tokens])
+                embedding = self._mean(batch["input_ids"][row, tokens])
                 slope = gradient[row, tokens].sum(0)
                 written = [_in_case_of(text, other) for other in others]
-                gains += [((self._word(other) - own) @ slope).item() for other in written]
+                gains += [((self._word(other) - embedding) @ slope).item() for other in written]
                 swaps += [(word, other) for other in written]
             order = sorted(range(len(swaps)), key=lambda i: -gains[i])  # equal ones as they stand
             yield [swaps[i] for i in order[:tries]]

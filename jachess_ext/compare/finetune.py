@@ -97,7 +97,7 @@ class Job:
     @cached_property
     def name(self) -> str:
         """Readable words and a digest of all the run depends on; serves as a file name."""
-        own = {
+        identity = {
             "edition": _EDITION,
             "task": digest(self.task),
             "shift": [digest(task) for task in self.shift],
@@ -107,9 +107,9 @@ class Job:
         }
         sources = _synonyms(self.conditions, [self.configured])
         if files := [Path(source) for source in sources if source != NEAREST]:
-            own["synonyms"] = [content_digest(file) for file in files]
+            identity["synonyms"] = [content_digest(file) for file in files]
         names = ("kind", "model", "version", "method", "value", "seed")
-        content = json.dumps(finite(own | {name: getattr(self, name) for name in names}))
+        content = json.dumps(finite(identity | {name: getattr(self, name) for name in names}))
         key = hashlib.sha256(content.encode()).hexdigest()[:10]
         words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.task.name}-{self.method}")[:60]
         return f"{self.kind}-{words}-s{self.seed}-{key}"
@@ -184,8 +184,8 @@ def load(grid: Grid) -> LoadedGrid:
 
 def _synonyms(conditions: Conditions, methods: Iterable[Method]) -> list[str]:
     """Return where attack and methods have their candidates from, once each."""
-    named = [conditions.attack, *(getattr(method, "synonyms", None) for method in methods)]
-    return sorted({source for source in named if source is not None})
+    sources = [conditions.attack, *(getattr(method, "synonyms", None) for method in methods)]
+    return sorted({source for source in sources if source is not None})
 
 
 def _check_conditions(grid: Grid, tokenizer: Any) -> None:
@@ -625,7 +625,7 @@ def run_grid(
 
     def run_jobs(jobs: Sequence[Job], models: Path | None) -> list[RunRecord]:
         asked.extend(jobs)
-        known = {path.stem for path in folder.glob("*.json")}
+        stored = {path.stem for path in folder.glob("*.json")}
         for job, line in run_all(
             jobs,
             partial(_line, models=models, report_to=report_to, logs=out.resolve() / "logs"),
@@ -637,7 +637,7 @@ def run_grid(
         ):
             lines[job.name] = line
             bar.update()
-            if job.name not in known:
+            if job.name not in stored:
                 write_lines()
         write_lines()
         return [_read(lines[job.name]) for job in jobs]

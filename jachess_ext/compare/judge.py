@@ -74,9 +74,9 @@ def judge_task(
     figures = replace(figures, shift={target.name: on(target) for target in shift})
     if conditions.attack is None:
         return figures
-    found = candidates_from(conditions.attack, model, tokenizer)
-    done = attacked(model, tokenizer, task.dev, found, conditions, max_length)
-    return replace(figures, attack=finite(done), attack_candidates=found.source)
+    candidates = candidates_from(conditions.attack, model, tokenizer)
+    done = attacked(model, tokenizer, task.dev, candidates, conditions, max_length)
+    return replace(figures, attack=finite(done), attack_candidates=candidates.source)
 
 
 def attacked(
@@ -180,8 +180,8 @@ def judge(
     scaled = None
     if validation is not None and not regression:
         rows = validation.by_length()
-        known = model_outputs(model, rows.in_order(conditions.batch), False)
-        temperature = fitted_temperature(known, np.asarray(rows.labels))
+        probabilities = model_outputs(model, rows.in_order(conditions.batch), False)
+        temperature = fitted_temperature(probabilities, np.asarray(rows.labels))
         at_fitted = class_figures(at_temperature(outputs, temperature), labels)
         scaled = {"temperature": temperature, **at_fitted}
     norms = layer_norms(model, dev, conditions.sequences) if conditions.layers else ([], [])

@@ -89,8 +89,8 @@ class Figures:
 
 
 def _sum(norms: list[float | None]) -> float | None:
-    known = [norm for norm in norms if norm is not None]
-    return sum(known) if known and len(known) == len(norms) else None
+    numbers = [norm for norm in norms if norm is not None]
+    return sum(numbers) if numbers and len(numbers) == len(norms) else None
 
 
 @dataclass(frozen=True, kw_only=True)

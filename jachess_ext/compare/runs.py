@@ -212,10 +212,10 @@ def _by_joblib(
         alone: whether the jobs left by a killed process get one to themselves, one after another.
     """
     joblib = require("joblib")
-    own = {"initializer": _end_with, "initargs": (os.getpid(),)} if backend == "loky" else {}
+    options = {"initializer": _end_with, "initargs": (os.getpid(),)} if backend == "loky" else {}
 
     def results(names: Iterable[str], processes: int) -> Iterator[tuple[str, Record]]:
-        with joblib.parallel_config(backend, n_jobs=processes, **own):
+        with joblib.parallel_config(backend, n_jobs=processes, **options):
             parallel = joblib.Parallel(batch_size=1, return_as="generator_unordered")
         return parallel(joblib.delayed(run)(jobs[name]) for name in names)
 

@@ -186,8 +186,10 @@ class Tuning:
     def __post_init__(self) -> None:
         if not 0 < self.validation < 1:
             raise DataError(f"validation is {self.validation}; expected a share between 0 and 1")
-        named = {f"values for {method!r}": tried for method, tried in self.methods.items()}
-        needed = {"seeds": self.seeds, "factors": self.factors, **named}
+        values_by_method = {
+            f"values for {method!r}": tried for method, tried in self.methods.items()
+        }
+        needed = {"seeds": self.seeds, "factors": self.factors, **values_by_method}
         for name, values in needed.items():
             if not values:
                 raise DataError(f"tuning has no {name}; expected at least one")
@@ -259,7 +261,7 @@ class Grid:
         for name in ("label_noise", "validation"):
             if not 0 <= getattr(self, name) < 1:
                 raise DataError(f"{name} is {getattr(self, name)}; expected a share below 1")
-        own = {"seeds": self.seeds, "data_seed": (self.data_seed,)}
-        for name, seeds in {**own, "tuning's seeds": self.tuning.seeds}.items():
+        named_seeds = {"seeds": self.seeds, "data_seed": (self.data_seed,)}
+        for name, seeds in {**named_seeds, "tuning's seeds": self.tuning.seeds}.items():
             if min(seeds) < 0 or max(seeds) >= 2**32:
                 raise DataError(f"{name} is {list(seeds)}; expected numbers from 0 to 2^32 - 1")

@@ -148,8 +148,8 @@ def tasks_with(runs: DataFrame, *figures: str) -> list[str]:
 
 def groups(tasks: list[str]) -> list[tuple[str, list[str]]]:
     """Return each task by itself; where there are several, all of them last."""
-    each = [(task, [task]) for task in tasks]
-    return [*each, ("average", tasks)] if len(each) > 1 else each
+    single = [(task, [task]) for task in tasks]
+    return [*single, ("average", tasks)] if len(single) > 1 else single
 
 
 def by_pair(runs: DataFrame, figure: str) -> DataFrame:
@@ -169,8 +169,8 @@ def by_seed(runs: DataFrame, figure: str, tasks: Sequence[str] | None = None) ->
     """
     tasks = tasks_with(runs, figure) if tasks is None else tasks
     pairs = by_pair(runs, figure)
-    each = pairs[pairs.index.isin(tasks, level="task")].groupby("seed")
-    return each.mean().where(each.count() == len(tasks))
+    seeds = pairs[pairs.index.isin(tasks, level="task")].groupby("seed")
+    return seeds.mean().where(seeds.count() == len(tasks))
 
 
 def differences(
@@ -394,9 +394,9 @@ def paired_tables(runs: DataFrame) -> list[Table]:
     if not methods:
         return []
     figures = {figure: tasks_with(runs, figure.column) for figure in PAIRED}
-    *each, average = groups(list(runs["task"].unique()))
+    *single, average = groups(list(runs["task"].unique()))
     tables = []
-    for title, tasks in (average, *each):
+    for title, tasks in (average, *single):
         columns = {}
         for figure, having in figures.items():
             shared = [task for task in having if task in tasks]

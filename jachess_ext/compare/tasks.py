@@ -82,9 +82,9 @@ class Task:
     def __post_init__(self) -> None:
         if self.regression:
             return
-        known = range(self.outputs)  # a loss may silently leave out rows with other labels
+        classes = range(self.outputs)  # a loss may silently leave out rows with other labels
         for part, examples in (("training", self.train), ("dev", self.dev)):
-            wrong = (label for label in examples.labels if label not in known)
+            wrong = (label for label in examples.labels if label not in classes)
             if (label := next(wrong, None)) is not None:
                 raise DataError(
                     f"{self.name}: a {part} row has the label {label}; expected an index of its "
@@ -120,9 +120,9 @@ def load_task(spec: str, columns: Columns = Columns()) -> Task:  # noqa: B008  f
         >>> task.name, task.classes, task.train.labels
         ('reviews', ('bad', 'good'), [1, 0])
     """
-    name, equals, rest = spec.partition("=")
+    name, equals, path = spec.partition("=")
     if equals:
-        return replace(load_task(rest, columns), name=name)
+        return replace(load_task(path, columns), name=name)
     if spec.startswith("glue/") and not Path(spec).is_dir():
         return hub_task(spec, columns)
     if spec.startswith("hub:"):
@@ -185,18 +185,18 @@ def folder_task(folder: Path, columns: Columns) -> Task:
             )
         files.append(folder / present[0])
     task = file_task(files[0], files[1], columns)
-    named = replace(
+    task = replace(
         task,
         name=folder.name,
         metric=task.metric if task.regression else GLUE.get(folder.name, ACCURACY),
     )
-    if named.metric is F1 and named.classes != ("0", "1"):
+    if task.metric is F1 and task.classes != ("0", "1"):
         raise DataError(
-            f"{named.name}: F1 is of the class labelled 1, of 0 and 1, but the labels are "
-            f"{', '.join(map(shown, named.classes[:10]))}; label them so, or rename the folder to "
+            f"{task.name}: F1 is of the class labelled 1, of 0 and 1, but the labels are "
+            f"{', '.join(map(shown, task.classes[:10]))}; label them so, or rename the folder to "
             "have it judged by accuracy"
         )
-    return named
+    return task
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -541,8 +541,8 @@ def check_shift(source: Task, target: Task) -> None:
             f"{place}: {source.outputs} outputs against {target.outputs}; both tasks need the same "
             "classes"
         )
-    named = not any(name.isdigit() for name in (*source.classes, *target.classes))
-    if named and source.classes != target.classes:
+    have_names = not any(name.isdigit() for name in (*source.classes, *target.classes))
+    if have_names and source.classes != target.classes:
         raise DataError(
             f"{place}: the classes are {', '.join(source.classes)} against "
             f"{', '.join(target.classes)}; both tasks need the same, in the same order"

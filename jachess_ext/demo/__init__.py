@@ -158,7 +158,7 @@ def derivative_table(tokens: int = 1024) -> tuple[list[str], Table]:
             ((points,), (points.double(),)),
         ),
     ):
-        right, own = (call(*checked) for call in (theirs, ours))
+        right, result = (call(*checked) for call in (theirs, ours))
         runs = partial(theirs, *taken), partial(ours, *taken)
         turns = [[timeit(run, number=1) for run in runs] for _ in range(4)][1:]
         slow, fast = map(statistics.median, zip(*turns, strict=True))
@@ -167,7 +167,7 @@ def derivative_table(tokens: int = 1024) -> tuple[list[str], Table]:
         rows.append(
             [
                 title,
-                f"{float((own - right).norm() / right.norm()):.0e}",
+                f"{float((result - right).norm() / right.norm()):.0e}",
                 f"{1e3 * slow:.0f} → {1e3 * fast:.0f} ms, {low:.1f} to {high:.1f} ×",
                 f"{most:.0f} → {least:.0f} MiB, {most / least:.1f} ×",
             ]
@@ -411,8 +411,8 @@ def demo(
         print(to_text(summary, width))
         penalty = [text] if (text := what_penalty_did(runs)) else []
         more = "No score of so few runs is told apart from another's: `jachess demo --compare`."
-        told = answer(runs) if compare else [more]
-        print(*(wrap(text, width) + "\n" for text in [*penalty, *told]), sep="\n")
+        paragraphs = answer(runs) if compare else [more]
+        print(*(wrap(text, width) + "\n" for text in [*penalty, *paragraphs]), sep="\n")
     compared = Section("Methods compared", penalty, [summary])
     write_html(page, title, [*shown, compared, *sections(records)])
     print(f"All tables and figures: {page}. In all {time.perf_counter() - start:.0f} s.")

@@ -75,13 +75,13 @@ class LiveSelection:
         once, and sub_tuning, the same on the largest subset.
         """
         largest = max(record.size for record in self.records)
-        each = (self.search.costs or {}).values()
+        costs = (self.search.costs or {}).values()
         return {
             "training": sum(record.training_flops for record in self.records),
             "judging": sum(record.judging_flops for record in self.records),
             "spent": sum(record.flops for record in self.records),
-            "full_tuning": sum(judging + row * self.search.target for judging, row in each),
-            "sub_tuning": sum(judging + row * largest for judging, row in each),
+            "full_tuning": sum(judging + row * self.search.target for judging, row in costs),
+            "sub_tuning": sum(judging + row * largest for judging, row in costs),
         }
 
     @property
@@ -234,10 +234,10 @@ def _winner(
     """Return the record of the best model on the target's rows, and save that model."""
     trial = plan.trial(Ask(best, plan.search.target), keep=out / WINNER)
     try:
-        kept = (out / WINNER / RUN_NAME).read_text(encoding="utf-8") == trial.name
+        is_saved = (out / WINNER / RUN_NAME).read_text(encoding="utf-8") == trial.name
     except OSError:
-        kept = False
-    if not kept:  # its record alone is not enough
+        is_saved = False
+    if not is_saved:  # its record alone is not enough
         (out / RUNS / f"{trial.name}.json").unlink(missing_ok=True)
     ((_, record),) = run_trials([trial])
     return record

@@ -56,10 +56,10 @@ def text_task(train: Sequence[str], dev: Sequence[str], name: str = "text") -> T
     """
     parts = []
     for what, pieces in (("training", train), ("dev", dev)):
-        kept = [piece for piece in pieces if piece.strip()]
-        if not kept:
+        texts = [piece for piece in pieces if piece.strip()]
+        if not texts:
             raise DataError(f"{name}: the {what} text is empty; expected pieces of text")
-        parts.append(Examples(kept, None, [0] * len(kept)))
+        parts.append(Examples(texts, None, [0] * len(texts)))
     return TextTask(
         name=name,
         classes=(),
@@ -97,16 +97,16 @@ def load_text(spec: str) -> TextTask:
 
 
 def _text_files(spec: str) -> tuple[Path, Path] | None:
-    name, equals, rest = spec.partition("=")
-    train, colon, dev = (rest if equals else name).partition(":")
+    name, equals, path = spec.partition("=")
+    train, colon, dev = (path if equals else name).partition(":")
     if colon:
         names = (train, dev)
         return (Path(train), Path(dev)) if all(n.endswith(_ENDINGS) for n in names) else None
-    found = [
+    files = [
         next((p for e in _ENDINGS if (p := Path(train, stem + e)).is_file()), None)
         for stem in ("train", "dev")
     ]
-    return None if found[0] is None or found[1] is None else (found[0], found[1])
+    return None if files[0] is None or files[1] is None else (files[0], files[1])
 
 
 # Models -----------------------------------------------------------------------------------------
@@ -155,12 +155,12 @@ def check_kept(texts: Sequence[str], tokenizer: Any, source: str) -> None:
     """
     pieces = list(texts[:_TRIED])
     rows = tokenizer(pieces, add_special_tokens=False, verbose=False)["input_ids"]
-    given = Counter("".join("".join(pieces).split()))
+    characters = Counter("".join("".join(pieces).split()))
     back = tokenizer.batch_decode(
         rows, skip_special_tokens=True, clean_up_tokenization_spaces=False
     )
-    lost = given - Counter("".join("".join(back).split()))
-    share = lost.total() / max(1, given.total())
+    lost = characters - Counter("".join("".join(back).split()))
+    share = lost.total() / max(1, characters.total())
     if share > 1 - _KEPT:
         raise DataError(
             f"the tokenizer of {source!r} loses {100 * share:.2g} % of the characters (such as "
@@ -206,8 +206,8 @@ def windows(examples: Examples, tokenizer: Any, length: int, *, end: bool) -> Wi
     after = [tokenizer.eos_token_id] if end and tokenizer.eos_token_id is not None else []
     rows: list[dict[str, list[int]]] = []
     if len(examples):
-        given = tokenizer(examples.texts, add_special_tokens=False, verbose=False)["input_ids"]
-        for piece in given:
+        token_ids = tokenizer(examples.texts, add_special_tokens=False, verbose=False)["input_ids"]
+        for piece in token_ids:
             tokens = [start, *piece, *after]
             for place in range(0, len(tokens) - 1, length - 1):
                 row = tokens[place : place + length]

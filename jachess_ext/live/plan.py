@@ -185,10 +185,13 @@ def make_plan(
     search.learn(
         test_rows=len(task.dev),
         costs={
-            each.model: (each.judging_flops(len(task.dev)), each.training_flops(1, recipe))
-            for each in candidates
+            candidate.model: (
+                candidate.judging_flops(len(task.dev)),
+                candidate.training_flops(1, recipe),
+            )
+            for candidate in candidates
         },
-        parameters={each.model: each.parameters for each in candidates},
+        parameters={candidate.model: candidate.parameters for candidate in candidates},
         unusable=unusable,
     )
     return Plan(search, task, candidates, recipe, settings.seed)
@@ -311,7 +314,7 @@ def subsets(rows: int, target: int, recipe: Recipe, budget: float | None = None)
     least = smallest_rows(recipe)
     largest = min(int((1 / 8 if budget is None else budget) * target), rows)
     ladders = (_ladder(least, top) for top in range(largest, 4 * least - 1, -1))
-    sizes = next((each for each in ladders if sum(each) <= 4 / 3 * largest), None)
+    sizes = next((ladder for ladder in ladders if sum(ladder) <= 4 / 3 * largest), None)
     if sizes is not None:
         return sizes
     sizes = (least, 2 * least, 4 * least)

@@ -116,6 +116,6 @@ def _curves(selection: Selection, level: float) -> Any:
 def _letters(text: str, longest: int = 28) -> str:
     """Return a user's text for a figure: with $ escaped, and long texts cut in the middle."""
     if len(text) > longest:
-        kept = longest - 1
-        text = text[: kept // 2] + "…" + text[-(kept - kept // 2) :]
+        letters = longest - 1
+        text = text[: letters // 2] + "…" + text[-(letters - letters // 2) :]
     return text.replace("$", r"\$")

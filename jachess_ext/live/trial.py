@@ -53,8 +53,8 @@ def training_flops(parameters: int, trained: int, tokens: float, recipe: Recipe)
     Of the six, two are for the gradients of weights, which the weights that are not trained (below
     LoRA's adapters) do not have.  Gradient checkpointing runs the forward pass twice.
     """
-    each = OPERATIONS * parameters - FORWARD * (parameters - trained)
-    return (each + FORWARD * parameters * recipe.gradient_checkpointing) * tokens * recipe.epochs
+    step = OPERATIONS * parameters - FORWARD * (parameters - trained)
+    return (step + FORWARD * parameters * recipe.gradient_checkpointing) * tokens * recipe.epochs
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class _Steps(TrainerCallback):
 
     count = 0
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self.count += 1
 
 
