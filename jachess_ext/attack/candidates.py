@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import nn
 
 from .._io import DataError, read_text, shown
 from ..models import token_table
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")  # letters, with hyphens or apostrophes between
 
@@ -176,7 +180,9 @@ class NearestRows:
 
     source = "the nearest rows of the model's embedding table"
 
-    def __init__(self, model: Any, tokenizer: Any, count: int = 8) -> None:
+    def __init__(
+        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, count: int = 8
+    ) -> None:
         table = token_table(model).weight.detach()
         texts = tokenizer.batch_decode([[i] for i in range(min(len(table), len(tokenizer)))])
         words = [(i, text.strip()) for i, text in enumerate(texts)]
@@ -206,7 +212,9 @@ class NearestRows:
         return self._found[word]
 
 
-def candidates_from(source: str | Path, model: Any, tokenizer: Any) -> Candidates:
+def candidates_from(
+    source: str | Path, model: nn.Module, tokenizer: PreTrainedTokenizerBase
+) -> Candidates:
     """Return `NearestRows` of the model for `NEAREST`, else `read_synonyms` of that path.
 
     Raises:
@@ -222,7 +230,7 @@ def candidates_from(source: str | Path, model: Any, tokenizer: Any) -> Candidate
     return read_synonyms(source)
 
 
-def token_ids(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
+def token_ids(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> list[list[int]]:
     """Return the ids of each word as it stands within a text, after a blank."""
     if not words:
         return []

@@ -7,12 +7,15 @@ length and the way from one to the other is a direction in embedding space.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .candidates import WORD, Candidates, token_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class TokenSwaps:
@@ -25,7 +28,9 @@ class TokenSwaps:
         count: the most candidates of a word.
     """
 
-    def __init__(self, tokenizer: Any, candidates: Candidates, rows: int, count: int = 8) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, candidates: Candidates, rows: int, count: int = 8
+    ) -> None:
         self._tokenizer, self._candidates = tokenizer, candidates
         self._rows, self.count = rows, count
         self._special = set(tokenizer.all_special_ids)
@@ -51,7 +56,7 @@ class TokenSwaps:
     def _of(self, token: int) -> tuple[int, ...]:
         """Return the single-token candidates of a token that is a word by itself."""
         if token not in self._words:
-            word = self._tokenizer.decode([token]).strip()
+            word = str(self._tokenizer.decode([token])).strip()
             others: tuple[int, ...] = ()
             if token not in self._special and WORD.fullmatch(word):
                 candidates = self._candidates(word)
@@ -71,7 +76,7 @@ class TokenSwaps:
             return True
         if (token, following) not in self._whole:
             word, _ = self._words[token]
-            suffix = self._tokenizer.decode([token, following]).strip()[len(word) :]
+            suffix = str(self._tokenizer.decode([token, following])).strip()[len(word) :]
             self._whole[token, following] = not suffix[:1].isalnum()
         return self._whole[token, following]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import index
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ from ..models import (
     unwrapped,
 )
 from .candidates import WORD, Candidates, token_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Row = tuple[str, ...]
 
@@ -76,8 +79,8 @@ class Attacked:
 
 
 def attack_words(
-    model: Any,
-    tokenizer: Any,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[Row],
     labels: Sequence[int],
     candidates: Candidates,
@@ -235,7 +238,12 @@ class _Reader:
     """Asks a model about texts."""
 
     def __init__(
-        self, model: Any, tokenizer: Any, candidates: Candidates, max_length: int, batch: int
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        candidates: Candidates,
+        max_length: int,
+        batch: int,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.candidates, self.batch = candidates, batch

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -55,6 +55,9 @@ from .tasks import (
     selected,
     with_validation,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _EDITION = 5  # raise it when a change of the code changes a run's record: older runs are repeated
 _LOG_EVERY = 10  # optimiser steps between two losses sent to a tracker
@@ -188,7 +191,7 @@ def _synonyms(conditions: Conditions, methods: Iterable[Method]) -> list[str]:
     return sorted({source for source in sources if source is not None})
 
 
-def _check_conditions(grid: Grid, tokenizer: Any) -> None:
+def _check_conditions(grid: Grid, tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse a tokenizer without an unknown token, and synonyms that cannot be read."""
     if grid.conditions.corruption:
         try:
@@ -200,7 +203,7 @@ def _check_conditions(grid: Grid, tokenizer: Any) -> None:
             read_synonyms(source)
 
 
-def _check_method(method: Method, tokenizer: Any, config: Any) -> None:
+def _check_method(method: Method, tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
     if method.name == "tapt" and is_masked(config) and tokenizer.mask_token is None:
         raise ValueError("method 'tapt' masks tokens, and the tokenizer has no mask token")
     count = getattr(config, "num_hidden_layers", None)
@@ -229,7 +232,7 @@ def _shift_targets(grid: Grid, tasks: Sequence[Task]) -> dict[str, list[Task]]:
     return targets
 
 
-def _drawn(task: Task, grid: Grid, tokenizer: Any) -> Task:
+def _drawn(task: Task, grid: Grid, tokenizer: PreTrainedTokenizerBase) -> Task:
     """Return the rows of a task that the grid uses."""
     size = grid.train_size
     if size is not None and grid.fewer:
@@ -239,7 +242,7 @@ def _drawn(task: Task, grid: Grid, tokenizer: Any) -> Task:
     return with_validation(drawn, grid.validation, grid.data_seed) if grid.validation else drawn
 
 
-def _dev_rows(target: Task, grid: Grid, tokenizer: Any) -> Task:
+def _dev_rows(target: Task, grid: Grid, tokenizer: PreTrainedTokenizerBase) -> Task:
     """Return a task with the dev rows to judge on and no more training rows than it must have."""
     drawn = selected(target, None, 1, grid.shift_size, grid.data_seed)
     check_tokens(drawn, target, tokenizer, ["dev"])
@@ -336,7 +339,7 @@ def choose(records: Iterable[RunRecord]) -> dict[tuple[str, str], float]:
 
 
 def fine_tune(
-    model: Any,
+    model: PreTrainedModel,
     train: Encoded,
     recipe: Recipe,
     *,
@@ -413,7 +416,7 @@ def fine_tune(
 
 
 @contextmanager
-def _in_own_precision(model: Any) -> Iterator[Any]:
+def _in_own_precision(model: PreTrainedModel) -> Iterator[Any]:
     """Let the model compute without the autocast that accelerate wraps its forward in."""
     wrapped = model.__dict__.pop("forward", None) if hasattr(model, "_original_forward") else None
     try:
@@ -506,7 +509,7 @@ def run(
     )
 
 
-def _save(model: Any, tokenizer: Any, job: Job, path: Path) -> None:
+def _save(model: Any, tokenizer: PreTrainedTokenizerBase, job: Job, path: Path) -> None:
     with whole_folder(path) as folder:
         # TAPT changes the weights below LoRA's adapters, too
         below = job.recipe.lora and job.configured.name == "tapt"
@@ -530,7 +533,7 @@ class BestEpoch(transformers.TrainerCallback):
         seconds: time spent [2], see `_now`.
     """
 
-    def __init__(self, job: Job, tokenizer: Any) -> None:
+    def __init__(self, job: Job, tokenizer: PreTrainedTokenizerBase) -> None:
         self.figures: dict[str, float | None] | None = None
         self.seconds = np.zeros(2)
         self._job = job
@@ -554,7 +557,9 @@ class BestEpoch(transformers.TrainerCallback):
                 self.figures["brier_scaled"] = (dev.scaled or {}).get("brier")
         self.seconds = self.seconds + _now() - start
 
-    def _judged(self, model: Any, rows: Encoded, validation: Encoded | None = None) -> Figures:
+    def _judged(
+        self, model: PreTrainedModel, rows: Encoded, validation: Encoded | None = None
+    ) -> Figures:
         metric, regression = self._job.task.metric, self._job.task.regression
         bare = self._job.conditions.bare
         return judge(model, rows, metric, 1.0, bare, regression=regression, validation=validation)

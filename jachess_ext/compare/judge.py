@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +29,15 @@ from .records import Figures
 from .settings import Conditions
 from .tasks import Examples, Task
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 _SMOOTHNESS_SEED = 20_000
 
 
 def judge_task(
-    model: Any,
-    tokenizer: Any,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     scale: float,
     task: Task,
     shift: Sequence[Task],
@@ -80,8 +83,8 @@ def judge_task(
 
 
 def attacked(
-    model: Any,
-    tokenizer: Any,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     examples: Examples,
     candidates: Candidates,
     conditions: Conditions,
@@ -108,7 +111,7 @@ def attacked(
 
 
 def judge(
-    model: Any,
+    model: PreTrainedModel,
     dev: Encoded,
     metric: Metric,
     scale: float,
@@ -202,7 +205,7 @@ def judge(
 
 
 @torch.no_grad()
-def model_outputs(model: Any, batches: Iterable[Batch], regression: bool) -> Floats:
+def model_outputs(model: PreTrainedModel, batches: Iterable[Batch], regression: bool) -> Floats:
     """Return class probabilities [N, C], or predictions [N, 1], in evaluation mode; float64.
 
     Raises:
@@ -218,7 +221,9 @@ def model_outputs(model: Any, batches: Iterable[Batch], regression: bool) -> Flo
     return (outputs if regression else outputs.softmax(-1)).cpu().numpy()
 
 
-def _corrupted(batches: Sequence[Batch], tokenizer: Any, share: float, draw: int) -> list[Batch]:
+def _corrupted(
+    batches: Sequence[Batch], tokenizer: PreTrainedTokenizerBase, share: float, draw: int
+) -> list[Batch]:
     generator = torch.Generator().manual_seed(1000 + draw)
     special = torch.tensor(tokenizer.all_special_ids)
     unknown = unknown_token_id(tokenizer)
@@ -237,14 +242,16 @@ def _corrupted(batches: Sequence[Batch], tokenizer: Any, share: float, draw: int
     return [{**batch, "input_ids": corrupted(batch)} for batch in batches]
 
 
-def slopes(model: Any, data: Encoded, sequences: int = 32) -> dict[str, float]:
+def slopes(model: PreTrainedModel, data: Encoded, sequences: int = 32) -> dict[str, float]:
     """Return `decision_slopes` of the model on rows at even distances; {} without sequences."""
     batch = _sample(model, data, sequences)
     return {} if batch is None else decision_slopes(model, batch)
 
 
 @torch.no_grad()
-def layer_norms(model: Any, data: Encoded, sequences: int = 32) -> tuple[list[float], list[float]]:
+def layer_norms(
+    model: PreTrainedModel, data: Encoded, sequences: int = 32
+) -> tuple[list[float], list[float]]:
     """Return ‖J‖ and ‖H‖ of each layer, means over `sequences` rows, with fixed directions."""
     batch = _sample(model, data, sequences)
     if batch is None:
@@ -255,7 +262,7 @@ def layer_norms(model: Any, data: Encoded, sequences: int = 32) -> tuple[list[fl
     return norms.jacobian.tolist(), norms.hessian.tolist()
 
 
-def _sample(model: Any, data: Encoded, sequences: int) -> Batch | None:
+def _sample(model: PreTrainedModel, data: Encoded, sequences: int) -> Batch | None:
     """Return a batch of rows at even distances, which in sorted data have all lengths."""
     count = min(sequences, len(data))
     if count == 0:

@@ -7,13 +7,16 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .._io import DataError, require
 from .tasks import Examples, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Batch = dict[str, Tensor]
 
@@ -44,7 +47,12 @@ def load_config(source: str | Path) -> Any:
 
 
 def load_model(
-    source: str | Path, outputs: int, tokenizer: Any, seed: int, *, regression: bool = False
+    source: str | Path,
+    outputs: int,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    *,
+    regression: bool = False,
 ) -> Any:
     """Load a sequence classifier in fp32; a head it lacks is drawn from `seed`.
 
@@ -75,7 +83,9 @@ def load_model(
     )
 
 
-def load_head_model(source: str | Path, head: str, tokenizer: Any, seed: int) -> Any:
+def load_head_model(
+    source: str | Path, head: str, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> Any:
     """Load a language model in fp32; errors are those of `load_model`.
 
     Args:
@@ -85,7 +95,9 @@ def load_head_model(source: str | Path, head: str, tokenizer: Any, seed: int) ->
     return _load(f"AutoModelFor{heads[head]}", source, tokenizer, seed)
 
 
-def _load(auto: str, source: str | Path, tokenizer: Any, seed: int, **settings: Any) -> Any:
+def _load(
+    auto: str, source: str | Path, tokenizer: PreTrainedTokenizerBase, seed: int, **settings: Any
+) -> Any:
     transformers = require("transformers")
     torch.manual_seed(seed)
     verbosity = transformers.utils.logging.get_verbosity()
@@ -194,7 +206,7 @@ class Encoded:
 
     rows: list[dict[str, list[int]]]
     labels: Sequence[float]
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -236,7 +248,7 @@ class Encoded:
         )
 
 
-def encode(examples: Examples, tokenizer: Any, max_length: int) -> Encoded:
+def encode(examples: Examples, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Encoded:
     """Tokenise examples, cut to `max_length` tokens or the tokenizer's own limit, if lower.
 
     Example:
@@ -258,7 +270,10 @@ def encode(examples: Examples, tokenizer: Any, max_length: int) -> Encoded:
 
 
 def check_tokens(
-    drawn: Task, whole: Task, tokenizer: Any, parts: Sequence[str] = ("train", "unlabelled", "dev")
+    drawn: Task,
+    whole: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    parts: Sequence[str] = ("train", "unlabelled", "dev"),
 ) -> None:
     """Check that every row has a token to read.
 

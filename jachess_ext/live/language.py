@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,7 +16,10 @@ from .._io import DataError
 from ..compare.metrics import Metric
 from ..compare.models import Batch, Encoded, load_head_model
 from ..compare.tasks import Examples, Task, open_text
-from ..models import on_device_of
+from ..models import on_device_of, token_table
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BITS = "bpb"
 """Bits per byte of the dev text: comparable over tokenizers, as no figure per token is."""
@@ -112,7 +115,7 @@ def _text_files(spec: str) -> tuple[Path, Path] | None:
 # Models -----------------------------------------------------------------------------------------
 
 
-def load_language_model(source: str, tokenizer: Any, seed: int) -> Any:
+def load_language_model(source: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> Any:
     """Load a causal language model in fp32.
 
     Raises:
@@ -135,9 +138,9 @@ def load_language_model(source: str, tokenizer: Any, seed: int) -> Any:
 
 
 @torch.no_grad()
-def _is_causal(model: Any) -> bool:
+def _is_causal(model: PreTrainedModel) -> bool:
     """Whether logits stay what they are when a later token changes."""
-    count = model.get_input_embeddings().num_embeddings
+    count = len(token_table(model).weight)
     rows = torch.arange(4).repeat(2, 1) % count
     rows[1, -1] = (rows[1, -1] + 1) % count
     logits = model(input_ids=rows, attention_mask=torch.ones_like(rows)).logits
@@ -145,7 +148,7 @@ def _is_causal(model: Any) -> bool:
     return bool((first - second).abs().max() <= 1e-5 * first.abs().max())
 
 
-def check_kept(texts: Sequence[str], tokenizer: Any, source: str) -> None:
+def check_kept(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, source: str) -> None:
     """Check that a tokenizer's tokens give the text back, as bits per byte suppose.
 
     White space does not count.
@@ -191,7 +194,9 @@ class Windows(Encoded):
         return Windows(super().by_length().rows, self.labels, self.tokenizer)
 
 
-def windows(examples: Examples, tokenizer: Any, length: int, *, end: bool) -> Windows:
+def windows(
+    examples: Examples, tokenizer: PreTrainedTokenizerBase, length: int, *, end: bool
+) -> Windows:
     """Return each piece's tokens in rows of `length` at most, each token predicted once.
 
     A row begins with the last token of the row before it, the first of a piece with a token that
@@ -215,7 +220,7 @@ def windows(examples: Examples, tokenizer: Any, length: int, *, end: bool) -> Wi
     return Windows(rows, [0.0] * len(rows), tokenizer)
 
 
-def longest(model: Any, tokenizer: Any, max_length: int) -> int:
+def longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
     """Return how many tokens a row may have: the least that recipe, tokenizer and model allow."""
     positions = getattr(model.config, "max_position_embeddings", None) or math.inf
     return int(min(max_length, tokenizer.model_max_length, positions))
@@ -226,7 +231,7 @@ def longest(model: Any, tokenizer: Any, max_length: int) -> int:
 
 @torch.no_grad()
 def judge_text(
-    model: Any, examples: Examples, data: Windows, batch_size: int
+    model: PreTrainedModel, examples: Examples, data: Windows, batch_size: int
 ) -> tuple[float, dict[str, float]]:
     """Return the loss of pieces of text, nats a token, and their `SCORES`.
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ from .language import (
     longest,
     windows,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 LOSS = "loss"
 """Mean negative log-likelihood (nats), or in a regression the mean squared error."""
@@ -216,13 +219,15 @@ def _reason(error: Exception) -> str:
     return f"out of memory ({words})" if full else f"{type(error).__name__}: {words}"
 
 
-def new_model(trial: Trial, tokenizer: Any) -> Any:
+def new_model(trial: Trial, tokenizer: PreTrainedTokenizerBase) -> Any:
     """Return the model before fine-tuning, in evaluation mode, on the GPU where there is one."""
     model = load_for(trial.model, trial.task, tokenizer, trial.seed, trial.recipe)
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
-def load_for(name: str, task: Task, tokenizer: Any, seed: int, recipe: Recipe) -> Any:
+def load_for(
+    name: str, task: Task, tokenizer: PreTrainedTokenizerBase, seed: int, recipe: Recipe
+) -> Any:
     """Return a model with a head for the task, and with adapters where the recipe has them."""
     if isinstance(task, TextTask):
         model, kind = load_language_model(name, tokenizer, seed), "CAUSAL_LM"
@@ -235,8 +240,8 @@ def load_for(name: str, task: Task, tokenizer: Any, seed: int, recipe: Recipe) -
 def encoded(
     task: Task,
     part: Examples,
-    model: Any,
-    tokenizer: Any,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     recipe: Recipe,
     *,
     trained: bool,
@@ -257,7 +262,7 @@ def judging_flops(parameters: int, tokens: float) -> float:
     return FORWARD * parameters * tokens
 
 
-def count_parameters(model: Any) -> tuple[int, int]:
+def count_parameters(model: PreTrainedModel) -> tuple[int, int]:
     """Return N, all of the model's with its head's (and adapters'), and how many are trained."""
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
     return sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)
@@ -268,7 +273,7 @@ def count_tokens(data: Encoded) -> int:
     return sum(len(row["input_ids"]) for row in data.rows)
 
 
-def _judged(task: Task, model: Any, dev: Encoded) -> tuple[float, dict[str, float]]:
+def _judged(task: Task, model: PreTrainedModel, dev: Encoded) -> tuple[float, dict[str, float]]:
     """Return the loss of the dev rows, and their scores by name."""
     if isinstance(dev, Windows):
         return judge_text(model, task.dev, dev, _WINDOWS)
