@@ -75,7 +75,7 @@ def root_of(package: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise DataError(
             f"package {package!r} is not installed, and the texts are the packages' docstrings: "
-            "pip install 'jachess-ext[demo]'"
+            "pip install '.[demo]'"
         )
     return Path(next(iter(spec.submodule_search_locations)))
 

@@ -34,7 +34,7 @@ def main() -> int:
     failed = False
     for name, library in EXAMPLES.items():
         if importlib.util.find_spec(library) is None:
-            print(f"{name}: {library} is not installed; pip install 'jachess-ext[examples]'")
+            print(f"{name}: {library} is not installed; pip install '.[examples]'")
             failed = True
             continue
         start = time.perf_counter()

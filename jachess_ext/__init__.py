@@ -95,7 +95,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 class _Package(_ModuleType):
@@ -108,6 +108,10 @@ class _Package(_ModuleType):
         if name in _NAMES and isinstance(value, _ModuleType):
             value = getattr(value, name, value)
         super().__setattr__(name, value)
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        # By its name, as plain modules: cloudpickle, joblib and Ray send functions that use it.
+        return _import_module, (self.__name__,)
 
 
 _sys.modules[__name__].__class__ = _Package

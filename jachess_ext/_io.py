@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import inspect
 import json
 import logging
@@ -22,6 +23,20 @@ from typing import Any
 
 _LARGEST = 2**63  # what torch and numpy hold as an integer
 _DISTRIBUTIONS = {"sklearn": "scikit-learn"}
+_RUNS = (
+    *("tyro", "transformers", "accelerate", "safetensors", "scipy", "sklearn", "pandas", "joblib"),
+    *("tqdm", "matplotlib", "jinja2"),
+)
+NEEDS = {
+    "jachess_ext.training": ("transformers", "accelerate"),
+    "jachess select": ("scipy",),
+    "jachess select --report": ("scipy", "pandas", "matplotlib", "jinja2"),
+    "jachess select-live": _RUNS,
+    "jachess finetune": _RUNS,
+    "jachess evaluate": ("tyro", "scipy", "pandas", "matplotlib", "jinja2"),
+    "jachess demo": _RUNS,
+}
+"""Modules that each part needs beyond torch and numpy; the extra demo of pyproject.toml has all."""
 
 
 class DataError(ValueError):
@@ -32,11 +47,11 @@ class MissingExtra(ImportError):
     """A library is needed and not installed; the message says how to install it."""
 
 
-def require(module: str, extra: str = "demo") -> Any:
-    """Import and return a module that the `extra` of this package installs.
+def require(module: str) -> Any:
+    """Import and return a module.
 
     Raises:
-        MissingExtra: it is not installed.
+        MissingExtra: it is not installed; the message has the command that installs it.
     """
     try:
         return importlib.import_module(module)
@@ -44,10 +59,32 @@ def require(module: str, extra: str = "demo") -> Any:
         package = module.split(".")[0]
         if error.name is not None and error.name.split(".")[0] != package:
             raise
+        name = _DISTRIBUTIONS.get(package, package)
         raise MissingExtra(
-            f"{_DISTRIBUTIONS.get(package, package)} is needed for this and not installed: "
-            f"pip install 'jachess-ext[{extra}]'"
+            f"{name} is needed for this and not installed: pip install {name}"
         ) from None
+
+
+def missing(part: str) -> list[str]:
+    """Return the distributions that a part of `NEEDS` lacks; nothing is imported."""
+    return [_DISTRIBUTIONS.get(name, name) for name in NEEDS[part] if not _is_installed(name)]
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # the entry of sys.modules is None: an import of it fails
+        return False
+
+
+def require_all(part: str) -> None:
+    """Raise MissingExtra, with one command for all, where a part of `NEEDS` lacks anything."""
+    if names := missing(part):
+        verb = "is" if len(names) == 1 else "are"
+        raise MissingExtra(
+            f"{part} needs {', '.join(names)}, which {verb} not installed: "
+            f"pip install {' '.join(names)}"
+        )
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -9,10 +9,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from ._io import DataError, quiet_libraries, require
+from . import __version__
+from ._io import NEEDS, DataError, quiet_libraries, require, require_all
 
 
 class _Command(NamedTuple):
@@ -112,11 +114,19 @@ def _run(given: Sequence[str]) -> int:
         + "\n".join(f"  {name:<12} {command.summary}" for name, command in _COMMANDS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", choices=_COMMANDS, metavar="command", help="see below")
+    parser.add_argument("--version", action="version", version=f"jachess_ext {__version__}")
+    parser.add_argument("command", metavar="command", help="see below")
     name = parser.parse_args(given[:1]).command
+    if name not in _COMMANDS:
+        close = get_close_matches(name, _COMMANDS, 1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(_COMMANDS)}"
+        parser.error(f"there is no command {name!r}; {hint}")
     quiet_libraries()
     try:
-        return _parsed(name, given[1:])() or 0
+        call = _parsed(name, given[1:])
+        if (part := f"jachess {name}") in NEEDS:
+            require_all(part)  # all at once, and after the help
+        return call() or 0
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
@@ -138,7 +148,9 @@ def _parsed(name: str, given: Sequence[str]) -> Callable[[], int | None]:
         summary = _COMMANDS[name].summary
         argparse.ArgumentParser(f"jachess {name}", description=summary).parse_args(given)
         return import_module(f"{__package__}.doctor").main  # type: ignore[no-any-return]
-    tyro = require("tyro", extra="hf")
+    if name == "select":  # needs no tyro: a table is answered in the smallest installation
+        return import_module(f"{__package__}.commands.select").parsed(given)  # type: ignore[no-any-return]
+    tyro = require("tyro")
     function = getattr(import_module(f"{__package__}.{module}"), attribute)
 
     @functools.wraps(function)  # not called by tyro, which takes errors for those of the options

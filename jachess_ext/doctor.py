@@ -8,22 +8,13 @@ from typing import Any
 
 import torch
 
+from ._io import NEEDS, missing
 from .ops import build_info
 from .ops.library import OLDEST_GPU, STATE
 from .torch_private import TORCH_FLOOR, release
 
-# Distributions that commands need, and the extra of this package that installs them.
-_OPTIONAL = {
-    **dict.fromkeys(
-        ("transformers", "peft", "accelerate", "datasets", "safetensors", "tyro"), "hf"
-    ),
-    **dict.fromkeys(("joblib", "matplotlib", "tqdm", "scikit-learn", "scipy"), "demo"),
-}
-_ADDS = {
-    "hf": "fine-tuning with penalties and methods, `jachess finetune`, `evaluate`, `select-live`",
-    "demo": "`jachess demo`, `select`, laws of scaling, pictures and reports",
-}
-"""What each extra is for."""
+_SHOWN = ("transformers", "accelerate", "peft", "datasets", "scipy", "pandas", "matplotlib")
+"""Distributions whose versions are shown beside torch's and numpy's."""
 _FLOORS = {"torch": TORCH_FLOOR, "transformers": (5, 2)}
 
 
@@ -102,32 +93,33 @@ def report() -> dict[str, Any]:
     Returns:
         versions of python and packages, None where missing; platform; built, the build
         information, {} where there is none; operators: their library, whether it is loaded, its
-        kernels; gpu; problems and notes (of what is merely absent), sentences with the fix.
+        kernels; pure: whether this installation has no compiled operators; gpu; problems and notes
+        (of what is merely absent), sentences with the fix.
     """
     versions: dict[str, str | None] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": _version("numpy"),
     }
-    versions.update({name: _version(name) for name in _OPTIONAL})
+    versions.update({name: _version(name) for name in _SHOWN})
     built, gpu = build_info(), _gpu()
     problems = [text for name, v in versions.items() if (text := _below_floor(name, v))]
-    if STATE.problem is not None:
+    pure = not STATE.path.is_file()
+    if STATE.problem is not None and not pure:
         problems.append(STATE.problem[0].upper() + STATE.problem[1:])
-    elif not built:
+    elif not built and not pure:
         problems.append(
             "The module jachess_ext._C is missing or broken: rebuild it with `make build`, or "
             "`pip install --no-build-isolation -e .`."
         )
     problems += _cuda_problems(built, gpu)
-    missing: dict[str, list[str]] = {}
-    for name, extra in _OPTIONAL.items():
-        if versions[name] is None:
-            missing.setdefault(extra, []).append(name)
+    parts: dict[str, list[str]] = {}
+    for part in NEEDS:
+        parts.setdefault(" ".join(missing(part)), []).append(part)
     notes = [
-        f"the extra {extra} would add {_ADDS[extra]}; not installed: {', '.join(names)}: "
-        f"`pip install 'jachess-ext[{extra}]'`, in a checkout `pip install '.[{extra}]'`."
-        for extra, names in missing.items()
+        f"{', '.join(names)} would need `pip install {packages}`."
+        for packages, names in parts.items()
+        if packages
     ]
     notes += [
         f"{device['name']} has capability {device['capability']} and the CUDA kernels need 8.0 or "
@@ -135,6 +127,12 @@ def report() -> dict[str, Any]:
         for device in gpu["visible"]
         if _too_old(device)
     ]
+    if pure:
+        notes.append(
+            "This is the installation without compiled operators: everything works, by formulas in "
+            "torch, slower, and attention takes memory that grows with the square of the tokens. "
+            "To compile them: `make build` in a checkout, or a wheel for this Python."
+        )
     if not gpu["visible"]:
         notes.append("No GPU is visible: everything runs on the CPU.")
     return {
@@ -146,6 +144,7 @@ def report() -> dict[str, Any]:
             "loaded": STATE.problem is None,
             "kernels": sorted(f"{name} ({device})" for name, device in STATE.kernels),
         },
+        "pure": pure,
         "gpu": gpu,
         "problems": problems,
         "notes": notes,
@@ -165,7 +164,8 @@ def main() -> int:
             f"(runs with any torch >= 2.10), CPU {built['cpu']}, {cuda}"
         )
     operators = facts["operators"]
-    lines.append(f"operators     {'loaded' if operators['loaded'] else 'NOT loaded'}")
+    state = "none" if facts["pure"] else "loaded" if operators["loaded"] else "NOT loaded"
+    lines.append(f"operators     {state}")
     lines += [f"              {kernel}" for kernel in operators["kernels"]]
     lines += [f"GPU           {d['name']} (sm {d['capability']})" for d in gpu["visible"]]
     lines += [f"problem: {text}" for text in facts["problems"]]

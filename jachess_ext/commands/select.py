@@ -2,47 +2,126 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
-
-from .._io import DataError, write_json, write_text
+from .._io import DataError, require_all, write_json, write_text
 from . import check_ending
 
 
-def _size(words: list[str]) -> float:
+def size(text: str) -> float:
+    """Return a number of rows as people write it: 10000, 10k, 10,000."""
     from ..scaling.sheets import parse_size
 
-    return parse_size(words[0])
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
-Rows = Annotated[
-    float,
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
+def parsed(words: Sequence[str]) -> Callable[[], None]:
+    """Return `select` with the options of a command line bound.
+
+    Raises:
+        SystemExit: the options are wrong, or the help was asked for.
+    """
+    parser = argparse.ArgumentParser("jachess select", description=select.__doc__)
+    option = parser.add_argument
+    option(
+        "table",
+        type=Path,
+        help="a row a model and columns named by sizes, or a row a run: csv, markdown, JSON, xlsx; "
+        "or a folder of runs of Trainer or lm-evaluation-harness",
+    )
+    option(
+        "--target",
+        type=size,
+        required=True,
         metavar="ROWS",
-        instance_from_str=_size,
-        is_instance=lambda value: isinstance(value, float),
-        str_from_instance=lambda value: [f"{value:g}"],
-    ),
-]
-"""A number of rows as people write it: 10000, 10k, 10,000."""
+        help="size of the full data, such as 10000 or 10k",
+    )
+    option(
+        "--metric",
+        help="what the numbers are: loss, accuracy, eval_f1, …; without it: as the table says",
+    )
+    option(
+        "--method",
+        help="blend (the default), lensllm, rectified, power, ats, subtuning, zeroshot, modelsize",
+    )
+    option(
+        "--budget",
+        type=size,
+        metavar="ROWS",
+        help="largest size used; without it: the largest below the target",
+    )
+    option(
+        "--reference",
+        nargs="*",
+        action="extend",
+        metavar="MODEL",
+        help="models whose loss at the target is in the table: intervals are calibrated on them",
+    )
+    option(
+        "--read",
+        nargs="*",
+        action="extend",
+        metavar="NAME VALUE",
+        help="how to read it, in pairs: model, size and seed with the columns of a table (of "
+        "folders with regular expressions), decimal with a decimal comma, test_rows with the "
+        "examples a score was measured on, full with the examples of all the data where sizes are "
+        "shares of it, sheet with the number of one of several tables; and any column of words "
+        "with a cell of it, such as task rte, to read those rows alone",
+    )
+    option(
+        "--ignore",
+        nargs="*",
+        action="extend",
+        metavar="NAME",
+        help="columns or models (of a folder runs) to leave out",
+    )
+    option(
+        "--tokens",
+        type=float,
+        help="tokens of an example (1 where sizes are tokens), for FLOPs; without it costs are "
+        "shares",
+    )
+    option("--epochs", type=float, help="epochs over every subset, for the FLOPs (1)")
+    option(
+        "--gpu-flops",
+        type=float,
+        help="FLOPs a second that training reaches, such as 1e14, for costs in GPU hours",
+    )
+    option("--level", type=float, help="probability of the intervals (0.9)")
+    option("--out", type=Path, metavar="FILE", help="file for the ranking, .csv or .json")
+    option(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="file for one page of curves, predictions, ranking and cost, .html",
+    )
+    options = {k: v for k, v in vars(parser.parse_args(words)).items() if v is not None}
+    pairs = options.get("read", [])
+    if len(pairs) % 2:
+        parser.error(f"--read takes pairs of a name and a value, not {shlex.join(pairs)}")
+    options["read"] = dict(zip(pairs[::2], pairs[1::2], strict=True))
+    return partial(select, **options)
 
 
 def select(
-    table: tyro.conf.Positional[Path],
-    target: Rows,
+    table: Path,
+    target: float,
     metric: str | None = None,
     method: str = "blend",
-    budget: Rows | None = None,
-    reference: tuple[str, ...] = (),
-    read: dict[str, str] = {},  # noqa: B006  tyro's default, not changed
-    ignore: tuple[str, ...] = (),
+    budget: float | None = None,
+    reference: Sequence[str] = (),
+    read: Mapping[str, str] = {},
+    ignore: Sequence[str] = (),
     tokens: float | None = None,
     epochs: float = 1.0,
     gpu_flops: float | None = None,
@@ -50,39 +129,14 @@ def select(
     out: Path | None = None,
     report: Path | None = None,
 ) -> None:
-    """Rank models by the loss or score they will have in full, from runs on small subsets.
-
-    Args:
-        table: A row a model and columns named by sizes, or a row a run: csv, markdown, JSON, xlsx;
-            or a folder of runs of Trainer or lm-evaluation-harness.
-        target: Size of the full data, such as 10000 or 10k.
-        metric: What the numbers are: loss, accuracy, eval_f1, …; None: as the table says.
-        method: blend, lensllm, rectified, power, ats, subtuning, zeroshot or modelsize.
-        budget: Largest size used; None: the largest below the target.
-        reference: Models whose loss at the target is in the table: intervals are calibrated on
-            them.
-        read: How to read it, in pairs: model, size and seed with the columns of a table (of
-            folders with regular expressions), decimal with a decimal comma, test_rows with the
-            examples a score was measured on, full with the examples of all the data where sizes are
-            shares of it, sheet with the number of one of several tables; and any column of words
-            with a cell of it, such as task rte, to read those rows alone.
-        ignore: Columns or models (of a folder runs) to leave out.
-        tokens: Tokens of an example (1 where sizes are tokens), for FLOPs; None: costs are shares.
-        epochs: Epochs over every subset, for the FLOPs.
-        gpu_flops: FLOPs a second that training reaches, such as 1e14, for costs in GPU hours.
-        level: Probability of the intervals.
-        out: File for the ranking, .csv or .json.
-        report: File for one page of curves, predictions, ranking and cost, .html.
-
-    Raises:
-        ValueError: The table or the options cannot be used; no file is written.
-        MissingExtra: An optional library is needed and missing.
-    """
+    """Rank models by the loss or score they will have in full, from runs on small subsets."""
     call = dict(locals())
     from .. import scaling
 
     check_ending(out, ".csv", ".json")
     check_ending(report, ".html", ".htm")
+    if report is not None:
+        require_all("jachess select --report")
     reader: Any = scaling.read_runs if table.is_dir() else scaling.read_table
     reading = _reading(read, ignore, folder=table.is_dir())
     settings: dict[str, Any] = {"tokens": tokens, "epochs": epochs, "references": reference}
@@ -137,7 +191,7 @@ def select(
         print(f"written to {path}")
 
 
-def _reading(read: dict[str, str], ignore: Sequence[str], folder: bool) -> dict[str, Any]:
+def _reading(read: Mapping[str, str], ignore: Sequence[str], folder: bool) -> dict[str, Any]:
     """Return the arguments of `read_table` or `read_runs` that `--read` and `--ignore` give."""
     known = ["model", "size", "value", "test_rows"]
     if folder and (others := sorted(set(read) - {*known, "ignore"})):
@@ -147,7 +201,7 @@ def _reading(read: dict[str, str], ignore: Sequence[str], folder: bool) -> dict[
     result: dict[str, Any] = dict(read)
     more = [name.strip() for name in result.pop("ignore", "").split(",") if name.strip()]
     for name in {"test_rows", "full", "sheet", "fewest"} & read.keys():
-        result[name] = int(_size([read[name]]))
+        result[name] = int(size(read[name]))
     return result | {"ignore": [*ignore, *more]}
 
 

@@ -12,14 +12,31 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 
-from .._io import DataError, MissingExtra, from_json, require
+from .._io import DataError, MissingExtra, from_json
 from ..compare.settings import Columns, Recipe
-from .select import Rows
 
 if TYPE_CHECKING:
     from ..live import LiveSelection
 
 REPORT = "report.html"
+
+
+def _rows(words: list[str]) -> float:
+    from ..scaling.sheets import parse_size
+
+    return parse_size(words[0])
+
+
+Rows = Annotated[
+    float,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="ROWS",
+        instance_from_str=_rows,
+        is_instance=lambda value: isinstance(value, float),
+        str_from_instance=lambda value: [f"{value:g}"],
+    ),
+]
 Settings = TypeVar("Settings")
 
 
@@ -79,7 +96,6 @@ def select_live(
     on_ray = not processes.lstrip("-").isdecimal()
     if not on_ray and int(processes) < 1:
         raise DataError(f"--processes is {processes}; expected at least 1, or a Ray cluster")
-    require("transformers", extra="hf")
     from ..compare.runs import connect_ray
     from ..live import LiveSettings, choice
     from ..live.report import write_live_selection

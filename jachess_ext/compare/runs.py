@@ -272,7 +272,7 @@ def connect_ray(address: str = "auto") -> None:
         MissingExtra: ray is not installed.
         DataError: no cluster answers.
     """
-    ray = require("ray", extra="ray")
+    ray = require("ray")
     if ray.is_initialized():
         return
     quiet = {"include_dashboard": False, "log_to_driver": False}
@@ -293,7 +293,7 @@ def _on_ray(jobs: Mapping[str, J], run: Callable[[J], Record], threads: int) -> 
     has any.
     """
     connect_ray()
-    ray = require("ray", extra="ray")
+    ray = require("ray")
     gpus = 1 if ray.cluster_resources().get("GPU", 0) else 0
     task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=_RAY_RETRIES)(_run_job)
     waiting = {task.remote(job, run, threads): name for name, job in jobs.items()}

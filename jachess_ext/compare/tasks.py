@@ -301,7 +301,7 @@ def hub_task(name: str, columns: Columns) -> Task:
         DataError: it cannot be loaded, has one class only, or lacks columns, splits or labels.
         MissingExtra: `datasets` is not installed.
     """
-    datasets = require("datasets", extra="hf")
+    datasets = require("datasets")
     group, _, subset = name.partition("/")
     glue = subset if group == "glue" else ""
     if group == "glue":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -19,7 +18,7 @@ from tempfile import TemporaryFile
 from timeit import timeit
 from typing import TYPE_CHECKING, Any
 
-from .._io import DataError, require, write_bytes, write_text
+from .._io import DataError, require, require_all, write_bytes, write_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -345,9 +344,7 @@ def demo(
         MissingExtra: A library is not installed.
     """
     start = time.perf_counter()
-    for library in ("transformers", "joblib", "jinja2", "matplotlib", "pandas", "scipy", "tqdm"):
-        if importlib.util.find_spec(library) is None:  # found, not imported: that takes seconds
-            require(library)
+    require_all("jachess demo")
     seeds = (3 if compare else 2) if seeds is None else seeds
     if seeds < 1:
         raise DataError(f"--seeds is {seeds}; expected at least 1")

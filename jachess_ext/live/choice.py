@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .._io import DataError, finite, from_json, read_json, require, write_json
+from .._io import DataError, finite, from_json, read_json, require, require_all, write_json
 from ..compare.runs import locked, read_results, run_all, write_results
 from ..compare.tasks import Task
 from ..scaling.search import Ask, Search
@@ -160,8 +160,7 @@ def select_live(
         >>> live.best in models
         True
     """
-    for library in ("transformers", "accelerate", "scipy.stats", "sklearn", "pandas"):
-        require(library)  # before hours of training, not after
+    require_all("jachess select-live")  # before hours of training, not after
     out = Path(out)
     progress("reading data and models")
     plan = make_plan(models, task, settings)

@@ -1,18 +1,19 @@
 """Fine-tuning methods for transformers' Trainer; callbacks that measure smoothness and the NTK."""
 
-try:
-    import transformers  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name != "transformers":
-        raise
-    raise ImportError(
-        "jachess_ext.training needs transformers, which is not installed: "
-        "pip install 'jachess-ext[hf]'"
-    ) from None
+from .._io import require_all
 
-from .callbacks import NTKDrift, SmoothnessMonitor
-from .methods import METHODS, DualSchedule, JacHess, Method, parse_method, with_lora
-from .trainer import MethodMixin, MethodTrainer
+require_all("jachess_ext.training")  # before the imports below fail in words of their own
+
+from .callbacks import NTKDrift, SmoothnessMonitor  # noqa: E402
+from .methods import (  # noqa: E402
+    METHODS,
+    DualSchedule,
+    JacHess,
+    Method,
+    parse_method,
+    with_lora,
+)
+from .trainer import MethodMixin, MethodTrainer  # noqa: E402
 
 __all__ = [
     "METHODS",

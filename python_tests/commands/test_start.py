@@ -14,6 +14,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
+import jachess_ext
 from jachess_ext import cli, doctor
 from jachess_ext._io import quiet_libraries
 from jachess_ext.cli import _COMMANDS
@@ -64,14 +65,54 @@ def test_help_needs_no_extra_but_the_command_line_s(command: str) -> None:
         assert "torch" not in done.stdout.splitlines()[-1]
 
 
-def test_without_the_command_line_s_library() -> None:
-    done = start("tyro", "select", "t.csv", "--target", "9")
+def test_what_a_command_lacks_is_one_command() -> None:
+    done = start(f"tyro {EXTRAS}", "finetune", "--help")
     assert done.returncode == 2
-    assert done.stderr == (
-        "jachess select: tyro is needed for this and not installed: pip install 'jachess-ext[hf]'\n"
+    sentence = "jachess finetune: tyro is needed for this and not installed: pip install tyro\n"
+    assert done.stderr == sentence
+    given = ("--model", "m", "--tasks", "t", "--methods", "none")
+    done = start("joblib pandas sklearn", "finetune", *given)
+    assert done.returncode == 2 and done.stderr == (
+        "jachess finetune: jachess finetune needs scikit-learn, pandas, joblib, which are not "
+        "installed: pip install scikit-learn pandas joblib\n"
     )
     doctor = start(f"tyro {EXTRAS}", "doctor")
     assert "platform" in doctor.stdout and not doctor.stderr
+    assert "note: jachess select would need `pip install scipy`." in doctor.stdout
+
+
+def test_select_needs_neither_tyro_nor_torch(tmp_path: Path) -> None:
+    given = write_table(tmp_path / "t.csv", 2)[:-2]  # with the default method
+    done = start("tyro transformers pandas matplotlib", *given)
+    assert done.returncode == 0 and "model-0" in done.stdout, done.stderr
+    assert "torch" not in done.stdout.splitlines()[-1]
+    done = start("tyro scipy pandas matplotlib", *given, "--report", str(tmp_path / "p.html"))
+    assert done.returncode == 2 and done.stderr == (
+        "jachess select: jachess select needs scipy, which is not installed: pip install scipy\n"
+    )
+    done = start("tyro pandas matplotlib", *given, "--report", str(tmp_path / "p.html"))
+    assert done.stderr.endswith("which are not installed: pip install pandas matplotlib\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["selct"], "there is no command 'selct'; did you mean select?"),
+        (["x"], "there is no command 'x'; there are demo, finetune"),
+        (["select", "t.csv", "--target", "many"], "many"),
+        (["select", "t.csv", "--target", "9", "--read", "size"], "--read takes pairs"),
+    ],
+)
+def test_wrong_words(given: list[str], words: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(given)
+    assert caught.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_version(capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"jachess_ext {jachess_ext.__version__}\n"
 
 
 def test_ctrl_c_is_a_word(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

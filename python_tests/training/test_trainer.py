@@ -200,6 +200,5 @@ def test_without_transformers() -> None:
     )
     run = processes.run([sys.executable, "-c", code], check=True)
     assert run.stdout.strip() == (
-        "jachess_ext.training needs transformers, which is not installed: "
-        "pip install 'jachess-ext[hf]'"
+        "jachess_ext.training needs transformers, which is not installed: pip install transformers"
     )
