@@ -31,7 +31,6 @@ def fit(
     losses: npt.ArrayLike,
     law: str | None = None,
     *,
-    parameters: npt.ArrayLike | None = None,
     fixed: Mapping[str, float] | None = None,
     bounds: Mapping[str, tuple[float, float]] | None = None,
     weights: npt.ArrayLike | None = None,
@@ -54,11 +53,9 @@ def fit(
             first; the laws with F or D_l use it, the others refuse it.
         losses: positive, [m] or [n, m].
         law: "lensllm" (Eq. 10; F free, or measured when `theta` is given), "rectified", "power"
-            (Eq. 2), "ats" (the last points on a line; `gamma`, `tau`) or "kaplan" (Kaplan
-            et al. 2020; one law for all rows of `losses`, with `parameters`).  None: of ats,
-            power, rectified and, with a kernel, lensllm the one that would have forecast these
-            losses best, the same for all rows; `FittedLaw.backtest` has the errors.
-        parameters: N of each row's model, [n]; for "kaplan".
+            (Eq. 2) or "ats" (the last points on a line; `gamma`, `tau`).  None: of ats, power,
+            rectified and, with a kernel, lensllm the one that would have forecast these losses
+            best, the same for all rows; `FittedLaw.backtest` has the errors.
         fixed: values of parameters that are not to be fitted, in the units of `sizes` and `losses`.
         bounds: (low, high) instead of a law's own, in the same units.
         weights: [m] or [n, m], not negative; 0 leaves a loss out.  Only their ratios count.
@@ -88,7 +85,7 @@ def fit(
     """
     curves = _check_curves(sizes, losses, weights)
     kernel = {"theta": theta, "residual": residual, "t": t, "lr": lr}
-    own = {"parameters": parameters, "fixed": fixed, "bounds": bounds}
+    own = {"fixed": fixed, "bounds": bounds}
     given = [name for name, value in own.items() if value is not None]
     if law is None:
         if given:
@@ -103,11 +100,12 @@ def fit(
     if law not in LAWS:
         raise ValueError(f"unknown law {law!r}; known are {', '.join([*sorted(LAWS), 'ats'])}")
     definition = _definition(law, curves, kernel)
-    curves, models = _joined(definition, curves, parameters)
+    if not definition.reads_zero and curves.sizes[0] == 0:
+        raise ValueError(f"the {law} law has no value at size 0; leave that size out")
     ends = _ends(definition, fixed or {}, bounds or {})
     free = np.array([parameter.name not in (fixed or {}) for parameter in definition.parameters])
-    scale, low, high = _box(definition, curves, models, ends)
-    problem = _problem(definition, curves, models, scale)
+    scale, low, high = _box(definition, curves, ends)
+    problem = _problem(definition, curves, scale)
     counted = int((curves.weights > 0).sum(-1).min())
     if counted < free.sum():
         raise ValueError(
@@ -137,7 +135,7 @@ def _fit_line(curves: _Curves, gamma: int, tau: float) -> FittedLaw:
         dof=dof,
         objective=np.where(dof > 0, line.variance * dof / 2, 0.0),
         measured=_measured(curves),
-        scale=Scale(ones, ones, ones),
+        scale=Scale(ones, ones),
         _single=curves.single,
         _curves=curves,
     )
@@ -261,31 +259,6 @@ def _definition(law: str, curves: _Curves, kernel: Mapping[str, object]) -> Law:
     return MeasuredLens(MeasuredKernel(curves.sizes, *kernel.values()))  # type: ignore[arg-type]
 
 
-def _joined(
-    law: Law, curves: _Curves, parameters: npt.ArrayLike | None
-) -> tuple[_Curves, Array | None]:
-    """Return the curves and Kaplan's N of every loss; his law takes all rows as one curve."""
-    if not law.reads_zero and curves.sizes[0] == 0:
-        raise ValueError(f"the {law.name} law has no value at size 0; leave that size out")
-    if law.name != "kaplan":
-        if parameters is not None:
-            raise ValueError(f"parameters is for Kaplan's law; the {law.name} law has one curve")
-        return curves, None
-    models = np.asarray([] if parameters is None else parameters, dtype=np.float64)
-    if models.shape != (len(curves.losses),) or not (np.isfinite(models) & (models > 0)).all():
-        raise ValueError(
-            f"Kaplan's law needs parameters=, a positive number for each of the "
-            f"{len(curves.losses)} rows of losses"
-        )
-    joined = _Curves(
-        sizes=np.tile(curves.sizes, len(models)),
-        losses=curves.losses.reshape(1, -1),
-        weights=curves.weights.reshape(1, -1),
-        single=True,
-    )
-    return joined, np.repeat(models, len(curves.sizes))[None]
-
-
 def _ends(
     law: Law, fixed: Mapping[str, float], bounds: Mapping[str, tuple[float, float]]
 ) -> dict[str, tuple[float, float]]:
@@ -311,27 +284,24 @@ class Scale:
     Attributes:
         loss: its lowest loss.
         size: its largest size.
-        model: the largest N.
     """
 
     loss: Array
     size: Array
-    model: Array
 
     def of(self, unit: Exponents) -> Array:
         """Return the unit of a parameter, [n]; an unknown exponent is none of a unit of 1."""
         total = np.zeros(len(self.loss))
-        for power, own in zip(unit, (self.loss, self.size, self.model), strict=True):
+        for power, own in zip(unit, (self.loss, self.size), strict=True):
             total += np.where(own == 1, 0.0, power * np.log(own))
-        with np.errstate(over="ignore"):  # Kaplan's N_c may lie beyond the largest double
-            return np.exp(total)
+        return np.exp(total)
 
 
-_NO_UNIT = (0.0, 0.0, 0.0)
+_NO_UNIT = (0.0, 0.0)
 
 
 def _box(
-    law: Law, curves: _Curves, models: Array | None, ends: Mapping[str, tuple[float, float]]
+    law: Law, curves: _Curves, ends: Mapping[str, tuple[float, float]]
 ) -> tuple[Scale, Array, Array]:
     """Return the units to fit in, and the bounds of the coordinates in these units, [n, p].
 
@@ -341,15 +311,12 @@ def _box(
     known = {name: low if low == high else np.nan for name, (low, high) in ends.items()}
     units = law.units({each.name: known.get(each.name, np.nan) for each in law.parameters})
     given: Any = [units.get(name, _NO_UNIT) for name, pair in ends.items() if any(pair)]
-    loss, size, model = (
-        not np.isnan(powers).any() for powers in zip(*given, _NO_UNIT, strict=True)
-    )
+    loss, size = (not np.isnan(powers).any() for powers in zip(*given, _NO_UNIT, strict=True))
     counted, ones = curves.weights > 0, np.ones(len(curves.losses))
     largest = np.where(counted, curves.sizes, 0.0).max(-1)
     scale = Scale(
         loss=np.where(counted, curves.losses, np.inf).min(-1) if loss else ones,
         size=np.where(largest > 0, largest, 1.0) if size and not law.only_in_rows else ones,
-        model=models.max(-1) if models is not None and model else ones,
     )
     low, high = np.empty((2, len(ones), len(law.parameters)))
     for place, each in enumerate(law.parameters):
@@ -359,13 +326,10 @@ def _box(
     return scale, low, high
 
 
-def _problem(law: Law, curves: _Curves, models: Array | None, scale: Scale) -> _Problem:
+def _problem(law: Law, curves: _Curves, scale: Scale) -> _Problem:
     return _Problem(
         law=law,
-        points=Points(
-            curves.sizes / scale.size[:, None],
-            None if models is None else models / scale.model[:, None],
-        ),
+        points=Points(curves.sizes / scale.size[:, None]),
         log_losses=np.log(curves.losses / scale.loss[:, None]),
         weights=curves.weights,
     )
@@ -637,7 +601,6 @@ class FittedLaw:
         objective: the minimised Σ w h_δ(r), [n]; the mean of the weights above 0 is 1.
         measured: smallest and largest size above 0 that counted, [n, 2].
         scale: the units that the fit counted in.
-        model_sizes: N that Kaplan's law predicts for, [1]; None before `for_model`.
         backtest: where `fit` chose the law, the median of |ln error| that each of the laws had when
             it forecast the larger sizes from the smaller ones; empty otherwise.
         drift: how far the curves may leave the law beyond the sizes measured, where `fit` chose it;
@@ -663,7 +626,6 @@ class FittedLaw:
     scale: Scale
     _single: bool
     _curves: _Curves
-    model_sizes: Array | None = None
     backtest: Mapping[str, float] = field(default_factory=dict)
     drift: Drift | None = None
 
@@ -725,10 +687,6 @@ class FittedLaw:
                 )
             result[each.name] = low, high
         return result
-
-    def for_model(self, parameters: float) -> FittedLaw:
-        """Return Kaplan's law for a model of N parameters: what `predict` is then about."""
-        return replace(self, model_sizes=np.full(1, float(parameters)))
 
     @property
     def has_width(self) -> bool:
@@ -833,7 +791,7 @@ class FittedLaw:
             The axes.
 
         Raises:
-            ValueError: a bad level; Kaplan's law before `for_model`.
+            ValueError: a bad level.
             MissingExtra: matplotlib or scipy is not installed.
 
         Example:
@@ -871,12 +829,7 @@ class FittedLaw:
         return value + np.log(self.scale.loss)[:, None]
 
     def _points(self, sizes: Array) -> Points:
-        shape = (len(self.coordinates), len(sizes))
-        models = self.model_sizes
-        if models is None and self.law == "kaplan":
-            raise ValueError("Kaplan's law predicts for a model: fitted.for_model(N).predict(D)")
-        n = None if models is None else np.broadcast_to((models / self.scale.model)[:, None], shape)
-        return Points(sizes / self.scale.size[:, None], n)
+        return Points(sizes / self.scale.size[:, None])
 
     def _shaped(self, values: Array, sizes: npt.ArrayLike) -> Values:
         """Return [n, k] as the caller asked: without k for a number, without n for one curve."""

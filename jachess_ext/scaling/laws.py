@@ -1,7 +1,7 @@
 """Scaling laws L(D): bounded parameters, ln L with its gradient, points to start a fit from.
 
-Curves are rows; everything is computed in double precision.  `fit` gives a law losses, sizes and
-models' parameters in units of each curve's own (`Law.units`), so bounds are relative to the curve.
+Curves are rows; everything is computed in double precision.  `fit` gives a law losses and sizes
+in units of each curve's own (`Law.units`), so bounds are relative to the curve.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from ..ntk import Spectrum
 
-Exponents = tuple[Array | float, Array | float, Array | float]
-"""Of the units of losses, sizes and models' parameters."""
+Exponents = tuple[Array | float, Array | float]
+"""Of the units of losses and sizes."""
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,13 @@ class Points:
 
     Attributes:
         sizes: training examples D ≥ 0, [n, m]; 0 is the model before fine-tuning.
-        parameters: parameters N of the model behind each loss, [n, m]; only Kaplan's law asks.
     """
 
     sizes: Array
-    parameters: Array | None = None
 
     def rows(self, index: Index) -> Points:
         """Return the curves `index`, one row each; repeats are allowed."""
-        chosen = None if self.parameters is None else self.parameters[index]
-        return replace(self, sizes=self.sizes[index], parameters=chosen)
+        return Points(self.sizes[index])
 
     @property
     def log_sizes(self) -> Array:
@@ -199,9 +196,9 @@ class Rectified(Law):
     def units(self, values: Mapping[str, Array | float]) -> dict[str, Exponents]:
         beta = values["beta"]
         return {
-            "B": (1.0, beta, 0.0),
-            self.parameters[1].name: (0.0, beta, 0.0),
-            "E": (1.0, 0.0, 0.0),
+            "B": (1.0, beta),
+            self.parameters[1].name: (0.0, beta),
+            "E": (1.0, 0.0),
         }
 
     def candidates(self, points: Points, log_losses: Array, weights: Array) -> Array:
@@ -349,7 +346,7 @@ class MeasuredLens(Rectified):
         return np.stack([f for f, _ in pairs], -1), np.stack([s for _, s in pairs], -1)
 
     def units(self, values: Mapping[str, Array | float]) -> dict[str, Exponents]:
-        return {"B": (1.0, 0.0, 0.0), "E": (1.0, 0.0, 0.0)}
+        return {"B": (1.0, 0.0), "E": (1.0, 0.0)}
 
     def log_transition(self, u: Array) -> tuple[Array, Array]:
         """Return where F(Θ, t) = D^β: F falls with D and D^β grows, so that they meet once."""
@@ -411,7 +408,7 @@ class Power(Law):
 
     def units(self, values: Mapping[str, Array | float]) -> dict[str, Exponents]:
         root = 1 / values["alpha"]
-        return {"B": (root, values["beta"], 0.0), "E": (root, 0.0, 0.0)}
+        return {"B": (root, values["beta"]), "E": (root, 0.0)}
 
     def settle(self, u: Array, low: Array, high: Array) -> Array:
         """Without E only B^α and αβ count: α is put at 1, or as near as the bounds let it come."""
@@ -437,59 +434,6 @@ class Power(Law):
         return result
 
 
-class Kaplan(Law):
-    """L(N, D) = ((N_c / N)^(α_N/α_D) + D_c / D)^α_D (Kaplan et al. 2020, Eq. 1.5).
-
-    One law for models of different size N: all their losses are one curve.  LensLLM's Eq. 1 has one
-    more exponent β, which is left out here.  Coordinates: ln N_c, ln D_c, ln α_N, ln α_D.  With
-    a = (N_c/N)^(α_N/α_D), c = D_c/D and ρ = α_N/α_D,
-
-        ∂ln L/∂ln N_c = α_N a/(a+c),                    ∂ln L/∂ln D_c = α_D c/(a+c),
-        ∂ln L/∂ln α_N = α_N (ln N_c − ln N) a/(a+c),    ∂ln L/∂ln α_D = ln L − ∂ln L/∂ln α_N.
-    """
-
-    name = "kaplan"
-    formula = "L = ((N_c / N)^(alpha_N/alpha_D) + D_c / D)^alpha_D"
-    parameters = (
-        Parameter("N_c", 1e-26, 1e26),
-        Parameter("D_c", 1e-26, 1e26),
-        Parameter("alpha_N", 1e-3, 3.0),
-        Parameter("alpha_D", 1e-3, 3.0),
-    )
-
-    def log_loss(self, u: Array, points: Points, gradient: bool = True) -> tuple[Array, Array]:
-        models, sizes = _log_models(points), points.log_sizes
-        alpha_n, alpha_d = np.exp(u[:, 2:3]), np.exp(u[:, 3:4])
-        model_term = alpha_n / alpha_d * (u[:, :1] - models)
-        data_term = u[:, 1:2] - sizes
-        total = np.logaddexp(model_term, data_term)
-        value = alpha_d * total
-        if not gradient:
-            return value, np.empty(0)
-        share = np.exp(model_term - total)
-        by_alpha_n = alpha_d * model_term * share
-        columns = (alpha_n * share, alpha_d * (1 - share), by_alpha_n, value - by_alpha_n)
-        return value, np.stack(columns, -1)
-
-    def units(self, values: Mapping[str, Array | float]) -> dict[str, Exponents]:
-        return {
-            "N_c": (1 / values["alpha_N"], 0.0, 1.0),
-            "D_c": (1 / values["alpha_D"], 1.0, 0.0),
-        }
-
-    def candidates(self, points: Points, log_losses: Array, weights: Array) -> Array:
-        alphas = (0.03, 0.08, 0.2, 0.5)
-        alpha_n, alpha_d, share = grid(alphas, alphas, (0.2, 0.5, 0.8)).T
-        centre = weighted_mean(log_losses, weights)[:, None] / alpha_d
-        result = np.empty((*centre.shape, 4))
-        models = weighted_mean(_log_models(points), weights)[:, None]
-        sizes = weighted_mean(points.log_sizes, weights)[:, None]
-        result[..., 0] = models + alpha_d / alpha_n * (centre + np.log(share))
-        result[..., 1] = sizes + centre + np.log(1 - share)
-        result[..., 2], result[..., 3] = np.log(alpha_n), np.log(alpha_d)
-        return result
-
-
 class StraightLine(Law):
     """ln L = intercept + slope · ln D, of AtS, which finds the points that it goes through.
 
@@ -509,19 +453,9 @@ class StraightLine(Law):
         return u[:, :1] + u[:, 1:] * logs, np.stack([np.ones_like(logs), logs], -1)
 
 
-def _log_models(points: Points) -> Array:
-    if points.parameters is None:
-        raise ValueError(
-            "Kaplan's law needs the models' sizes; pass parameters=, one number of parameters N "
-            "for each row of losses"
-        )
-    return np.log(points.parameters)
-
-
 LAWS: dict[str, type[Law]] = {
     "lensllm": FreeLens,
     "rectified": Rectified,
     "power": Power,
-    "kaplan": Kaplan,
 }
 """The laws that are fitted by least squares and need nothing but a curve."""

@@ -24,10 +24,6 @@ def power(sizes: Array, scale: float, beta: float, floor: float, alpha: float) -
     return (scale * np.power(sizes, -beta) + floor) ** alpha
 
 
-def kaplan(n: Array, sizes: Array, n_c: float, d_c: float, a_n: float, a_d: float) -> Array:
-    return ((n_c / n) ** (a_n / a_d) + d_c / sizes) ** a_d
-
-
 def random_rectified(generator: np.random.Generator, count: int) -> list[tuple[float, ...]]:
     """Parameters whose transition and floor the sizes can tell."""
     result = []

@@ -71,20 +71,6 @@ def test_power_parameters_come_back() -> None:
     assert (noisy.params["alpha"] == 1.0).all()
 
 
-def test_kaplan_parameters_come_back() -> None:
-    models = np.array([1e7, 3e7, 1e8, 3e8, 1e9, 3e9])
-    truth = (8.8e13, 5.4e13, 0.076, 0.095)
-    losses = np.stack([curves.kaplan(n, curves.SIZES * 1e4, *truth) for n in models])
-    found = fit(curves.SIZES * 1e4, losses, "kaplan", parameters=models)
-    for name, value in zip(("N_c", "D_c", "alpha_N", "alpha_D"), truth, strict=True):
-        assert found.params[name] == pytest.approx(value, rel=2e-2)
-    big = found.for_model(1e10)
-    expected = curves.kaplan(np.array(1e10), np.array(1e11), *truth)
-    assert big.predict(1e11) == pytest.approx(float(expected), rel=1e-3)
-    with pytest.raises(ValueError, match="for_model"):
-        found.predict(1e11)
-
-
 def test_line_comes_back_from_after_its_break() -> None:
     x = np.log(curves.SIZES)
     generator = np.random.default_rng(1)
@@ -245,7 +231,6 @@ PLOTTED: list[tuple[str | None, dict[str, Any]]] = [
     ("power", {}),
     ("ats", {}),
     ("lensllm", {"theta": torch.eye(2), "residual": torch.ones(2), "t": curves.SIZES, "lr": 1e-6}),
-    ("kaplan", {"parameters": [1e6, 1e7]}),
 ]
 
 
@@ -257,10 +242,6 @@ def test_the_plot_shows_points_curves_and_intervals(
     losses *= np.exp(0.01 * np.random.default_rng(0).standard_normal(losses.shape))
     losses = losses[0] if law == "lensllm" else losses
     found = fit(curves.SIZES, losses, law, **how)
-    if law == "kaplan":
-        with pytest.raises(ValueError, match="for_model"):
-            found.plot()
-        found = found.for_model(3e6)
     axes = found.plot(level=0.5)
     lines = [line.get_xydata() for line in axes.get_lines()]
     points = np.concatenate([line[:, 1] for line in lines[1::2]])
@@ -452,7 +433,6 @@ BAD = [
     ({"bounds": {"beta": (2.0, 1.0)}}, "the lower first"),
     ({"theta": torch.eye(2)}, "residual is missing"),
     ({"law": "rectified", "lr": 0.1}, "has no kernel"),
-    ({"law": "kaplan"}, "needs parameters="),
     ({"weights": [1, 1, 1]}, "weights has shape"),
     ({"starts": 0}, "starts is 0"),
     ({"huber_delta": -1.0}, "huber_delta is -1.0"),

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from jachess_ext import ntk_loss
 from jachess_ext.scaling.laws import (
     FreeLens,
-    Kaplan,
     Law,
     MeasuredKernel,
     MeasuredLens,
@@ -21,7 +20,6 @@ from jachess_ext.scaling.laws import (
 )
 from python_tests.scaling import curves
 
-MODELS = np.array([1e7, 1e8, 3e9] * 5)
 
 
 def measured() -> MeasuredLens:
@@ -34,15 +32,14 @@ def measured() -> MeasuredLens:
 
 def points(law: Law, rows: int) -> Points:
     sizes = curves.WITH_ZERO if law.reads_zero else np.append(100.0, curves.SIZES)
-    return Points(np.tile(sizes, (rows, 1)), np.tile(MODELS, (rows, 1)))
+    return Points(np.tile(sizes, (rows, 1)))
 
 
-LAWS = [Rectified(), FreeLens(), Power(), Kaplan(), measured()]
+LAWS = [Rectified(), FreeLens(), Power(), measured()]
 CENTRES = {
     "rectified": [4.0, 2.0, -1.0, 0.5],
     "lensllm": [4.0, 1.0, -1.0, 0.5],
     "power": [2.0, -1.0, 0.8, 0.1],
-    "kaplan": [10.0, 9.0, -1.5, -1.2],
 }
 
 
@@ -76,15 +73,10 @@ def test_rectified_value_with_zero(law: Law) -> None:
     assert np.exp(value[0, 0]) == pytest.approx(30.0 / 7.0 + 0.6)
 
 
-def test_power_and_kaplan_values() -> None:
+def test_power_values() -> None:
     u = np.array([[np.log(5.0), np.log(0.3), 0.7, np.log(0.8)]])
     value, _ = Power().log_loss(u, Points(curves.SIZES[None]))
     np.testing.assert_allclose(np.exp(value[0]), curves.power(curves.SIZES, 5.0, 0.3, 0.7, 0.8))
-    u = np.log(np.array([[1e13, 5e12, 0.08, 0.1]]))
-    n = MODELS[:14]
-    value, _ = Kaplan().log_loss(u, Points(curves.SIZES[None], n[None]))
-    expected = curves.kaplan(n, curves.SIZES, 1e13, 5e12, 0.08, 0.1)
-    np.testing.assert_allclose(np.exp(value[0]), expected)
 
 
 def test_measured_value_against_ntk_loss() -> None:

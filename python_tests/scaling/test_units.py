@@ -1,4 +1,4 @@
-"""No unit changes a fit: sizes, losses, weights and models' sizes in others give the same law."""
+"""No unit changes a fit: sizes, losses and weights in others give the same law."""
 
 from __future__ import annotations
 
@@ -11,66 +11,52 @@ import pytest
 from jachess_ext.scaling import LossTable, fit, select
 from python_tests.scaling import curves
 
-LAWS = ["rectified", "lensllm", "power", "ats", "kaplan"]
-MODELS = np.array([1e7, 1e8, 1e9])
+LAWS = ["rectified", "lensllm", "power", "ats"]
 AHEAD = 32 * curves.SIZES[-1]
 
-# Factors of sizes, losses, weights and N.
+# Factors of sizes, losses and weights.
 OTHERS = {
-    "thousands of rows": (1e-3, 1.0, 1.0, 1.0),
-    "bits": (1.0, 1 / np.log(2), 1.0, 1.0),
-    "per cent": (1.0, 100.0, 1.0, 1.0),
-    "thousandths": (1.0, 1e-3, 1.0, 1.0),
-    "weights of 100": (1.0, 1.0, 100.0, 1.0),
-    "all": (1e3, 1e3, 1e-3, 1e-6),
+    "thousands of rows": (1e-3, 1.0, 1.0),
+    "bits": (1.0, 1 / np.log(2), 1.0),
+    "per cent": (1.0, 100.0, 1.0),
+    "thousandths": (1.0, 1e-3, 1.0),
+    "weights of 100": (1.0, 1.0, 100.0),
+    "all": (1e3, 1e3, 1e-3),
 }
-DOUBLINGS = (2.0**-10, 2.0**5, 2.0**6, 2.0**-20)
+DOUBLINGS = (2.0**-10, 2.0**5, 2.0**6)
 
-Units = Callable[[dict[str, Any], float, float, float], dict[str, Any]]
+Units = Callable[[dict[str, Any], float, float], dict[str, Any]]
 UNITS: dict[str, Units] = {
-    "rectified": lambda p, d, y, n: {
+    "rectified": lambda p, d, y: {
         "B": y * d ** p["beta"], "D_l": d ** p["beta"], "beta": 1.0, "E": y,
     },
-    "lensllm": lambda p, d, y, n: {
+    "lensllm": lambda p, d, y: {
         "B": y * d ** p["beta"], "F": d ** p["beta"], "beta": 1.0, "E": y,
     },
-    "power": lambda p, d, y, n: {
+    "power": lambda p, d, y: {
         "B": y ** (1 / p["alpha"]) * d ** p["beta"],
         "beta": 1.0,
         "E": y ** (1 / p["alpha"]),
         "alpha": 1.0,
     },
-    "kaplan": lambda p, d, y, n: {
-        "N_c": n * y ** (1 / p["alpha_N"]),
-        "D_c": d * y ** (1 / p["alpha_D"]),
-        "alpha_N": 1.0,
-        "alpha_D": 1.0,
-    },
 }  # fmt: skip
-"""By what each parameter is multiplied where sizes are by d, losses by y and N by n."""
+"""By what each parameter is multiplied where sizes are by d and losses by y."""
 
 
-def noisy_losses(law: str) -> np.ndarray:
-    if law == "kaplan":
-        rows = [curves.kaplan(n, curves.SIZES, 1e13, 5e8, 0.076, 0.095) for n in MODELS]
-    else:
-        rows = [
-            curves.rectified(curves.SIZES, 90.0, 30.0, 0.4, 0.5),
-            curves.rectified(curves.SIZES, 40.0, 10.0, 0.3, 0.8),
-            curves.power(curves.SIZES, 6.0, 0.3, 0.9, 1.0),
-        ]
+def noisy_losses() -> np.ndarray:
+    rows = [
+        curves.rectified(curves.SIZES, 90.0, 30.0, 0.4, 0.5),
+        curves.rectified(curves.SIZES, 40.0, 10.0, 0.3, 0.8),
+        curves.power(curves.SIZES, 6.0, 0.3, 0.9, 1.0),
+    ]
     return curves.noisy(np.stack(rows), np.random.default_rng(0), 0.01)
 
 
 def fitted(law: str, factors: tuple[float, ...], **given: Any) -> tuple[dict[str, Any], np.ndarray]:
     """Return the parameters, and in the first units: prediction, ends at 90 % and 50 %, D*."""
-    d, y, w, n = factors
-    if law == "kaplan":
-        given["parameters"] = MODELS * n
-    found: Any = fit(curves.SIZES * d, noisy_losses(law) * y, law, weights=np.full(14, w), **given)
+    d, y, w = factors
+    found: Any = fit(curves.SIZES * d, noisy_losses() * y, law, weights=np.full(14, w), **given)
     params, at = found.params, AHEAD * d
-    if law == "kaplan":
-        found = found.for_model(1e10 * n)
     values = [found.predict(at), *found.interval(at), *found.interval(at, 0.5)]
     return params, np.array(values) / y
 
@@ -78,18 +64,18 @@ def fitted(law: str, factors: tuple[float, ...], **given: Any) -> tuple[dict[str
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("law", LAWS)
 def test_units_change_nothing(law: str, other: str) -> None:
-    first, expected = fitted(law, (1.0, 1.0, 1.0, 1.0))
+    first, expected = fitted(law, (1.0, 1.0, 1.0))
     params, values = fitted(law, OTHERS[other])
     np.testing.assert_allclose(values, expected, rtol=2e-6)
     width, old = (np.log(v[2] / v[1]) for v in (values, expected))
     np.testing.assert_allclose(width, old, rtol=1e-5)
-    d, y, _, n = OTHERS[other]
+    d, y, _ = OTHERS[other]
     if law == "ats":
         np.testing.assert_allclose(params["slope"], first["slope"])
         moved = first["intercept"] + np.log(y) - first["slope"] * np.log(d)
         np.testing.assert_allclose(params["intercept"], moved)
         return
-    units = UNITS[law](first, d, y, n)
+    units = UNITS[law](first, d, y)
     assert set(units) == set(params)
     for name, unit in units.items():
         np.testing.assert_allclose(params[name], first[name] * unit, rtol=1e-3, err_msg=name)
@@ -97,8 +83,8 @@ def test_units_change_nothing(law: str, other: str) -> None:
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_units_change_no_interval_of_the_law_chosen(other: str) -> None:
-    d, y, w, _ = OTHERS[other]
-    losses = noisy_losses("rectified")
+    d, y, w = OTHERS[other]
+    losses = noisy_losses()
     for row in losses:
         first = fit(curves.SIZES, row)
         found = fit(curves.SIZES * d, row * y, weights=np.full(14, w))
@@ -107,25 +93,25 @@ def test_units_change_no_interval_of_the_law_chosen(other: str) -> None:
         np.testing.assert_allclose(np.array(ends) / y, expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize("law", ["rectified", "lensllm", "power", "kaplan"])
+@pytest.mark.parametrize("law", ["rectified", "lensllm", "power"])
 def test_doubled_units_give_the_same_bits(law: str) -> None:
     """Of what has no unit: exponents; what is multiplied with a logarithm is rounded."""
-    first, expected = fitted(law, (1.0, 1.0, 1.0, 1.0))
+    first, expected = fitted(law, (1.0, 1.0, 1.0))
     params, values = fitted(law, DOUBLINGS)
-    for name in ("beta", "alpha", "alpha_N", "alpha_D"):
+    for name in ("beta", "alpha"):
         np.testing.assert_array_equal(params.get(name), first.get(name))
     np.testing.assert_allclose(values, expected, rtol=1e-13)
 
 
 def test_the_transition_has_the_unit_of_sizes() -> None:
-    losses = noisy_losses("rectified")[0]
+    losses = noisy_losses()[0]
     rows, thousands = (fit(curves.SIZES * d, losses, "rectified").transition for d in (1, 1e-3))
     for name in ("size", "low", "high"):
         assert getattr(thousands, name) == pytest.approx(getattr(rows, name) / 1000)
 
 
 def test_unequal_weights_count_as_shares() -> None:
-    weights, losses = np.linspace(1, 3, 14), noisy_losses("rectified")
+    weights, losses = np.linspace(1, 3, 14), noisy_losses()
     one, other = (fit(curves.SIZES, losses, "power", weights=w * weights) for w in (1, 64))
     np.testing.assert_array_equal(one.predict(AHEAD), other.predict(AHEAD))
     np.testing.assert_array_equal(one.interval(AHEAD), other.interval(AHEAD))
@@ -145,8 +131,8 @@ def test_unequal_weights_count_as_shares() -> None:
     ],
 )
 def test_bounds_are_in_the_units_given(law: str, given: dict, other: dict) -> None:
-    first, expected = fitted(law, (1.0, 1.0, 1.0, 1.0), **given)
-    params, values = fitted(law, (1.0, 100.0, 1.0, 1.0), **other)
+    first, expected = fitted(law, (1.0, 1.0, 1.0), **given)
+    params, values = fitted(law, (1.0, 100.0, 1.0), **other)
     np.testing.assert_allclose(values, expected, rtol=2e-6)
     for name, (low, high) in given.get("bounds", {}).items():
         assert ((first[name] > low * (1 - 1e-9)) & (first[name] < high * (1 + 1e-9))).all()
@@ -167,7 +153,7 @@ def test_bounds_are_in_the_units_given(law: str, given: dict, other: dict) -> No
 )
 def test_fixed_values_come_back(law: str, fixed: dict) -> None:
     """Whether or not the unit of a parameter depends on one that is fitted."""
-    found = fit(curves.SIZES, noisy_losses("rectified"), law, fixed=fixed)
+    found = fit(curves.SIZES, noisy_losses(), law, fixed=fixed)
     for name, value in fixed.items():
         np.testing.assert_allclose(found.params[name], value, rtol=1e-12)
 
@@ -188,8 +174,8 @@ def test_a_measured_kernel_reads_its_times_at_rows() -> None:
 @pytest.mark.parametrize("other", ["thousands of rows", "bits", "per cent"])
 @pytest.mark.parametrize("method", ["blend", "rectified", "lensllm", "power", "ats"])
 def test_a_selection_does_not_depend_on_units(method: str, other: str) -> None:
-    d, y, _, _ = OTHERS[other]
-    losses = noisy_losses("rectified")
+    d, y, _ = OTHERS[other]
+    losses = noisy_losses()
     found = []
     for size_unit, loss_unit in ((1.0, 1.0), (d, y)):
         sizes = curves.SIZES * size_unit
