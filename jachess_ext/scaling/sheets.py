@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .._io import parse_json, read_text, require
+from .._io import parse_json, require
 from .predictive import Array
 from .runs import TableError, shown
 
@@ -393,7 +393,7 @@ def _of_json(path: Path, text: str) -> Any:
     """Return a DataFrame of JSON: lines or a list of objects, or columns by name."""
     pandas = require("pandas")
     if path.suffix in (".jsonl", ".ndjson"):
-        lines = [line for line in read_text(path).split("\n") if line.strip()]
+        lines = filter(str.strip, text.split("\n"))
         return pandas.DataFrame([parse_json(x, f"a line of {path}", lenient=True) for x in lines])
     value = parse_json(text, str(path), lenient=True)
     if isinstance(value, dict) and isinstance(value.get("results"), dict):

@@ -27,17 +27,14 @@ from .runs import (
 from .sheets import MISSING, DoubtfulSize, Questions, Sheet, listed, read_sheet
 
 NAMES = {
-    "model": "model model_name model_name_or_path model_id name config_name checkpoint",
-    "parameters": "size parameters params n_params num_params num_parameters parameter_count",
-    "size": "size rows n d n_train num_rows train_rows train_size tr_size size_train "
-    "training_size few_shot_size data_size dataset_size train_samples num_train_samples "
-    "max_train_samples samples num_samples n_samples examples num_examples n_examples "
-    "train_examples num_train_examples training_examples tokens n_tokens num_tokens "
-    "train_tokens training_tokens fraction train_fraction data_fraction share "
-    "data_percent pct train_percent percent data_pct train_pct",
-    "seed": "seed random_seed trial repeat replicate fold",
-    "value": "value score",
-    "metric": "metric",
+    "model": r"model(_name|_id|_name_or_path)?|(config_)?name|checkpoint",
+    "parameters": r"size|((n|num|number_of)_)?param(eter)?s|parameter_count",
+    "size": r"(max_(?=train))?((n|num|number_of|tr|train|training|few_shot|data|dataset|set|subset|"
+    r"sample|labell?ed)_)*(size|rows|samples|examples|instances|tokens|fraction|share|percent|"
+    r"percentage|pct|[nd])(_train)?|n_train",
+    "seed": r"(random_)?seed|trial|repeat|replicate|fold",
+    "value": r"value|score",
+    "metric": r"metric",
 }
 """Names of columns by what they hold, in lower case and with _ between words."""
 _STATUS = words("state status finished completed success converged")
@@ -188,6 +185,11 @@ def _key(label: str) -> str:
     return "_".join(re.findall(r"[^\W_]+", parts))
 
 
+def _is(kind: str, label: str) -> bool:
+    """Return whether a column's name is one of a kind of `NAMES`."""
+    return re.fullmatch(NAMES[kind], _key(label)) is not None
+
+
 def _summary(name: str) -> bool:
     """Return whether a row of this name is none of a model."""
     text = name.lower().replace("p-value", "pvalue")
@@ -197,7 +199,7 @@ def _summary(name: str) -> bool:
     if marks or name.lower() in MISSING or not re.search(r"\w", name):
         return True
     alone = not _SUMMARIES.isdisjoint(outside) and set(outside) <= _SUMMARIES | _FILLERS
-    return alone or not _SPREADS.isdisjoint(parts[-1:]) or _key(name) in NAMES["model"].split()
+    return alone or not _SPREADS.isdisjoint(parts[-1:]) or _is("model", name)
 
 
 @dataclass(frozen=True)
@@ -293,7 +295,7 @@ class _Reader:
             sized = 0
         others = {*range(len(labels))} - {sized, *seeds}
         others = {p for p in others if self.sheet.numeric(p) or len(set(self.sheet.texts(p))) > 1}
-        told = [metric_word(labels[p]) or _key(labels[p]) in NAMES["value"].split() for p in others]
+        told = [metric_word(labels[p]) or _is("value", labels[p]) for p in others]
         across = named is None and len(others) > 1 and not any(told)
         if sized is not None and across and all(map(self.sheet.numeric, others)):
             return self._down(sized, sorted(others), seeds, said)
@@ -335,13 +337,10 @@ class _Reader:
         """Return where the column `label` is, or the one with a name of a kind of `NAMES`."""
         if label not in (None, "headers"):
             return self.sheet.place(str(label))
-        names = NAMES[kind].split()
-        keys = [_key(name) for name in self.sheet.labels]
-        places = [place for place, key in enumerate(keys) if key in names]
-        if kind == "size":
-            places.sort(key=lambda place: keys[place] in NAMES["parameters"].split())
-        else:
-            places.sort(key=lambda place: names.index(keys[place]))
+        places = [p for p, name in enumerate(self.sheet.labels) if _is(kind, name)]
+        unlike = {"size": lambda name: _is("parameters", name)}
+        doubtful = unlike.get(kind, lambda name: not _key(name).startswith(kind))
+        places.sort(key=lambda place: doubtful(self.sheet.labels[place]))
         if len(places) > 1:
             labels = [self.sheet.labels[place] for place in sorted(places)]
             answer: dict[str, Any] = {kind: self.sheet.labels[places[0]]}
@@ -356,13 +355,9 @@ class _Reader:
 
     def _seeds(self, label: str | None) -> list[int]:
         """Return the columns that tell repeated runs apart, such as seeds and folds."""
-        known = NAMES["seed"].split()
         named = [] if label is None else [self.sheet.place(label)]
-        return named + [
-            place
-            for place, name in enumerate(self.sheet.labels)
-            if _key(name) in known and place not in named
-        ]
+        labels = enumerate(self.sheet.labels)
+        return named + [place for place, x in labels if _is("seed", x) and place not in named]
 
     def _repeats(self, places: Sequence[int]) -> list[str] | None:
         rows = zip(*(self.sheet.texts(place) for place in places), strict=True)
@@ -374,7 +369,7 @@ class _Reader:
         if 0 in sizes or not sheet.sized(0):
             return False
         label = sheet.labels[0]
-        known = _key(label) in {*NAMES["size"].split()} - {*NAMES["parameters"].split()}
+        known = _is("size", label) and not _is("parameters", label)
         if known and max(map(sheet.size, sheet.columns[0])) < min(sizes.values()):
             return True
         if known or not sheet.numeric(0):
@@ -566,11 +561,7 @@ class _Reader:
             if labels[texts[0]]:  # an index without a name may be the models'
                 self.questions.add(text, model=labels[texts[0]])
             named = texts[0]
-        counted = (
-            self._role("parameters", None)
-            if _key(labels[sized]) not in NAMES["parameters"].split()
-            else None
-        )
+        counted = None if _is("parameters", labels[sized]) else self._role("parameters", None)
         valued = self._values(metric, {sized, named, *seeds, counted})
         self._others({sized, named, *seeds, valued, counted}, named, numbers=False)
         names = self._of_models(named)
@@ -618,7 +609,7 @@ class _Reader:
         """Return the column of values, by the metric or by its name."""
         sheet, labels = self.sheet, self.sheet.labels
         free = [p for p in range(len(labels)) if p not in used and sheet.numeric(p)]
-        plain = [p for p in free if _key(labels[p]) in NAMES["value"].split()]
+        plain = [p for p in free if _is("value", labels[p])]
         named = [p for p in free if metric_word(labels[p]) is not None]
         if metric is not None:
             exact = [p for p in free if labels[p] == metric]

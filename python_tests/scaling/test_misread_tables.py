@@ -664,6 +664,7 @@ def test_a_column_of_deviations_is_no_column_of_scores() -> None:
 # Asked once ---------------------------------------------------------------------------------------
 
 NAMES = ["Train Size", "trainSize", "tr_size", "Few-shot Size", "train-size", "num_train_examples"]
+NAMES += ["number of training examples", "# examples", "Sample size", "Training set size", "nTrain"]
 NAMES += ["n_samples", "params.train_size", "Training Examples", "Tokens", "max_train_samples"]
 
 
@@ -671,6 +672,15 @@ NAMES += ["n_samples", "params.train_size", "Training Examples", "Tokens", "max_
 @pytest.mark.parametrize("name", NAMES)
 def test_sizes_by_other_names(name: str, form: str, tmp_path: Path) -> None:
     check(read_table(write(LONG.rename(columns={"rows": name}), form, tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "name", ["batch_size", "test_size", "max_tokens", "eval_samples", "hidden n"]
+)
+def test_sizes_of_something_else(name: str) -> None:
+    """Beside the sizes they are refused; in their place they are asked about, or refused."""
+    assert asked_once(LONG.assign(**{name: 512})) == {"ignore": [name]}
+    assert right_or_refused(LONG.rename(columns={"rows": name})) is not None
 
 
 @pytest.mark.parametrize("name", ["data_percent", "Train %", "pct", "train percentage"])
