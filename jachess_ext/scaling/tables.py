@@ -276,7 +276,7 @@ class _Reader:
         self._drop_counter()
         sizes = self._header_sizes() if size in (None, "headers") else {}
         named = self._role("model", model)
-        if sizes and named is None and not self._across(sizes):
+        if sizes and named is None:
             named = self._first(sizes)
         if sizes and named is not None:
             headers = [self.sheet.headers[place] for place in sizes]
@@ -363,36 +363,23 @@ class _Reader:
         rows = zip(*(self.sheet.texts(place) for place in places), strict=True)
         return [", ".join(row) for row in rows] if places else None
 
-    def _across(self, sizes: dict[int, float]) -> bool:
-        """Return whether sizes stand in the first column, below models named by larger ones: 7B."""
-        sheet = self.sheet
-        if 0 in sizes or not sheet.sized(0):
-            return False
-        label = sheet.labels[0]
-        known = _is("size", label) and not _is("parameters", label)
-        if known and max(map(sheet.size, sheet.columns[0])) < min(sizes.values()):
-            return True
-        if known or not sheet.numeric(0):
-            raise TableError(
-                f"sizes stand in the first column of {sheet.what}, {shown(label)}, and in its "
-                "header, and no column names the models; call it model if it does",
-                **({"model": label} if label else {}),
-            )
-        return False
+    def _first(self, sizes: dict[int, float]) -> int | None:
+        """Return the first column, which names the models where none does by its own name.
 
-    def _first(self, sizes: dict[int, float]) -> int:
-        """Return the first column, which names the models where none does by its own name."""
-        label = self.sheet.labels[0]
-        if 0 in sizes or self.sheet.numeric(0):
+        None: sizes stand there, and models are named by larger ones in the header, such as 7B.
+        """
+        sheet, label = self.sheet, self.sheet.labels[0]
+        known = _is("size", label) and not _is("parameters", label)
+        sized = 0 not in sizes and sheet.sized(0)
+        if sized and known and max(map(sheet.size, sheet.columns[0])) < min(sizes.values()):
+            return None
+        numeric = 0 in sizes or sheet.numeric(0)
+        if sized or numeric or _key(label) in _NO_NAMES:
+            why = "holds numbers" if numeric else "holds sizes" if sized else "holds something else"
             raise TableError(
-                f"no column of {self.sheet.what} names the models, and its first, "
-                f"{shown(label)}, holds numbers; expected one called name or model"
-            )
-        if _key(label) in _NO_NAMES:
-            raise TableError(
-                f"no column of {self.sheet.what} names the models, and its first is "
-                f"{shown(label)}; expected one called name or model, or else one table a "
-                f"{_key(label)}"
+                f"no column of {sheet.what} names the models, and its first, {shown(label)}, {why}"
+                "; expected one called name or model",
+                **({"model": label} if label and sized and not numeric else {}),
             )
         return 0
 
