@@ -45,6 +45,14 @@ def trained(wanted: Mapping[nn.Parameter, bool]) -> Iterator[None]:
             parameter.requires_grad_(wants)
 
 
+def real_pairs(tensor: Tensor) -> Tensor:
+    """Return a complex tensor ``[...]`` as its real and imaginary parts ``[..., 2]``; a view.
+
+    What is real is returned as it is.
+    """
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
 def padding_mask(batch: Mapping[str, Any], *, check_rows: bool = True) -> Tensor:
     """Return ``[B, T]`` booleans, true at real tokens.
 
@@ -153,7 +161,11 @@ def _table_of(stack: Any) -> nn.Module | None:
 
 @contextmanager
 def hooked_embeddings(
-    model: nn.Module, replace: Replace, batch: Mapping[str, Any] | None = None
+    model: nn.Module,
+    replace: Replace,
+    batch: Mapping[str, Any] | None = None,
+    *,
+    trained: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Put ``replace(x, real)`` in place of the token embeddings x of the passes within.
 
@@ -165,6 +177,8 @@ def hooked_embeddings(
 
     Args:
         batch: what the model is called with; None: not known here, and all tokens are real.
+        trained: leave passes without a gradient as they are.  TRL makes some beside the training
+            pass, for metrics, a reference or other rows.
 
     Yields:
         The batch to call the model with: its ``inputs_embeds`` have been replaced.
@@ -176,6 +190,8 @@ def hooked_embeddings(
     calls: list[bool] = []
 
     def enter(x: Tensor, of_decoder: bool) -> Tensor:
+        if trained and not torch.is_grad_enabled():
+            return x
         calls.append(of_decoder)
         return replace(x, _real_tokens(x, batch, of_decoder))
 
@@ -219,7 +235,7 @@ def _real_tokens(x: Tensor, batch: Mapping[str, Any], of_decoder: bool) -> Tenso
 def leaf_embeddings(
     model: nn.Module, batch: Mapping[str, Any]
 ) -> Iterator[tuple[dict[str, Any], list[Tensor]]]:
-    """Make the token embeddings of a pass leaves of the graph.
+    """Make the token embeddings of a pass with gradients leaves of the graph.
 
     Yields:
         The batch to call the model with, and the leaves, which the pass fills in.
@@ -230,7 +246,7 @@ def leaf_embeddings(
         leaves.append(x.detach().requires_grad_())
         return leaves[-1]
 
-    with hooked_embeddings(model, leaf, batch) as batch:
+    with hooked_embeddings(model, leaf, batch, trained=True) as batch:
         yield batch, leaves
 
 

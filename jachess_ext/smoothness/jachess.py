@@ -229,7 +229,7 @@ class JacHess:
         model: as for `jx.smoothness`; called as it is, in the mode (train or eval) it is in.
         weights: the profile of λ over layers: "uniform", "inverse", "norm", "softmax",
             "raw_softmax" (`layer_profile`), or one number per layer.  All names but "uniform"
-            need `calibrate` first.
+            need base norms: those of `calibrate`, or else of the first step's batch.
         strength: factor of R, ≥ 0. With ``normalize``, start at 0.01: the demo's small encoder
             lost accuracy at 0.03 and collapsed at 0.1 (examples/README.md).  Without it R is in
             the hundreds or thousands, and the strength has to match.
@@ -237,7 +237,7 @@ class JacHess:
             distribution: as for `jx.smoothness`.
         seed: step n draws what `jx.smoothness` draws with this seed and ``step=n``.  None: every
             step draws a fresh seed from torch's global CPU generator.
-        normalize: see above; needs `calibrate`.
+        normalize: see above; needs base norms, as ``weights`` does.
         hessian_gradient: False counts the Hessian term without differentiating it, which is what
             the paper's code does.
         temperature: of the softmax weighting.
@@ -257,7 +257,7 @@ class JacHess:
     loss, which lowers the mean over the ranks as any zero does.
 
     Raises:
-        ValueError: bad arguments, or a call that needs `calibrate` before it was called.
+        ValueError: bad arguments, or a step after the first one without the base norms it needs.
         FloatingPointError: R is not finite (the message names the first layer that is not).
     """
 
@@ -372,6 +372,9 @@ class JacHess:
             batch: as for `jx.smoothness`; with labels, the model's own loss comes too, as
                 ``model_output.loss`` and within ``total``.
         """
+        if self.needs_base and self.base is None and int(self.step) == 0:
+            _LOG.warning("the base norms are measured on the first batch; calibrate takes more")
+            self.calibrate(batch)
         if self.needs_base:
             self._require_base()
         ranks = ranks_of(self.model)

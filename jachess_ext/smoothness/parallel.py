@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..models import real_pairs
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -114,7 +116,7 @@ def zero_of_gradients(model: nn.Module) -> Tensor | None:
     DistributedDataParallel waits for its backward to reduce the gradients of earlier
     micro-batches.  Values of the parameters do not matter, NaN included.
     """
-    taking = [p for p in model.parameters() if p.requires_grad and p.grad is not None]
+    taking = [real_pairs(p) for p in model.parameters() if p.requires_grad and p.grad is not None]
     zeros = [
         torch.where(torch.zeros_like(p, dtype=torch.bool), p, 0).sum().to(taking[0].device)
         for p in taking

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import logging
 import os
 import warnings
@@ -23,6 +25,7 @@ from .batches import (
     LeftPadding,
     SeededOrder,
     UnlabelledBatches,
+    drawing_apart,
     with_decoder_inputs,
     without_padding_targets,
 )
@@ -37,6 +40,17 @@ _WITHOUT = {
     "unlabelled": "unlabelled data starts anew",
     "schedule": "the passes' AdamW starts anew",
 }
+_OTHER_LOSS = "and the step trained on a loss that does not come from it: a compute_loss"
+_BELOW = "or define it in a class below the mixin: class Own(Trainer), class Mine(MethodMixin, Own)"
+_IDLE = {
+    "loss": f"MethodMixin.compute_loss, {_OTHER_LOSS} or training_step of your own stands in its "
+    f"place. Return super().compute_loss(...) with your terms added, {_BELOW}",
+    "step": "MethodMixin.training_step, and the step did not go through it: a training_step of "
+    f"your own stands in its place. Call super().training_step(...) in it, {_BELOW}",
+    "smoother": f"self.label_smoother, {_OTHER_LOSS} of your own takes the labels. Call loss = "
+    "self.label_smoother(outputs, labels) in it, set smoothing=0, or use another method",
+}
+"""What each part of a step is, in which a method may act, and what to do where it was idle."""
 _LOG = logging.getLogger("jachess_ext")
 
 if TYPE_CHECKING:
@@ -49,7 +63,9 @@ class MethodMixin(_Base):
     """Put any method of `METHODS` into a class derived from ``transformers.Trainer``.
 
     Evaluation and prediction are the Trainer's; label smoothing and ``compute_loss_func`` act on
-    the task loss alone.  Seed and epoch alone decide the order of rows, and a method's own draws
+    the task loss alone.  A ``compute_loss`` of your own belongs in a class below the mixin (``class
+    Mine(MethodMixin, Own)``); where one stands in the way of the method, the first step raises an
+    error.  Seed and epoch alone decide the order of rows, and a method's own draws
     leave torch's generators as they were: methods compared from one seed see the same batches.
 
     With gradient accumulation a penalty is the mean over the micro-batches (an epoch's smaller
@@ -81,7 +97,9 @@ class MethodMixin(_Base):
 
     Raises:
         ValueError: a method without the unlabelled data or tokenizer it needs; mode unlab, SAM,
-            FreeLB or a placebo in fp16 or in several processes; several GPUs in one process.
+            FreeLB or a placebo in fp16 or in several processes; several GPUs in one process; in
+            the first step, a method of which nothing took effect.
+        TypeError: ``method`` is neither a `Method` nor text.
     """
 
     def __init__(
@@ -102,7 +120,18 @@ class MethodMixin(_Base):
         self.step_log = StepLog()
         self._left_padding = LeftPadding()
         self._place: Mapping[str, int] | None = None  # a checkpoint's, in the unlabelled data
+        self._acted: set[str] | None = (
+            None  # parts of the first step that the method had a share in
+        )
+        self._asks_for_division = False
         self._unbound = parse_method(method) if isinstance(method, str) else method
+        if not isinstance(self._unbound, Method):
+            raise TypeError(
+                f"method is {type(method).__module__}.{type(method).__qualname__}; expected a "
+                "Method such as jachess_ext.training.JacHess(strength=0.01), or text such as "
+                "'jachess,strength=0.01' (jachess_ext.JacHess, which takes the model, is for loops "
+                "of your own; the settings are the same)"
+            )
         self.method = self._unbound.bind(self)
         self.add_callback(_Schedule(self))
 
@@ -126,13 +155,12 @@ class MethodMixin(_Base):
     ) -> Any:
         """Return the Trainer's task loss, in training with the method's penalty."""
 
-        def run(batch: Batch, called: Any = model) -> Any:
-            return super(MethodMixin, self).compute_loss(
-                called, dict(batch), return_outputs=True, num_items_in_batch=num_items_in_batch
-            )
+        def run(batch: Batch, called: Any = model) -> tuple[Tensor, Any]:
+            wanted = return_outputs or self.method.needs_outputs
+            return self._task_loss(called, batch, wanted, num_items_in_batch)
 
         if not model.training:
-            total, outputs = run(inputs)
+            total, outputs = self._task_loss(model, inputs, return_outputs, num_items_in_batch)
             return (total, outputs) if return_outputs else total
         self.method.check(inputs)
         loss = self.method.loss(run, model, inputs)
@@ -147,11 +175,53 @@ class MethodMixin(_Base):
                 **loss.figures,
             )
             penalty = loss.penalty
+            if not penalty.requires_grad:
+                raise ValueError(
+                    f"the penalty of method={self.method.label!r} depends on no weight that is "
+                    "trained, so that it would change nothing; unfreeze what it acts on, or use "
+                    "another method"
+                )
             if self.method.placebo:
                 assert self.model is not None
                 penalty = placebo(penalty, self.model.parameters(), self.method.key())
             total = loss.task + penalty * self._share(num_items_in_batch)
+        self.watch("loss", total)
         return (total, loss.outputs) if return_outputs else total
+
+    def _task_loss(
+        self, model: Any, batch: Batch, outputs: bool, num_items_in_batch: Tensor | int | None
+    ) -> tuple[Tensor, Any]:
+        """Return the task loss of the class below, and the model's output where it is asked for.
+
+        TRL computes a loss without the logits, and these, if asked, in a further pass.
+        """
+        below = super().compute_loss
+        named: dict[str, Any] = {"num_items_in_batch": num_items_in_batch}
+        if not outputs:
+            return below(model, dict(batch), **named), None
+        parameters = inspect.signature(below).parameters.values()
+        result: Any = None
+        if any(p.name == "return_outputs" or p.kind is p.VAR_KEYWORD for p in parameters):
+            result = below(model, dict(batch), return_outputs=True, **named)
+        if not isinstance(result, tuple):
+            raise ValueError(
+                f"method={self.method.label!r} needs the model's output, which this trainer's "
+                "compute_loss does not return; let it take return_outputs=False and, where that is "
+                "True, return (loss, outputs), or use a method without outputs (l2, sam, neftune)"
+            )
+        return result
+
+    def watch(self, part: str, loss: Tensor) -> None:
+        """Note, in the first step, when a backward pass reaches this part's loss."""
+        acted = self._acted
+        if acted is not None and loss.requires_grad:
+            loss.register_hook(lambda gradient: acted.add(part))
+
+    def _check_effect(self) -> None:
+        """Raise a ValueError where a part of the method has had no share in the first step."""
+        acted, self._acted = self._acted, None
+        for part in sorted(set() if acted is None else self.method.acting() - acted):
+            raise ValueError(f"method={self.method.label!r} acts in {_IDLE[part]}")
 
     def _is_finite(self, task: Tensor, model: nn.Module, inputs: Batch) -> bool:
         """Tell whether the task loss is finite on every rank; a collective.
@@ -202,6 +272,8 @@ class MethodMixin(_Base):
         def run(batch: Batch) -> Tensor:
             return super(MethodMixin, self).training_step(model, dict(batch), num_items_in_batch)
 
+        if self._acted is not None:
+            self._acted.add("step")
         return self.method.step(run, inputs)
 
     # Data ---------------------------------------------------------------------------------------
@@ -223,7 +295,12 @@ class MethodMixin(_Base):
         assert self.model is not None
         model = self.model
         batches = (without_padding_targets(model, batch) for batch in epoch_iterator)
-        return super().get_batch_samples(batches, *args, **kwargs)
+        samples, count = super().get_batch_samples(batches, *args, **kwargs)
+        if self._asks_for_division and samples:
+            self._divide_where_the_model_does_not(samples)
+            if not (self.model_accepts_loss_kwargs or self.compute_loss_func):
+                count = None
+        return samples, count
 
     def next_unlabelled(self) -> dict[str, Any]:
         """Return the next batch of the unlabelled data, without labels."""
@@ -240,6 +317,18 @@ class MethodMixin(_Base):
         if dataset is self.unlabelled_dataset:
             own = getattr(self.method, "unlab_batch_size", None)  # a setting of some methods
             size = own or self.args.per_device_train_batch_size
+        collate = self._get_collator_with_removed_columns(self.data_collator, "JacHess")
+
+        def collated(rows: list[Any]) -> Any:
+            try:
+                return collate(rows)
+            except KeyError as error:
+                raise ValueError(
+                    f"the data collator needs {error} in every row of unlabelled_dataset (or, to "
+                    f"calibrate, of train_dataset), and a row has {', '.join(rows[0])}; give rows "
+                    "with the columns of the training rows, or use a method without unlabelled rows"
+                ) from error
+
         grouped = self.args.train_sampling_strategy == "group_by_length" and not streamed
         return DataLoader(
             dataset,
@@ -247,7 +336,7 @@ class MethodMixin(_Base):
             sampler=LengthGroupedSampler(size, dataset, generator=generator) if grouped else None,
             shuffle=not (streamed or grouped),
             generator=generator,
-            collate_fn=self._get_collator_with_removed_columns(self.data_collator, "JacHess"),
+            collate_fn=collated,
         )
 
     def plain_trainer(self, **arguments: Any) -> MethodTrainer:
@@ -270,10 +359,13 @@ class MethodMixin(_Base):
             if self._place is not None:
                 self.unlabelled.load_state_dict(self._place)
             self._place = None
-        self._divide_where_the_model_does_not(model)
+        ranks = self.args.world_size if self.args.average_tokens_across_devices else 1
+        counts = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+        self._asks_for_division = self.args.gradient_accumulation_steps * ranks > 1 and counts
+        self._acted = set()
         self.method.begin(self.accelerator.unwrap_model(model))
 
-    def _divide_where_the_model_does_not(self, model: nn.Module) -> None:
+    def _divide_where_the_model_does_not(self, samples: list[Any]) -> None:
         """Let the Trainer divide the task loss, if the model ignores ``num_items_in_batch``.
 
         The Trainer takes any ``**kwargs`` in ``forward`` as a promise to divide by the items of all
@@ -281,31 +373,37 @@ class MethodMixin(_Base):
         by that of the ranks.  The sequence classifiers of BERT, RoBERTa, GPT-2, OPT and Llama
         (transformers 5.24) do not divide.
 
+        Args:
+            samples: the micro-batches of a step that is to come.  The first labelled one is tried:
+                a stream gives its rows once.
+
         Raises:
             ValueError: ``compute_loss_func`` ignores it, which the Trainer cannot make up for.
         """
-        steps = self.args.gradient_accumulation_steps
-        ranks = self.args.world_size if self.args.average_tokens_across_devices else 1
-        counted = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
-        if steps * ranks == 1 or not counted:
-            return
-        batches = map(self._prepare_inputs, self.seeded_loader(self.train_dataset))
+        model: Any = self.model_wrapped
+        ranks = ranks_of(model)
+        batches = [self._prepare_inputs(sample) for sample in samples]
         batch = next((b for b in batches if _has_labels(b)), None)
-        if batch is None:
-            return
+        labelled = torch.tensor(int(batch is not None), device=self.args.device)
+        if not int(ranks.max(labelled)):
+            return  # no rank can tell yet
+        self._asks_for_division = False
+        batch = batches[0] if batch is None else batch
         self.method.check(batch)
-        with torch.no_grad(), in_mode(model, training=False):
-            losses: list[Any] = [
-                super(MethodMixin, self).compute_loss(
-                    model, dict(batch), num_items_in_batch=torch.tensor(count)
-                )
-                for count in (1, 2)
+        metrics = copy.deepcopy(getattr(self, "_metrics", None))  # TRL's, which count every pass
+        with torch.no_grad(), in_mode(model, training=False), drawing_apart(0):
+            losses = [
+                self._task_loss(model, batch, False, torch.tensor(count))[0] for count in (1, 2)
             ]
-        if not torch.equal(*losses):
+        if metrics is not None:
+            self._metrics = metrics
+        if int(ranks.max(labelled * (not torch.equal(*losses)))):
             return
+        steps, count = self.args.gradient_accumulation_steps, self.args.world_size
+        count = count if self.args.average_tokens_across_devices else 1
         trouble = (
             f"num_items_in_batch but does not use it, so with {steps} accumulation steps on "
-            f"{ranks} ranks transformers' Trainer would make the task loss {steps * ranks} times "
+            f"{count} ranks transformers' Trainer would make the task loss {steps * count} times "
             "too large"
         )
         if self.compute_loss_func is not None:
@@ -339,9 +437,12 @@ class MethodMixin(_Base):
             torch.save(state, partial)
             os.replace(partial, path)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        path = Path(resume_from_checkpoint, STATE)
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Read the method's state too, in the one place that every engine's resumption passes."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        path = Path(checkpoint, STATE)
         state = read_state(path)
         try:
             self.method.load_state_dict(state)
@@ -386,6 +487,9 @@ class _Schedule(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer._begin()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer._check_effect()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer.method.after_step()

@@ -173,13 +173,23 @@ def test_temperature_and_profiles_reach_the_weights() -> None:
 @pytest.mark.parametrize(
     "settings", [{"weights": "softmax"}, {"weights": "uniform", "normalize": True}]
 )
-def test_calibrate_is_asked_for_before_any_work(settings: dict) -> None:
-    reg = jx.JacHess(classifier("bert"), **settings)
+def test_without_calibrate_the_first_batch_serves(
+    settings: dict, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In evaluation mode, as `calibrate` measures it; later it would not be the base model's."""
+    model = classifier("bert", dropout=0.1).train()
+    reg, other = (jx.JacHess(model, seed=0, **settings) for _ in range(2))
+    other.calibrate(BATCH)
+    found, wanted = ([torch.manual_seed(1), r(BATCH).loss][1] for r in (reg, other))
+    assert torch.equal(found, wanted) and model.training
+    assert torch.equal(reg.base.jacobian, other.base.jacobian) and reg.step == 1
+    assert caplog.text.count("measured on the first batch") == 1
+    reg.base = None  # as of a state that was saved without them
     with pytest.raises(
         ValueError, match=r"needs the base model's norms: call calibrate\(batches\)"
     ):
         reg(BATCH)
-    assert reg.step == 0
+    assert reg.step == 1
 
 
 def test_total_without_labels() -> None:

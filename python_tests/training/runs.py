@@ -10,7 +10,7 @@ import torch
 from transformers import TrainingArguments
 
 from jachess_ext.smoothness import estimators
-from jachess_ext.training import JacHess, Method, MethodTrainer, parse_method
+from jachess_ext.training import JacHess, Method, MethodMixin, MethodTrainer, parse_method
 from python_tests.smoothness.tiny_models import LABELS, VOCABULARY, classifier
 
 DETERMINISTIC = {"dimensions": "all", "seed": 0}
@@ -70,7 +70,7 @@ def trainer(
 ) -> Any:
     """A trainer by AdamW; a dict for the method has the settings of `JacHess`."""
     options = dict(options or {})
-    if issubclass(kind, MethodTrainer):
+    if issubclass(kind, MethodMixin):
         options["method"] = JacHess(**method) if isinstance(method, dict) else method
         options["unlabelled_dataset"] = unlabelled
     model = classifier("bert", dtype=torch.float32) if model is None else model

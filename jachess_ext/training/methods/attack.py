@@ -36,7 +36,7 @@ class AttackAugment(Penalised, name="attack-augment"):
         swapped: share of the tokens that are swapped.
     """
 
-    needs_tokenizer = True
+    needs_tokenizer, needs_outputs = True, False
     strength: float = nonnegative(0.5)
     synonyms: str = setting(
         NEAREST, f"a path, or {NEAREST!r}", lambda value: isinstance(value, str) and value != ""

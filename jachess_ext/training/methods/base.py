@@ -68,6 +68,8 @@ class Method:
         any_task: leave out what the task or the data does not allow, in place of an error.
         one_process: refuse to run in several processes or under fp16's loss scaling.
         needs_unlabelled, needs_tokenizer: whether it needs them with these settings.
+        needs_outputs: whether `penalty` or `loss` reads the model's output, which some trainers
+            compute for it alone; False hands them None.
         mode, strength, placebo: see `WithModes` and `Penalised`; of a method without the setting
             they are what changes nothing.
         smoothing: ε of label smoothing, the share spread over all labels; a setting of some.
@@ -90,6 +92,8 @@ class Method:
         if name is not None:
             cls.name = name
             METHODS[name] = cls
+        elif not hasattr(cls, "name"):
+            cls.name = cls.__name__  # for messages
 
     # Configuration ------------------------------------------------------------------------------
 
@@ -161,7 +165,7 @@ class Method:
             if self.placebo:
                 raise ValueError("a placebo runs in one process and not in fp16; use bf16=True")
         if self.smoothing:
-            trainer.label_smoother = _Smoother(epsilon=self.smoothing)
+            trainer.label_smoother = _Smoother(self.smoothing, trainer)
             problem = self.problem()
             if trainer.compute_loss_func is not None:
                 self._leave_out_smoothing("compute_loss_func takes the labels")
@@ -203,6 +207,26 @@ class Method:
     def begin(self, model: nn.Module) -> None:
         """Start or resume training; ``model`` is without wrappers."""
         self._drawn_for = -1
+
+    @property
+    def needs_outputs(self) -> bool:
+        """Whether the method reads the model's output; see the class."""
+        return self._in_loss
+
+    @property
+    def _in_loss(self) -> bool:
+        own = type(self)
+        return own.loss is not Method.loss or own.penalty is not Method.penalty
+
+    def acting(self) -> set[str]:
+        """Name the parts of a step in which it acts: "loss", "step", "smoother"."""
+        smooths = isinstance(self.trainer.label_smoother, _Smoother)
+        parts = {
+            "loss": self._in_loss,
+            "step": type(self).step is not Method.step,
+            "smoother": smooths,
+        }
+        return {part for part, acts in parts.items() if acts}
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
         """Return the loss of a training batch."""
@@ -336,6 +360,10 @@ class WithModes(Penalised):
 class _Smoother(LabelSmoother):
     """transformers' label smoothing, which refuses labels that are not one class each."""
 
+    def __init__(self, epsilon: float, trainer: Any) -> None:
+        super().__init__(epsilon=epsilon)
+        self._trainer = trainer
+
     def __call__(self, model_output: Any, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         named = isinstance(model_output, Mapping)
         logits = logits_of(model_output) if named else model_output[0]
@@ -345,7 +373,9 @@ class _Smoother(LabelSmoother):
                 f"smoothing expects one class each, labels of shape {list(logits.shape[:-1])}; use "
                 "smoothing=0 or another method"
             )
-        return super().__call__(model_output, labels, *args, **kwargs)
+        loss = super().__call__(model_output, labels, *args, **kwargs)
+        self._trainer.watch("smoother", loss)
+        return loss
 
 
 def parse_method(text: str) -> Method:
@@ -414,11 +444,14 @@ def _number(text: str) -> float:
         return float(text)
 
 
-def logits_of(outputs: Any) -> Tensor:
+def logits_of(outputs: Any, *, trained: bool = False) -> Tensor:
     """Return the logits in a model's output.
 
+    Args:
+        trained: they are to carry the gradient of a training pass.
+
     Raises:
-        ValueError: it has none.
+        ValueError: it has none, or none with a gradient.
     """
     named = isinstance(outputs, Mapping)
     logits = outputs.get("logits") if named else getattr(outputs, "logits", None)
@@ -428,5 +461,12 @@ def logits_of(outputs: Any) -> Tensor:
             f"the model's output, a {type(outputs).__name__}, has no tensor called logits{names}; "
             "this method compares logits: let the model return a dict with 'loss' and 'logits', or "
             "use another method"
+        )
+    if trained and torch.is_grad_enabled() and not logits.requires_grad:
+        raise ValueError(
+            "this trainer's compute_loss takes the logits from a pass without a gradient (as TRL's "
+            "do, beside a loss without logits), so that a method that compares logits would train "
+            "nothing through them; use another method, or a compute_loss that returns the output "
+            "of its training pass"
         )
     return logits

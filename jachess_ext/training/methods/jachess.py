@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 
 from ...models import in_mode, without_labels
 from ...smoothness import JacHess as Regulariser
@@ -39,7 +40,8 @@ class JacHess(WithModes, name="jachess"):
 
     The base model's norms are measured when training begins, on ``calibration_batches`` shuffled
     batches of the training data (of the unlabelled data in modes joint and unlab), unless
-    ``trainer.method.regulariser.base`` is set before.
+    ``trainer.method.regulariser.base`` is set before.  A stream (``IterableDataset``), which may
+    give its rows once, is not read ahead: its first batch serves.
 
     Example:
         >>> method = JacHess(mode="unlab", unlab_lr_ratio=0.03, weights="norm")
@@ -63,7 +65,7 @@ class JacHess(WithModes, name="jachess"):
     """
 
     modes = ("train", "joint", "unlab")
-    control = False
+    control = needs_outputs = False
     _found_base = False  # by this run, not given from outside
     strength: float = nonnegative(0.01)
     calibration_batches: int = count(8)
@@ -115,6 +117,10 @@ class JacHess(WithModes, name="jachess"):
 
     # A run --------------------------------------------------------------------------------------
 
+    def acting(self) -> set[str]:
+        idle = self.mode == "unlab" or self.strength == 0
+        return super().acting() - ({"loss"} if idle else set())
+
     def prepare(self) -> None:
         super().prepare()
         args = self.trainer.args
@@ -142,11 +148,11 @@ class JacHess(WithModes, name="jachess"):
         self.regulariser.model = trainer.model_wrapped
         if self.regulariser.base is None and self.regulariser.needs_base:
             labelled = self.mode == "train"
-            loader = trainer.seeded_loader(
-                trainer.train_dataset if labelled else trainer.unlabelled_dataset
-            )
-            batches = (trainer._prepare_inputs(b) for b in islice(loader, self.calibration_batches))
-            self.regulariser.calibrate(map(without_labels, batches))
+            dataset = trainer.train_dataset if labelled else trainer.unlabelled_dataset
+            if not isinstance(dataset, IterableDataset):
+                loader = islice(trainer.seeded_loader(dataset), self.calibration_batches)
+                batches = (without_labels(trainer._prepare_inputs(batch)) for batch in loader)
+                self.regulariser.calibrate(batches)
             self._found_base = True
         if self.mode == "unlab":
             self.dual = DualSchedule(
@@ -288,6 +294,8 @@ class OnePass:
         return getattr(self._model, name)
 
     def __call__(self, **inputs: Any) -> Any:
+        if not torch.is_grad_enabled():  # a pass beside the training pass, such as TRL's
+            return self._model(**inputs)
         self.result = self._regulariser(inputs)
         return self.result.model_output
 

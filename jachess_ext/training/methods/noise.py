@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -30,7 +31,8 @@ class RDrop(Penalised, name="r-drop"):
         with drawing_apart(self.key()):
             second, others = run(inputs)
         kind = self.kind(model, outputs)
-        apart = kl_divergence(logits_of(outputs), logits_of(others), kind, symmetric=True)
+        pair = (logits_of(passed, trained=True) for passed in (outputs, others))
+        apart = kl_divergence(*pair, kind, symmetric=True)
         return Loss(
             (first + second) / 2, outputs, self.strength * (row_mean(apart, inputs, model) / 2)
         )
@@ -52,7 +54,7 @@ class R3F(Penalised, name="r3f"):
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
         """Return the mean over rows (of decisions per token: `row_mean`)."""
-        kind, logits = self.kind(model, outputs), logits_of(outputs)
+        kind, logits = self.kind(model, outputs), logits_of(outputs, trained=True)
         device = logits.device.type
         # accelerate wraps forward in autocast and keeps the plain one under this name
         run = getattr(unwrapped(model), "_original_forward", model)
@@ -66,7 +68,7 @@ class R3F(Penalised, name="r3f"):
             if run is not model or torch.is_autocast_enabled(device):
                 contexts.enter_context(torch.autocast(device, enabled=False))
                 logits = logits_of(run(**without_labels(inputs)))
-            noisy = contexts.enter_context(hooked_embeddings(model, add, inputs))
+            noisy = contexts.enter_context(hooked_embeddings(model, add, inputs, trained=True))
             moved = logits_of(run(**without_labels(noisy)))
         return row_mean(kl_divergence(logits, moved, kind, symmetric=True), inputs, model)
 
@@ -78,13 +80,14 @@ class NEFTune(Method, name="neftune"):
         alpha: α.
     """
 
+    needs_outputs = False
     alpha: float = positive(5.0)
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
         def add(x: Tensor, real: Tensor) -> Tensor:
             return x + row_noise(x, real, self.alpha, self.generator()).to(x.dtype)
 
-        with hooked_embeddings(model, add, inputs) as noisy:
+        with hooked_embeddings(model, add, inputs, trained=True) as noisy:
             return Loss(*run(noisy))
 
 
@@ -113,7 +116,7 @@ class _Climbing:
                 self.noise.append(self._draw(x, real).requires_grad_())
             return x + self.noise[place].to(x.dtype)
 
-        with hooked_embeddings(model, add, batch) as batch:
+        with hooked_embeddings(model, add, batch, trained=True) as batch:
             yield batch
 
     def climb(self, step: Callable[[Tensor, Tensor], Tensor], gradients: list[Any]) -> None:
@@ -135,7 +138,7 @@ class FreeLB(Method, name="freelb"):
         adv_radius: radius of the ball that a row's δ is projected into; 0: no ball.
     """
 
-    one_process = True
+    one_process, needs_outputs = True, False
     _share = 1.0  # of a pass in the mean
     adv_steps: int = count(3)
     adv_lr: float = positive(0.1)
@@ -193,7 +196,7 @@ class SMART(Penalised, name="smart"):
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
         """Return the mean over rows in nats; all passes with noise have the same dropout masks."""
-        logits, kind = logits_of(outputs), self.kind(model, outputs)
+        logits, kind = logits_of(outputs, trained=True), self.kind(model, outputs)
         masks, scale = self.key(), self._scale
 
         def draw(x: Tensor, real: Tensor) -> Tensor:
@@ -275,6 +278,7 @@ class CorruptAugment(_Corruption, name="corrupt-augment"):
         clean: share of the clean rows' loss; 0: a single pass, on the copy.
     """
 
+    needs_outputs = False
     swapped: float = share(0.15)
     unknown: float = fraction(0.5)
     clean: float = fraction(0.5)
@@ -307,7 +311,8 @@ class _Consistency(_Corruption):
         with drawing_apart(self.key()), passing:
             others = model(**without_labels(self.corrupted(inputs)))
         kind = self.kind(model, outputs)
-        apart = kl_divergence(logits_of(target), logits_of(others), kind)
+        target = logits_of(target, trained=self.mode == "train")
+        apart = kl_divergence(target, logits_of(others), kind)
         return self.every * row_mean(apart, inputs, model)
 
 
@@ -344,6 +349,12 @@ class Recommended(_Consistency, name="recommended"):
         regression = self.problem() == "regression"
         self.needs_tokenizer = trainer.unlabelled_dataset is not None and not regression
         super().prepare()
+        if trainer.unlabelled_dataset is None and not regression:
+            warnings.warn(
+                "method='recommended' trains with label smoothing alone: its consistency needs "
+                "unlabelled_dataset=..., which was not given",
+                stacklevel=2,
+            )
         if "labels" not in trainer.label_names and not regression:
             names = ", ".join(trainer.label_names) or "none"
             raise ValueError(

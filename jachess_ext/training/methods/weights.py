@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor, nn
 
 from ..._io import require
-from ...models import backbone_of, drawn_modules, trained, unwrapped
+from ...models import backbone_of, drawn_modules, real_pairs, trained, unwrapped
 from ..batches import Batch, RandomState, drawing_apart
 from .base import Method, Penalised
 from .settings import fraction, nonnegative, positive, share
@@ -35,6 +35,7 @@ class L2(Penalised, name="l2"):
     Σ θ² of an encoder is in the ten thousands.
     """
 
+    needs_outputs = False
     strength: float = nonnegative(1e-5)
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
@@ -48,8 +49,9 @@ class L2(Penalised, name="l2"):
 
 
 def _half_squares(tensors: Iterable[Tensor]) -> Tensor:
-    """Return ½ Σ t², in float32 or wider, on the first one's device."""
-    squares = [t.to(torch.promote_types(t.dtype, torch.float32)).square().sum() for t in tensors]
+    """Return ½ Σ |t|², in float32 or wider, on the first one's device."""
+    pairs = map(real_pairs, tensors)
+    squares = [t.to(torch.promote_types(t.dtype, torch.float32)).square().sum() for t in pairs]
     return torch.stack([s.to(squares[0].device) for s in squares]).sum() / 2
 
 
@@ -103,6 +105,7 @@ class L2SP(_Start, Penalised, name="l2-sp"):
     The paper's second term, weight decay of the new head, is left out.
     """
 
+    needs_outputs = False
     strength: float = nonnegative(0.01)
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
@@ -206,6 +209,7 @@ def placebo(penalty: Tensor, parameters: Iterable[nn.Parameter], seed: int) -> T
     """
     trained = [p for p in parameters if p.requires_grad]
     gradients = torch.autograd.grad(penalty, trained, retain_graph=True, allow_unused=True)
+    trained = [real_pairs(p) for p in trained]
     norm = _total_norm([g for g in gradients if g is not None])
     generator = torch.Generator().manual_seed(seed)
     drawn = [torch.randn(p.shape, generator=generator).to(p) for p in trained]
@@ -218,7 +222,7 @@ def placebo(penalty: Tensor, parameters: Iterable[nn.Parameter], seed: int) -> T
 
 def _total_norm(tensors: list[Tensor]) -> Tensor:
     """Return the norm of all tensors together, float64 on the CPU."""
-    squares = [t.double().square().sum().cpu() for t in tensors]
+    squares = [real_pairs(t).double().square().sum().cpu() for t in tensors]
     return torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
 
 
