@@ -111,15 +111,41 @@ def on_device_of(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the user's model inside torch.compile and data-parallel wrappers."""
+    """Return the user's model inside torch.compile, data-parallel wrappers and DeepSpeed's."""
     wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel)
     while True:
-        if isinstance(model, wrappers):
-            model = model.module
+        if isinstance(model, wrappers) or is_deepspeed(model):
+            model = cast(nn.Module, model.module)
         elif hasattr(model, "_orig_mod"):
             model = cast(nn.Module, model._orig_mod)
         else:
             return model
+
+
+def is_deepspeed(model: nn.Module) -> bool:
+    """Tell whether the model is in an engine of DeepSpeed."""
+    deepspeed: Any = sys.modules.get("deepspeed")
+    return deepspeed is not None and isinstance(model, deepspeed.DeepSpeedEngine)
+
+
+def without_engine(model: nn.Module) -> nn.Module:
+    """Return what an engine of DeepSpeed calls: its own forward prepares the step's one backward,
+    so that gradients taken beside the step go past it.
+    """
+    return cast(nn.Module, model.module) if is_deepspeed(model) else model
+
+
+def check_whole(model: nn.Module) -> None:
+    """Check that each rank has the whole weights.
+
+    Raises:
+        ValueError: ZeRO's stage 3 has shared them out.
+    """
+    if any(hasattr(p, "ds_tensor") for p in model.parameters()):
+        raise ValueError(
+            "stage 3 of DeepSpeed's ZeRO shares the weights out among the ranks, and what is asked "
+            "for here reads them whole; use stage 2 (zero_optimization: stage: 2) or FSDP2"
+        )
 
 
 def token_tables(model: nn.Module) -> dict[nn.Module, bool]:
@@ -128,6 +154,7 @@ def token_tables(model: nn.Module) -> dict[nn.Module, bool]:
     The encoder's comes first.  BART and T5 have a table in each of both, and do not call the one
     that their ``get_input_embeddings`` returns.
     """
+    check_whole(model)
     inner: Any = unwrapped(model)
     stacks = (getattr(inner, f"get_{name}", lambda: None)() for name in ("encoder", "decoder"))
     encoder, decoder = (_table_of(stack) for stack in stacks)

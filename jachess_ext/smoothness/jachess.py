@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .._io import DataError, from_json
 from ..jet.directions import Distribution
-from ..models import in_mode, padding_mask
+from ..models import in_mode, is_deepspeed, padding_mask
 from .estimators import Smoothness, measure
 from .parallel import Ranks, has_tokens, raise_together, ranks_of, stand_in, zero_of_gradients
 from .settings import (
@@ -156,6 +156,23 @@ def measure_base(
     return BaseNorms(means[0], means[1], count)
 
 
+def mean_over_ranks(base: BaseNorms, ranks: Ranks, batch: Mapping[str, Any]) -> BaseNorms:
+    """Average base norms that each rank measured by itself; a collective.
+
+    Args:
+        batch: where the collective's tensors go, too.
+    """
+    device = next((v.device for v in batch.values() if isinstance(v, Tensor)), torch.device("cpu"))
+    count = ranks.sum(torch.tensor(base.tokens, device=device))
+    means = (
+        None if norms is None else (ranks.sum(norms.to(device) * base.tokens) / count).cpu()
+        for norms in (base.jacobian, base.hessian)
+    )
+    jacobian, hessian = means
+    assert jacobian is not None
+    return BaseNorms(jacobian, hessian, int(count))
+
+
 @dataclass(kw_only=True)
 class JacHessOutput:
     """Penalty of a step, with the model's output and the norms.
@@ -251,7 +268,8 @@ class JacHess:
             is not checked for norms that are not finite.
         skipped: how often each layer was the first without a finite norm.
 
-    A model in DistributedDataParallel or under ``fully_shard`` is called as it is.  Its ranks draw
+    A model in DistributedDataParallel, in an engine of DeepSpeed, under ``replicate`` or
+    ``fully_shard`` is called as it is; so is one within a wrapped module's forward.  Its ranks draw
     different directions and the same D, agree on skipping a step, and average the base norms of
     `calibrate`, which every rank has to call; a rank without real tokens takes part with a zero
     loss, which lowers the mean over the ranks as any zero does.
@@ -323,6 +341,7 @@ class JacHess:
         self.skipped: Counter[int] = Counter()
         self._copies: dict[str, tuple[Tensor, Tensor]] = {}
         self.base: BaseNorms | None = None
+        self._alone = False  # the base norms were measured where no other rank was seen
 
     def calibrate(self, batches: Iterable[Mapping[str, Any]]) -> BaseNorms:
         """Measure the base model's norms before fine-tuning, and keep them as ``self.base``.
@@ -338,6 +357,7 @@ class JacHess:
         """
         batches = [batches] if isinstance(batches, Mapping) else batches
         self.base = measure_base(self.model, batches, self.settings, self.seed)
+        self._alone = ranks_of(self.model).size == 1
         return self.base
 
     @property
@@ -378,6 +398,8 @@ class JacHess:
         if self.needs_base:
             self._require_base()
         ranks = ranks_of(self.model)
+        if ranks.size > 1 and self._alone and self.base is not None:
+            self.base, self._alone = mean_over_ranks(self.base, ranks, batch), False
         empty = ranks.size > 1 and not has_tokens(batch)
         if ranks.size > 1:
             device = next(self.model.parameters()).device
@@ -421,7 +443,16 @@ class JacHess:
         return copy
 
     def zero_loss(self, loss: Tensor, ranks: Ranks) -> Tensor:
-        """Return a zero that reaches no parameter but those whose gradients ranks wait for."""
+        """Return a zero that reaches no parameter but those whose gradients ranks wait for.
+
+        Raises:
+            FloatingPointError: the model is in an engine of DeepSpeed.
+        """
+        if is_deepspeed(self.model):
+            raise FloatingPointError(
+                "a loss is not finite, and on_nonfinite='skip' cannot leave out DeepSpeed's step, "
+                "whose optimiser takes every one: lower the learning rate or use a wider dtype"
+            )
         waiting = zero_of_gradients(self.model) if ranks.size > 1 else None
         if waiting is not None:
             return waiting.to(loss)

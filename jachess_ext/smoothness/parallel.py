@@ -1,7 +1,9 @@
 """Ranks and collectives of data-parallel models.
 
-A model is data-parallel where DistributedDataParallel wraps it or `fully_shard` has made its
-parameters DTensors.  A job with a model of its own on each rank is not, and calls no collective.
+A model is data-parallel where DistributedDataParallel or an engine of DeepSpeed wraps it, where it
+is called within a wrapper's forward, where `replicate` marks it, and where `fully_shard` has made
+its parameters DTensors.  A job with a model of its own on each rank is not, and calls no
+collective.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..models import real_pairs
+from .. import torch_private
+from ..models import is_deepspeed, real_pairs
+
+_REPLICATE = "torch.distributed._composable.replicate"
 
 
 @dataclass(frozen=True)
@@ -51,14 +56,32 @@ def ranks_of(model: nn.Module) -> Ranks:
     """Return the ranks a model's batches are spread over; a single rank if not data-parallel."""
     if not dist.is_available() or not dist.is_initialized():
         return Ranks()
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            group = model.process_group
-            return Ranks(dist.get_rank(group), dist.get_world_size(group), (group,))
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None:
-            return _sharded_ranks(model)
+    while isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
         model = inner
+    group = _group_of(model)
+    if group is None:
+        return _sharded_ranks(model)
+    return Ranks(dist.get_rank(group), dist.get_world_size(group), (group,))
+
+
+def _group_of(model: Any) -> Any:
+    """Return the process group that a whole model's batches are spread over, or None."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return model.process_group
+    if is_deepspeed(model):
+        return model.data_parallel_group
+    calling: Any = nn.parallel.DistributedDataParallel._get_active_ddp_module()
+    parameter = next(model.parameters(), None)
+    if calling is not None and any(p is parameter for p in calling.parameters()):
+        return calling.process_group
+    for module in model.modules():
+        if any(kind.__module__ == _REPLICATE for kind in type(module).__mro__):
+            state = torch_private.replicate.state(module)
+            if state.has_initialized:
+                return state._ddp.process_group
+            mesh, group = (state._init_kwargs.get(n) for n in ("device_mesh", "process_group"))
+            return group or (dist.group.WORLD if mesh is None else mesh.get_group())
+    return None
 
 
 def _sharded_ranks(model: nn.Module) -> Ranks:

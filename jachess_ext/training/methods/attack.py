@@ -17,6 +17,7 @@ from ...models import (
     token_table,
     trained,
     unwrapped,
+    without_engine,
 )
 from ..batches import Batch, drawing_apart
 from .base import Loss, Penalised, Run
@@ -71,7 +72,7 @@ class AttackAugment(Penalised, name="attack-augment"):
         for step in range(self.steps):
             hooked = leaf_embeddings(model, {**inputs, "input_ids": ids})
             with trained(fixed), in_mode(model, False), hooked as (batch, leaves):
-                task, _ = run(batch)
+                task, _ = run(batch, without_engine(model))
             gradient = gradient_of_tokens(task, leaves)
             more = (count * (step + 1)) // self.steps - (count * step) // self.steps
             open_options = torch.where((ids == first).unsqueeze(-1), options, ids.unsqueeze(-1))

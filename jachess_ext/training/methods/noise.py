@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...models import hooked_embeddings, in_mode, token_table, trained, unwrapped, without_labels
+from ...models import (
+    hooked_embeddings,
+    in_mode,
+    token_table,
+    trained,
+    unwrapped,
+    without_engine,
+    without_labels,
+)
 from ...smoothness.corruption import chosen_tokens, embedding_scale, known_unknown_token
 from ...smoothness.decision import NO_LABEL, kl_divergence
 from ..batches import Batch, RandomState, drawing_apart, is_causal
@@ -209,14 +217,14 @@ class SMART(Penalised, name="smart"):
 
         climbing = _Climbing(draw)
 
-        def apart(target: Tensor) -> Tensor:
+        def apart(target: Tensor, called: nn.Module = model) -> Tensor:
             with drawing_apart(masks), climbing.added(model, inputs) as noisy:
-                moved = logits_of(model(**without_labels(noisy)))
+                moved = logits_of(called(**without_labels(noisy)))
             return row_mean(kl_divergence(target, moved, kind, symmetric=True), inputs, model)
 
         for _ in range(self.adv_steps):
             with trained(dict.fromkeys(model.parameters(), False)):
-                divergence = apart(logits.detach())
+                divergence = apart(logits.detach(), without_engine(model))
                 gradients = torch.autograd.grad(divergence, climbing.noise)
             climbing.climb(climbed, list(gradients))
         return apart(logits)

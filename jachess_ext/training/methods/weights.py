@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor, nn
 
 from ..._io import require
-from ...models import backbone_of, drawn_modules, real_pairs, trained, unwrapped
+from ...models import backbone_of, check_whole, drawn_modules, real_pairs, trained, unwrapped
 from ..batches import Batch, RandomState, drawing_apart
 from .base import Method, Penalised
 from .settings import fraction, nonnegative, positive, share
@@ -39,6 +39,7 @@ class L2(Penalised, name="l2"):
     strength: float = nonnegative(1e-5)
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
+        check_whole(model)
         matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
         if not matrices:
             raise ValueError(
@@ -66,6 +67,7 @@ class _Start(Method):
         """Copy the weights, before a checkpoint of the run can be loaded."""
         super().prepare()
         model = self._inner(self.trainer.model)
+        check_whole(model)
         if hasattr(model, "peft_config"):
             raise ValueError(
                 f"method={self.name!r} holds on to pretrained weights, which do not change under "
@@ -95,6 +97,7 @@ class _Start(Method):
 
     def moved(self, model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
         """Return each kept parameter with its value before training."""
+        check_whole(model)
         parameters = dict(self._inner(model).named_parameters())
         return [(parameters[n], value.to(parameters[n].device)) for n, value in self.start.items()]
 
@@ -241,6 +244,14 @@ class TAPT(Method, name="tapt"):
     tapt_epochs: float = positive(3.0)
     tapt_lr: float = positive(5e-5)
     tapt_masked: float = share(0.15)
+
+    def prepare(self) -> None:
+        super().prepare()
+        if self.trainer.is_deepspeed_enabled:
+            raise ValueError(
+                "method='tapt' cannot run under DeepSpeed, whose first engine keeps hold of the "
+                "weights of the second; use DistributedDataParallel (leave out deepspeed=)"
+            )
 
     def begin(self, model: nn.Module) -> None:
         super().begin(model)

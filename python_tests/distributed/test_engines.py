@@ -1,0 +1,158 @@
+"""Other engines of data parallelism: `replicate`, a wrapper around a module that holds JacHess,
+and DeepSpeed; and runs that are resumed under each."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import jachess_ext as jx
+from python_tests import processes
+from python_tests.distributed.engine_jobs import STAGES
+from python_tests.distributed.rank_jobs import SETTINGS, shard
+from python_tests.distributed.test_data_parallel import (  # noqa: F401  a fixture among them
+    assert_same,
+    eight_steps,
+    joined,
+    joined_directions,
+    one_process,
+)
+from python_tests.smoothness.tiny_models import classifier
+from python_tests.training.test_architectures import LOUD
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_deepspeed = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        find_spec("deepspeed") is None,
+        reason="needs deepspeed: DS_BUILD_OPS=0 pip install deepspeed",
+    ),
+]
+
+
+@cache
+def results(jobs: str) -> list[dict[str, Any]]:
+    """Every rank's results; each kind of jobs runs once."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        command = [sys.executable, *launch, "-m", "python_tests.distributed.engine_jobs"]
+        # deepspeed looks at its folder of kernels; on a machine with a GPU it would take it
+        settings = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+        run = processes.run([*command, jobs, folder], cwd=ROOT, env=os.environ | settings)
+        assert run.returncode == 0, run.stderr[-3000:]
+        return torch.load(Path(folder) / "results.pt", weights_only=False)
+
+
+def result(jobs: str, name: str) -> list[Any]:
+    """One job's results on every rank."""
+    found = [rank[name] for rank in results(jobs)]
+    assert not any(isinstance(of, dict) and "error" in of for of in found), found
+    return found
+
+
+def base_of_all() -> dict[str, Any]:
+    regulariser = jx.JacHess(classifier("bert"), **SETTINGS | {"weights": "softmax"})
+    return regulariser.calibrate([joined([shard(0, rank) for rank in range(2)])]).state_dict()
+
+
+@pytest.mark.parametrize("job", ["replicated", "held"])
+def test_eight_steps(job: str, joined_directions: None) -> None:  # noqa: F811
+    """As one process on the joined batch: the ranks draw what it draws for their rows."""
+    for rank in result("torch", job):
+        assert_same(rank["parameters"], eight_steps(2, 1))
+
+
+def test_base_norms_of_a_replicated_model(joined_directions: None) -> None:  # noqa: F811
+    for base in result("torch", "replicated_base"):
+        assert base["tokens"] == base_of_all()["tokens"]
+        assert base["jacobian"] == pytest.approx(base_of_all()["jacobian"], rel=1e-12)
+
+
+def test_base_norms_measured_by_each_rank_are_averaged() -> None:
+    parts = []
+    for rank in range(2):
+        regulariser = jx.JacHess(classifier("bert"), **SETTINGS | {"weights": "softmax"})
+        parts.append(regulariser.calibrate([shard(0, rank)]))
+    tokens = [part.tokens for part in parts]
+    found = result("torch", "held_base")
+    assert found[0] == found[1] and found[0]["tokens"] == sum(tokens)
+    for name in ("jacobian", "hessian"):
+        mean = sum(getattr(p, name) * p.tokens for p in parts) / sum(tokens)
+        assert found[0][name] == pytest.approx(mean.tolist(), rel=1e-12)
+
+
+RESUMED = [
+    ("torch", "ddp", "DistributedDataParallel"),
+    *(
+        pytest.param("deepspeed", f"zero{stage}", "DeepSpeedEngine", marks=needs_deepspeed)
+        for stage in (1, 2)
+    ),
+]
+
+
+@pytest.mark.parametrize("jobs, name, engine", RESUMED)
+def test_a_resumed_run_goes_on_bit_for_bit(jobs: str, name: str, engine: str) -> None:
+    for rank in result(jobs, f"resumed {name}"):
+        assert rank["engine"] == engine
+        whole, resumed = rank["whole"], rank["resumed"]
+        assert whole["ranks"] == resumed["ranks"] == 2
+        assert whole["state"] == resumed["state"] and whole["state"]["step"] == 5
+        for of, value in whole["parameters"].items():
+            assert torch.equal(resumed["parameters"][of], value), of
+
+
+def in_float32(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.float() for name, value in parameters.items()}
+
+
+@pytest.mark.parametrize("stage", [pytest.param(stage, marks=needs_deepspeed) for stage in (1, 2)])
+def test_an_engine_of_deepspeed(
+    stage: int,
+    joined_directions: None,  # noqa: F811
+) -> None:
+    """In float32 to its rounding: other directions on each rank, those of one process."""
+    expected = eight_steps(2, 1)
+    for rank in result("deepspeed", f"in_engine {stage}"):
+        for name, value in in_float32(expected).items():
+            torch.testing.assert_close(
+                rank["parameters"][name], value.detach(), rtol=0, atol=1e-4, msg=name
+            )
+
+
+@pytest.mark.parametrize("choice", ["raise", "skip"])
+@pytest.mark.parametrize("stage", [pytest.param(stage, marks=needs_deepspeed) for stage in (1, 2)])
+def test_one_rank_that_is_not_finite(stage: int, choice: str) -> None:
+    """All ranks say so at once, and none waits for another."""
+    words = {"raise": "step 0: layer 0", "skip": "cannot leave out DeepSpeed's step"}
+    for error in result("deepspeed", f"not_finite {stage} {choice}"):
+        assert error.startswith("FloatingPointError") and words[choice] in error
+
+
+WITHOUT_WEIGHTS = ("none", "label-smoothing", "r-drop")
+
+
+@pytest.mark.parametrize("method", LOUD)
+@pytest.mark.parametrize("stage", [pytest.param(stage, marks=needs_deepspeed) for stage in STAGES])
+def test_every_method_acts_or_says_why_not(stage: int, method: str) -> None:
+    for rank in result("deepspeed", f"methods {stage}"):
+        said = rank[method]
+        if method in ("sam", "freelb"):
+            assert "runs in one process" in said
+        elif method == "tapt":
+            assert "cannot run under DeepSpeed" in said
+        elif stage == 3 and method not in WITHOUT_WEIGHTS:
+            assert "use stage 2 (zero_optimization: stage: 2)" in said
+        elif method in ("jacobian", "cross-holder"):
+            assert "no jet rule for torch.Tensor.register_hook (called in module Deep" in said
+        else:
+            assert said == ("idle" if method == "none" and stage < 3 else "")
