@@ -92,11 +92,6 @@ def parsed(words: Sequence[str]) -> Callable[[], None]:
         "shares",
     )
     option("--epochs", type=float, help="epochs over every subset, for the FLOPs (1)")
-    option(
-        "--gpu-flops",
-        type=float,
-        help="FLOPs a second that training reaches, such as 1e14, for costs in GPU hours",
-    )
     option("--level", type=float, help="probability of the intervals (0.9)")
     option("--out", type=Path, metavar="FILE", help="file for the ranking, .csv or .json")
     option(
@@ -124,7 +119,6 @@ def select(
     ignore: Sequence[str] = (),
     tokens: float | None = None,
     epochs: float = 1.0,
-    gpu_flops: float | None = None,
     level: float = 0.9,
     out: Path | None = None,
     report: Path | None = None,
@@ -140,7 +134,6 @@ def select(
     reader: Any = scaling.read_runs if table.is_dir() else scaling.read_table
     reading = _reading(read, ignore, folder=table.is_dir())
     settings: dict[str, Any] = {"tokens": tokens, "epochs": epochs, "references": reference}
-    settings["gpu_flops"] = gpu_flops
     try:
         losses = reader(table, **{"metric": metric, **reading})
         selection = scaling.select(losses, budget, target, method, **settings)

@@ -302,7 +302,6 @@ def select(
     tau: float = 5.0,
     tokens: float | None = None,
     epochs: float = 1.0,
-    gpu_flops: float | None = None,
     **reading: Any,
 ) -> Selection:
     """Rank models by the loss they will have at the target.
@@ -326,7 +325,6 @@ def select(
         gamma, tau: ats (Algorithm 1): points accepted unseen, and the deviation that stops.
         tokens, epochs: tokens an example (1 where sizes are tokens) and passes over every subset,
             for FLOPs; tokens None: costs are shares of training all models in full.
-        gpu_flops: operations a second that training reaches (1e14); costs are in GPU hours then.
         reading: other arguments of `read_table`.
 
     Raises:
@@ -348,13 +346,11 @@ def select(
     if target is None:
         raise ValueError("target is missing; expected the training examples to predict for")
     numbers = {"budget": budget, "target": target, "tokens": tokens, "epochs": epochs}
-    for name, value in {**numbers, "gpu_flops": gpu_flops}.items():
+    for name, value in numbers.items():
         if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"{name} is {value}; expected a positive number")
     if budget is not None and target <= budget:
         raise ValueError(f"the target {target:g} is not above the budget {budget:g}")
-    if gpu_flops is not None and tokens is None:
-        raise TableError("GPU hours need the tokens of an example; say how many", tokens="N")
     try:
         whole = read_table(table, metric=metric, test_rows=test_rows, **reading)
     except TableError as error:
@@ -388,7 +384,6 @@ def select(
         costs=example * forecast.trained,
         full_costs=example * target,
         unranked=unranked,
-        gpu_flops=gpu_flops,
         unit=OF_ALL if tokens is None else "FLOPs",
         measured=measured if np.isfinite(measured).any() else None,
     )
@@ -458,7 +453,6 @@ class Selection:
             example where tokens were not told; NaN where the number of parameters is not known.
         full_costs: operations of training each on the target's data once (FullTuning), [n].
         unranked: the models that have too few sizes for the method, each with a sentence.
-        gpu_flops: operations a second, for costs in GPU hours; None: costs are in FLOPs.
         unit: what `costs` are told in; "" where that is not known; `OF_ALL`: they are shown as
             shares.
         measured: losses at the target that the table holds, [n], NaN where it has none, or None;
@@ -488,7 +482,6 @@ class Selection:
     costs: Array
     full_costs: Array
     unranked: Mapping[str, str] = field(default_factory=dict)
-    gpu_flops: float | None = None
     unit: str = "FLOPs"
     measured: Array | None = None
 
@@ -550,30 +543,21 @@ class Selection:
         count = int(np.searchsorted(np.cumsum(chances[order]), _SURE)) + 1
         return [self.names[place] for place in order[:count]]
 
-    @property
-    def cost_unit(self) -> str:
-        """What costs are shown in: `unit`, or GPU hours where their speed is known."""
-        return self.unit if self.gpu_flops is None else "GPU h"
-
     def in_unit(self, flops: Any) -> Any:
-        """Return costs in `cost_unit`."""
-        if self.unit == OF_ALL:
-            return flops / self.full_costs.sum()
-        return flops if self.gpu_flops is None else flops / (3600 * self.gpu_flops)
+        """Return costs in `unit`."""
+        return flops / self.full_costs.sum() if self.unit == OF_ALL else flops
 
     def cost_number(self, flops: float) -> str:
-        """Return a cost in `cost_unit` without it: 1.23 × 10¹⁵, 0.6000."""
+        """Return a cost in `unit` without it: 1.23 × 10¹⁵, 17 %."""
         cost = self.in_unit(flops)
         if not math.isfinite(cost):
             return DASH
-        if self.unit == OF_ALL:
-            return share(cost)
-        return scientific(cost) if self.gpu_flops is None else number(cost)
+        return share(cost) if self.unit == OF_ALL else scientific(cost)
 
     def cost_text(self, flops: float) -> str:
-        """Return a cost in words: 1.23 × 10¹⁵ FLOPs, 0.6000 GPU h."""
+        """Return a cost in words: 1.23 × 10¹⁵ FLOPs, 17 % of all."""
         cost = self.cost_number(flops)
-        return cost if cost == DASH else f"{cost} {self.cost_unit}".rstrip()
+        return cost if cost == DASH else f"{cost} {self.unit}".rstrip()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -673,7 +657,7 @@ class Selection:
         """Return a pandas DataFrame with a row for each candidate, best first.
 
         Columns: rank, name, score, predicted, low, high (of the interval with probability `level`),
-        prob_best, cost, full_cost (in `cost_unit`); NaN where there is none.  predicted, low and
+        prob_best, cost, full_cost (in `unit`); NaN where there is none.  predicted, low and
         high are in the metric's own terms where the table has one; `measured`, what the table holds
         at the target, is there where it holds any.  Models that are not ranked come
         last, and a column `reason` says why.
@@ -786,7 +770,7 @@ def ranking_rows(selection: Selection, level: float = 0.9) -> list[list[str]]:
         columns.append(["measured", *map(number, table.shown(selection.measured[order]))])
     if np.isfinite(selection.costs).any():
         costs = map(selection.cost_number, selection.costs[order])
-        columns.append([selection.cost_unit or "cost", *costs])
+        columns.append([selection.unit or "cost", *costs])
     return list(map(list, zip(*columns, strict=True)))
 
 

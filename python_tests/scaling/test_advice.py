@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from jachess_ext._text import scientific
 from jachess_ext.scaling import LossTable, select
 from python_tests.scaling import tables
 
@@ -26,9 +27,7 @@ def test_a_clear_choice_needs_no_run() -> None:
 
 def test_the_fewest_models_that_hold_the_best_are_named_with_their_cost() -> None:
     table, _ = tables.population(0, models=12)
-    found = select(
-        replace(table, parameters=np.full(12, 1e9)), 6400, 102400, tokens=128, gpu_flops=1e14
-    )
+    found = select(replace(table, parameters=np.full(12, 1e9)), 6400, 102400, tokens=128)
     chances = dict(zip(found.names, found.best_probabilities, strict=True))
     expected: list[str] = []
     while sum(chances[name] for name in expected) < 0.9:
@@ -36,10 +35,10 @@ def test_the_fewest_models_that_hold_the_best_are_named_with_their_cost() -> Non
     assert found.shortlist == expected and 4 < len(expected) < 12
     held = sum(chances[name] for name in expected)
     named = f"{', '.join(expected[:4])} and {len(expected) - 4} more"
-    hours = len(expected) * 6 * 1e9 * 102400 * 128 / 1e14 / 3600
+    cost = scientific(len(expected) * 6 * 1e9 * 102400 * 128)
     assert found.advice == (
         f"The best is among {named} with probability {100 * held:.0f} %; the other "
-        f"{12 - len(expected)} are out. Training these {len(expected)} in full ({hours:#.4g} GPU h)"
+        f"{12 - len(expected)} are out. Training these {len(expected)} in full ({cost} FLOPs)"
         " would decide."
     )
 
@@ -59,25 +58,9 @@ def test_a_method_without_probabilities_says_so() -> None:
 def test_costs_are_in_the_unit_that_is_asked_for() -> None:
     table = table_of([2.0, 1.6, 1.3, 1.1], [1.9, 1.7, 1.55, 1.45])
     flops = select(table, target=1600, tokens=100)
-    hours = select(table, target=1600, tokens=100, gpu_flops=1e13)
-    assert [found.cost_unit for found in (flops, hours)] == ["FLOPs", "GPU h"]
+    assert flops.unit == "FLOPs"
     spent = 6 * 1e8 * 1500 * 100
     assert flops.to_frame().cost.tolist() == [pytest.approx(spent)] * 2
-    assert hours.to_frame().cost.tolist() == [pytest.approx(spent / 1e13 / 3600)] * 2
-    assert hours.to_frame().full_cost[0] == pytest.approx(6e8 * 1600 * 100 / 1e13 / 3600)
+    assert flops.to_frame().full_cost[0] == pytest.approx(6e8 * 1600 * 100)
     assert flops.cost_text(1.234e15) == "1.23 × 10¹⁵ FLOPs"
-    assert hours.cost_text(3.6e16) == "1.000 GPU h"
     assert "cost" not in repr(select(replace(table, parameters=None), target=1600))
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"gpu_flops": 1e14}, "need the tokens of an example"),
-        ({"gpu_flops": -1.0, "tokens": 10.0}, "gpu_flops is -1.0; expected a positive"),
-    ],
-)
-def test_rates_that_cannot_be(given: dict[str, float], words: str) -> None:
-    table = table_of([2.0, 1.6, 1.3, 1.1], [1.9, 1.7, 1.55, 1.45])
-    with pytest.raises(ValueError, match=words):
-        select(table, target=1600, **given)

@@ -21,7 +21,6 @@ from jachess_ext.scaling.laws import (
 from python_tests.scaling import curves
 
 
-
 def measured() -> MeasuredLens:
     generator = torch.Generator().manual_seed(0)
     half = torch.randn(6, 6, dtype=torch.float64, generator=generator)

@@ -42,7 +42,7 @@ def test_methods_that_predict(method: str) -> None:
     assert frame.prob_best.idxmax() < 5
     assert frame["rank"].tolist() == list(range(1, 21)) and frame.name.tolist() == found.ranking
     assert frame.cost.sum() == pytest.approx(found.flops / found.full_flops)
-    assert found.cost_unit == "of all in full" and "FLOPs" not in found.text()
+    assert found.unit == "of all in full" and "FLOPs" not in found.text()
 
 
 def test_methods_that_only_rank() -> None:
