@@ -104,14 +104,14 @@ class Comparison:
             sizes = [a + b for a, b in zip(self._sizes, sizes, strict=True)]
         self._sums, self._sizes = sums, sizes
 
-    def agrees(self, tangents: list[Tensor], roundings: float) -> bool:
-        """Return whether they are equal but for as many roundings, and 0 in the row of zeros.
+    def agrees(self, tangents: list[Tensor]) -> bool:
+        """Return whether they are equal but for some rounding, and 0 in the row of zeros.
 
-        Quickly; what is not may be rounding, or not finite (`error`).
+        Quickly; what is not may be more rounding, or not finite (`error`).
         """
         for tangent, total, size in zip(tangents, self._sums, self._sizes, strict=True):
             if tangent.numel():
-                bound = (size + size.median()) * (roundings * torch.finfo(tangent.dtype).eps)
+                bound = (size + size.median()) * (ROUNDINGS * torch.finfo(tangent.dtype).eps)
                 near = (tangent - total).abs() <= bound
                 # What is 0 along every direction is 0 in the row of zeros and where fn is constant.
                 if not unwrapped(torch.where(size == 0, tangent == 0, near)).all():
@@ -145,7 +145,7 @@ class Comparison:
 
     def _reached(self, tangent: Tensor) -> Tensor:
         """Return ``[N]``, the rows that have a tangent where their factors are 0."""
-        zero = (self.factors == 0).all(0)
+        zero = self.factors[0] == 0
         return zero & (tangent.abs() > 0).unsqueeze(-1).flatten(1).any(-1)
 
 
@@ -156,7 +156,8 @@ FEW = 16
 _OFTEN = 64
 _STATES = 16
 _MOST = 1000  # entries of a container that are read
-_ROUNDINGS = 16.0
+ROUNDINGS = 16.0
+"""How far tangents are off at most before it is looked into; of networks, up to 6."""
 
 
 class History:
@@ -169,12 +170,12 @@ class History:
 
     def __init__(self) -> None:
         self.calls: dict[Any, int] = {}
-        self.roundings = _ROUNDINGS
+        self.roundings = ROUNDINGS
 
     def forget(self) -> None:
         """Begin anew, so that the next call asks."""
         self.calls.clear()
-        self.roundings = _ROUNDINGS
+        self.roundings = ROUNDINGS
 
     def is_due(self, state: Any) -> bool:
         """Return whether a call in this state asks: the first, second, fourth, and each 64th."""

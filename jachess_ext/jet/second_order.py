@@ -27,7 +27,6 @@ from .rows import (
     FEW,
     MIXED,
     Comparison,
-    History,
     any_true,
     halves,
     history_of,
@@ -643,22 +642,23 @@ def _unchanged(fn: Function) -> Iterator[None]:
 class _Check:
     """The question of a call whether rows depend on each other."""
 
-    def __init__(self, rows: _Rows, history: History, state: Any) -> None:
-        self._rows, self._history, self._state = rows, history, state
+    def __init__(self, rows: _Rows, state: Any) -> None:
+        self._rows, self._state = rows, state
         factors = mixed_factors(rows.count, rows.batch, rows.points[0], zero=True)
         self._comparison = Comparison(factors)
 
     @classmethod
     def of(cls, rows: _Rows) -> _Check | None:
         """Return the question; None, and count the call, where it is not asked in this one."""
-        history, state = history_of(rows.fn), None
+        state = None
         if rows.count < FEW and not torch.compiler.is_exporting():
             shapes = tuple((point.shape, point.dtype, point.device) for point in rows.points)
             state = rows.count, shapes, state_of(rows.fn, rows.batch)
+            history = history_of(rows.fn)
             if not history.is_due(state):
                 history.count(state)
                 return None
-        return cls(rows, history, state)
+        return cls(rows, state)
 
     def direction(self) -> list[Tensor]:
         """Return the direction that the last pass has beside its own, ``[N, ...]`` of each
@@ -681,9 +681,9 @@ class _Check:
         """
         if torch.compiler.is_exporting():
             return self._comparison.assert_apart(tangents)
-        history, mixed = self._history, False
-        if not self._comparison.agrees(tangents, history.roundings):
-            error = self._comparison.error(tangents)
+        mixed = False
+        if not self._comparison.agrees(tangents):
+            error, history = self._comparison.error(tangents), history_of(self._rows.fn)
             if error > history.roundings:
                 mixed = error == torch.inf or self._rows.depend(generators)
                 history.roundings = 4 * error
@@ -691,10 +691,10 @@ class _Check:
             with suppress(Exception):  # of a function that is not defined there
                 mixed = self._rows.depend(generators, nearby=True)
         if mixed:
-            history.forget()
+            history_of(self._rows.fn).forget()
             raise ValueError(MIXED)
         if self._state is not None:
-            history.count(self._state)
+            history_of(self._rows.fn).count(self._state)
 
 
 def _is_differentiated(weights: Tensor) -> bool:
