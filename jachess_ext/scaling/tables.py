@@ -533,6 +533,10 @@ class _Reader:
                 f"{what} has no column named by a number of training examples, such as 1000, 1k or "
                 f"1,000, and none that holds them (rows, n, train_samples); it has {listed(labels)}"
             )
+            if not whole and len({*labels}) < len(labels):  # as `pivot_table` writes csv
+                text += (
+                    "; several header rows are for pandas.read_csv(…, header=[0, 1], index_col=0)"
+                )
             if not whole:
                 raise TableError(text)
             self.questions.add(text, size=labels[whole[0]])

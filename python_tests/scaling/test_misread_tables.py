@@ -386,8 +386,12 @@ def test_a_pivot_of_two_metrics_is_asked_about(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="several metrics, 'eval_f1', 'loss'; say which"):
         read_table(pivot)
     check(read_table(pivot, metric="loss"))
-    pivot.to_csv(tmp_path / "t.csv")  # two header rows
-    assert right_or_refused(tmp_path / "t.csv") is not None
+    for frame in (pivot.reset_index(), pivot.reset_index(drop=True)):
+        assert right_or_refused(frame, metric="loss") is not None
+    pivot.to_csv(tmp_path / "t.csv")
+    with pytest.raises(TableError, match=r"several header rows are for pandas.read_csv\(…, header"):
+        read_table(tmp_path / "t.csv")
+    check(read_table(pd.read_csv(tmp_path / "t.csv", header=[0, 1], index_col=0), metric="loss"))
     LONG.pivot_table(index="model", columns="rows", values=["loss"]).to_csv(tmp_path / "t.csv")
     assert right_or_refused(tmp_path / "t.csv") is not None
 
