@@ -128,10 +128,11 @@ def sampling_noise(name: str, losses: Array, rows: int | None) -> Array | None:
 def _known_word(name: str) -> str:
     word = metric_word(name)
     if word is None:
+        name = name.partition(":")[0]
         raise TableError(
             f"the metric {shown(name)} is not known here; say whether lower or higher is better: "
             f"{shown(name + ':lower')} or, if its best is 1 (or 100 %), {shown(name + ':higher')}",
-            metric=f"{name}:lower",
+            metric=f"{name}:higher|lower",
         )
     return word
 

@@ -95,10 +95,10 @@ class Questions:
         self.options: dict[str, Any] = {}
 
     def add(self, text: str, **options: Any) -> None:
-        """Take a question; of `ignore`, whatever is to be ignored adds up."""
+        """Take a question; the first answer counts, and of `ignore` all add up."""
         ignored = [*self.options.get("ignore", ()), *options.get("ignore", ())]
         self.texts.append(text)
-        self.options |= options
+        self.options = options | self.options
         if ignored:
             self.options["ignore"] = list(dict.fromkeys(ignored))
 

@@ -592,7 +592,7 @@ class _Reader:
             names=list(dict.fromkeys(names)),
             seeds=repeats,
             parameters=_parameters(sheet, counted, names),
-            metric=said or self.questions.options.get("metric") or (metric_word(label) and label),
+            metric=said or (metric_word(label) and label),
             per_cent=sheet.per_cent([valued]),
         )
 
@@ -623,14 +623,8 @@ class _Reader:
             if metric is not None or not free:
                 raise TableError(text)
             label = labels[free[0]]
-            score = (
-                sheet.per_cent(free[:1]) or max(sheet.numbers(free[0], sheet.texts(free[0]))) <= 1
-            )
-            way = "higher" if score else "lower"
-            text += (
-                f", or say {shown(label + ':higher')} where the best is 1 (100 %), else ':lower'"
-            )
-            self.questions.add(text, metric=f"{label}:{way}")
+            text += f", or say {shown(label + ':higher')} (the best is 1, or 100 %), or ':lower'"
+            self.questions.add(text, metric=f"{label}:higher|lower")
             found = free
         return found[0]
 
@@ -827,5 +821,5 @@ def _refuse_rising(what: str, losses: Array, per_cent: bool) -> None:
         raise TableError(
             f"the numbers of {what} are in per cent, and fall with size; say whether they are "
             "error rates or what else, such as accuracy",
-            metric="error",
+            metric="error|accuracy",
         )

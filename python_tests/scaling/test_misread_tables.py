@@ -732,7 +732,10 @@ def test_per_cents_are_of_something() -> None:
     falling = WIDE.set_index("model").map(lambda loss: f"{10 * loss} %")
     with pytest.raises(TableError, match="in per cent, and fall") as caught:
         read_table(falling)
-    assert caught.value.options == {"metric": "error"}
+    assert caught.value.options == {"metric": "error|accuracy"}, "one has to be chosen"
+    with pytest.raises(TableError, match=r"'error\|accuracy' is not known here"):
+        read_table(falling, **caught.value.options)
+    np.testing.assert_allclose(read_table(falling, metric="error").losses / 10, [*LOSSES.values()])
     rising = WIDE.set_index("model").map(lambda loss: f"{100 - 10 * loss}%")
     assert right_or_refused(rising) == {"metric": "accuracy"}
 
@@ -746,14 +749,15 @@ def test_runs_without_a_size_are_asked_about(form: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_column_of_values_that_is_not_known(form: str, tmp_path: Path) -> None:
-    """Its direction is asked for."""
-    frame = LONG.rename(columns={"loss": "Taste (mean)"})
-    assert asked_once(write(frame, form, tmp_path)) == {"metric": "Taste (mean):lower"}
-    shares = frame.assign(**{"Taste (mean)": 1 - LONG.loss / 4})
-    source = write(shares, form, tmp_path)
-    with pytest.raises(TableError) as caught:
-        read_table(source)
-    table = read_table(source, **caught.value.options)
+    """Its direction is asked for, and not guessed."""
+    source = write(LONG.rename(columns={"loss": "Taste (mean)"}), form, tmp_path)
+    answers = right_or_refused(source)
+    assert answers == {"metric": "Taste (mean):higher|lower"}
+    with pytest.raises(TableError, match=r"say whether .*: 'Taste \(mean\):lower' or"):
+        read_table(source, **answers)
+    check(read_table(source, metric="Taste (mean):lower"))
+    shares = LONG.assign(loss=1 - LONG.loss / 4).rename(columns={"loss": "Taste (mean)"})
+    table = read_table(write(shares, form, tmp_path), metric="Taste (mean):higher")
     np.testing.assert_allclose(table.losses * 4, [*LOSSES.values()])
 
 
