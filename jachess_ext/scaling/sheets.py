@@ -294,6 +294,8 @@ def read_sheet(source: Any, comma: bool, number: int | None, questions: Question
     elif frame.columns.nlevels > 1:  # `pivot_table`'s
         levels = ["metric" if name is None else name for name in frame.columns.names]
         index = [name or "model" for name in frame.index.names]
+        if "model" in index and all(str(name).isdigit() for name in frame.index):
+            raise TableError("the index of the table counts rows; expected the models' names there")
         frame = frame.rename_axis(index=index, columns=levels).melt(ignore_index=False).dropna()
     index = frame.index
     if index.nlevels > 1 or index.name is not None:

@@ -439,7 +439,7 @@ class _Reader:
         if summaries:
             self.questions.add(
                 f"{listed([*summaries])} of {self.sheet.what} say something of models and are "
-                "none; leave them out",
+                "none; leave them out, or rename a model",
                 ignore=[*summaries],
             )
         return [kept and name not in summaries for name, kept in zip(names, wanted, strict=True)]
@@ -693,7 +693,8 @@ def _parameters(sheet: Sheet, place: int | None, names: Sequence[str]) -> dict[s
         except TableError:
             raise TableError(
                 f"{shown(cell)} in column {shown(sheet.labels[place])} of {shown(name)} is no "
-                "number of parameters; expected one such as 110000000 or 110M"
+                "number of parameters; expected one such as 110000000 or 110M",
+                ignore=[sheet.labels[place]],
             ) from None
         if name in found and not (found[name] == count or missing):
             raise TableError(f"{sheet.what} has two numbers of parameters of {shown(name)}")
