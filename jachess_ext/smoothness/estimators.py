@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from .._io import require
 from ..jet.context import without_dynamo
 from ..jet.directions import Distribution, draw_directions
 from ..jet.eager import check_point, make_input
@@ -93,6 +94,14 @@ class Smoothness:
     hessian_tokens: Tensor | None
     tokens: Tensor
 
+    def __repr__(self) -> str:
+        rows, count = len(self.tokens), int(self.tokens.sum())
+        lines = [f"Smoothness of {count} tokens in {rows} rows:"]
+        for k, jacobian in enumerate(self.jacobian.tolist()):
+            hessian = "" if self.hessian is None else f", hessian {self.hessian[k].item():.4g}"
+            lines.append(f"  layer {k}: jacobian {jacobian:.4g}{hessian}")
+        return "\n".join(lines)
+
 
 def smoothness(
     model: nn.Module,
@@ -144,6 +153,8 @@ def smoothness(
         >>> norms = jx.smoothness(model, batch, layers=[-1], seed=0)
         >>> norms.jacobian.shape, norms.hessian_tokens.shape
         (torch.Size([1]), torch.Size([1, 2, 5]))
+        >>> str(norms).splitlines()[0]
+        'Smoothness of 9 tokens in 2 rows:'
     """
     settings = Settings(
         engine=engine,
@@ -706,6 +717,34 @@ class SmoothnessProbe:
         figures = self(model)
         self.history.append({"step": step, **figures})
         return figures
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the Jacobian norms of ``history`` over the steps, a line a block.
+
+        Args:
+            ax: matplotlib axes to draw on; None: new axes.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ValueError: nothing was measured yet.
+            MissingExtra: matplotlib is not installed.
+        """
+        if not self.history:
+            raise ValueError("nothing was measured yet; train with the monitor first")
+        if ax is None:
+            ax = require("matplotlib.pyplot").figure(figsize=(7, 4.5)).add_subplot()
+        steps = [entry["step"] for entry in self.history]
+        block = 0
+        while (name := f"{PREFIX}jacobian_{block}") in self.history[0]:
+            ax.plot(steps, [entry[name] for entry in self.history], "o-", label=f"block {block}")
+            block += 1
+        ax.set_yscale("log")
+        ax.set_xlabel("optimiser step")
+        ax.set_ylabel("Jacobian norm")
+        ax.legend()
+        return ax
 
     def measured(self, step: int) -> bool:
         """Tell whether the last measurement was at this step."""

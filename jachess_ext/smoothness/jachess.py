@@ -205,6 +205,13 @@ class JacHessOutput:
     hessian: Tensor | None
     smoothness: Smoothness
 
+    def __repr__(self) -> str:
+        task = getattr(self.model_output, "loss", None)
+        beside = "" if task is None else f", beside a task loss of {float(task):.4g}"
+        state = "empty" if self.empty else f"penalty {float(self.loss):.4g}"
+        state = state if self.skipped is None else f"skipped at layer {self.skipped}"
+        return f"JacHessOutput: {state}{beside}\n{self.smoothness!r}"
+
     @property
     def total(self) -> Tensor:
         """Task loss + penalty, to be minimised.
@@ -394,7 +401,7 @@ class JacHess:
         """
         if self.needs_base and self.base is None and int(self.step) == 0:
             _LOG.warning("the base norms are measured on the first batch; calibrate takes more")
-            self.calibrate(batch)
+            self.calibrate([batch])
         if self.needs_base:
             self._require_base()
         ranks = ranks_of(self.model)

@@ -149,6 +149,10 @@ class SmoothnessMonitor(_Periodic):
         """Return figures and "step" of each measurement."""
         return self.probe.history
 
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the Jacobian norms over the steps; see `SmoothnessProbe.plot`."""
+        return self.probe.plot(ax)
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.probe.history.clear()
         super().on_train_begin(args, state, control, **kwargs)

@@ -195,7 +195,7 @@ class MethodMixin(_Base):
 
         TRL computes a loss without the logits, and these, if asked, in a further pass.
         """
-        below = super().compute_loss
+        below: Any = super().compute_loss
         named: dict[str, Any] = {"num_items_in_batch": num_items_in_batch}
         if not outputs:
             return below(model, dict(batch), **named), None

@@ -103,12 +103,26 @@ def config(stage: int) -> dict[str, Any]:
 
 
 def in_engine(stage: int) -> dict[str, Any]:
+    """Norms of three steps on a batch that all ranks share, in an engine and under DDP."""
+    found: dict[str, Any] = {}
+    plain = DistributedDataParallel(classifier("bert", dtype=torch.float32))
+    for name, model in (("engine", engine_of(stage)), ("ddp", plain)):
+        regulariser = jx.JacHess(model, **SETTINGS)
+        found[name] = [regulariser(shard(0, 0)).jacobian.detach() for _ in range(3)]
+    return found
+
+
+def trained_in_engine(stage: int) -> list[float]:
+    """The penalty alone of one batch, over steps of an engine."""
     engine = engine_of(stage)
-    regulariser = jx.JacHess(engine, **SETTINGS)
-    for step in range(8):
-        engine.backward(regulariser(shard(step, dist.get_rank())).total)
+    regulariser = jx.JacHess(engine, **SETTINGS | {"strength": 1.0})
+    losses = []
+    for _ in range(8):
+        out = regulariser(shard(0, dist.get_rank()))
+        engine.backward(out.loss)
         engine.step()
-    return {"parameters": parameters(engine)}
+        losses.append(float(out.loss.detach()))
+    return losses
 
 
 def error_of(run: Callable[[], Any]) -> str:
@@ -194,6 +208,7 @@ def deepspeed_jobs(note: Callable[..., None], folder: Path) -> None:
     for stage in STAGES:
         if stage < 3:
             note(f"in_engine {stage}", in_engine, stage)
+            note(f"trained {stage}", trained_in_engine, stage)
             for choice in ("raise", "skip"):
                 note(f"not_finite {stage} {choice}", not_finite, stage, choice)
             note(f"resumed zero{stage}", resumed, folder / f"zero{stage}", stage, RESUMED)

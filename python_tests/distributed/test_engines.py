@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import jachess_ext as jx
 from python_tests import processes
@@ -111,22 +110,17 @@ def test_a_resumed_run_goes_on_bit_for_bit(jobs: str, name: str, engine: str) ->
             assert torch.equal(resumed["parameters"][of], value), of
 
 
-def in_float32(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.float() for name, value in parameters.items()}
-
-
 @pytest.mark.parametrize("stage", [pytest.param(stage, marks=needs_deepspeed) for stage in (1, 2)])
-def test_an_engine_of_deepspeed(
-    stage: int,
-    joined_directions: None,  # noqa: F811
-) -> None:
-    """In float32 to its rounding: other directions on each rank, those of one process."""
-    expected = eight_steps(2, 1)
-    for rank in result("deepspeed", f"in_engine {stage}"):
-        for name, value in in_float32(expected).items():
-            torch.testing.assert_close(
-                rank["parameters"][name], value.detach(), rtol=0, atol=1e-4, msg=name
-            )
+def test_an_engine_of_deepspeed(stage: int) -> None:
+    """Each rank draws other directions, those that it draws under DistributedDataParallel."""
+    first, second = result("deepspeed", f"in_engine {stage}")
+    for rank in (first, second):
+        for engine, ddp in zip(rank["engine"], rank["ddp"], strict=True):
+            torch.testing.assert_close(engine, ddp)
+    for mine, other in zip(first["engine"], second["engine"], strict=True):
+        assert not torch.allclose(mine, other, rtol=1e-3)
+    for losses in result("deepspeed", f"trained {stage}"):
+        assert losses[-1] < 0.97 * losses[0]
 
 
 @pytest.mark.parametrize("choice", ["raise", "skip"])

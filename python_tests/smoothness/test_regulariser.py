@@ -355,3 +355,19 @@ def test_fifteen_lines_train() -> None:
         losses.append((out.model_output.loss.item(), out.loss.item()))
     assert losses[-1][0] < 0.5 * losses[0][0]
     assert sum(p for _, p in losses[-5:]) < 0.8 * sum(p for _, p in losses[:5])
+
+
+def test_what_is_printed_has_a_line_a_layer() -> None:
+    out = calibrated()(BATCH)
+    lines = repr(out).splitlines()
+    assert len(lines) == 2 + BLOCKS and str(out.smoothness).splitlines() == lines[1:]
+    task = float(out.model_output.loss)
+    assert lines[0] == (
+        f"JacHessOutput: penalty {float(out.loss):.4g}, beside a task loss of {task:.4g}"
+    )
+    assert lines[1] == f"Smoothness of {int(BATCH['attention_mask'].sum())} tokens in 2 rows:"
+    for k, line in enumerate(lines[2:]):
+        norms = f"jacobian {out.jacobian[k].item():.4g}, hessian {out.hessian[k].item():.4g}"
+        assert line == f"  layer {k}: {norms}"
+    first = jx.smoothness(classifier("bert"), BATCH, hessian=False)
+    assert "hessian" not in repr(first)

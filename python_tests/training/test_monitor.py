@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer
 
 import jachess_ext as jx
-from python_tests.smoothness.tiny_models import LABELS, classifier, token_batch
+from python_tests.smoothness.tiny_models import BLOCKS, LABELS, classifier, token_batch
 
 from .runs import assert_same_parameters, examples, trainer
 
@@ -186,3 +186,15 @@ def test_lightning(tmp_path: Path) -> None:
     assert "smoothness/margin_over_slope" in logged.splitlines()[0]
     assert [line for line in logged.splitlines()[1:] if str(monitor.history[-1][
         "smoothness/logit_jacobian"]) in line]  # fmt: skip
+
+
+def test_the_plot_shows_the_history(tmp_path: Path) -> None:
+    monitor = jx.SmoothnessMonitor(BATCH, every=1)
+    with pytest.raises(ValueError, match="nothing was measured yet"):
+        monitor.plot()
+    trainer(tmp_path, options={"callbacks": [monitor]}).train()
+    axes = monitor.plot()
+    for block, line in enumerate(axes.get_lines()):
+        wanted = [entry[f"smoothness/jacobian_{block}"] for entry in monitor.history]
+        assert line.get_ydata().tolist() == wanted and line.get_xdata().tolist() == [0, 1, 2]
+    assert len(axes.get_lines()) == BLOCKS and monitor.plot(axes) is axes

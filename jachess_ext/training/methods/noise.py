@@ -39,8 +39,8 @@ class RDrop(Penalised, name="r-drop"):
         with drawing_apart(self.key()):
             second, others = run(inputs)
         kind = self.kind(model, outputs)
-        pair = (logits_of(passed, trained=True) for passed in (outputs, others))
-        apart = kl_divergence(*pair, kind, symmetric=True)
+        one, two = (logits_of(passed, trained=True) for passed in (outputs, others))
+        apart = kl_divergence(one, two, kind, symmetric=True)
         return Loss(
             (first + second) / 2, outputs, self.strength * (row_mean(apart, inputs, model) / 2)
         )

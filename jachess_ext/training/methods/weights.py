@@ -210,9 +210,9 @@ def placebo(penalty: Tensor, parameters: Iterable[nn.Parameter], seed: int) -> T
         parameters: the model's; the direction is uniform over those that are trained.
         seed: of the direction, from 0 up.
     """
-    trained = [p for p in parameters if p.requires_grad]
-    gradients = torch.autograd.grad(penalty, trained, retain_graph=True, allow_unused=True)
-    trained = [real_pairs(p) for p in trained]
+    leaves = [p for p in parameters if p.requires_grad]
+    gradients = torch.autograd.grad(penalty, leaves, retain_graph=True, allow_unused=True)
+    trained = [real_pairs(p) for p in leaves]
     norm = _total_norm([g for g in gradients if g is not None])
     generator = torch.Generator().manual_seed(seed)
     drawn = [torch.randn(p.shape, generator=generator).to(p) for p in trained]
