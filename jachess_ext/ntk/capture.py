@@ -770,7 +770,8 @@ def capture(
         elif first:
             count = len(rows)
             _compare_companies(outputs, samples, f.detach(), [_shuffled(count), _apart(count)])
-        separation = Separation(f) if first and len(rows) > 1 else None
+        needed = first and len(rows) > 1 and (calls or watched.fallback)
+        separation = Separation(f) if needed else None
         parts = _collect(watched, f, calls, separation)
         del f, calls
         if separation is not None and (suspects := separation.suspects()):
@@ -832,7 +833,7 @@ def _contributions(
         if call.kind == "chain":
             call, stacked = _unchained(call, stacked)
         try:
-            found = _CONTRIBUTE[call.kind](call, stacked, shapes, count)
+            of_call = _CONTRIBUTE[call.kind](call, stacked, shapes, count)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:
@@ -841,7 +842,7 @@ def _contributions(
             why = f"{type(call.options['module']).__name__} does not run under torch.func.vmap"
             watched.fallback.update(dict.fromkeys(call.roles.values(), why))
             continue
-        for name, part in found.items():
+        for name, part in of_call.items():
             parts.setdefault(name, []).append(part)
     return {name: add_up(several, shapes[name]) for name, several in parts.items()}
 
@@ -1006,8 +1007,8 @@ class Separation:
             part = alone[name]
             assert isinstance(part, Dense)
             wide = part.gradients.to(gradient)
-            rest = _norm_of(gradient - torch.einsum("nc,cnp->p", self.weights, wide))
-            if rest > _negligible(gradient, whole, noise):
+            missing = _norm_of(gradient - torch.einsum("nc,cnp->p", self.weights, wide))
+            if missing > _negligible(gradient, whole, noise):
                 raise _mixed_samples(
                     f"the gradients of parameter {name!r} that samples have alone do not add up to "
                     "those of the batch"
@@ -1024,7 +1025,8 @@ class Separation:
             factors: [n].
         """
         total = (f * self.weights * factors[:, None]).sum()
-        return torch.autograd.grad(total, edges, retain_graph=True, allow_unused=True)
+        inputs: Any = edges  # torch's stubs do not know a sequence of both
+        return torch.autograd.grad(total, inputs, retain_graph=True, allow_unused=True)
 
     def add(self, times: Tensor, cotangents: Sequence[Tensor | None]) -> None:
         """Add a pass.

@@ -251,3 +251,11 @@ def test_not_a_number_in_a_later_block_is_named() -> None:
     x[7] = torch.nan
     with pytest.raises(ValueError, match="outputs are NaN or infinite"):
         jx.ntk(model, x, memory_budget=_budget(model, inputs(9), 9))
+
+
+def test_parameters_that_nothing_depends_on_have_no_kernel() -> None:
+    model, x = Chained(USES["outputs of one"], lambda y: y, 2), inputs(5)
+    for blocks in (1, 5):
+        budget = _budget(model, x, blocks)
+        theta = jx.ntk(model, x, parameters=["layer.weight"], memory_budget=budget)
+        assert not theta.any()

@@ -342,7 +342,7 @@ def test_derivatives_by_inputs(name: str) -> None:
     }
 
     product = jx.hvp(lambda z: f(z).sum(), (x,), (v,))
-    found = {
+    values = {
         "jvp": jx.jvp(f, (x,), (v,))[1],
         "jet": jx.jet(f, x, torch.stack([v, x.cos()])).second[0],
         "laplacian": jx.laplacian(f, x)[2],
@@ -350,7 +350,7 @@ def test_derivatives_by_inputs(name: str) -> None:
         "hvp": product[2][0],
         "gradient": product[1][0],
     }
-    for key, value in found.items():
+    for key, value in values.items():
         torch.testing.assert_close(value, expected[key], rtol=1e-9, atol=1e-10, msg=key)
         weights = torch.randn(value.shape, dtype=torch.float64)
         mine = _gradients((value * weights).sum(), model)

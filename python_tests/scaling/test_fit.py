@@ -241,19 +241,19 @@ def test_the_plot_shows_points_curves_and_intervals(
     losses = np.stack([30 * curves.SIZES**-0.3 + 0.4, 50 * curves.SIZES**-0.2 + 0.2])
     losses *= np.exp(0.01 * np.random.default_rng(0).standard_normal(losses.shape))
     losses = losses[0] if law == "lensllm" else losses
-    found = fit(curves.SIZES, losses, law, **how)
-    axes = found.plot(level=0.5)
+    fitted = fit(curves.SIZES, losses, law, **how)
+    axes = fitted.plot(level=0.5)
     lines = [line.get_xydata() for line in axes.get_lines()]
     points = np.concatenate([line[:, 1] for line in lines[1::2]])
     np.testing.assert_array_equal(points, losses.flatten())
     for row, (x, low, high) in enumerate(_bands(axes)):
         curve = lines[2 * row]
         np.testing.assert_allclose(curve[:, 0], x)
-        expected = np.atleast_2d(found.predict(curve[:, 0]))[row]
+        expected = np.atleast_2d(fitted.predict(curve[:, 0]))[row]
         np.testing.assert_allclose(curve[:, 1], expected)
-        ends = [np.atleast_2d(end)[row] for end in found.interval(x, 0.5)]
+        ends = [np.atleast_2d(end)[row] for end in fitted.interval(x, 0.5)]
         np.testing.assert_allclose([low, high], ends)
-    assert found.plot(axes) is axes
+    assert fitted.plot(axes) is axes
 
 
 def _bands(axes: Any) -> list[tuple[Any, Any, Any]]:
@@ -269,11 +269,11 @@ def _bands(axes: Any) -> list[tuple[Any, Any, Any]]:
 
 
 def test_a_fit_without_width_is_drawn_without_intervals() -> None:
-    found = fit(curves.SIZES[:4], 30 * curves.SIZES[:4] ** -0.3 + 0.4, "rectified")
-    axes = found.plot()
+    fitted = fit(curves.SIZES[:4], 30 * curves.SIZES[:4] ** -0.3 + 0.4, "rectified")
+    axes = fitted.plot()
     assert len(axes.get_lines()) == 2 and not axes.collections
     with pytest.raises(ValueError, match="level"):
-        found.plot(level=90)
+        fitted.plot(level=90)
 
 
 def test_free_f_stays_below_the_residual() -> None:
