@@ -440,7 +440,6 @@ BAD = [
     ({"law": "ats", "tau": 0.0}, "tau is 0.0"),
     ({"law": None, "fixed": {"E": 0.5}}, "fixed is for one law; name it"),
     ({"law": None, "bounds": {"E": (0, 1)}}, "bounds is for one law"),
-    ({"law": None, "parameters": [1.0]}, "parameters is for one law"),
     ({"law": "ats", "weights": [1, 1, 1, 1, 2]}, "the ats law takes no weights"),
     ({"law": "ats", "fixed": {"slope": -0.5}}, "the ats law takes no fixed"),
     ({"law": "ats", "theta": torch.eye(2)}, "the ats law takes no theta"),
