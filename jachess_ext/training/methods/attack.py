@@ -72,7 +72,8 @@ class AttackAugment(Penalised, name="attack-augment"):
         for step in range(self.steps):
             hooked = leaf_embeddings(model, {**inputs, "input_ids": ids})
             with trained(fixed), in_mode(model, False), hooked as (batch, leaves):
-                task, _ = run(batch, without_engine(model))
+                inner = without_engine(model)
+                task, _ = run(batch) if inner is model else run(batch, inner)
             gradient = gradient_of_tokens(task, leaves)
             more = (count * (step + 1)) // self.steps - (count * step) // self.steps
             open_options = torch.where((ids == first).unsqueeze(-1), options, ids.unsqueeze(-1))

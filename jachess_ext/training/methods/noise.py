@@ -76,7 +76,7 @@ class R3F(Penalised, name="r3f"):
             if run is not model or torch.is_autocast_enabled(device):
                 contexts.enter_context(torch.autocast(device, enabled=False))
                 logits = logits_of(run(**without_labels(inputs)))
-            noisy = contexts.enter_context(hooked_embeddings(model, add, inputs, trained=True))
+            noisy = contexts.enter_context(hooked_embeddings(model, add, inputs))
             moved = logits_of(run(**without_labels(noisy)))
         return row_mean(kl_divergence(logits, moved, kind, symmetric=True), inputs, model)
 
