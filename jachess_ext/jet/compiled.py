@@ -10,7 +10,10 @@ Import this file only while dynamo traces: it imports torch._dynamo, which takes
 
 from __future__ import annotations
 
+import collections
+import enum
 import functools
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +24,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, fake_tensor_tls
 from torch.utils import _pytree as pytree
 
+from ..ops.library import constant_when_compiled
 from ..torch_private import release
 from .eager import Jet, eager_jet, eager_jvp, make_arguments, split_output, with_tangents
 from .layout import ORDERS, Second, make_layout, map_tensors
@@ -107,7 +111,7 @@ def why_not(fn: Any) -> str | None:
     for leaf in pytree.tree_leaves((args, named)):
         if not (leaf is None or isinstance(leaf, Tensor | bool | int | float | str)):
             return _NOT_A_CONSTANT
-    return None
+    return _unread(module)
 
 
 def _call_of(fn: Any) -> tuple[Any, tuple, dict[str, Any]]:
@@ -127,27 +131,179 @@ def _with_none(value: Any) -> Any:
     )
 
 
+# ---- attributes of a module --------------------------------------------------------------------
+#
+# Dynamo guards what it reads itself, not what a non-strict region reads. So it reads every
+# attribute here, and what it would not guard by its value breaks the graph.
+
+_NUMBERS = (bool, int, float, str)
+# Guarded by value or identity as they are; a tensor that is no parameter or buffer is refused.
+_FIXED = (
+    *(Tensor, type(None), type, complex, bytes, range, slice, enum.Enum, types.BuiltinFunctionType),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, types.ModuleType),
+    *(torch._ops.OpOverload, torch._ops.OpOverloadPacket),
+)
+_MUTABLE = (dict, list, set, collections.deque)
+_SEQUENCES = (list, tuple, set, frozenset, collections.deque)
+
+
 def _settings(module: nn.Module) -> tuple:
-    """Return the plain attributes of every part, so that dynamo traces again where one changes.
+    """Return the numbers, flags and names that a module holds, so that dynamo traces again where
+    one changes."""
+    numbers: list[Any] = []
+    _read(module, numbers, [])
+    return tuple(numbers)
 
-    Dynamo guards what it reads itself, not what a non-strict region reads.
+
+def _read(value: Any, numbers: list[Any], seen: list[int]) -> None:
+    """Append the numbers, flags and names in a value, and note the objects that it holds."""
+    if isinstance(value, _NUMBERS):
+        numbers.append(value)
+        return
+    for part in _parts(value, seen):
+        _read(part, numbers, seen)
+
+
+def _parts(value: Any, seen: list[int]) -> list[Any]:
+    """Return what a value holds; of an object, once."""
+    if isinstance(value, _FIXED):
+        return []
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, types.MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, dict | types.MappingProxyType):
+        return [value[key] for key in value]
+    if isinstance(value, _SEQUENCES):
+        return list(value)
+    if id(value) in seen:
+        return []
+    seen.append(id(value))
+    if isinstance(value, types.FunctionType):
+        cells = value.__closure__ or ()
+        return [value.__defaults__, value.__kwdefaults__, *[cell.cell_contents for cell in cells]]
+    parts = [getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)]
+    if hasattr(value, "__dict__"):
+        parts.append(vars(value))
+    return parts
+
+
+@constant_when_compiled
+def _slots(kind: type) -> list[str]:
+    """Return the names of a class's slots, as attributes are named."""
+    names = [
+        (base, name)
+        for base in kind.__mro__
+        for name in _as_names(vars(base).get("__slots__", ()))
+        if name not in ("__dict__", "__weakref__")
+    ]
+    private = [(f"_{base.__name__.lstrip('_')}{name}", name) for base, name in names]
+    return [full if n.startswith("__") and not n.endswith("__") else n for full, n in private]
+
+
+def _as_names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+@constant_when_compiled
+def _unread(module: nn.Module) -> str | None:
+    """Return which attribute is of a kind that `_read` does not know; None: none is."""
+    seen: list[int] = []
+    kind, place = _unknown(module, seen, type(module).__name__) or (None, "")
+    if kind is None:
+        return None
+    return (
+        f"{place} is a {kind.__module__}.{kind.__qualname__}, whose changes a graph does not see. "
+        "Hold numbers, tensors (register_buffer), or lists and dicts of them in its place"
+    )
+
+
+def _unknown(value: Any, seen: list[int], place: str) -> tuple[type, str] | None:
+    kind = type(value)
+    if isinstance(value, _NUMBERS) and not isinstance(value, enum.Enum):
+        return None if kind in _NUMBERS else (kind, place)
+    containers = (*_FIXED, *_SEQUENCES, dict, types.MappingProxyType, functools.partial)
+    functions = (types.MethodType, types.FunctionType)
+    if not isinstance(value, (*containers, *functions)) and not _is_of_python(kind):
+        return kind, place
+    if isinstance(value, (dict, *_SEQUENCES)) and _beside_items(value):
+        return kind, place
+    try:
+        parts = _parts(value, seen)
+    except (ValueError, AttributeError):  # an empty cell
+        return kind, place
+    keys = list(value) if isinstance(value, dict) else []
+    for number, part in enumerate(parts):
+        at = f".{keys[number]}" if number < len(keys) else ""
+        if found := _unknown(part, seen, place + at):
+            return found
+    return None
+
+
+def _beside_items(container: Any) -> list[Any]:
+    """Return the attributes of a container that are neither items nor flags; diffusers' FrozenDict
+    has both."""
+    items = container if isinstance(container, dict) else {}
+    held = getattr(container, "__dict__", {}).items()
+    return [v for name, v in held if not isinstance(v, bool) and items.get(name) is not v]
+
+
+@contextmanager
+def _unwritten(module: nn.Module) -> Iterator[None]:
+    """Undo what tracing writes into a module's attributes, and refuse it: no graph writes them.
+
+    A tensor in the place of another is undone without a word: the hooks of weight_norm write one at
+    each call, and a graph that read it would be refused.
     """
-    found: list[Any] = []
-    for part in module.modules():
-        _read(vars(part), found)
-    return tuple(found)
+    held: list[tuple[Any, Any]] = []
+    values: list[Any] = [module]
+    seen: list[int] = []
+    while values:
+        value = values.pop()
+        if isinstance(value, _MUTABLE):
+            held.append((value, value.copy()))
+        values.extend(_parts(value, seen))
+    names: list[str] = []
+    try:
+        yield
+    finally:
+        for now, before in held:
+            if changes := _changes(now, before):
+                names += [name for name, tensor in changes if not tensor]
+                kind: Any = next(c for c in _MUTABLE if isinstance(now, c))
+                kind.clear(now)
+                (kind.extend if hasattr(kind, "extend") else kind.update)(now, before)
+    if names:
+        raise JetGraphError(
+            f"the module's forward changes {', '.join(names)}, which a graph cannot do: return it, "
+            "or hold it in a buffer that is written in place"
+        )
 
 
-def _read(value: Any, found: list[Any]) -> None:
-    """Append the numbers, flags and names in a value, which may be a nest of containers."""
-    if isinstance(value, dict):
-        for key in value:
-            _read(value[key], found)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            _read(part, found)
-    elif isinstance(value, bool | int | float | str):
-        found.append(value)
+def _changes(now: Any, before: Any) -> list[tuple[str, bool]]:
+    """Return the names of what changed in a container, and whether it is another tensor."""
+    if not isinstance(now, dict):
+        same = len(now) == len(before) and all(map(_is_same, now, before))
+        return [] if same else [(f"a {type(now).__name__}", False)]
+    changes = []
+    for name in {**before, **now}:
+        a, b = (held.get(name, _NONE) for held in (before, now))
+        if not _is_same(a, b):
+            changes.append((str(name), isinstance(a, Tensor) and isinstance(b, Tensor)))
+    return changes
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and isinstance(a, _NUMBERS) and a == b)
+
+
+def _is_of_python(kind: type) -> bool:
+    """Return whether objects hold nothing but attributes, as those of Python's classes do."""
+    made_by_python = kind.__flags__ & 1 << 9  # Py_TPFLAGS_HEAPTYPE
+    pointers = len(_slots(kind)) + 2  # to __dict__ and __weakref__
+    size = object.__basicsize__ + pointers * tuple.__itemsize__
+    small = kind.__basicsize__ <= size and not kind.__itemsize__
+    return kind is types.SimpleNamespace or bool(made_by_python and small)
 
 
 def _raise_problem(result: Any) -> None:
@@ -172,7 +328,7 @@ def _stacks(
 
     def run() -> Any:
         jets, layout = make_arguments(x, directions, order, second, check_values=False)
-        with _only_inputs():
+        with _only_inputs(), _unwritten(module):
             value = module(*_with_none(args), *jets, **_with_none(named))
         return map_tensors(
             value, lambda t: lift(t, layout).streams if carries_derivatives(t) else t
@@ -197,7 +353,7 @@ def _outputs(
     def run() -> Any:
         as_jets = differentiable or not torch.is_grad_enabled()
         given, layout = with_tangents(primals, tangents, as_jets)
-        with _only_inputs():
+        with _only_inputs(), _unwritten(module):
             value = module(*_with_none(args), *given, **_with_none(named))
         return split_output(value, has_aux, differentiable, layout)
 
