@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import pickle
 import re
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import cloudpickle
 import pytest
+import torch
+from joblib.externals.loky import get_reusable_executor
 
 import jachess_ext
 from jachess_ext import torch_private
@@ -137,6 +146,93 @@ expected = -2 * torch.tanh(x) * (1 - torch.tanh(x).square())
 print(torch.allclose(step(x, u), expected.expand(1, 2)))
 """
     assert _run(code) == "True\n"
+
+
+# ---- what travels to another process ------------------------------------------------------------
+
+
+def _slope(x: torch.Tensor) -> torch.Tensor:
+    return jachess_ext.jvp(torch.sin, (x,), (torch.ones_like(x),))[1]
+
+
+class _Actor:
+    """As Ray's: a class whose methods use the global module, and which holds it."""
+
+    def __init__(self) -> None:
+        self.module = jachess_ext
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module.jvp(torch.sin, (x,), (torch.ones_like(x),))[1]
+
+
+@contextmanager
+def _by_value() -> Iterator[None]:
+    """As functions of a script or notebook travel: whole, with the globals that they use."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+TRAVELLERS = {
+    "lambda": lambda: lambda x: jachess_ext.jvp(torch.sin, (x,), (torch.ones_like(x),))[1],
+    "function": lambda: _slope,
+    "partial": lambda: functools.partial(_slope),
+    "method": lambda: _Actor().run,
+    "in a closure": lambda: (
+        lambda jx: lambda x: jx.jvp(torch.sin, (x,), (torch.ones_like(x),))[1]
+    )(jachess_ext),
+}
+
+
+def test_functions_over_the_package_reach_another_process(tmp_path: Path) -> None:
+    with _by_value():
+        sent = {name: cloudpickle.dumps(make()) for name, make in TRAVELLERS.items()}
+    (tmp_path / "functions").write_bytes(pickle.dumps(sent))
+    code = f"""
+import pathlib, pickle
+sent = pickle.loads(pathlib.Path({str(tmp_path / "functions")!r}).read_bytes())
+functions = {{name: pickle.loads(text) for name, text in sent.items()}}
+import torch, jachess_ext
+x = torch.ones(2)
+print([name for name, function in functions.items() if not function(x).allclose(x.cos())])
+"""
+    assert _run(code) == "[]\n"
+
+
+def test_joblib_s_default_backend() -> None:
+    joblib = pytest.importorskip("joblib")
+    with _by_value():
+        slopes = joblib.Parallel(n_jobs=2)(joblib.delayed(_slope)(torch.ones(1)) for _ in range(2))
+    assert torch.allclose(torch.stack(slopes), torch.ones(2, 1).cos())
+    get_reusable_executor().shutdown(wait=True)
+
+
+def test_ray() -> None:
+    ray = pytest.importorskip("ray", reason="ray is not installed: pip install ray")
+    ray.init(num_cpus=1, include_dashboard=False)
+    try:
+        with _by_value():
+            task = ray.remote(_slope).remote(torch.ones(1))
+            actor = ray.remote(_Actor).remote().run.remote(torch.ones(1))
+            slopes = ray.get([task, actor])
+    finally:
+        ray.shutdown()
+    assert torch.allclose(torch.stack(slopes), torch.ones(2, 1).cos())
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, *(
+    functools.partial(lambda protocol, x: pickle.loads(pickle.dumps(x, protocol)), protocol)
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1)
+)])  # fmt: skip
+def test_a_copy_of_the_package_is_the_package(copied: Callable[[Any], Any]) -> None:
+    assert copied(jachess_ext) is jachess_ext
+    assert copied({"jx": [jachess_ext]})["jx"][0] is jachess_ext
+
+
+@pytest.mark.parametrize("name", [n for n in jachess_ext.__all__ if "Lightning" not in n])
+def test_public_names_travel(name: str) -> None:
+    named = getattr(jachess_ext, name)
+    assert cloudpickle.loads(cloudpickle.dumps(named)) is named
 
 
 # ---- what torch does not promise ----------------------------------------------------------------
