@@ -30,6 +30,7 @@ _RUNS = (
 NEEDS = {
     "jachess_ext.training": ("transformers", "accelerate"),
     "jachess select": ("scipy",),
+    "jachess select --out": ("scipy", "pandas"),
     "jachess select --report": ("scipy", "pandas", "matplotlib", "jinja2"),
     "jachess select-live": _RUNS,
     "jachess finetune": _RUNS,

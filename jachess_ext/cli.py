@@ -7,6 +7,7 @@ import functools
 import io
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from difflib import get_close_matches
@@ -14,7 +15,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from . import __version__
-from ._io import NEEDS, DataError, quiet_libraries, require, require_all
+from ._io import DataError, quiet_libraries, require_all
 
 
 class _Command(NamedTuple):
@@ -123,10 +124,7 @@ def _run(given: Sequence[str]) -> int:
         parser.error(f"there is no command {name!r}; {hint}")
     quiet_libraries()
     try:
-        call = _parsed(name, given[1:])
-        if (part := f"jachess {name}") in NEEDS:
-            require_all(part)  # all at once, and after the help
-        return call() or 0
+        return _parsed(name, given[1:])() or 0
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
@@ -137,7 +135,7 @@ def _run(given: Sequence[str]) -> int:
 
             if not isinstance(error, MissingJetRule):
                 raise
-        print(f"jachess {name}: {error}", file=sys.stderr)
+        print(f"jachess {name}: {str(error).removeprefix(f'jachess {name} ')}", file=sys.stderr)
         return 2
 
 
@@ -147,10 +145,16 @@ def _parsed(name: str, given: Sequence[str]) -> Callable[[], int | None]:
     if name == "doctor":  # needs torch and numpy only
         summary = _COMMANDS[name].summary
         argparse.ArgumentParser(f"jachess {name}", description=summary).parse_args(given)
-        return import_module(f"{__package__}.doctor").main  # type: ignore[no-any-return]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # it says itself what is not compiled
+            return import_module(f"{__package__}.doctor").main  # type: ignore[no-any-return]
     if name == "select":  # needs no tyro: a table is answered in the smallest installation
         return import_module(f"{__package__}.commands.select").parsed(given)  # type: ignore[no-any-return]
-    tyro = require("tyro")
+    try:
+        import tyro
+    except ModuleNotFoundError:  # without it there is no help either
+        require_all(f"jachess {name}")
+        raise
     function = getattr(import_module(f"{__package__}.{module}"), attribute)
 
     @functools.wraps(function)  # not called by tyro, which takes errors for those of the options
@@ -162,4 +166,6 @@ def _parsed(name: str, given: Sequence[str]) -> Callable[[], int | None]:
         from .commands.finetune import with_grid_file
 
         with_defaults, given = with_grid_file(call, given)
-    return tyro.cli(with_defaults, prog=f"jachess {name}", args=given)  # type: ignore[no-any-return]
+    bound = tyro.cli(with_defaults, prog=f"jachess {name}", args=given)
+    require_all(f"jachess {name}")  # after the help
+    return bound

@@ -129,8 +129,7 @@ def select(
 
     check_ending(out, ".csv", ".json")
     check_ending(report, ".html", ".htm")
-    if report is not None:
-        require_all("jachess select --report")
+    require_all("jachess select" + (" --report" if report else " --out" if out else ""))
     reader: Any = scaling.read_runs if table.is_dir() else scaling.read_table
     reading = _reading(read, ignore, folder=table.is_dir())
     settings: dict[str, Any] = {"tokens": tokens, "epochs": epochs, "references": reference}

@@ -16,7 +16,7 @@ import pytest
 
 import jachess_ext
 from jachess_ext import cli, doctor
-from jachess_ext._io import quiet_libraries
+from jachess_ext._io import NEEDS, quiet_libraries
 from jachess_ext.cli import _COMMANDS
 from python_tests import processes
 
@@ -65,20 +65,50 @@ def test_help_needs_no_extra_but_the_command_line_s(command: str) -> None:
         assert "torch" not in done.stdout.splitlines()[-1]
 
 
-def test_what_a_command_lacks_is_one_command() -> None:
-    done = start(f"tyro {EXTRAS}", "finetune", "--help")
-    assert done.returncode == 2
-    sentence = "jachess finetune: tyro is needed for this and not installed: pip install tyro\n"
-    assert done.stderr == sentence
-    given = ("--model", "m", "--tasks", "t", "--methods", "none")
-    done = start("joblib pandas sklearn", "finetune", *given)
-    assert done.returncode == 2 and done.stderr == (
-        "jachess finetune: jachess finetune needs scikit-learn, pandas, joblib, which are not "
-        "installed: pip install scikit-learn pandas joblib\n"
+OPTIONS = {
+    "select": ("t.csv", "--target", "9"),
+    "select --out": ("t.csv", "--target", "9", "--out", "o.csv"),
+    "select --report": ("t.csv", "--target", "9", "--report", "p.html"),
+    "select-live": ("--models", "a", "b", "--task", "t.csv:d.csv"),
+    "finetune": ("--model", "m", "--tasks", "t", "--methods", "none"),
+    "evaluate": ("results.jsonl",),
+    "demo": ("--quick",),
+}
+LACKED = [(command, (module,)) for command in OPTIONS for module in NEEDS[f"jachess {command}"]]
+LACKED += [(command, NEEDS[f"jachess {command}"]) for command in OPTIONS]
+
+
+@pytest.mark.parametrize(("command", "modules"), LACKED)
+def test_what_a_command_lacks_is_one_line(
+    command: str,
+    modules: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:
+    """One module, or all that it needs: what is named is all that is missing."""
+    monkeypatch.chdir(tmp_path)
+    for module in modules:
+        monkeypatch.setitem(sys.modules, module, None)
+    name, _, option = command.partition(" ")
+    assert cli.main([name, *OPTIONS[command]]) == 2
+    packages = [{"sklearn": "scikit-learn"}.get(module, module) for module in modules]
+    assert capsys.readouterr().err == (
+        f"jachess {name}: {option}{' ' * bool(option)}needs {', '.join(packages)}, which "
+        f"{'are' if len(packages) > 1 else 'is'} not installed: pip install {' '.join(packages)}\n"
     )
-    doctor = start(f"tyro {EXTRAS}", "doctor")
-    assert "platform" in doctor.stdout and not doctor.stderr
-    assert "note: jachess select would need `pip install scipy`." in doctor.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_command_says_what_it_needs() -> None:
+    assert {f"jachess {name}" for name in {*_COMMANDS} - {"doctor"}} <= set(NEEDS)
+    assert {f"jachess {name}" for name in OPTIONS} == {p for p in NEEDS if p.startswith("jachess ")}
+
+
+def test_doctor_says_what_commands_need() -> None:
+    done = start(f"tyro {EXTRAS}", "doctor")
+    assert "platform" in done.stdout and not done.stderr
+    assert "note: jachess select would need `pip install scipy`." in done.stdout
 
 
 def test_select_needs_neither_tyro_nor_torch(tmp_path: Path) -> None:
@@ -88,10 +118,9 @@ def test_select_needs_neither_tyro_nor_torch(tmp_path: Path) -> None:
     assert "torch" not in done.stdout.splitlines()[-1]
     done = start("tyro scipy pandas matplotlib", *given, "--report", str(tmp_path / "p.html"))
     assert done.returncode == 2 and done.stderr == (
-        "jachess select: jachess select needs scipy, which is not installed: pip install scipy\n"
+        "jachess select: --report needs scipy, pandas, matplotlib, which are not installed: "
+        "pip install scipy pandas matplotlib\n"
     )
-    done = start("tyro pandas matplotlib", *given, "--report", str(tmp_path / "p.html"))
-    assert done.stderr.endswith("which are not installed: pip install pandas matplotlib\n")
 
 
 @pytest.mark.parametrize(
