@@ -7,7 +7,9 @@ The ways, timed in turn, each five times in a row, as in a loop that trains: dou
 coordinate at a time; `torch.func.hessian` under vmap; the collapsed form (D + 2 streams) written by
 hand in plain torch; `jx.laplacian` within `torch.compile`; folx, jitted, in a process of its own on
 the same core.  The networks: an MLP of four layers of 128 with tanh, and the transformer of
-examples/laplacian.py, whose attention runs in its plain form in all ways but ours.
+examples/laplacian.py, whose attention runs in its plain form in all ways but ours.  "heat" is that
+MLP in time and space, in float64, for the residual ∂f/∂t − Δf of a physics-informed network: D − 1
+second derivatives of D coordinates, by `jx.laplacian` with a weight of 0 and by double backward.
 
 Figures: the value, without a graph; a training step, which is the gradient of the Laplacian's mean
 square in the parameters; and the most memory that torch's allocator held in each.  Ratios are ours
@@ -23,6 +25,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -57,6 +60,10 @@ OURS, COMPILED, WIDTH, LAYERS = "jx.laplacian", "jx.laplacian, compiled", 128, 4
 FIGURES = ("value", "training step")
 
 
+class Heat(nn.Sequential):
+    """An MLP in time and space; the ways return the residual of the heat equation, ∂f/∂t − Δf."""
+
+
 class Case(NamedTuple):
     """A network, D coordinates of its inputs, N points."""
 
@@ -69,7 +76,8 @@ class Case(NamedTuple):
         return f"{self.network}-D{self.coordinates}-N{self.points}"
 
     def make(self) -> tuple[nn.Module, Tensor]:
-        """Return the network, from ``[N, D]`` to ``[N]``, and points; float32, from seed 0."""
+        """Return the network, from ``[N, D]`` to ``[N]``, and points; from seed 0, float32 but for
+        `Heat`."""
         torch.manual_seed(0)
         x = torch.randn(self.points, self.coordinates)
         if self.network == "transformer":
@@ -77,7 +85,10 @@ class Case(NamedTuple):
         sizes = (self.coordinates, *[WIDTH] * LAYERS)
         layers = [nn.Linear(*pair) for pair in pairwise(sizes)]
         hidden = [part for layer in layers for part in (layer, nn.Tanh())]
-        return nn.Sequential(*hidden, nn.Linear(WIDTH, 1), nn.Flatten(0)), x
+        parts = (*hidden, nn.Linear(WIDTH, 1), nn.Flatten(0))
+        if self.network == "heat":
+            return Heat(*parts).double(), x.double()
+        return nn.Sequential(*parts), x
 
 
 CASES = {
@@ -85,10 +96,11 @@ CASES = {
     for case in (
         *(Case("mlp", *sizes) for sizes in ((2, 1024), (10, 256), (50, 64), (100, 64))),
         *(Case("transformer", *sizes) for sizes in ((8, 8), (8, 32), (32, 32))),
-        *(Case(network, 3, 4) for network in ("mlp", "transformer")),
+        *(Case("heat", *sizes) for sizes in ((2, 256), (2, 1024), (2, 4096), (4, 1024), (10, 256))),
+        *(Case(network, 3, 4) for network in ("mlp", "transformer", "heat")),
     )
 }
-QUICK = ["mlp-D3-N4", "transformer-D3-N4"]
+QUICK = ["mlp-D3-N4", "transformer-D3-N4", "heat-D3-N4"]
 _IN_A_ROW = 5  # a single run finds the data of the other ways in the caches
 
 
@@ -97,6 +109,9 @@ _IN_A_ROW = 5  # a single run finds the data of the other ways in the caches
 
 def by_jx(model: nn.Module, x: Tensor) -> Tensor:
     """Return the Laplacian at each point, ``[N]``, as all ways do."""
+    if isinstance(model, Heat):
+        _, slope, laplacian = jx.laplacian(model, x, weights=[0.0] + [1.0] * (x.shape[1] - 1))
+        return slope[0] - laplacian
     return jx.laplacian(model, x)[2]
 
 
@@ -119,8 +134,10 @@ def by_double_backward(model: nn.Module, x: Tensor) -> Tensor:
         second = [
             torch.autograd.grad(entry, x, retain_graph=True, create_graph=train)[0][:, i]
             for i, entry in enumerate(gradient.sum(0).unbind())
+            if i or not isinstance(model, Heat)
         ]
-    return torch.stack(second).sum(0)
+    laplacian = torch.stack(second).sum(0)
+    return gradient[:, 0] - laplacian if isinstance(model, Heat) else laplacian
 
 
 def by_func_hessian(model: nn.Module, x: Tensor) -> Tensor:
@@ -208,6 +225,11 @@ WAYS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
     "torch.func.hessian": by_func_hessian,
     "collapsed by hand": by_hand,
 }
+
+
+def ways_of(model: nn.Module) -> list[str]:
+    """Return which ways a network is timed in."""
+    return [OURS, "double backward"] if isinstance(model, Heat) else list(WAYS)
 
 
 def value(way: str, model: nn.Module, x: Tensor) -> Tensor:
@@ -298,8 +320,8 @@ def check(model: nn.Module, x: Tensor, other: Folx | None) -> None:
     exact = copy.deepcopy(model).double(), x.double()
     for figure, run in zip(FIGURES, (value, training_step), strict=True):
         expected = run("double backward", *exact)
-        found = {(way, torch.float64): run(way, *exact) for way in WAYS}
-        found |= {(way, x.dtype): run(way, model, x) for way in WAYS}
+        found = {(way, torch.float64): run(way, *exact) for way in ways_of(model)}
+        found |= {(way, x.dtype): run(way, model, x) for way in ways_of(model)}
         if other is not None:
             found["folx", torch.float32] = other.found[figure].to(x.device)
         for (way, dtype), result in found.items():
@@ -311,17 +333,18 @@ def check(model: nn.Module, x: Tensor, other: Folx | None) -> None:
 def measure(case: Case, options: Options) -> list[Row]:
     """Return a case's rows: times and memory of both figures against each way."""
     model, x = case.make()
+    options = replace(options, dtype=x.dtype) if isinstance(model, Heat) else options
     model, x = model.to(options.device, options.dtype), x.to(options.device, options.dtype)
     frozen = copy.deepcopy(model).requires_grad_(False)
     rows = []
-    with folx(options.extra.folx, model, x) as other:
+    with folx(None if isinstance(model, Heat) else options.extra.folx, model, x) as other:
         check(model, x, other)
         for figure in FIGURES:
             steps: dict[str, Step] = {
                 way: partial(value, way, frozen, x)
                 if figure == "value"
                 else partial(training_step, way, model, x)
-                for way in WAYS
+                for way in ways_of(model)
             }
             runs = steps if other is None else steps | {"folx": partial(other.run, figure)}
             times = interleaved(
@@ -363,6 +386,8 @@ def _peak(step: Step, device: torch.device) -> float:
 
 
 def _target(case: Case, figure: str, way: str) -> str:
+    if case.network == "heat":  # none was set before
+        return ""
     many = case.coordinates >= 10
     if way == "double backward":
         few_many = {"value": (1 / 1.2, 1 / 3), "training step": (1 / 1.2, 1 / 2), "peak": (1, 0.5)}

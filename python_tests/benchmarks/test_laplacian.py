@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import laplacian
 
@@ -24,6 +25,26 @@ def test_every_way_is_compared(tmp_path: Path) -> None:
         assert row.ratio == pytest.approx(row.p50 / row.baseline_p50)
     with (tmp_path / "laplacian.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(rows) > 0
+
+
+def test_the_residual_of_the_heat_equation() -> None:
+    """In float64, a second derivative fewer than coordinates: of a function with a known one."""
+    model, x = laplacian.CASES[laplacian.QUICK[2]].make()
+    wave = laplacian.Heat(Wave())
+    t, place = x[:, 0], x[:, 1:]
+    expected = -t.sin() * place.sin().sum(1) + t.cos() * place.sin().sum(1)
+    assert x.dtype == torch.float64 and laplacian.ways_of(model) == laplacian.ways_of(wave)
+    for way in laplacian.ways_of(wave):
+        torch.testing.assert_close(laplacian.value(way, wave, x), expected)
+    rows = laplacian.main([*QUICK, "--cases", laplacian.QUICK[2]])
+    assert {(row.dtype, row.baseline) for row in rows} == {("float64", "double backward")}
+
+
+class Wave(torch.nn.Module):
+    """cos t Σ sin xᵢ."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, 0].cos() * x[:, 1:].sin().sum(1)
 
 
 @pytest.mark.parametrize("way", laplacian.WAYS)
