@@ -95,7 +95,14 @@ def jvp_in_graph(
     module, args, named = _call_of(fn)
     args, named = _without_none((args, named))
     outputs = _outputs(
-        module, args, named, primals, tangents, has_aux, differentiable, _settings(module)
+        module,
+        args,
+        named,
+        primals,
+        _without_none(tangents),
+        has_aux,
+        differentiable,
+        _settings(module),
     )
     _raise_problem(outputs)
     return outputs
@@ -352,7 +359,7 @@ def _outputs(
 
     def run() -> Any:
         as_jets = differentiable or not torch.is_grad_enabled()
-        given, layout = with_tangents(primals, tangents, as_jets)
+        given, layout = with_tangents(primals, _with_none(tangents), as_jets)
         with _only_inputs(), _unwritten(module):
             value = module(*_with_none(args), *given, **_with_none(named))
         return split_output(value, has_aux, differentiable, layout)

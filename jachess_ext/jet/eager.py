@@ -120,11 +120,14 @@ def make_arguments(
 
 
 def paired_leaves(
-    points: Any, name: str, steps: Any, steps_name: str
+    points: Any, name: str, steps: Any, steps_name: str, labels: bool = False
 ) -> tuple[list[tuple[str, Tensor]], list[Any], Any]:
     """Flatten two nests: return ``(name, point)`` pairs, the steps, and their common structure.
 
     The names are those of messages, such as ``x[0]['mask']``.
+
+    Args:
+        labels: whether points may hold integers.
 
     Raises:
         TypeError: there are no points, or some cannot start a jet; the steps are nested otherwise.
@@ -135,7 +138,8 @@ def paired_leaves(
         raise TypeError(f"{name} {holds} no tensor; expected at least one floating-point tensor")
     named = [(name + torch_private.pytree.keystr(path), leaf) for path, leaf in leaves]
     for place, leaf in named:
-        check_point(leaf, place)
+        if not (labels and _is_label(leaf)):
+            check_point(leaf, place)
     try:
         step_leaves = structure.flatten_up_to(steps)  # dicts by their keys, in whatever order
         if any(isinstance(leaf, list | tuple | dict) for leaf in step_leaves):
@@ -228,7 +232,13 @@ def begin_pass(
 
 def check_point(x: Any, name: str) -> None:
     """Raise TypeError unless ``x`` is a plain tensor of real or complex numbers."""
-    if not isinstance(x, Tensor) or isinstance(x, JetTensor):
+    if isinstance(x, DerivativeTensor):
+        raise TypeError(
+            f"{name} belongs to a pass of jx.jet, jx.jvp or jx.laplacian around this one; for a "
+            "derivative of a derivative, take torch.func.jvp around the inner one: "
+            "torch.func.jvp(lambda x: jx.laplacian(f, x)[2], (x,), (v,))[1], and twice for a second"
+        )
+    if not isinstance(x, Tensor):
         raise TypeError(
             f"{name} must be a plain tensor, not {type(x).__name__}; bind what carries no "
             "derivative with functools.partial"
@@ -307,10 +317,21 @@ def with_tangents(primals: Any, tangents: Any, as_jets: bool) -> tuple[tuple[Any
             f"primals must be a tuple, with an entry for each argument of fn, not "
             f"{type(primals).__name__}; for one argument, write primals=(x,)"
         )
-    points, steps, structure = paired_leaves(primals, "primals", tangents, "tangents")
+    named, given, structure = paired_leaves(primals, "primals", tangents, "tangents", labels=True)
+    if all(_is_label(point) for _, point in named):
+        check_point(named[0][1], named[0][0])
+    pairs = list(zip(named, given, strict=True))
+    for (name, point), step in pairs:
+        if _is_label(point) and not (step is None or (isinstance(step, int) and step == 0)):
+            raise TypeError(
+                f"{name} has dtype {point.dtype}, which has no derivative; expected None as its "
+                "tangent"
+            )
+    points = [pair for pair, _ in pairs if not _is_label(pair[1])]
+    steps = [_full(step, pair[1]) for pair, step in pairs if not _is_label(pair[1])]
     for (name, point), step in zip(points, steps, strict=True):
         _check_tangent(name, point, step)
-    arguments: list[DerivativeTensor] = []
+    arguments: list[Any] = []
     layout: JetLayout | None = None
     if as_jets:
         for (_, point), step in zip(points, steps, strict=True):
@@ -327,7 +348,21 @@ def with_tangents(primals: Any, tangents: Any, as_jets: bool) -> tuple[tuple[Any
             if overlaps(point.shape, point.stride()):
                 of_pass.forbid_writes(copy)
     assert layout is not None
+    left = iter(arguments)
+    arguments = [point if _is_label(point) else next(left) for _, point in named]
     return torch_private.pytree.tree_unflatten(arguments, structure), layout
+
+
+def _is_label(point: Any) -> bool:
+    return isinstance(point, Tensor) and not carries_derivatives(point)
+
+
+def _full(tangent: Any, primal: Tensor) -> Any:
+    """Return a number as a tangent, and None as 0."""
+    tangent = 0 if tangent is None else tangent
+    if isinstance(tangent, int | float) and not isinstance(tangent, bool):
+        return torch.full_like(primal, tangent, requires_grad=False)
+    return tangent
 
 
 def _check_tangent(name: str, primal: Tensor, tangent: Any) -> None:

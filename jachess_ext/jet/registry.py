@@ -202,7 +202,8 @@ _AROUND = (
 )
 # Advice for functions that no rule can serve, by part of the function's name.
 _ADVICE = {
-    "aten.": _AROUND,
+    "aten.": f"{_AROUND} Or an exported program called it: pass the plain module in its place.",
+    "nested": "Tensors of rows of several lengths take no jets: pad them, and mask what was padded.",
     "_make_dual": _AROUND,
     "grouped_mm": "transformers computes its mixtures of experts with it unless told otherwise: "
     'load the model with from_pretrained(..., experts_implementation="eager"), or call '
@@ -221,6 +222,8 @@ def missing_rule(function: Any, detail: str = "") -> MissingJetRule:
         f"Register a rule with @jet_rule({name}), after 'from jachess_ext.jet import jet_rule' "
         f"(recipe: jachess_ext/jet/README.md)."
     )
+    if isinstance(function, torch.ScriptMethod | torch.jit.ScriptFunction):
+        register = "It is a scripted or traced program: pass the plain module that it was made of."
     advice = next((advice for part, advice in _ADVICE.items() if part in name), known_fix(name))
     advice = advice.strip() or register
     return MissingJetRule(

@@ -86,8 +86,45 @@ def test_bad_input(x: Any, directions: Any, order: int, error: type, message: st
 
 
 def test_a_jet_is_no_point_of_expansion() -> None:
-    with pytest.raises(TypeError, match="x must be a plain tensor, not JetTensor"):
+    with pytest.raises(
+        TypeError, match=r"belongs to a pass .* take torch.func.jvp around the inner"
+    ):
         jx.jet(lambda x: jx.jet(torch.sin, x, U).primal, X, U)
+
+
+def test_the_way_out_of_a_nest_is_right() -> None:
+    """ΔΔ Σx⁴ = 24 D, by the call of the sentence, twice for each coordinate."""
+
+    def inner(z: torch.Tensor) -> torch.Tensor:
+        return jx.laplacian(lambda z: (z**4).sum(-1), z)[2]
+
+    x, total = torch.randn(2, 3, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    for v in torch.eye(3, dtype=torch.float64).unsqueeze(1).expand(3, 2, 3):
+
+        def slope(z: torch.Tensor, v: torch.Tensor = v) -> torch.Tensor:
+            return torch.func.jvp(inner, (z,), (v,))[1]
+
+        total = total + torch.func.jvp(slope, (x,), (v,))[1]
+    torch.testing.assert_close(total, torch.full_like(total, 72.0), rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("make", ["script", "trace", "export"])
+@pytest.mark.parametrize("call", ["jet", "jvp", "laplacian"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_program_says_pass_the_plain_module(make: str, call: str) -> None:
+    net, x = nn.Sequential(nn.Linear(3, 3), nn.Tanh()), torch.randn(2, 3)
+    program = {
+        "script": lambda: torch.jit.script(net),
+        "trace": lambda: torch.jit.trace(net, x),
+        "export": lambda: torch.export.export(net, (x,)).module(),
+    }[make]()
+    calls: dict[str, Any] = {
+        "jet": lambda: jx.jet(program, x, x[None]),
+        "jvp": lambda: jx.jvp(program, (x,), (x,)),
+        "laplacian": lambda: jx.laplacian(program, x),
+    }
+    with pytest.raises(RuntimeError, match="pass the plain module"):
+        calls[call]()
 
 
 def test_stack_of_another_height() -> None:

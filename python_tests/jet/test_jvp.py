@@ -220,7 +220,7 @@ def test_without_gradients_there_is_no_graph_at_all() -> None:
             TypeError,
             "tangents[0] is torch.float32; expected torch.float64, the dtype of primals[0]",
         ),
-        ({"tangents": (3.0,)}, TypeError, "tangents[0] must be a plain tensor like primals[0]"),
+        ({"tangents": ("3",)}, TypeError, "tangents[0] must be a plain tensor like primals[0]"),
         (
             {"tangents": (torch.ones(3, dtype=torch.float64, device="meta"),)},
             ValueError,
@@ -564,3 +564,34 @@ def test_the_arguments_are_left_as_they_were() -> None:
     for differentiable in (True, False):
         jx.jvp(lambda x: x.mul_(2).add_(x), (x,), (t,), differentiable=differentiable)
         assert torch.equal(x, kept[0]) and torch.equal(t, kept[1])
+
+
+NUMBERS = torch.linspace(0.1, 0.9, 3, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("differentiable", [True, False])
+@pytest.mark.parametrize("number", [None, 0, 1, -0.5])
+def test_a_number_stands_for_a_tangent(number: float | None, differentiable: bool) -> None:
+    def f(x: Tensor, times: dict[str, Tensor], labels: Tensor) -> Tensor:
+        return (x * times["t"].sin())[labels]
+
+    labels, t = torch.tensor([0, 2]), NUMBERS.flip(0)
+    found = jx.jvp(
+        f,
+        (NUMBERS, {"t": t}, labels),
+        (NUMBERS.cos(), {"t": number}, None),
+        differentiable=differentiable,
+    )
+    full = torch.full_like(t, number or 0)
+    expected = torch.func.jvp(
+        lambda x, t: f(x, {"t": t}, labels), (NUMBERS, t), (NUMBERS.cos(), full)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_labels_have_no_tangent() -> None:
+    labels = torch.tensor([0, 2])
+    with pytest.raises(TypeError, match=r"torch.int64, which has no derivative; expected None"):
+        jx.jvp(lambda x, n: x[n], (NUMBERS, labels), (NUMBERS, labels))
+    with pytest.raises(TypeError, match=r"torch.int64, but derivatives need a floating-point"):
+        jx.jvp(lambda n: n, (labels,), (None,))
