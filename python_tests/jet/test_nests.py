@@ -136,8 +136,14 @@ def test_another_structure_is_refused(kind: str) -> None:
     with pytest.raises(ValueError, match="nested as those of x"):
         jx.divergence(make, X)
     for call in (
-        lambda: jx.jvp(total, (X,), (v,)),
-        lambda: jx.hvp(lambda x: total(x).sum(), (X,), (v,)),
+        *(
+            [
+                lambda: jx.jvp(total, (X,), (v,)),
+                lambda: jx.hvp(lambda x: total(x).sum(), (X,), (v,)),
+            ]
+            if kind != "none"  # a tangent of zero
+            else []
+        ),
         lambda: jx.jet(total, X, u),
         lambda: jx.laplacian(total, X, directions=u),
         lambda: jx.hessian_diagonal(total, X, directions=u),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...ops.library import transformed
 from ..registry import general_rule, jet_rule
 from ..tensor import JetTensor, primal_of
 from .pointwise import wide
@@ -128,10 +129,12 @@ def euclidean_norm(
     """Compute n = ‖x‖ along ``dim``; with e = x / n and p_i = x_i − n_i e:
     n_i = Σ e x_i;  n_ij = Σ e x_ij + Σ p_i p_j / n.
 
-    At 0, where a norm has no derivative, both orders are 0, as torch's autograd has it.
+    At 0 a norm has a kink.  The first order is 0 there, as torch's autograd has it; but that is a
+    convention, from which a second derivative would be a finite wrong number (of n², 0 for 2).  So
+    along directions that leave 0 the second order is NaN, and so is the gradient of the first.
 
     Args:
-        least: the derivatives are 0 for norms below, whose curvature may overflow; for callers that
+        least: both orders are 0 for norms below, whose curvature may overflow; for callers that
             raise such norms to ``least``.
         size: the norm of the primal with its dimensions kept, if it is known.
     """
@@ -144,7 +147,7 @@ def euclidean_norm(
         size = size.unsqueeze(0)
     else:
         size = torch.linalg.vector_norm(streams[:1], 2, dims, True)
-    flat = (size == 0) | (size < least)
+    flat = size < least if least else size == 0
     unit = (streams[:1] / size.masked_fill(flat, 1)).masked_fill(flat, 0)
 
     def along(tangents: Tensor) -> Tensor:
@@ -152,18 +155,26 @@ def euclidean_norm(
 
     first = along(streams[layout.first])
     across = streams[layout.first] - unit * first
+    moves = flat & (streams[layout.first] != 0).any(dims, keepdim=True)
+    if not least and (streams.requires_grad or transformed()):
+        # 0, with the gradient 0 / 0 at a kink; elsewhere of ones, which have none.
+        first = first + 0 * torch.where(moves, streams[:1], 1).square().sum(dims, True).sqrt()
     parts = [size, first]
     if layout.seconds:
         products = layout.quadratic(across, across) / size.masked_fill(flat, 1)
-        curved = products.sum(dims, keepdim=True)
-        parts.append(along(streams[layout.second]) + curved.masked_fill(flat, 0))
+        second = along(streams[layout.second]) + products.sum(dims, True).masked_fill(flat, 0)
+        if not least:
+            both = layout.quadratic(moves.to(size.dtype), moves.to(size.dtype)) != 0
+            bent = flat & (streams[layout.second] != 0).any(dims, keepdim=True)
+            second = second.masked_fill(both | bent, math.nan)
+        parts.append(second)
     out = torch.cat(parts)
     return x.with_streams((out if keepdim else out.squeeze(dims)).to(x.dtype))
 
 
 @jet_rule("hypot")
 def hypot(input: Any, other: Any) -> Any:
-    """Compute the norm of the two, whose derivatives at the origin are 0."""
+    """Compute the norm of the two."""
     size = torch.hypot(primal_of(input), primal_of(other)).unsqueeze(0)
     return euclidean_norm(torch.stack(torch.broadcast_tensors(input, other)), 0, size=size)
 
@@ -210,6 +221,21 @@ def pairwise_distance(
 @jet_rule("cdist")
 def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: Any = None) -> Any:
     return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
+
+
+@jet_rule("dist")
+def dist(input: Any, other: Any, p: float = 2.0) -> Any:
+    return torch.linalg.vector_norm(input - other, p)
+
+
+@jet_rule(torch.linalg.matrix_norm)
+def matrix_norm(
+    A: Any, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    if ord == "fro":
+        return vector_norm(A, 2, dim, keepdim, dtype=dtype)
+    rule = general_rule(torch.linalg.matrix_norm, f"ord={ord!r} is not covered")
+    return rule(A, ord, dim, keepdim, dtype=dtype)
 
 
 @jet_rule(torch.linalg.norm)

@@ -1,0 +1,132 @@
+"""Smooth functions of a norm where it is 0: right, or NaN, and never a finite wrong number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import jachess_ext as jx
+
+Function = Callable[[Tensor], Tensor]
+
+# A norm of each row [N, 3] -> [N], as it can be written.
+NORMS: dict[str, Function] = {
+    "norm": lambda z: z.norm(dim=-1),
+    "torch.norm": lambda z: torch.norm(z, 2, -1),
+    "fro": lambda z: torch.norm(z, "fro", -1),
+    "vector_norm": lambda z: torch.linalg.vector_norm(z, dim=-1),
+    "linalg.norm": lambda z: torch.linalg.norm(z, dim=-1),
+    "matrix_norm": lambda z: torch.linalg.matrix_norm(z.unsqueeze(-2)),
+    "linalg.norm of a matrix": lambda z: torch.linalg.norm(z.unsqueeze(-2), dim=(-2, -1)),
+    "hypot": lambda z: torch.hypot(torch.hypot(z[:, 0], z[:, 1]), z[:, 2]),
+    "cdist": lambda z: torch.cdist(z.unsqueeze(1), z.new_zeros(1, 1, 3)).flatten(),
+    "dist": lambda z: torch.stack([torch.dist(row, torch.zeros_like(row)) for row in z]),
+    "Tensor.dist": lambda z: torch.stack([row.dist(torch.zeros_like(row)) for row in z]),
+    "pairwise_distance": lambda z: torch.nn.functional.pairwise_distance(z, z.new_zeros(3), eps=0),
+    "PairwiseDistance": lambda z: torch.nn.PairwiseDistance(eps=0)(z, z.new_zeros(3)),
+    "root of squares": lambda z: z.square().sum(-1).sqrt(),
+    "power of squares": lambda z: z.square().sum(-1) ** 0.5,
+    "modulus": lambda z: torch.hypot(torch.complex(z[:, 0], z[:, 1]).abs(), z[:, 2]),
+    "std": lambda z: torch.cat([z, -z], -1).std(-1) * (5 / 2) ** 0.5,
+    "root of var": lambda z: (torch.cat([z, -z], -1).var(-1) * 5 / 2).sqrt(),
+}
+# An even function of r, and the same as a smooth function of s = r².
+EVEN: dict[str, tuple[Function, Function]] = {
+    "square": (lambda r: r**2, lambda s: s),
+    "product": (lambda r: r * r, lambda s: s),
+    "gauss": (lambda r: torch.exp(-(r**2)), lambda s: torch.exp(-s)),
+    "fourth": (lambda r: r**4, lambda s: s**2),
+    "log": (lambda r: torch.log1p(r.square()), lambda s: torch.log1p(s)),
+    "inverse": (lambda r: 1 / (1 + r**2), lambda s: 1 / (1 + s)),
+    "cosine": (lambda r: r.cos(), lambda s: 1 - s / 2 + s**2 / 24),
+    "cosh": (lambda r: r.cosh(), lambda s: 1 + s / 2 + s**2 / 24),
+    "kink": (lambda r: (r - 1).square() + 2 * r, lambda s: 1 + s),
+}
+FORMS: dict[str, Callable[[Function, Tensor], list[Tensor]]] = {
+    "laplacian": lambda f, x: [jx.laplacian(f, x).laplacian],
+    "chunks": lambda f, x: [jx.laplacian(f, x, chunk_size=1).laplacian],
+    "diagonal": lambda f, x: [jx.hessian_diagonal(f, x).diagonal],
+    "hvp": lambda f, x: [
+        jx.hvp(lambda z: f(z).sum(), (x,), (torch.eye(3)[i].expand_as(x),)).product[0]
+        for i in range(3)
+    ],
+    "pairs": lambda f, x: [jx.jet(f, x, torch.eye(3).unsqueeze(1).expand(-1, *x.shape)).second],
+}
+
+
+def right(f: Function, x: Tensor, form: str) -> list[Tensor]:
+    """Return the same derivatives of a smooth function, by torch."""
+    hessian = torch.func.vmap(torch.func.hessian(lambda row: f(row.unsqueeze(0))[0]))(x)
+    diagonal = hessian.diagonal(0, 1, 2)
+    if form in ("laplacian", "chunks"):
+        return [diagonal.sum(-1)]
+    if form == "diagonal":
+        return [diagonal.T]
+    if form == "hvp":
+        return list(hessian.unbind(-1))
+    return [torch.stack([hessian[:, 0, 1], hessian[:, 0, 2], hessian[:, 1, 2]])]
+
+
+@pytest.fixture(autouse=True)
+def _double() -> None:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("even", EVEN)
+@pytest.mark.parametrize("name", NORMS)
+def test_right_or_nan(name: str, even: str, form: str) -> None:
+    outer, smooth = EVEN[even]
+    x = torch.tensor([[0.0, 0.0, 0.0], [0.02, -0.01, 0.03], [0.0, 0.02, 0.0]])
+    results = FORMS[form](lambda z: outer(NORMS[name](z)), x)
+    expected = right(lambda z: smooth(z.square().sum(-1)), x, form)
+    for result, truth in zip(results, expected, strict=True):
+        # The second axis is the rows' of diagonals and pairs, else the first; only row 0 is at 0.
+        rows = 1 if form in ("diagonal", "pairs") else 0
+        at_zero, elsewhere = (part.movedim(rows, 0) for part in (result, truth))
+        assert bool((at_zero[0].isnan() | torch.isclose(at_zero[0], elsewhere[0])).all())
+        torch.testing.assert_close(at_zero[1:2], elsewhere[1:2], rtol=1e-6, atol=1e-6)
+        if name != "hypot" and name != "modulus":  # a norm of two of the three is at 0 in row 2
+            torch.testing.assert_close(at_zero[2:], elsewhere[2:], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_the_first_order_is_torchs_and_nothing_moves_without_a_tangent(name: str) -> None:
+    x = torch.zeros(1, 3)
+    value, first, second = jx.laplacian(
+        lambda z: NORMS[name](z * z.new_tensor([1.0, 1.0, 1.0])), x, directions=torch.zeros(2, 3)
+    )
+    assert value.item() == 0
+    if "root" not in name and "power" not in name:  # whose own slope at 0 is infinite
+        assert first.abs().max() == 0 and second.item() == 0
+        tangent = jx.jvp(NORMS[name], (x,), (torch.ones(1, 3),))[1]
+        assert tangent.item() == 0
+
+
+@pytest.mark.parametrize("eps", [1e-12, 0.5])
+def test_a_norm_with_a_floor_has_no_kink(eps: float) -> None:
+    """x / max(‖x‖, ε) is x / ε around 0."""
+    x = torch.zeros(2, 3)
+    f = lambda z: (torch.nn.functional.normalize(z, dim=-1, eps=eps) * eps).pow(2).sum(-1)  # noqa: E731
+    torch.testing.assert_close(jx.laplacian(f, x).laplacian, torch.full((2,), 6.0))
+    product = jx.hvp(lambda z: f(z).sum(), (x,), (torch.ones(2, 3),)).product[0]
+    torch.testing.assert_close(product, torch.full((2, 3), 2.0))
+
+
+def test_compiled_and_transformed() -> None:
+    class Square(torch.nn.Module):
+        def forward(self, z: Tensor) -> Tensor:
+            return z.norm(dim=-1) ** 2
+
+    x = torch.tensor([[0.0, 0.0], [0.3, 0.4]])
+    compiled = torch.compile(lambda z: jx.laplacian(Square(), z), backend="aot_eager")
+    for result in (
+        compiled(x)[2],
+        torch.func.vmap(lambda z: jx.laplacian(Square(), z)[2])(x[None])[0],
+    ):
+        assert result[0].isnan() and torch.isclose(result[1], torch.tensor(4.0))
