@@ -202,7 +202,7 @@ _AROUND = (
 )
 # Advice for functions that no rule can serve, by part of the function's name.
 _ADVICE = {
-    "aten.": f"{_AROUND} Or an exported program called it: pass the plain module in its place.",
+    "aten.": f"{_AROUND} Pass the plain module of an exported one.",
     "nested": "Tensors of rows of several lengths take no jets: pad them, and mask what was padded.",
     "_make_dual": _AROUND,
     "grouped_mm": "transformers computes its mixtures of experts with it unless told otherwise: "
