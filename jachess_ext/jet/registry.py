@@ -203,7 +203,7 @@ _AROUND = (
 # Advice for functions that no rule can serve, by part of the function's name.
 _ADVICE = {
     "aten.": f"{_AROUND} Pass the plain module of an exported one.",
-    "nested": "Tensors of rows of several lengths take no jets: pad them, and mask what was padded.",
+    "nested": "Ragged tensors take no jets: pad them, and mask what was padded.",
     "_make_dual": _AROUND,
     "grouped_mm": "transformers computes its mixtures of experts with it unless told otherwise: "
     'load the model with from_pretrained(..., experts_implementation="eager"), or call '

@@ -123,7 +123,7 @@ def test_a_program_says_pass_the_plain_module(make: str, call: str) -> None:
         "jvp": lambda: jx.jvp(program, (x,), (x,)),
         "laplacian": lambda: jx.laplacian(program, x),
     }
-    with pytest.raises(RuntimeError, match="(?i)pass the plain module"):
+    with pytest.raises(RuntimeError, match=r"(?i)pass the plain module"):
         calls[call]()
 
 
