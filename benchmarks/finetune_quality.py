@@ -40,11 +40,11 @@ import torch
 import transformers
 
 from jachess_ext._io import DataError, from_json, write_bytes, write_text
-from jachess_ext.compare.finetune import run_grid
-from jachess_ext.compare.records import RESULTS as STORED
-from jachess_ext.compare.records import RunRecord, read_records
-from jachess_ext.compare.report import sections, write_report
-from jachess_ext.compare.settings import Grid
+from jachess_ext.lab.compare.finetune import run_grid
+from jachess_ext.lab.compare.records import RESULTS as STORED
+from jachess_ext.lab.compare.records import RunRecord, read_records
+from jachess_ext.lab.compare.report import sections, write_report
+from jachess_ext.lab.compare.settings import Grid
 
 from .common import RESULTS, commit, device_name, markdown
 

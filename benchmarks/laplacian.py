@@ -40,7 +40,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import jachess_ext as jx
 from examples.laplacian import HEADS, Network
-from jachess_ext.demo import peak_mebibytes
+from jachess_ext.lab.demo import peak_mebibytes
 
 from .common import (
     Options,

@@ -45,14 +45,14 @@ import transformers
 import tyro
 
 from jachess_ext._io import from_json, read_json, require, write_text
-from jachess_ext.compare.runs import run_all
-from jachess_ext.compare.settings import Recipe
-from jachess_ext.compare.tasks import Task, load_task
-from jachess_ext.live import LiveSettings, select_live
-from jachess_ext.live.choice import RUNS
-from jachess_ext.live.language import text_task
-from jachess_ext.live.plan import make_plan
-from jachess_ext.live.trial import RunRecord, run
+from jachess_ext.lab.live import LiveSettings, select_live
+from jachess_ext.lab.live.choice import RUNS
+from jachess_ext.lab.live.language import text_task
+from jachess_ext.lab.live.plan import make_plan
+from jachess_ext.lab.live.trial import RunRecord, run
+from jachess_ext.lab.workbench.runs import run_all
+from jachess_ext.lab.workbench.settings import Recipe
+from jachess_ext.lab.workbench.tasks import Task, load_task
 from jachess_ext.scaling import Ask, LossTable, Search, select
 from jachess_ext.scaling.runs import to_forecast
 

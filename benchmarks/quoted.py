@@ -23,7 +23,7 @@ from typing import Any
 
 import pandas as pd
 
-from jachess_ext.compare.report import COLOURS, MARKERS, panels
+from jachess_ext.lab.workbench.page import COLOURS, MARKERS, panels
 
 from . import finetune_quality, live_selection, models, word_attack
 from .bench_micro import WAYS

@@ -28,10 +28,11 @@ import pandas as pd
 from benchmarks.finetune_quality import quick
 from jachess_ext._io import DataError, write_text
 from jachess_ext._text import DASH
-from jachess_ext.compare.finetune import run_grid
-from jachess_ext.compare.records import RunRecord
-from jachess_ext.compare.settings import Conditions, Grid, Recipe
-from jachess_ext.compare.tables import REFERENCE, costs, differences
+from jachess_ext.lab.compare.finetune import run_grid
+from jachess_ext.lab.compare.records import RunRecord
+from jachess_ext.lab.compare.settings import Conditions, Grid
+from jachess_ext.lab.compare.tables import REFERENCE, costs, differences
+from jachess_ext.lab.workbench.settings import Recipe
 
 from .common import RESULTS, markdown, stamped, write_frame
 

@@ -1,9 +1,9 @@
 """Writes the sentences of the demo's task: masked docstrings of installed packages.
 
-    python -m examples.docstrings            # jachess_ext/demo/assets/docstrings/{train,dev}.jsonl
+    python -m examples.docstrings       # jachess_ext/lab/demo/assets/docstrings/{train,dev}.jsonl
 
 The packages' versions decide what is found; those that the demo's sentences are from stand in
-`jachess_ext/demo/assets/docstrings/README.md`.
+`jachess_ext/lab/demo/assets/docstrings/README.md`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from itertools import chain, groupby
 from pathlib import Path
 
 from jachess_ext._io import DataError, write_text
-from jachess_ext.demo import PACKAGES, SENTENCES
+from jachess_ext.lab.demo import PACKAGES, SENTENCES
 
 NAME = "[NAME]"
 """The mask for names and identifiers in a sentence."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import jachess_ext as jx
-from jachess_ext.demo import peak_mebibytes
+from jachess_ext.lab.demo import peak_mebibytes
 
 WIDTH, HEADS, LAYERS = 64, 4, 3
 

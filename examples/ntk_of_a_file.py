@@ -16,7 +16,7 @@ import torch
 from datasets import load_dataset
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from jachess_ext.demo import ASSETS, docstring_task
+from jachess_ext.lab.demo import ASSETS, docstring_task
 from jachess_ext.ntk import Spectrum, label_alignment, measure_ntk
 
 FORMATS = {"jsonl": "json", "tsv": "csv"}  # ending -> the name of its reader, where they differ

@@ -4,7 +4,7 @@ Text: docstrings of installed packages, cleaned and masked as the demo does it; 
 dev split are left out, and so is every sentence that occurs in one of them elsewhere. Objectives
 are BERT's: masked words, and whether two runs of sentences come from the same docstring.
 
-    python -m examples.pretrain_demo_encoder --out jachess_ext/demo/assets --minutes 25
+    python -m examples.pretrain_demo_encoder --out jachess_ext/lab/demo/assets --minutes 25
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.zoo import WORDPIECE_SPECIAL as SPECIAL
 from benchmarks.zoo import train_wordpiece
 from examples.docstrings import NAME, file_sentences, is_dev_file, source_files
 from jachess_ext._io import DataError
-from jachess_ext.demo import PACKAGES
+from jachess_ext.lab.demo import PACKAGES
 
 TEXT_PACKAGES = (
     *PACKAGES,

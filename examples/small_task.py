@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from jachess_ext.compare.models import Encoded, encode, load_model, load_tokenizer
-from jachess_ext.demo import ASSETS, docstring_task
+from jachess_ext.lab.demo import ASSETS, docstring_task
+from jachess_ext.lab.workbench.models import Encoded, encode, load_model, load_tokenizer
 
 
 def parse(summary: str | None) -> argparse.Namespace:
@@ -30,7 +30,7 @@ def load(tiny: bool, seed: int = 0) -> tuple[Any, Encoded, Encoded, Encoded]:
 
 def accuracy(model: Any, data: Encoded) -> float:
     """Share of the rows whose class the model predicts."""
-    from jachess_ext.compare.judge import model_outputs
+    from jachess_ext.lab.workbench.training import model_outputs
 
     found = model_outputs(model, data.in_order(32), regression=False).argmax(1)
     return float((found == data.labels).mean())

@@ -16,7 +16,7 @@ from small_task import load, parse
 from transformers import LlamaConfig, LlamaForCausalLM
 from trl import SFTConfig, SFTTrainer
 
-from jachess_ext.demo import docstring_task
+from jachess_ext.lab.demo import docstring_task
 from jachess_ext.training import JacHess, MethodMixin
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from transformers import TrainingArguments
 
 import jachess_ext as jx
-from jachess_ext.compare.report import COLOURS, MARKERS, panels
+from jachess_ext.lab.workbench.page import COLOURS, MARKERS, panels
 from jachess_ext.training import MethodTrainer
 
 SHOWN = {

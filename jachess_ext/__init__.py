@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from .torch_private import require_torch as _require_torch
 
 if TYPE_CHECKING:
-    from . import compare, live, ops, scaling, training
     from .jet import (
         Jet,
         JetTensor,
@@ -43,14 +42,12 @@ __all__ = [
     "SmoothnessMonitor",
     "SmoothnessProbe",
     "Spectrum",
-    "compare",
     "divergence",
     "hessian_diagonal",
     "hvp",
     "jet",
     "jvp",
     "laplacian",
-    "live",
     "measure_ntk",
     "ntk",
     "ntk_loss",
@@ -60,7 +57,7 @@ __all__ = [
     "training",
 ]
 
-_MODULES = ("compare", "live", "ops", "scaling", "training")
+_MODULES = ("ops", "scaling", "training")
 _NAMES = {
     "JacHess": "smoothness",
     "Jet": "jet",

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from .jet.context import EAGERLY
 
+NO_LABEL = -100
+
+
 Replace = Callable[[Tensor, Tensor], Tensor]
 TWO_STACKS = (
     "the model embeds its tokens more than once in a pass (an encoder-decoder?); derivatives are "

@@ -15,17 +15,17 @@ from transformers import PrinterCallback, Trainer
 import jachess_ext as jx
 from jachess_ext.jet import directions, registry
 from jachess_ext.jet.rules.pointwise import pointwise
-from python_tests.live.test_examples import LIVE
+from python_tests.lab.live.test_examples import LIVE
 from python_tests.smoothness.tiny_models import classifier, token_batch
 from python_tests.training import runs
 
 PACKAGES = (
     "jachess_ext",
-    "jachess_ext.attack",
+    "jachess_ext.lab.attack",
     "jachess_ext.jet",
     "jachess_ext.ntk",
     "jachess_ext.ops",
-    "jachess_ext.live",
+    "jachess_ext.lab.live",
     "jachess_ext.scaling",
     "jachess_ext.smoothness",
     "jachess_ext.training",
@@ -53,8 +53,9 @@ def _public() -> list[Any]:
 
 
 def _name(value: Any) -> str:
-    """Return the subpackage and the name, such as "jet.jvp"."""
-    return f"{value.__module__.split('.')[1]}.{value.__name__}"
+    """Return the subpackage and the name, such as "jet.jvp" or "lab.live.select_live"."""
+    names = value.__module__.split(".")[1:]
+    return ".".join([*names[: 2 if names[0] == "lab" else 1], value.__name__])
 
 
 def _twin(value: Any) -> Any:
@@ -71,7 +72,7 @@ def test_every_public_name_has_an_example() -> None:
     assert not [_name(value) for value in _public() if not _has_example(value)]
 
 
-OF_RUNS = {f"live.{name}" for name in LIVE}  # they need a folder of runs
+OF_RUNS = {f"lab.live.{name}" for name in LIVE}  # they need a folder of runs
 
 
 @pytest.mark.parametrize(

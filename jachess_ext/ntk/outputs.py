@@ -26,8 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..models import learns_prompts, without_peft
-from ..smoothness.decision import NO_LABEL
+from ..models import NO_LABEL, learns_prompts, without_peft
 
 Batch = Mapping[str, Any] | Tensor
 Outputs = str | int | Callable[[Any, Batch], Tensor]

@@ -21,8 +21,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.utils import find_labels
 
-from ..models import in_mode, unwrapped, without_labels, without_peft
-from ..smoothness.decision import NO_LABEL
+from ..models import NO_LABEL, in_mode, unwrapped, without_labels, without_peft
 
 Batch = Mapping[str, Any]
 _WORD = 2**64

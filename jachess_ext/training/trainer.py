@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from ..models import in_mode
-from ..smoothness.decision import NO_LABEL
+from ..models import NO_LABEL, in_mode
 from ..smoothness.parallel import ranks_of
 from .batches import (
     Batch,

@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks import finetune_quality
 from jachess_ext._io import from_json
-from jachess_ext.compare.settings import Grid
+from jachess_ext.lab.compare.settings import Grid
 from jachess_ext.training import parse_method
-from python_tests.demo.conftest import tiny_model  # noqa: F401  a fixture
+from python_tests.lab.demo.conftest import tiny_model  # noqa: F401  a fixture
 
 OWN: dict[str, Any] = dict.fromkeys(finetune_quality.VARIATIONS)
 

@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks import live_selection, quoted
 from benchmarks.live_selection import COLUMNS, PARTS, ROWS, SIZES, Replay
-from jachess_ext.compare.settings import Recipe
-from jachess_ext.live import LiveSettings, choice
-from python_tests.live.tiny import save_decoder, save_model, write_rows
+from jachess_ext.lab.live import LiveSettings, choice
+from jachess_ext.lab.workbench.settings import Recipe
+from python_tests.lab.live.tiny import save_decoder, save_model, write_rows
 
 TRUTH = {"a": 0.2, "b": 0.3, "c": 0.5}
 

@@ -35,7 +35,7 @@ from benchmarks.zoo import (
 )
 from examples.docstrings import file_sentences, source_files
 from jachess_ext._io import DataError
-from jachess_ext.compare.models import load_model, load_tokenizer
+from jachess_ext.lab.workbench.models import load_model, load_tokenizer
 from python_tests import processes
 
 TINY = (

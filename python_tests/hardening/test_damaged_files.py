@@ -21,13 +21,13 @@ import torch
 
 from jachess_ext import JacHess
 from jachess_ext._io import DataError, from_json, read_json
-from jachess_ext.cli import main
-from jachess_ext.compare.records import read_records
-from jachess_ext.compare.report import sections
-from jachess_ext.compare.settings import Grid
-from jachess_ext.compare.tasks import load_task
+from jachess_ext.lab.cli import main
+from jachess_ext.lab.compare.records import read_records
+from jachess_ext.lab.compare.report import sections
+from jachess_ext.lab.compare.settings import Grid
+from jachess_ext.lab.workbench.tasks import load_task
 from jachess_ext.training.trainer import STATE, read_state
-from python_tests.compare.records import record
+from python_tests.lab.compare.records import record
 
 LONGEST = 600
 """Characters of a refusal, without the path."""

@@ -13,9 +13,9 @@ import torch
 
 import jachess_ext
 from jachess_ext._io import DataError
-from jachess_ext.compare.models import load_config, load_head_model, load_model
-from jachess_ext.compare.models import load_tokenizer as tokenizer_of
-from jachess_ext.demo import ASSETS
+from jachess_ext.lab.demo import ASSETS
+from jachess_ext.lab.workbench.models import load_config, load_head_model, load_model
+from jachess_ext.lab.workbench.models import load_tokenizer as tokenizer_of
 
 PACKAGE = Path(jachess_ext.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))

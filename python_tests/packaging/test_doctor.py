@@ -140,7 +140,7 @@ def test_it_runs_without_transformers() -> None:
     """And a command that needs it says so in a sentence."""
     code = (
         "import sys; sys.modules['transformers'] = None\n"
-        "from jachess_ext.cli import main\n"
+        "from jachess_ext.lab.cli import main\n"
         "print('codes', main(['doctor']), main(['demo']))"
     )
     done = processes.run([sys.executable, "-c", code])

@@ -36,13 +36,14 @@ def _run(code: str) -> str:
 
 @pytest.mark.parametrize(
     "start",
-    ["import jachess_ext", "import jachess_ext.cli", "import jachess_ext.torch_private"],
+    ["import jachess_ext", "import jachess_ext.lab.cli", "import jachess_ext.torch_private"],
 )
 def test_neither_torch_nor_transformers_is_loaded(start: str) -> None:
     loaded = _run(f"{start}\nimport sys; print(*sys.modules)").split()
     assert not {"torch", "numpy", "transformers"} & set(loaded)
     ours = [name for name in loaded if name.startswith("jachess_ext.")]
-    assert set(ours) <= {f"jachess_ext.{name}" for name in ("torch_private", "cli", "_io")}
+    names = ("torch_private", "_io", "lab", "lab.cli")
+    assert set(ours) <= {f"jachess_ext.{name}" for name in names}
 
 
 def test_derivatives_load_no_more_than_the_engine() -> None:
@@ -67,7 +68,7 @@ print(*sys.modules)
     loaded = set(_run(code).split())
     assert not {"transformers", "datasets", "accelerate", "sklearn", "matplotlib"} & loaded
     parts = {name.split(".")[1] for name in loaded if name.startswith("jachess_ext.")}
-    assert not {"training", "compare", "live", "commands", "demo"} & parts
+    assert not {"training", "lab"} & parts
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_select_loads_what_it_reads(more: list[str], aside: set[str], tmp_path: 
     given = ["select", str(table), "--target", "6400", *more]
     code = f"""
 import os, sys
-from jachess_ext.cli import main
+from jachess_ext.lab.cli import main
 os.chdir({str(tmp_path)!r})
 assert main({given!r}) == 0
 print("loaded", *sys.modules)
@@ -94,7 +95,9 @@ print("loaded", *sys.modules)
     assert not {"torch", "transformers", "datasets", "sklearn"} & loaded and not aside & loaded
     parts = {name.split(".")[1] for name in loaded if name.startswith("jachess_ext.")}
     assert not {"training", "smoothness", "ntk"} & parts
-    assert ("compare" in parts) == ("--report" in more)
+    lab = {name.split(".")[2] for name in loaded if name.startswith("jachess_ext.lab.")}
+    assert lab - {"workbench", "live"} == {"cli", "commands"}
+    assert ("workbench" in lab) == ("live" in lab) == ("--report" in more)
 
 
 STARTS = [

@@ -69,7 +69,7 @@ def test_contents(wheel: Path) -> None:
     assert modules <= names and len(modules) > 50
     assets = {
         p.relative_to(ROOT).as_posix()
-        for p in (package / "demo" / "assets").rglob("*")
+        for p in (package / "lab" / "demo" / "assets").rglob("*")
         if p.is_file()
     }
     assert assets <= names and "jachess_ext/py.typed" in names and len(assets) >= 5
@@ -78,7 +78,7 @@ def test_contents(wheel: Path) -> None:
         "jachess_ext",
         metadata.split("/")[0],
     }
-    assert "jachess = jachess_ext.cli:main" in entry
+    assert "jachess = jachess_ext.lab.cli:main" in entry
     required = [text for text in about.get_all("Requires-Dist") if "extra ==" not in text]
     assert required == ["torch>=2.10", "numpy"]
     assert {"hf", "ray", "docs", "dev", "demo", "examples", "test"} <= set(

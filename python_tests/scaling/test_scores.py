@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 import sklearn.metrics
 
-from jachess_ext.live.trial import class_scores, number_scores
+from jachess_ext.lab.live.trial import class_scores, number_scores
 from jachess_ext.scaling.runs import from_forecast, to_forecast
 
 RNG = np.random.default_rng(0)

@@ -12,10 +12,10 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2ForSequenceClassification, PreTrainedTokenizerFast
 
-from jachess_ext.compare.judge import _corrupted
-from jachess_ext.compare.models import encode, load_tokenizer
-from jachess_ext.compare.tasks import Examples
-from jachess_ext.smoothness.corruption import (
+from jachess_ext.lab.compare.judge import _corrupted
+from jachess_ext.lab.workbench.models import encode, load_tokenizer
+from jachess_ext.lab.workbench.tasks import Examples
+from jachess_ext.training.corruption import (
     corrupt_tokens,
     embedding_scale,
     perturbed_embeddings,

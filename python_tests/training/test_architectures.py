@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import jachess_ext as jx
 from jachess_ext.models import gradient_of_tokens, leaf_embeddings
-from jachess_ext.smoothness.corruption import perturbed_embeddings
 from jachess_ext.training import METHODS
+from jachess_ext.training.corruption import perturbed_embeddings
 from python_tests.smoothness.tiny_models import LABELS, VOCABULARY, classifier, randomise
 
 from .runs import parameters, trainer

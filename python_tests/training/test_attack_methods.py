@@ -12,8 +12,8 @@ from tokenizers import pre_tokenizers
 from torch import Tensor
 from torch.nn import functional as F
 
-from jachess_ext.attack.tokens import TokenSwaps, counts, steepest_swaps
-from jachess_ext.training.methods import AttackAugment
+from jachess_ext.lab.attack import AttackAugment
+from jachess_ext.lab.attack.tokens import TokenSwaps, counts, steepest_swaps
 from python_tests.smoothness.tiny_models import VOCABULARY, classifier
 
 from .runs import SGD, examples, furthest, method_trainer, parameters, tensors
@@ -54,7 +54,7 @@ def known_ids(monkeypatch: pytest.MonkeyPatch, rows: list[dict], seed: int = 3) 
         ]
         return swapped[order]
 
-    monkeypatch.setattr("jachess_ext.training.methods.attack.AttackAugment.attacked", attacked)
+    monkeypatch.setattr("jachess_ext.lab.attack.method.AttackAugment.attacked", attacked)
     return swapped
 
 
@@ -91,7 +91,7 @@ class Additive(torch.nn.Module):
 
 
 def table_of(file: str) -> TokenSwaps:
-    from jachess_ext.attack import read_synonyms
+    from jachess_ext.lab.attack import read_synonyms
 
     return TokenSwaps(TOKENIZER, read_synonyms(file), VOCABULARY)
 
@@ -122,9 +122,9 @@ def test_steepest_swaps_are_the_worst_of_all(file: str, count: int) -> None:
 
 
 def test_options_are_the_single_tokens_of_whole_words() -> None:
-    from jachess_ext.attack import Synonyms
-    from jachess_ext.compare.models import load_tokenizer
-    from jachess_ext.demo import ASSETS
+    from jachess_ext.lab.attack import Synonyms
+    from jachess_ext.lab.demo import ASSETS
+    from jachess_ext.lab.workbench.models import load_tokenizer
 
     tokenizer = load_tokenizer(ASSETS)
     words = Synonyms({"fil": ["good", "bad"], "good": ["bad", "film", "great", "good"]})

@@ -13,8 +13,8 @@ from scipy.stats import entropy
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jachess_ext.smoothness.decision import kl_divergence
 from jachess_ext.training import MethodTrainer, with_lora
+from jachess_ext.training.decision import kl_divergence
 from jachess_ext.training.methods.noise import row_noise
 from python_tests.smoothness.tiny_models import VOCABULARY, classifier
 

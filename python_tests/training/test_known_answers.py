@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2ForSequenceClassification, PreTrainedTokenizerFast
 
-from jachess_ext.smoothness.decision import kl_divergence
 from jachess_ext.training import with_lora
+from jachess_ext.training.decision import kl_divergence
 from jachess_ext.training.methods import L2
 from jachess_ext.training.methods.weights import is_masked, language_model, sharpness_aware_gradient
 

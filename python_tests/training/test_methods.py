@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from transformers import Trainer
 
-from jachess_ext.compare.models import Encoded
+from jachess_ext.lab.workbench.models import Encoded
 from jachess_ext.smoothness import JacHess as Regulariser
 from jachess_ext.training import METHODS, MethodTrainer, parse_method, with_lora
 from jachess_ext.training.methods import SAM, JacHess, Jacobian

@@ -4,7 +4,6 @@ To add a method, write a class ``class Mine(Method, name="mine")`` in a file tha
 here, and a line in docs/methods.md, whose last section shows how.
 """
 
-from .attack import AttackAugment
 from .base import (
     METHODS,
     LabelSmoothing,
@@ -38,7 +37,6 @@ __all__ = [
     "SAM",
     "SMART",
     "TAPT",
-    "AttackAugment",
     "CorruptAugment",
     "CorruptConsistency",
     "CrossHolder",

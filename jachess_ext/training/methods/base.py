@@ -14,8 +14,8 @@ from transformers.trainer_pt_utils import LabelSmoother
 from typing_extensions import Self, dataclass_transform  # torch depends on it
 
 from ...models import learns_prompts
-from ...smoothness.decision import Kind, decision_kind
 from ..batches import Batch
+from ..decision import Kind, decision_kind
 from .settings import count_or_none, flag, nonnegative, share
 
 Run = Callable[..., tuple[Tensor, Any]]

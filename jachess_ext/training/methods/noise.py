@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...models import (
+    NO_LABEL,
     hooked_embeddings,
     in_mode,
     token_table,
@@ -19,9 +20,9 @@ from ...models import (
     without_engine,
     without_labels,
 )
-from ...smoothness.corruption import chosen_tokens, embedding_scale, known_unknown_token
-from ...smoothness.decision import NO_LABEL, kl_divergence
 from ..batches import Batch, RandomState, drawing_apart, is_causal
+from ..corruption import chosen_tokens, embedding_scale, known_unknown_token
+from ..decision import kl_divergence
 from .base import Loss, Method, Penalised, Run, WithModes, logits_of
 from .settings import choice, count, fraction, nonnegative, positive, share, share_or_zero
 

@@ -1,0 +1,1 @@
+"""What is built on the library: comparisons, live selection, attacks, the demo, the command."""

@@ -1,0 +1,238 @@
+"""Words that may stand in place of a word: from a file, from WordNet, or near it for a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+
+from ..._io import DataError, read_text, shown
+from ...models import token_table
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")  # letters, with hyphens or apostrophes between
+
+NEAREST = "embeddings"
+"""In place of a file's name: the nearest rows of the model's own embedding table."""
+
+_PARTS = ("noun", "verb", "adj", "adv")
+_SHORTEST = 3  # WordNet's words of one or two letters are elements, units and states: as, in, he
+
+
+class Candidates(Protocol):
+    """What gives the words that may stand in place of a word.
+
+    Example:
+        >>> class Shorter:
+        ...     source = "the word without its end"
+        ...
+        ...     def __call__(self, word):
+        ...         return [word.lower()[:-1]]
+        >>> candidates: Candidates = Shorter()
+        >>> candidates("Films")
+        ['film']
+
+    Attributes:
+        source: where they come from, for reports.
+    """
+
+    source: str
+
+    def __call__(self, word: str) -> Sequence[str]:
+        """Return the candidates of a word, the best first, in lower case; none is the word."""
+
+
+class Synonyms:
+    """Candidates from a table of synonyms, looked up in lower case.
+
+    Example:
+        >>> Synonyms({"good": ["fine", "great"]})("Good")
+        ('fine', 'great')
+
+    Args:
+        words: synonyms by word.
+        source: where they come from, for reports.
+    """
+
+    def __init__(self, words: Mapping[str, Sequence[str]], source: str = "a table") -> None:
+        self.source = source
+        self._words = {word.lower(): tuple(others) for word, others in words.items()}
+
+    def __call__(self, word: str) -> tuple[str, ...]:
+        """Return the synonyms of a word, none where it is not in the table."""
+        return self._words.get(word.lower(), ())
+
+
+def read_synonyms(path: str | Path) -> Synonyms:
+    """Read a file of synonyms, or a folder with WordNet's `index.*` and `data.*` files.
+
+    A line of a file has a word and its synonyms, separated by blanks; what follows a ``#`` is left
+    out.  A synonym has the word as its own only on a line of its own.
+
+    A word's synonyms in WordNet (the format is `wndb(5WN)`) are the other single words in lower
+    case of its senses: those counted in tagged texts, and the first of each part of speech.  Words
+    are looked up as they stand, not inflected, and those of one or two letters are left out.
+
+    Raises:
+        DataError: there is no such file, it is not UTF-8, a line is not in that format, or no word
+            has a synonym.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     file = Path(folder, "synonyms.txt")
+        ...     _ = file.write_text("good fine great  # not: fine good\\n")
+        ...     read_synonyms(file)("good")
+        ('fine', 'great')
+    """
+    path = Path(path)
+    words = _wordnet(path) if path.is_dir() else _lines(path)
+    if not any(words.values()):
+        raise DataError(
+            f"{path} has no word with a synonym; expected lines of a word and its synonyms, or "
+            "WordNet's folder (Debian: apt install wordnet-base, then /usr/share/wordnet)"
+        )
+    return Synonyms(words, f"{'WordNet in ' if path.is_dir() else ''}{path}")
+
+
+def _lines(path: Path) -> dict[str, list[str]]:
+    words: dict[str, list[str]] = {}
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        entry = line.partition("#")[0].lower().split()
+        if not entry:
+            continue
+        if wrong := [word for word in entry if not WORD.fullmatch(word)]:
+            raise DataError(
+                f"{path}: line {number} has {shown(wrong[0])}; expected words of letters, hyphens "
+                "and apostrophes, separated by blanks: a word, then its synonyms"
+            )
+        first, *others = entry
+        synonyms = words.setdefault(first, [])
+        synonyms += [word for word in dict.fromkeys(others) if word not in (first, *synonyms)]
+    return words
+
+
+def _wordnet(folder: Path) -> dict[str, list[str]]:
+    words: dict[str, list[str]] = {}
+    for part in (part for part in _PARTS if (folder / f"index.{part}").is_file()):
+        senses = dict(_records(folder / f"data.{part}", _sense))
+        for lemma, offsets in _records(folder / f"index.{part}", _lemma):
+            if len(lemma) < _SHORTEST or not WORD.fullmatch(lemma):
+                continue
+            synonyms = words.setdefault(lemma, [])
+            others = dict.fromkeys(word for offset in offsets for word in senses[offset])
+            synonyms += [word for word in others if word not in (lemma, *synonyms)]
+    return words
+
+
+def _records(path: Path, parsed: Any) -> Iterator[tuple[str, list[str]]]:
+    """Yield what is parsed of each line; lines of the licence begin with two blanks."""
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        if line.startswith("  ") or not line.strip():
+            continue
+        try:
+            yield parsed(line.split())
+        except (IndexError, ValueError):
+            raise DataError(
+                f"{path}: line {number} is {shown(line)}; expected WordNet's format (wndb)"
+            ) from None
+
+
+def _sense(fields: list[str]) -> tuple[str, list[str]]:
+    """Return offset and words: offset, file, type, count in hexadecimal, then word and number."""
+    words = fields[4 : 4 + 2 * int(fields[3], 16) : 2]
+    words = [re.sub(r"\((?:a|p|ip)\)$", "", word) for word in words]  # where an adjective stands
+    return fields[0], [word for word in words if word.islower() and WORD.fullmatch(word)]
+
+
+def _lemma(fields: list[str]) -> tuple[str, list[str]]:
+    """Return word and offsets: word, part, senses, pointers …, senses, tagged ones, offsets."""
+    pointers = int(fields[3])
+    tagged, offsets = int(fields[5 + pointers]), fields[6 + pointers :]
+    return fields[0], offsets[: max(1, tagged)]
+
+
+class NearestRows:
+    """Candidates whose rows of a model's embedding table are nearest to the word's, by cosine.
+
+    Words, and their candidates, are those with a single token.  Near rows are often no synonyms:
+    opposites stand in like places.
+
+    Example:
+        >>> from jachess_ext.lab.workbench.models import load_model, load_tokenizer
+        >>> from jachess_ext.lab.demo import ASSETS
+        >>> tokenizer = load_tokenizer(ASSETS)
+        >>> nearest = NearestRows(load_model(ASSETS, 2, tokenizer, seed=0), tokenizer, count=3)
+        >>> len(nearest("Good")), nearest("goodness gracious")
+        (3, ())
+
+    Args:
+        model: a transformers model; its table is copied.
+        tokenizer: its tokenizer.
+        count: candidates of a word.
+    """
+
+    source = "the nearest rows of the model's embedding table"
+
+    def __init__(
+        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, count: int = 8
+    ) -> None:
+        table = token_table(model).weight.detach()
+        texts = tokenizer.batch_decode([[i] for i in range(min(len(table), len(tokenizer)))])
+        words = [(i, text.strip()) for i, text in enumerate(texts)]
+        words = [(i, text) for i, text in words if WORD.fullmatch(text)]
+        ids = token_ids(tokenizer, [text for _, text in words])
+        single = [
+            (i, text.lower()) for (i, text), tokens in zip(words, ids, strict=True) if tokens == [i]
+        ]
+        self._words = [text for _, text in single]
+        self._place = {text: place for place, text in reversed(list(enumerate(self._words)))}
+        rows = table[torch.tensor([i for i, _ in single], dtype=torch.long, device=table.device)]
+        self._unit = torch.nn.functional.normalize(rows.float(), dim=-1)
+        self.count = count
+        self._found: dict[str, tuple[str, ...]] = {}
+
+    def __call__(self, word: str) -> tuple[str, ...]:
+        """Return the nearest words, the nearest first."""
+        word = word.lower()
+        if word not in self._place:
+            return ()
+        if word not in self._found:
+            likeness = self._unit @ self._unit[self._place[word]]
+            most = min(2 * self.count + 2, len(likeness))  # a word may stand there in other cases
+            order = likeness.topk(most).indices.tolist()
+            others = dict.fromkeys(self._words[i] for i in order if self._words[i] != word)
+            self._found[word] = tuple(others)[: self.count]
+        return self._found[word]
+
+
+def candidates_from(
+    source: str | Path, model: nn.Module, tokenizer: PreTrainedTokenizerBase
+) -> Candidates:
+    """Return `NearestRows` of the model for `NEAREST`, else `read_synonyms` of that path.
+
+    Raises:
+        DataError: as `read_synonyms`.
+
+    Example:
+        >>> candidates_from("no-such-file", None, None)
+        Traceback (most recent call last):
+        jachess_ext._io.DataError: no-such-file cannot be read: No such file or directory
+    """
+    if source == NEAREST:
+        return NearestRows(model, tokenizer)
+    return read_synonyms(source)
+
+
+def token_ids(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> list[list[int]]:
+    """Return the ids of each word as it stands within a text, after a blank."""
+    if not words:
+        return []
+    spaced = [f" {word}" for word in words]
+    return tokenizer(spaced, add_special_tokens=False)["input_ids"]

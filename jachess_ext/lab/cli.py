@@ -1,0 +1,171 @@
+"""The command line `jachess`: a user's error is a sentence on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import io
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from .. import __version__
+from .._io import DataError, quiet_libraries, require_all
+
+
+class _Command(NamedTuple):
+    """A command of `jachess`.
+
+    Attributes:
+        function: "module:function" below this package, imported when the command is given.  Its
+            signature and docstring are the options; it returns the exit code, or None for 0.
+        summary: for the help.
+        errors: errors that the user can fix, beside those of every command.
+    """
+
+    function: str
+    summary: str
+    errors: tuple[type[Exception], ...] = ()
+
+
+_COMMANDS = {
+    "demo": _Command(
+        "demo:demo",
+        "derivatives where torch refuses, then methods compared on real text",
+        (FloatingPointError,),
+    ),
+    "finetune": _Command(
+        "commands.finetune:finetune",
+        "compare methods over tasks and seeds; goes on where it was stopped",
+    ),
+    "evaluate": _Command(
+        "commands.finetune:evaluate",
+        "draw a comparison's tables and report again",
+    ),
+    "select": _Command(
+        "commands.select:select",
+        "which model to fine-tune, from a table of losses on small subsets",
+        (ValueError,),
+    ),
+    "select-live": _Command(
+        "commands.select_live:select_live",
+        "which model to fine-tune, by fine-tuning the candidates on small subsets",
+        (ValueError,),
+    ),
+    "doctor": _Command("doctor:main", "what was built, for what, what is missing, how to fix it"),
+}
+
+
+class _Output:
+    """A stream that goes on into nothing once its reader, such as head, has gone.
+
+    So a command ends its work, and its files are written.  Characters that the stream's encoding
+    lacks are written as escapes.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _kept(self, method: Callable[..., Any], *given: Any) -> Any:
+        try:
+            return method(*given)
+        except BrokenPipeError:  # what is buffered would raise it again, at Python's exit too
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, self._stream.fileno())
+            os.close(nothing)
+
+    def write(self, text: str) -> Any:
+        return self._kept(self._stream.write, text)
+
+    def flush(self) -> Any:
+        return self._kept(self._stream.flush)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return the exit code: 0 for success, 2 for input that cannot be used.
+
+    Raises:
+        SystemExit: with code 2 for wrong options, and 0 after the help.
+    """
+    out, err = _Output(sys.stdout), _Output(sys.stderr)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):  # type: ignore[type-var]
+            return _run(sys.argv[1:] if arguments is None else arguments)
+    finally:
+        out.flush()
+        err.flush()
+
+
+def _run(given: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="jachess",
+        description="First and second derivatives through unmodified PyTorch models, and what is "
+        "built on them:\nsmoothness, penalties, neural tangent kernels, choosing a model.",
+        epilog="commands:\n"
+        + "\n".join(f"  {name:<12} {command.summary}" for name, command in _COMMANDS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"jachess_ext {__version__}")
+    parser.add_argument("command", metavar="command", help="see below")
+    name = parser.parse_args(given[:1]).command
+    if name not in _COMMANDS:
+        close = get_close_matches(name, _COMMANDS, 1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(_COMMANDS)}"
+        parser.error(f"there is no command {name!r}; {hint}")
+    quiet_libraries()
+    try:
+        return _parsed(name, given[1:])() or 0
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    except Exception as error:
+        users = (DataError, ImportError, OSError, *_COMMANDS[name].errors)
+        if not isinstance(error, users):
+            from ..jet import MissingJetRule  # imports torch, which help and `select` do not
+
+            if not isinstance(error, MissingJetRule):
+                raise
+        print(f"jachess {name}: {str(error).removeprefix(f'jachess {name} ')}", file=sys.stderr)
+        return 2
+
+
+def _parsed(name: str, given: Sequence[str]) -> Callable[[], int | None]:
+    """Return a command's function with its options bound."""
+    module, _, attribute = _COMMANDS[name].function.partition(":")
+    if name == "doctor":  # needs torch and numpy only
+        summary = _COMMANDS[name].summary
+        argparse.ArgumentParser(f"jachess {name}", description=summary).parse_args(given)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # it says itself what is not compiled
+            return import_module("..doctor", __package__).main  # type: ignore[no-any-return]
+    if name == "select":  # needs no tyro: a table is answered in the smallest installation
+        return import_module(f"{__package__}.commands.select").parsed(given)  # type: ignore[no-any-return]
+    try:
+        import tyro
+    except ModuleNotFoundError:  # without it there is no help either
+        require_all(f"jachess {name}")
+        raise
+    function = getattr(import_module(f"{__package__}.{module}"), attribute)
+
+    @functools.wraps(function)  # not called by tyro, which takes errors for those of the options
+    def call(*arguments: Any, **options: Any) -> Callable[[], int | None]:
+        return functools.partial(function, *arguments, **options)
+
+    with_defaults: Callable[..., Any] = call
+    if name == "finetune":
+        from .commands.finetune import with_grid_file
+
+        with_defaults, given = with_grid_file(call, given)
+    bound = tyro.cli(with_defaults, prog=f"jachess {name}", args=given)
+    require_all(f"jachess {name}")  # after the help
+    return bound

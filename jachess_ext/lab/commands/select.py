@@ -1,0 +1,217 @@
+"""`jachess select`."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..._io import DataError, require_all, write_json, write_text
+from . import check_ending
+
+
+def size(text: str) -> float:
+    """Return a number of rows as people write it: 10000, 10k, 10,000."""
+    from ...scaling.sheets import parse_size
+
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def parsed(words: Sequence[str]) -> Callable[[], None]:
+    """Return `select` with the options of a command line bound.
+
+    Raises:
+        SystemExit: the options are wrong, or the help was asked for.
+    """
+    parser = argparse.ArgumentParser("jachess select", description=select.__doc__)
+    option = parser.add_argument
+    option(
+        "table",
+        type=Path,
+        help="a row a model and columns named by sizes, or a row a run: csv, markdown, JSON, xlsx; "
+        "or a folder of runs of Trainer or lm-evaluation-harness",
+    )
+    option(
+        "--target",
+        type=size,
+        required=True,
+        metavar="ROWS",
+        help="size of the full data, such as 10000 or 10k",
+    )
+    option(
+        "--metric",
+        help="what the numbers are: loss, accuracy, eval_f1, …; without it: as the table says",
+    )
+    option(
+        "--method",
+        help="blend (the default), lensllm, rectified, power, ats, subtuning, zeroshot, modelsize",
+    )
+    option(
+        "--budget",
+        type=size,
+        metavar="ROWS",
+        help="largest size used; without it: the largest below the target",
+    )
+    option(
+        "--reference",
+        nargs="*",
+        action="extend",
+        metavar="MODEL",
+        help="models whose loss at the target is in the table: intervals are calibrated on them",
+    )
+    option(
+        "--read",
+        nargs="*",
+        action="extend",
+        metavar="NAME VALUE",
+        help="how to read it, in pairs: model, size and seed with the columns of a table (of "
+        "folders with regular expressions), decimal with a decimal comma, test_rows with the "
+        "examples a score was measured on, full with the examples of all the data where sizes are "
+        "shares of it, sheet with the number of one of several tables; and any column of words "
+        "with a cell of it, such as task rte, to read those rows alone",
+    )
+    option(
+        "--ignore",
+        nargs="*",
+        action="extend",
+        metavar="NAME",
+        help="columns or models (of a folder runs) to leave out",
+    )
+    option(
+        "--tokens",
+        type=float,
+        help="tokens of an example (1 where sizes are tokens), for FLOPs; without it costs are "
+        "shares",
+    )
+    option("--epochs", type=float, help="epochs over every subset, for the FLOPs (1)")
+    option("--level", type=float, help="probability of the intervals (0.9)")
+    option("--out", type=Path, metavar="FILE", help="file for the ranking, .csv or .json")
+    option(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="file for one page of curves, predictions, ranking and cost, .html",
+    )
+    options = {k: v for k, v in vars(parser.parse_args(words)).items() if v is not None}
+    pairs = options.get("read", [])
+    if len(pairs) % 2:
+        parser.error(f"--read takes pairs of a name and a value, not {shlex.join(pairs)}")
+    options["read"] = dict(zip(pairs[::2], pairs[1::2], strict=True))
+    return partial(select, **options)
+
+
+def select(
+    table: Path,
+    target: float,
+    metric: str | None = None,
+    method: str = "blend",
+    budget: float | None = None,
+    reference: Sequence[str] = (),
+    read: Mapping[str, str] = {},
+    ignore: Sequence[str] = (),
+    tokens: float | None = None,
+    epochs: float = 1.0,
+    level: float = 0.9,
+    out: Path | None = None,
+    report: Path | None = None,
+) -> None:
+    """Rank models by the loss or score they will have in full, from runs on small subsets."""
+    call = dict(locals())
+    from ... import scaling
+
+    check_ending(out, ".csv", ".json")
+    check_ending(report, ".html", ".htm")
+    require_all("jachess select" + (" --report" if report else " --out" if out else ""))
+    reader: Any = scaling.read_runs if table.is_dir() else scaling.read_table
+    reading = _reading(read, ignore, folder=table.is_dir())
+    settings: dict[str, Any] = {"tokens": tokens, "epochs": epochs, "references": reference}
+    try:
+        losses = reader(table, **{"metric": metric, **reading})
+        selection = scaling.select(losses, budget, target, method, **settings)
+    except scaling.TableError as error:
+        if not error.options:
+            raise
+        raise DataError(f"{error.args[0]}, as in\n  {_command(call, error.options)}") from None
+    costs: dict[str, float | None] = {"flops": None, "full_flops": None}
+    with suppress(scaling.TableError):  # the table does not tell the models' sizes
+        costs = {"flops": selection.flops, "full_flops": selection.full_flops}
+    if report is not None:
+        from ..live.report import write_selection
+
+        given = {name: getattr(selection, name) for name in ("method", "budget", "target")}
+        parts = {"this selection": costs["flops"], "all models in full": costs["full_flops"]}
+        write_selection(
+            report,
+            selection,
+            "Which model to fine-tune",
+            [
+                f"Losses of {len(losses.names)} models in {table.name}, read up to "
+                f"{selection.budget:,.0f} examples.",
+                *(f"Not ranked: {reason}." for reason in selection.unranked.values()),
+            ],
+            level=level,
+            costs=[(what, cost) for what, cost in parts.items() if cost is not None],
+            settings={"table": table.name, **given, **settings},
+        )
+    if out is not None:  # pandas takes half a second to load
+        rows = selection.to_frame(level).drop(columns=["cost", "full_cost"])
+        if selection.forecast.predicted is not None:
+            rows = rows.drop(columns="score")
+        rows = rows.dropna(axis=1, how="all")
+        if out.suffix == ".csv":
+            write_text(out, rows.to_csv(index=False))
+        else:
+            facts = {name: getattr(selection, name) for name in ("method", "budget", "target")}
+            facts |= {"metric": losses.metric, "advice": selection.advice, "level": level}
+            told = costs if tokens is not None else {}
+            write_json(out, {**facts, **told, "rows": rows.to_dict("records")})
+    print(selection.text(level))
+    if costs["flops"] is not None:
+        of_all = 100 * selection.flops / selection.full_flops
+        recipe = "" if tokens is None else f"{epochs:g} epochs of {tokens:g} tokens an example"
+        spent = f"{selection.cost_text(selection.flops)} ({recipe}), " if recipe else ""
+        print(f"This cost {spent}{of_all:.3g} % of training all models in full.")
+    for path in filter(None, (out, report)):
+        print(f"written to {path}")
+
+
+def _reading(read: Mapping[str, str], ignore: Sequence[str], folder: bool) -> dict[str, Any]:
+    """Return the arguments of `read_table` or `read_runs` that `--read` and `--ignore` give."""
+    known = ["model", "size", "value", "test_rows"]
+    if folder and (others := sorted(set(read) - {*known, "ignore"})):
+        raise DataError(f"--read knows {', '.join(known)} here, not {others[0]!r}")
+    if folder and "model" not in read:
+        raise DataError("a folder needs --read model PATTERN, such as '^([^/]+)/': see read_runs")
+    result: dict[str, Any] = dict(read)
+    more = [name.strip() for name in result.pop("ignore", "").split(",") if name.strip()]
+    for name in {"test_rows", "full", "sheet", "fewest"} & read.keys():
+        result[name] = int(size(read[name]))
+    return result | {"ignore": [*ignore, *more]}
+
+
+def _command(given: Mapping[str, Any], answers: Mapping[str, Any]) -> str:
+    """Return the command that was given, with answers to what a table left open."""
+    read = dict(given["read"])
+    ignore = [*given["ignore"], *read.pop("ignore", "").split(","), *answers.get("ignore", ())]
+    options = {**given, "read": read, "ignore": [*filter(None, dict.fromkeys(ignore))]}
+    for name in answers.keys() - {"ignore"}:
+        place = options if name in ("metric", "tokens") else read
+        place[name] = str(answers[name])
+    words = ["jachess", "select", str(options.pop("table"))]
+    plain = inspect.signature(select).parameters
+    for name, value in options.items():
+        if value != plain[name].default and value not in ([], {}):
+            words.append("--" + name.replace("_", "-"))
+            several = [part for pair in value.items() for part in pair] if name == "read" else value
+            number = isinstance(value, float)
+            one = [f"{value:.15g}" if number else str(value)]
+            words += several if isinstance(several, (list, tuple)) else one
+    return shlex.join(words)

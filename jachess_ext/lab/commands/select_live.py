@@ -1,0 +1,176 @@
+"""`jachess select-live`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import tyro
+
+from ..._io import DataError, MissingExtra, from_json
+from ..workbench.settings import Columns, Recipe
+
+if TYPE_CHECKING:
+    from ..live import LiveSelection
+
+REPORT = "report.html"
+
+
+def _rows(words: list[str]) -> float:
+    from ...scaling.sheets import parse_size
+
+    return parse_size(words[0])
+
+
+Rows = Annotated[
+    float,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="ROWS",
+        instance_from_str=_rows,
+        is_instance=lambda value: isinstance(value, float),
+        str_from_instance=lambda value: [f"{value:g}"],
+    ),
+]
+Settings = TypeVar("Settings")
+
+
+def _shown(metavar: str, default: str = "") -> Any:
+    """Return how the help shows an option."""
+    hint = f"(default: {default})" if default else ""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)
+
+
+Pairs = Annotated[dict[str, str], _shown("NAME VALUE …")]
+
+
+def select_live(
+    models: Annotated[tuple[str, ...], tyro.conf.arg(metavar="MODEL …")],
+    task: Annotated[str, tyro.conf.arg(metavar="DATA")],
+    columns: Pairs = {},  # noqa: B006  tyro's default, not changed
+    recipe: Pairs = {},  # noqa: B006
+    target: Annotated[Rows | None, _shown("ROWS", "all training rows")] = None,
+    rank_by: Annotated[str | None, _shown("SCORE", "loss, of text bpb")] = None,
+    method: Annotated[str, _shown("NAME", "blend")] = "blend",
+    budget: Annotated[float | None, _shown("SHARE", "0.125, more of few rows")] = None,
+    sizes: Annotated[tuple[int, ...] | None, _shown("ROWS …", "quarters of the budget")] = None,
+    dev_size: Annotated[int | None, _shown("ROWS", "so few that judging is cheap")] = None,
+    keep_winner: Annotated[bool, tyro.conf.FlagCreatePairsOff, _shown("")] = False,
+    processes: Annotated[str, _shown("N", "1")] = "1",
+    out: Annotated[Path, _shown("FOLDER", "jachess-select")] = Path("jachess-select"),
+) -> None:
+    """Rank models by the loss they will have in full, by fine-tuning them on small subsets.
+
+    Killed, the same command goes on.  jachess_ext.lab.live.select_live has more settings.
+
+    Args:
+        models: Two or more to choose from: paths or hub ids.
+        task: train.csv:dev.csv (tsv, jsonl, parquet, .gz), a folder, glue/NAME or hub:NAME;
+            for language models train.txt:dev.txt, a piece of text a line.
+        columns: Columns by other names: text, pair, label; "regression true": labels are numbers.
+        recipe: How every model is fine-tuned, such as "epochs 3 lr 1e-4 lora true"; known are
+            epochs, batch_size, lr, max_length, weight_decay, warmup, scheduler, lora, bf16,
+            gradient_accumulation, gradient_checkpointing, torch_compile.
+        target: Rows to predict for, such as 10000 or 10k.
+        rank_by: accuracy, f1, matthews, brier; of numbers mae, pearson, spearman.
+        method: blend, ats, rectified, power, lensllm; subtuning: the largest subset alone;
+            zeroshot, modelsize: nothing is trained.
+        budget: Largest subset as a share of the target.
+        sizes: Rows of the subsets, instead.
+        dev_size: Dev rows judged on.
+        keep_winner: Fine-tune the best on the target's rows, and save it in the folder.
+        processes: Runs at a time; or "auto", "local", or an address: on this Ray cluster.
+        out: Folder of runs, result and report.
+
+    Raises:
+        DataError: What was given cannot be used; nothing has been trained.
+        MissingExtra: An optional library is needed and missing.
+    """
+    of_files = _parsed(Columns(), columns, "--columns")
+    tuned_by = _parsed(Recipe(), recipe, "--recipe")
+    on_ray = not processes.lstrip("-").isdecimal()
+    if not on_ray and int(processes) < 1:
+        raise DataError(f"--processes is {processes}; expected at least 1, or a Ray cluster")
+    from ..live import LiveSettings, choice
+    from ..live.report import write_live_selection
+    from ..workbench.runs import connect_ray
+
+    if on_ray:
+        connect_ray(processes)
+    settings = LiveSettings(
+        columns=of_files,
+        recipe=tuned_by,
+        target=target if target is None else int(target),
+        rank_by=rank_by,
+        method=method,
+        budget=budget,
+        sizes=sizes,
+        dev_size=dev_size,
+    )
+    selection = choice.select_live(
+        models,
+        task,
+        out,
+        settings,
+        keep_winner=keep_winner,
+        processes=1 if on_ray else int(processes),
+        backend="ray" if on_ray else "loky",
+        progress=lambda text: print(text, file=sys.stderr),
+    )
+    _print(selection)
+    print(f"Result: {out / choice.RESULT}; the runs: {out / choice.RECORDS}")
+    if selection.winner is not None and selection.winner.error is None:
+        print(f"Model: {out / choice.WINNER}")
+    try:
+        write_live_selection(out / REPORT, selection)
+        print(f"Report: {out / REPORT}")
+    except MissingExtra as error:
+        print(f"no report: {error}; then give the same command again", file=sys.stderr)
+
+
+def _parsed(defaults: Settings, pairs: Mapping[str, str], option: str) -> Settings:
+    """Return settings with what an option gives in pairs.
+
+    Raises:
+        DataError: an unknown name, or a value of another kind.
+    """
+    known: dict[str, Any] = asdict(defaults)  # type: ignore[call-overload]
+    given: dict[str, Any] = {}
+    for name, word in pairs.items():
+        name = name.replace("-", "_")
+        if name not in known:
+            raise DataError(f"{option} knows {', '.join(known)}, not {name!r}")
+        given[name] = word
+        if not isinstance(known[name], str) and name != "pair":
+            with suppress(ValueError):  # from_json says what was expected
+                given[name] = json.loads(word.lower())
+    return from_json(known | given, type(defaults), option)  # type: ignore[no-any-return]
+
+
+def _print(live: LiveSelection) -> None:
+    search, selection = live.search, live.search.selection()
+    print(f"{live.task}, dev rows judged: {search.test_rows:,}")
+    print(selection.text())
+    last = {record.model: record.scores for record in live.records}
+    if any("perplexity" in scores for scores in last.values()):
+        each = (f"{model} {last[model]['perplexity']:.4g}" for model in selection.ranking)
+        print(f"perplexity a token after the last run: {', '.join(each)}")
+    for model, reason in live.stops.items():
+        if reason != search.stop:
+            print(f"{model}: {reason}")
+    print(f"stopped: {search.stop}")
+    flops = live.flops
+    parts = {name: flops[name] for name in ("training", "judging")}
+    shares = (f"{name} {100 * cost / flops['spent']:.2g} %" for name, cost in parts.items() if cost)
+    print(
+        f"cost {flops['spent']:.3g} FLOPs ({', '.join(shares)}), "
+        f"{100 * flops['spent'] / flops['full_tuning']:.3g} % of training all models in full"
+    )
+    if live.winner is not None:
+        outcome = live.winner.said(live.rank_by)
+        print(f"{live.winner.model} trained on {live.winner.size} rows: {outcome}")

@@ -1,0 +1,280 @@
+"""`select_live`: a `Search` whose runs are done by transformers' Trainer and kept in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..._io import DataError, finite, from_json, read_json, require, require_all, write_json
+from ...scaling.search import Ask, Search
+from ..workbench.runs import locked, read_results, run_all, write_results
+from ..workbench.tasks import Task
+from .plan import LiveSettings, Plan, make_plan
+from .trial import LOSS, RUN_NAME, RunRecord, Trial, killed, run
+
+RUNS = "runs"  # in a live selection's folder: a file for each run
+RECORDS = "records.jsonl"  # the records of all runs, one a line
+RESULT = "selection.json"
+WINNER = "winner"  # the best model, fine-tuned on the target's rows
+
+
+@dataclass(frozen=True)
+class LiveSelection:
+    """A live selection that has ended.
+
+    Attributes:
+        task: name of the data.
+        train_rows: in the training data.
+        search: settings, results and stops; `search.selection(method)` is what a method says,
+            `search.metric` what is forecast, and `search.test_rows` the dev rows judged on.
+        records: of all runs, see `RunRecord`; by size in the order run, then model, then seed.
+        winner: record of the best model's run on the target's rows, where it was asked for; its
+            cost is not in `flops`: it is what the choice was for.
+
+    Example:
+        >>> from jachess_ext.lab.live import read_selection
+        >>> live = read_selection("runs")
+        >>> sorted({record.size for record in live.records})
+        [8, 16, 31]
+    """
+
+    task: str
+    train_rows: int
+    search: Search
+    records: list[RunRecord]
+    winner: RunRecord | None = None
+
+    @property
+    def rank_by(self) -> str:
+        """The score forecast: "loss" or one of `CLASS_SCORES` or `NUMBER_SCORES`; of text "bpb"."""
+        return str(self.search.metric)
+
+    @property
+    def best(self) -> str:
+        """The model to fine-tune."""
+        return self.search.best()
+
+    @property
+    def share(self) -> float:
+        """The largest subset that was run, as a share of the target."""
+        return max(record.size for record in self.records) / self.search.target
+
+    @property
+    def stops(self) -> dict[str, str]:
+        """Candidate -> why no further size of it was run."""
+        search = self.search
+        return {model: search.stops.get(model, search.stop or "") for model in search.models}
+
+    @property
+    def flops(self) -> dict[str, float]:
+        """Operations by what they went into: training, judging; spent: their sum.
+
+        Beside them full_tuning, of training every candidate on the target's data and judging it
+        once, and sub_tuning, the same on the largest subset.
+        """
+        largest = max(record.size for record in self.records)
+        costs = (self.search.costs or {}).values()
+        return {
+            "training": sum(record.training_flops for record in self.records),
+            "judging": sum(record.judging_flops for record in self.records),
+            "spent": sum(record.flops for record in self.records),
+            "full_tuning": sum(judging + row * self.search.target for judging, row in costs),
+            "sub_tuning": sum(judging + row * largest for judging, row in costs),
+        }
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock time of all runs."""
+        return sum(record.seconds for record in self.records)
+
+    def to_frame(self) -> Any:
+        """Return a pandas DataFrame with a row for each run.
+
+        Columns: those of a `RunRecord`, and score (by `rank_by`).
+
+        Raises:
+            MissingExtra: pandas is not installed.
+        """
+        scores = [record.score(self.rank_by) for record in self.records]
+        return require("pandas").DataFrame(self.records).assign(score=scores)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of `selection.json`: choice, reasons, cost and state."""
+        return finite(  # type: ignore[no-any-return]
+            {
+                "best": self.best,
+                "ranking": self.search.selection().to_frame().to_dict("records"),
+                "stops": self.stops,
+                "stop": self.search.stop,
+                "share": self.share,
+                "flops": self.flops,
+                "seconds": self.seconds,
+                "state": {
+                    "task": self.task,
+                    "train_rows": self.train_rows,
+                    "search": self.search.state(),
+                    "winner": self.winner and asdict(self.winner),
+                },
+            }
+        )
+
+
+def select_live(
+    models: Sequence[str],
+    task: Task | str,
+    out: Path | str,
+    settings: LiveSettings = LiveSettings(),  # noqa: B008  frozen
+    *,
+    keep_winner: bool = False,
+    processes: int = 1,
+    threads: int = 1,
+    backend: str = "loky",
+    progress: Callable[[str], None] = lambda text: None,
+) -> LiveSelection:
+    """Fine-tune the candidates on subsets and rank them by the loss they will have in full.
+
+    Runs that `out` has are not repeated: after a kill the same call goes on, to equal records.
+
+    Args:
+        models, task: as for `make_plan`.
+        out: folder of records and result.
+        settings: subsets, recipe, method and so on, see `LiveSettings`.
+        keep_winner: whether the best model is fine-tuned on the target's rows and saved.
+        processes, threads, backend: as for `compare.runs.run_all`.
+        progress: told of every run, in a line of text.
+
+    Returns:
+        The selection, written to `out` as well.
+
+    Raises:
+        ValueError: what was given cannot be used, and nothing was trained; or the runs ended before
+            the method had sizes enough, and are kept.
+        MissingExtra: transformers, scipy or another library is not installed.
+
+    Example:
+        >>> from jachess_ext.lab.live import LiveSettings, select_live
+        >>> settings = LiveSettings(sizes=[8, 16, 31])
+        >>> live = select_live(models, "train.csv:dev.csv", "runs", settings)
+        >>> live.best in models
+        True
+    """
+    require_all("jachess select-live")  # before hours of training, not after
+    out = Path(out)
+    progress("reading data and models")
+    plan = make_plan(models, task, settings)
+    search = plan.search
+    records: dict[Ask, RunRecord] = {}
+
+    def in_order() -> list[RunRecord]:
+        def place(ask: Ask) -> tuple[int, int]:
+            return search.rounds.index(ask.rows), search.models.index(ask.model)
+
+        return [records[ask] for ask in sorted(records, key=place)]
+
+    def run_trials(trials: Sequence[Trial]) -> Iterator[tuple[Trial, RunRecord]]:
+        runs = run_all(
+            trials,
+            _written,
+            out / RUNS,
+            processes=processes,
+            threads=threads,
+            backend=backend,
+            usable=lambda trial, record: not _read(record).lost,
+            killed=lambda trial: asdict(killed(trial)),
+        )
+        return ((trial, _read(record)) for trial, record in runs)
+
+    with locked(out):
+        while asks := search.open_runs():
+            trials = {(trial := plan.trial(ask)).name: (trial, ask) for ask in asks}
+            for trial, record in run_trials([trial for trial, _ in trials.values()]):
+                ask = trials[trial.name][1]
+                records[ask] = record
+                score = record.score(str(search.metric))
+                search.tell(ask, score, cost=record.flops, error=record.error)
+                write_results(out / RECORDS, map(asdict, in_order()))
+                progress(f"{ask.model} on {ask.rows} rows: {record.said(str(search.metric))}")
+        if len(search.failed) == len(search.models):
+            raise DataError(f"no model could be trained; {next(iter(search.stops.values()))}")
+        selection = LiveSelection(plan.task.name, len(plan.task.train), search, in_order())
+        try:
+            search.selection()
+        except ValueError as error:
+            raise DataError(
+                f"no ranking yet ({search.stop}): {error}; the runs are kept, and the same command "
+                "with a larger limit goes on from them; with the method subtuning it ranks by the "
+                "largest size that every model was run on"
+            ) from error
+        write_json(out / RESULT, selection.to_dict())
+        if keep_winner:
+            progress(f"{selection.best} on {search.target} rows, to keep")
+            selection = replace(selection, winner=_winner(plan, selection.best, out, run_trials))
+            write_json(out / RESULT, selection.to_dict())
+    return selection
+
+
+def _written(trial: Trial) -> dict[str, Any]:
+    """Return what a run's file holds."""
+    return asdict(run(trial))
+
+
+def _read(record: Any, place: str = "the record") -> RunRecord:
+    return from_json(record, RunRecord, place)  # type: ignore[no-any-return]
+
+
+def _winner(
+    plan: Plan,
+    best: str,
+    out: Path,
+    run_trials: Callable[[Sequence[Trial]], Iterator[tuple[Trial, RunRecord]]],
+) -> RunRecord:
+    """Return the record of the best model on the target's rows, and save that model."""
+    trial = plan.trial(Ask(best, plan.search.target), keep=out / WINNER)
+    try:
+        is_saved = (out / WINNER / RUN_NAME).read_text(encoding="utf-8") == trial.name
+    except OSError:
+        is_saved = False
+    if not is_saved:  # its record alone is not enough
+        (out / RUNS / f"{trial.name}.json").unlink(missing_ok=True)
+    ((_, record),) = run_trials([trial])
+    return record
+
+
+def read_selection(folder: Path | str) -> LiveSelection:
+    """Read a finished live selection from its folder.
+
+    Raises:
+        DataError: it has not finished, or a file is not whole.
+
+    Example:
+        >>> from jachess_ext.lab.live import read_selection
+        >>> len(read_selection("runs").records)
+        6
+    """
+    folder = Path(folder)
+    path = folder / RESULT
+    if not path.exists():
+        raise DataError(
+            f"{path} is not there; the selection may not have finished: run it again, and it goes "
+            "on where it was stopped"
+        )
+    state = from_json(read_json(path), dict[str, Any], str(path)).get("state")
+    state = dict(from_json(state, dict[str, Any], f"{path}: the state"))
+    state["search"] = search = Search.from_state(state.get("search"))
+    state["records"] = [
+        _read(record, f"{folder / RECORDS}: a record") for record in read_results(folder / RECORDS)
+    ]
+    try:
+        search.selection()
+    except ValueError as error:
+        raise DataError(f"{path}: no state of a selection that has ended ({error})") from error
+    selection: LiveSelection = from_json(state, LiveSelection, f"{path}: the state")
+    finished = [record for record in selection.records if record.error is None]
+    if not all(search.metric in {LOSS, *record.scores} for record in finished):
+        raise DataError(
+            f"{path}: the metric is {search.metric!r}; expected {LOSS!r} or a score of each run in "
+            f"{RECORDS}"
+        )
+    return selection

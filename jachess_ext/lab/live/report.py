@@ -1,0 +1,120 @@
+"""The page of a selection, from a table or live: what it advises, its ranking, curves and costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..._text import scientific, share
+from ...scaling.selection import OF_ALL, Selection, ranking_rows
+from ..workbench.page import Picture, Section, Table, filled, panels, write_html
+
+if TYPE_CHECKING:
+    from .choice import LiveSelection
+
+
+def write_selection(
+    path: Path,
+    selection: Selection,
+    title: str,
+    data: Sequence[str],
+    *,
+    level: float = 0.9,
+    costs: Sequence[tuple[str, float]] = (),
+    stops: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any],
+) -> None:
+    """Write the page of a selection, whole or not at all.
+
+    Args:
+        path: the .html file.
+        selection: from `select` or `Search.selection`.
+        title: of the page.
+        data: sentences on the losses that were read.
+        level: probability of the intervals.
+        costs: what was paid for, with its FLOPs; the last is training all models in full.
+        stops: model -> why no further size of it was run.
+        settings: shown as JSON.
+
+    Raises:
+        MissingExtra: matplotlib, pandas or jinja2 is not installed.
+        OSError: the file cannot be written.
+    """
+    header, *rows = ranking_rows(selection, level)
+    ranking = Table(f"Ranking by {selection.method}.", header, rows)
+    best, task = selection.ranking[0], f"on {selection.target:,.0f} examples"
+    answer = f"{best} comes first for fine-tuning {task}, by the method {selection.method}."
+    if selection.has_intervals and len(selection.shortlist) == 1:
+        answer = f"{best} is the model to fine-tune {task}, by the method {selection.method}."
+    elif selection.has_intervals:
+        chance = share(float(selection.best_probabilities.max()))
+        answer = f"{best} is most likely the best {task} ({chance}, by the method "
+        answer += f"{selection.method}); this is not decided."
+    curves = Picture(
+        "Losses or scores over training examples; at the end, side by side, what is predicted, "
+        f"with its {100 * level:g} % interval where there is one.",
+        partial(_curves, selection, level),
+    )
+    pictures = [curves] if selection.forecast.predicted is not None else []
+    paid = [[what, scientific(cost), f"{100 * cost / costs[-1][1]:.3g} %"] for what, cost in costs]
+    cost = Table("", ["", "FLOPs", "of training all in full"], paid)
+    if selection.unit == OF_ALL:  # FLOPs are not known
+        cost = Table("", ["", "of training all in full"], [[row[0], row[2]] for row in paid])
+    stop = Table("", ["model", ""], list(map(list, (stops or {}).items())), frozenset({1}))
+    literal = json.dumps(settings, indent=1, ensure_ascii=False)
+    sections = [
+        Section("Answer", [answer, selection.advice, *selection.notes, *data], [ranking], pictures),
+        Section("Cost", tables=[cost] if paid else []),
+        Section("Why each model's runs ended", tables=[stop] if stops else []),
+        Section("Settings", literal=[literal]),
+    ]
+    write_html(path, title, filled(sections))
+
+
+def write_live_selection(path: Path, live: LiveSelection) -> None:
+    """Write the page of a live selection that has ended; errors are those of `write_selection`."""
+    search, flops = live.search, live.flops
+    parts = {
+        "trainings": flops["training"],
+        f"judging on {search.test_rows:,} dev rows after every run": flops["judging"],
+        "this selection": flops["spent"],
+        "training every model on the largest subset alone": flops["sub_tuning"],
+        "training every model in full": flops["full_tuning"],
+    }
+    write_selection(
+        path,
+        search.selection(),
+        f"Which model to fine-tune: {live.task}",
+        [
+            f"{live.train_rows:,} training and {search.test_rows:,} dev rows; the candidates were "
+            f"fine-tuned on subsets of up to {100 * live.share:.3g} % of the target.",
+            f"Stopped: {search.stop}.",
+        ],
+        costs=[(what, cost) for what, cost in parts.items() if cost],
+        stops=live.stops,
+        settings={name: value for name, value in search.state().items() if name != "results"},
+    )
+
+
+def _curves(selection: Selection, level: float) -> Any:
+    """Draw `Selection.plot` with its legend below, in as many columns as the names leave room."""
+    figure, (panel,) = panels(width=6.4, height=4.4)
+    selection.plot(panel, level)
+    handles, names = panel.get_legend_handles_labels()
+    panel.get_legend().remove()
+    names = [_letters(name) for name in names]
+    columns = max(1, min(4, int(83 // (max(map(len, names)) + 8))))
+    place = {"loc": "outside lower center", "ncols": columns, "frameon": False, "fontsize": 9}
+    figure.legend(handles, names, **place)
+    return figure
+
+
+def _letters(text: str, longest: int = 28) -> str:
+    """Return a user's text for a figure: with $ escaped, and long texts cut in the middle."""
+    if len(text) > longest:
+        letters = longest - 1
+        text = text[: letters // 2] + "…" + text[-(letters - letters // 2) :]
+    return text.replace("$", r"\$")

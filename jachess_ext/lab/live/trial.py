@@ -1,0 +1,303 @@
+"""A run of a live selection: fine-tune a model on a subset, judge it, and record what it cost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from transformers import TrainerCallback
+
+from ..._io import require, whole_folder, write_text
+from ...scaling.predictive import Array, Index
+from ...scaling.selection import OPERATIONS
+from ...training import with_lora
+from ..workbench.metrics import ACCURACY, MATTHEWS, SPEARMAN, brier_score
+from ..workbench.models import Encoded, encode, load_model, load_tokenizer
+from ..workbench.settings import Recipe
+from ..workbench.tasks import Examples, Task, digest
+from ..workbench.training import fine_tune, model_outputs
+from .language import TextTask, Windows, judge_text, load_language_model, longest, windows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+LOSS = "loss"
+"""Mean negative log-likelihood (nats), or in a regression the mean squared error."""
+CLASS_SCORES = ("accuracy", "f1", "matthews", "brier")
+NUMBER_SCORES = ("mae", "pearson", "spearman")
+FORWARD = 2.0
+"""Operations per parameter and token; a backward pass to the inputs costs as much, to the weights
+too."""
+_BATCH = 64
+_WINDOWS = 16  # at a time: their logits have the whole vocabulary
+RUN_NAME = "run.txt"  # in the winner's folder: the name of its run
+
+
+def training_flops(parameters: int, trained: int, tokens: float, recipe: Recipe) -> float:
+    """Return 6 N × tokens × epochs where all N parameters are trained.
+
+    Of the six, two are for the gradients of weights, which the weights that are not trained (below
+    LoRA's adapters) do not have.  Gradient checkpointing runs the forward pass twice.
+    """
+    step = OPERATIONS * parameters - FORWARD * (parameters - trained)
+    return (step + FORWARD * parameters * recipe.gradient_checkpointing) * tokens * recipe.epochs
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A model to fine-tune on a subset, and everything the run's result depends on.
+
+    Attributes:
+        model: path or hub id.
+        version: changes with the model's files.
+        task: its training rows are the subset (none: the model is only judged), its dev rows those
+            to judge on; unlabelled rows play no part.
+        seed: of head, order and dropout.
+        recipe: how to train.
+        keep: folder to save the fine-tuned model and its tokenizer in; None: they are not saved.
+    """
+
+    model: str
+    version: str
+    task: Task
+    seed: int
+    recipe: Recipe
+    keep: Path | None = None
+
+    @property
+    def size(self) -> int:
+        """D."""
+        return len(self.task.train)
+
+    @cached_property
+    def name(self) -> str:
+        """Readable, and with a digest of all the run depends on; serves as a file name."""
+        content = [self.model, self.version, digest(self.task), self.seed]
+        text = json.dumps([*content, asdict(self.recipe)])
+        key = hashlib.sha256(text.encode()).hexdigest()[:10]
+        words = re.sub(r"[^A-Za-z0-9.]+", "-", self.model.rstrip("/"))[-40:].strip("-.")
+        return f"{words}-{self.size}-s{self.seed}-{key}"
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run gave: a line of ``records.jsonl``, and a file below ``runs``.
+
+    Attributes:
+        run: its name.
+        model: the candidate, as it was given.
+        size: training examples D; 0 is the model before fine-tuning, its head drawn from `seed`.
+        seed: of head, order and dropout.
+        parameters: N, all of the model with its head.
+        tokens: of one epoch, without padding (of text, with the token each row begins with).
+        steps: of the optimiser.
+        dev_loss: mean negative log-likelihood (nats) of the dev rows' labels; in a regression
+            their mean squared error; of text, nats a token; None where the run failed.
+        scores: `CLASS_SCORES`, in a regression `NUMBER_SCORES`, of text `language.SCORES`, by name.
+        dev_rows: how many were judged.
+        training_flops, judging_flops: operations.
+        seconds: wall-clock time of training and judging.
+        error: why there are no losses.
+        lost: whether the reason may pass (memory, a worker that was killed): the same command then
+            repeats the run.
+    """
+
+    run: str
+    model: str
+    size: int
+    seed: int
+    parameters: int = 0
+    tokens: int = 0
+    steps: int = 0
+    dev_loss: float | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    dev_rows: int = 0
+    training_flops: float = 0.0
+    judging_flops: float = 0.0
+    seconds: float = 0.0
+    error: str | None = None
+    lost: bool = False
+
+    @property
+    def flops(self) -> float:
+        """Operations of training and judging."""
+        return self.training_flops + self.judging_flops
+
+    def score(self, name: str) -> float | None:
+        """Return the loss or a score by name; None where the run failed."""
+        return self.dev_loss if name == LOSS or self.error is not None else self.scores[name]
+
+    def said(self, name: str) -> str:
+        """Return in words the loss or score, or why the run failed."""
+        score = self.score(name)
+        return str(self.error) if score is None else f"dev {name} {score:.4g}"
+
+
+def run(trial: Trial) -> RunRecord:
+    """Fine-tune a model on a subset and judge it.
+
+    A run that fails, whatever for, is recorded with its `error` and without losses: the other
+    candidates go on without it.
+    """
+    record = RunRecord(trial.name, trial.model, trial.size, trial.seed)
+    task, recipe = trial.task, trial.recipe
+    try:
+        tokenizer = load_tokenizer(trial.model)
+        model = new_model(trial, tokenizer)
+        train = encoded(task, task.train, model, tokenizer, recipe, trained=True)
+        dev = encoded(task, task.dev, model, tokenizer, recipe, trained=False)
+        (parameters, trained), tokens = count_parameters(model), count_tokens(train)
+        record = replace(
+            record,
+            parameters=parameters,
+            tokens=tokens,
+            training_flops=training_flops(parameters, trained, tokens, recipe),
+        )
+        start, steps = time.perf_counter(), _Steps()
+        if trial.size:
+            fine_tune(model, train, recipe, seed=trial.seed, callbacks=[steps])
+            model.eval()
+        loss, scores = _judged(task, model, dev)
+        record = replace(
+            record,
+            steps=steps.count,
+            dev_loss=loss,
+            scores=scores,
+            dev_rows=len(task.dev),
+            judging_flops=judging_flops(parameters, count_tokens(dev)),
+            seconds=time.perf_counter() - start,
+        )
+    except FloatingPointError as error:
+        return replace(record, error=str(error))
+    except Exception as error:  # a candidate's code raises many kinds; to the others they are one
+        return replace(record, error=_reason(error), lost=True)
+    if trial.keep is not None:
+        with whole_folder(trial.keep) as folder:
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            write_text(folder / RUN_NAME, trial.name)
+    return record
+
+
+def killed(trial: Trial) -> RunRecord:
+    """Return the record of a run whose process was killed at every attempt."""
+    reason = "its process was killed, perhaps out of memory"
+    return RunRecord(trial.name, trial.model, trial.size, trial.seed, error=reason, lost=True)
+
+
+class _Steps(TrainerCallback):
+    """Counts the optimiser's steps."""
+
+    count = 0
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self.count += 1
+
+
+def _reason(error: Exception) -> str:
+    words = (str(error).strip() or type(error).__name__).splitlines()[0]
+    full = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in words
+    if full and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return f"out of memory ({words})" if full else f"{type(error).__name__}: {words}"
+
+
+def new_model(trial: Trial, tokenizer: PreTrainedTokenizerBase) -> Any:
+    """Return the model before fine-tuning, in evaluation mode, on the GPU where there is one."""
+    model = load_for(trial.model, trial.task, tokenizer, trial.seed, trial.recipe)
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+def load_for(
+    name: str, task: Task, tokenizer: PreTrainedTokenizerBase, seed: int, recipe: Recipe
+) -> Any:
+    """Return a model with a head for the task, and with adapters where the recipe has them."""
+    if isinstance(task, TextTask):
+        model, kind = load_language_model(name, tokenizer, seed), "CAUSAL_LM"
+    else:
+        model = load_model(name, task.outputs, tokenizer, seed, regression=task.regression)
+        kind = "SEQ_CLS"
+    return with_lora(model, seed=seed, task_type=kind) if recipe.lora else model
+
+
+def encoded(
+    task: Task,
+    part: Examples,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    recipe: Recipe,
+    *,
+    trained: bool,
+) -> Encoded:
+    """Return a part of the task's rows as the model reads them.
+
+    Args:
+        trained: whether they are trained on: the ends of texts are learnt, and not judged.
+    """
+    if isinstance(task, TextTask):
+        length = longest(model, tokenizer, recipe.max_length)
+        return windows(part, tokenizer, length, end=trained)
+    return encode(part, tokenizer, recipe.max_length)
+
+
+def judging_flops(parameters: int, tokens: float) -> float:
+    """Return 2 N × tokens, the operations of a forward pass."""
+    return FORWARD * parameters * tokens
+
+
+def count_parameters(model: PreTrainedModel) -> tuple[int, int]:
+    """Return N, all of the model's with its head's (and adapters'), and how many are trained."""
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    return sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)
+
+
+def count_tokens(data: Encoded) -> int:
+    """Return how many tokens the rows have, without padding."""
+    return sum(len(row["input_ids"]) for row in data.rows)
+
+
+def _judged(task: Task, model: PreTrainedModel, dev: Encoded) -> tuple[float, dict[str, float]]:
+    """Return the loss of the dev rows, and their scores by name."""
+    if isinstance(dev, Windows):
+        return judge_text(model, task.dev, dev, _WINDOWS)
+    dev = dev.by_length()
+    outputs = model_outputs(model, dev.in_order(_BATCH), regression=task.regression)
+    if task.regression:
+        numbers, said = np.asarray(dev.labels, dtype=np.float64), outputs[:, 0]
+        return float(((said - numbers) ** 2).mean()), number_scores(said, numbers)
+    labels: Index = np.asarray(dev.labels, dtype=np.intp)
+    chosen = outputs[np.arange(len(labels)), labels]
+    # a probability that underflows counts as the smallest number
+    loss = -np.log(np.maximum(chosen, np.finfo(np.float64).tiny)).mean()
+    return float(loss), class_scores(outputs, labels)
+
+
+def class_scores(probabilities: Array, labels: Index) -> dict[str, float]:
+    """Return `CLASS_SCORES` of probabilities [n, C] and labels [n]; f1 is the classes' mean."""
+    chosen = probabilities.argmax(1)
+    f1 = require("sklearn.metrics").f1_score
+    return {
+        "accuracy": ACCURACY(chosen, labels),
+        "f1": float(f1(labels, chosen, average="macro", zero_division=0.0)),
+        "matthews": MATTHEWS(chosen, labels),
+        "brier": float(brier_score(probabilities, labels)),
+    }
+
+
+def number_scores(predictions: Array, labels: Array) -> dict[str, float]:
+    """Return `NUMBER_SCORES` of predictions and labels, [n]; constants correlate by 0."""
+    flat = np.ptp(predictions) == 0 or np.ptp(labels) == 0
+    return {
+        "mae": float(np.abs(predictions - labels).mean()),
+        "pearson": 0.0 if flat else float(np.corrcoef(predictions, labels)[0, 1]),
+        "spearman": SPEARMAN(predictions, labels),
+    }

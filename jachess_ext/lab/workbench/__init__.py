@@ -1,0 +1,1 @@
+"""What experiments are made of: tasks, models, a recipe, runs that can be killed, pages."""

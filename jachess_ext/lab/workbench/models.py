@@ -1,0 +1,300 @@
+"""Load pretrained models and tokenizers without running their code; encode texts as batches."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..._io import DataError, require
+from .tasks import Examples, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Batch = dict[str, Tensor]
+
+
+def load_tokenizer(source: str | Path) -> Any:
+    """Load a model's tokenizer, with a padding token.
+
+    Raises:
+        DataError: it cannot be loaded.
+        MissingExtra: transformers is not installed.
+
+    Example:
+        >>> from jachess_ext.lab.demo import ASSETS
+        >>> load_tokenizer(ASSETS).tokenize("a good film")
+        ['a', 'good', 'fil', '##m']
+    """
+    tokenizer = _pretrained(require("transformers").AutoTokenizer, source, "tokenizer")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    if tokenizer.pad_token_id is None:
+        raise DataError(f"the tokenizer of {source} has no token to pad with")
+    return tokenizer
+
+
+def load_config(source: str | Path) -> Any:
+    """Load a model's configuration; errors are those of `load_tokenizer`."""
+    return _pretrained(require("transformers").AutoConfig, source)
+
+
+def load_model(
+    source: str | Path,
+    outputs: int,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    *,
+    regression: bool = False,
+) -> Any:
+    """Load a sequence classifier in fp32; a head it lacks is drawn from `seed`.
+
+    Its attribute `drawn_modules` has the names of the modules that were drawn.
+
+    Args:
+        outputs: number of classes, or of numbers to predict.
+        regression: whether its loss is the squared error.
+
+    Raises:
+        DataError: it cannot be loaded (no such path, no network, no safetensors, …).
+        MissingExtra: transformers is not installed.
+
+    Example:
+        >>> from jachess_ext.lab.demo import ASSETS
+        >>> model = load_model(ASSETS, 2, load_tokenizer(ASSETS), seed=0)
+        >>> model.config.num_labels, model.drawn_modules
+        (2, ('classifier',))
+    """
+    return _load(
+        "AutoModelForSequenceClassification",
+        source,
+        tokenizer,
+        seed,
+        num_labels=outputs,
+        problem_type="regression" if regression else "single_label_classification",
+        ignore_mismatched_sizes=True,
+    )
+
+
+def load_head_model(
+    source: str | Path, head: str, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> Any:
+    """Load a language model in fp32; errors are those of `load_model`.
+
+    Args:
+        head: "causal", "masked" or "seq2seq".
+    """
+    heads = {"causal": "CausalLM", "masked": "MaskedLM", "seq2seq": "Seq2SeqLM"}
+    return _load(f"AutoModelFor{heads[head]}", source, tokenizer, seed)
+
+
+def _load(
+    auto: str, source: str | Path, tokenizer: PreTrainedTokenizerBase, seed: int, **settings: Any
+) -> Any:
+    transformers = require("transformers")
+    torch.manual_seed(seed)
+    verbosity = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()  # a new head is what is wanted here
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model, report = _pretrained(
+            getattr(transformers, auto),
+            source,
+            use_safetensors=True,
+            dtype=torch.float32,
+            output_loading_info=True,
+            **settings,
+        )
+    finally:
+        transformers.utils.logging.set_verbosity(verbosity)
+        transformers.utils.logging.enable_progress_bar()
+    model.config.pad_token_id = tokenizer.pad_token_id
+    # modules whose weights the checkpoint lacks, or has in another shape
+    mismatched = [key if isinstance(key, str) else key[0] for key in report["mismatched_keys"]]
+    drawn = {key.rpartition(".")[0] for key in [*report["missing_keys"], *mismatched]}
+    model.drawn_modules = tuple(sorted(drawn))
+    return model
+
+
+def _pretrained(auto: Any, source: str | Path, what: str = "model", **settings: Any) -> Any:
+    if not Path(source).exists():
+        settings["local_files_only"] = _only_downloaded(str(source))
+    try:
+        return auto.from_pretrained(source, trust_remote_code=False, **settings)
+    except Exception as error:  # the library raises errors of many types
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if settings.get("local_files_only"):
+            _only_downloaded.cache_clear()  # the next try asks again
+            reason = f"{_NOWHERE}, no download of it, and the hub is not reached; {_GIVE}"
+        elif Path(source).is_dir() and not (Path(source) / "config.json").exists():
+            reason = f"the folder has no config.json; {_GIVE}"
+        raise DataError(f"the {what} {str(source)!r} could not be loaded: {reason}") from error
+
+
+_NOWHERE = "there is no such folder"
+_GIVE = (
+    "expected a folder with config.json, model.safetensors and the tokenizer's files, or a hub id "
+    "such as google-bert/bert-base-uncased and a network to download it"
+)
+
+
+@functools.cache
+def _only_downloaded(source: str) -> bool:
+    """Return whether the hub is not reached, so that only what it gave before can be loaded.
+
+    Asked before, since transformers tries each file for half a minute, and once for all files.
+
+    Raises:
+        DataError: it is no hub id, or the hub has no such model.
+    """
+    from huggingface_hub import errors, model_info
+
+    try:
+        if source.startswith(("/", "./", "../", "~")):
+            raise errors.HFValidationError
+        model_info(source, timeout=5)
+    except (errors.HFValidationError, errors.RepositoryNotFoundError) as error:
+        where = "" if isinstance(error, ValueError) else ", and none that you can read on the hub"
+        raise DataError(
+            f"the model {source!r} could not be loaded: {_NOWHERE}{where}; {_GIVE}"
+        ) from error
+    except errors.HfHubHTTPError:
+        return False  # it answers: loading the model says what is wrong
+    except Exception:  # of the library for requests, which depends on the version
+        return True
+    return False
+
+
+def model_version(model: str) -> str:
+    """Return a digest of a folder's configuration, tokenizer and weights, or the hub's commit.
+
+    Raises:
+        DataError: the model's configuration cannot be loaded.
+    """
+    folder = Path(model)
+    if not folder.is_dir():
+        return str(getattr(load_config(model), "_commit_hash", None))
+    parts = (".json", ".txt", ".model", ".safetensors")
+    return _digest(path for path in sorted(folder.iterdir()) if path.suffix in parts)
+
+
+def content_digest(path: Path) -> str:
+    """Return a digest of a file, or of the files of a folder."""
+    return _digest(sorted(filter(Path.is_file, path.iterdir())) if path.is_dir() else [path])
+
+
+def _digest(files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 22):
+                digest.update(chunk)
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Tokenised examples; a batch is padded on the right to its longest example."""
+
+    rows: list[dict[str, list[int]]]
+    labels: Sequence[float]
+    tokenizer: PreTrainedTokenizerBase
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return an example's tokens and its label, see `collate`."""
+        return {**self.rows[index], "labels": self.labels[index]}
+
+    def collate(self, items: Sequence[dict[str, Any]]) -> Batch:
+        """Return a batch of items of `__getitem__`: tokens [B, T], and labels [B] if all have one.
+
+        Labels are int64 if they are whole numbers (classes), else float32 (regression).
+        """
+        rows = [{k: v for k, v in item.items() if k != "labels"} for item in items]
+        side = self.tokenizer.padding_side
+        self.tokenizer.padding_side = "right"  # encoders' heads read the first token
+        try:
+            batch = dict(self.tokenizer.pad(rows, return_tensors="pt"))
+        finally:
+            self.tokenizer.padding_side = side
+        if all("labels" in item for item in items):
+            batch["labels"] = torch.tensor([item["labels"] for item in items])
+        return batch
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Return a batch of the examples at `indices`, see `collate`."""
+        return self.collate([self[i] for i in indices])
+
+    def in_order(self, size: int) -> Iterator[Batch]:
+        """Yield batches of `size` examples in the order given; the last may be smaller."""
+        for start in range(0, len(self), size):
+            yield self.batch(range(start, min(start + size, len(self))))
+
+    def by_length(self) -> Encoded:
+        """Return the same examples, shortest first: batches in order then hold little padding."""
+        order = sorted(range(len(self)), key=lambda i: len(self.rows[i]["input_ids"]))
+        return Encoded(
+            [self.rows[i] for i in order], [self.labels[i] for i in order], self.tokenizer
+        )
+
+
+def encode(examples: Examples, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Encoded:
+    """Tokenise examples, cut to `max_length` tokens or the tokenizer's own limit, if lower.
+
+    Example:
+        >>> from jachess_ext.lab.demo import ASSETS
+        >>> films = Examples(["a good film", "a bad film"], None, [1, 0])
+        >>> rows = encode(films, load_tokenizer(ASSETS), max_length=16)
+        >>> rows.batch([0, 1])["labels"]
+        tensor([1, 0])
+    """
+    if not len(examples):
+        return Encoded([], examples.labels, tokenizer)  # tokenizers refuse an empty list
+    columns = tokenizer(
+        *map(list, zip(*examples.rows, strict=True)),
+        truncation=True,
+        max_length=min(max_length, tokenizer.model_max_length),
+    )
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values())]  # noqa: B905
+    return Encoded(rows, examples.labels, tokenizer)
+
+
+def check_tokens(
+    drawn: Task,
+    whole: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    parts: Sequence[str] = ("train", "unlabelled", "dev"),
+) -> None:
+    """Check that every row has a token to read.
+
+    An empty text has none with tokenizers that add no special tokens, as many decoders' do.
+
+    Args:
+        drawn: the task as it is used.
+        whole: the task as it was loaded, by which the message numbers rows.
+
+    Raises:
+        DataError: a row has no token.
+    """
+    for part in parts:
+        rows = getattr(drawn, part).rows
+        if not rows or tokenizer.num_special_tokens_to_add(pair=len(rows[0]) == 2):
+            continue
+        ids = tokenizer(*map(list, zip(*rows, strict=True)))["input_ids"]
+        empty = next((row for row, tokens in zip(rows, ids, strict=True) if not tokens), None)
+        if empty is not None:
+            raise DataError(
+                f"{whole.name}: row {getattr(whole, part).rows.index(empty) + 1} of its {part} "
+                "rows is empty for the model, whose tokenizer makes no token of "
+                f"{' and '.join(map(repr, empty))}; expected some text in each: leave that row out"
+            )

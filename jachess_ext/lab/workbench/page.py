@@ -1,0 +1,166 @@
+"""Draw any page: tables, pictures and text, for a browser, a terminal or Markdown."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..._io import require, write_text
+
+COLOURS = (
+    *("#444444", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00"),
+    *("#56b4e9", "#7b3294", "#a6d854", "#e7298a", "#8c510a", "#1a1a80"),
+)
+MARKERS = "osD^vPX*<>ph"
+Styles = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text, for a page, a terminal or Markdown.
+
+    Attributes:
+        prose: Indices of the columns that are set as running text.
+    """
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    prose: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A matplotlib figure, drawn when a page needs it, and its caption and alternative text."""
+
+    caption: str
+    draw: Callable[[], Any]
+
+    def svg(self) -> Any:
+        """Return the figure as an ``<svg>`` element without a background, date or link."""
+        markup, buffer = require("markupsafe"), io.StringIO()
+        with require("matplotlib").rc_context({"svg.hashsalt": "jachess"}):
+            self.draw().savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        _, _, drawn = buffer.getvalue().partition("<svg")
+        drawn = re.sub(r"<metadata>.*?</metadata>| xmlns(:\w+)?=\"[^\"]*\"", "", drawn, flags=re.S)
+        label = markup.escape(self.caption)
+        return markup.Markup(f'<svg role="img" aria-label="{label}"{drawn}')
+
+    def png(self, dots_per_inch: int = 120) -> bytes:
+        """Return the figure as a PNG file's content, on white."""
+        buffer = io.BytesIO()
+        self.draw().savefig(buffer, format="png", dpi=dots_per_inch)
+        return buffer.getvalue()
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with paragraphs, tables, pictures and literal text, shown in that order."""
+
+    title: str
+    paragraphs: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    pictures: Sequence[Picture] = ()
+    literal: Sequence[str] = ()
+
+
+def to_html(title: str, sections: Iterable[Section]) -> str:
+    """Return a page with styles and pictures inside and no script.
+
+    Example:
+        >>> page = to_html("Scores", [Section("Film reviews", ["Plain wins."], literal=["seed 0"])])
+        >>> "<h1>Scores</h1>" in page, "http" in page
+        (True, False)
+    """
+    template = Path(__file__).with_name("page.html.jinja").read_text(encoding="utf-8")
+    environment = require("jinja2").Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    return environment.from_string(template).render(title=title, sections=sections)
+
+
+def write_html(path: Path, title: str, sections: Iterable[Section]) -> None:
+    """Write the page of `to_html` to a file, whole or not at all."""
+    write_text(path, to_html(title, sections))
+
+
+def filled(sections: Iterable[Section]) -> list[Section]:
+    """Return the sections that have a table, picture or literal text."""
+    return [s for s in sections if s.tables or s.pictures or s.literal]
+
+
+def to_text(table: Table, width: int) -> str:
+    """Return a table for a terminal; a wider one in parts, each with the first column."""
+    first, *header = table.header
+    body = require("pandas").DataFrame(
+        [row[1:] for row in table.rows], [row[0] for row in table.rows], header
+    )
+    body.columns.name = first
+    return f"{body.to_string(line_width=width)}\n{wrap(table.caption, width)}\n"
+
+
+def wrap(text: str, width: int) -> str:
+    """Return a paragraph in lines of `width` characters, not broken at hyphens."""
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+def styles_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return colour and marker by name; up to 144 names differ in one of them.
+
+    A report takes them once, so that a method looks the same in all of its figures.
+
+    Example:
+        >>> styles_of(["none", "sam"])["sam"]
+        {'color': '#0072b2', 'marker': 's'}
+    """
+    count = len(COLOURS)
+    return {
+        name: {"color": COLOURS[i % count], "marker": MARKERS[(i + i // count) % count]}
+        for i, name in enumerate(names)
+    }
+
+
+def panels(
+    rows: int = 1, columns: int = 1, *, width: float, height: float, **shared: Any
+) -> tuple[Any, list[Any]]:
+    """Return a figure of `width` × `height` inches and its axes, row by row.
+
+    Args:
+        shared: ``sharex``, ``sharey``.
+    """
+    drawing = require("matplotlib.figure")
+    figure = drawing.Figure(figsize=(width, height), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def wrapped(name: str, width: int = 26) -> str:
+    """Return a long name in lines of about `width` characters, broken after commas and spaces."""
+    lines = [""]
+    for part in re.findall(r"[^ ,]*[ ,]*", name.replace("$", r"\$")):
+        if lines[-1] and len(lines[-1] + part.rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def print_section(section: Section, width: int | None = None) -> None:
+    """Print a section without its pictures and literal text.
+
+    Args:
+        width: In characters; None: the terminal's.
+    """
+    width = width or shutil.get_terminal_size().columns
+    print(f"\n{section.title}\n")
+    for paragraph in section.paragraphs:
+        print(wrap(paragraph, width) + "\n")
+    for table in section.tables:
+        print(to_text(table, width))

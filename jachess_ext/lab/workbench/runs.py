@@ -1,0 +1,312 @@
+"""Run jobs in processes here, by Dask or on Ray; keep one JSON file a run in a folder."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import json
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from ..._io import (
+    DataError,
+    finite,
+    parse_json,
+    quiet_libraries,
+    read_json,
+    read_text,
+    require,
+    write_json,
+    write_text,
+)
+
+Record = dict[str, Any]
+_RAY_RETRIES = 3
+
+
+class Job(Protocol):
+    """What a run depends on; its name is its file's."""
+
+    @property
+    def name(self) -> str: ...
+
+
+J = TypeVar("J", bound=Job)
+
+
+def run_all(
+    jobs: Sequence[J],
+    run: Callable[[J], Record],
+    folder: Path,
+    *,
+    processes: int = 1,
+    threads: int = 1,
+    backend: str = "loky",
+    usable: Callable[[J, Record], bool] = lambda job, record: True,
+    killed: Callable[[J], Record] | None = None,
+) -> Iterator[tuple[J, Record]]:
+    """Yield each job with its record: first those that `folder` has, then the others as they end.
+
+    A record is written to ``<folder>/<name>.json``, whole or not at all, before it is yielded: a
+    process that is killed loses the runs under way and no other.  A record does not depend on the
+    number of processes; its last digits may depend on `threads`.
+
+    Args:
+        jobs: what to run; a job's name is its file's.
+        run: computes a job's record, a dict of JSON values; with several processes it is pickled.
+        folder: where the runs' files are; created if needed.
+        processes: how many at a time; 1 is this process.  A Ray cluster takes what it has room for.
+        threads: of each process.
+        backend: joblib's "loky" (processes here) or "dask" (the cluster of the `Client` that is
+            open), or "ray" (see `connect_ray`).
+        usable: whether a record from a file serves; a DataError says why it is broken.
+        killed: the record, not written, of a job whose process is killed twice; its neighbours are
+            run again.  None: that is an error.
+
+    Raises:
+        DataError: another process works in the folder, or it cannot be written to.
+        MissingExtra: joblib or the backend is not installed.
+
+    Warns:
+        RuntimeWarning: a file is broken; it is renamed, and its run repeated.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from types import SimpleNamespace
+        >>> jobs = [SimpleNamespace(name=f"square-{n}", n=n) for n in (2, 3)]
+        >>> with TemporaryDirectory() as folder:
+        ...     runs = run_all(jobs, lambda job: {"square": job.n**2}, Path(folder))
+        ...     records = [record for job, record in runs]
+        >>> records
+        [{'square': 4}, {'square': 9}]
+    """
+    with locked(folder):
+        missing: dict[str, J] = {}
+        for job in jobs:
+            record = _read_record(folder / f"{job.name}.json", functools.partial(usable, job))
+            if record is None:
+                missing[job.name] = job
+            else:
+                yield job, record
+        run_job = functools.partial(_run_job, run=run, threads=threads)
+        if backend == "ray":
+            computed = _on_ray(missing, run, threads)
+        elif processes == 1 and backend == "loky":
+            computed = map(run_job, missing.values())
+        else:
+            computed = _by_joblib(missing, run_job, processes, backend, alone=killed is not None)
+        for name, result in computed:
+            if not isinstance(result, Exception):
+                write_json(folder / f"{name}.json", result)
+            elif killed is None:
+                raise result
+            else:
+                result = killed(missing[name])
+            yield missing[name], result
+
+
+def _run_job(job: Job, run: Callable[[Any], Record], threads: int) -> tuple[str, Record]:
+    prepare(threads)
+    return job.name, run(job)
+
+
+_locked_here: set[Path] = set()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from working in a folder; a killed process locks nothing.
+
+    Within the block `run_all` of this process may be called with the folder.
+
+    Raises:
+        DataError: another process works there, or the folder cannot be created or written to.
+    """
+    folder = folder.resolve()
+    if folder in _locked_here:
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise DataError(f"{folder} cannot be written to: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _locked_here.add(folder)
+        yield
+    except BlockingIOError:
+        raise DataError(
+            f"{folder} is in use by another process; wait for it, or choose another folder"
+        ) from None
+    finally:
+        _locked_here.discard(folder)
+        os.close(descriptor)
+
+
+def _read_record(path: Path, usable: Callable[[Record], bool]) -> Record | None:
+    """Return a finished run's record; rename an unreadable file so that the run is repeated."""
+    if not path.is_file():
+        return None
+    try:
+        record = read_json(path)
+        if not isinstance(record, dict):
+            raise DataError("it is not an object")
+        return record if usable(record) else None
+    except DataError as error:
+        aside = path.with_suffix(".broken")
+        os.replace(path, aside)
+        warnings.warn(
+            f"{path} is not a whole record of a run ({error}); it was renamed to {aside.name}, "
+            "and only this run is repeated",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        return None
+
+
+def write_results(path: Path, records: Iterable[Record]) -> None:
+    """Write records to a file, one JSON object a line."""
+    write_text(path, "".join(json.dumps(finite(r), ensure_ascii=False) + "\n" for r in records))
+
+
+def read_results(path: Path) -> list[Record]:
+    """Return the records that `write_results` wrote.
+
+    Raises:
+        DataError: the file is missing, empty or not UTF-8, or a line is not a JSON object.
+    """
+    records = []
+    # not splitlines: a text may hold U+2028, which breaks a line there and none in JSON
+    lines = read_text(path).removesuffix("\n").split("\n")
+    for number, line in enumerate(lines if any(lines) else (), start=1):
+        record = parse_json(line, f"{path}: line {number}")
+        if not isinstance(record, dict):
+            raise DataError(f"{path}: line {number} is not the record of a run")
+        records.append(record)
+    if not records:
+        raise DataError(f"{path} is empty: no run has finished yet")
+    return records
+
+
+Results = Iterator[tuple[str, Record | Exception]]
+
+
+def _by_joblib(
+    jobs: Mapping[str, J],
+    run: Callable[[J], tuple[str, Record]],
+    processes: int,
+    backend: str,
+    alone: bool,
+) -> Results:
+    """Yield each job's name with its record as it ends, or with the error of its killed process.
+
+    Args:
+        alone: whether the jobs left by a killed process get one to themselves, one after another.
+    """
+    joblib = require("joblib")
+    options = {"initializer": _end_with, "initargs": (os.getpid(),)} if backend == "loky" else {}
+
+    def results(names: Iterable[str], processes: int) -> Iterator[tuple[str, Record]]:
+        with joblib.parallel_config(backend, n_jobs=processes, **options):
+            parallel = joblib.Parallel(batch_size=1, return_as="generator_unordered")
+        return parallel(joblib.delayed(run)(jobs[name]) for name in names)
+
+    waiting = list(jobs)
+    killed = joblib.externals.loky.process_executor.TerminatedWorkerError
+    try:
+        for name, record in results(list(waiting), processes):
+            waiting.remove(name)
+            yield name, record
+    except killed:
+        if not alone:
+            raise
+    for name in waiting:
+        try:
+            yield from results([name], max(processes, 2))  # of one process joblib starts none
+        except killed as error:
+            yield name, error
+
+
+def _end_with(parent: int) -> None:
+    """End this worker when its parent ends, however it does."""
+
+    def follow() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def prepare(threads: int) -> None:
+    """Give this process so many threads, and keep libraries from printing."""
+    import torch
+    import transformers
+
+    quiet_libraries()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    torch.set_num_threads(threads)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+def connect_ray(address: str = "auto") -> None:
+    """Connect this process to a Ray cluster, for the backend "ray".
+
+    Workers load models and data by the same path or hub id: local paths must be on a file system
+    that all machines share.
+
+    Args:
+        address: "auto": the cluster this machine belongs to; "local": one started here that ends
+            with this process; or a cluster's address.
+
+    Raises:
+        MissingExtra: ray is not installed.
+        DataError: no cluster answers.
+    """
+    ray = require("ray")
+    if ray.is_initialized():
+        return
+    quiet = {"include_dashboard": False, "log_to_driver": False}
+    try:
+        ray.init(**({} if address == "local" else {"address": address}), **quiet)
+    except (ConnectionError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(
+            f"no Ray cluster answers at {address!r} ({reason}); start one with `ray start --head`, "
+            "or give 'local', which starts one here"
+        ) from error
+
+
+def _on_ray(jobs: Mapping[str, J], run: Callable[[J], Record], threads: int) -> Results:
+    """Yield as `_by_joblib` does; joblib's Ray backend gives no result before all have ended.
+
+    A task whose worker dies is tried again.  Each takes `threads` CPUs, and a GPU where the cluster
+    has any.
+    """
+    connect_ray()
+    ray = require("ray")
+    gpus = 1 if ray.cluster_resources().get("GPU", 0) else 0
+    task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=_RAY_RETRIES)(_run_job)
+    waiting = {task.remote(job, run, threads): name for name, job in jobs.items()}
+    try:
+        while waiting:
+            (first,), _ = ray.wait(list(waiting), num_returns=1)
+            name = waiting.pop(first)
+            try:
+                yield ray.get(first)
+            except ray.exceptions.RayTaskError:
+                raise  # what the run itself raised
+            except ray.exceptions.RayError as error:
+                yield name, error
+    finally:
+        for reference in waiting:
+            ray.cancel(reference, force=True)

@@ -1,0 +1,74 @@
+"""Columns of a data set and a recipe of fine-tuning; importing them imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..._io import DataError
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns of a file or data set.
+
+    Attributes:
+        text: column of the text.
+        pair: column of the second text; None: ``text_pair`` if a file has it.
+        label: column of the label.
+        regression: whether labels are numbers to predict, not classes.
+    """
+
+    text: str = "text"
+    pair: str | None = None
+    label: str = "label"
+    regression: bool = False
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings of fine-tuning, the same for all methods.
+
+    Attributes:
+        epochs: passes over the training rows; a fraction ends within a pass.
+        batch_size: rows of a batch on each device.
+        lr: highest learning rate; None: the paper's 2e-5, with LoRA 1e-4.
+        weight_decay: weight decay of AdamW.
+        warmup: share of the steps in which the learning rate rises.
+        scheduler: transformers' name of the learning rate's schedule, which passes of mode unlab
+            follow only if the method says ``unlab_schedule=follow``.
+        max_length: tokens that texts are cut to.
+        lora: whether only adapters are trained (peft, r 8, alpha 16).
+        bf16: whether to train under bf16 autocast.
+        gradient_accumulation: batches of a step.
+        gradient_checkpointing: whether activations are computed again to save memory.
+        torch_compile: whether the model is compiled.
+    """
+
+    epochs: float = 5.0
+    batch_size: int = 16
+    lr: float | None = None
+    weight_decay: float = 0.0
+    warmup: float = 0.1
+    scheduler: str = "linear"
+    max_length: int = 128
+    lora: bool = False
+    bf16: bool = False
+    gradient_accumulation: int = 1
+    gradient_checkpointing: bool = False
+    torch_compile: bool = False
+
+    @property
+    def learning_rate(self) -> float:
+        """`lr`, or the paper's."""
+        return self.lr if self.lr is not None else (1e-4 if self.lora else 2e-5)
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "max_length", "gradient_accumulation"):
+            if not getattr(self, name) > 0:
+                raise DataError(f"{name} is {getattr(self, name)}; expected more than 0")
+        if self.lr is not None and not 0 < self.lr < float("inf"):
+            raise DataError(f"lr is {self.lr}; expected a number above 0")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise DataError(f"weight_decay is {self.weight_decay}; expected a number from 0 up")
+        if not 0 <= self.warmup < 1:
+            raise DataError(f"warmup is {self.warmup}; expected a share of the steps, below 1")

@@ -1,0 +1,551 @@
+"""Load tasks from files, folders and the Hugging Face hub, and draw the rows to use."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import math
+import warnings
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..._io import DataError, from_json, parse_json, require, shown
+from .metrics import ACCURACY, F1, GLUE, SPEARMAN, Metric
+from .settings import Columns
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Texts, second texts (`pairs`) if the task has them, and labels.
+
+    Labels are indices of classes, or the numbers of a regression task.
+
+    Example:
+        >>> Examples(["a good film", "a bad film"], None, [1, 0]).part(1, 2).rows
+        [('a bad film',)]
+    """
+
+    texts: list[str]
+    pairs: list[str] | None
+    labels: Sequence[float]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def chosen(self, indices: Sequence[int]) -> Examples:
+        """Return the examples at `indices`, in that order."""
+        return Examples(
+            [self.texts[i] for i in indices],
+            None if self.pairs is None else [self.pairs[i] for i in indices],
+            [self.labels[i] for i in indices],
+        )
+
+    def part(self, start: int, stop: int) -> Examples:
+        """Return the examples from `start` up to `stop`, which is excluded."""
+        return self.chosen(range(len(self))[start:stop])
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The text, or both texts, of each example."""
+        columns = [self.texts] if self.pairs is None else [self.texts, self.pairs]
+        return list(zip(*columns, strict=True))
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task: labelled training and dev rows, and unlabelled rows of its domain.
+
+    Attributes:
+        classes: their names; a regression task has none.
+        unlabelled: rows whose labels no method reads.
+        validation: rows neither trained nor judged on, for temperatures and the best epoch.
+
+    Raises:
+        DataError: a label of the training or dev rows is not the index of a class.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    train: Examples
+    unlabelled: Examples
+    dev: Examples
+    metric: Metric
+    validation: Examples | None = None
+
+    def __post_init__(self) -> None:
+        if self.regression:
+            return
+        classes = range(self.outputs)  # a loss may silently leave out rows with other labels
+        for part, examples in (("training", self.train), ("dev", self.dev)):
+            wrong = (label for label in examples.labels if label not in classes)
+            if (label := next(wrong, None)) is not None:
+                raise DataError(
+                    f"{self.name}: a {part} row has the label {label}; expected an index of its "
+                    f"{self.outputs} classes, from 0 to {self.outputs - 1}"
+                )
+
+    @property
+    def regression(self) -> bool:
+        """Whether labels are numbers rather than classes."""
+        return not self.classes
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs a model of the task has: one for each class, or one number."""
+        return len(self.classes) or 1
+
+
+def load_task(spec: str, columns: Columns = Columns()) -> Task:  # noqa: B008  frozen
+    """Load ``glue/cola``, ``hub:owner/name``, a folder (`folder_task`), or ``train.csv:dev.csv``.
+
+    ``name=`` before any of them gives the task another name.
+
+    Raises:
+        DataError: it is none of these, or cannot be used.
+        MissingExtra: `datasets` (of the hub) or `pandas` (of files) is not installed.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     films = Path(folder, "films.csv")
+        ...     _ = films.write_text("text,label\\na good film,good\\na bad film,bad\\n")
+        ...     task = load_task(f"reviews={films}:{films}")
+        >>> task.name, task.classes, task.train.labels
+        ('reviews', ('bad', 'good'), [1, 0])
+    """
+    name, equals, path = spec.partition("=")
+    if equals:
+        return replace(load_task(path, columns), name=name)
+    if spec.startswith("glue/") and not Path(spec).is_dir():
+        return hub_task(spec, columns)
+    if spec.startswith("hub:"):
+        return hub_task(spec.removeprefix("hub:"), columns)
+    train, colon, dev = spec.partition(":")
+    if colon:
+        return file_task(Path(train), Path(dev), columns)
+    if Path(spec).is_dir():
+        return folder_task(Path(spec), columns)
+    raise DataError(
+        f"unknown task {spec!r}; expected glue/<name>, hub:<owner>/<name>, a folder with train and "
+        "dev files, or <train file>:<dev file>"
+    )
+
+
+# Files
+
+_FORMATS = (".jsonl", ".csv", ".tsv", ".txt", ".parquet")
+_ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
+
+
+def file_task(train: Path, dev: Path, columns: Columns) -> Task:
+    """Load a task from two csv, tsv, jsonl (also .gz) or parquet files; classes are `train`'s.
+
+    Raises:
+        DataError: a file is missing, empty, of another format, without the named columns, with an
+            unreadable label, or with one class only.
+        MissingExtra: `pandas` is not installed.
+    """
+    records = {path: read_records(path) for path in (train, dev)}
+    if columns.pair is None and records[train] and "text_pair" in records[train][0]:
+        columns = replace(columns, pair="text_pair")
+    return _task(
+        name=train.name.partition(".")[0],
+        train=(str(train), records[train]),
+        dev=(str(dev), records[dev]),
+        columns=columns,
+    )
+
+
+def folder_task(folder: Path, columns: Columns) -> Task:
+    """Load a task from a folder with files named train and dev.
+
+    A folder named after a GLUE task has that task's metric; F1 is of the class labelled 1.
+
+    Raises:
+        DataError: no such folder or files in it, F1 of other labels than 0 and 1, or as
+            `file_task`.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder; expected one with the files train and dev")
+    files = []
+    for stem in ("train", "dev"):
+        names = [stem + ending for ending in _ENDINGS]
+        present = [name for name in names if (folder / name).is_file()]
+        if len(present) != 1:
+            raise DataError(
+                f"{folder}: expected exactly one of {', '.join(names)}; it has "
+                f"{', '.join(present) or 'none of them'}"
+            )
+        files.append(folder / present[0])
+    task = file_task(files[0], files[1], columns)
+    task = replace(
+        task,
+        name=folder.name,
+        metric=task.metric if task.regression else GLUE.get(folder.name, ACCURACY),
+    )
+    if task.metric is F1 and task.classes != ("0", "1"):
+        raise DataError(
+            f"{task.name}: F1 is of the class labelled 1, of 0 and 1, but the labels are "
+            f"{', '.join(map(shown, task.classes[:10]))}; label them so, or rename the folder to "
+            "have it judged by accuracy"
+        )
+    return task
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a csv, tsv, jsonl or txt file, perhaps with .gz, or of a parquet file.
+
+    Of a txt file each line is a ``text``, blank ones left out.  Cells of csv and tsv are texts:
+    "007", "NA" and "2024-01-01" stay as they are.  (Read by `datasets.load_dataset`, "01" and "1"
+    are one class, and where every row has a cell more than the header, each text is the cell after
+    it.)
+
+    Raises:
+        DataError: another name, or a file that cannot be read or is not well-formed.
+        MissingExtra: `pandas` is not installed, and the file is no jsonl.
+    """
+    name = path.name.lower().removesuffix(".gz")
+    if not name.endswith(_FORMATS):
+        raise DataError(
+            f"{path}: the name must end in .csv, .tsv, .jsonl or .txt, perhaps with .gz after it, "
+            "or in .parquet, which says its format"
+        )
+    if name.endswith(".txt"):
+        with open_text(path) as lines:
+            return [{"text": line.strip()} for line in lines if line.strip()]
+    if name.endswith(".jsonl"):
+        with open_text(path) as lines:
+            places = ((f"{path}: line {n}", line) for n, line in enumerate(lines, start=1))
+            return [
+                from_json(parse_json(line, place, lenient=True), dict[str, Any], place)
+                for place, line in places
+                if line.strip()
+            ]
+    pandas = require("pandas")
+    with _one_sentence(path), warnings.catch_warnings():
+        # what pandas gives where it drops the last cells of rows that are longer than the header
+        warnings.simplefilter("error", pandas.errors.ParserWarning)
+        if name.endswith(".parquet"):
+            frame = pandas.read_parquet(path)
+        else:
+            separator = "\t" if name.endswith(".tsv") else ","
+            frame = pandas.read_csv(
+                path,
+                sep=separator,
+                dtype=str,
+                keep_default_na=False,
+                index_col=False,
+                engine="python",  # which tells a cell that is not there from an empty one
+            )
+    if twice := [column for column in frame if f"{column}.1" in frame]:  # as pandas names them
+        raise DataError(f"{path} has the column {twice[0]!r} twice")
+    return frame.to_dict("records")  # type: ignore[no-any-return]
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[Iterable[str]]:
+    """Open the lines of a UTF-8 text file, compressed by gzip if its name ends in .gz.
+
+    Raises:
+        DataError: the file cannot be read, or the lines as they are read.
+    """
+    opened = gzip.open if path.name.lower().endswith(".gz") else open
+    with _one_sentence(path), opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+        yield file
+
+
+@contextmanager
+def _one_sentence(path: Path) -> Iterator[None]:
+    """Turn what readers raise about a file into a DataError that names it."""
+    try:
+        yield
+    except DataError:
+        raise
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text (byte {error.start})") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is not a whole gzip file: {error}") from error
+    except (OSError, ValueError, Warning) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise DataError(f"{path} cannot be read: {reason}") from error
+
+
+# The hub
+
+_GLUE_COLUMNS = {
+    "cola": ("sentence", None),
+    "sst2": ("sentence", None),
+    "mrpc": ("sentence1", "sentence2"),
+    "rte": ("sentence1", "sentence2"),
+    "qqp": ("question1", "question2"),
+    "qnli": ("question", "sentence"),
+    "mnli": ("premise", "hypothesis"),
+    "stsb": ("sentence1", "sentence2"),
+}
+_DEV_SPLITS = ("validation", "validation_matched", "dev", "test")
+
+
+def hub_task(name: str, columns: Columns) -> Task:
+    """Load `glue/cola`, or a data set `owner/name` with splits train and dev, by `datasets`.
+
+    Labels that are fractions make it a regression task (`glue/stsb`), judged by rank correlation.
+
+    Raises:
+        DataError: it cannot be loaded, has one class only, or lacks columns, splits or labels.
+        MissingExtra: `datasets` is not installed.
+    """
+    datasets = require("datasets")
+    group, _, subset = name.partition("/")
+    glue = subset if group == "glue" else ""
+    if group == "glue":
+        if glue not in _GLUE_COLUMNS:
+            raise DataError(f"unknown GLUE task {glue!r}; known are {', '.join(_GLUE_COLUMNS)}")
+        columns = Columns(*_GLUE_COLUMNS[glue])
+    try:
+        splits = datasets.load_dataset("glue", glue) if glue else datasets.load_dataset(name)
+    except Exception as error:  # the library raises errors of many types
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(f"data set {name!r} could not be loaded: {reason}") from error
+    dev = next((split for split in _DEV_SPLITS if split in splits), None)
+    if "train" not in splits or dev is None:
+        raise DataError(
+            f"data set {name!r} needs the splits train and validation; it has {', '.join(splits)}"
+        )
+    feature = splits["train"].features.get(columns.label)
+    names = getattr(feature, "names", None)  # of a ClassLabel, whose values are ids
+    if str(getattr(feature, "dtype", "")).startswith("float"):
+        columns = replace(columns, regression=True)
+    task = _task(
+        name=name,
+        train=(f"data set {name!r} (train)", list(splits["train"])),
+        dev=(f"data set {name!r} ({dev})", list(splits[dev])),
+        columns=columns,
+        ids=names,
+    )
+    if glue and not task.regression:
+        task = replace(task, metric=GLUE[glue])
+    return replace(task, name=glue or name)
+
+
+# From records to a task
+
+Records = Sequence[Mapping[str, Any]]
+
+
+def _task(
+    name: str,
+    train: tuple[str, Records],
+    dev: tuple[str, Records],
+    columns: Columns,
+    ids: Sequence[str] | None = None,
+) -> Task:
+    """Check two sets of records and return their task.
+
+    Args:
+        train, dev: the name of a set in messages, and its records.
+        ids: names of the classes if labels are numbers from 0 up; None: labels are names.
+    """
+    parts = [_labelled(place, records, columns, ids) for place, records in (train, dev)]
+    titles: list[str] = []
+    if not columns.regression:
+        titles = list(ids or sorted(set(parts[0].labels), key=_natural))  # type: ignore[arg-type]
+        if len(set(parts[0].labels)) < 2:
+            raise DataError(
+                f"{train[0]}: every label is {shown(parts[0].labels[0])}; a classifier needs at "
+                "least two classes"
+            )
+        for number, label in enumerate(parts[1].labels, start=1):
+            if label not in titles:
+                raise DataError(
+                    f"{dev[0]}: record {number} has the label {shown(label)}, which {train[0]} "
+                    f"does not have; known labels are {', '.join(map(shown, titles[:10]))}"
+                )
+        index = {title: i for i, title in enumerate(titles)}
+        parts = [replace(part, labels=[index[str(y)] for y in part.labels]) for part in parts]
+    return Task(
+        name=name,
+        classes=tuple(titles),
+        train=parts[0],
+        unlabelled=parts[0],
+        dev=parts[1],
+        metric=ACCURACY if titles else SPEARMAN,
+    )
+
+
+def _labelled(place: str, records: Records, columns: Columns, ids: Sequence[str] | None) -> Any:
+    """Check records and return their `Examples`, with classes by name."""
+    if not records:
+        raise DataError(f"{place} is empty: it has no records; a task needs some in train and dev")
+    wanted = [name for name in (columns.text, columns.pair, columns.label) if name is not None]
+    labels = []
+    for number, record in enumerate(records, start=1):
+        where = f"{place}: record {number}"
+        for column in wanted:
+            if column not in record:
+                raise DataError(
+                    f"{where} has no column {column!r}; it has "
+                    f"{', '.join(map(repr, filter(None, record))) or 'none'} "
+                    "(say which are the text and the label: --columns.text, --columns.label, of "
+                    "select-live --columns)"
+                )
+            if column != columns.label and not isinstance(record[column], str):
+                raise DataError(f"{where} has no text in column {column!r}")
+        labels.append(_label(where, record[columns.label], columns, ids))
+    pairs = None if columns.pair is None else [record[columns.pair] for record in records]
+    return Examples([record[columns.text] for record in records], pairs, labels)
+
+
+def _label(where: str, value: Any, columns: Columns, ids: Sequence[str] | None) -> Any:
+    """Check a record's label and return it: a number, or the name of a class."""
+    if ids is not None and not columns.regression:
+        if isinstance(value, int) and 0 <= value < len(ids):
+            return ids[value]
+        raise DataError(
+            f"{where} has the label {value}, which means it has none; expected an id from 0 to "
+            f"{len(ids) - 1}: drop such rows from a copy of the data set"
+        )
+    readable = (str, int, float) if columns.regression else (str, int)
+    text = str(value).strip()
+    if not isinstance(value, readable) or not text:
+        wanted = "number" if columns.regression else "word or a whole number"
+        raise DataError(
+            f"{where} has an unreadable label in column {columns.label!r}: {shown(value)}; "
+            f"expected a {wanted}"
+        )
+    if not columns.regression:
+        return text
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise DataError(f"{where} has the label {shown(value)}; expected a number")
+    return number
+
+
+def _natural(label: str) -> tuple[int, int, str]:
+    """Return a key that sorts whole numbers by value, before words."""
+    try:
+        return (0, int(label), label)
+    except ValueError:
+        return (1, 0, label)
+
+
+# The part of a task that a comparison uses
+
+
+def selected(
+    task: Task,
+    train: int | None,
+    unlabelled: int | None,
+    dev: int | None,
+    seed: int,
+) -> Task:
+    """Return the task with so many rows, drawn by `seed`; None keeps all.
+
+    Unlabelled rows are those of the training file that are not trained on, then trained ones.
+
+    Raises:
+        DataError: there are fewer training rows than asked for, or all are of one class.
+    """
+    count = len(task.train)
+    if train is not None and train > count:
+        raise DataError(f"{task.name}: {train} training rows were asked for, and it has {count}")
+    order = _order(count, seed)
+    taken = count if train is None else train
+    free = [order[(taken + i) % count] for i in range(min(unlabelled or count, count))]
+    rows = task.train.chosen(order[:taken])
+    if len(set(rows.labels)) < 2:
+        same = "all have the same label" if task.regression else "are all of one class"
+        raise DataError(f"{task.name}: the {taken} training rows drawn {same}; take more rows")
+    judged = task.dev
+    if dev is not None and dev < len(judged):
+        judged = judged.chosen(sorted(_order(len(judged), seed)[:dev]))
+    return replace(task, train=rows, unlabelled=task.train.chosen(free), dev=judged)
+
+
+def _order(count: int, seed: int) -> list[int]:
+    """Return the numbers below `count` in a random order drawn by `seed`."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def with_validation(task: Task, share: float, seed: int) -> Task:
+    """Return the task with a share of its dev rows, drawn by `seed`, moved to validation.
+
+    Raises:
+        DataError: one of the two parts would be empty.
+    """
+    count, total = round(share * len(task.dev)), len(task.dev)
+    if not 0 < count < total:
+        raise DataError(
+            f"{task.name}: a share of {share} of {total} dev rows leaves {count} to validate on "
+            f"and {total - count} to judge on; expected some of both"
+        )
+    order = _order(total, seed)
+    return replace(
+        task,
+        validation=task.dev.chosen(sorted(order[:count])),
+        dev=task.dev.chosen(sorted(order[count:])),
+    )
+
+
+def held_out(task: Task, share: float) -> Task:
+    """Return the task with the last `share` of its training rows in place of the dev rows.
+
+    They are taken out of the unlabelled rows too, unless there are no others.
+
+    Raises:
+        DataError: one of the two parts would be empty or, in training, of one class.
+    """
+    total = len(task.train)
+    count = round(share * total)
+    train, dev = task.train.part(0, total - count), task.train.part(total - count, total)
+    if count < 1 or len(set(train.labels)) < 2:
+        raise DataError(
+            f"{task.name}: {total} training rows cannot be split into {total - count} to train on "
+            f"and {count} to choose a strength on"
+        )
+    judged = set(dev.rows)
+    free = [i for i, row in enumerate(task.unlabelled.rows) if row not in judged]
+    unlabelled = task.unlabelled.chosen(free) if free else task.unlabelled
+    return replace(task, train=train, unlabelled=unlabelled, dev=dev, validation=None)
+
+
+def digest(task: Task) -> str:
+    """Return eight hexadecimal digits that change with any text or label of the task."""
+    parts = [
+        [part.texts, part.pairs, list(part.labels)]
+        for part in (task.train, task.unlabelled, task.dev, task.validation)
+        if part is not None
+    ]
+    content = json.dumps([*parts, task.classes, task.metric.name])
+    return hashlib.sha256(content.encode()).hexdigest()[:8]
+
+
+def check_shift(source: Task, target: Task) -> None:
+    """Check that a model of `source` can be judged on `target`.
+
+    Raises:
+        DataError: the tasks have different classes, or only one has pairs.
+    """
+    place = f"shift {source.name} → {target.name}"
+    if source.outputs != target.outputs or source.regression != target.regression:
+        raise DataError(
+            f"{place}: {source.outputs} outputs against {target.outputs}; both tasks need the same "
+            "classes"
+        )
+    have_names = not any(name.isdigit() for name in (*source.classes, *target.classes))
+    if have_names and source.classes != target.classes:
+        raise DataError(
+            f"{place}: the classes are {', '.join(source.classes)} against "
+            f"{', '.join(target.classes)}; both tasks need the same, in the same order"
+        )
+    if (source.train.pairs is None) != (target.dev.pairs is None):
+        raise DataError(f"{place}: only one of them has text pairs")

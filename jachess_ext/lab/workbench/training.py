@@ -1,0 +1,116 @@
+"""Fine-tune one model by a recipe, and ask it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+
+from ...models import in_mode, on_device_of, without_labels
+from ...training import Method, MethodTrainer
+from .metrics import Floats
+from .models import Batch, Encoded
+from .settings import Recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def fine_tune(
+    model: PreTrainedModel,
+    train: Encoded,
+    recipe: Recipe,
+    *,
+    seed: int,
+    method: Method | str = "none",
+    unlabelled: Encoded | None = None,
+    callbacks: Sequence[transformers.TrainerCallback] = (),
+    report_to: Sequence[str] = (),
+    run_name: str | None = None,
+) -> None:
+    """Train a model in place; the result does not depend on what ran before.
+
+    Args:
+        model: a sequence classifier or regressor.
+        train: labelled rows.
+        recipe: epochs, batches, learning rate and so on; applying its `lora` is up to the caller.
+        seed: draws the order of examples and dropout.
+        method: a `Method` or its text, see docs/methods.md.
+        unlabelled: rows for the methods that use them.
+        callbacks: callbacks of the Trainer.
+        report_to: trackers of the Trainer, which log losses and penalties under `run_name`.
+
+    Raises:
+        FloatingPointError: a loss or penalty that is not finite.
+
+    Example:
+        >>> from jachess_ext.lab.workbench.models import encode, load_model, load_tokenizer
+        >>> from jachess_ext.lab.workbench.tasks import Examples
+        >>> from jachess_ext.lab.demo import ASSETS
+        >>> tokenizer = load_tokenizer(ASSETS)
+        >>> model = load_model(ASSETS, 2, tokenizer, seed=0)
+        >>> films = Examples(["a good film", "a bad film"], None, [1, 0])
+        >>> fine_tune(model, encode(films, tokenizer, 16), Recipe(epochs=1), seed=0, method="sam")
+    """
+    settings: dict[str, Any] = {}
+    if recipe.gradient_checkpointing:
+        settings["gradient_checkpointing"] = True
+    if report_to:
+        settings |= {"run_name": run_name, "logging_steps": _LOG_EVERY}
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = MethodTrainer(
+            model=model,
+            args=transformers.TrainingArguments(
+                output_dir=folder,
+                per_device_train_batch_size=recipe.batch_size,
+                gradient_accumulation_steps=recipe.gradient_accumulation,
+                num_train_epochs=recipe.epochs,
+                learning_rate=recipe.learning_rate,
+                weight_decay=recipe.weight_decay,
+                warmup_steps=recipe.warmup,
+                lr_scheduler_type=recipe.scheduler,
+                train_sampling_strategy="group_by_length",
+                bf16=recipe.bf16,
+                torch_compile=recipe.torch_compile,
+                use_cpu=not torch.cuda.is_available(),
+                seed=seed,
+                save_strategy="no",
+                logging_strategy="steps" if report_to else "no",
+                report_to=list(report_to) or "none",
+                disable_tqdm=True,
+                **settings,
+            ),
+            train_dataset=train,
+            unlabelled_dataset=unlabelled,
+            data_collator=train.collate,
+            processing_class=train.tokenizer,
+            method=method,
+            callbacks=list(callbacks),
+        )
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+        # accelerate leaves the forward pass in autocast, in which the model would be judged too
+        trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_fp32_wrapper=False)
+
+
+_LOG_EVERY = 10  # optimiser steps between two losses sent to a tracker
+
+
+@torch.no_grad()
+def model_outputs(model: PreTrainedModel, batches: Iterable[Batch], regression: bool) -> Floats:
+    """Return class probabilities [N, C], or predictions [N, 1], in evaluation mode; float64.
+
+    Raises:
+        FloatingPointError: an output is not finite.
+    """
+    with in_mode(model, training=False):
+        logits = [model(**on_device_of(model, without_labels(b))).logits for b in batches]
+    outputs = torch.cat([part.double() for part in logits])
+    if not torch.isfinite(outputs).all():
+        raise FloatingPointError(
+            "the model's outputs are not finite: training diverged; lower the learning rate"
+        )
+    return (outputs if regression else outputs.softmax(-1)).cpu().numpy()
