@@ -167,7 +167,8 @@ def _second_by_reverse_mode(function: Any, x: torch.Tensor, u: torch.Tensor) -> 
 @pytest.mark.parametrize("name", AT_ZERO)
 def test_norms_of_a_row_of_equal_entries(name: str, level: float) -> None:
     """Of zeros a norm has no derivative, of equal entries a standard deviation has none: torch's
-    autograd takes 0 for the first one, and the second is 0 or what a double backward finds.
+    autograd takes 0 for the first one, and the second is NaN, since that of a smooth function of
+    either would be wrong with any number.
     """
     function = AT_ZERO[name]
     x, u = _point(1, 4)
@@ -177,11 +178,16 @@ def test_norms_of_a_row_of_equal_entries(name: str, level: float) -> None:
     jacobian = torch.autograd.functional.jacobian(function, x).reshape(-1, x.numel())
     first = (u.reshape(2, -1) @ jacobian.T).reshape(jet.first.shape)
     torch.testing.assert_close(jet.first, first, rtol=1e-13, atol=1e-14)
-    expected = _second_by_reverse_mode(function, x, u)
-    expected = torch.where(expected.isnan(), 0, expected).reshape(jet.second.shape)
-    torch.testing.assert_close(jet.second, expected, rtol=1e-12, atol=1e-13)
-    (gradient,) = torch.autograd.grad(jet.streams.square().sum(), x)
-    assert torch.isfinite(gradient).all()
+    if name == "normalize":  # by a constant at 0
+        expected = _second_by_reverse_mode(function, x, u).nan_to_num().reshape(jet.second.shape)
+        torch.testing.assert_close(jet.second, expected, rtol=1e-12, atol=1e-13)
+        (gradient,) = torch.autograd.grad(jet.streams.square().sum(), x)
+        assert torch.isfinite(gradient).all()
+    else:
+        differs = level == 0.0 or name.startswith("std")
+        expected = _second_by_reverse_mode(function, x, u).reshape(jet.second.shape)
+        expected = torch.full_like(expected, torch.nan) if differs else expected
+        torch.testing.assert_close(jet.second, expected, rtol=1e-12, atol=1e-13, equal_nan=True)
 
 
 @pytest.mark.parametrize("size", [1e-13, 1e-18, 1e-30])
@@ -208,7 +214,6 @@ def test_rows_beside_a_row_of_zeros_are_unharmed(name: str) -> None:
     (gradient,) = torch.autograd.grad(streams.square().sum(), x)
     (expected,) = torch.autograd.grad(alone.square().sum(), x)
     torch.testing.assert_close(gradient[::2], expected[::2], rtol=1e-12, atol=1e-12)
-    assert torch.isfinite(gradient).all()
 
 
 def test_an_unused_direction_costs_no_accuracy() -> None:

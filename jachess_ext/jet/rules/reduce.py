@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ops.library import transformed
 from ..registry import general_rule, jet_rule
 from ..tensor import JetTensor, primal_of
 from .pointwise import wide
@@ -129,12 +128,13 @@ def euclidean_norm(
     """Compute n = ‖x‖ along ``dim``; with e = x / n and p_i = x_i − n_i e:
     n_i = Σ e x_i;  n_ij = Σ e x_ij + Σ p_i p_j / n.
 
-    At 0 a norm has a kink.  The first order is 0 there, as torch's autograd has it; but that is a
-    convention, from which a second derivative would be a finite wrong number (of n², 0 for 2).  So
-    along directions that leave 0 the second order is NaN, and so is the gradient of the first.
+    At 0, where a norm has no derivative, the first order is 0, as torch's autograd has it. The
+    second, and gradients of the first, are NaN there, as torch's double backward has them, so that
+    no smooth function of a norm (its square, exp(−n²)) is finite and wrong; they are 0 along what
+    does not move.
 
     Args:
-        least: both orders are 0 for norms below, whose curvature may overflow; for callers that
+        least: the derivatives are 0 for norms below, whose curvature may overflow; for callers that
             raise such norms to ``least``.
         size: the norm of the primal with its dimensions kept, if it is known.
     """
@@ -147,34 +147,34 @@ def euclidean_norm(
         size = size.unsqueeze(0)
     else:
         size = torch.linalg.vector_norm(streams[:1], 2, dims, True)
-    flat = size < least if least else size == 0
-    unit = (streams[:1] / size.masked_fill(flat, 1)).masked_fill(flat, 0)
+    flat = (size == 0) | (size < least)
+    moves = (streams[1:].detach() != 0).any(dim=dims, keepdim=True) if least == 0 else None
+    still = flat if moves is None else flat & ~moves.any(dim=0, keepdim=True)
+    # Divided by 0 at a kink, for the gradient to be NaN there.
+    unit = (streams[:1] / size.masked_fill(still, 1)).masked_fill(flat, 0)
 
     def along(tangents: Tensor) -> Tensor:
         return (unit * tangents).sum(dims, keepdim=True)
 
     first = along(streams[layout.first])
     across = streams[layout.first] - unit * first
-    moves = flat & (streams[layout.first] != 0).any(dims, keepdim=True)
-    if not least and (streams.requires_grad or transformed()):
-        # 0, with the gradient 0 / 0 at a kink; elsewhere of ones, which have none.
-        first = first + 0 * torch.where(moves, streams[:1], 1).square().sum(dims, True).sqrt()
     parts = [size, first]
     if layout.seconds:
         products = layout.quadratic(across, across) / size.masked_fill(flat, 1)
-        second = along(streams[layout.second]) + products.sum(dims, True).masked_fill(flat, 0)
-        if not least:
-            both = layout.quadratic(moves.to(size.dtype), moves.to(size.dtype)) != 0
-            bent = flat & (streams[layout.second] != 0).any(dims, keepdim=True)
-            second = second.masked_fill(both | bent, math.nan)
-        parts.append(second)
+        curved = products.sum(dims, keepdim=True)
+        curved = curved.masked_fill(flat, 0)
+        if moves is not None:
+            first_moves, second_moves = moves.split([layout.directions, layout.seconds])
+            both = layout.quadratic(first_moves.to(size.dtype), first_moves.to(size.dtype)) > 0
+            curved = curved.masked_fill(flat & (both | second_moves), math.nan)
+        parts.append(along(streams[layout.second]) + curved)
     out = torch.cat(parts)
     return x.with_streams((out if keepdim else out.squeeze(dims)).to(x.dtype))
 
 
 @jet_rule("hypot")
 def hypot(input: Any, other: Any) -> Any:
-    """Compute the norm of the two."""
+    """Compute the norm of the two, whose derivatives at the origin are 0."""
     size = torch.hypot(primal_of(input), primal_of(other)).unsqueeze(0)
     return euclidean_norm(torch.stack(torch.broadcast_tensors(input, other)), 0, size=size)
 
@@ -224,7 +224,7 @@ def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: Any = None) -> Any:
 
 
 @jet_rule("dist")
-def dist(input: Any, other: Any, p: float = 2.0) -> Any:
+def dist(input: Any, other: Any, p: float = 2) -> Any:
     return torch.linalg.vector_norm(input - other, p)
 
 
@@ -234,8 +234,8 @@ def matrix_norm(
 ) -> Any:
     if ord == "fro":
         return vector_norm(A, 2, dim, keepdim, dtype=dtype)
-    rule = general_rule(torch.linalg.matrix_norm, f"ord={ord!r} is not covered")
-    return rule(A, ord, dim, keepdim, dtype=dtype)
+    said = f"ord={ord!r} is not covered, only 'fro'"
+    return general_rule(torch.linalg.matrix_norm, said)(A, ord, dim, keepdim, dtype=dtype)
 
 
 @jet_rule(torch.linalg.norm)
