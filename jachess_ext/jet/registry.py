@@ -414,7 +414,7 @@ def _class_of(forward: FrameType) -> type:
 # `python_tests/jet/test_complex.py` checks every function of the rule table.
 
 _OF_COMPLEX = """
-    real imag view_as_real view_as_complex complex polar abs absolute conj conj_physical
+    real imag view_as_real view_as_complex complex polar abs absolute angle conj conj_physical
     resolve_conj resolve_neg adjoint mH H cfloat cdouble
     fft ifft rfft irfft hfft ihfft fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn hfft2 ihfft2
     hfftn ihfftn fftshift ifftshift
@@ -435,7 +435,7 @@ _ALSO_OF_REAL = """
     __rmatmul__ linear addmm baddbmm conv1d conv2d conv3d sinh cosh tan asin acos atan asinh
     acosh atanh addmv addbmm addr inner kron tensordot vdot vecdot cross cumprod prod diff logsumexp
     softmax log_softmax conv_transpose1d conv_transpose2d conv_transpose3d inv solve_triangular
-    cholesky pinv matrix_exp matrix_power multi_dot
+    cholesky pinv matrix_exp matrix_power multi_dot det slogdet logdet
     add_ sub_ mul_ div_ __iadd__ __isub__ __imul__ __itruediv__ neg_ masked_fill_ copy_ fill_
     zero_ __setitem__ index_add_ index_copy_ scatter_ scatter_add_
     eq ne __eq__ __ne__ equal allclose isclose isnan isinf isfinite result_type item tolist

@@ -603,6 +603,19 @@ LOSSES = [
         [F.binary_cross_entropy_with_logits],
         [X((2, 3)), P(2, 3, low=0.0, high=1.0), P(3, **POSITIVE)],
     ),
+    Near([F.binary_cross_entropy], [X((2, 3), 0.3, 0.7), P(2, 3, low=0.0, high=1.0)]),
+    Near(
+        [F.binary_cross_entropy],
+        [X((2, 3), 0.3, 0.7), P(2, 3, low=0.0, high=1.0), P(3, **POSITIVE)],
+        {"reduction": "none"},
+    ),
+    Near([F.triplet_margin_loss], [X((2, 3)), X((2, 3)), P(2, 3)]),
+    Near([F.triplet_margin_loss], [X((2, 3)), X((2, 3)), X((2, 3))], {"swap": True, "margin": 5.0}),
+    Near([torch._weight_norm], [X((4, 3)), X((4, 1))]),
+    Near([torch._weight_norm], [X((4, 3)), P(1, 3), 1]),
+    Near([torch._weight_norm], [P(4, 3), X((1, 1)), -1]),
+    Near(["dist"], [X((2, 3)), X((2, 3))]),
+    Near([torch.linalg.matrix_norm], [X((2, 2, 3))]),
 ]
 IN_PLACE = [
     Row(["add_", "sub_", "mul_", "__iadd__", "__isub__", "__imul__"], TWO, in_place=True),
@@ -709,6 +722,11 @@ NARROWING = ("float", "half", "bfloat16")
 # Needs a device that is not everywhere, and the rule is one line; and what takes lengths on the CPU
 # whatever the device: test_modules.py packs sequences.
 ELSEWHERE = ("cuda", "_pack_padded_sequence", "_pad_packed_sequence")
+# Constant between jumps; test_traps.py.
+ROUNDED = (
+    *("floor_divide", "__floordiv__", "__rfloordiv__", "floor_divide_", "__ifloordiv__"),
+    *("round_", "floor_", "ceil_"),
+)
 # Products of a library, which get a rule once a program has imported it; test_quantised.py.
 OF_LIBRARIES = (
     "bitsandbytes.autograd._functions.matmul",

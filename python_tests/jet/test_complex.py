@@ -136,6 +136,13 @@ FUNCTIONS = {
     "hfft2": lambda x: torch.fft.ihfft2(torch.fft.hfft2(_as_complex(x).reshape(2, 2))) ** 2,
     "hfftn": lambda x: torch.fft.ihfftn(torch.fft.hfftn(_as_complex(x).reshape(2, 2))) ** 2,
     "casts": lambda x: torch.complex(x, x).cdouble().to(torch.complex128).absolute(),
+    "angle": lambda x: torch.angle(_as_complex(x)),
+    "angle of a square": lambda x: (_as_complex(x) ** 2).angle(),
+    "det": lambda x: torch.linalg.det(_as_complex(x).reshape(2, 2)),
+    "det of one": lambda x: _as_complex(x).reshape(4, 1, 1).det(),
+    "sign of slogdet": lambda x: torch.linalg.slogdet(_as_complex(x).reshape(2, 2))[0],
+    "size of slogdet": lambda x: _as_complex(x).reshape(2, 2).slogdet()[1],
+    "logdet": lambda x: _as_complex(x).reshape(2, 2).logdet(),
     "ihfft": lambda x: torch.fft.ihfft(x.reshape(2, 4), dim=0) ** 2,
 }
 

@@ -145,11 +145,11 @@ def _jet(function: Any, *, gradients: bool) -> Any:
 
 
 def test_gradients_that_would_be_wrong_are_refused() -> None:
-    assert "torch.dist" in forward_mode_kept.WITHOUT_GRADIENTS
+    assert "torch.copysign" in forward_mode_kept.WITHOUT_GRADIENTS
     y = torch.ones(3, dtype=torch.float64)
-    assert _jet(lambda x: torch.dist(x, y), gradients=False).second.isfinite().all()
+    assert _jet(lambda x: torch.copysign(x, y), gradients=False).second.isfinite().all()
     with pytest.raises(jx.MissingJetRule, match="backward"):
-        _jet(lambda x: torch.dist(x, y), gradients=True)
+        _jet(lambda x: torch.copysign(x, y), gradients=True)
 
 
 def test_what_draws_at_random_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -422,3 +423,31 @@ def test_a_full_backward_hook_is_named() -> None:
     module.register_full_backward_hook(lambda *given: None)
     with pytest.raises(RuntimeError, match="full backward hook"):
         jx.jvp(module, (torch.ones(2),), (torch.ones(2),))
+
+
+STEPS: dict[str, Any] = {
+    "floor_divide": lambda x: torch.floor_divide(x, 0.3),
+    "floordiv": lambda x: x // 0.3,
+    "rfloordiv": lambda x: 3.0 // x,
+    "by a jet": lambda x: x // x.cos(),
+    "of a constant by a jet": lambda x: torch.floor_divide(torch.ones(4).double(), x),
+    "round_": lambda x: (x * 5).round_(),
+    "floor_": lambda x: (x * 5).floor_(),
+    "ceil_": lambda x: (x * 5).ceil_(),
+    "ifloordiv": lambda x: operator.ifloordiv(x * 1, 0.3),
+    "floor_divide_": lambda x: (x * 1).floor_divide_(0.3),
+}
+
+
+@pytest.mark.parametrize("second", ["pairs", "squares", "sum"])
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_are_constant_between_jumps(name: str, second: Any) -> None:
+    step = STEPS[name]
+    x, u = _point(3, 4)
+    constant = step(x)
+    x.requires_grad_()
+    stepped = jx.jet(lambda x: step(x) * x.sin(), x, u, second=second).streams
+    expected = jx.jet(lambda x: constant * x.sin(), x, u, second=second).streams
+    assert torch.equal(stepped, expected)
+    gradients = [torch.autograd.grad(s.cos().sum(), x)[0] for s in (stepped, expected)]
+    assert torch.equal(*gradients)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ...torch_private import release
-from ..registry import attribute, find_rule, general_rule, jet_rule
+from ..layout import replace_tensors
+from ..registry import attribute, find_rule, general_rule, jet_rule, spellings
 from ..strides import note_memory
 from ..tensor import JetTensor, aligned, common_layout, constant, lift, primal_of
 from .pointwise import Derivatives, in_float32, push_forward, wide
@@ -428,6 +429,31 @@ def _modulus(name: str) -> None:
 
 for _name in ("abs", "absolute", "__abs__"):
     _modulus(_name)
+
+
+def _angle(function: Callable) -> None:
+    @jet_rule(function)
+    def rule(input: JetTensor) -> Any:
+        if not input.dtype.is_complex:
+            return general_rule(function, "")(input)
+        return torch.atan2(input.imag, input.real)
+
+
+for _function in (torch.angle, Tensor.angle):
+    _angle(_function)
+
+
+def _steps(function: Callable) -> None:
+    @jet_rule(function)
+    def rule(*args: Any, **named: Any) -> Tensor:
+        """Compute a constant between steps; torch has no backward of it."""
+        plain = primal_of((args, named))
+        args, named = replace_tensors(plain, Tensor.detach)
+        return function(*args, **named)
+
+
+for _function in spellings("floor_divide", "__floordiv__", "__rfloordiv__"):
+    _steps(_function)
 
 
 # ---- Fourier transforms ------------------------------------------------------------------------

@@ -101,6 +101,29 @@ def huber_loss(
     return _reduced(losses if weight is None else losses * weight, reduction)
 
 
+@jet_rule(F.binary_cross_entropy)
+def binary_cross_entropy(
+    input: Any,
+    target: Any,
+    weight: Any = None,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+) -> Any:
+    """Compute −t ln x − (1 − t) ln(1 − x), whose slope is (x − t) / max(x (1 − x), 1e-12)."""
+    if size_average is not None or reduce is not None or isinstance(target, JetTensor):
+        rule = general_rule(F.binary_cross_entropy, "a target that depends on the input")
+        return rule(input, target, weight, size_average, reduce, reduction)
+    x = input.primal
+    value = F.binary_cross_entropy(x, target, reduction="none")
+    product = x * (1 - x)
+    spread = product.clamp_min(1e-12)
+    slope = (x - target) / spread
+    curvature = (1 - slope * (1 - 2 * x) * (product > 1e-12)) / spread
+    losses = push_forward(input, (value, slope, curvature))
+    return _reduced(losses if weight is None else losses * weight, reduction)
+
+
 @jet_rule(F.soft_margin_loss)
 def soft_margin_loss(
     input: Any, target: Any, size_average: Any = None, reduce: Any = None, reduction: str = "mean"

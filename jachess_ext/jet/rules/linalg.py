@@ -168,7 +168,8 @@ def _solved(matrix: Tensor, right: Tensor) -> Tensor:
 
 
 def _log_of_size(matrix: JetTensor, value: Tensor) -> JetTensor:
-    """Return the jet of ln |det A|, by M = A⁻¹ A_…: tr M_i;  tr M_ij − tr M_i M_j.
+    """Return the jet of ln |det A|, of complex matrices that of ln det A, by M = A⁻¹ A_…:
+    tr M_i;  tr M_ij − tr M_i M_j.
 
     Args:
         value: ln |det A| itself.
@@ -181,7 +182,7 @@ def _log_of_size(matrix: JetTensor, value: Tensor) -> JetTensor:
     ratios = _solved(matrix.primal, matrix.streams[1:])
     first = ratios[: layout.directions]
     tangents = ratios.diagonal(dim1=-2, dim2=-1).sum(-1)
-    parts = [value.unsqueeze(0), tangents[: layout.directions]]
+    parts = [value.unsqueeze(0).to(tangents.dtype), tangents[: layout.directions]]
     if layout.seconds:
         parts.append(
             tangents[layout.directions :] - layout.crossed(first, first, trace_of_product) / 2
@@ -196,7 +197,11 @@ def _slogdet(function: Any) -> None:
         own = function(input.primal)
         if not transformed() and bool((own.logabsdet == -torch.inf).any()):
             raise missing_rule(function, "its matrix is singular, where it has no derivative")
-        return type(own)((own.sign, _log_of_size(input, own.logabsdet)))
+        log = _log_of_size(input, own.logabsdet)
+        if not input.dtype.is_complex:
+            return type(own)((own.sign, log))
+        turn = log.with_streams(torch.cat([torch.zeros_like(log.streams[:1]), log.streams[1:]]))
+        return type(own)((own.sign * torch.exp(1j * turn.imag), log.real))
 
 
 for _function in (torch.linalg.slogdet, torch.slogdet, torch.Tensor.slogdet):
@@ -226,12 +231,14 @@ def det(A: Any) -> Any:
             raise missing_rule(
                 torch.linalg.det, "two singular values of its matrix, or more, are 0 up to rounding"
             )
-    sign = (torch.linalg.det(left) * torch.linalg.det(right)).sign()
-    turned = left.mT @ A @ right.mT
+    sign = (torch.linalg.det(left) * torch.linalg.det(right)).sgn()
+    turned = left.mH @ A @ right.mH
     block, last = turned[..., :-1, :-1], turned[..., -1, -1]
     if not block.shape[-1]:
         return sign * last
-    across = turned[..., -1:, :-1] @ torch.linalg.solve(block, turned[..., :-1, -1:])
+    column = turned[..., :-1, -1:]
+    solved = _solution(block, column, torch.linalg.solve(block.primal, column.primal), True)
+    across = turned[..., -1:, :-1] @ solved
     value = torch.linalg.det(block.primal)
     size = _log_of_size(block, value.detach())  # only its tangents are read
     return sign * push_forward(size, (value, value, value)) * (last - across[..., 0, 0])

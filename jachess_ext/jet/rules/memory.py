@@ -163,9 +163,10 @@ _NAMES = (
     *("clamp_min", "clamp_max", "relu", "tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "abs"),
     *("square", "tril", "triu", "nan_to_num", "reciprocal", "leaky_relu", "elu", "dropout"),
     *("index_add", "index_copy", "scatter", "scatter_add"),
+    *("round", "floor", "ceil", "floor_divide"),
 )
 _OPERATORS = {"__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__ipow__": "pow"}
-_OPERATORS |= {"__itruediv__": "div", "__idiv__": "div"}
+_OPERATORS |= {"__itruediv__": "div", "__idiv__": "div", "__ifloordiv__": "floor_divide"}
 
 
 def _write(target: Any, value: Any, function: Any) -> JetTensor:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ..registry import general_rule, jet_rule
+from ..registry import general_rule, jet_rule, missing_rule
 from ..tensor import JetTensor, primal_of
 from .pointwise import wide
 from .streamwise import behind_streams_all, varargs, without_dimensions
@@ -216,6 +217,35 @@ def pairwise_distance(
     x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
 ) -> Any:
     return torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
+
+
+@jet_rule(F.triplet_margin_loss)
+def triplet_margin_loss(
+    anchor: Any,
+    positive: Any,
+    negative: Any,
+    margin: float = 1.0,
+    p: float = 2,
+    eps: float = 1e-6,
+    swap: bool = False,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+) -> Any:
+    if size_average is not None or reduce is not None:
+        raise missing_rule(F.triplet_margin_loss, "size_average and reduce; use reduction")
+    near, far = (F.pairwise_distance(anchor, other, p, eps) for other in (positive, negative))
+    if swap:
+        far = torch.minimum(far, F.pairwise_distance(positive, negative, p, eps))
+    losses = (margin + near - far).clamp_min(0)
+    return losses if reduction == "none" else getattr(losses, reduction)()
+
+
+@jet_rule(torch._weight_norm)
+def weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
+    """Compute v g / ‖v‖, the norm over all dimensions but ``dim``; over all where it is −1."""
+    dims = [place for place in range(v.ndim) if dim == -1 or place != dim]
+    return v * (g / euclidean_norm(v, dims, True))
 
 
 @jet_rule("cdist")
