@@ -111,9 +111,11 @@ def binary_cross_entropy(
     reduction: str = "mean",
 ) -> Any:
     """Compute −t ln x − (1 − t) ln(1 − x), whose slope is (x − t) / max(x (1 − x), 1e-12)."""
-    if size_average is not None or reduce is not None or isinstance(target, JetTensor):
+    if size_average is not None or reduce is not None:
+        raise missing_rule(F.binary_cross_entropy, "size_average and reduce; use reduction")
+    if isinstance(target, JetTensor) or not isinstance(input, JetTensor):
         rule = general_rule(F.binary_cross_entropy, "a target that depends on the input")
-        return rule(input, target, weight, size_average, reduce, reduction)
+        return rule(input, target, weight, reduction=reduction)
     x = input.primal
     value = F.binary_cross_entropy(x, target, reduction="none")
     product = x * (1 - x)
