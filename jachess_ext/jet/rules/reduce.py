@@ -207,7 +207,11 @@ def vector_norm(
         return size.sum(dim, keepdim) if ord == 1 else size.amax(dim, keepdim)
     if ord not in (2, 2.0):
         rule = general_rule(torch.linalg.vector_norm, f"ord={ord!r} is not covered, only 2")
-        return rule(x, ord, dim, keepdim, dtype=dtype)
+        out = rule(x, ord, dim, keepdim, dtype=dtype)
+        if not isinstance(out, JetTensor) or ord in (0, -math.inf):
+            return out
+        undefined = euclidean_norm(x, dim, keepdim).streams.isnan()  # at 0, along what moves
+        return out.with_streams(out.streams.masked_fill(undefined, math.nan))
     x = x if dtype is None else x.to(dtype)
     return euclidean_norm(x, dim, keepdim)
 
