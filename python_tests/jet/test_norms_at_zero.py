@@ -130,3 +130,41 @@ def test_compiled_and_transformed() -> None:
         torch.func.vmap(lambda z: jx.laplacian(Square(), z)[2])(x[None])[0],
     ):
         assert result[0].isnan() and torch.isclose(result[1], torch.tensor(4.0))
+
+
+ROOTS = ("root of squares", "power of squares", "root of var")  # torch's root has no slope at 0
+
+
+@pytest.mark.parametrize("name", [name for name in NORMS if name not in ROOTS])
+def test_what_does_not_move_keeps_its_zeros(name: str) -> None:
+    """Row 0 is at 0 and does not move, row 2 is at 0 and does."""
+    x = torch.tensor([[0.0, 0.0, 0.0], [0.01, -0.02, 0.01], [0.0, 0.0, 0.0]]).requires_grad_()
+    steps = torch.randn(3, 3, 3, generator=torch.Generator().manual_seed(0))
+    steps[:, 0] = 0
+    jet = jx.jet(NORMS[name], x, steps, second="squares")
+    assert not jet.first[:, 0].any() and not jet.second[:, 0].any()
+    assert not jet.first[:, 2].any() and jet.second[:, 2].isnan().all()
+    tangent = jx.jvp(NORMS[name], (x,), (steps[0],))[1]
+    gradient = torch.autograd.grad(tangent.sum(), x)[0]
+    assert gradient[1].isfinite().all() and gradient[2].isnan().any()
+    if name not in ("hypot", "modulus"):  # torch's own gradient of hypot(0, 0) is NaN
+        assert not gradient[0].any()
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_of_squares_has_no_second_order_at_zero(name: str) -> None:
+    """Where the second order alone moves."""
+    x = torch.tensor([[0.0, 0.0, 0.0], [0.1, -0.2, 0.1]])
+    result = jx.laplacian(lambda z: NORMS[name](z * z), x).laplacian
+    assert result[0].isnan() and result[1].isfinite()
+
+
+@pytest.mark.parametrize("order", [1.5, 3, 4])
+@pytest.mark.parametrize("norm", [torch.norm, torch.linalg.vector_norm])
+def test_norms_of_other_orders(norm: Function, order: float) -> None:
+    """The square of the p-norm is no smooth function at 0 for p ≠ 2, and is not 0 there."""
+    x = torch.tensor([[0.0, 0.0], [0.1, 0.2]])
+    result = jx.laplacian(lambda z: norm(z, order, -1) ** 2, x).laplacian
+    inner = lambda z: z.abs().pow(order).sum(-1) ** (2 / order)  # noqa: E731
+    assert result[0].isnan()
+    torch.testing.assert_close(result[1:], jx.laplacian(inner, x[1:]).laplacian)
