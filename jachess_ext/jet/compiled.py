@@ -14,6 +14,7 @@ import collections
 import enum
 import functools
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,7 @@ from torch.utils import _pytree as pytree
 
 from ..ops.library import constant_when_compiled
 from ..torch_private import release
+from .context import without_dynamo
 from .eager import Jet, eager_jet, eager_jvp, make_arguments, split_output, with_tangents
 from .layout import ORDERS, Second, make_layout, map_tensors
 from .tensor import carries_derivatives, lift
@@ -68,6 +70,7 @@ def jet_in_graph(fn: Any, x: Any, directions: Any, order: int, second: Second) -
     why = why_not(fn)
     if why:
         torch._dynamo.graph_break(msg=why)
+        warn_of_break(why)
         return eager_jet(fn, x, directions, order, second)
     module, args, named = _call_of(fn)
     args, named = _without_none((args, named))
@@ -91,6 +94,7 @@ def jvp_in_graph(
     why = why_not(fn)
     if why:
         torch._dynamo.graph_break(msg=why)
+        warn_of_break(why)
         return eager_jvp(fn, primals, tangents, has_aux, differentiable)
     module, args, named = _call_of(fn)
     args, named = _without_none((args, named))
@@ -106,6 +110,17 @@ def jvp_in_graph(
     )
     _raise_problem(outputs)
     return outputs
+
+
+_WARNED: set[str] = set()
+
+
+@without_dynamo
+def warn_of_break(why: str) -> None:
+    """Warn, once for each reason, that derivatives break the graph and run eagerly."""
+    if why not in _WARNED:
+        _WARNED.add(why)
+        warnings.warn(f"derivatives run eagerly, outside of the graph: {why}", stacklevel=4)
 
 
 def why_not(fn: Any) -> str | None:

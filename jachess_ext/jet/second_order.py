@@ -727,12 +727,13 @@ def _in_graph(fn: Any, x: Any, directions: Any, plain: bool, check: bool) -> Lap
         plain: whether it was called without weights, chunks or aux.
     """
     # Here, since it imports torch._dynamo, which takes seconds.
-    from .compiled import JetGraphError, jet_in_graph, why_not
+    from .compiled import JetGraphError, jet_in_graph, warn_of_break, why_not
 
     held = plain and isinstance(fn, nn.Module) and isinstance(x, Tensor) and x.ndim > 1
     form = "jx.laplacian in a graph takes a module, one tensor, no weights, chunks or aux"
     if why := why_not(fn) or (None if held else form):
         torch._dynamo.graph_break(msg=why)
+        warn_of_break(why)
         return None
     if check and _rows_depend(fn, x):
         raise ValueError(MIXED)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -268,6 +270,26 @@ def test_without_fullgraph_it_runs_eagerly(hide: Any) -> None:
     compiled = torch.compile(streams_of(hide(block)), backend="aot_eager")
     expected = streams_and_gradients(streams_of(block), block, *example(block))
     assert_same(streams_and_gradients(compiled, block, *example(block)), expected, 1e-10)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda f, x: jx.jet(f, x, torch.ones_like(x)[None]),
+        lambda f, x: jx.jvp(f, (x,), (torch.ones_like(x),)),
+        lambda f, x: jx.laplacian(f, x),
+    ],
+    ids=["jet", "jvp", "laplacian"],
+)
+def test_leaving_the_graph_is_said_once(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("jachess_ext.jet.compiled"), "_WARNED", set())
+    compiled = torch.compile(lambda x: call(torch.square, x), backend="aot_eager")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        compiled(torch.ones(2, 2))
+        compiled(torch.ones(3, 2))
+    said = [w for w in warned if "run eagerly, outside of the graph" in str(w.message)]
+    assert len(said) == 1
 
 
 def test_wrong_directions_are_named() -> None:
