@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import cache, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
@@ -486,8 +487,8 @@ class _Rows:
         """Return the values and first derivatives of every tensor, in the directions' order."""
         first = [torch.cat(parts) for parts in zip(*(p.first for p in passes), strict=True)]
         if len(passes) > 1 or weights is not None:
-            numbers = torch.tensor([number for part in passes for number in part.numbers])
-            places = numbers.argsort().to(self.points[0].device)
+            order = np.argsort([number for part in passes for number in part.numbers])
+            places = torch.from_numpy(order).to(self.points[0].device)
             first = [each[places] for each in first]
         if weights is not None:
             roots = _roots(weights)

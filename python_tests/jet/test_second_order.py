@@ -10,7 +10,7 @@ import copy
 import functools
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -584,3 +584,29 @@ def test_malloc_keeps_what_a_pass_frees() -> None:
     done = processes.run([sys.executable, "-c", _FAULTS], cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stdout
     assert int(done.stdout.split()[-1]) < 40
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: jx.laplacian(torch.sin, x),
+        lambda x: jx.laplacian(torch.sin, x, chunk_size=1),
+        lambda x: jx.laplacian(torch.sin, x, weights=[1.0, 2.0, -1.0]),
+        lambda x: jx.hessian_diagonal(torch.sin, x),
+        lambda x: jx.divergence(torch.sin, x),
+        lambda x: jx.hvp(lambda z: z.sin().sum(), (x,), (x,)),
+        lambda x: jx.jvp(torch.sin, (x,), (x,)),
+        lambda x: [jx.jet(torch.sin, x, x[None]).streams],
+    ],
+    ids=["laplacian", "chunks", "weights", "diagonal", "divergence", "hvp", "jvp", "jet"],
+)
+def test_another_default_device(call: Callable[[Tensor], Sequence[Any]]) -> None:
+    """What a pass makes for itself lies where its input is."""
+    x = torch.randn(4, 3)
+    expected = call(x)
+    torch.set_default_device("meta")
+    try:
+        result = call(x)
+    finally:
+        torch.set_default_device(None)
+    torch.testing.assert_close(result, expected)
