@@ -7,6 +7,7 @@ import copy
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -262,8 +263,9 @@ def test_trls_metrics_of_evaluation(tmp_path: Path, name: str) -> None:
 
 @cache
 def plain_weights(name: str) -> Tensor:
-    made = of_trl(name, Path("none"))
-    made.train()
+    with TemporaryDirectory() as folder:
+        made = of_trl(name, Path(folder))
+        made.train()
     return nn.utils.parameters_to_vector(made.model.parameters()).detach()
 
 
