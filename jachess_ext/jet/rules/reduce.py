@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ... import torch_private
 from ..registry import general_rule, jet_rule, missing_rule
 from ..tensor import JetTensor, primal_of
 from .pointwise import wide
@@ -245,7 +246,7 @@ def triplet_margin_loss(
     return losses if reduction == "none" else getattr(losses, reduction)()
 
 
-@jet_rule(torch._weight_norm)
+@jet_rule(*filter(None, [torch_private.find("torch._weight_norm")]))
 def weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
     """Compute v g / ‖v‖, the norm over all dimensions but ``dim``; over all where it is −1."""
     dims = [place for place in range(v.ndim) if dim == -1 or place != dim]
