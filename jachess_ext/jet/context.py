@@ -34,6 +34,7 @@ _LOWER = {
     *("addbmm", "einsum", "vecdot", "scaled_dot_product_attention", "conv1d", "conv2d", "conv3d"),
     *("conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
 }
+_LOWER_ON_CPU = {"affine_grid"}
 _LOWER_ON_GPU = {"mv", "addmv", "addr", "prelu", "chain_matmul", "multi_dot"}
 # Computed in float32.
 _WIDE = {
@@ -101,7 +102,7 @@ def _on_gpu(device: str) -> bool:
 @cache
 def _kind(function: Callable, on_gpu: bool) -> str | None:
     name = last_name(function)
-    if name in _LOWER or (on_gpu and name in _LOWER_ON_GPU):
+    if name in _LOWER or name in (_LOWER_ON_GPU if on_gpu else _LOWER_ON_CPU):
         return "lower"
     if name in _WIDE or name in (_WIDE_ON_GPU if on_gpu else _WIDE_ON_CPU):
         return "wide"

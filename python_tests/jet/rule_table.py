@@ -85,6 +85,7 @@ def _takes_dtype_third(function: Any) -> bool:
 
 
 POSITIVE = {"low": 0.5, "high": 2.0}
+UNALIGNED = {"align_corners": False}
 MASK = torch.tensor([[True, False, True], [False, False, True]])
 ROW_MASK = torch.tensor([True, False, True])
 COLUMN_MASK = torch.tensor([[True], [False]])
@@ -237,6 +238,23 @@ LINEAR = [
         [X((2, 2, 3, 4)), P(2, 3, 2, 2, low=-1.3, high=1.2)],
         {"padding_mode": "reflection", "align_corners": False},
     ),
+    # By their places, between the centres of pixels, where bilinear sampling has no kink.
+    *(
+        Near([F.grid_sample], [image, grid], {"mode": mode, **settings})
+        for image, grid in (
+            (P(1, 2, 3, 3), X((1, 2, 2, 2), -0.9, -0.1)),
+            (X((1, 2, 3, 3)), X((1, 2, 2, 2), 1.1, 1.9)),
+        )
+        for mode, settings in (
+            ("bilinear", {"align_corners": True}),
+            ("bilinear", {"padding_mode": "reflection", "align_corners": True}),
+            ("bicubic", {"align_corners": True}),
+            ("bicubic", {"padding_mode": "border", "align_corners": True}),
+        )
+    ),
+    Near([F.grid_sample], [X((1, 1, 2, 3, 3)), X((1, 2, 1, 2, 3), -0.3, -0.1)], UNALIGNED),
+    Near([F.affine_grid], [X((2, 2, 3)), (2, 1, 3, 2)], UNALIGNED),
+    Near([F.affine_grid], [X((1, 3, 4)), (1, 1, 2, 3, 2)], {"align_corners": True}),
     Row([F.unfold], [X((2, 2, 3, 3)), 2]),
     Row([F.unfold], [X((2, 3, 3)), 2], {"stride": 2, "padding": 1}),
     Near([F.fold], [X((1, 4, 4)), (3, 3), 2]),

@@ -94,7 +94,7 @@ def _is_right(function: Any, x: Tensor) -> bool:
     """Check derivatives where torch computes outputs; False where `jx.jet` has no rule."""
     try:
         outputs = _tensors(function(x))
-    except (RuntimeError, TypeError, NotImplementedError):
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return True  # nor does torch take complex numbers there
     try:
         if outputs:
