@@ -129,6 +129,27 @@ def test_powers_of_zero() -> None:
             assert jet.second.item() == second
 
 
+@pytest.mark.parametrize("n", [0.0, 1.0, 2.0, 3.0])
+def test_powers_of_zero_whose_exponent_moves(n: float) -> None:
+    """∂²(x^n)/∂x∂n = x^(n−1) (1 + n ln x) diverges at 0 where n is 0 or 1; nothing else does."""
+    at, one, both = (
+        torch.tensor([0.0, n]).double(),
+        torch.eye(2).double(),
+        torch.ones(2, 2).double(),
+    )
+    for power in (torch.pow, torch.float_power, lambda x, n: x**n):
+        f = lambda z, power=power: power(z[0], z[1])  # noqa: E731
+        for given, kind in ((one, "pairs"), (both, "squares"), (both, "sum")):
+            second = jx.jet(f, at, given, second=kind).second
+            expected = torch.full_like(second, torch.nan) if n < 2 else second
+            torch.testing.assert_close(second, expected, equal_nan=True)
+            assert n < 2 or second.isfinite().all()
+        apart = jx.jet(f, at, one, second="squares")
+        assert apart.streams.isfinite().all()
+        assert apart.first.tolist() == [float(n == 1), 0]
+        assert apart.second.tolist() == [2 * float(n == 2), 0]
+
+
 def test_constant_rows_through_layer_norm() -> None:
     """Zero variance: ε alone keeps the statistics finite."""
     x, u = torch.ones(2, 4).double(), _point(2, 4)[1]

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
-    "jet": 6158,
+    "jet": 6163,
     "lab": 4699,
     "ntk": 2142,
     "ops": 1265,

@@ -227,11 +227,16 @@ def _power_of_jets(base: JetTensor, exponent: JetTensor) -> JetTensor:
     in_x = push_forward(base, (value, slope, curvature))
     in_n, log = _moved_exponent(x, exponent, value)
     out = torch.cat([value.unsqueeze(0), in_x.streams[1:] + in_n.streams[1:]])
-    # At 0 it is 0 unless n = 1, as in torch; where it is infinite, only tangents ≠ 0 get it.
-    mixed = wide(torch.where((x == 0) & (n != 1), 1, x)) ** (n - 1) * (1 + n * log)
-    nothing = ((x == 0) & (n != 1)) | ~((needed & _moves(exponent)) | mixed.isfinite())
+    # Where it is infinite, only tangents ≠ 0 get it; at 0 it is 0, unless n is 0 or 1.
+    mixed = wide(torch.where(x == 0, 1, x)) ** (n - 1) * (1 + n * log)
+    nothing = (x == 0) | ~((needed & _moves(exponent)) | mixed.isfinite())
     mixed = mixed.masked_fill(nothing, 0)
-    return base.with_streams(_with_mixed(out, mixed, base, exponent))
+    out = _with_mixed(out, mixed, base, exponent)
+    infinite = (x == 0) & ((n == 0) | (n == 1))
+    undefined = torch.zeros_like(mixed.detach()).masked_fill(infinite, math.nan)
+    with torch.no_grad():
+        nowhere = _with_mixed(torch.zeros_like(out), torch.ones_like(mixed), base, exponent) == 0
+    return base.with_streams(out + undefined.masked_fill(nowhere, 0).to(out.dtype))
 
 
 def _with_mixed(streams: Tensor, mixed: Tensor, a: JetTensor, b: JetTensor) -> Tensor:
