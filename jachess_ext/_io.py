@@ -88,6 +88,11 @@ def require_all(part: str) -> None:
         )
 
 
+def axes_or_new(ax: Any) -> Any:
+    """Return the matplotlib axes to draw on: these, or new ones where they are None."""
+    return require("matplotlib.pyplot").figure(figsize=(7, 4.5)).add_subplot() if ax is None else ax
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file atomically: on any error the old file stays, and no partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)

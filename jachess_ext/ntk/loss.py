@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._io import require
+from .._io import axes_or_new
 
 # Relative to the largest eigenvalue: what round-off of a kernel in this precision may leave.
 _ROUND_OFF, _ROUND_OFF_SINGLE = 1e-9, 1e-4
@@ -129,8 +129,7 @@ class Spectrum:
             >>> axes.get_lines()[0].get_ydata().tolist()
             [4.0, 1.0]
         """
-        if ax is None:
-            ax = require("matplotlib.pyplot").figure(figsize=(7, 4.5)).add_subplot()
+        ax = axes_or_new(ax)
         values = self.eigenvalues.flip(0).cpu()
         values = values[values > 0]
         ax.plot(range(1, len(values) + 1), values.tolist(), ".-")

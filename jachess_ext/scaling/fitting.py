@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .._io import MissingExtra, require
+from .._io import MissingExtra, axes_or_new
 from .baselines import accept_then_stop, line_through
 from .laws import LAWS, Exponents, Law, MeasuredKernel, MeasuredLens, Points, StraightLine
 from .least_squares import Residuals, Solution, huber, minimise
@@ -805,8 +805,7 @@ class FittedLaw:
         sizes = np.geomspace(self.measured[:, 0].min(), 4 * self.measured[:, 1].max(), 100)
         predicted = np.atleast_2d(self.predict(sizes))
         ends = [np.atleast_2d(end) for end in self.interval(sizes, level)] if self.has_width else []
-        if ax is None:
-            ax = require("matplotlib.pyplot").figure(figsize=(7, 4.5)).add_subplot()
+        ax = axes_or_new(ax)
         for row, (losses, weights) in enumerate(
             zip(self._curves.losses, self._curves.weights, strict=True)
         ):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .._io import require
+from .._io import axes_or_new, require
 from .._text import DASH, number, scientific, share
 from .baselines import accept_then_stop
 from .blend import FEWEST_SIZES, forecast_ahead, forecasts
@@ -706,8 +706,7 @@ class Selection:
             ValueError: the method predicts no loss.
             MissingExtra: matplotlib or pandas is not installed.
         """
-        if ax is None:
-            ax = require("matplotlib.pyplot").figure(figsize=(7, 4.5)).add_subplot()
+        ax = axes_or_new(ax)
         table = self.table
         losses = dict(zip(self.names, table.shown(table.trained_losses), strict=True))
         predicted = dict(zip(self.names, table.shown(self.predicted_losses), strict=True))

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from .._io import require
+from .._io import axes_or_new
 from ..jet.context import without_dynamo
 from ..jet.directions import Distribution, draw_directions
 from ..jet.eager import check_point, make_input
@@ -733,8 +733,7 @@ class SmoothnessProbe:
         """
         if not self.history:
             raise ValueError("nothing was measured yet; train with the monitor first")
-        if ax is None:
-            ax = require("matplotlib.pyplot").figure(figsize=(7, 4.5)).add_subplot()
+        ax = axes_or_new(ax)
         steps = [entry["step"] for entry in self.history]
         block = 0
         while (name := f"{PREFIX}jacobian_{block}") in self.history[0]:

@@ -18,14 +18,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
-    "jet": 6163,
+    "jet": 6161,
     "lab": 4699,
-    "ntk": 2142,
+    "ntk": 2141,
     "ops": 1265,
-    "scaling": 3876,
-    "smoothness": 1084,
+    "scaling": 3874,
+    "smoothness": 1083,
     "training": 1991,
-    ".": 768,
+    ".": 770,
 }
 """Lines of code of each folder's Python files at most, without comments, docstrings and empty
 lines; ".": those beside the folders. A commit may lower a number; one that raises it says why in

@@ -398,8 +398,7 @@ def interpolate(input: JetTensor, *args: Any, **named: Any) -> JetTensor:
 
 @jet_rule(F.grid_sample)
 def grid_sample(input: Any, grid: Any, *args: Any, **named: Any) -> JetTensor:
-    """Sample ``[N, C, ...]`` at constant places; the streams are further channels."""
-    if isinstance(grid, JetTensor):
-        raise missing_rule(F.grid_sample, "places that depend on the input; only the image may")
+    """Sample ``[N, C, ...]`` at constant places (others: `sampling`); the streams are further
+    channels."""
     out = F.grid_sample(input.streams.transpose(0, 1).flatten(1, 2), grid, *args, **named)
     return input.with_streams(out.unflatten(1, (len(input.streams), -1)).transpose(0, 1))
