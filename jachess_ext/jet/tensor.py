@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import torch_private
+from ._types import Operand, T
 from .constants import call_on_constants, is_constant, note_constant
 from .context import call_rule, without_autocast
 from .deferred import Deferred, Pattern
@@ -416,7 +417,7 @@ def kept_too_long(what: str) -> RuntimeError:
     )
 
 
-def common_layout(*values: Any) -> JetLayout:
+def common_layout(*values: object) -> JetLayout:
     """Return the layout of all jets among ``values``.
 
     Raises:
@@ -442,7 +443,7 @@ def different_layouts(layouts: set[JetLayout]) -> ValueError:
     )
 
 
-def constant(value: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+def constant(value: Operand, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """Return a number as a tensor, and a tensor in this dtype on this device.
 
     A number is written on the device, not copied there from the host: a CUDA graph that is being
@@ -453,7 +454,7 @@ def constant(value: Any, device: torch.device, dtype: torch.dtype | None = None)
     return torch.as_tensor(value, dtype=dtype, device=device)
 
 
-def lift(value: Any, layout: JetLayout, like: Tensor | None = None) -> JetTensor:
+def lift(value: Operand, layout: JetLayout, like: Tensor | None = None) -> JetTensor:
     """Return ``value`` as a jet: itself if it is one, else a constant (all tangents zero).
 
     Args:
@@ -484,7 +485,7 @@ def aligned(jet: JetTensor, ndim: int) -> Tensor:
     return jet.streams.reshape(jet.jet_layout.streams, *(1,) * missing, *jet.shape)
 
 
-def primal_of(value: Any) -> Any:
+def primal_of(value: T) -> T:
     """Replace every jet in a call's arguments, nested in lists, tuples and dicts, by its primal."""
     return replace_tensors(value, _primal)
 

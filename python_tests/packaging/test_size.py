@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
-    "jet": 6161,
+    "jet": 6170,
     "lab": 4699,
     "ntk": 2141,
     "ops": 1265,
