@@ -24,6 +24,7 @@ from torch.autograd import forward_ad
 from .. import torch_private
 
 F = TypeVar("F", bound=Callable[..., Any])
+X = TypeVar("X", bound=Tensor)
 
 MAX_DIRECTIONS = 4
 CUDA_DIRECTIONS = 2
@@ -383,9 +384,10 @@ def widened(x: Tensor) -> Tensor:
     return x.to(wide_dtype(x.dtype))
 
 
-def wide(x: Any) -> Any:
+def wide(x: X) -> X:
     """Convert halves to float32, in which torch, too, sums squares: their own would overflow."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    return x.float() if half else x  # type: ignore[return-value]  # a jet for a jet
 
 
 def check_shape(name: str, tensor: Tensor | None, shape: Sequence[int]) -> None:

@@ -18,10 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
-    "jet": 6170,
+    "jet": 6174,
     "lab": 4699,
     "ntk": 2141,
-    "ops": 1265,
+    "ops": 1267,
     "scaling": 3874,
     "smoothness": 1083,
     "training": 1991,
