@@ -12,13 +12,16 @@ README's figure anew.
 from __future__ import annotations
 
 import argparse
+import ast
 import csv
+import inspect
 import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
+from types import CodeType
 from typing import Any
 
 import pandas as pd
@@ -64,8 +67,8 @@ MEASURES = {
     ("ntk_methods", "jx.ntk, jacobian"): _KERNEL_FILES,
     ("ntk_methods", "jx.ntk, vmap-grad"): _KERNEL_FILES,
 }
-"""What quoted rows measure, by results and the beginning of "figure, baseline": files after whose
-last change they have to be measured anew (`outdated`)."""
+"""What quoted rows measure, by results and the beginning of "figure, baseline": files; once these
+compute something else, the rows have to be measured anew (`outdated`)."""
 _BLOCK = re.compile(r"(<!-- quoted: ([a-z-]+) -->\n).*?(<!-- /quoted -->)", re.DOTALL)
 
 
@@ -119,15 +122,64 @@ def _spread(ratios: Sequence[float], places: int = 1) -> str:
     return f"{min(ratios):.{places}f} to {max(ratios):.{places}f}"
 
 
+class _Bare(ast.NodeTransformer):
+    """Takes annotations and docstrings out of a file."""
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        return ast.arg(node.arg)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
+        return ast.Assign([node.target], node.value) if node.value else ast.Pass()
+
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
+        return ast.Pass() if isinstance(node.value, ast.Constant) else node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        node.returns = None
+        self.generic_visit(node)
+        return node
+
+
+def program(sources: Iterable[str]) -> Counter[object]:
+    """Return what files compute, wherever in them it stands: the bytecode of their functions,
+    without the names of variables, and what their modules assign."""
+    parts: Counter[object] = Counter()
+    for source in sources:
+        tree = ast.fix_missing_locations(_Bare().visit(ast.parse(source)))
+        parts.update(ast.dump(node) for node in tree.body if isinstance(node, ast.Assign))
+        waiting = [compile(tree, "", "exec")]
+        while waiting:
+            code = waiting.pop()
+            inner = [const for const in code.co_consts if isinstance(const, CodeType)]
+            waiting += inner
+            if code.co_flags & inspect.CO_OPTIMIZED:  # a function: no module, no class
+                plain = tuple(repr(const) for const in code.co_consts if const not in inner)
+                parts[code.co_code, code.co_names, plain] += 1
+    return parts
+
+
+def _same_program(commit: str, paths: Sequence[str]) -> bool:
+    """Tell whether these files compute what they did at a commit."""
+    changed = git("diff", "--name-only", commit, "HEAD", "--", *paths).split()
+    if any(not path.endswith(".py") for path in changed):
+        return False
+
+    def sources(revision: str) -> Iterator[str]:
+        present = git("ls-tree", "-r", "--name-only", revision, "--", *changed).split()
+        return (git("show", f"{revision}:{path}") for path in present)
+
+    return not changed or program(sources(commit)) == program(sources("HEAD"))
+
+
 def outdated() -> list[str]:
-    """Return the newest rows of `MEASURES` of a commit before the last change, or an unknown one.
+    """Return the newest rows of `MEASURES` of a commit at which the files computed something else,
+    or of an unknown one.
 
     Raises:
         OSError, subprocess.CalledProcessError: there is no git, or no checkout.
     """
-    found = []
+    stale = []
     for (name, figure), paths in MEASURES.items():
-        changed = git("log", "-1", "--format=%H", "--", *paths)
         newest = {
             (row["shape"], row["figure"], row["baseline"]): row["commit"].removesuffix("+")
             for row in sorted(rows(name), key=lambda row: row["date"])
@@ -135,12 +187,13 @@ def outdated() -> list[str]:
         }
         for key, commit in newest.items():
             try:
-                git("merge-base", "--is-ancestor", changed, commit)
+                git("merge-base", "--is-ancestor", commit, "HEAD")
             except subprocess.CalledProcessError:
-                found.append(
-                    f"{name}.csv: {', '.join(key)}, of {commit}; changed in {changed[:10]}"
-                )
-    return found
+                stale.append(f"{name}.csv: {', '.join(key)}, of {commit}, which is not here")
+            else:
+                if not _same_program(commit, paths):
+                    stale.append(f"{name}.csv: {', '.join(key)}, of {commit}; changed since")
+    return stale
 
 
 def _faster(tokens: int, way: str, mask: str, other: str = WRITTEN_OUT) -> float:

@@ -65,7 +65,8 @@ def test_figures_are_those_of_the_results(name: str) -> None:
 
 
 def test_quoted_figures_are_not_older_than_what_they_measure() -> None:
-    """Attention's and MeanFlow's: after a change of files in `quoted.MEASURES`, measure anew."""
+    """Attention's and MeanFlow's: once files of `quoted.MEASURES` compute something else, measure
+    anew."""
     try:
         checkout = git("rev-parse", "--show-toplevel", "--is-shallow-repository")
     except (OSError, subprocess.CalledProcessError):
@@ -73,6 +74,22 @@ def test_quoted_figures_are_not_older_than_what_they_measure() -> None:
     if checkout.split("\n") != [str(ROOT), "false"]:
         pytest.skip("a shallow clone, or no checkout of its own: the history is not there")
     assert not quoted.outdated()
+
+
+def test_a_program_is_what_it_computes() -> None:
+    """Words may change between a measurement and now, and where a function stands; no number."""
+    before = (
+        'S = 2.0\n\ndef double(x: Any, *, by: float = S) -> Any:\n    "Say."\n'
+        "    known: Any = x * by\n    return known + 1.5\n\nclass A:\n    def f(self): return S\n"
+    )
+    after = [
+        "import torch\nS: float = 2.0\n\ndef double(x: Tensor, *, by: float = S) -> Tensor:\n"
+        '    """Multiply."""\n    # twice\n    product = x * by\n    return product + 1.5\n',
+        "class B:\n    def f(self) -> float:\n        return S\n",
+    ]
+    assert quoted.program([before]) == quoted.program(after)
+    for line, other in (("1.5", "1.25"), ("x * by", "x / by"), ("S = 2.0", "S = 3.0")):
+        assert quoted.program([before]) != quoted.program([before.replace(line, other)])
 
 
 def test_numbers_of_the_readme_stand_in_its_tables_alone() -> None:
