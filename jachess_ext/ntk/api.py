@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from ..jet.context import EAGERLY
 from ..models import unwrapped
-from .capture import Probe, Watched, capture, check_kernel, evaluating, in_company, probe
+from .capture import Watched, capture, evaluating
+from .completeness import Probe, check_kernel, in_company, probe
 from .contract import Choice, Contribution, LinearForm, Settings, contract, plan
 from .outputs import (
     Batch,

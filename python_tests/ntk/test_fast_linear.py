@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import jachess_ext as jx
-from jachess_ext.ntk.capture import fast_linear
+from jachess_ext.ntk.recorder import fast_linear
 from jachess_ext.ops import gemm
 
 from .oracles import error, kernel
@@ -127,7 +127,7 @@ def test_kernel_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(found is not None)
         return found
 
-    monkeypatch.setattr(sys.modules["jachess_ext.ntk.capture"], "fast_linear", counted)
+    monkeypatch.setattr(sys.modules["jachess_ext.ntk.recorder"], "fast_linear", counted)
     samples = {"input_ids": torch.randint(0, 30, (20, 9))}
     with pytest.warns(RuntimeWarning, match="factor"):
         theta = jx.ntk(model, samples)

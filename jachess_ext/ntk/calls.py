@@ -1,0 +1,333 @@
+"""Read the calls of a pass that use a parameter, and what each contributes to the kernel.
+
+To cover another call, add its reader to `_READERS` and, for a new kind, its contribution to
+`CONTRIBUTE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+from torch.func import functional_call, vjp, vmap
+
+from .contract import Contribution, Dense, as_real, make_factors, make_matches
+from .outputs import RENORMALISED
+
+Given = Mapping[str, Any]
+Names = Mapping[int, str]  # id of a chosen parameter -> its name
+Shapes = Mapping[str, torch.Size]
+
+
+@dataclass
+class Call:
+    """A call of a torch function or of a module.
+
+    Attributes:
+        kind: of the function, a key of ``CONTRIBUTE``.
+        roles: role ("weight", "bias") -> the parameter's name.
+        inputs: the data the parameter meets: [n·s, ...] like the output; None where there is none.
+        options: what else the contribution needs.
+        edge: where the output is in the graph, once it is recorded.
+    """
+
+    kind: str
+    roles: dict[str, str]
+    inputs: Tensor | None
+    options: dict[str, Any] = field(default_factory=dict)
+    edge: GradientEdge = field(init=False)
+
+
+def recognise(
+    function: Any, args: tuple[Any, ...], kwargs: Given, names: Names
+) -> tuple[Call | None, set[str]]:
+    """Return the call, and the names of the parameters in it that play no known role."""
+    values = flat(args, kwargs)
+    touched = {names[id(value)] for value in values if id(value) in names}
+    if not touched:
+        return None, touched
+    call = None
+    is_complex = any(isinstance(value, Tensor) and value.is_complex() for value in values)
+    if function in _READERS and not is_complex:
+        order, read = _READERS[function]
+        if len(args) <= len(order) and set(kwargs) <= set(order):
+            call = read(dict(zip(order, args, strict=False)) | dict(kwargs), names)
+    return call, touched - (set(call.roles.values()) if call is not None else set())
+
+
+def flat(args: tuple[Any, ...], kwargs: Given) -> list[Any]:
+    flat: list[Any] = []
+    for value in (*args, *kwargs.values()):
+        flat.extend(value) if isinstance(value, (list, tuple)) else flat.append(value)
+    return flat
+
+
+def _linear(given: Given, names: Names) -> Call | None:
+    if not _plain_weight(given, names):
+        return None
+    return Call("linear", _roles(given, names), given["input"].detach())
+
+
+def _addmm(given: Given, names: Names) -> Call | None:
+    """Read bias + x W with W [d_in, d_out], transformers' Conv1D."""
+    given = {"bias": given["input"], "input": given["mat1"], "weight": given["mat2"]}
+    if given["bias"].dim() != 1 or not _plain_weight(given, names):
+        return None
+    return Call("linear", _roles(given, names), given["input"].detach(), {"transposed": True})
+
+
+def _embedding(given: Given, names: Names) -> Call | None:
+    if given.get("max_norm") is not None:
+        raise ValueError(RENORMALISED.format(names.get(id(given["weight"]))))
+    if given.get("scale_grad_by_freq") or given.get("sparse"):
+        return None
+    padding = given.get("padding_idx")
+    rows = given["weight"].shape[0]
+    if padding is not None and padding < 0:
+        padding += rows
+    options = {"padding": padding, "rows": rows}
+    return Call("embedding", _roles(given, names), given["input"].detach(), options)
+
+
+def _take(given: Given, names: Names) -> Call | None:
+    """Read bias[ids], an embedding of width 1."""
+    if id(given["input"]) not in names or given["input"].dim() != 1:
+        return None
+    if bool((given["index"] < 0).any()):
+        return None
+    options = {"padding": None, "rows": given["input"].shape[0]}
+    return Call("take", {"bias": names[id(given["input"])]}, given["index"], options)
+
+
+def _norm(kind: str, eps: float | None, given: Given, names: Names) -> Call | None:
+    """Read a norm; `eps` is the function's default."""
+    if id(given["input"]) in names:
+        return None
+    options = {"shape": list(given["normalized_shape"]), "eps": given.get("eps", eps)}
+    return Call(kind, _roles(given, names), given["input"].detach(), options)
+
+
+def _product(given: Given, names: Names) -> Call | None:
+    """Read weight * x, elementwise."""
+    values = list(given.values())
+    weights = [i for i, value in enumerate(values) if id(value) in names]
+    if len(values) != 2 or len(weights) != 1:
+        return None
+    weight, other = values[weights[0]], values[1 - weights[0]]
+    if not isinstance(other, Tensor) or other.dim() < max(1, weight.dim()):
+        return None
+    if other.dim() == weight.dim() and weight.shape[0] != 1:
+        return None  # the parameter has a number for every row: no sample owns one
+    return Call("product", {"weight": names[id(weight)]}, other.detach())
+
+
+def _sum(given: Given, names: Names) -> Call | None:
+    """Read bias + x, elementwise."""
+    call = _product(given, names)
+    return None if call is None else Call("sum", {"bias": call.roles["weight"]}, None)
+
+
+def _plain_weight(given: Given, names: Names) -> bool:
+    """Tell whether the input is no parameter and the weight is a matrix."""
+    return id(given["input"]) not in names and given["weight"].dim() == 2
+
+
+def _roles(given: Given, names: Names) -> dict[str, str]:
+    roles = {role: names.get(id(given.get(role))) for role in ("weight", "bias")}
+    return {role: name for role, name in roles.items() if name is not None}
+
+
+_EMBEDDING = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq")
+_PAIR = ("input", "other")
+
+# Function -> the order of its arguments, and the reader of its call.
+_READERS: dict[Any, tuple[tuple[str, ...], Callable[[Given, Names], Call | None]]] = {
+    F.linear: (("input", "weight", "bias"), _linear),
+    torch.addmm: (("input", "mat1", "mat2"), _addmm),
+    F.embedding: ((*_EMBEDDING, "sparse"), _embedding),
+    torch.take: (("input", "index"), _take),
+    F.layer_norm: (
+        ("input", "normalized_shape", "weight", "bias", "eps"),
+        partial(_norm, "layer_norm", 1e-5),
+    ),
+    F.rms_norm: (("input", "normalized_shape", "weight", "eps"), partial(_norm, "rms_norm", None)),
+    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), (_PAIR, _product)),
+    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), (_PAIR, _sum)),
+}
+
+
+# Contributions of a call, from the cotangents [C, n·s, ...] of its output; n: samples.
+
+
+def _from_linear(
+    call: Call, delta: Tensor, shapes: Shapes, samples: int
+) -> dict[str, Contribution]:
+    a = _rows(call, samples, delta.shape[1])
+    parts: dict[str, Contribution] = {}
+    delta = delta.reshape(delta.shape[0], samples, -1, delta.shape[-1])
+    if "bias" in call.roles:
+        parts[call.roles["bias"]] = Dense(delta.sum(2))
+    if "weight" in call.roles:
+        a = a.reshape(samples, -1, a.shape[-1])
+        assert call.inputs is not None
+        source = (call.inputs.data_ptr(), call.inputs._version, *call.inputs.shape)
+        transposed = call.options.get("transposed", False)
+        parts[call.roles["weight"]] = make_factors(a, delta, transposed=transposed, source=source)
+    return parts
+
+
+def _from_rows(call: Call, delta: Tensor, shapes: Shapes, samples: int) -> dict[str, Contribution]:
+    """Return the contribution to an embedding's rows; those of `take` have width 1."""
+    ids = _rows(call, samples, delta.shape[1]).reshape(samples, -1)
+    padding = call.options["padding"]
+    keep = torch.ones_like(ids, dtype=torch.bool) if padding is None else ids != padding
+    width = 1 if call.kind == "take" else delta.shape[-1]
+    delta = delta.reshape(delta.shape[0], samples, -1, width)
+    (name,) = call.roles.values()
+    return {name: make_matches(ids, delta, keep, call.options["rows"])}
+
+
+def _from_elementwise(
+    call: Call, delta: Tensor, shapes: Shapes, samples: int
+) -> dict[str, Contribution]:
+    """Return the contributions to weight * x, bias + x, and norms, which normalise x first."""
+    parts: dict[str, Contribution] = {}
+    for role, name in call.roles.items():
+        values = delta
+        if role == "weight":
+            x: Any = call.inputs
+            if call.kind != "product":
+                x = getattr(F, call.kind)(x, call.options["shape"], eps=call.options["eps"])
+            values = delta * x
+        parts[name] = _summed(values, shapes[name], samples)
+    return parts
+
+
+def _summed(values: Tensor, shape: torch.Size, samples: int) -> Dense:
+    """Sum [C, n·s, ...] over every dimension along which the parameter was broadcast."""
+    outputs, rest = values.shape[0], values.shape[2:]  # rest: what follows the dimension of rows
+    if len(shape) > len(rest):  # the parameter's own first dimension, of size 1, meets the rows
+        shape = shape[1:]
+    summed = values.reshape(outputs, samples, -1, *rest).sum(2)
+    if len(rest) > len(shape):
+        summed = summed.sum(tuple(range(2, 2 + len(rest) - len(shape))))
+    single = tuple(2 + i for i, size in enumerate(shape) if size == 1)
+    if single:
+        summed = summed.sum(single, keepdim=True)
+    return Dense(summed.reshape(outputs, samples, -1))
+
+
+def _rows(call: Call, samples: int, rows: int) -> Tensor:
+    """Return the inputs with as many rows as the output, repeated if they have no batch."""
+    values = call.inputs
+    assert values is not None
+    if values.shape[0] == rows:
+        return values
+    return values.expand(samples, *values.shape).flatten(0, 1)
+
+
+# Childless modules of any other type (a norm with weight 1 + w, a convolution): their own forward
+# is differentiated, sample by sample, from recorded inputs; the rest of the model is not run again.
+
+
+def local_call(
+    module: nn.Module, roles: Mapping[str, str], args: Any, kwargs: Any, output: Any
+) -> Call | None:
+    """Return a module's call; None unless inputs and output have equally many rows."""
+    values = [v.detach() if isinstance(v, Tensor) else v for v in (*args, *kwargs.values())]
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if not isinstance(output, Tensor) or not output.dim() or not tensors:
+        return None
+    if any(not tensor.dim() or tensor.shape[0] != output.shape[0] for tensor in tensors):
+        return None
+    options = {"module": module, "values": values, "keywords": tuple(kwargs)}
+    return Call("local", dict(roles), None, options)
+
+
+def _from_local(
+    call: Call, cotangents: Tensor, shapes: Shapes, samples: int
+) -> dict[str, Contribution]:
+    """Return the module's per-sample gradients, [C, n, numel] for each parameter."""
+    module, keywords = call.options["module"], call.options["keywords"]
+    parameters = {key: module._parameters[key].detach() for key in call.roles}
+    values = tuple(_split(value, samples) for value in call.options["values"])
+    dims = tuple(0 if isinstance(value, Tensor) else None for value in values)
+    plain = len(values) - len(keywords)
+
+    def of_sample(values: tuple[Any, ...], delta: Tensor) -> dict[str, Tensor]:
+        named = dict(zip(keywords, values[plain:], strict=True))
+
+        def forward(parameters: dict[str, Tensor]) -> Tensor:
+            return functional_call(module, parameters, values[:plain], named)
+
+        pull = vjp(forward, parameters)[1]
+        return vmap(lambda d: pull(d)[0])(delta)
+
+    delta = cotangents.unflatten(1, (samples, -1))
+    with torch.enable_grad():
+        gradients = vmap(of_sample, in_dims=(dims, 1), out_dims=1)(values, delta)
+    # [C, n, numel]; a parameter may have no dimension.
+    return {
+        name: Dense(as_real(gradients[key]).unsqueeze(-1).flatten(2))
+        for key, name in call.roles.items()
+    }
+
+
+def _split(value: Any, samples: int) -> Any:
+    """Split a tensor into [n, rows a sample, ...]; a single row is repeated for every sample."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.shape[0] == 1 and samples > 1:
+        value = value.expand(samples, *value.shape[1:])
+    return value.unflatten(0, (samples, -1))
+
+
+CONTRIBUTE: dict[str, Callable[[Call, Tensor, Shapes, int], dict[str, Contribution]]] = {
+    "linear": _from_linear,
+    "embedding": _from_rows,
+    "take": _from_rows,
+    **dict.fromkeys(("layer_norm", "rms_norm", "product", "sum"), _from_elementwise),
+    "local": _from_local,
+}
+
+
+# ---- outputs without a dimension of samples that are given one later --------------------------
+#
+# T5's relative position bias is an embedding [T, T, heads], permuted, then put in front of every
+# sample by ``unsqueeze(0)``.  The call's output is followed through operations that only move
+# numbers.  Where a first dimension of size 1 appears, it is expanded to one row a sample, so that
+# cotangents stay apart; they are carried back to the call's output through the same operations' own
+# backward.
+
+FOLLOWED = ("linear", "embedding")  # kinds of calls
+MOVES = {
+    Tensor.permute,
+    Tensor.transpose,
+    Tensor.contiguous,
+    Tensor.view,
+    Tensor.reshape,
+    torch.permute,
+    torch.transpose,
+}
+INSERTS = {Tensor.unsqueeze, torch.unsqueeze}
+
+
+def unchained(call: Call, cotangents: Tensor) -> tuple[Call, Tensor]:
+    """Return the call at the start of a chain and its output's cotangents, [C, n·s, ...].
+
+    Args:
+        cotangents: [C, n, ...], of the chain's end.
+    """
+    end, start = call.options["end"], call.options["call"]
+    outputs, samples = cotangents.shape[:2]
+    flat = cotangents.flatten(0, 1)[:, None]  # [C n, 1, ...]: one cotangent of the end each
+    (moved,) = torch.autograd.grad(
+        end, [start.edge], flat, retain_graph=True, is_grads_batched=True
+    )
+    return start, moved.unflatten(0, (outputs, samples)).flatten(1, 2)

@@ -1,0 +1,286 @@
+"""Watch a forward pass call by call.
+
+Calls are seen as torch functions, not as modules, so that tied weights, weights that another module
+reads and functional heads are seen too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Set
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+from torch.overrides import TorchFunctionMode
+
+from ..jet.tensor import DerivativeTensor
+from ..ops.gemm import onednn_serves, rows_times
+from .calls import FOLLOWED, INSERTS, MOVES, Call, Given, Names, flat, local_call, recognise
+
+Owners = Mapping[nn.Module, Mapping[str, str]]
+Key = tuple[str, str, int]  # kind of call, parameter, the how many-th of these in the pass
+
+_NO_SAMPLES = "an output it makes has no dimension of samples"
+
+
+@dataclass
+class SampleLayout:
+    """Layout of samples in the outputs of calls, learned from a pass over one sample.
+
+    Attributes:
+        rows: rows of each call's output for one sample: 1 where the first dimension numbers
+            samples; T where samples and tokens are one dimension; also the length of an output
+            without a dimension of samples, which does not grow with them.
+        unknown: parameter -> childless modules with a use of it that is not covered (None:
+            elsewhere).
+    """
+
+    rows: dict[Key, int] = field(default_factory=dict)
+    unknown: dict[str, set[nn.Module | None]] = field(default_factory=lambda: defaultdict(set))
+
+
+class Recorder(TorchFunctionMode):
+    """Watch one forward pass over n samples; a context manager.
+
+    Args:
+        names: of the chosen parameters.
+        samples: n.
+        layout: filled when ``learn``, else obeyed.
+        local: childless modules that are differentiated as a whole, with their chosen parameters
+            (name within the module -> full name).
+        learn: a first pass, over one sample.
+        inputs_only: no gradients of covered parameters will be asked for.
+        outside: ids of the parameters that fell back.
+
+    Attributes:
+        calls: in order.
+        unbatched: parameter -> why its samples cannot be told apart.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        samples: int,
+        layout: SampleLayout,
+        local: Owners,
+        *,
+        owners: Owners | None = None,
+        learn: bool = False,
+        inputs_only: bool = False,
+        outside: Set[int] = frozenset(),
+    ) -> None:
+        super().__init__()
+        whole = {name for roles in local.values() for name in roles.values()}
+        self._names = {key: name for key, name in names.items() if name not in whole}
+        self._samples = samples
+        self._layout = layout
+        self._local = local
+        self._owners = owners or {}
+        self._learn = learn
+        self._inputs_only, self._outside = inputs_only, outside
+        self._seen: Counter[tuple[str, str]] = Counter()
+        self._inside: list[nn.Module] = []
+        self._hooks = ExitStack()
+        # Chains: by the id of the last tensor (held, so that its id stays its own), and calls whose
+        # output has no dimension of samples yet.
+        self._chains: dict[int, tuple[Tensor, Call]] = {}
+        self._waiting: dict[int, Call] = {}
+        self.calls: list[Call] = []
+        self.unbatched: dict[str, str] = {}
+
+    def __enter__(self) -> Recorder:
+        keep = self._hooks.callback
+        for module, roles in self._local.items():
+            hook = partial(self._record_module, roles)
+            keep(module.register_forward_hook(hook, with_kwargs=True).remove)
+        for module in self._owners if self._learn else ():
+            keep(module.register_forward_pre_hook(lambda m, _: self._inside.append(m)).remove)
+            keep(module.register_forward_hook(self._leave).remove)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._hooks.close()
+        for call in self._waiting.values():
+            self._reject(call, _NO_SAMPLES)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        output = None
+        if self._inputs_only and not any(id(v) in self._outside for v in flat(args, kwargs)):
+            output = fast_linear(func, args, kwargs)
+        if output is None:
+            output = func(*args, **kwargs)
+        call, unknown = recognise(func, args, kwargs, self._names)
+        if unknown and _passes_gradients(output, args):
+            self._note_unknown(unknown, func)
+        if call is not None:
+            return self._record(call, output)
+        return self._follow(func, args, kwargs, output) if self._chains else output
+
+    def _follow(self, func: Any, args: tuple[Any, ...], kwargs: Given, output: Any) -> Any:
+        """Follow the output of a call without a dimension of samples to where it gets one."""
+        values = [*args, *kwargs.values()]
+        start = next((self._chains[id(v)][1] for v in values if id(v) in self._chains), None)
+        if start is None or not isinstance(output, Tensor) or not output.requires_grad:
+            return output
+        if func in INSERTS and kwargs.get("dim", args[1] if len(args) > 1 else None) == 0:
+            self._waiting.pop(id(start), None)
+            chain = Call("chain", start.roles, None, {"call": start, "end": output})
+            return self._one_row_each(chain, output)
+        if func in MOVES or func in INSERTS:
+            self._chains[id(output)] = (output, start)
+        else:
+            self._reject(start, _NO_SAMPLES)
+        return output
+
+    def _record(self, call: Call, output: Any) -> Any:
+        if not isinstance(output, Tensor):
+            return output
+        rows = output.shape[0] if output.dim() else 0
+        keys = [self._key(call.kind, name) for name in call.roles.values()]
+        if self._learn:
+            self._layout.rows.update(dict.fromkeys(keys, rows))
+            return output
+        expected = self._layout.rows.get(keys[0])
+        if expected is None:
+            self._reject(call, "it is used in other calls from one pass to the next")
+            return output
+        if not output.requires_grad:
+            return output
+        if isinstance(output, DerivativeTensor):
+            self._reject(call, "it is used within jx.jvp, jx.jet or jx.laplacian")
+            return output
+        if rows == expected * self._samples:
+            call.edge = get_gradient_edge(output)
+            self.calls.append(call)
+        elif rows == expected == 1:  # for all samples (position embeddings)
+            output = self._one_row_each(call, output)
+        elif call.kind in FOLLOWED:
+            call.edge = get_gradient_edge(output)
+            self._chains[id(output)] = (output, call)
+            self._waiting[id(call)] = call
+        else:
+            self._reject(call, _NO_SAMPLES)
+        return output
+
+    def _one_row_each(self, call: Call, output: Tensor) -> Tensor:
+        """Expand [1, ...] to a row a sample, so that cotangents stay apart."""
+        output = output.expand(self._samples, *output.shape[1:])
+        call.edge = get_gradient_edge(output)
+        self.calls.append(call)
+        return output
+
+    def _key(self, kind: str, name: str) -> Key:
+        """Return the next call's key, which names one parameter: others may fall back meanwhile."""
+        key = (kind, name, self._seen[kind, name])
+        self._seen[kind, name] += 1
+        return key
+
+    def _reject(self, call: Call, reason: str) -> None:
+        for name in call.roles.values():
+            self.unbatched.setdefault(name, reason)
+
+    def _note_unknown(self, names: set[str], func: Any) -> None:
+        if self._learn:
+            for name in names:
+                inside = self._inside[-1] if self._inside else None
+                self._layout.unknown[name].add(inside)
+        else:
+            called = getattr(func, "__name__", str(func))
+            for name in names:
+                reason = f"it is used by {called}, in a way that is not covered"
+                self.unbatched.setdefault(name, reason)
+
+    def _record_module(
+        self, roles: Mapping[str, str], module: nn.Module, args: Any, kwargs: Any, output: Any
+    ) -> Any:
+        call = local_call(module, roles, args, kwargs, output)
+        if call is not None:
+            return self._record(call, output)
+        for name in roles.values():
+            self.unbatched.setdefault(name, f"{type(module).__name__} is not covered")
+        return output
+
+    def _leave(self, *hook_arguments: Any) -> None:
+        self._inside.pop()
+
+
+def _passes_gradients(output: Any, args: tuple[Any, ...]) -> bool:
+    """Tell whether a result may carry gradients: no sizes, dtypes or the argument itself."""
+    values = output if isinstance(output, (list, tuple)) else (output,)
+    return any(
+        isinstance(value, Tensor)
+        and (value.is_floating_point() or value.is_complex())
+        and not any(value is argument for argument in args)
+        for value in values
+    )
+
+
+def owners_of(model: nn.Module, names: Names) -> Owners:
+    """Return childless modules with their chosen parameters, name within -> full name."""
+    owners: dict[nn.Module, dict[str, str]] = {}
+    for module in model.modules():
+        own = {key: names[id(p)] for key, p in module._parameters.items() if id(p) in names}
+        if own and next(module.children(), None) is None:
+            owners[module] = own
+    return owners
+
+
+# ---- linear layers of a recorded pass --------------------------------------------------------
+#
+# A capture asks for gradients of calls' outputs, never of weights, so that a linear layer's
+# backward is a single product, g W.  On processors where oneDNN is faster than torch's own choice
+# (`ops.gemm`) both passes use it.  Other calls stay as they are.
+
+
+class _InputLinear(torch.autograd.Function):
+    """Linear layer x Wᵀ + b with a derivative by x alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weight)
+        return rows_times(x, weight, bias=bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (weight,), (grad,) = ctx.saved_tensors, grads
+        if torch.is_grad_enabled() or not onednn_serves(grad, weight):
+            return grad @ weight, None, None
+        return rows_times(grad.contiguous(), weight.mT), None, None
+
+
+def fast_linear(func: Any, args: tuple[Any, ...], kwargs: Given) -> Tensor | None:
+    """Return ``func(*args, **kwargs)`` where it is a linear layer that this serves, else None.
+
+    Served are leaf weights, which nothing but a parameter's own gradient depends on, and inputs
+    through which gradients pass.
+    """
+    if func is not F.linear or not 2 <= len(args) + len(kwargs) <= 3:
+        return None
+    given = dict(zip(("input", "weight", "bias"), args, strict=False)) | dict(kwargs)
+    x, weight, bias = given["input"], given["weight"], given.get("bias")
+    leaves = [weight] if bias is None else [weight, bias]
+    if (
+        not all(type(value) in (Tensor, nn.Parameter) and value.is_leaf for value in leaves)
+        or type(x) is not Tensor
+        or not x.requires_grad
+        or weight.dim() != 2
+        or torch.is_autocast_enabled("cpu")
+        or (bias is not None and bias.dtype != torch.float32)
+        or not onednn_serves(x, weight)
+    ):
+        return None
+    detached = [value.detach() for value in leaves]
+    result = _InputLinear.apply(x, detached[0], None if bias is None else detached[1])
+    assert isinstance(result, Tensor)
+    return result
