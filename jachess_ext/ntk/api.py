@@ -145,7 +145,7 @@ def ntk(
     memory_budget: int | None = None,
     progress: bool | None = None,
     seed: int | None = None,
-    group: Any = None,
+    group: dist.ProcessGroup | None = None,
 ) -> Any:
     """Compute the empirical NTK, Θ[n, c, m, c'] = ∇_θ f_c(x_n) · ∇_θ f_c'(x_m), exactly.
 
@@ -238,7 +238,13 @@ class Job:
     _company: int
 
     def __init__(
-        self, model: nn.Module, batch: Batch, other: Batch | None, *, group: Any = None, **how: Any
+        self,
+        model: nn.Module,
+        batch: Batch,
+        other: Batch | None,
+        *,
+        group: dist.ProcessGroup | None = None,
+        **how: Any,
     ) -> None:
         self._ranks = KernelRanks.of(group)
         with self._ranks.failing_together():
@@ -456,7 +462,7 @@ def free_memory(device: torch.device) -> int:
 
 
 @contextmanager
-def _bar(progress: bool | None, total: int) -> Iterator[Callable[[], Any]]:
+def _bar(progress: bool | None, total: int) -> Iterator[Callable[[], object]]:
     """Yield a progress bar's step, which does nothing without a bar.
 
     Args:
@@ -495,12 +501,12 @@ class KernelRanks:
         rank, count: of this process in the group, and how many there are.
     """
 
-    group: Any
+    group: dist.ProcessGroup | None
     rank: int
     count: int
 
     @classmethod
-    def of(cls, group: Any) -> KernelRanks:
+    def of(cls, group: dist.ProcessGroup | None) -> KernelRanks:
         """Read this process's place in ``group``.
 
         Raises:
@@ -521,9 +527,9 @@ class KernelRanks:
 
     def share(self, work: Sequence[T]) -> Sequence[T]:
         """Return this rank's part, contiguous: neighbouring pairs have a block in common."""
-        size, rest = divmod(len(work), self.count)
-        start = self.rank * size + min(self.rank, rest)
-        return work[start : start + size + (self.rank < rest)]
+        size, remainder = divmod(len(work), self.count)
+        start = self.rank * size + min(self.rank, remainder)
+        return work[start : start + size + (self.rank < remainder)]
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
@@ -556,7 +562,7 @@ class KernelRanks:
         if self.count > 1:
             dist.reduce(values, group=self.group, group_dst=0)
 
-    def exchange(self, value: Any) -> list[Any]:
+    def exchange(self, value: object) -> list[Any]:
         """Return every rank's value."""
         if self.count == 1:
             return [value]

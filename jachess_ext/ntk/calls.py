@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.func import functional_call, vjp, vmap
 
+from ..jet._types import Args, Function, Named
 from .contract import Contribution, Dense, as_real, make_factors, make_matches
 from .outputs import RENORMALISED
 
-Given = Mapping[str, Any]
+Arguments = Mapping[str, Any]  # of a torch function, by name
 Names = Mapping[int, str]  # id of a chosen parameter -> its name
 Shapes = Mapping[str, torch.Size]
 
@@ -45,7 +46,7 @@ class Call:
 
 
 def recognise(
-    function: Any, args: tuple[Any, ...], kwargs: Given, names: Names
+    function: Function, args: Args, kwargs: Named, names: Names
 ) -> tuple[Call | None, set[str]]:
     """Return the call, and the names of the parameters in it that play no known role."""
     values = flat(args, kwargs)
@@ -61,61 +62,68 @@ def recognise(
     return call, touched - (set(call.roles.values()) if call is not None else set())
 
 
-def flat(args: tuple[Any, ...], kwargs: Given) -> list[Any]:
-    flat: list[Any] = []
+def flat(args: Args, kwargs: Named) -> list[object]:
+    """Return the arguments of a call, those in lists and tuples too."""
+    flat: list[object] = []
     for value in (*args, *kwargs.values()):
         flat.extend(value) if isinstance(value, (list, tuple)) else flat.append(value)
     return flat
 
 
-def _linear(given: Given, names: Names) -> Call | None:
-    if not _plain_weight(given, names):
+def _linear(arguments: Arguments, names: Names) -> Call | None:
+    if not _plain_weight(arguments, names):
         return None
-    return Call("linear", _roles(given, names), given["input"].detach())
+    return Call("linear", _roles(arguments, names), arguments["input"].detach())
 
 
-def _addmm(given: Given, names: Names) -> Call | None:
+def _addmm(arguments: Arguments, names: Names) -> Call | None:
     """Read bias + x W with W [d_in, d_out], transformers' Conv1D."""
-    given = {"bias": given["input"], "input": given["mat1"], "weight": given["mat2"]}
-    if given["bias"].dim() != 1 or not _plain_weight(given, names):
+    arguments = {
+        "bias": arguments["input"],
+        "input": arguments["mat1"],
+        "weight": arguments["mat2"],
+    }
+    if arguments["bias"].dim() != 1 or not _plain_weight(arguments, names):
         return None
-    return Call("linear", _roles(given, names), given["input"].detach(), {"transposed": True})
+    return Call(
+        "linear", _roles(arguments, names), arguments["input"].detach(), {"transposed": True}
+    )
 
 
-def _embedding(given: Given, names: Names) -> Call | None:
-    if given.get("max_norm") is not None:
-        raise ValueError(RENORMALISED.format(names.get(id(given["weight"]))))
-    if given.get("scale_grad_by_freq") or given.get("sparse"):
+def _embedding(arguments: Arguments, names: Names) -> Call | None:
+    if arguments.get("max_norm") is not None:
+        raise ValueError(RENORMALISED.format(names.get(id(arguments["weight"]))))
+    if arguments.get("scale_grad_by_freq") or arguments.get("sparse"):
         return None
-    padding = given.get("padding_idx")
-    rows = given["weight"].shape[0]
+    padding = arguments.get("padding_idx")
+    rows = arguments["weight"].shape[0]
     if padding is not None and padding < 0:
         padding += rows
     options = {"padding": padding, "rows": rows}
-    return Call("embedding", _roles(given, names), given["input"].detach(), options)
+    return Call("embedding", _roles(arguments, names), arguments["input"].detach(), options)
 
 
-def _take(given: Given, names: Names) -> Call | None:
+def _take(arguments: Arguments, names: Names) -> Call | None:
     """Read bias[ids], an embedding of width 1."""
-    if id(given["input"]) not in names or given["input"].dim() != 1:
+    if id(arguments["input"]) not in names or arguments["input"].dim() != 1:
         return None
-    if bool((given["index"] < 0).any()):
+    if bool((arguments["index"] < 0).any()):
         return None
-    options = {"padding": None, "rows": given["input"].shape[0]}
-    return Call("take", {"bias": names[id(given["input"])]}, given["index"], options)
+    options = {"padding": None, "rows": arguments["input"].shape[0]}
+    return Call("take", {"bias": names[id(arguments["input"])]}, arguments["index"], options)
 
 
-def _norm(kind: str, eps: float | None, given: Given, names: Names) -> Call | None:
+def _norm(kind: str, eps: float | None, arguments: Arguments, names: Names) -> Call | None:
     """Read a norm; `eps` is the function's default."""
-    if id(given["input"]) in names:
+    if id(arguments["input"]) in names:
         return None
-    options = {"shape": list(given["normalized_shape"]), "eps": given.get("eps", eps)}
-    return Call(kind, _roles(given, names), given["input"].detach(), options)
+    options = {"shape": list(arguments["normalized_shape"]), "eps": arguments.get("eps", eps)}
+    return Call(kind, _roles(arguments, names), arguments["input"].detach(), options)
 
 
-def _product(given: Given, names: Names) -> Call | None:
+def _product(arguments: Arguments, names: Names) -> Call | None:
     """Read weight * x, elementwise."""
-    values = list(given.values())
+    values = list(arguments.values())
     weights = [i for i, value in enumerate(values) if id(value) in names]
     if len(values) != 2 or len(weights) != 1:
         return None
@@ -127,19 +135,19 @@ def _product(given: Given, names: Names) -> Call | None:
     return Call("product", {"weight": names[id(weight)]}, other.detach())
 
 
-def _sum(given: Given, names: Names) -> Call | None:
+def _sum(arguments: Arguments, names: Names) -> Call | None:
     """Read bias + x, elementwise."""
-    call = _product(given, names)
+    call = _product(arguments, names)
     return None if call is None else Call("sum", {"bias": call.roles["weight"]}, None)
 
 
-def _plain_weight(given: Given, names: Names) -> bool:
+def _plain_weight(arguments: Arguments, names: Names) -> bool:
     """Tell whether the input is no parameter and the weight is a matrix."""
-    return id(given["input"]) not in names and given["weight"].dim() == 2
+    return id(arguments["input"]) not in names and arguments["weight"].dim() == 2
 
 
-def _roles(given: Given, names: Names) -> dict[str, str]:
-    roles = {role: names.get(id(given.get(role))) for role in ("weight", "bias")}
+def _roles(arguments: Arguments, names: Names) -> dict[str, str]:
+    roles = {role: names.get(id(arguments.get(role))) for role in ("weight", "bias")}
     return {role: name for role, name in roles.items() if name is not None}
 
 
@@ -147,7 +155,7 @@ _EMBEDDING = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_
 _PAIR = ("input", "other")
 
 # Function -> the order of its arguments, and the reader of its call.
-_READERS: dict[Any, tuple[tuple[str, ...], Callable[[Given, Names], Call | None]]] = {
+_READERS: dict[Function, tuple[tuple[str, ...], Callable[[Arguments, Names], Call | None]]] = {
     F.linear: (("input", "weight", "bias"), _linear),
     torch.addmm: (("input", "mat1", "mat2"), _addmm),
     F.embedding: ((*_EMBEDDING, "sparse"), _embedding),
@@ -201,7 +209,7 @@ def _from_elementwise(
     for role, name in call.roles.items():
         values = delta
         if role == "weight":
-            x: Any = call.inputs
+            x = cast(Tensor, call.inputs)
             if call.kind != "product":
                 x = getattr(F, call.kind)(x, call.options["shape"], eps=call.options["eps"])
             values = delta * x
@@ -211,12 +219,12 @@ def _from_elementwise(
 
 def _summed(values: Tensor, shape: torch.Size, samples: int) -> Dense:
     """Sum [C, n·s, ...] over every dimension along which the parameter was broadcast."""
-    outputs, rest = values.shape[0], values.shape[2:]  # rest: what follows the dimension of rows
-    if len(shape) > len(rest):  # the parameter's own first dimension, of size 1, meets the rows
+    outputs, features = values.shape[0], values.shape[2:]
+    if len(shape) > len(features):  # the parameter's own first dimension, of size 1, meets the rows
         shape = shape[1:]
-    summed = values.reshape(outputs, samples, -1, *rest).sum(2)
-    if len(rest) > len(shape):
-        summed = summed.sum(tuple(range(2, 2 + len(rest) - len(shape))))
+    summed = values.reshape(outputs, samples, -1, *features).sum(2)
+    if len(features) > len(shape):
+        summed = summed.sum(tuple(range(2, 2 + len(features) - len(shape))))
     single = tuple(2 + i for i, size in enumerate(shape) if size == 1)
     if single:
         summed = summed.sum(single, keepdim=True)
@@ -237,7 +245,7 @@ def _rows(call: Call, samples: int, rows: int) -> Tensor:
 
 
 def local_call(
-    module: nn.Module, roles: Mapping[str, str], args: Any, kwargs: Any, output: Any
+    module: nn.Module, roles: Mapping[str, str], args: Args, kwargs: Named, output: object
 ) -> Call | None:
     """Return a module's call; None unless inputs and output have equally many rows."""
     values = [v.detach() if isinstance(v, Tensor) else v for v in (*args, *kwargs.values())]
@@ -260,11 +268,11 @@ def _from_local(
     dims = tuple(0 if isinstance(value, Tensor) else None for value in values)
     plain = len(values) - len(keywords)
 
-    def of_sample(values: tuple[Any, ...], delta: Tensor) -> dict[str, Tensor]:
-        named = dict(zip(keywords, values[plain:], strict=True))
+    def of_sample(values: Args, delta: Tensor) -> dict[str, Tensor]:
+        kwargs = dict(zip(keywords, values[plain:], strict=True))
 
         def forward(parameters: dict[str, Tensor]) -> Tensor:
-            return functional_call(module, parameters, values[:plain], named)
+            return functional_call(module, parameters, values[:plain], kwargs)
 
         pull = vjp(forward, parameters)[1]
         return vmap(lambda d: pull(d)[0])(delta)
@@ -279,7 +287,7 @@ def _from_local(
     }
 
 
-def _split(value: Any, samples: int) -> Any:
+def _split(value: object, samples: int) -> object:
     """Split a tensor into [n, rows a sample, ...]; a single row is repeated for every sample."""
     if not isinstance(value, Tensor):
         return value

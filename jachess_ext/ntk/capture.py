@@ -54,11 +54,11 @@ class Watched:
 
     def active_local(self) -> dict[nn.Module, dict[str, str]]:
         """Return ``local`` without parameters that fell back."""
-        kept = {
+        active = {
             module: {key: name for key, name in roles.items() if name not in self.fallback}
             for module, roles in self.local.items()
         }
-        return {module: roles for module, roles in kept.items() if roles}
+        return {module: roles for module, roles in active.items() if roles}
 
 
 def learn_layout(watched: Watched, outputs: OutputMap, samples: Samples) -> SampleLayout:
@@ -68,7 +68,7 @@ def learn_layout(watched: Watched, outputs: OutputMap, samples: Samples) -> Samp
     ``watched.local`` and ``watched.fallback`` are filled.
     """
     owners = owners_of(watched.model, watched.covered)
-    for known in (owners, {}):
+    for candidates in (owners, {}):
         layout, added = SampleLayout(), False
         recorder = Recorder(
             watched.covered, 1, layout, watched.active_local(), owners=owners, learn=True
@@ -78,8 +78,8 @@ def learn_layout(watched: Watched, outputs: OutputMap, samples: Samples) -> Samp
         watched.fallback.update(recorder.unbatched)
         for name, places in layout.unknown.items():
             place = next(iter(places)) if len(places) == 1 else None
-            if place is not None and name in known.get(place, {}).values():
-                watched.local[place] = known[place]
+            if place is not None and name in candidates.get(place, {}).values():
+                watched.local[place] = candidates[place]
                 added = True
             else:
                 watched.fallback[name] = "it is used in a call that is not covered"
@@ -202,8 +202,8 @@ def _collect(
         )
         if separation is not None:
             separation.add(separation.weights[:, c], cotangents)
-        for kept, cotangent in zip(store, cotangents, strict=True):
-            kept.append(cotangent)
+        for of_call, cotangent in zip(store, cotangents, strict=True):
+            of_call.append(cotangent)
     return contributions(watched, calls, store, count)
 
 
@@ -218,14 +218,14 @@ def contributions(
     """
     parts: dict[str, list[Contribution]] = {}
     shapes = watched.shapes
-    for call, kept in zip(calls, store, strict=True):
-        some = next((c for c in kept if c is not None), None)
+    for call, cotangents in zip(calls, store, strict=True):
+        some = next((c for c in cotangents if c is not None), None)
         if some is None:
             continue
         stacked = some[None]
-        if len(kept) > 1:
-            stacked = torch.stack([torch.zeros_like(some) if c is None else c for c in kept])
-        kept.clear()
+        if len(cotangents) > 1:
+            stacked = torch.stack([torch.zeros_like(some) if c is None else c for c in cotangents])
+        cotangents.clear()
         if call.kind == "chain":
             call, stacked = unchained(call, stacked)
         try:
@@ -254,13 +254,16 @@ def _per_sample(
     gradients: list[list[list[Tensor]]] = [[] for _ in names]  # parameter, sample, output
     for row in rows:
         f = outputs(samples.rows([row]))[0]
-        for kept in gradients:
-            kept.append([])
+        for of_parameter in gradients:
+            of_parameter.append([])
         for c, value in enumerate(f):
             whole = torch.autograd.grad(
                 value, parameters, retain_graph=c + 1 < len(f), materialize_grads=True
             )
-            for kept, gradient in zip(gradients, whole, strict=True):
-                kept[-1].append(as_real(gradient).flatten())
-    stacked = (torch.stack([torch.stack(sample) for sample in kept], 1) for kept in gradients)
+            for of_parameter, gradient in zip(gradients, whole, strict=True):
+                of_parameter[-1].append(as_real(gradient).flatten())
+    stacked = (
+        torch.stack([torch.stack(sample) for sample in of_parameter], 1)
+        for of_parameter in gradients
+    )
     return {name: Dense(gradient) for name, gradient in zip(names, stacked, strict=True)}

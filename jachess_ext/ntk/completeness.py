@@ -16,10 +16,10 @@ of the finished kernel that shares none of its steps:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from .capture import (
     Watched,
@@ -89,9 +89,13 @@ def probe(watched: Watched, outputs: OutputMap, samples: Samples) -> Probe:
         generator = torch.Generator("cpu").manual_seed(_PROBE_SEED)
         signs = (torch.randint(0, 2, f.shape, generator=generator, device="cpu") * 2 - 1).to(f)
         edges = [call.edge for call in calls]
-        inputs: list[Any] = [*edges, *watched.parameters.values()]
-        both = torch.autograd.grad((f * signs).sum(), inputs, allow_unused=True)
-        cotangents, whole = both[: len(edges)], both[len(edges) :]
+        inputs: list[GradientEdge | Tensor] = [*edges, *watched.parameters.values()]
+        gradients_of_all = torch.autograd.grad(
+            (f * signs).sum(),
+            inputs,  # type: ignore[arg-type]  # the stub knows no list of both
+            allow_unused=True,
+        )
+        cotangents, whole = gradients_of_all[: len(edges)], gradients_of_all[len(edges) :]
         # A norm's backward multiplies the rounding of what cancels in it by up to 1 / √1e-5.
         least = 300 * torch.finfo(f.dtype).eps * norm_of(signs)
         noises = (round_off(c.dtype) * norm_of(c) for c in cotangents if c is not None)
@@ -104,11 +108,11 @@ def probe(watched: Watched, outputs: OutputMap, samples: Samples) -> Probe:
     watched.fallback.update(unbatched)
     every = signs.new_zeros(samples.count, signs.shape[1])
     every.index_add_(0, torch.tensor(rows, device=signs.device), signs)
-    found = Probe(samples, layout, every, gradients, parts, -(-meter.total // PROBED), noise)
-    watched.fallback.update(dict.fromkeys(_not_whole(watched, found), _NOT_WHOLE))
+    side = Probe(samples, layout, every, gradients, parts, -(-meter.total // PROBED), noise)
+    watched.fallback.update(dict.fromkeys(_not_whole(watched, side), _NOT_WHOLE))
     for name in watched.fallback:
         parts.pop(name, None)
-    return found
+    return side
 
 
 def in_company(watched: Watched, outputs: OutputMap, side: Probe, most: int) -> None:
@@ -153,9 +157,9 @@ def in_company(watched: Watched, outputs: OutputMap, side: Probe, most: int) -> 
         side.gradients = {n: total.get(n, torch.zeros_like(g)) for n, g in side.gradients.items()}
 
 
-def _not_whole(watched: Watched, found: Probe) -> list[str]:
+def _not_whole(watched: Watched, side: Probe) -> list[str]:
     """Return the parameters whose gradient is not what their calls contribute."""
-    norms = {name: norm_of(g) for name, g in found.gradients.items()}
+    norms = {name: norm_of(g) for name, g in side.gradients.items()}
     bad = [name for name, norm in norms.items() if not norm < float("inf")]
     if bad:
         raise ValueError(
@@ -164,12 +168,12 @@ def _not_whole(watched: Watched, found: Probe) -> list[str]:
         )
     whole = sum(norm**2 for norm in norms.values()) ** 0.5
     wrong = []
-    for name, gradient in found.gradients.items():
+    for name, gradient in side.gradients.items():
         if name in watched.fallback:
             continue
-        part = found.contributions.get(name)
+        part = side.contributions.get(name)
         missing = norms[name] if part is None else norm_of(_left_over(gradient, part))
-        if missing > negligible(gradient, whole, found.noise):
+        if missing > negligible(gradient, whole, side.noise):
             wrong.append(name)
     return wrong
 
@@ -181,10 +185,10 @@ def _left_over(gradient: Tensor, part: Contribution) -> Tensor:
     if isinstance(part, Dense):
         return gradient - part.gradients[0].sum(0).view(gradient.shape)
     if isinstance(part, Matches):
-        rest = gradient.clone()
-        rows = rest.view(rest.shape[0], -1)
+        remaining = gradient.clone()
+        rows = remaining.view(remaining.shape[0], -1)
         rows.index_add_(0, part.ids, part.gradients[0].to(rows), alpha=-1)
-        return rest
+        return remaining
     delta, a = part.cotangents[0].flatten(0, 1), part.inputs.flatten(0, 1)
     left, right = (a, delta) if part.transposed else (delta, a)
     return torch.addmm(gradient, left.T.to(gradient), right.to(gradient), alpha=-1)

@@ -134,11 +134,11 @@ def make_factors(
     longest = int(used.sum(1).max()) if used.numel() else 0
     if longest > _WORTH_GATHERING * used.shape[1]:
         return Factors(inputs, cotangents, transposed, source)
-    kept = used.int().argsort(dim=1, descending=True, stable=True)[:, :longest]  # used ones first
-    place = kept[..., None].expand(-1, -1, inputs.shape[-1])
+    order = used.int().argsort(dim=1, descending=True, stable=True)[:, :longest]  # used ones first
+    place = order[..., None].expand(-1, -1, inputs.shape[-1])
     inputs = inputs.gather(1, place)
-    place = kept[None, ..., None].expand(cotangents.shape[0], -1, -1, cotangents.shape[-1])
-    where = tuple(kept.flatten().tolist()) if source else ()
+    place = order[None, ..., None].expand(cotangents.shape[0], -1, -1, cotangents.shape[-1])
+    where = tuple(order.flatten().tolist()) if source else ()
     return Factors(inputs, cotangents.gather(2, place), transposed, (*source, *where))
 
 

@@ -25,7 +25,6 @@ no mixing goes unseen in small blocks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +102,7 @@ class Separation:
     def __init__(self, f: Tensor) -> None:
         # By the call's number.
         self._vectors: dict[int, Tensor] = {}
-        self._rests: dict[int, Tensor] = {}
+        self._sums: dict[int, Tensor] = {}
         self._sizes: dict[int, float] = {}
         self._outside: dict[str, Tensor] = {}
         self._generator = torch.Generator("cpu").manual_seed(SEPARATION_SEED)
@@ -157,8 +156,12 @@ class Separation:
             factors: [n].
         """
         total = (f * self.weights * factors[:, None]).sum()
-        inputs: Any = edges  # torch's stubs do not know a sequence of both
-        return torch.autograd.grad(total, inputs, retain_graph=True, allow_unused=True)
+        return torch.autograd.grad(
+            total,
+            edges,  # type: ignore[arg-type]  # the stub knows no list of both
+            retain_graph=True,
+            allow_unused=True,
+        )
 
     def add(self, times: Tensor, cotangents: Sequence[Tensor | None]) -> None:
         """Add a pass.
@@ -177,18 +180,18 @@ class Separation:
                 self._vectors[call] = vector.to(rows)
             product = (rows @ self._vectors[call]).to(wide) * times.to(wide)
             norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide) * times.to(wide).abs()
-            self._rests[call] = self._rests.get(call, 0.0) + product
+            self._sums[call] = self._sums.get(call, 0.0) + product
             self._sizes[call] = max(self._sizes.get(call, 0.0), float(norms.max()))
 
     def suspects(self) -> set[int]:
         """Return samples to which others seem to contribute: they may, or it is rounding."""
-        dtype, found = self.weights.dtype, set()
+        dtype, samples = self.weights.dtype, set()
         least = round_off(dtype) * max(self._sizes.values(), default=0.0)
-        for call, rest in self._rests.items():
+        for call, sum_of_passes in self._sums.items():
             limit = max(tolerance(dtype) * self._sizes[call], least)
-            if float(rest.abs().max()) > limit:  # NaN has an error of its own
-                found.add(int(rest.abs().argmax()))
-        return found
+            if float(sum_of_passes.abs().max()) > limit:  # NaN has an error of its own
+                samples.add(int(sum_of_passes.abs().argmax()))
+        return samples
 
     def require(self, f: Tensor, edges: Sequence[GradientEdge], suspects: set[int]) -> None:
         """Raise RuntimeError where other samples contribute to one of the suspects."""

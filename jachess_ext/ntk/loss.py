@@ -18,12 +18,15 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .._io import axes_or_new
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Relative to the largest eigenvalue: what round-off of a kernel in this precision may leave.
 _ROUND_OFF, _ROUND_OFF_SINGLE = 1e-9, 1e-4
@@ -112,7 +115,7 @@ class Spectrum:
             f"asymmetry {self.asymmetry:.1e}"
         )
 
-    def plot(self, ax: Any = None) -> Any:
+    def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the eigenvalues above zero, largest first, on logarithmic axes.
 
         Args:
@@ -147,10 +150,10 @@ class Spectrum:
         −inf where the residual has no component in any eigenvector (r = 0).
         """
         t, rates, energies = self._terms(residual, t, lr)
-        kept = energies > 0
-        if not kept.any():
+        present = energies > 0
+        if not present.any():
             return torch.full_like(t, -torch.inf)
-        return torch.logsumexp(energies[kept].log() - rates[kept] * t[..., None], -1)
+        return torch.logsumexp(energies[present].log() - rates[present] * t[..., None], -1)
 
     def modes(self, residual: Tensor, lr: float) -> tuple[Tensor, Tensor]:
         """Return the terms of F(t) = Σ_i e^{−rate_i t} energy_i.
@@ -164,9 +167,9 @@ class Spectrum:
         _require_real("residual", residual)
         size = len(self.eigenvalues)
         if not isinstance(residual, Tensor) or residual.numel() != size:
-            known = isinstance(residual, Tensor)
+            shape = list(residual.shape) if isinstance(residual, Tensor) else None
             raise ValueError(
-                f"residual is {list(residual.shape) if known else type(residual).__name__}, but "
+                f"residual is {shape or type(residual).__name__}, but "
                 f"the kernel has {size} rows; expected f0(X) − y as [N, C] or [N·C], one "
                 "number for each output of each sample"
             )
@@ -297,9 +300,9 @@ def label_alignment(theta: Tensor, labels: Tensor) -> float:
         )
     kernel = _centred(torch.einsum("ncmc->nm", theta.double()))
     targets = targets.to(kernel)
-    own = _centred(targets @ targets.T)
-    size = float(kernel.norm() * own.norm())
-    return float((kernel * own).sum()) / size if size > 0 else float("nan")
+    ideal = _centred(targets @ targets.T)
+    size = float(kernel.norm() * ideal.norm())
+    return float((kernel * ideal).sum()) / size if size > 0 else float("nan")
 
 
 def has_one_label_each(labels: Tensor) -> bool:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from ..models import NO_LABEL, learns_prompts, without_peft
 
+T = TypeVar("T")
 Batch = Mapping[str, Any] | Tensor
 Outputs = str | int | Callable[[Any, Batch], Tensor]
 Chosen = Iterable[str] | Callable[[str, nn.Parameter], bool] | None
@@ -83,7 +84,7 @@ class Samples:
     name: str = "batch"
 
     @classmethod
-    def of(cls, batch: Any, name: str = "batch") -> Samples:
+    def of(cls, batch: object, name: str = "batch") -> Samples:
         """Read N, the length of the inputs' first dimension.
 
         Raises:
@@ -127,10 +128,11 @@ class Samples:
             return self._take(self.batch, rows)
         return {key: self._take(value, rows) for key, value in self.batch.items()}
 
-    def _take(self, value: Any, rows: Sequence[int]) -> Any:
+    def _take(self, value: T, rows: Sequence[int]) -> T:
         if not isinstance(value, Tensor) or not value.dim() or value.shape[0] != self.count:
             return value
-        return value.index_select(0, torch.tensor(list(rows), device=value.device))
+        index = torch.tensor(list(rows), device=value.device)
+        return value.index_select(0, index)  # type: ignore[return-value]  # a tensor for a tensor
 
 
 def _at_least_one(inputs: Tensor, name: str) -> int:
@@ -142,7 +144,7 @@ def _at_least_one(inputs: Tensor, name: str) -> int:
     return inputs.shape[0]
 
 
-def require_plain(model: Any) -> None:
+def require_plain(model: object) -> None:
     """Raise for models that a kernel cannot look into.
 
     Raises:
@@ -290,7 +292,7 @@ class OutputMap:
             return logits @ self._projections(logits, self.outputs)
         return logits
 
-    def _run(self, batch: Batch) -> Any:
+    def _run(self, batch: Batch) -> object:
         try:
             return self._call(batch)
         except RuntimeError as error:
@@ -299,13 +301,13 @@ class OutputMap:
                     raise RuntimeError(sentence) from error
             raise
 
-    def _call(self, batch: Batch) -> Any:
+    def _call(self, batch: Batch) -> object:
         if isinstance(batch, Tensor):
             return self.model(batch)
         arguments = dict(batch)
         if self._encoder_decoder and "decoder_input_ids" not in arguments:
             # The model derives the decoder's inputs from the labels, if it has the method.
-            prepare: Any = getattr(self._base, "prepare_decoder_input_ids_from_labels", None)
+            prepare = getattr(self._base, "prepare_decoder_input_ids_from_labels", None)
             labels = _labels(arguments)
             if prepare is not None and labels is not None and labels.dim() == 2:
                 arguments["decoder_input_ids"] = prepare(labels=labels)
@@ -424,7 +426,7 @@ def _labels(batch: Batch) -> Tensor | None:
     return labels if isinstance(labels, Tensor) else None
 
 
-def _logits(output: Any) -> Tensor:
+def _logits(output: object) -> Tensor:
     if isinstance(output, Tensor):
         return output
     logits = output.get("logits") if isinstance(output, Mapping) else None
@@ -437,7 +439,7 @@ def _logits(output: Any) -> Tensor:
     return logits
 
 
-def _as_matrix(values: Any, name: str) -> Tensor:
+def _as_matrix(values: object, name: str) -> Tensor:
     if not isinstance(values, Tensor) or values.dim() != 2:
         what = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ValueError(f"{name} should be [n, C], not {what}")
@@ -510,7 +512,7 @@ def _head_replaced(
     by [1, 1], so that it does not widen them again."""
     head = output_head(model)
     assert head is not None
-    constant: Any = getattr(model, _CONSTANT, None)
+    constant = getattr(model, _CONSTANT, None)
     with ExitStack() as stack:
         if isinstance(constant, Tensor) and not constant.requires_grad and not constant.any():
             stack.callback(setattr, model, _CONSTANT, constant)

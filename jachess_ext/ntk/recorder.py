@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
+from ..jet._types import Args, Function, Named
 from ..jet.tensor import DerivativeTensor
 from ..ops.gemm import onednn_serves, rows_times
-from .calls import FOLLOWED, INSERTS, MOVES, Call, Given, Names, flat, local_call, recognise
+from .calls import FOLLOWED, INSERTS, MOVES, Arguments, Call, Names, flat, local_call, recognise
 
 Owners = Mapping[nn.Module, Mapping[str, str]]
 Key = tuple[str, str, int]  # kind of call, parameter, the how many-th of these in the pass
@@ -105,17 +106,17 @@ class Recorder(TorchFunctionMode):
         super().__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         self._hooks.close()
         for call in self._waiting.values():
             self._reject(call, _NO_SAMPLES)
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+        self, func: Function, types: object, args: Args = (), kwargs: Named | None = None
+    ) -> object:
         kwargs = kwargs or {}
-        output = None
+        output: object = None
         if self._inputs_only and not any(id(v) in self._outside for v in flat(args, kwargs)):
             output = fast_linear(func, args, kwargs)
         if output is None:
@@ -127,7 +128,7 @@ class Recorder(TorchFunctionMode):
             return self._record(call, output)
         return self._follow(func, args, kwargs, output) if self._chains else output
 
-    def _follow(self, func: Any, args: tuple[Any, ...], kwargs: Given, output: Any) -> Any:
+    def _follow(self, func: Function, args: Args, kwargs: Named, output: object) -> object:
         """Follow the output of a call without a dimension of samples to where it gets one."""
         values = [*args, *kwargs.values()]
         start = next((self._chains[id(v)][1] for v in values if id(v) in self._chains), None)
@@ -143,7 +144,7 @@ class Recorder(TorchFunctionMode):
             self._reject(start, _NO_SAMPLES)
         return output
 
-    def _record(self, call: Call, output: Any) -> Any:
+    def _record(self, call: Call, output: object) -> object:
         if not isinstance(output, Tensor):
             return output
         rows = output.shape[0] if output.dim() else 0
@@ -190,7 +191,7 @@ class Recorder(TorchFunctionMode):
         for name in call.roles.values():
             self.unbatched.setdefault(name, reason)
 
-    def _note_unknown(self, names: set[str], func: Any) -> None:
+    def _note_unknown(self, names: set[str], func: Function) -> None:
         if self._learn:
             for name in names:
                 inside = self._inside[-1] if self._inside else None
@@ -202,8 +203,8 @@ class Recorder(TorchFunctionMode):
                 self.unbatched.setdefault(name, reason)
 
     def _record_module(
-        self, roles: Mapping[str, str], module: nn.Module, args: Any, kwargs: Any, output: Any
-    ) -> Any:
+        self, roles: Mapping[str, str], module: nn.Module, args: Args, kwargs: Named, output: object
+    ) -> object:
         call = local_call(module, roles, args, kwargs, output)
         if call is not None:
             return self._record(call, output)
@@ -211,11 +212,11 @@ class Recorder(TorchFunctionMode):
             self.unbatched.setdefault(name, f"{type(module).__name__} is not covered")
         return output
 
-    def _leave(self, *hook_arguments: Any) -> None:
+    def _leave(self, *hook_arguments: object) -> None:
         self._inside.pop()
 
 
-def _passes_gradients(output: Any, args: tuple[Any, ...]) -> bool:
+def _passes_gradients(output: object, args: Args) -> bool:
     """Tell whether a result may carry gradients: no sizes, dtypes or the argument itself."""
     values = output if isinstance(output, (list, tuple)) else (output,)
     return any(
@@ -230,9 +231,9 @@ def owners_of(model: nn.Module, names: Names) -> Owners:
     """Return childless modules with their chosen parameters, name within -> full name."""
     owners: dict[nn.Module, dict[str, str]] = {}
     for module in model.modules():
-        own = {key: names[id(p)] for key, p in module._parameters.items() if id(p) in names}
-        if own and next(module.children(), None) is None:
-            owners[module] = own
+        chosen = {key: names[id(p)] for key, p in module._parameters.items() if id(p) in names}
+        if chosen and next(module.children(), None) is None:
+            owners[module] = chosen
     return owners
 
 
@@ -259,7 +260,7 @@ class _InputLinear(torch.autograd.Function):
         return rows_times(grad.contiguous(), weight.mT), None, None
 
 
-def fast_linear(func: Any, args: tuple[Any, ...], kwargs: Given) -> Tensor | None:
+def fast_linear(func: Function, args: Args, kwargs: Named) -> Tensor | None:
     """Return ``func(*args, **kwargs)`` where it is a linear layer that this serves, else None.
 
     Served are leaf weights, which nothing but a parameter's own gradient depends on, and inputs
@@ -267,8 +268,8 @@ def fast_linear(func: Any, args: tuple[Any, ...], kwargs: Given) -> Tensor | Non
     """
     if func is not F.linear or not 2 <= len(args) + len(kwargs) <= 3:
         return None
-    given = dict(zip(("input", "weight", "bias"), args, strict=False)) | dict(kwargs)
-    x, weight, bias = given["input"], given["weight"], given.get("bias")
+    arguments: Arguments = dict(zip(("input", "weight", "bias"), args, strict=False)) | dict(kwargs)
+    x, weight, bias = arguments["input"], arguments["weight"], arguments.get("bias")
     leaves = [weight] if bias is None else [weight, bias]
     if (
         not all(type(value) in (Tensor, nn.Parameter) and value.is_leaf for value in leaves)
