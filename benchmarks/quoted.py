@@ -49,7 +49,9 @@ _ATTENTION_FILES = (
 )
 _KERNEL_FILES = (
     *("csrc/cpu/ntk_gram.cpp", "jachess_ext/ops/ntk.py", "jachess_ext/ops/gemm.py"),
-    *("jachess_ext/ntk/capture.py", "jachess_ext/ntk/contract.py"),
+    *("jachess_ext/ntk/calls.py", "jachess_ext/ntk/capture.py", "jachess_ext/ntk/completeness.py"),
+    *("jachess_ext/ntk/contract.py", "jachess_ext/ntk/independence.py"),
+    *("jachess_ext/ntk/recorder.py", "jachess_ext/ntk/rounding.py"),
 )
 MEASURES = {
     ("attention_jvp", "jx.jvp"): _ATTENTION_FILES,
