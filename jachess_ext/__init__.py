@@ -101,12 +101,12 @@ class _Package(_ModuleType):
     Python would bind each name to the subpackage of that name when it is imported.
     """
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name in _NAMES and isinstance(value, _ModuleType):
             value = getattr(value, name, value)
         super().__setattr__(name, value)
 
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
         # By its name, as plain modules: cloudpickle, joblib and Ray send functions that use it.
         return _import_module, (self.__name__,)
 

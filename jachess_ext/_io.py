@@ -19,7 +19,10 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _LARGEST = 2**63  # what torch and numpy hold as an integer
 _DISTRIBUTIONS = {"sklearn": "scikit-learn"}
@@ -88,7 +91,7 @@ def require_all(part: str) -> None:
         )
 
 
-def axes_or_new(ax: Any) -> Any:
+def axes_or_new(ax: Axes | None) -> Axes:
     """Return the matplotlib axes to draw on: these, or new ones where they are None."""
     return require("matplotlib.pyplot").figure(figsize=(7, 4.5)).add_subplot() if ax is None else ax
 
@@ -114,7 +117,7 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Write strict JSON of `finite` values atomically.
 
     Raises:
@@ -285,19 +288,19 @@ def _object_from_json(value: Any, cls: Any, place: str) -> Any:
     needed = getattr(cls, "__required_keys__", None)  # of a TypedDict
     if needed is None:
         parameters = inspect.signature(cls).parameters.values()
-        needed = {each.name for each in parameters if each.default is each.empty}
+        needed = {p.name for p in parameters if p.default is p.empty}
     if missing := [name for name in hints if name in needed and name not in value]:
         raise DataError(f"{place} lacks {', '.join(missing)}")
-    given = {
+    arguments = {
         name: from_json(item, hints[name], f"{place}'s {name}") for name, item in value.items()
     }
     try:
-        return cls(**given)
+        return cls(**arguments)
     except ValueError as error:
         raise DataError(str(error)) from error
 
 
-def _expect(right: bool, value: Any, words: str, place: str) -> None:
+def _expect(right: bool, value: object, words: str, place: str) -> None:
     if not right:
         raise DataError(f"{place} is {shown(value)}; expected {words}")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 try:
     from lightning.pytorch import Callback
@@ -16,6 +18,9 @@ except ModuleNotFoundError:
         ) from None
 
 from .smoothness.estimators import SmoothnessProbe
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
 
 
 class LightningSmoothnessMonitor(Callback):
@@ -43,7 +48,7 @@ class LightningSmoothnessMonitor(Callback):
 
     def __init__(
         self,
-        batch: Mapping[str, Any],
+        batch: Mapping[str, Tensor],
         *,
         every: int = 100,
         attribute: str | None = "model",
@@ -57,19 +62,19 @@ class LightningSmoothnessMonitor(Callback):
         """The figures of each measurement, with its "step"."""
         return self.probe.history
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.probe.history.clear()
         self._measure(trainer, pl_module)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
         # Also called after a micro-batch that is accumulated, without a step.
         if trainer.global_step % self.probe.every == 0:
             self._measure(trainer, pl_module)
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._measure(trainer, pl_module)
 
-    def _measure(self, trainer: Any, module: Any) -> None:
+    def _measure(self, trainer: Trainer, module: LightningModule) -> None:
         if self.probe.measured(trainer.global_step):
             return
         model = module if self.attribute is None else getattr(module, self.attribute)

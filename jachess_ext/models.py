@@ -56,7 +56,7 @@ def real_pairs(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def padding_mask(batch: Mapping[str, Any], *, check_rows: bool = True) -> Tensor:
+def padding_mask(batch: Mapping[str, Tensor], *, check_rows: bool = True) -> Tensor:
     """Return ``[B, T]`` booleans, true at real tokens.
 
     Args:
@@ -101,13 +101,13 @@ def padding_mask(batch: Mapping[str, Any], *, check_rows: bool = True) -> Tensor
     return mask
 
 
-def without_labels(batch: Mapping[str, Any]) -> dict[str, Any]:
+def without_labels(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Drop the labels, so that the model computes no task loss."""
     labels = ("labels", "label", "label_ids", "start_positions", "end_positions")
     return {key: value for key, value in batch.items() if key not in labels}
 
 
-def on_device_of(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+def on_device_of(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the batch with its tensors where the model is."""
     device = next(model.parameters()).device
     return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
@@ -162,8 +162,8 @@ def token_tables(model: nn.Module) -> dict[nn.Module, bool]:
     stacks = (getattr(inner, f"get_{name}", lambda: None)() for name in ("encoder", "decoder"))
     encoder, decoder = (_table_of(stack) for stack in stacks)
     two = getattr(getattr(inner, "config", None), "is_encoder_decoder", False)
-    found = {encoder: False, decoder: two and decoder is not encoder}
-    tables = {table: of_decoder for table, of_decoder in found.items() if table is not None}
+    stacks_of = {encoder: False, decoder: two and decoder is not encoder}
+    tables = {table: of_decoder for table, of_decoder in stacks_of.items() if table is not None}
     whole = None if tables else _table_of(inner)
     return tables if whole is None else {whole: False}
 
@@ -193,10 +193,10 @@ def _table_of(stack: Any) -> nn.Module | None:
 def hooked_embeddings(
     model: nn.Module,
     replace: Replace,
-    batch: Mapping[str, Any] | None = None,
+    batch: Mapping[str, Tensor] | None = None,
     *,
     trained: bool = False,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, Tensor]]:
     """Put ``replace(x, real)`` in place of the token embeddings x of the passes within.
 
     x ``[B, T, d]`` is what a table of `token_tables` returns, of an encoder-decoder first the
@@ -225,8 +225,7 @@ def hooked_embeddings(
         calls.append(of_decoder)
         return replace(x, _real_tokens(x, batch, of_decoder))
 
-    given = {"inputs_embeds": False, "decoder_inputs_embeds": True}
-    for name, of_decoder in given.items():
+    for name, of_decoder in (("inputs_embeds", False), ("decoder_inputs_embeds", True)):
         if batch.get(name) is not None:
             batch[name] = enter(batch[name], of_decoder)
     tables, name = token_tables(model), type(unwrapped(model)).__name__
@@ -249,22 +248,24 @@ def hooked_embeddings(
         )
 
 
-def _real_tokens(x: Tensor, batch: Mapping[str, Any], of_decoder: bool) -> Tensor:
+def _real_tokens(x: Tensor, batch: Mapping[str, Tensor], of_decoder: bool) -> Tensor:
     """Return booleans ``[B, T]`` for the embeddings x ``[B, T, d]`` of a stack."""
     mask, labels = batch.get("attention_mask"), batch.get("labels")
     if of_decoder:  # reads its own tokens, or the labels, or the encoder's tokens, one place later
         if isinstance(labels, Tensor) and labels.ndim == 2 and not labels.is_floating_point():
             mask = labels != -100
-        own = batch.get("decoder_attention_mask")
-        mask = mask if own is None else own
+        of_labels, mask = mask, batch.get("decoder_attention_mask")
+        mask = of_labels if mask is None else mask
         mask = None if mask is None or mask.shape != x.shape[:2] else mask
-    return padding_mask({"inputs_embeds": x, "attention_mask": mask}, check_rows=False).to(x.device)
+    return padding_mask(
+        {"inputs_embeds": x} | ({} if mask is None else {"attention_mask": mask}), check_rows=False
+    ).to(x.device)
 
 
 @contextmanager
 def leaf_embeddings(
-    model: nn.Module, batch: Mapping[str, Any]
-) -> Iterator[tuple[dict[str, Any], list[Tensor]]]:
+    model: nn.Module, batch: Mapping[str, Tensor]
+) -> Iterator[tuple[dict[str, Tensor], list[Tensor]]]:
     """Make the token embeddings of a pass with gradients leaves of the graph.
 
     Yields:
@@ -308,11 +309,11 @@ def drawn_modules(model: nn.Module) -> tuple[str, ...] | None:
     inner: Any = unwrapped(model)
     if hasattr(inner, "drawn_modules"):
         return tuple(inner.drawn_modules)
-    named = inner.named_parameters()
-    loaded = {name: getattr(p, "_is_hf_initialized", False) for name, p in named}
+    loaded = {name: getattr(p, "_is_hf_initialized", False) for name, p in inner.named_parameters()}
     if not any(loaded.values()):
         return None
-    return tuple(sorted({name.rpartition(".")[0] for name, known in loaded.items() if not known}))
+    drawn = (name for name, was_loaded in loaded.items() if not was_loaded)
+    return tuple(sorted({name.rpartition(".")[0] for name in drawn}))
 
 
 def without_peft(model: nn.Module) -> nn.Module:

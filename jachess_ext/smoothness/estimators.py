@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from .._io import axes_or_new
+from ..jet._types import Args, Function, Named
 from ..jet.context import without_dynamo
 from ..jet.directions import Distribution, draw_directions
 from ..jet.eager import check_point, make_input
@@ -62,6 +63,9 @@ from .settings import (
     sample_dimensions,
     token_weights,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Enter = Callable[[Tensor], Tensor]
 PREFIX = "smoothness/"
@@ -105,7 +109,7 @@ class Smoothness:
 
 def smoothness(
     model: nn.Module,
-    batch: Mapping[str, Any],
+    batch: Mapping[str, Tensor],
     *,
     engine: Engine = "jet",
     directions: int = 2,
@@ -172,7 +176,7 @@ def smoothness(
 
 @without_dynamo
 def measure(
-    model: nn.Module, batch: Mapping[str, Any], settings: Settings, random: Randomness
+    model: nn.Module, batch: Mapping[str, Tensor], settings: Settings, random: Randomness
 ) -> tuple[Smoothness, Pass]:
     """Run the engine that ``settings`` names; without a graph under ``torch.no_grad()``."""
     jacobian, hessian, tokens, result = ENGINES[settings.engine](model, batch, settings, random)
@@ -208,7 +212,7 @@ class Pass:
 
 def run_model(
     model: nn.Module,
-    batch: Mapping[str, Any],
+    batch: Mapping[str, Tensor],
     enter: Enter,
     *,
     through_head: bool = True,
@@ -224,9 +228,9 @@ def run_model(
         ValueError: the model returns no hidden states, or has no embedding layer to hook.
     """
     seen: list[Tensor] = []
-    collected: list[Any] = []
+    collected: list[Tensor] = []
 
-    def keep_states(module: nn.Module, args: Any, output: Any) -> Any:
+    def keep_states(module: nn.Module, args: object, output: object) -> object:
         """Keep the backbone's hidden states, and hand primals on."""
         # Kept here and not taken from the model's output, which then has no jets any more.
         states = _field(output, "hidden_states")
@@ -256,19 +260,19 @@ def run_model(
     return Pass(seen[0], list(states[1:]), plain, _field(output, "logits"))
 
 
-def _field(output: Any, name: str) -> Any:
+def _field(output: object, name: str) -> Any:
     if isinstance(output, Mapping):
         return output.get(name)
     return getattr(output, name, None)
 
 
-def _arguments(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return the batch with the switches that the model's ``forward`` takes."""
     parameters = inspect.signature(unwrapped(model).forward).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if "output_hidden_states" not in parameters and not takes_any:
         raise ValueError(_NO_HIDDEN_STATES)
-    arguments = {**batch, "output_hidden_states": True}
+    arguments: dict[str, Any] = {**batch, "output_hidden_states": True}
     for name, value in (("return_dict", True), ("use_cache", False)):
         if name in parameters:
             arguments[name] = value
@@ -346,7 +350,7 @@ def block_tokens(block: Tensor, mask: Tensor, settings: Settings) -> Tensor:
 
 
 def measure_jet(
-    model: nn.Module, batch: Mapping[str, Any], settings: Settings, random: Randomness
+    model: nn.Module, batch: Mapping[str, Tensor], settings: Settings, random: Randomness
 ) -> tuple[Tensor, Tensor | None, Tensor, Pass]:
     """Estimate ‖J_t‖ and Σ_j ‖H_{t,j}‖ of the chosen layers; differentiable.
 
@@ -356,12 +360,12 @@ def measure_jet(
     """
     mask = padding_mask(batch, check_rows=settings.check_values)
     passes = math.ceil(settings.directions / MAX_DIRECTIONS)
-    share, rest = divmod(settings.directions, passes)
+    share, remainder = divmod(settings.directions, passes)
     jacobian: list[Any] = []  # of each layer, sums over directions and over pairs
     hessian: list[Any] = []
     pairs = 0
     for number in range(passes):
-        this = _jet_pass(model, batch, mask, settings, random, share + (number < rest))
+        this = _jet_pass(model, batch, mask, settings, random, share + (number < remainder))
         blocks = [_as_jet(block) for block in chosen_blocks(this, settings)]
         if number == 0:
             # D is drawn once: the squares of all passes are to be means of the same ‖H_{t,j}‖².
@@ -396,7 +400,7 @@ def measure_jet(
 
 def _jet_pass(
     model: nn.Module,
-    batch: Mapping[str, Any],
+    batch: Mapping[str, Tensor],
     mask: Tensor,
     settings: Settings,
     random: Randomness,
@@ -416,7 +420,7 @@ def _jet_pass(
     return run_model(model, batch, enter, through_head=settings.layers == "logits")
 
 
-def _as_jet(block: Any) -> JetTensor:
+def _as_jet(block: Tensor) -> JetTensor:
     if not isinstance(block, JetTensor):
         raise ValueError(
             "a hidden state does not depend on the embeddings (detached, or another input's); "
@@ -483,7 +487,7 @@ class Graph:
 
 
 def measure_reverse(
-    model: nn.Module, batch: Mapping[str, Any], settings: Settings, random: Randomness
+    model: nn.Module, batch: Mapping[str, Tensor], settings: Settings, random: Randomness
 ) -> tuple[Tensor, Tensor | None, Tensor, Pass]:
     """Estimate ‖J_t‖ and Σ_j ‖H_{t,j}‖ from ``settings.directions`` projections; differentiable."""
     train = torch.is_grad_enabled()
@@ -498,7 +502,7 @@ def measure_reverse(
 
 def build_graph(
     model: nn.Module,
-    batch: Mapping[str, Any],
+    batch: Mapping[str, Tensor],
     settings: Settings,
     random: Randomness,
     train: bool,
@@ -627,7 +631,7 @@ def _composed(
     return y if torch.is_autocast_enabled(input.device.type) else y.to(input.dtype)
 
 
-_COMPOSED: dict[Any, Callable] = {
+_COMPOSED: dict[Function, Function] = {
     F.layer_norm: layer_norm,
     torch.layer_norm: layer_norm,
     F.rms_norm: rms_norm,
@@ -639,8 +643,8 @@ class ComposedNorms(TorchFunctionMode):
     """Replace torch's layer and RMS norms by the composed forms above."""
 
     def __torch_function__(
-        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
+        self, func: Function, types: object, args: Args = (), kwargs: Named | None = None
+    ) -> object:
         return _COMPOSED.get(func, func)(*args, **(kwargs or {}))
 
 
@@ -680,7 +684,7 @@ class SmoothnessProbe:
 
     def __init__(
         self,
-        batch: Mapping[str, Any],
+        batch: Mapping[str, Tensor],
         *,
         every: int = 100,
         hessian: bool = False,
@@ -718,7 +722,7 @@ class SmoothnessProbe:
         self.history.append({"step": step, **figures})
         return figures
 
-    def plot(self, ax: Any = None) -> Any:
+    def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the Jacobian norms of ``history`` over the steps, a line a block.
 
         Args:
@@ -750,7 +754,7 @@ class SmoothnessProbe:
         return bool(self.history) and self.history[-1]["step"] == step
 
 
-def decision_slopes(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, float]:
+def decision_slopes(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, float]:
     """Measure how fast the logits and the margin change with the embeddings x, by exact gradients.
 
     The model runs in evaluation mode, and padding has no part in x.
@@ -787,10 +791,10 @@ def decision_slopes(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, flo
         squares = torch.stack([norms(z).square() for z in logits.unbind(1)])
         result = {"logit_jacobian": squares.sum(0).sqrt().mean().item()}
         classes = isinstance(labels, Tensor) and labels.ndim == 1 and not labels.is_floating_point()
-        if classes and logits.shape[1] > 1:
-            own = logits.gather(1, labels.unsqueeze(1))[:, 0]
+        if labels is not None and classes and logits.shape[1] > 1:
+            right = logits.gather(1, labels.unsqueeze(1))[:, 0]
             others = logits.scatter(1, labels.unsqueeze(1), -math.inf).amax(1)
-            margin = own - others
+            margin = right - others
             distance = margin.detach().double() / norms(margin)
             result["margin_over_slope"] = distance.mean().item()
     return result

@@ -97,7 +97,7 @@ class BaseNorms:
     hessian: Tensor | None
     tokens: int
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return plain numbers, to be stored as JSON."""
         hessian = None if self.hessian is None else self.hessian.tolist()
         return {"jacobian": self.jacobian.tolist(), "hessian": hessian, "tokens": self.tokens}
@@ -115,7 +115,7 @@ class BaseNorms:
 
 def measure_base(
     model: nn.Module,
-    batches: Iterable[Mapping[str, Any]],
+    batches: Iterable[Mapping[str, Tensor]],
     settings: Settings,
     seed: int | None,
 ) -> BaseNorms:
@@ -156,7 +156,7 @@ def measure_base(
     return BaseNorms(means[0], means[1], count)
 
 
-def mean_over_ranks(base: BaseNorms, ranks: Ranks, batch: Mapping[str, Any]) -> BaseNorms:
+def mean_over_ranks(base: BaseNorms, ranks: Ranks, batch: Mapping[str, Tensor]) -> BaseNorms:
     """Average base norms that each rank measured by itself; a collective.
 
     Args:
@@ -350,7 +350,7 @@ class JacHess:
         self.base: BaseNorms | None = None
         self._alone = False  # the base norms were measured where no other rank was seen
 
-    def calibrate(self, batches: Iterable[Mapping[str, Any]]) -> BaseNorms:
+    def calibrate(self, batches: Iterable[Mapping[str, Tensor]]) -> BaseNorms:
         """Measure the base model's norms before fine-tuning, and keep them as ``self.base``.
 
         The model runs in evaluation mode, without gradients, and is left as it was.  All ranks of
@@ -370,8 +370,8 @@ class JacHess:
     @property
     def needs_base(self) -> bool:
         """Whether a step needs the base norms of `calibrate`."""
-        named = isinstance(self.weights, str) and self.weights != "uniform"
-        return self.normalize or named
+        by_name = isinstance(self.weights, str) and self.weights != "uniform"
+        return self.normalize or by_name
 
     def layer_weights(self, count: int | None = None) -> Tensor:
         """Return λ^(k), ``[K]``.
@@ -392,7 +392,7 @@ class JacHess:
             return torch.full((count,), 1 / count, dtype=torch.float64)
         return layer_profile(self.weights, self._require_base().jacobian, self.temperature)
 
-    def __call__(self, batch: Mapping[str, Any]) -> JacHessOutput:
+    def __call__(self, batch: Mapping[str, Tensor]) -> JacHessOutput:
         """Compute the penalty and the model's output in a single forward pass.
 
         Args:
@@ -502,7 +502,7 @@ class JacHess:
             )
         return self.base
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return base norms, layer weights, seed and step, for a run to be resumed.
 
         Without a seed the directions come from torch's global generator, whose state is not here.
@@ -592,7 +592,7 @@ class _State(TypedDict):
     layer_weights: list[float] | None
 
 
-def _check_state(state: Any) -> None:
+def _check_state(state: Mapping[str, Any]) -> None:
     """Raise DataError (a ValueError) unless `state` is what `JacHess.state_dict` returned."""
     from_json(state, _State, "the regulariser's state")
     for layer in state["skipped"]:

@@ -34,7 +34,7 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
-    groups: tuple[Any, ...] = ()
+    groups: tuple[dist.ProcessGroup, ...] = ()
 
     def sum(self, value: Tensor) -> Tensor:
         """Return the sum of ``value`` over the ranks, on each of them; a collective."""
@@ -64,7 +64,7 @@ def ranks_of(model: nn.Module) -> Ranks:
     return Ranks(dist.get_rank(group), dist.get_world_size(group), (group,))
 
 
-def _group_of(model: Any) -> Any:
+def _group_of(model: Any) -> dist.ProcessGroup | None:
     """Return the process group that a whole model's batches are spread over, or None."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         return model.process_group
@@ -104,7 +104,7 @@ def is_sharded(model: nn.Module) -> bool:
     return any(isinstance(m, FSDPModule | FullyShardedDataParallel) for m in model.modules())
 
 
-def has_tokens(batch: Mapping[str, Any]) -> bool:
+def has_tokens(batch: Mapping[str, Tensor]) -> bool:
     """Tell whether any row of a batch has a real token."""
     mask = batch.get("attention_mask")
     shown = [batch.get(name) for name in ("input_ids", "inputs_embeds")]
@@ -113,7 +113,7 @@ def has_tokens(batch: Mapping[str, Any]) -> bool:
     return not isinstance(mask, Tensor) or bool(mask.any())
 
 
-def raise_together(ranks: Ranks, check: Callable[[], Any], device: torch.device) -> None:
+def raise_together(ranks: Ranks, check: Callable[[], object], device: torch.device) -> None:
     """Call ``check``, and raise on every rank where it raises on any; a collective.
 
     Needed before a forward pass, in which the other ranks would wait for the rank that raised.
@@ -148,16 +148,15 @@ def zero_of_gradients(model: nn.Module) -> Tensor | None:
     return torch.stack(zeros).sum() if zeros else None
 
 
-def stand_in(batch: Mapping[str, Any]) -> dict[str, Any]:
+def stand_in(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a row of a single real token in the form of ``batch``.
 
     A rank without data computes on it, to take part in the others' collectives.
     """
-    given = batch.get("input_ids")
-    given = batch["inputs_embeds"] if given is None else given
-    rows = len(given)
+    ids = batch.get("input_ids")
+    rows = len(batch["inputs_embeds"] if ids is None else ids)
 
-    def shrunk(name: str, value: Any) -> Any:
+    def shrunk(name: str, value: Tensor) -> Tensor:
         if not isinstance(value, Tensor) or value.ndim == 0 or value.shape[0] != rows:
             return value
         shrunken = value.new_zeros(1, *(max(1, size) for size in value.shape[1:]))

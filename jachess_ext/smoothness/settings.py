@@ -75,19 +75,19 @@ class Settings:
         return self.hessian_norm == "per_dimension"
 
 
-def check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
     """Raise ValueError unless the argument ``name`` is one of those allowed."""
     if value not in allowed:
         raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(repr, allowed))}")
 
 
-def check_every(every: Any) -> None:
+def check_every(every: object) -> None:
     """Raise ValueError unless it is a whole number of steps from 1 up."""
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"every is {every!r}; expected a number of steps from 1 up")
 
 
-def check_penalty(strength: Any, on_nonfinite: Any) -> None:
+def check_penalty(strength: object, on_nonfinite: object) -> None:
     """Raise ValueError where an argument that all penalties have is unusable."""
     if not isinstance(strength, int | float) or not 0 <= strength < float("inf"):
         raise ValueError(f"strength is {strength!r}; expected a finite number from 0 up")
