@@ -3,6 +3,9 @@
 Every public name is imported with its submodule at first use: the command line's help needs no
 torch, and only ``compare``, ``training`` and the callbacks need the extras (transformers,
 lightning, scikit-learn, matplotlib).
+
+Public are the names of ``__all__`` here and in `ops`, `scaling` and `training`, and what the
+reference's pages list beside them; the rest may change in any release.
 """
 
 import sys as _sys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -38,3 +39,34 @@ def test_one_version() -> None:
 
 def test_dir_is_what_is_promised() -> None:
     assert [name for name in dir(jx) if not name.startswith("__")] == sorted(jx.__all__)
+
+
+ON_PAGES = sorted(
+    entry
+    for page in (ROOT / "docs" / "reference").glob("*.md")
+    for entry in re.findall(r"^::: (\S+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+)
+
+
+def _listed() -> list[object]:
+    """Return what the reference's pages list, Lightning's callback apart, which is optional."""
+    places = (entry.rpartition(".") for entry in ON_PAGES if "lightning" not in entry)
+    return [getattr(importlib.import_module(module), name) for module, _, name in places]
+
+
+@pytest.mark.parametrize("module", ["", "ops", "scaling", "training"])
+def test_promised_names_are_on_the_reference_pages(module: str) -> None:
+    package = importlib.import_module(f"jachess_ext.{module}".rstrip("."))
+    listed = _listed()
+    missing = [
+        name
+        for name in package.__all__
+        if name not in (*jx._MODULES, "LightningSmoothnessMonitor")
+        and not name.endswith("_reference")  # said of all of them at the head of the page
+        and not any(getattr(package, name) is value for value in listed)
+    ]
+    assert not missing
+
+
+def test_the_reference_lists_nothing_twice() -> None:
+    assert len(set(ON_PAGES)) == len(ON_PAGES) > 60
