@@ -136,6 +136,10 @@ class _Bare(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
         return ast.Pass() if isinstance(node.value, ast.Constant) else node
 
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.stmt | None:
+        # Without its docstring a file would not begin with the import of `annotations`.
+        return None if node.module == "__future__" else node
+
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         node.returns = None
         self.generic_visit(node)

@@ -99,6 +99,7 @@ def axes_or_new(ax: Axes | None) -> Axes:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file atomically: on any error the old file stays, and no partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, since a rename is atomic within one file system only.
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:

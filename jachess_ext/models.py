@@ -164,6 +164,7 @@ def token_tables(model: nn.Module) -> dict[nn.Module, bool]:
     two = getattr(getattr(inner, "config", None), "is_encoder_decoder", False)
     stacks_of = {encoder: False, decoder: two and decoder is not encoder}
     tables = {table: of_decoder for table, of_decoder in stacks_of.items() if table is not None}
+    # A model of one stack has neither half, but a table of its own.
     whole = None if tables else _table_of(inner)
     return tables if whole is None else {whole: False}
 
@@ -290,6 +291,7 @@ def gradient_of_tokens(loss: Tensor, leaves: Sequence[Tensor]) -> Tensor:
     gradient, *others = torch.autograd.grad(loss, leaves)
     for share, x in zip(others, leaves[1:], strict=True):
         if x.shape == leaves[0].shape and torch.equal(x[:, 1:], leaves[0][:, :-1]):
+            # Token t of the encoder is token t + 1 of the decoder, which begins with a start token.
             gradient[:, :-1] += share[:, 1:]
     return gradient
 

@@ -68,6 +68,8 @@ def learn_layout(watched: Watched, outputs: OutputMap, samples: Samples) -> Samp
     ``watched.local`` and ``watched.fallback`` are filled.
     """
     owners = owners_of(watched.model, watched.covered)
+    # The first pass finds the modules that are to be differentiated as a whole; the second, with
+    # these, learns the layout, and what it does not know either falls back.
     for candidates in (owners, {}):
         layout, added = SampleLayout(), False
         recorder = Recorder(
@@ -170,6 +172,8 @@ def capture(
         separation = Separation(f) if needed else None
         parts = _collect(watched, f, calls, separation)
         del f, calls
+        # A nonzero sum may be rounding: only a graph of its own can decide, and the first one was
+        # freed by `_collect`.
         if separation is not None and (suspects := separation.suspects()):
             f, calls, _ = watched_forward(
                 watched, outputs, side.layout, samples.rows(rows), len(rows), inputs_only=True
@@ -197,6 +201,8 @@ def _collect(
     if separation is not None:
         separation.begin(f, edges, {name: watched.parameters[name] for name in watched.fallback})
     for c in range(outputs if calls else 0):
+        # Summing over samples gives all their cotangents in one pass, since f_n depends on sample n
+        # alone; that this holds is what `separation` checks.
         cotangents = torch.autograd.grad(
             f[:, c].sum(), edges, retain_graph=c + 1 < outputs, allow_unused=True
         )

@@ -293,6 +293,8 @@ def chi_correction(pairs: int) -> float:
 
 def safe_sqrt(squares: Tensor) -> Tensor:
     """Take square roots with derivative 0, not infinity, at 0 (a norm's subgradient there)."""
+    # The inner where keeps the root's infinite slope at 0 out of backward, where it would meet
+    # a cotangent of 0 and become NaN.
     zero = squares == 0
     return torch.where(zero, 0, torch.where(zero, 1, squares).sqrt())
 
@@ -360,6 +362,7 @@ def measure_jet(
     """
     mask = padding_mask(batch, check_rows=settings.check_values)
     passes = math.ceil(settings.directions / MAX_DIRECTIONS)
+    # Passes of nearly equal size: a pass of one direction would have no pair, and no Hessian.
     share, remainder = divmod(settings.directions, passes)
     jacobian: list[Any] = []  # of each layer, sums over directions and over pairs
     hessian: list[Any] = []
@@ -383,6 +386,7 @@ def measure_jet(
                 tokens.to(streams.device),
                 None if indices is None else indices.to(streams.device),
             )
+            # Of the tensor norm only the sum over D is wanted, whose root is taken once.
             second = second if settings.per_dimension else second.sum(-1, keepdim=True)
             jacobian[k] = jacobian[k] + first * layout.directions
             hessian[k] = hessian[k] + second * len(layout.pairs)
@@ -482,6 +486,8 @@ class Graph:
         """Return ``[B, T]``: ``norm(t)``, ``[B]``, at the tokens in scope and zero elsewhere."""
         zero = self.x.new_zeros(len(self.x))
         counted = self.tokens.any(0).tolist()
+        # A token costs a backward pass for each projection, so that those out of scope in every row
+        # are left out before, not multiplied by 0 afterwards.
         columns = [norm(t) if counts else zero for t, counts in enumerate(counted)]
         return torch.stack(columns, 1) * self.tokens
 
@@ -540,6 +546,8 @@ def build_graph(
         return x
 
     with ExitStack() as contexts:
+        # The fused kernels of attention have one backward each; math attention can be
+        # differentiated as often as needed.
         contexts.enter_context(sdpa_kernel(SDPBackend.MATH))
         if train and settings.second_order:  # a third derivative
             contexts.enter_context(ComposedNorms())
@@ -551,6 +559,8 @@ def build_graph(
 
 def _jacobian(graph: Graph, block: Tensor) -> Tensor:
     """Return ``[B, T]``, the norms ‖J_t‖ of a block."""
+    # Drawn once for all tokens: at a padded position the draw is 0, so that the numbers of the
+    # real tokens do not depend on how far the batch is padded.
     projections = graph.draw(block, graph.mask if block.shape[:2] == graph.mask.shape else None)
 
     def norm(t: int) -> Tensor:
@@ -567,6 +577,8 @@ def _hessian(graph: Graph, block: Tensor) -> Tensor:
     chosen = range(width) if indices is None else indices.tolist()
 
     def norm(t: int) -> Tensor:
+        # Sum over the batch inside: rows do not see each other, hence one double backward gives all
+        # rows' squares at once.
         squares = torch.stack([_hessian_squares(graph, block[:, t, j]) for j in chosen], -1)
         return hessian_norm(squares, graph.settings, scale=scale)
 

@@ -127,6 +127,8 @@ def measure_base(
     ranks = ranks_of(model)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     if ranks.size > 1:
+        # An iterable may end or fail on one rank alone: all are read, and checked together, before
+        # any rank enters a collective.
         batches = list(batches)
         raise_together(ranks, lambda: [padding_mask(batch) for batch in batches], device)
     sums: list[Any] = [0, 0 if settings.second_order else None]
@@ -405,6 +407,8 @@ class JacHess:
         if self.needs_base:
             self._require_base()
         ranks = ranks_of(self.model)
+        # calibrate ran before the model was wrapped: each rank has the norms of its own batches,
+        # and the penalty needs those of all.
         if ranks.size > 1 and self._alone and self.base is not None:
             self.base, self._alone = mean_over_ranks(self.base, ranks, batch), False
         empty = ranks.size > 1 and not has_tokens(batch)
@@ -418,9 +422,12 @@ class JacHess:
         terms = self._layer_terms(norms)
         weights = self._copied("weights", self.layer_weights(len(terms)), terms)
         loss = self.strength * (terms * weights).sum()
+        # A row without a token makes a term NaN, as an overflow does. Alone it is told apart after
+        # the fact, without a read of the device; with other ranks it was ruled out above.
         rows = padding_mask(batch, check_rows=False) if ranks.size == 1 else None
         layer = None if capturing() else nonfinite_layer(terms, loss, ranks, rows)
         if layer == len(terms):
+            # The number past the last layer stands for rows without a token.
             padding_mask(batch)  # raises
         if layer is not None:
             self._note_nonfinite(layer, bool(torch.isfinite(result.embeddings).all()))

@@ -46,6 +46,7 @@ class Ranks:
 
     def _reduce(self, value: Tensor, operation: Any) -> Tensor:
         if self.size > 1:
+            # all_reduce writes in place, and the caller may still need its own value.
             value = value.detach().clone()
             for group in self.groups:
                 dist.all_reduce(value, operation, group=group)
@@ -91,6 +92,7 @@ def _sharded_ranks(model: nn.Module) -> Ranks:
         return Ranks()
     rank = 0
     for place, size in zip(mesh.get_coordinate() or [0], mesh.shape, strict=False):
+        # Row-major over the mesh, so that ranks are numbered as torchrun numbers them.
         rank = rank * size + place
     return Ranks(rank, mesh.size(), tuple(mesh.get_all_groups()))
 
