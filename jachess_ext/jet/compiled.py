@@ -28,9 +28,10 @@ from torch.utils import _pytree as pytree
 from ..ops.library import constant_when_compiled
 from ..torch_private import release
 from .context import without_dynamo
+from .derivative import carries_derivatives
 from .eager import Jet, eager_jet, eager_jvp, make_arguments, split_output, with_tangents
 from .layout import ORDERS, Second, make_layout, map_tensors
-from .tensor import carries_derivatives, lift
+from .tensor import lift
 
 # Before torch 2.12 `nonstrict_trace` takes no nn.Module.
 MODULES_IN_GRAPHS = release(torch.__version__) >= (2, 12)

@@ -23,19 +23,18 @@ from torch import Tensor
 from ..ops.gemm import rows_times
 from .constants import call_on_constants, forget_constant, is_constant, note_constant
 from .context import call_rule
-from .layout import JetLayout, each_tensor, replace_tensors
-from .registry import attribute, find_rule, missing_rule, spellings
-from .rules.quantised import is_quantised
-from .strides import memory_of, note_memory, refuse_overlap
-from .tensor import (
+from .derivative import (
     DerivativeTensor,
-    JetTensor,
     carries_derivatives,
     check_call,
     check_complex,
     check_pass,
-    lift,
 )
+from .layout import JetLayout, each_tensor, replace_tensors
+from .registry import attribute, find_rule, missing_rule, spellings
+from .rules.quantised import is_quantised
+from .strides import memory_of, note_memory, refuse_overlap
+from .tensor import JetTensor, lift
 
 
 class Pass:

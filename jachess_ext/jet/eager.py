@@ -13,20 +13,14 @@ from .. import torch_private
 from ..ops.library import transformed
 from . import rules  # noqa: F401  registers the rules
 from .context import without_autocast, without_dynamo
+from .derivative import DerivativeTensor, carries_derivatives, kept_too_long
 from .dual import DualTensor, Pass
 from .fsdp import jets_through_fsdp
 from .layout import JetLayout, Second, make_layout, map_tensors
+from .passes import open_run
 from .rules.quantised import adopt_libraries
 from .strides import laid_out_as_input, note_memory, overlaps
-from .tensor import (
-    DerivativeTensor,
-    JetTensor,
-    carries_derivatives,
-    different_layouts,
-    ending,
-    kept_too_long,
-    lift,
-)
+from .tensor import JetTensor, different_layouts, lift
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +80,7 @@ def eager_jet(
     kind = (order, second, squares, extra)
     readable = not (transformed() or torch.compiler.is_exporting())
     arguments, layout = make_arguments(x, directions, *kind, check_values=readable)
-    with jets_through_fsdp(), ending(layout.run):
+    with jets_through_fsdp(), open_run(layout.run):
         return to_jets(fn(*arguments), layout)
 
 
@@ -306,7 +300,7 @@ def eager_jvp(
     # work on the wrappers of torch.func.
     as_jets = differentiable or not torch.is_grad_enabled() or transformed()
     arguments, layout = with_tangents(primals, tangents, as_jets)
-    with jets_through_fsdp(), ending(layout.run):
+    with jets_through_fsdp(), open_run(layout.run):
         return split_output(fn(*arguments), has_aux, differentiable, layout)
 
 

@@ -20,7 +20,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from ..jet._types import Args, Function, Named
-from ..jet.tensor import DerivativeTensor
+from ..jet.derivative import DerivativeTensor
 from ..ops.gemm import onednn_serves, rows_times
 from .calls import FOLLOWED, INSERTS, MOVES, Arguments, Call, Names, flat, local_call, recognise
 

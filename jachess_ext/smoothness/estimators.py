@@ -33,7 +33,8 @@ from ..jet.directions import Distribution, draw_directions
 from ..jet.eager import check_point, make_input
 from ..jet.fsdp import jets_through_fsdp
 from ..jet.layout import MAX_DIRECTIONS, map_tensors
-from ..jet.tensor import JetTensor, ending, primal_of
+from ..jet.passes import open_run
+from ..jet.tensor import JetTensor, primal_of
 from ..models import (
     TWO_STACKS,
     backbone_of,
@@ -244,7 +245,7 @@ def run_model(
         seen.append(x)
         entered = enter(x)
         if isinstance(entered, JetTensor):
-            hooks.enter_context(ending(entered.jet_layout.run))
+            hooks.enter_context(open_run(entered.jet_layout.run))
         return entered
 
     with ExitStack() as hooks:

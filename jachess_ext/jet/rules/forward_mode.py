@@ -17,10 +17,11 @@ from torch.func import jvp
 
 from ... import torch_private
 from ...ops.library import transformed
+from ..derivative import carries_derivatives
 from ..layout import JetLayout
 from ..registry import Rule, missing_rule, serve_generally
 from ..strides import stack_laid_out
-from ..tensor import JetTensor, carries_derivatives, common_layout
+from ..tensor import JetTensor, common_layout
 from .forward_mode_kept import WITH_GRADIENTS, WITHOUT_GRADIENTS
 from .pointwise import is_half, wide
 

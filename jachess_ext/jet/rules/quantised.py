@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from ...ops.gemm import rows_times
+from ..derivative import DerivativeTensor
 from ..registry import jet_rule, missing_rule
-from ..tensor import DerivativeTensor, JetTensor
+from ..tensor import JetTensor
 from .streamwise import add_to_own_primal
 
 Dequantise = Callable[[], Tensor]

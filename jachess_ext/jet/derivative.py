@@ -1,0 +1,149 @@
+"""`DerivativeTensor`, what a `JetTensor` and a `DualTensor` share, and the checks of every call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import torch_private
+from .layout import JetLayout
+from .registry import (
+    forward_mode_is_on,
+    function_name,
+    missing_rule,
+    refuse_opaque_functions,
+    takes_complex,
+)
+
+
+class DerivativeTensor(torch.Tensor):
+    """A tensor with the shape, dtype and device of a primal, which carries derivatives beside it.
+
+    torch's own getters go through ``__torch_function__``; model code reads these properties often,
+    and plain Python ones are cheaper.
+    """
+
+    @property
+    def layout_of_pass(self) -> JetLayout:
+        """Return the layout of the jets of its pass."""
+        raise NotImplementedError
+
+    @property
+    def _recorded(self) -> Tensor:
+        """Return the plain tensor that autograd knows."""
+        raise NotImplementedError
+
+    def is_constant(self) -> bool:
+        """Return whether its tangents are zero and stay so until one is written into it."""
+        raise NotImplementedError
+
+    def as_constant(self, value: Tensor) -> Tensor:
+        """Return a plain tensor as a constant of the same pass; itself where its dtype carries no
+        derivatives."""
+        raise NotImplementedError
+
+    @property
+    def requires_grad(self) -> bool:  # type: ignore[override]
+        return self._recorded.requires_grad
+
+    @property
+    def is_leaf(self) -> bool:  # type: ignore[override]
+        return self._recorded.is_leaf
+
+    @property
+    def grad_fn(self) -> Any:  # type: ignore[override]
+        return self._recorded.grad_fn
+
+    @property
+    def ndim(self) -> int:  # type: ignore[override]
+        return len(self.shape)
+
+    def size(self, dim: int | None = None) -> Any:  # type: ignore[override]
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        return self.ndim
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        # Reached only by an operator that skipped __torch_function__: no rule can answer it.
+        check_place(func, args, kwargs)
+        raise missing_rule(func)
+
+
+# ---- checks of a call -------------------------------------------------------------------------
+
+
+def carries_derivatives(tensor: Tensor) -> bool:
+    """Return whether the dtype can carry derivatives: real and complex numbers, not integers."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def check_complex(func: Callable) -> None:
+    """Raise MissingJetRule for a function whose rule holds for real numbers alone."""
+    if not takes_complex(func):
+        raise missing_rule(
+            func,
+            "its rule does not cover complex numbers; compute it from the real and imaginary "
+            "parts (torch.view_as_real)",
+        )
+
+
+def check_call(cls: type, func: Callable, types: Any, args: tuple, kwargs: dict | None) -> None:
+    """Refuse calls that no tensor of class ``cls`` can take part in.
+
+    Raises:
+        MissingJetRule: an argument ``out`` is given.
+        ValueError: the arguments hold another class of `DerivativeTensor`.
+        RuntimeError: the call comes from within an autograd Function.
+    """
+    if kwargs and kwargs.get("out") is not None:
+        raise missing_rule(func, "a result cannot be written into out=")
+    if len(types) > 1 and any(
+        issubclass(t, DerivativeTensor) and not issubclass(cls, t) for t in types
+    ):
+        raise ValueError(
+            "tensors of different derivatives met in one operation; run one jx.jet or jx.jvp at "
+            "a time"
+        )
+    check_place(func, args, kwargs)
+
+
+def check_place(func: Callable, args: tuple, kwargs: dict | None) -> None:
+    """Raise RuntimeError if the call comes from within an autograd Function."""
+    if not forward_mode_is_on():
+        leaves = torch_private.pytree.tree_leaves((args, kwargs))
+        derivative = next(leaf for leaf in leaves if isinstance(leaf, DerivativeTensor))
+        refuse_opaque_functions(func, args, derivative.layout_of_pass.surrounding)
+
+
+def check_pass(func: Callable, args: tuple, result: Any) -> None:
+    """Raise RuntimeError if ``result`` belongs to a pass that has ended.
+
+    In a backward, where a checkpoint may run again, it may.
+    """
+    probe = args[0] if result is None else result
+    if isinstance(probe, list | tuple) and probe:
+        probe = probe[0]
+    if isinstance(probe, DerivativeTensor):
+        run = probe.layout_of_pass.run
+        if run is not None and run.ended and torch_private.current_graph_task_id() == -1:
+            raise kept_too_long(f"{function_name(func)} was called with")
+
+
+def kept_too_long(what: str) -> RuntimeError:
+    """Return the error for a tensor of a pass that has ended; ``what`` begins its message."""
+    return RuntimeError(
+        f"{what} a tensor that was kept from an earlier pass of jx.jet, jx.jvp or a penalty, which "
+        "has ended, along other directions; return it from the function in that pass "
+        "(jx.jvp: has_aux=True), or keep tensor.detach(). If a module keeps it (a buffer, a "
+        "cache), have its forward detach it"
+    )

@@ -1,0 +1,78 @@
+"""The time in which a pass runs, and what its function may not do meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from .derivative import DerivativeTensor
+from .layout import Run
+from .tensor import drop_pending
+
+
+@contextmanager
+def open_run(run: Run | None) -> Iterator[None]:
+    """Keep a pass open in the context; when it is left, also by an exception, the pass ends.
+
+    The tensors of a pass that has ended are refused, and its deferred jets stay deferred.  While
+    any pass is open, `Tensor.requires_grad_` is `_guarded_requires_grad`.
+    """
+    global _open_anywhere
+    _OPEN.runs.append(run)
+    with _LOCK:
+        _open_anywhere += 1
+        Tensor.requires_grad_ = _guarded_requires_grad  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        _OPEN.runs.pop()
+        with _LOCK:
+            _open_anywhere -= 1
+            if not _open_anywhere:
+                # torch.Tensor inherits the method: without the attribute it is torch's own again.
+                del Tensor.requires_grad_
+        if run is not None:
+            run.ended = True
+        drop_pending(run)
+
+
+# ---- a derivative inside of what was detached --------------------------------------------------
+#
+# ``torch.autograd.functional.jacobian(g, x)``, or the gradient of an energy by
+# ``x.detach().requires_grad_()``, has derivatives by x that a pass cannot see: its tangent would
+# be 0 without a word.  torch.func refuses every `requires_grad_` inside a transform; here it is
+# refused once the pass has detached something.  What sets it before, on hidden states of token
+# ids (gradient checkpointing with peft), is let through.
+
+
+class _Open(threading.local):
+    """The passes that are open on this thread."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run | None] = []
+
+
+_OPEN = _Open()
+_open_anywhere = 0  # passes, on any thread
+_LOCK = threading.Lock()
+_requires_grad_ = Tensor.requires_grad_
+
+
+def _guarded_requires_grad(self: Tensor, requires_grad: bool = True) -> Tensor:
+    """Set ``requires_grad``, unless the pass around has detached something.
+
+    Raises:
+        RuntimeError: it has.
+    """
+    asked = requires_grad and not self.requires_grad and not isinstance(self, DerivativeTensor)
+    if asked and any(run is not None and run.detached for run in _OPEN.runs):
+        raise RuntimeError(
+            "requires_grad_() was called, perhaps by torch.autograd.functional, on a tensor inside "
+            "jx.jet, jx.jvp or a penalty after a detach: the derivative taken there would count as "
+            "a constant. Differentiate inside with jx.jvp's own arguments, or write the gradient "
+            "out (torch.func refuses this, too)"
+        )
+    return _requires_grad_(self, requires_grad)
