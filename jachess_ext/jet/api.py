@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
+from torch.compiler import is_dynamo_compiling
 
+from ._types import Function
 from .eager import eager_jet, eager_jvp
 from .layout import Second
 
 
+def graph_serves(tracing: bool, fn: Function, refusal: str | None = None) -> bool:
+    """Return which of two engines computes a derivative of ``fn`` here: whether `compiled.py` does.
+
+    `eager.py` runs ``fn`` on tensors that carry their derivatives, wherever nothing is traced.
+
+    `compiled.py` has the same run traced as one node of a graph, while dynamo traces for
+    ``torch.compile``.  What a graph cannot hold breaks it, and `eager.py` computes it between two
+    graphs.
+
+    `row_passes.py`, for second derivatives by rows, is several passes as of `eager.py`, never
+    traced; in a graph `laplacian` is one pass of `compiled.py`.
+
+    Args:
+        tracing: `torch.compiler.is_dynamo_compiling`, asked by the caller: where dynamo gives the
+            caller up and leaves it to Python, it still traces the functions that are called there.
+        refusal: why a graph cannot hold this call, whatever ``fn`` is.
+    """
+    if not tracing:
+        return False
+    from .compiled import serves  # imports torch._dynamo, which takes seconds
+
+    return serves(fn, refusal)
+
+
 def jet(
-    fn: Callable[..., Any], x: Any, directions: Any, order: int = 2, second: Second = "pairs"
+    fn: Function, x: object, directions: object, order: int = 2, second: Second = "pairs"
 ) -> Any:
     """Propagate a Taylor expansion of ``fn`` around ``x``.
 
@@ -51,8 +75,8 @@ def jet(
         >>> result.first.shape, result.second.shape, result.pairs
         (torch.Size([2, 3]), torch.Size([1, 3]), [(0, 1)])
     """
-    if torch.compiler.is_dynamo_compiling():
-        from .compiled import jet_in_graph  # imports torch._dynamo, which takes seconds
+    if graph_serves(is_dynamo_compiling(), fn):
+        from .compiled import jet_in_graph
 
         return jet_in_graph(fn, x, directions, order, second)
     return eager_jet(fn, x, directions, order, second)
@@ -62,9 +86,9 @@ def jet(
 
 
 def jvp(
-    fn: Callable[..., Any],
-    primals: tuple[Any, ...],
-    tangents: tuple[Any, ...],
+    fn: Function,
+    primals: tuple[object, ...],
+    tangents: tuple[object, ...],
     *,
     has_aux: bool = False,
     differentiable: bool = True,
@@ -103,8 +127,8 @@ def jvp(
         >>> jx.jvp(torch.square, (torch.tensor(3.0),), (torch.tensor(1.0),))
         (tensor(9.), tensor(6.))
     """
-    if torch.compiler.is_dynamo_compiling():
-        from .compiled import jvp_in_graph  # imports torch._dynamo, which takes seconds
+    if graph_serves(is_dynamo_compiling(), fn):
+        from .compiled import jvp_in_graph
 
         return jvp_in_graph(fn, primals, tangents, has_aux, differentiable)
     return eager_jvp(fn, primals, tangents, has_aux, differentiable)

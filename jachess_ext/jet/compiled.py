@@ -27,9 +27,10 @@ from torch.utils import _pytree as pytree
 
 from ..ops.library import constant_when_compiled
 from ..torch_private import release
+from ._types import Function
 from .context import without_dynamo
 from .derivative import carries_derivatives
-from .eager import Jet, eager_jet, eager_jvp, make_arguments, split_output, with_tangents
+from .eager import Jet, begin_pass, check_inputs, split_output, with_tangents
 from .layout import ORDERS, Second, make_layout, map_tensors
 from .tensor import lift
 
@@ -62,69 +63,64 @@ class JetGraphError(RuntimeError):
     """Raised where a jet cannot be computed within a graph; the message says why."""
 
 
-def jet_in_graph(fn: Any, x: Any, directions: Any, order: int, second: Second) -> Any:
-    """Compute `jet` while dynamo traces.
-
-    A function that the graph cannot hold breaks it, with the reason, and runs eagerly; with
-    ``fullgraph=True`` that is an error.
-    """
-    why = why_not(fn)
-    if why:
-        torch._dynamo.graph_break(msg=why)
-        warn_of_break(why)
-        return eager_jet(fn, x, directions, order, second)
+def jet_in_graph(fn: Function, x: object, directions: object, order: int, second: Second) -> Any:
+    """Compute `jet` while dynamo traces, of a function that `serves`."""
     module, args, named = _call_of(fn)
     args, named = _without_none((args, named))
-    for known in ORDERS:  # with dynamic=True, the order is a symbol
-        order = known if order == known else order
+    for constant in ORDERS:  # with dynamic=True, the order is a symbol
+        order = constant if order == constant else order
     stacks = _stacks(module, args, named, x, directions, order, second, _settings(module))
     _raise_problem(stacks)
     count = pytree.tree_leaves(directions)[0].shape[0]
     layout = make_layout.__wrapped__(count, order, second)
 
-    def as_jet(tensor: Tensor) -> Any:
+    def as_jet(tensor: Tensor) -> Jet | Tensor:
         return Jet(tensor, layout) if carries_derivatives(tensor) else tensor
 
     return map_tensors(stacks, as_jet)
 
 
 def jvp_in_graph(
-    fn: Any, primals: Any, tangents: Any, has_aux: bool, differentiable: bool
+    fn: Function, primals: object, tangents: object, has_aux: bool, differentiable: bool
 ) -> tuple[Any, ...]:
-    """Compute `jvp` while dynamo traces, as `jet_in_graph`."""
-    why = why_not(fn)
-    if why:
-        torch._dynamo.graph_break(msg=why)
-        warn_of_break(why)
-        return eager_jvp(fn, primals, tangents, has_aux, differentiable)
+    """Compute `jvp` while dynamo traces, of a function that `serves`."""
     module, args, named = _call_of(fn)
     args, named = _without_none((args, named))
-    outputs = _outputs(
-        module,
-        args,
-        named,
-        primals,
-        _without_none(tangents),
-        has_aux,
-        differentiable,
-        _settings(module),
-    )
+    tangents = _without_none(tangents)
+    settings = _settings(module)
+    outputs = _outputs(module, args, named, primals, tangents, has_aux, differentiable, settings)
     _raise_problem(outputs)
     return outputs
+
+
+def serves(fn: Function, refusal: str | None = None) -> bool:
+    """Return whether the graph that dynamo traces can hold a derivative of ``fn``.
+
+    Else the graph breaks, with the reason, and the derivative is computed eagerly between two
+    graphs; with ``fullgraph=True`` that is an error.
+
+    Args:
+        refusal: why the graph cannot hold this call, whatever ``fn`` is.
+    """
+    why = _why_not(fn) or refusal
+    if why:
+        torch._dynamo.graph_break(msg=why)
+        _warn_of_break(why)
+    return not why
 
 
 _WARNED: set[str] = set()
 
 
 @without_dynamo
-def warn_of_break(why: str) -> None:
+def _warn_of_break(why: str) -> None:
     """Warn, once for each reason, that derivatives break the graph and run eagerly."""
     if why not in _WARNED:
         _WARNED.add(why)
         warnings.warn(f"derivatives run eagerly, outside of the graph: {why}", stacklevel=4)
 
 
-def why_not(fn: Any) -> str | None:
+def _why_not(fn: Function) -> str | None:
     """Return why the graph cannot hold a derivative of ``fn``; None if it can."""
     if not MODULES_IN_GRAPHS:
         return _TOO_OLD
@@ -350,9 +346,10 @@ def _stacks(
     """Return ``module(*args, *jets, **named)`` with the stack ``[S, ...]`` of every jet."""
 
     def run() -> Any:
-        jets, layout = make_arguments(x, directions, order, second, check_values=False)
+        inputs = check_inputs(x, directions, check_values=False)
+        layout = begin_pass(inputs.count, order, second)
         with _only_inputs(), _unwritten(module):
-            value = module(*_with_none(args), *jets, **_with_none(named))
+            value = module(*_with_none(args), *inputs.jets(layout), **_with_none(named))
         return map_tensors(
             value, lambda t: lift(t, layout).streams if carries_derivatives(t) else t
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import torch_private
 from ..ops.library import transformed
 from . import rules  # noqa: F401  registers the rules
+from ._types import Function
 from .context import without_autocast, without_dynamo
 from .derivative import DerivativeTensor, carries_derivatives, kept_too_long
 from .dual import DualTensor, Pass
@@ -63,59 +64,77 @@ class Jet:
 
 @without_dynamo
 def eager_jet(
-    fn: Callable[..., Any],
-    x: Any,
-    directions: Any,
-    order: int,
-    second: Second = "pairs",
-    squares: int | None = None,
-    extra: Any = None,
+    fn: Function, x: object, directions: object, order: int, second: Second = "pairs"
 ) -> Any:
-    """Compute `jet` outside ``torch.compile``.
+    """Compute `jet` outside ``torch.compile``."""
+    readable = not (transformed() or torch.compiler.is_exporting())
+    inputs = check_inputs(x, directions, check_values=readable)
+    return run_pass(fn, inputs, begin_pass(inputs.count, order, second))
+
+
+def run_pass(fn: Function, inputs: Inputs, layout: JetLayout) -> Any:
+    """Return what ``fn`` returns of the inputs, with a `Jet` for every tensor."""
+    with jets_through_fsdp(), open_run(layout.run):
+        return to_jets(fn(*inputs.jets(layout)), layout)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """The tensors at which a pass starts, and its directions.
+
+    Attributes:
+        points: the tensors of x, ``shape`` each.
+        steps: the directions of each, ``[q, *shape]``.
+        structure: the nest of x; None where x is a tensor.
+    """
+
+    points: list[Tensor]
+    steps: list[Tensor]
+    structure: torch_private.pytree.TreeSpec | None = None
+
+    @property
+    def count(self) -> int:
+        """Return q."""
+        return len(self.steps[0])
+
+    def jets(self, layout: JetLayout, extra: list[Tensor] | None = None) -> tuple[Any, ...]:
+        """Return the arguments of ``fn`` as jets of one pass.
+
+        Args:
+            extra: of each tensor one direction more, ``shape``, which has no square.
+        """
+        extras: Sequence[Tensor | None] = extra or [None] * len(self.points)
+        parts = zip(self.points, self.steps, extras, strict=True)
+        jets = [jet_at(point, steps, layout, more) for point, steps, more in parts]
+        if self.structure is None:
+            return (jets[0],)
+        nest = torch_private.pytree.tree_unflatten(jets, self.structure)
+        return nest if isinstance(nest, tuple) else (nest,)
+
+
+def check_inputs(x: object, directions: object, *, check_values: bool) -> Inputs:
+    """Return x and its directions as lists of tensors, with the checks that `jet` documents.
 
     Args:
-        squares: how many of the directions have squares, as of `make_layout`.
-        extra: one direction more, without a square: a nest like ``x``.
+        check_values: whether to refuse NaN and infinity, which has to read x.
     """
-    kind = (order, second, squares, extra)
-    readable = not (transformed() or torch.compiler.is_exporting())
-    arguments, layout = make_arguments(x, directions, *kind, check_values=readable)
-    with jets_through_fsdp(), open_run(layout.run):
-        return to_jets(fn(*arguments), layout)
-
-
-def make_arguments(
-    x: Any,
-    directions: Any,
-    order: int,
-    second: Second = "pairs",
-    squares: int | None = None,
-    extra: Any = None,
-    *,
-    check_values: bool,
-) -> tuple[tuple[Any, ...], JetLayout]:
-    """Return the arguments of ``fn`` as jets of one pass, and its layout; see `eager_jet`."""
-    kind = (order, second, squares)
+    steps: list[Any]
+    structure: torch_private.pytree.TreeSpec | None
     if isinstance(x, Tensor):
-        jet_input = make_input(x, directions, *kind, extra, check_values=check_values)
-        return (jet_input,), jet_input.jet_layout
-    points, steps, structure = paired_leaves(x, "x", directions, "directions")
-    extras = [None] * len(steps) if extra is None else structure.flatten_up_to(extra)
-    layout: JetLayout | None = None
-    jets = []
-    for (name, point), step, more in zip(points, steps, extras, strict=True):
-        named: dict[str, Any] = {"check_values": check_values, "name": name, "layout": layout}
-        jet = make_input(point, step, *kind, more, **named)
-        layout = jet.jet_layout
-        jets.append(jet)
-    assert layout is not None
-    nest = torch_private.pytree.tree_unflatten(jets, structure)
-    return nest if isinstance(x, tuple) else (nest,), layout
+        check_point(x, "x")
+        points, steps, structure = [("x", x)], [directions], None
+    else:
+        points, steps, structure = paired_leaves(x, "x", directions, "directions")
+    for (name, point), step in zip(points, steps, strict=True):
+        if check_values:
+            check_finite(point, name)
+        check_directions(step, point, name, steps[0])
+    return Inputs([point for _, point in points], steps, structure)
 
 
 def paired_leaves(
-    points: Any, name: str, steps: Any, steps_name: str, labels: bool = False
-) -> tuple[list[tuple[str, Tensor]], list[Any], Any]:
+    points: object, name: str, steps: object, steps_name: str, labels: bool = False
+) -> tuple[list[tuple[str, Tensor]], list[Any], torch_private.pytree.TreeSpec]:
     """Flatten two nests: return ``(name, point)`` pairs, the steps, and their common structure.
 
     The names are those of messages, such as ``x[0]['mask']``.
@@ -130,8 +149,8 @@ def paired_leaves(
     if not leaves:
         holds = "hold" if name.endswith("s") else "holds"
         raise TypeError(f"{name} {holds} no tensor; expected at least one floating-point tensor")
-    named = [(name + torch_private.pytree.keystr(path), leaf) for path, leaf in leaves]
-    for place, leaf in named:
+    named_points = [(name + torch_private.pytree.keystr(path), leaf) for path, leaf in leaves]
+    for place, leaf in named_points:
         if not (labels and _is_label(leaf)):
             check_point(leaf, place)
     try:
@@ -143,55 +162,26 @@ def paired_leaves(
             f"{steps_name} are nested otherwise than {name}; expected a tensor for every tensor of "
             f"{name}, in the same tuples, lists and dicts"
         ) from None
-    return named, step_leaves, structure
+    return named_points, step_leaves, structure
 
 
 def make_input(
-    x: Any,
-    directions: Any,
-    order: int = 2,
-    second: Second = "pairs",
-    squares: int | None = None,
-    extra: Tensor | None = None,
-    *,
-    check_values: bool = True,
-    name: str = "x",
-    layout: JetLayout | None = None,
+    x: Tensor, directions: Tensor, order: int = 2, *, check_values: bool = True
 ) -> JetTensor:
-    """Return x + Σ ε_i u_i as a `JetTensor`, with the checks that `jet` documents.
+    """Return a tensor as the first jet of a pass that begins now; see `check_inputs`."""
+    inputs = check_inputs(x, directions, check_values=check_values)
+    return jet_at(x, directions, begin_pass(inputs.count, order))
+
+
+def jet_at(
+    x: Tensor, directions: Tensor, layout: JetLayout, extra: Tensor | None = None
+) -> JetTensor:
+    """Return x + Σ ε_i u_i, with zeros for the streams of second order.
 
     Args:
-        check_values: whether to refuse NaN and infinity, which has to read x.
-        name: the name of x in messages.
-        layout: layout of the pass, if x is not its first tensor.
+        extra: one direction more, behind the others.
     """
-    check_point(x, name)
-    if check_values and not torch.isfinite(x).all():
-        raise ValueError(
-            f"{name} contains NaN or infinite values, so every derivative would be NaN; check the "
-            "embeddings or the weights they come from"
-        )
-    theirs = "directions" if name == "x" else f"directions{name[1:]}"
-    if not isinstance(directions, Tensor):
-        raise TypeError(
-            f"{theirs} must be a tensor [q, *{name}.shape], not {type(directions).__name__}"
-        )
-    expected = f"[q, {', '.join(map(str, x.shape))}]"
-    if directions.ndim != x.ndim + 1 or directions.shape[1:] != x.shape:
-        raise ValueError(
-            f"{theirs} have shape {list(directions.shape)}, but {name} of shape {list(x.shape)} "
-            f"needs {expected}"
-        )
     parts = [x.unsqueeze(0), directions, *([] if extra is None else [extra.unsqueeze(0)])]
-    count = len(directions) + len(parts) - 2
-    if layout is not None and count != layout.directions:
-        raise ValueError(
-            f"{theirs} hold {len(directions)} directions, but the tensors before them "
-            f"{layout.directions}; expected the same number everywhere"
-        )
-    _check_dtype_and_device(directions, f"{theirs} are", x, name)
-    if layout is None:
-        layout = begin_pass(count, order, second, squares)
     if layout.seconds:
         parts.append(x.new_zeros(layout.seconds, *x.shape))
     with without_autocast(x.device.type):
@@ -199,6 +189,39 @@ def make_input(
     if layout.run is not None and overlaps(x.shape, x.stride()):
         note_memory(jet, layout.run.expanded)
     return jet
+
+
+def check_finite(x: Tensor, name: str) -> None:
+    """Raise ValueError if ``x`` holds NaN or infinity."""
+    if not torch.isfinite(x).all():
+        raise ValueError(
+            f"{name} contains NaN or infinite values, so every derivative would be NaN; check the "
+            "embeddings or the weights they come from"
+        )
+
+
+def check_directions(directions: object, x: Tensor, name: str, first: Tensor) -> None:
+    """Refuse directions that do not fit ``x``.
+
+    Args:
+        first: the directions of the first tensor of x, which say how many there are.
+    """
+    theirs = "directions" if name == "x" else f"directions{name[1:]}"
+    if not isinstance(directions, Tensor):
+        raise TypeError(
+            f"{theirs} must be a tensor [q, *{name}.shape], not {type(directions).__name__}"
+        )
+    if directions.ndim != x.ndim + 1 or directions.shape[1:] != x.shape:
+        raise ValueError(
+            f"{theirs} have shape {list(directions.shape)}, but {name} of shape {list(x.shape)} "
+            f"needs [q, {', '.join(map(str, x.shape))}]"
+        )
+    if len(directions) != len(first):
+        raise ValueError(
+            f"{theirs} hold {len(directions)} directions, but the tensors before them "
+            f"{len(first)}; expected the same number everywhere"
+        )
+    _check_dtype_and_device(directions, f"{theirs} are", x, name)
 
 
 def _check_dtype_and_device(step: Tensor, subject: str, x: Tensor, name: str) -> None:
@@ -224,7 +247,7 @@ def begin_pass(
     return make_layout(directions, order, second, squares).of_a_new_run()
 
 
-def check_point(x: Any, name: str) -> None:
+def check_point(x: object, name: str) -> None:
     """Raise TypeError unless ``x`` is a plain tensor of real or complex numbers."""
     if isinstance(x, DerivativeTensor):
         raise TypeError(
@@ -249,7 +272,7 @@ def check_point(x: Any, name: str) -> None:
         str(x.dtype): x.dtype.itemsize == 1,
     }
     if any(kinds.values()):
-        kind = next(kind for kind, found in kinds.items() if found)
+        kind = next(kind for kind, applies in kinds.items() if applies)
         raise TypeError(
             f"{name} is {kind}, which jets cannot start from; pass a dense tensor of float64, "
             "float32, bfloat16 or float16 on a device"
@@ -270,7 +293,7 @@ def check_output(tensor: Tensor, layout: JetLayout) -> None:
         raise different_layouts({tensor.layout_of_pass, layout})
 
 
-def to_jets(value: Any, layout: JetLayout) -> Any:
+def to_jets(value: object, layout: JetLayout) -> Any:
     """Return a function's result with a `Jet` for every tensor; constants have zero derivatives.
 
     Raises:
@@ -278,7 +301,7 @@ def to_jets(value: Any, layout: JetLayout) -> Any:
     """
     of_no_run = layout.without_run()
 
-    def as_jet(tensor: Tensor) -> Any:
+    def as_jet(tensor: Tensor) -> Jet | Tensor:
         check_output(tensor, layout)
         if not isinstance(tensor, JetTensor) and not carries_derivatives(tensor):
             return tensor
@@ -289,9 +312,9 @@ def to_jets(value: Any, layout: JetLayout) -> Any:
 
 @without_dynamo
 def eager_jvp(
-    fn: Callable[..., Any],
-    primals: tuple[Any, ...],
-    tangents: tuple[Any, ...],
+    fn: Function,
+    primals: tuple[object, ...],
+    tangents: tuple[object, ...],
     has_aux: bool,
     differentiable: bool,
 ) -> tuple[Any, ...]:
@@ -304,62 +327,55 @@ def eager_jvp(
         return split_output(fn(*arguments), has_aux, differentiable, layout)
 
 
-def with_tangents(primals: Any, tangents: Any, as_jets: bool) -> tuple[tuple[Any, ...], JetLayout]:
+def with_tangents(
+    primals: object, tangents: object, as_jets: bool
+) -> tuple[tuple[Any, ...], JetLayout]:
     """Return the arguments of ``fn``, as jets of order 1 or as dual tensors, and their layout."""
     if not isinstance(primals, tuple):
         raise TypeError(
             f"primals must be a tuple, with an entry for each argument of fn, not "
             f"{type(primals).__name__}; for one argument, write primals=(x,)"
         )
-    named, given, structure = paired_leaves(primals, "primals", tangents, "tangents", labels=True)
-    if all(_is_label(point) for _, point in named):
-        check_point(named[0][1], named[0][0])
-    pairs = list(zip(named, given, strict=True))
-    for (name, point), step in pairs:
-        if _is_label(point) and not (step is None or (isinstance(step, int) and step == 0)):
-            raise TypeError(
-                f"{name} has dtype {point.dtype}, which has no derivative; expected None as its "
-                "tangent"
-            )
-    points = [pair for pair, _ in pairs if not _is_label(pair[1])]
-    steps = [_full(step, pair[1]) for pair, step in pairs if not _is_label(pair[1])]
-    for (name, point), step in zip(points, steps, strict=True):
-        _check_tangent(name, point, step)
-    arguments: list[Any] = []
-    layout: JetLayout | None = None
-    if as_jets:
-        for (_, point), step in zip(points, steps, strict=True):
-            jet = make_input(point, step.unsqueeze(0), 1, check_values=False, layout=layout)
-            layout = jet.jet_layout
-            arguments.append(jet)
-    else:
-        of_pass = Pass(begin_pass(1, 1))
-        layout = of_pass.layout
-        for (_, point), step in zip(points, steps, strict=True):
-            # Copies, since fn may write into its arguments.
-            copy = laid_out_as_input(point.clone().unsqueeze(0), point).squeeze(0)
-            arguments.append(DualTensor(copy, step.detach().clone(), of_pass))
-            if overlaps(point.shape, point.stride()):
-                of_pass.forbid_writes(copy)
-    assert layout is not None
-    left = iter(arguments)
-    arguments = [point if _is_label(point) else next(left) for _, point in named]
-    return torch_private.pytree.tree_unflatten(arguments, structure), layout
+    points, steps, structure = paired_leaves(primals, "primals", tangents, "tangents", labels=True)
+    if all(_is_label(point) for _, point in points):
+        check_point(points[0][1], points[0][0])
+    layout = begin_pass(1, 1)
+    of_pass = Pass(layout)
+
+    def start(name: str, point: Tensor, step: object) -> Tensor:
+        if _is_label(point):
+            if not (step is None or (isinstance(step, int) and step == 0)):
+                raise TypeError(
+                    f"{name} has dtype {point.dtype}, which has no derivative; expected None as "
+                    "its tangent"
+                )
+            return point
+        tangent = _checked_tangent(step, point, name)
+        if as_jets:
+            return jet_at(point, tangent.unsqueeze(0), layout)
+        return _dual(point, tangent, of_pass)
+
+    leaves = [start(*point, step) for point, step in zip(points, steps, strict=True)]
+    return torch_private.pytree.tree_unflatten(leaves, structure), layout
 
 
-def _is_label(point: Any) -> bool:
+def _dual(point: Tensor, step: Tensor, of_pass: Pass) -> DualTensor:
+    """Return x + ε t of copies, since ``fn`` may write into its arguments."""
+    copy = laid_out_as_input(point.clone().unsqueeze(0), point).squeeze(0)
+    if overlaps(point.shape, point.stride()):
+        of_pass.forbid_writes(copy)
+    return DualTensor(copy, step.detach().clone(), of_pass)
+
+
+def _is_label(point: object) -> bool:
     return isinstance(point, Tensor) and not carries_derivatives(point)
 
 
-def _full(tangent: Any, primal: Tensor) -> Any:
-    """Return a number as a tangent, and None as 0."""
+def _checked_tangent(tangent: object, primal: Tensor, name: str) -> Tensor:
+    """Return a tangent of the primal's shape; a number fills it, and None is 0."""
     tangent = 0 if tangent is None else tangent
     if isinstance(tangent, int | float) and not isinstance(tangent, bool):
         return torch.full_like(primal, tangent, requires_grad=False)
-    return tangent
-
-
-def _check_tangent(name: str, primal: Tensor, tangent: Any) -> None:
     theirs = name.replace("primals", "tangents", 1)
     if not isinstance(tangent, Tensor) or isinstance(tangent, DerivativeTensor):
         raise TypeError(
@@ -371,10 +387,11 @@ def _check_tangent(name: str, primal: Tensor, tangent: Any) -> None:
             f"of {name}"
         )
     _check_dtype_and_device(tangent, f"{theirs} is", primal, name)
+    return tangent
 
 
 def split_output(
-    result: Any, has_aux: bool, differentiable: bool, layout: JetLayout
+    result: object, has_aux: bool, differentiable: bool, layout: JetLayout
 ) -> tuple[Any, ...]:
     """Split the result of ``fn`` into what `jvp` returns.
 
@@ -393,7 +410,7 @@ def split_output(
     )
 
 
-def output_and_aux(result: Any) -> tuple[Any, Any]:
+def output_and_aux(result: object) -> tuple[object, object]:
     """Split what ``fn`` returned with ``has_aux=True``.
 
     Raises:
@@ -406,12 +423,12 @@ def output_and_aux(result: Any) -> tuple[Any, Any]:
     return result
 
 
-def _tangents(output: Any, differentiable: bool) -> Any:
+def _tangents(output: object, differentiable: bool) -> Any:
     tangents = map_tensors(output, _tangent, without_tangent)
     return tangents if differentiable else map_tensors(tangents, torch.Tensor.detach)
 
 
-def without_tangent(other: Any) -> None:
+def without_tangent(other: object) -> None:
     """Return None for None, which ``fn`` may return beside tensors; else raise TypeError."""
     if other is not None:
         raise TypeError(

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import jachess_ext as jx
-from jachess_ext.jet import second_order
-from jachess_ext.jet.eager import eager_jet
+from jachess_ext.jet import row_passes
+from jachess_ext.jet.eager import to_jets
 
 N, D, MANY = 40, 3, 18
 REFUSED = "depend on other rows"
@@ -275,11 +275,11 @@ def directions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
 
     def run(*args: Any) -> Any:
-        jets = eager_jet(*args)
+        jets = to_jets(*args)
         counts.append(len(jets[0].first))
         return jets
 
-    monkeypatch.setattr(second_order, "eager_jet", run)
+    monkeypatch.setattr(row_passes, "to_jets", run)
     return counts
 
 
@@ -544,8 +544,8 @@ def test_every_pair_of_rows(rows: int) -> None:
         for of in set(range(rows)) - {to}:
             with pytest.raises(ValueError, match=REFUSED):
                 jx.laplacian(lambda x, to=to, of=of: one_pair(x, to, of), x)
-            assert second_order._rows_depend(lambda x, to=to, of=of: one_pair(x, to, of), x)
-    assert not second_order._rows_depend(torch.sin, x)
+            assert row_passes.rows_depend(lambda x, to=to, of=of: one_pair(x, to, of), x)
+    assert not row_passes.rows_depend(torch.sin, x)
 
 
 def test_threads() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import jachess_ext as jx
-from jachess_ext.jet.eager import eager_jet
+from jachess_ext.jet.eager import begin_pass, check_inputs, run_pass
 from jachess_ext.jet.registry import function_name, last_name, registered_functions, spellings
 
 from ..models import oracles
@@ -79,7 +79,9 @@ def test_squares_and_their_sum(function: Any, row: Row) -> None:
     # Twice along one direction goes twice as far as along two.
     steps = oracles.Steps(STEPS.first, STEPS.mixed / 2)
     second = [oracles.mixed_difference(bent, call.x, u, u, steps) for u in directions[:2]]
-    squares, sums = (eager_jet(bent, call.x, directions, 2, kind, 2) for kind in ("squares", "sum"))
+    inputs = check_inputs(call.x, directions, check_values=True)
+    layouts = begin_pass(3, 2, "squares", 2), begin_pass(3, 2, "sum", 2)
+    squares, sums = (run_pass(bent, inputs, layout) for layout in layouts)
     for output, (jet, summed) in enumerate(zip(squares, sums, strict=True)):
         assert (len(jet.streams), len(summed.streams)) == (6, 5)
         for i in range(3):
