@@ -7,11 +7,10 @@ each `Group` of directions and yields the `Derivatives` of that pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..ops.library import constant_when_compiled, transformed
 from ._types import Function
@@ -31,16 +30,7 @@ from .fsdp import jets_through_fsdp
 from .layout import JetLayout, Second, map_tensors
 from .passes import open_run
 from .registry import MissingJetRule
-from .rows import (
-    FEW,
-    MIXED,
-    Comparison,
-    any_true,
-    halves,
-    history_of,
-    mixed_factors,
-    state_of,
-)
+from .rows import Generators, RowCheck, any_true, halves, mixed_factors, unchanged
 from .rules.forward_mode import unwrapped
 from .tensor import primal_of
 
@@ -82,39 +72,37 @@ def groups_by_sign(weights: Tensor) -> list[Group]:
     return [first, *(Group(sign, numbers, len(numbers)) for sign, numbers in others)]
 
 
-class Output(NamedTuple):
-    """What ``fn`` returned in one pass.
-
-    Attributes:
-        jets: of each tensor in it.
-        assemble: puts as many tensors into a nest like the output.
-        aux: ``(aux,)`` with has_aux, else ``()``.
-    """
-
-    jets: list[Jet]
-    assemble: Callable[[Sequence[Tensor]], Any]
-    aux: tuple[object, ...]
-
-
 class Derivatives(NamedTuple):
-    """The derivatives that a pass computes along p directions.
+    """What a pass computes along p directions.
 
     Attributes:
         group: which directions.
         steps: the directions, ``[p, N, ...]`` of each tensor of x.
-        primals: the values, ``[N, ...]`` of each tensor that ``fn`` returns.
-        first: J u_i, ``[p, N, ...]`` of each.
-        second: D²f[u_i, u_i], ``[squares, N, ...]`` of each; or their sum, ``[1, N, ...]``.
-        assemble, aux: as of `Output`.
+        jets: of each tensor that ``fn`` returns.
+        assemble: puts as many tensors into a nest like the one that ``fn`` returned.
+        aux: ``(aux,)`` with has_aux, else ``()``.
     """
 
     group: Group
     steps: list[Tensor]
-    primals: list[Tensor]
-    first: list[Tensor]
-    second: list[Tensor]
+    jets: list[Jet]
     assemble: Callable[[Sequence[Tensor]], Any]
     aux: tuple[object, ...]
+
+    @property
+    def primals(self) -> list[Tensor]:
+        """Return the values, ``[N, ...]``."""
+        return [jet.primal for jet in self.jets]
+
+    @property
+    def first(self) -> list[Tensor]:
+        """Return J u_i, ``[p, N, ...]``, without that along an extra direction."""
+        return [jet.first[: len(self.steps[0])] for jet in self.jets]
+
+    @property
+    def second(self) -> list[Tensor]:
+        """Return D²f[u_i, u_i], ``[squares, N, ...]``, or their sum, ``[1, N, ...]``."""
+        return [jet.second for jet in self.jets]
 
 
 def take_apart(
@@ -217,7 +205,7 @@ class Rows:
             raise ValueError(f"chunk_size is {chunk_size}; expected 1 direction at least, or None")
         plan = [chunk for group in groups for chunk in group.chunks(chunk_size)]
         check = RowCheck.of(self) if self._check else None
-        generators = Generators() if check or len(plan) > 1 else None
+        generators = check.generators if check else Generators() if len(plan) > 1 else None
         for place, group in enumerate(plan):
             if generators and place:
                 generators.restore()
@@ -227,17 +215,13 @@ class Rows:
             if roots is not None:
                 steps = [step * roots.reshape(-1, *(1,) * (step.ndim - 1)) for step in steps]
             mixture = check.direction() if check and is_last else None
-            output = self._run(self.points, steps, second, group.squares, mixture)
-            first = [jet.first[: len(group.numbers)] for jet in output.jets]
+            derivatives = self._run(self.points, steps, group, second, mixture)
             if check:
-                check.add(first, group.numbers, roots)
-            if check and is_last and generators:
-                check.compare([jet.first[-1].detach() for jet in output.jets], generators)
-            primals = [jet.primal for jet in output.jets]
-            curved = [jet.second for jet in output.jets]
+                check.add(derivatives.first, group.numbers, roots)
+                if is_last:
+                    check.compare([jet.first[-1].detach() for jet in derivatives.jets])
             # A tensor in aux is a view of all its streams, so those of one pass alone are kept.
-            aux = output.aux if is_last else ()
-            yield Derivatives(group, steps, primals, first, curved, output.assemble, aux)
+            yield derivatives if is_last else derivatives._replace(aux=())
 
     def all_squared(self) -> Group:
         """Return all directions, each with its square."""
@@ -282,25 +266,24 @@ class Rows:
         self,
         points: list[Tensor],
         steps: list[Tensor],
+        group: Group,
         second: Second,
-        squares: int,
         extra: list[Tensor] | None = None,
-    ) -> Output:
+    ) -> Derivatives:
         """Run ``fn`` on jets of one pass.
 
         Args:
             points: ``[N, ...]``, of the shapes of x.
-            steps: ``[p, N, ...]`` of each.
-            second, squares: which squares are carried, of how many of the directions.
+            steps: the directions of the group, ``[p, N, ...]`` of each.
+            second: whether the pass adds the squares of the group up.
             extra: a direction more without a square, ``[N, ...]`` of each.
         """
-        # A jet has one direction at least: without any, zeros stand in.
+        # A jet has one direction at least: where there is none, zeros stand in.
         is_plain = not len(steps[0])
-        if is_plain:
-            steps = [step.new_zeros(1, *step.shape[1:]) for step in steps]
-        inputs = Inputs(points, steps, self._structure)
-        count = inputs.count + (extra is not None)
-        layout = begin_pass(count, 2 if squares else 1, second, squares)
+        along = [s.new_zeros(1, *s.shape[1:]) for s in steps] if is_plain else steps
+        inputs = Inputs(points, along, self._structure)
+        count, order = inputs.count + (extra is not None), 2 if group.squares else 1
+        layout = begin_pass(count, order, second, group.squares)
         aux: tuple[object, ...] = ()
         try:
             with jets_through_fsdp(), open_run(layout.run):
@@ -320,15 +303,15 @@ class Rows:
         if not jets:
             raise TypeError(f"fn returned {value!r}, which holds no tensor; expected [N, ...]")
         for jet in jets:
-            if not isinstance(jet, Jet) or jet.primal.shape[:1] != steps[0].shape[1:2]:
+            if not isinstance(jet, Jet) or jet.primal.shape[:1] != (self.batch,):
                 got = list(jet.primal.shape) if isinstance(jet, Jet) else jet.dtype
                 raise ValueError(
-                    f"fn returned {got} for {steps[0].shape[1]} rows; expected floating-point "
+                    f"fn returned {got} for {self.batch} rows; expected floating-point "
                     "tensors [N, ...], with a result for each row"
                 )
         if is_plain:
             jets = [Jet(jet.streams[:1], JetLayout(0, 1)) for jet in jets]
-        return Output(jets, assemble, aux)
+        return Derivatives(group, steps, jets, assemble, aux)
 
     def mixture(self, factors: Tensor) -> list[Tensor]:
         """Return Σ a_qn u_q, ``[N, ...]`` of each tensor of x, for factors ``[q, N]``."""
@@ -361,13 +344,14 @@ class Rows:
         if nearby:
             pairs = zip(points, mixture, strict=True)
             points = [point + (1 + point.abs()) * part / 128 for point, part in pairs]
-        with torch.no_grad(), _unchanged(self.fn):
+        with torch.no_grad(), unchanged(self.fn):
             for moved in halves(self.batch, points[0].device).split(8):
                 # moved [8, N]: in direction h the rows with moved[h] have a tangent, others have 0
                 generators.restore()
                 masks = [moved.reshape(*moved.shape, *(1,) * (part.ndim - 1)) for part in mixture]
                 steps = [mask * part for mask, part in zip(masks, mixture, strict=True)]
-                for jet in self._run(points, steps, "sum", 0).jets:
+                group = Group(1, list(range(len(moved))), squares=0)
+                for jet in self._run(points, steps, group, "sum").jets:
                     inside = moved.reshape(*moved.shape, *(1,) * (jet.first.ndim - 2))
                     if any_true([torch.where(inside, 0, jet.first).abs() > 0]):
                         return True
@@ -382,93 +366,6 @@ def rows_depend(fn: Function, x: Tensor) -> bool:
         return False
     generators = Generators()
     return rows.depend(generators) or (rows.alike() and rows.depend(generators, nearby=True))
-
-
-class Generators:
-    """The states of torch's generators: of the CPU, and of the GPUs in use."""
-
-    def __init__(self) -> None:
-        self._cpu = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-
-    def restore(self) -> None:
-        torch.set_rng_state(self._cpu)
-        if self._cuda:
-            torch.cuda.set_rng_state_all(self._cuda)
-
-
-@contextmanager
-def _unchanged(fn: Function) -> Iterator[None]:
-    """Set torch's generators, and a module's buffers, as they were."""
-    generators = Generators()
-    buffers = list(fn.buffers()) if isinstance(fn, nn.Module) else []
-    copies = [buffer.clone() for buffer in buffers]
-    try:
-        yield
-    finally:
-        generators.restore()
-        for buffer, copy in zip(buffers, copies, strict=True):
-            buffer.copy_(copy)
-
-
-class RowCheck:
-    """The question of a call whether rows depend on each other."""
-
-    def __init__(self, rows: Rows, state: tuple[object, ...] | None) -> None:
-        self._rows, self._state = rows, state
-        factors = mixed_factors(rows.count, rows.batch, rows.points[0], zero=True)
-        self._comparison = Comparison(factors)
-
-    @classmethod
-    def of(cls, rows: Rows) -> RowCheck | None:
-        """Return the question; None, and count the call, where it is not asked in this one."""
-        state = None
-        if rows.count < FEW and not torch.compiler.is_exporting():
-            shapes = tuple((point.shape, point.dtype, point.device) for point in rows.points)
-            state = rows.count, shapes, state_of(rows.fn, rows.batch)
-            history = history_of(rows.fn)
-            if not history.is_due(state):
-                history.count(state)
-                return None
-        return cls(rows, state)
-
-    def direction(self) -> list[Tensor]:
-        """Return the direction that the last pass has beside its own, ``[N, ...]`` of each
-        tensor of x."""
-        return self._rows.mixture(self._comparison.factors)
-
-    def add(self, first: list[Tensor], numbers: list[int], roots: Tensor | None) -> None:
-        """Add the first derivatives of a pass, of directions that were scaled by these roots."""
-        factors = self._comparison.factors
-        if roots is not None:
-            factors = factors[numbers] / roots.unsqueeze(1)
-        elif len(numbers) < len(factors):
-            factors = factors[numbers[0] : numbers[-1] + 1]
-        self._comparison.add(first, factors)
-
-    def compare(self, tangents: list[Tensor], generators: Generators) -> None:
-        """Raise ValueError where rows depend on each other; else count the call.
-
-        While torch.export traces nothing is read: the exported program raises RuntimeError.
-        """
-        if torch.compiler.is_exporting():
-            return self._comparison.assert_apart(tangents)
-        is_mixed = False
-        if not self._comparison.agrees(tangents):
-            # Rounding, or a mixture: `depend` tells, by more runs of fn.  What rounding alone came
-            # to is remembered, so that a function that rounds as much again is not run again.
-            error, history = self._comparison.error(tangents), history_of(self._rows.fn)
-            if error > history.roundings:
-                is_mixed = error == torch.inf or self._rows.depend(generators)
-                history.roundings = 4 * error
-        if not is_mixed and self._rows.alike():
-            with suppress(Exception):  # of a function that is not defined there
-                is_mixed = self._rows.depend(generators, nearby=True)
-        if is_mixed:
-            history_of(self._rows.fn).forget()
-            raise ValueError(MIXED)
-        if self._state is not None:
-            history_of(self._rows.fn).count(self._state)
 
 
 def roots_of(weights: Tensor) -> Tensor:

@@ -16,16 +16,20 @@ import threading
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence, Set
-from contextlib import suppress
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .. import torch_private
+from ._types import Function
 from .rules.forward_mode import unwrapped
+
+if TYPE_CHECKING:
+    from .row_passes import Rows
 
 MIXED = (
     "results of fn depend on other rows of x than their own (a mean over the batch, batch norm in "
@@ -73,80 +77,6 @@ def halves(rows: int, device: torch.device) -> Tensor:
 def any_true(tensors: Iterable[Tensor]) -> bool:
     """Return whether an entry is true: of all functions that torch.func.vmap calls at once."""
     return any(bool(unwrapped(tensor).any()) for tensor in tensors)
-
-
-class Comparison:
-    """The tangents of a call along the mixture of its directions, against those of the directions.
-
-    Args:
-        factors: ``[q, N]``, of `mixed_factors`.
-    """
-
-    def __init__(self, factors: Tensor) -> None:
-        if torch.compiler.is_exporting():  # without rounding to look into: 0 in half of the rows
-            factors = factors * (factors[:1] > factors[:1].median())
-        self.factors = factors
-        self._sums: list[Tensor] = []
-        self._sizes: list[Tensor] = []
-
-    def add(self, first: list[Tensor], factors: Tensor) -> None:
-        """Add the tangents ``[p, N, ...]`` of every result along some directions, whose factors
-        these are, ``[p, N]``."""
-        sums, sizes = [], []
-        for tangents in first:
-            tangents = tangents.detach()
-            tangents = tangents.float() if tangents.dtype.itemsize < 4 else tangents
-            parts = factors.reshape(*factors.shape, *(1,) * (tangents.ndim - 2)) * tangents
-            sums.append(parts.sum(0))
-            sizes.append(parts.abs().sum(0))
-        if self._sums:
-            sums = [a + b for a, b in zip(self._sums, sums, strict=True)]
-            sizes = [a + b for a, b in zip(self._sizes, sizes, strict=True)]
-        self._sums, self._sizes = sums, sizes
-
-    def agrees(self, tangents: list[Tensor]) -> bool:
-        """Return whether they are equal but for some rounding, and 0 in the row of zeros.
-
-        Quickly; what is not may be more rounding, or not finite (`error`).
-        """
-        for tangent, total, size in zip(tangents, self._sums, self._sizes, strict=True):
-            if tangent.numel():
-                bound = (size + size.median()) * (ROUNDINGS * torch.finfo(tangent.dtype).eps)
-                near = (tangent - total).abs() <= bound
-                # What is 0 along every direction is 0 in the row of zeros and where fn is constant.
-                if not unwrapped(torch.where(size == 0, tangent == 0, near)).all():
-                    return False
-        return True
-
-    def error(self, tangents: list[Tensor]) -> float:
-        """Return the largest difference, in roundings; infinity where the row of zeros has a
-        tangent.
-
-        Relative to a row's largest tangent and to that of half of the rows; what overflowed is left
-        out, and what rounds as the smallest numbers do is taken to be of their size.
-        """
-        errors = [torch.zeros(())]
-        for tangent, total, size in zip(tangents, self._sums, self._sizes, strict=True):
-            if tangent.numel():
-                info = torch.finfo(tangent.dtype)
-                off = (tangent - total).abs().nan_to_num(0, 0, 0).unsqueeze(-1).flatten(1).amax(-1)
-                size = size.unsqueeze(-1).flatten(1).amax(-1)
-                usual = torch.where(size > 0, size, torch.nan).nanmedian().nan_to_num(0, 0, 0)
-                off = (off / (size + usual + info.tiny) / info.eps).nan_to_num(0)
-                errors.append(unwrapped(torch.where(self._reached(tangent), torch.inf, off)).max())
-        return max(map(float, errors))
-
-    def assert_apart(self, tangents: list[Tensor]) -> None:
-        """Have a program that is being exported raise RuntimeError where a row of zeros has a
-        tangent."""
-        for tangent in tangents:
-            if tangent.numel():
-                torch_private.assert_async(~self._reached(tangent).any(), MIXED)
-
-    def _reached(self, tangent: Tensor) -> Tensor:
-        """Return ``[N]``, the rows that have a tangent where their factors are 0."""
-        zero = self.factors[0] == 0
-        return zero & (tangent.abs() > 0).unsqueeze(-1).flatten(1).any(-1)
 
 
 # ---- which calls ask ---------------------------------------------------------------------------
@@ -376,3 +306,158 @@ def _names(code: types.CodeType) -> Sequence[str]:
     if not inner:
         return code.co_names
     return [*code.co_names, *itertools.chain.from_iterable(map(_names, inner))]
+
+
+# ---- the check of a call -----------------------------------------------------------------------
+
+
+class Generators:
+    """The states of torch's generators: of the CPU, and of the GPUs in use."""
+
+    def __init__(self) -> None:
+        self._cpu = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def restore(self) -> None:
+        torch.set_rng_state(self._cpu)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
+
+
+@contextmanager
+def unchanged(fn: Function) -> Iterator[None]:
+    """Set torch's generators, and a module's buffers, as they were."""
+    generators = Generators()
+    buffers = list(fn.buffers()) if isinstance(fn, nn.Module) else []
+    copies = [buffer.clone() for buffer in buffers]
+    try:
+        yield
+    finally:
+        generators.restore()
+        for buffer, copy in zip(buffers, copies, strict=True):
+            buffer.copy_(copy)
+
+
+class RowCheck:
+    """The check of one call: its tangents along the mixture Σ_i a_ni u_i of its q directions,
+    against the mixture of its tangents along each.
+
+    Args:
+        rows: the function and its directions.
+        state: of the function (`state_of`); None where each call is checked.
+    """
+
+    def __init__(self, rows: Rows, state: tuple[object, ...] | None) -> None:
+        self._rows, self._state = rows, state
+        self.generators = Generators()  # as they are when the call begins
+        factors = mixed_factors(rows.count, rows.batch, rows.points[0], zero=True)
+        if torch.compiler.is_exporting():  # without rounding to look into: 0 in half of the rows
+            factors = factors * (factors[:1] > factors[:1].median())
+        self._factors = factors  # [q, N]
+        # Of each result Σ a_ni J u_i, and Σ |a_ni J u_i|, by which rounding is measured: [N, ...].
+        self._sums: list[Tensor] = []
+        self._sizes: list[Tensor] = []
+
+    @classmethod
+    def of(cls, rows: Rows) -> RowCheck | None:
+        """Return the check; None, and count the call, where this one is not checked."""
+        state = None
+        if rows.count < FEW and not torch.compiler.is_exporting():
+            shapes = tuple((point.shape, point.dtype, point.device) for point in rows.points)
+            state = rows.count, shapes, state_of(rows.fn, rows.batch)
+            history = history_of(rows.fn)
+            if not history.is_due(state):
+                history.count(state)
+                return None
+        return cls(rows, state)
+
+    def direction(self) -> list[Tensor]:
+        """Return the direction that the last pass has beside its own, ``[N, ...]`` of each
+        tensor of x."""
+        return self._rows.mixture(self._factors)
+
+    def add(self, first: list[Tensor], numbers: list[int], roots: Tensor | None) -> None:
+        """Add the tangents ``[p, N, ...]`` of every result, along directions times these roots."""
+        if roots is not None:
+            factors = self._factors[numbers] / roots.unsqueeze(1)
+        else:  # neighbours, of which a slice is no copy
+            factors = self._factors[numbers[0] : numbers[-1] + 1]
+        sums, sizes = [], []
+        for tangents in first:
+            tangents = tangents.detach()
+            tangents = tangents.float() if tangents.dtype.itemsize < 4 else tangents
+            parts = factors.reshape(*factors.shape, *(1,) * (tangents.ndim - 2)) * tangents
+            sums.append(parts.sum(0))
+            sizes.append(parts.abs().sum(0))
+        if self._sums:
+            sums = [a + b for a, b in zip(self._sums, sums, strict=True)]
+            sizes = [a + b for a, b in zip(self._sizes, sizes, strict=True)]
+        self._sums, self._sizes = sums, sizes
+
+    def compare(self, tangents: list[Tensor]) -> None:
+        """Raise ValueError where rows depend on each other; else count the call.
+
+        While torch.export traces nothing is read: the exported program raises RuntimeError.
+        """
+        if torch.compiler.is_exporting():
+            return self._assert_apart(tangents)
+        is_mixed = False
+        if not self._agrees(tangents):
+            # Rounding, or a mixture: `depend` tells, by more runs of fn.  What rounding alone came
+            # to is remembered, so that a function that rounds as much again is not run again.
+            error, history = self._error(tangents), history_of(self._rows.fn)
+            if error > history.roundings:
+                is_mixed = error == torch.inf or self._rows.depend(self.generators)
+                history.roundings = 4 * error
+        if not is_mixed and self._rows.alike():
+            with suppress(Exception):  # of a function that is not defined there
+                is_mixed = self._rows.depend(self.generators, nearby=True)
+        if is_mixed:
+            history_of(self._rows.fn).forget()
+            raise ValueError(MIXED)
+        if self._state is not None:
+            history_of(self._rows.fn).count(self._state)
+
+    def _agrees(self, tangents: list[Tensor]) -> bool:
+        """Return whether they are equal but for some rounding, and 0 in the row of zeros.
+
+        Quickly; what is not may be more rounding, or not finite (`_error`).
+        """
+        for tangent, total, size in zip(tangents, self._sums, self._sizes, strict=True):
+            if tangent.numel():
+                bound = (size + size.median()) * (ROUNDINGS * torch.finfo(tangent.dtype).eps)
+                near = (tangent - total).abs() <= bound
+                # What is 0 along every direction is 0 in the row of zeros and where fn is constant.
+                if not unwrapped(torch.where(size == 0, tangent == 0, near)).all():
+                    return False
+        return True
+
+    def _error(self, tangents: list[Tensor]) -> float:
+        """Return the largest difference, in roundings; infinity where the row of zeros has a
+        tangent.
+
+        Relative to a row's largest tangent and to that of half of the rows; what overflowed is left
+        out, and what rounds as the smallest numbers do is taken to be of their size.
+        """
+        errors = [torch.zeros(())]
+        for tangent, total, size in zip(tangents, self._sums, self._sizes, strict=True):
+            if tangent.numel():
+                info = torch.finfo(tangent.dtype)
+                off = (tangent - total).abs().nan_to_num(0, 0, 0).unsqueeze(-1).flatten(1).amax(-1)
+                size = size.unsqueeze(-1).flatten(1).amax(-1)
+                usual = torch.where(size > 0, size, torch.nan).nanmedian().nan_to_num(0, 0, 0)
+                off = (off / (size + usual + info.tiny) / info.eps).nan_to_num(0)
+                errors.append(unwrapped(torch.where(self._reached(tangent), torch.inf, off)).max())
+        return max(map(float, errors))
+
+    def _assert_apart(self, tangents: list[Tensor]) -> None:
+        """Have a program that is being exported raise RuntimeError where a row of zeros has a
+        tangent."""
+        for tangent in tangents:
+            if tangent.numel():
+                torch_private.assert_async(~self._reached(tangent).any(), MIXED)
+
+    def _reached(self, tangent: Tensor) -> Tensor:
+        """Return ``[N]``, the rows that have a tangent where their factors are 0."""
+        zero = self._factors[0] == 0
+        return zero & (tangent.abs() > 0).unsqueeze(-1).flatten(1).any(-1)
