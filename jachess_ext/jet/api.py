@@ -76,7 +76,7 @@ def jet(
         (torch.Size([2, 3]), torch.Size([1, 3]), [(0, 1)])
     """
     if graph_serves(is_dynamo_compiling(), fn):
-        from .compiled import jet_in_graph
+        from .compiled import jet_in_graph  # imports torch._dynamo, which takes seconds
 
         return jet_in_graph(fn, x, directions, order, second)
     return eager_jet(fn, x, directions, order, second)

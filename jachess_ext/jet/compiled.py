@@ -15,9 +15,9 @@ import enum
 import functools
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch._dynamo
@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from ..ops.library import constant_when_compiled
 from ..torch_private import release
-from ._types import Function
+from ._types import Args, Function, T
 from .context import without_dynamo
 from .derivative import carries_derivatives
 from .eager import Jet, begin_pass, check_inputs, split_output, with_tangents
@@ -57,6 +57,11 @@ _NOT_A_CONSTANT = (
 _PROBLEM = "problem: "
 # Stands for None, which a non-strict region does not take.
 _NONE = "jachess_ext.None"
+Call: TypeAlias = "tuple[Args, dict[str, object], tuple[object, ...]]"
+"""A module's arguments beside the jets, by place and by name, and its `_settings`.
+
+The region reads settings from the module itself; as its input they are guarded by dynamo.
+"""
 
 
 class JetGraphError(RuntimeError):
@@ -65,11 +70,11 @@ class JetGraphError(RuntimeError):
 
 def jet_in_graph(fn: Function, x: object, directions: object, order: int, second: Second) -> Any:
     """Compute `jet` while dynamo traces, of a function that `serves`."""
-    module, args, named = _call_of(fn)
-    args, named = _without_none((args, named))
+    module, args, kwargs = _call_of(fn)
     for constant in ORDERS:  # with dynamic=True, the order is a symbol
         order = constant if order == constant else order
-    stacks = _stacks(module, args, named, x, directions, order, second, _settings(module))
+    call = args, kwargs, _settings(module)
+    stacks = _stacks(module, call, x, directions, order, second)
     _raise_problem(stacks)
     count = pytree.tree_leaves(directions)[0].shape[0]
     layout = make_layout.__wrapped__(count, order, second)
@@ -84,11 +89,9 @@ def jvp_in_graph(
     fn: Function, primals: object, tangents: object, has_aux: bool, differentiable: bool
 ) -> tuple[Any, ...]:
     """Compute `jvp` while dynamo traces, of a function that `serves`."""
-    module, args, named = _call_of(fn)
-    args, named = _without_none((args, named))
-    tangents = _without_none(tangents)
-    settings = _settings(module)
-    outputs = _outputs(module, args, named, primals, tangents, has_aux, differentiable, settings)
+    module, args, kwargs = _call_of(fn)
+    call, tangents = (args, kwargs, _settings(module)), _without_none(tangents)
+    outputs = _outputs(module, call, primals, tangents, has_aux, differentiable)
     _raise_problem(outputs)
     return outputs
 
@@ -124,27 +127,27 @@ def _why_not(fn: Function) -> str | None:
     """Return why the graph cannot hold a derivative of ``fn``; None if it can."""
     if not MODULES_IN_GRAPHS:
         return _TOO_OLD
-    module, args, named = _call_of(fn)
+    module, args, kwargs = _call_of(fn)
     if not isinstance(module, nn.Module):
         return _NOT_A_MODULE
-    for leaf in pytree.tree_leaves((args, named)):
-        if not (leaf is None or isinstance(leaf, Tensor | bool | int | float | str)):
-            return _NOT_A_CONSTANT
+    leaves = pytree.tree_leaves((args, kwargs))
+    if not all(isinstance(leaf, Tensor | bool | int | float | str) for leaf in leaves):
+        return _NOT_A_CONSTANT
     return _unread(module)
 
 
-def _call_of(fn: Any) -> tuple[Any, tuple, dict[str, Any]]:
-    """Return the callable, and its arguments before and beside the jets."""
+def _call_of(fn: Function) -> tuple[Any, Args, dict[str, object]]:
+    """Return the callable, and its arguments before and beside the jets, without None."""
     if isinstance(fn, functools.partial):
-        return fn.func, fn.args, fn.keywords
+        return fn.func, *_without_none((fn.args, fn.keywords))
     return fn, (), {}
 
 
-def _without_none(value: Any) -> Any:
+def _without_none(value: T) -> T:
     return pytree.tree_map(lambda leaf: _NONE if leaf is None else leaf, value)
 
 
-def _with_none(value: Any) -> Any:
+def _with_none(value: T) -> T:
     return pytree.tree_map(
         lambda leaf: None if isinstance(leaf, str) and leaf == _NONE else leaf, value
     )
@@ -166,25 +169,25 @@ _MUTABLE = (dict, list, set, collections.deque)
 _SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 
 
-def _settings(module: nn.Module) -> tuple:
+def _settings(module: nn.Module) -> tuple[bool | int | float | str, ...]:
     """Return the numbers, flags and names that a module holds, so that dynamo traces again where
     one changes."""
-    numbers: list[Any] = []
+    numbers: list[bool | int | float | str] = []
     _read(module, numbers, [])
     return tuple(numbers)
 
 
-def _read(value: Any, numbers: list[Any], seen: list[int]) -> None:
-    """Append the numbers, flags and names in a value, and note the objects that it holds."""
+def _read(value: object, numbers: list[bool | int | float | str], ids: list[int]) -> None:
+    """Append the numbers, flags and names in a value, and the ids of the objects that it holds."""
     if isinstance(value, _NUMBERS):
         numbers.append(value)
         return
-    for part in _parts(value, seen):
-        _read(part, numbers, seen)
+    for part in _parts(value, ids):
+        _read(part, numbers, ids)
 
 
-def _parts(value: Any, seen: list[int]) -> list[Any]:
-    """Return what a value holds; of an object, once."""
+def _parts(value: object, ids: list[int]) -> list[Any]:
+    """Return what a value holds; nothing of an object whose id is known, so that cycles end."""
     if isinstance(value, _FIXED):
         return []
     if isinstance(value, functools.partial):
@@ -195,9 +198,9 @@ def _parts(value: Any, seen: list[int]) -> list[Any]:
         return [value[key] for key in value]
     if isinstance(value, _SEQUENCES):
         return list(value)
-    if id(value) in seen:
+    if id(value) in ids:
         return []
-    seen.append(id(value))
+    ids.append(id(value))
     if isinstance(value, types.FunctionType):
         cells = value.__closure__ or ()
         return [value.__defaults__, value.__kwdefaults__, *[cell.cell_contents for cell in cells]]
@@ -209,7 +212,10 @@ def _parts(value: Any, seen: list[int]) -> list[Any]:
 
 @constant_when_compiled
 def _slots(kind: type) -> list[str]:
-    """Return the names of a class's slots, as attributes are named."""
+    """Return the names of a class's slots, as attributes are named.
+
+    Python stores a private slot ``__name`` of a class ``_Base`` as ``_Base__name``.
+    """
     names = [
         (base, name)
         for base in kind.__mro__
@@ -220,24 +226,25 @@ def _slots(kind: type) -> list[str]:
     return [full if n.startswith("__") and not n.endswith("__") else n for full, n in private]
 
 
-def _as_names(slots: Any) -> tuple[str, ...]:
+def _as_names(slots: str | Iterable[str]) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 @constant_when_compiled
 def _unread(module: nn.Module) -> str | None:
     """Return which attribute is of a kind that `_read` does not know; None: none is."""
-    seen: list[int] = []
-    kind, place = _unknown(module, seen, type(module).__name__) or (None, "")
-    if kind is None:
+    attribute = _unknown(module, [], type(module).__name__)
+    if attribute is None:
         return None
+    kind, place = attribute
     return (
         f"{place} is a {kind.__module__}.{kind.__qualname__}, whose changes a graph does not see. "
         "Hold numbers, tensors (register_buffer), or lists and dicts of them in its place"
     )
 
 
-def _unknown(value: Any, seen: list[int], place: str) -> tuple[type, str] | None:
+def _unknown(value: object, ids: list[int], place: str) -> tuple[type, str] | None:
+    """Return the class and place of the first value whose changes `_read` would miss."""
     kind = type(value)
     if isinstance(value, _NUMBERS) and not isinstance(value, enum.Enum):
         return None if kind in _NUMBERS else (kind, place)
@@ -248,23 +255,23 @@ def _unknown(value: Any, seen: list[int], place: str) -> tuple[type, str] | None
     if isinstance(value, (dict, *_SEQUENCES)) and _beside_items(value):
         return kind, place
     try:
-        parts = _parts(value, seen)
+        parts = _parts(value, ids)
     except (ValueError, AttributeError):  # an empty cell
         return kind, place
     keys = list(value) if isinstance(value, dict) else []
     for number, part in enumerate(parts):
         at = f".{keys[number]}" if number < len(keys) else ""
-        if found := _unknown(part, seen, place + at):
-            return found
+        if attribute := _unknown(part, ids, place + at):
+            return attribute
     return None
 
 
-def _beside_items(container: Any) -> list[Any]:
+def _beside_items(container: object) -> list[object]:
     """Return the attributes of a container that are neither items nor flags; diffusers' FrozenDict
     has both."""
     items = container if isinstance(container, dict) else {}
-    held = getattr(container, "__dict__", {}).items()
-    return [v for name, v in held if not isinstance(v, bool) and items.get(name) is not v]
+    attributes = getattr(container, "__dict__", {}).items()
+    return [v for name, v in attributes if not isinstance(v, bool) and items.get(name) is not v]
 
 
 @contextmanager
@@ -274,19 +281,19 @@ def _unwritten(module: nn.Module) -> Iterator[None]:
     A tensor in the place of another is undone without a word: the hooks of weight_norm write one at
     each call, and a graph that read it would be refused.
     """
-    held: list[tuple[Any, Any]] = []
-    values: list[Any] = [module]
-    seen: list[int] = []
+    copies: list[tuple[Any, Any]] = []
+    values: list[object] = [module]
+    ids: list[int] = []
     while values:
         value = values.pop()
         if isinstance(value, _MUTABLE):
-            held.append((value, value.copy()))
-        values.extend(_parts(value, seen))
+            copies.append((value, value.copy()))
+        values.extend(_parts(value, ids))
     names: list[str] = []
     try:
         yield
     finally:
-        for now, before in held:
+        for now, before in copies:
             if changes := _changes(now, before):
                 names += [name for name, tensor in changes if not tensor]
                 kind: Any = next(c for c in _MUTABLE if isinstance(now, c))
@@ -306,13 +313,13 @@ def _changes(now: Any, before: Any) -> list[tuple[str, bool]]:
         return [] if same else [(f"a {type(now).__name__}", False)]
     changes = []
     for name in {**before, **now}:
-        a, b = (held.get(name, _NONE) for held in (before, now))
+        a, b = before.get(name, _NONE), now.get(name, _NONE)
         if not _is_same(a, b):
             changes.append((str(name), isinstance(a, Tensor) and isinstance(b, Tensor)))
     return changes
 
 
-def _is_same(a: Any, b: Any) -> bool:
+def _is_same(a: object, b: object) -> bool:
     return a is b or (type(a) is type(b) and isinstance(a, _NUMBERS) and a == b)
 
 
@@ -325,7 +332,7 @@ def _is_of_python(kind: type) -> bool:
     return kind is types.SimpleNamespace or bool(made_by_python and small)
 
 
-def _raise_problem(result: Any) -> None:
+def _raise_problem(result: object) -> None:
     if isinstance(result, dict):
         for key in result:
             if isinstance(key, str) and key.startswith(_PROBLEM):
@@ -334,22 +341,16 @@ def _raise_problem(result: Any) -> None:
 
 @torch._dynamo.nonstrict_trace
 def _stacks(
-    module: nn.Module,
-    args: tuple,
-    named: dict[str, Any],
-    x: Any,
-    directions: Any,
-    order: int,
-    second: Second,
-    settings: tuple,
+    module: nn.Module, call: Call, x: object, directions: object, order: int, second: Second
 ) -> Any:
-    """Return ``module(*args, *jets, **named)`` with the stack ``[S, ...]`` of every jet."""
+    """Return ``module(*args, *jets, **kwargs)`` with the stack ``[S, ...]`` of every jet."""
+    args, kwargs, _ = call
 
     def run() -> Any:
         inputs = check_inputs(x, directions, check_values=False)
         layout = begin_pass(inputs.count, order, second)
         with _only_inputs(), _unwritten(module):
-            value = module(*_with_none(args), *inputs.jets(layout), **_with_none(named))
+            value = module(*_with_none(args), *inputs.jets(layout), **_with_none(kwargs))
         return map_tensors(
             value, lambda t: lift(t, layout).streams if carries_derivatives(t) else t
         )
@@ -360,27 +361,26 @@ def _stacks(
 @torch._dynamo.nonstrict_trace
 def _outputs(
     module: nn.Module,
-    args: tuple,
-    named: dict[str, Any],
-    primals: Any,
-    tangents: Any,
+    call: Call,
+    primals: object,
+    tangents: object,
     has_aux: bool,
     differentiable: bool,
-    settings: tuple,
 ) -> Any:
     """Return what `jvp` returns."""
+    args, kwargs, _ = call
 
     def run() -> Any:
         as_jets = differentiable or not torch.is_grad_enabled()
-        given, layout = with_tangents(primals, _with_none(tangents), as_jets)
+        inputs, layout = with_tangents(primals, _with_none(tangents), as_jets)
         with _only_inputs(), _unwritten(module):
-            value = module(*_with_none(args), *given, **_with_none(named))
+            value = module(*_with_none(args), *inputs, **_with_none(kwargs))
         return split_output(value, has_aux, differentiable, layout)
 
     return _or_problem(run, primals)
 
 
-def _or_problem(run: Callable[[], Any], inputs: Any) -> Any:
+def _or_problem(run: Callable[[], Any], inputs: object) -> Any:
     """Return ``run()``, or a dict whose key is the message of the error.
 
     Dynamo reads the structure of what a non-strict region returns, but drops the message of what it

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import torch_private
+from ._types import T
 from .layout import each_tensor, replace_tensors
 from .registry import last_name, missing_rule
 
@@ -62,36 +63,33 @@ _DTYPE_ON_GPU = {
 }
 
 
-def call_rule(function: Callable, rule: Callable, args: tuple, named: dict) -> Any:
+def call_rule(function: Callable, rule: Callable, args: tuple, kwargs: dict) -> Any:
     """Call ``rule`` as torch would call ``function`` under the autocast that is on."""
     if not torch_private.is_any_autocast_enabled():
-        return rule(*args, **named)
-    device = next((t.device.type for t in each_tensor((args, named)) if _is_jet(t)), "")
+        return rule(*args, **kwargs)
+    tensors = list(each_tensor((args, kwargs)))
+    device = next((t.device.type for t in tensors if _is_jet(t)), "")
     if not device or not torch.is_autocast_enabled(device) or not _is_ours(rule):
-        return rule(*args, **named)
+        return rule(*args, **kwargs)
     if last_name(function) in _REFUSED:
         raise missing_rule(
             function,
             "not under autocast; call the module within torch.autocast(..., enabled=False)",
         )
     kind = _kind(function, _on_gpu(device))
-    if (
-        function is torch.einsum
-        and not _on_gpu(device)
-        and len(list(each_tensor((args, named)))) == 1
-    ):
+    if function is torch.einsum and not _on_gpu(device) and len(tensors) == 1:
         kind = None  # a sum, not a product
-    if function is F.interpolate and "area" in (named.get("mode"), *args[3:4]):
+    if function is F.interpolate and "area" in (kwargs.get("mode"), *args[3:4]):
         kind = None  # an average over windows, which torch leaves in its dtype
     if kind == "lower":
-        args, named = _cast((args, named), torch.get_autocast_dtype(device), device)
+        args, kwargs = _cast((args, kwargs), torch.get_autocast_dtype(device), device)
     elif kind == "wide":
-        args, named = _cast((args, named), torch.float32, device)
-    elif kind == "dtype" and _is_cast(next(each_tensor((args, named))), device):
-        given = named.get("dtype") or any(isinstance(a, torch.dtype) for a in args)
-        named = named if given else {**named, "dtype": torch.float32}
+        args, kwargs = _cast((args, kwargs), torch.float32, device)
+    elif kind == "dtype" and _is_cast(tensors[0], device):
+        dtypes = [a for a in args if isinstance(a, torch.dtype)]
+        kwargs = kwargs if kwargs.get("dtype") or dtypes else {**kwargs, "dtype": torch.float32}
     with without_autocast(device):
-        return rule(*args, **named)
+        return rule(*args, **kwargs)
 
 
 def _on_gpu(device: str) -> bool:
@@ -141,7 +139,7 @@ def _is_cast(tensor: Tensor, device: str) -> bool:
     return floating and tensor.device.type == device and not holds
 
 
-def _cast(value: Any, dtype: torch.dtype, device: str) -> Any:
+def _cast(value: T, dtype: torch.dtype, device: str) -> T:
     return replace_tensors(value, lambda t: t.to(dtype) if _is_cast(t, device) else t)
 
 
@@ -160,13 +158,13 @@ def without_dynamo(fn: Fn) -> Fn:
     switched_off: Fn | None = None
 
     @functools.wraps(fn)
-    def run(*args: Any, **named: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         nonlocal switched_off
         if switched_off is None:
             if "torch._dynamo" not in sys.modules:
-                return fn(*args, **named)
+                return fn(*args, **kwargs)
             switched_off = _switched_off(fn)
-        return switched_off(*args, **named)
+        return switched_off(*args, **kwargs)
 
     return cast(Fn, run)
 
@@ -191,7 +189,7 @@ class _Eagerly:
                 self._stance = torch.compiler.set_stance("force_eager")
             self._inside += 1
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._lock:
             self._inside -= 1
             if not self._inside:
@@ -204,8 +202,8 @@ EAGERLY = _Eagerly()
 def _switched_off(fn: Fn) -> Fn:
     import torch._dynamo
 
-    def run(*args: Any, **named: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         with EAGERLY:  # `disable` alone does not reach models that were compiled separately
-            return fn(*args, **named)
+            return fn(*args, **kwargs)
 
     return torch._dynamo.disable(run, reason=_REASON)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from .. import torch_private
 from .layout import JetLayout
@@ -54,7 +55,7 @@ class DerivativeTensor(torch.Tensor):
         return self._recorded.is_leaf
 
     @property
-    def grad_fn(self) -> Any:  # type: ignore[override]
+    def grad_fn(self) -> Node | None:  # type: ignore[override]
         return self._recorded.grad_fn
 
     @property
@@ -72,7 +73,7 @@ class DerivativeTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+        cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         # Reached only by an operator that skipped __torch_function__: no rule can answer it.
         check_place(func, args, kwargs)
@@ -97,7 +98,9 @@ def check_complex(func: Callable) -> None:
         )
 
 
-def check_call(cls: type, func: Callable, types: Any, args: tuple, kwargs: dict | None) -> None:
+def check_call(
+    cls: type, func: Callable, types: Sequence[type], args: tuple, kwargs: dict | None
+) -> None:
     """Refuse calls that no tensor of class ``cls`` can take part in.
 
     Raises:
@@ -119,17 +122,20 @@ def check_call(cls: type, func: Callable, types: Any, args: tuple, kwargs: dict 
 
 def check_place(func: Callable, args: tuple, kwargs: dict | None) -> None:
     """Raise RuntimeError if the call comes from within an autograd Function."""
+    # torch switches forward mode off inside of autograd Functions (registry.py): a flag to read at
+    # each call, where a look at the stack would be slow.
     if not forward_mode_is_on():
         leaves = torch_private.pytree.tree_leaves((args, kwargs))
         derivative = next(leaf for leaf in leaves if isinstance(leaf, DerivativeTensor))
         refuse_opaque_functions(func, args, derivative.layout_of_pass.surrounding)
 
 
-def check_pass(func: Callable, args: tuple, result: Any) -> None:
+def check_run(func: Callable, args: tuple, result: object) -> None:
     """Raise RuntimeError if ``result`` belongs to a pass that has ended.
 
     In a backward, where a checkpoint may run again, it may.
     """
+    # A function that returns None, such as __setitem__, wrote into its first argument.
     probe = args[0] if result is None else result
     if isinstance(probe, list | tuple) and probe:
         probe = probe[0]

@@ -23,13 +23,7 @@ from torch import Tensor
 from ..ops.gemm import rows_times
 from .constants import call_on_constants, forget_constant, is_constant, note_constant
 from .context import call_rule
-from .derivative import (
-    DerivativeTensor,
-    carries_derivatives,
-    check_call,
-    check_complex,
-    check_pass,
-)
+from .derivative import DerivativeTensor, carries_derivatives, check_call, check_complex, check_run
 from .layout import JetLayout, each_tensor, replace_tensors
 from .registry import attribute, find_rule, missing_rule, spellings
 from .rules.quantised import is_quantised
@@ -125,7 +119,7 @@ class DualTensor(DerivativeTensor):
         by_tangents = _TANGENTS.get(func)
         result = NotImplemented if by_tangents is None else by_tangents(func, args, named)
         result = _by_jet_rule(func, args, named) if result is NotImplemented else result
-        check_pass(func, args, result)
+        check_run(func, args, result)
         return result
 
 

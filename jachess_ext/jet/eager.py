@@ -67,6 +67,7 @@ def eager_jet(
     fn: Function, x: object, directions: object, order: int, second: Second = "pairs"
 ) -> Any:
     """Compute `jet` outside ``torch.compile``."""
+    # A transform of torch.func, or torch.export, lets no value be read: NaN passes there.
     readable = not (transformed() or torch.compiler.is_exporting())
     inputs = check_inputs(x, directions, check_values=readable)
     return run_pass(fn, inputs, begin_pass(inputs.count, order, second))
@@ -153,6 +154,7 @@ def paired_leaves(
     for place, leaf in named_points:
         if not (labels and _is_label(leaf)):
             check_point(leaf, place)
+    # flatten_up_to goes no deeper than x, so what stands for a tensor of x may still be a nest.
     try:
         step_leaves = structure.flatten_up_to(steps)  # dicts by their keys, in whatever order
         if any(isinstance(leaf, list | tuple | dict) for leaf in step_leaves):
@@ -181,11 +183,14 @@ def jet_at(
     Args:
         extra: one direction more, behind the others.
     """
+    # x + Σ ε_i u_i is linear in ε, so its streams of second order are 0; those of fn(x) are not.
     parts = [x.unsqueeze(0), directions, *([] if extra is None else [extra.unsqueeze(0)])]
     if layout.seconds:
         parts.append(x.new_zeros(layout.seconds, *x.shape))
     with without_autocast(x.device.type):
         jet = JetTensor(laid_out_as_input(torch.cat(parts), x), layout)
+    # The stack of an expanded x is dense: a write into it would change one entry, where torch would
+    # change all that share its memory.  So rules refuse to write into what is noted here.
     if layout.run is not None and overlaps(x.shape, x.stride()):
         note_memory(jet, layout.run.expanded)
     return jet
@@ -227,6 +232,7 @@ def check_directions(directions: object, x: Tensor, name: str, first: Tensor) ->
 def _check_dtype_and_device(step: Tensor, subject: str, x: Tensor, name: str) -> None:
     """Require a step to have x's dtype and device; ``subject`` begins the message."""
     them = "them" if subject.endswith(" are") else "it"
+    # torch.cat would promote the stack, and the model would compute in another dtype than x's.
     if step.dtype != x.dtype:
         raise TypeError(
             f"{subject} {step.dtype}; expected {x.dtype}, the dtype of {name}: convert {them} with "
@@ -269,10 +275,9 @@ def check_point(x: object, name: str) -> None:
         "nested": x.is_nested,
         "sparse": x.layout is not torch.strided,
         "without data, on the device meta": x.is_meta and type(x) is Tensor,
-        str(x.dtype): x.dtype.itemsize == 1,
+        str(x.dtype): x.dtype.itemsize == 1,  # float8, which has no arithmetic in torch
     }
-    if any(kinds.values()):
-        kind = next(kind for kind, applies in kinds.items() if applies)
+    for kind in (kind for kind, applies in kinds.items() if applies):
         raise TypeError(
             f"{name} is {kind}, which jets cannot start from; pass a dense tensor of float64, "
             "float32, bfloat16 or float16 on a device"
@@ -299,6 +304,7 @@ def to_jets(value: object, layout: JetLayout) -> Any:
     Raises:
         RuntimeError, ValueError: as `check_output`.
     """
+    # A result is used after its pass, whose run would refuse it.
     of_no_run = layout.without_run()
 
     def as_jet(tensor: Tensor) -> Jet | Tensor:
@@ -312,11 +318,7 @@ def to_jets(value: object, layout: JetLayout) -> Any:
 
 @without_dynamo
 def eager_jvp(
-    fn: Function,
-    primals: tuple[object, ...],
-    tangents: tuple[object, ...],
-    has_aux: bool,
-    differentiable: bool,
+    fn: Function, primals: object, tangents: object, has_aux: bool, differentiable: bool
 ) -> tuple[Any, ...]:
     """Compute `jvp` outside ``torch.compile``."""
     # Without gradients a jet has no graph either, and its operators are fused; dual tensors cannot
@@ -342,6 +344,7 @@ def with_tangents(
     layout = begin_pass(1, 1)
     of_pass = Pass(layout)
 
+    # Class labels and token ids may stand among the primals, with None or 0 as their tangents.
     def start(name: str, point: Tensor, step: object) -> Tensor:
         if _is_label(point):
             if not (step is None or (isinstance(step, int) and step == 0)):
@@ -399,15 +402,13 @@ def split_output(
         TypeError: the result is not of the form that `jvp` documents.
         RuntimeError, ValueError: as `check_output`.
     """
+    # The whole result, aux too: a tensor of another pass has the tangents of that.
     map_tensors(result, lambda tensor: check_output(tensor, layout))
-    if not has_aux:
-        return map_tensors(result, _primal), _tangents(result, differentiable)
-    output, aux = output_and_aux(result)
-    return (
-        map_tensors(output, _primal),
-        _tangents(output, differentiable),
-        map_tensors(aux, _primal),
-    )
+    output, *aux = output_and_aux(result) if has_aux else (result,)
+    tangents = map_tensors(output, _tangent, without_tangent)
+    if not differentiable:
+        tangents = map_tensors(tangents, Tensor.detach)
+    return map_tensors(output, _primal), tangents, *map_tensors(aux, _primal)
 
 
 def output_and_aux(result: object) -> tuple[object, object]:
@@ -421,11 +422,6 @@ def output_and_aux(result: object) -> tuple[object, object]:
             f"with has_aux=True fn must return a tuple (output, aux), not {type(result).__name__}"
         )
     return result
-
-
-def _tangents(output: object, differentiable: bool) -> Any:
-    tangents = map_tensors(output, _tangent, without_tangent)
-    return tangents if differentiable else map_tensors(tangents, torch.Tensor.detach)
 
 
 def without_tangent(other: object) -> None:

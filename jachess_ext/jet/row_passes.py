@@ -30,7 +30,7 @@ from .fsdp import jets_through_fsdp
 from .layout import JetLayout, Second, map_tensors
 from .passes import open_run
 from .registry import MissingJetRule
-from .rows import Generators, RowCheck, any_true, halves, mixed_factors, unchanged
+from .rows import Generators, RowCheck, any_true, halves, mixed_factors, to_ndim, unchanged
 from .rules.forward_mode import unwrapped
 from .tensor import primal_of
 
@@ -78,7 +78,8 @@ class Derivatives(NamedTuple):
     Attributes:
         group: which directions.
         steps: the directions, ``[p, N, ...]`` of each tensor of x.
-        jets: of each tensor that ``fn`` returns.
+        jets: of each tensor that ``fn`` returns, along the directions as they went in.
+        first: J u_i, ``[p, N, ...]`` of each.
         assemble: puts as many tensors into a nest like the one that ``fn`` returned.
         aux: ``(aux,)`` with has_aux, else ``()``.
     """
@@ -86,6 +87,7 @@ class Derivatives(NamedTuple):
     group: Group
     steps: list[Tensor]
     jets: list[Jet]
+    first: list[Tensor]
     assemble: Callable[[Sequence[Tensor]], Any]
     aux: tuple[object, ...]
 
@@ -93,11 +95,6 @@ class Derivatives(NamedTuple):
     def primals(self) -> list[Tensor]:
         """Return the values, ``[N, ...]``."""
         return [jet.primal for jet in self.jets]
-
-    @property
-    def first(self) -> list[Tensor]:
-        """Return J u_i, ``[p, N, ...]``, without that along an extra direction."""
-        return [jet.first[: len(self.steps[0])] for jet in self.jets]
 
     @property
     def second(self) -> list[Tensor]:
@@ -119,6 +116,7 @@ def take_apart(
         tensors.append(tensor)
         return torch.empty(0)
 
+    # Empty tensors keep the places, so that `assemble` holds no memory of the nest's own tensors.
     places = map_tensors(nest, place_of, other)
 
     def assemble(parts: Sequence[Tensor]) -> Any:
@@ -187,45 +185,48 @@ class Rows:
         return factors
 
     def passes(
-        self,
-        groups: list[Group],
-        chunk_size: int | None,
-        second: Second,
-        weights: Tensor | None = None,
+        self, groups: list[Group], size: int | None, second: Second, weights: Tensor | None = None
     ) -> Iterator[Derivatives]:
         """Run ``fn`` once for each chunk of a group, each time with the same random numbers.
 
         Args:
+            size: of a chunk at most, in directions; None: all of a group.
+            second: squares one by one, or added up.
             weights: of squares: a direction goes in times √|w|.
 
         Raises:
             ValueError: rows depend on each other; the last pass has a direction more to see that.
         """
-        if chunk_size is not None and chunk_size < 1:
-            raise ValueError(f"chunk_size is {chunk_size}; expected 1 direction at least, or None")
-        plan = [chunk for group in groups for chunk in group.chunks(chunk_size)]
+        if size is not None and size < 1:
+            raise ValueError(f"chunk_size is {size}; expected 1 direction at least, or None")
+        plan = [chunk for group in groups for chunk in group.chunks(size)]
         check = RowCheck.of(self) if self._check else None
+        roots = None if weights is None else torch.where(weights == 0, 1, weights.abs()).sqrt()
+        # Dropout draws the same mask in each pass, so that derivatives of all are of one function.
         generators = check.generators if check else Generators() if len(plan) > 1 else None
         for place, group in enumerate(plan):
             if generators and place:
                 generators.restore()
             is_last = place == len(plan) - 1
-            roots = None if weights is None else roots_of(weights)[group.numbers]
             steps = self._steps(group.numbers)
             if roots is not None:
-                steps = [step * roots.reshape(-1, *(1,) * (step.ndim - 1)) for step in steps]
+                steps = [step * to_ndim(roots[group.numbers], step.ndim) for step in steps]
             mixture = check.direction() if check and is_last else None
             derivatives = self._run(self.points, steps, group, second, mixture)
+            if roots is not None:
+                scaled = derivatives.first
+                first = [part / to_ndim(roots[group.numbers], part.ndim) for part in scaled]
+                derivatives = derivatives._replace(first=first)
             if check:
-                check.add(derivatives.first, group.numbers, roots)
+                check.add(derivatives.first, group.numbers)
                 if is_last:
                     check.compare([jet.first[-1].detach() for jet in derivatives.jets])
             # A tensor in aux is a view of all its streams, so those of one pass alone are kept.
             yield derivatives if is_last else derivatives._replace(aux=())
 
-    def all_squared(self) -> Group:
-        """Return all directions, each with its square."""
-        return Group(1, list(range(self.count)), self.count)
+    def all_directions(self, squares: int) -> Group:
+        """Return all directions, the first of them with their squares."""
+        return Group(1, list(range(self.count)), squares)
 
     def like_x(self, nest: object) -> list[Tensor]:
         """Return the tensors of an output in the order of x's.
@@ -311,15 +312,14 @@ class Rows:
                 )
         if is_plain:
             jets = [Jet(jet.streams[:1], JetLayout(0, 1)) for jet in jets]
-        return Derivatives(group, steps, jets, assemble, aux)
+        first = [jet.first[: len(group.numbers)] for jet in jets]
+        return Derivatives(group, steps, jets, first, assemble, aux)
 
     def mixture(self, factors: Tensor) -> list[Tensor]:
         """Return Σ a_qn u_q, ``[N, ...]`` of each tensor of x, for factors ``[q, N]``."""
         if self._directions is not None:
-            shaped = [
-                factors.reshape(*factors.shape, *(1,) * (u.ndim - 2)) for u in self._directions
-            ]
-            return [(a * u.detach()).sum(0) for a, u in zip(shaped, self._directions, strict=True)]
+            return [(to_ndim(factors, u.ndim) * u.detach()).sum(0) for u in self._directions]
+        # Along the coordinates Σ a_qn e_q is row n of the factors, cut into the tensors of x.
         parts = factors.T.split(self._sizes, 1)
         return [
             part.reshape(point.shape).to(point.dtype)
@@ -348,12 +348,11 @@ class Rows:
             for moved in halves(self.batch, points[0].device).split(8):
                 # moved [8, N]: in direction h the rows with moved[h] have a tangent, others have 0
                 generators.restore()
-                masks = [moved.reshape(*moved.shape, *(1,) * (part.ndim - 1)) for part in mixture]
-                steps = [mask * part for mask, part in zip(masks, mixture, strict=True)]
+                steps = [to_ndim(moved, 1 + part.ndim) * part for part in mixture]
                 group = Group(1, list(range(len(moved))), squares=0)
                 for jet in self._run(points, steps, group, "sum").jets:
-                    inside = moved.reshape(*moved.shape, *(1,) * (jet.first.ndim - 2))
-                    if any_true([torch.where(inside, 0, jet.first).abs() > 0]):
+                    outside = torch.where(to_ndim(moved, jet.first.ndim), 0, jet.first)
+                    if any_true([outside.abs() > 0]):
                         return True
         return False
 
@@ -366,11 +365,6 @@ def rows_depend(fn: Function, x: Tensor) -> bool:
         return False
     generators = Generators()
     return rows.depend(generators) or (rows.alike() and rows.depend(generators, nearby=True))
-
-
-def roots_of(weights: Tensor) -> Tensor:
-    """Return √|w|, and 1 for a weight of 0."""
-    return torch.where(weights == 0, 1, weights.abs()).sqrt()
 
 
 def of_each_row(step: object, point: Tensor) -> Tensor:

@@ -1,10 +1,17 @@
-"""Whether rows of a function depend on each other, and in which calls that is asked.
+"""The check that rows of a function do not depend on each other, and which calls make it.
 
-A pass carries one more direction: of each row another mixture Σ_i a_ni u_i of its directions, and
-0 of one row.  Where rows depend on themselves alone its tangent is Σ_i a_ni J u_i, but for
-rounding; and exactly 0 in the row of zeros, since products and sums of zeros are.  Rounding has no
-bound that holds for every function (its own terms may cancel), so what is off is looked into: along
-directions that are 0 in half of the rows, tangents there are exactly 0 or come from other rows.
+A Laplacian by rows runs all N rows at once.  Of a function that mixes them, such as one with batch
+norm in training mode, it would add derivatives by other rows without an error.  The check:
+
+1. Its pass carries one direction more, v_n = Σ_i a_ni u_ni with other numbers a_ni in each row n,
+   and a_ni = 0 in one row.  Where rows are apart, J v is Σ_i a_ni J u_i, but for rounding, and
+   exactly 0 in the row of zeros, since products and sums of zeros are (`RowCheck`).
+2. Rounding has no bound that holds for every function (its own terms may cancel).  What is off is
+   therefore run again along directions that are 0 in half of the rows.  A tangent there is exactly
+   0, or comes from other rows (`Rows.depend`).
+
+Along few directions a stream more is dear, so not every call is checked there: `History` counts the
+calls of a function, and `state_of` reads what may change how it treats its rows.
 """
 
 from __future__ import annotations
@@ -16,7 +23,7 @@ import threading
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +61,8 @@ def mixed_factors(count: int, rows: int, like: Tensor, *, zero: bool = False) ->
     make = _table if count * rows < 2**16 else _table.__wrapped__
     first = next(_calls) % rows
     table = torch.from_numpy(make(count, rows, like.dtype == torch.float64, zero))
+    # Another window of the table at each call, so that a mixture of rows that cancels with some
+    # numbers, or spares the row of zeros, is seen in the next.
     return table[:, first : first + rows].to(like.device, like.dtype)
 
 
@@ -67,8 +76,15 @@ def _table(count: int, rows: int, double: bool, zero: bool) -> np.ndarray:
     return table
 
 
+def to_ndim(factors: Tensor, ndim: int) -> Tensor:
+    """Return factors with dimensions of size 1 behind theirs, to multiply a tensor of ``ndim``."""
+    return factors.reshape(*factors.shape, *(1,) * (ndim - factors.ndim))
+
+
 def halves(rows: int, device: torch.device) -> Tensor:
     """Return ``[h, rows]``, each true in half of the rows: for any two, one of the first alone."""
+    # Two rows differ in some bit of their numbers: the half of those with that bit, or the half
+    # without it, holds the first and not the second.
     numbers = torch.arange(rows, device=device)
     bits = torch.stack([numbers >> bit & 1 for bit in range((rows - 1).bit_length())]).bool()
     return torch.stack([bits, ~bits], 1).flatten(0, 1)
@@ -82,7 +98,7 @@ def any_true(tensors: Iterable[Tensor]) -> bool:
 # ---- which calls ask ---------------------------------------------------------------------------
 
 FEW = 16
-"""A stream more is dear among less directions: then not all calls have one."""
+"""Along fewer directions not every call has the stream more, which costs 1 / (q + 2) of a pass."""
 _OFTEN = 64
 _STATES = 16
 _MOST = 1000  # entries of a container that are read
@@ -94,12 +110,12 @@ class History:
     """The calls of a function.
 
     Attributes:
-        calls: how many there were in a state (`state_of`), the last states alone.
+        calls: how many there were in each of the last `_STATES` states (`state_of`).
         roundings: how far tangents of independent rows were off.
     """
 
     def __init__(self) -> None:
-        self.calls: dict[Any, int] = {}
+        self.calls: dict[tuple[object, ...], int] = {}
         self.roundings = ROUNDINGS
 
     def forget(self) -> None:
@@ -107,12 +123,13 @@ class History:
         self.calls.clear()
         self.roundings = ROUNDINGS
 
-    def is_due(self, state: Any) -> bool:
+    def is_due(self, state: tuple[object, ...]) -> bool:
         """Return whether a call in this state asks: the first, second, fourth, and each 64th."""
         number = self.calls.get(state, 0) + 1
-        return not number & (number - 1) or number % _OFTEN == 0
+        is_power_of_two = not number & (number - 1)
+        return is_power_of_two or number % _OFTEN == 0
 
-    def count(self, state: Any) -> None:
+    def count(self, state: tuple[object, ...]) -> None:
         """Count a call."""
         with _LOCK:
             number = self.calls.pop(state, 0) + 1
@@ -121,11 +138,11 @@ class History:
             self.calls[state] = number
 
 
-_HISTORIES: weakref.WeakKeyDictionary[Any, History] = weakref.WeakKeyDictionary()
+_HISTORIES: weakref.WeakKeyDictionary[object, History] = weakref.WeakKeyDictionary()
 _LOCK = threading.Lock()
 
 
-def history_of(fn: Any) -> History:
+def history_of(fn: object) -> History:
     """Return the history of a function; of one defined in a loop, that of its code.
 
     A new one for what can be no key of a dictionary.
@@ -148,7 +165,7 @@ _CONTAINERS = {dict, OrderedDict, set, list, tuple}
 _GLOBAL_HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks")
 
 
-def state_of(fn: Any, rows: int) -> tuple[Any, ...]:
+def state_of(fn: Function, rows: int) -> tuple[object, ...]:
     """Return what can be seen of a function: modules and their training flags, hooks, numbers,
     flags and names in attributes, closures and global names; versions of buffers.
 
@@ -161,17 +178,23 @@ def state_of(fn: Any, rows: int) -> tuple[Any, ...]:
     except Exception:  # of an object that answers in its own way: as if it had changed
         return (object(),)
     for name in _GLOBAL_HOOKS:
-        reader.found.extend(getattr(nn.modules.module, name, ()))
-    return tuple(reader.found)
+        reader.values.extend(getattr(nn.modules.module, name, ()))
+    return tuple(reader.values)
 
 
 class _Reader:
+    """A walk through what a function can reach.
+
+    Attributes:
+        values: what can be seen, in the order of the walk.
+    """
+
     def __init__(self, rows: int) -> None:
         self._rows = rows
-        self._seen: set[Any] = set()
-        self.found: list[Any] = []
+        self._keys: set[tuple[int, ...]] = set()
+        self.values: list[object] = []
 
-    def read(self, value: Any, code: types.CodeType | None = None) -> None:
+    def read(self, value: object, code: types.CodeType | None = None) -> None:
         """Append what can be seen of a value.
 
         Args:
@@ -180,7 +203,7 @@ class _Reader:
         """
         kind = type(value)
         if kind in _PLAIN:
-            self.found.append(value)
+            self.values.append(value)
         elif isinstance(value, Tensor):
             self._read_tensor(value)
         elif isinstance(value, nn.Module):
@@ -196,20 +219,20 @@ class _Reader:
             for part in (value.func, value.args, value.keywords):
                 self.read(part, code)
         elif isinstance(value, numbers.Number | np.generic):
-            self.found.append(value)
+            self.values.append(value)
         elif isinstance(value, np.ndarray):
-            self.found.append(value.tobytes() if value.size <= 64 else id(value))
+            self.values.append(value.tobytes() if value.size <= 64 else id(value))
         else:
             self._read_object(value, code)
 
-    def _is_new(self, *key: Any) -> bool:
-        """Return whether a key was not read before, so that what holds itself has an end."""
-        new = key not in self._seen
-        self._seen.add(key)
-        return new
+    def _is_new(self, *key: int) -> bool:
+        """Return whether these ids are met for the first time, so that a walk in a circle ends."""
+        is_new = key not in self._keys
+        self._keys.add(key)
+        return is_new
 
-    def _read_items(self, value: Any, code: types.CodeType | None) -> None:
-        self.found.append(len(value))
+    def _read_items(self, value: Collection[object], code: types.CodeType | None) -> None:
+        self.values.append(len(value))
         if len(value) > _MOST or not self._is_new(id(value)):
             return
         if isinstance(value, Mapping):
@@ -223,26 +246,26 @@ class _Reader:
     def _read_tensor(self, value: Tensor) -> None:
         wrapped = torch_private.functorch.is_functorch_wrapped_tensor(value)
         if wrapped or (value.requires_grad and not value.is_leaf):
-            self.found.append(value.ndim)
+            self.values.append(value.ndim)
         elif value.requires_grad:
-            self.found.append(id(value))
+            self.values.append(id(value))
         elif value.ndim and len(value) == self._rows:
-            self.found.append(value.ndim)
+            self.values.append(value.ndim)
         else:
             version = 0 if value.is_inference() else value._version
-            self.found += [id(value), version]
+            self.values += [id(value), version]
             if value.numel() == 1 and value.device.type == "cpu" and type(value) is Tensor:
-                self.found.append(value.item())  # `.data` is changed without a new version
+                self.values.append(value.item())  # `.data` is changed without a new version
 
     def _read_module(self, module: nn.Module) -> None:
-        self.found.append(id(module))
+        self.values.append(id(module))
         if not self._is_new(id(module)):
             return
-        found, code = self.found, getattr(type(module).forward, "__code__", None)
+        values, code = self.values, getattr(type(module).forward, "__code__", None)
         for name, value in vars(module).items():
             kind = type(value)
             if kind in _PLAIN:
-                found.append(value)
+                values.append(value)
             elif kind in _CONTAINERS:
                 if not value:
                     continue
@@ -253,13 +276,13 @@ class _Reader:
                 else:
                     self._read_items(value, code)
             else:
-                found.append(name)
+                values.append(name)
                 self.read(value, code)
         self._read_function(type(module).forward, module)
 
-    def _read_function(self, function: Any, owner: Any = None) -> None:
+    def _read_function(self, function: Any, owner: object = None) -> None:
         code = getattr(function, "__code__", None)
-        self.found.append(id(code or function))  # a function in a loop is another at each turn
+        self.values.append(id(code or function))  # a function in a loop is another at each turn
         if code is None or not self._is_new(id(function)):
             return
         for cell in function.__closure__ or ():
@@ -276,9 +299,9 @@ class _Reader:
         if owner is not None:
             self._read_methods(owner, code)
 
-    def _read_object(self, value: Any, code: types.CodeType | None) -> None:
+    def _read_object(self, value: object, code: types.CodeType | None) -> None:
         """Read what ``code`` names of an object, of a module of Python, or of a class."""
-        self.found.append(id(value))
+        self.values.append(id(value))
         if not self._is_new(id(value), id(code)):
             return
         inside = getattr(value, "__dict__", {})
@@ -289,7 +312,7 @@ class _Reader:
         if not isinstance(value, type | types.ModuleType):
             self._read_methods(value, code)
 
-    def _read_methods(self, value: Any, code: types.CodeType | None) -> None:
+    def _read_methods(self, value: object, code: types.CodeType | None) -> None:
         names = ("__call__",) if code is None else ("__call__", *_names(code))
         for name in names:
             method = getattr(type(value), name, None)
@@ -376,17 +399,14 @@ class RowCheck:
         tensor of x."""
         return self._rows.mixture(self._factors)
 
-    def add(self, first: list[Tensor], numbers: list[int], roots: Tensor | None) -> None:
-        """Add the tangents ``[p, N, ...]`` of every result, along directions times these roots."""
-        if roots is not None:
-            factors = self._factors[numbers] / roots.unsqueeze(1)
-        else:  # neighbours, of which a slice is no copy
-            factors = self._factors[numbers[0] : numbers[-1] + 1]
+    def add(self, first: list[Tensor], numbers: list[int]) -> None:
+        """Add the tangents of every result, ``[p, N, ...]``, along the directions ``numbers``."""
+        factors = self._factors[numbers]
         sums, sizes = [], []
         for tangents in first:
             tangents = tangents.detach()
             tangents = tangents.float() if tangents.dtype.itemsize < 4 else tangents
-            parts = factors.reshape(*factors.shape, *(1,) * (tangents.ndim - 2)) * tangents
+            parts = to_ndim(factors, tangents.ndim) * tangents
             sums.append(parts.sum(0))
             sizes.append(parts.abs().sum(0))
         if self._sums:

@@ -23,17 +23,8 @@ from .api import graph_serves, jvp
 from .context import without_dynamo
 from .eager import Jet, paired_leaves
 from .layout import map_tensors
-from .row_passes import (
-    Derivatives,
-    Group,
-    Rows,
-    groups_by_sign,
-    of_each_row,
-    roots_of,
-    rows_depend,
-    take_apart,
-)
-from .rows import MIXED
+from .row_passes import Derivatives, Rows, groups_by_sign, of_each_row, rows_depend, take_apart
+from .rows import MIXED, to_ndim
 from .rules.forward_mode import unwrapped
 
 if TYPE_CHECKING:
@@ -148,7 +139,7 @@ def _eager_laplacian(
     fn: Function,
     x: object,
     weights: Sequence[float] | Tensor | None,
-    directions: Any,
+    directions: object,
     chunk_size: int | None,
     has_aux: bool,
     check: bool,
@@ -158,23 +149,22 @@ def _eager_laplacian(
     if factors is not None and (factors.ndim > 1 or _is_differentiated(factors)):
         # A sum in the pass takes directions scaled by √|w|, whose derivative is infinite at 0, and
         # one sign in all rows.  So the squares have streams of their own, which w multiplies here.
-        passes = list(rows.passes([rows.all_squared()], chunk_size, "squares"))
+        passes = list(rows.passes([rows.all_directions(rows.count)], chunk_size, "squares"))
         squares = _joined([part.second for part in passes])
-        shaped = [factors.reshape(*factors.shape, *(1,) * (s.ndim - factors.ndim)) for s in squares]
-        total = [(w * square).sum(0) for w, square in zip(shaped, squares, strict=True)]
+        total = [(to_ndim(factors, square.ndim) * square).sum(0) for square in squares]
         first = _joined([part.first for part in passes])
         return _result_of_rows(Laplacian, passes, first, total)
-    groups = [rows.all_squared()] if factors is None else groups_by_sign(factors)
+    groups = [rows.all_directions(rows.count)] if factors is None else groups_by_sign(factors)
     passes = list(rows.passes(groups, chunk_size, "sum", factors))
+    # Of a tensor that fn returns the second order of a pass is one stream, the sum of its squares.
     sums = [[p.group.sign * second[0] for second in p.second] for p in passes if p.group.squares]
     sums = sums or [[torch.zeros_like(primal) for primal in passes[0].primals]]
     total = [reduce(torch.add, parts) for parts in zip(*sums, strict=True)]
     first = _joined([part.first for part in passes])
-    if factors is not None:  # in the order of the directions, and not times √|w|
+    if factors is not None:  # back from the groups to the order of the directions
         numbers = [number for part in passes for number in part.group.numbers]
         places = torch.tensor(numbers, dtype=torch.long, device=factors.device).argsort()
-        roots = roots_of(factors)
-        first = [f[places] / roots.reshape(-1, *(1,) * (f.ndim - 1)) for f in first]
+        first = [part[places] for part in first]
     return _result_of_rows(Laplacian, passes, first, total)
 
 
@@ -220,7 +210,7 @@ def hessian_diagonal(
                 [12.]])
     """
     rows = Rows(fn, x, directions, has_aux, check)
-    passes = list(rows.passes([rows.all_squared()], chunk_size, "squares"))
+    passes = list(rows.passes([rows.all_directions(rows.count)], chunk_size, "squares"))
     first, second = _joined([p.first for p in passes]), _joined([p.second for p in passes])
     return _result_of_rows(HessianDiagonal, passes, first, second)
 
@@ -261,14 +251,14 @@ def divergence(
     if directions is not None and not rows.count:
         raise ValueError("directions hold no probe; expected one at least, or None")
     total = rows.points[0].new_zeros(rows.batch)
-    group = Group(1, list(range(rows.count)), squares=0)
-    for part in rows.passes([group], chunk_size, "sum"):
+    for part in rows.passes([rows.all_directions(squares=0)], chunk_size, "sum"):
         for step, first in zip(part.steps, rows.like_x(part.assemble(part.first)), strict=True):
             if step.shape != first.shape:
                 raise ValueError(
                     f"fn returned {list(first.shape[1:])} for x of {list(step.shape[1:])}; "
                     "expected the same shape"
                 )
+            # step, first [p, N, ...]: u · J u of each row, summed over directions and entries.
             total = total + (step * first).unsqueeze(-1).flatten(2).sum((0, 2))
     total = total if directions is None else total / rows.count
     return _result(Divergence, part.assemble(part.primals), total, *part.aux)

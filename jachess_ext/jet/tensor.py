@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -14,13 +14,7 @@ from ._types import Operand, T
 from .constants import call_on_constants, is_constant, note_constant
 from .context import call_rule, without_autocast
 from .deferred import Deferred, Pattern
-from .derivative import (
-    DerivativeTensor,
-    carries_derivatives,
-    check_call,
-    check_complex,
-    check_pass,
-)
+from .derivative import DerivativeTensor, carries_derivatives, check_call, check_complex, check_run
 from .layout import JetLayout, Run, replace_tensors
 from .registry import find_rule, missing_rule
 from .strides import as_torch_lays_out
@@ -56,6 +50,7 @@ class JetTensor(DerivativeTensor):
                 f"a jet of {layout.directions} directions at order {layout.order} has "
                 f"{layout.streams} streams, but the stack has {streams.shape[0]} in front"
             )
+        # The wrapper has a shape and no data; what torch computes with is the stack beside it.
         wrapper = torch.Tensor._make_wrapper_subclass(
             ComplexJetTensor if streams.is_complex() else cls,
             streams.shape[1:],
@@ -63,12 +58,8 @@ class JetTensor(DerivativeTensor):
             dtype=streams.dtype,
             device=streams.device,
         )
-        wrapper._streams = streams
-        wrapper._deferred = None
-        wrapper.jet_layout = layout
-        if layout.run is not None:
-            layout.run.jets[id(wrapper)] = wrapper
-        return wrapper
+        wrapper._streams, wrapper._deferred = streams, None
+        return wrapper._of_pass(layout)
 
     @classmethod
     def deferred(cls, promise: Deferred, layout: JetLayout) -> JetTensor:
@@ -76,11 +67,16 @@ class JetTensor(DerivativeTensor):
         wrapper = torch.Tensor._make_wrapper_subclass(
             cls, promise.shape, dtype=promise.dtype, device=promise.device
         )
-        wrapper._streams, wrapper._deferred, wrapper.jet_layout = None, promise, layout
-        if layout.run is not None:
-            layout.run.jets[id(wrapper)] = wrapper
+        wrapper._streams, wrapper._deferred = None, promise
         _PENDING.jets[id(wrapper)] = wrapper
-        return wrapper
+        return wrapper._of_pass(layout)
+
+    def _of_pass(self, layout: JetLayout) -> JetTensor:
+        self.jet_layout = layout
+        # A write in place moves every jet that shares the memory, so the run knows them, weakly.
+        if layout.run is not None:
+            layout.run.jets[id(self)] = self
+        return self
 
     @property
     def streams(self) -> Tensor:
@@ -117,9 +113,9 @@ class JetTensor(DerivativeTensor):
         return deferred.pattern if deferred is not None and deferred.is_at_home() else None
 
     @property
-    def _shown(self) -> Any:
+    def _shown(self) -> Deferred | Tensor:
         """Return what has the dtype and device, without computing the streams."""
-        return self._deferred if self._streams is None else self._streams
+        return self._deferred if self._streams is None else self._streams  # type: ignore[return-value]
 
     @property
     def primal(self) -> Tensor:
@@ -162,7 +158,7 @@ class JetTensor(DerivativeTensor):
     def device(self) -> torch.device:  # type: ignore[override]
         return self._shown.device
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return (
             f"JetTensor(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device}, "
             f"directions={self.jet_layout.directions}, order={self.jet_layout.order})"
@@ -170,19 +166,20 @@ class JetTensor(DerivativeTensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+        cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         check_call(cls, func, types, args, kwargs)
-        named = kwargs or {}
-        result = call_on_constants(func, args, named, DerivativeTensor)
+        kwargs = kwargs or {}
+        # A rule would multiply a constant's tangent of 0 by a slope, which may be infinite.
+        result = call_on_constants(func, args, kwargs, DerivativeTensor)
         if result is not NotImplemented:
             return result
         rule = find_rule(func)
         if rule is None:
             raise missing_rule(func)
-        result = call_rule(func, rule, args, named)
-        check_pass(func, args, result)
-        return as_torch_lays_out(func, args, named, result)
+        result = call_rule(func, rule, args, kwargs)
+        check_run(func, args, result)
+        return as_torch_lays_out(func, args, kwargs, result)
 
 
 class ComplexJetTensor(JetTensor):
@@ -190,7 +187,7 @@ class ComplexJetTensor(JetTensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+        cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         check_complex(func)
         return super().__torch_function__(func, types, args, kwargs)
@@ -280,6 +277,7 @@ def lift(value: Operand, layout: JetLayout, like: Tensor | None = None) -> JetTe
         if like is None:
             raise TypeError(f"a jet was expected, not {type(value).__name__}")
         value = constant(value, dtype=like.dtype, device=like.device)
+    # Under autocast torch.cat may choose another dtype than that of the value.
     zeros = value.new_zeros(layout.streams - 1, *value.shape)
     with without_autocast(value.device.type):
         return JetTensor(torch.cat([value.unsqueeze(0), zeros]), layout)
@@ -287,6 +285,7 @@ def lift(value: Operand, layout: JetLayout, like: Tensor | None = None) -> JetTe
 
 def aligned(jet: JetTensor, ndim: int) -> Tensor:
     """Return the stack with dimensions of size 1 behind the streams, to broadcast to ``ndim``."""
+    # Torch aligns shapes from the right: S of a stack [S, 3] would meet the 2 of a tensor [2, 3].
     missing = ndim - jet.ndim
     if missing <= 0:
         return jet.streams
