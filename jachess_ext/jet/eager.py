@@ -211,22 +211,22 @@ def check_directions(directions: object, x: Tensor, name: str, first: Tensor) ->
     Args:
         first: the directions of the first tensor of x, which say how many there are.
     """
-    theirs = "directions" if name == "x" else f"directions{name[1:]}"
+    label = "directions" if name == "x" else f"directions{name[1:]}"
     if not isinstance(directions, Tensor):
         raise TypeError(
-            f"{theirs} must be a tensor [q, *{name}.shape], not {type(directions).__name__}"
+            f"{label} must be a tensor [q, *{name}.shape], not {type(directions).__name__}"
         )
     if directions.ndim != x.ndim + 1 or directions.shape[1:] != x.shape:
         raise ValueError(
-            f"{theirs} have shape {list(directions.shape)}, but {name} of shape {list(x.shape)} "
+            f"{label} have shape {list(directions.shape)}, but {name} of shape {list(x.shape)} "
             f"needs [q, {', '.join(map(str, x.shape))}]"
         )
     if len(directions) != len(first):
         raise ValueError(
-            f"{theirs} hold {len(directions)} directions, but the tensors before them "
+            f"{label} hold {len(directions)} directions, but the tensors before them "
             f"{len(first)}; expected the same number everywhere"
         )
-    _check_dtype_and_device(directions, f"{theirs} are", x, name)
+    _check_dtype_and_device(directions, f"{label} are", x, name)
 
 
 def _check_dtype_and_device(step: Tensor, subject: str, x: Tensor, name: str) -> None:
@@ -379,17 +379,15 @@ def _checked_tangent(tangent: object, primal: Tensor, name: str) -> Tensor:
     tangent = 0 if tangent is None else tangent
     if isinstance(tangent, int | float) and not isinstance(tangent, bool):
         return torch.full_like(primal, tangent, requires_grad=False)
-    theirs = name.replace("primals", "tangents", 1)
+    label = name.replace("primals", "tangents", 1)
     if not isinstance(tangent, Tensor) or isinstance(tangent, DerivativeTensor):
-        raise TypeError(
-            f"{theirs} must be a plain tensor like {name}, not {type(tangent).__name__}"
-        )
+        raise TypeError(f"{label} must be a plain tensor like {name}, not {type(tangent).__name__}")
     if tangent.shape != primal.shape:
         raise ValueError(
-            f"{theirs} has shape {list(tangent.shape)}; expected {list(primal.shape)}, the shape "
+            f"{label} has shape {list(tangent.shape)}; expected {list(primal.shape)}, the shape "
             f"of {name}"
         )
-    _check_dtype_and_device(tangent, f"{theirs} is", primal, name)
+    _check_dtype_and_device(tangent, f"{label} is", primal, name)
     return tangent
 
 

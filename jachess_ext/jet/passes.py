@@ -67,8 +67,8 @@ def _guarded_requires_grad(self: Tensor, requires_grad: bool = True) -> Tensor:
     Raises:
         RuntimeError: it has.
     """
-    asked = requires_grad and not self.requires_grad and not isinstance(self, DerivativeTensor)
-    if asked and any(run is not None and run.detached for run in _OPEN.runs):
+    begins = requires_grad and not self.requires_grad and not isinstance(self, DerivativeTensor)
+    if begins and any(run is not None and run.detached for run in _OPEN.runs):
         raise RuntimeError(
             "requires_grad_() was called, perhaps by torch.autograd.functional, on a tensor inside "
             "jx.jet, jx.jvp or a penalty after a detach: the derivative taken there would count as "

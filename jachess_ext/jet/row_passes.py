@@ -281,8 +281,8 @@ class Rows:
         """
         # A jet has one direction at least: where there is none, zeros stand in.
         is_plain = not len(steps[0])
-        along = [s.new_zeros(1, *s.shape[1:]) for s in steps] if is_plain else steps
-        inputs = Inputs(points, along, self._structure)
+        directions = [s.new_zeros(1, *s.shape[1:]) for s in steps] if is_plain else steps
+        inputs = Inputs(points, directions, self._structure)
         count, order = inputs.count + (extra is not None), 2 if group.squares else 1
         layout = begin_pass(count, order, second, group.squares)
         aux: tuple[object, ...] = ()
@@ -290,8 +290,8 @@ class Rows:
             with jets_through_fsdp(), open_run(layout.run):
                 value = self.fn(*inputs.jets(layout, extra))
                 if self._has_aux:
-                    value, beside = output_and_aux(value)
-                    aux = (map_tensors(beside, primal_of),)
+                    value, aux_nest = output_and_aux(value)
+                    aux = (map_tensors(aux_nest, primal_of),)
                 assemble, tensors = take_apart(value, without_tangent)
                 jets = to_jets(tensors, layout)
         except MissingJetRule as error:
