@@ -8,7 +8,8 @@ number's tangent.  Halves are computed in float32, in which torch takes them und
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from .pointwise import push_forward, wide
 
 
 @jet_rule(torch.linalg.vander)
-def vander(x: Any, *, N: int | None = None) -> Any:
+def vander(x: Tensor, *, N: int | None = None) -> Tensor:
     x = x.unsqueeze(0) if x.ndim == 0 else x
     powers = [torch.ones_like(x)]
     for _ in range((x.shape[-1] if N is None else N) - 1):
@@ -29,7 +30,7 @@ def vander(x: Any, *, N: int | None = None) -> Any:
 
 
 @jet_rule("cholesky_solve")
-def cholesky_solve(input: Any, L: Any, upper: bool = False) -> Any:
+def cholesky_solve(input: Tensor, L: Tensor, upper: bool = False) -> Tensor:
     """Solve L Lᵀ X = B, or Uᵀ U X = B, by two triangular systems."""
     input, L = wide(input), wide(L)
     factor = L.triu() if upper else L.tril()
@@ -40,8 +41,12 @@ def cholesky_solve(input: Any, L: Any, upper: bool = False) -> Any:
 
 @jet_rule("triangular_solve")
 def triangular_solve(
-    input: Any, A: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
-) -> Any:
+    input: Tensor,
+    A: Tensor,
+    upper: bool = True,
+    transpose: bool = False,
+    unitriangular: bool = False,
+) -> tuple[Tensor, Tensor]:
     """Return (X, A) of A X = B, as the deprecated function of torch does."""
     input, A = wide(input), wide(A)
     factor = A.triu() if upper else A.tril()
@@ -54,27 +59,27 @@ def triangular_solve(
 
 
 @jet_rule(torch.linalg.cond)
-def cond(input: Any, p: Any = None) -> Any:
+def cond(input: Tensor, p: float | str | None = None) -> Tensor:
     """Return ‖A‖ ‖A⁻¹‖; of p = 2 and −2 the ratio of the extreme singular values."""
     input = wide(input)
     if p in (None, 2, -2):
         values = torch.linalg.svdvals(input)
-        ends = values[..., 0], values[..., -1]
-        return ends[0] / ends[1] if p != -2 else ends[1] / ends[0]
+        largest, least = values[..., 0], values[..., -1]
+        return least / largest if p == -2 else largest / least
 
-    def norm(matrix: Any) -> Any:
+    def norm(matrix: Tensor) -> Tensor:
         if p == "nuc":
             return torch.linalg.svdvals(matrix).sum(-1)
         if p == "fro":
             return matrix.square().sum((-2, -1)).sqrt()
-        sums = matrix.abs().sum(-2 if abs(p) == 1 else -1)
-        return sums.amax(-1) if p > 0 else sums.amin(-1)
+        sums = matrix.abs().sum(-2 if p in (1, -1) else -1)  # of columns, or of rows
+        return sums.amax(-1) if p in (1, torch.inf) else sums.amin(-1)
 
     return norm(input) * norm(torch.linalg.inv(input))
 
 
 @jet_rule("cholesky_inverse")
-def cholesky_inverse(L: Any, upper: bool = False) -> Any:
+def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
     """Return (L Lᵀ)⁻¹, or (Uᵀ U)⁻¹."""
     L = wide(L)
     unit = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
@@ -82,13 +87,12 @@ def cholesky_inverse(L: Any, upper: bool = False) -> Any:
 
 
 @jet_rule("orgqr", torch.linalg.householder_product)
-def householder_product(input: Any, tau: Any) -> Any:
+def householder_product(input: Tensor, tau: Tensor) -> Tensor:
     """Multiply the reflections I − τ v vᵀ from the last to the first; v is a column of ``input``
     below the diagonal, with 1 on it."""
     input, tau = wide(input), wide(tau)
     unit = torch.eye(*input.shape[-2:], dtype=input.dtype, device=input.device)
-    vectors = input.tril(-1) + unit
-    out: Any = unit.expand(input.shape)
+    out, vectors = unit.expand(input.shape), input.tril(-1) + unit
     for n in reversed(range(tau.shape[-1])):
         v = vectors[..., n : n + 1]
         out = out - tau[..., n, None, None] * (v @ (v.mT @ out))
@@ -99,24 +103,24 @@ def householder_product(input: Any, tau: Any) -> Any:
 
 
 @jet_rule(torch.linalg.solve)
-def solve(A: Any, B: Any, *, left: bool = True) -> Any:
+def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     A, B = wide(A), wide(B)
-    value = torch.linalg.solve(primal_of(A), primal_of(B), left=left)
-    return _solution(A, B, value, left)
+    return _solution(A, B, torch.linalg.solve(*primal_of((A, B)), left=left), left)
 
 
 @jet_rule(torch.linalg.solve_ex)
-def solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -> Any:
+def solve_ex(
+    A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False
+) -> tuple[Tensor, Tensor]:
     A, B = wide(A), wide(B)
-    given = primal_of(A), primal_of(B)
-    own = torch.linalg.solve_ex(*given, left=left, check_errors=check_errors)
-    if not transformed() and bool(own.info.any()):
+    solved = torch.linalg.solve_ex(*primal_of((A, B)), left=left, check_errors=check_errors)
+    if not transformed() and bool(solved.info.any()):
         raise missing_rule(torch.linalg.solve_ex, "it failed, as its info says")
-    return type(own)((_solution(A, B, own.result, left), own.info))
+    return type(solved)((_solution(A, B, solved.result, left), solved.info))
 
 
 @jet_rule(torch.linalg.tensorsolve)
-def tensorsolve(A: Any, B: Any, dims: Any = None) -> Any:
+def tensorsolve(A: Tensor, B: Tensor, dims: Sequence[int] | None = None) -> Tensor:
     """Solve A X = B as a system of matrices, with the dimensions ``dims`` of A moved last."""
     if dims is not None:
         A = A.movedim(tuple(dims), tuple(range(A.ndim - len(dims), A.ndim)))
@@ -125,41 +129,46 @@ def tensorsolve(A: Any, B: Any, dims: Any = None) -> Any:
 
 
 @jet_rule("inverse")
-def inverse(input: Any) -> Any:
+def inverse(input: Tensor) -> Tensor:
     return torch.linalg.inv(wide(input))
 
 
-def _solution(A: Any, B: Any, value: Tensor, left: bool) -> Any:
+def _solution(A: Tensor, B: Tensor, value: Tensor, left: bool) -> Tensor:
     """Return the jet of X in A X = B, or X A = B:
     A X_i = B_i − A_i X;  A X_ij = B_ij − A_ij X − A_i X_j − A_j X_i.
+
+    A ``[..., n, n]`` or B ``[..., n, k]`` may be constant.
 
     Args:
         value: X itself.
     """
     layout = common_layout(A, B)
-    if B.ndim == 1 or B.shape == A.shape[:-1]:  # torch takes it as a batch of vectors
+    # Where B could be both vectors and a matrix, torch takes it as a batch of vectors.
+    if B.ndim == 1 or B.shape == A.shape[:-1]:
         return _solution(A, B.unsqueeze(-1), value.unsqueeze(-1), left).squeeze(-1)
     if not left:
         return _solution(A.mT, B.mT, value.mT, True).mT
     matrix = primal_of(A)
     right = aligned(lift(B, layout), value.ndim)
     first, second = right[layout.first], right[layout.second]
-    moves = isinstance(A, JetTensor)
-    if moves:
+    if isinstance(A, JetTensor):
         streams = aligned(A, value.ndim)
         first = first - streams[layout.first] @ value
         second = second - streams[layout.second] @ value
     first = _solved(matrix, first.expand(-1, *value.shape))
     parts = [value.unsqueeze(0), first]
     if layout.seconds:
-        if moves:
+        if isinstance(A, JetTensor):
             second = second - layout.crossed(streams[layout.first], first, torch.matmul)
         parts.append(_solved(matrix, second.expand(-1, *value.shape)))
     return JetTensor(torch.cat(parts), layout)
 
 
 def _solved(matrix: Tensor, right: Tensor) -> Tensor:
-    """Solve for stacks ``[N, ..., n, k]`` at once, by one factorisation of ``[..., n, n]``."""
+    """Solve for a stack ``[N, ..., n, k]`` of right-hand sides.
+
+    They become ``k N`` columns of one system, so that ``matrix [..., n, n]`` is factorised once.
+    """
     columns = torch.linalg.solve(matrix, right.movedim(0, -1).flatten(-2))
     return columns.unflatten(-1, (right.shape[-1], len(right))).movedim(-1, 0)
 
@@ -169,7 +178,7 @@ def _solved(matrix: Tensor, right: Tensor) -> Tensor:
 
 def _log_of_size(matrix: JetTensor, value: Tensor) -> JetTensor:
     """Return the jet of ln |det A|, of complex matrices that of ln det A, by M = A⁻¹ A_…:
-    tr M_i;  tr M_ij − tr M_i M_j.
+    tr M_i;  tr M_ij − tr M_i M_j (Jacobi's formula, and A⁻¹_j = −A⁻¹ A_j A⁻¹).
 
     Args:
         value: ln |det A| itself.
@@ -184,24 +193,25 @@ def _log_of_size(matrix: JetTensor, value: Tensor) -> JetTensor:
     tangents = ratios.diagonal(dim1=-2, dim2=-1).sum(-1)
     parts = [value.unsqueeze(0).to(tangents.dtype), tangents[: layout.directions]]
     if layout.seconds:
-        parts.append(
-            tangents[layout.directions :] - layout.crossed(first, first, trace_of_product) / 2
-        )
+        # Both orders of a product have the same trace, and `crossed` adds them.
+        products = layout.crossed(first, first, trace_of_product) / 2
+        parts.append(tangents[layout.directions :] - products)
     return matrix.with_streams(torch.cat(parts))
 
 
-def _slogdet(function: Any) -> None:
+def _slogdet(function: Callable[[Tensor], torch.return_types.slogdet]) -> None:
     @jet_rule(function)
-    def rule(input: Any) -> Any:
+    def rule(input: JetTensor) -> torch.return_types.slogdet:
         input = wide(input)
-        own = function(input.primal)
-        if not transformed() and bool((own.logabsdet == -torch.inf).any()):
+        value = function(input.primal)
+        if not transformed() and bool((value.logabsdet == -torch.inf).any()):
             raise missing_rule(function, "its matrix is singular, where it has no derivative")
-        log = _log_of_size(input, own.logabsdet)
+        log = _log_of_size(input, value.logabsdet)
         if not input.dtype.is_complex:
-            return type(own)((own.sign, log))
+            return type(value)((value.sign, log))
+        # The sign moves as e^(iφ), φ = Im ln det A from 0 on: the primal's angle is in value.sign.
         turn = log.with_streams(torch.cat([torch.zeros_like(log.streams[:1]), log.streams[1:]]))
-        return type(own)((own.sign * torch.exp(1j * turn.imag), log.real))
+        return type(value)((value.sign * torch.exp(1j * turn.imag), log.real))
 
 
 for _function in (torch.linalg.slogdet, torch.slogdet, torch.Tensor.slogdet):
@@ -209,13 +219,13 @@ for _function in (torch.linalg.slogdet, torch.slogdet, torch.Tensor.slogdet):
 
 
 @jet_rule("logdet")
-def logdet(input: Any) -> Any:
+def logdet(input: Tensor) -> Tensor:
     sign, size = torch.linalg.slogdet(input)
     return size + sign.log()  # NaN where the determinant is negative, as in torch
 
 
 @jet_rule("det", torch.linalg.det)
-def det(A: Any) -> Any:
+def det(A: JetTensor) -> Tensor:
     """Turn A by its singular vectors, held constant, so that the smallest singular value stands
     last: det A = ± det B (d − c B⁻¹ b) for the blocks [[B, b], [c, d]], of which B has an inverse
     where A is singular, too.
@@ -231,14 +241,18 @@ def det(A: Any) -> Any:
             raise missing_rule(
                 torch.linalg.det, "two singular values of its matrix, or more, are 0 up to rounding"
             )
+    # det A = det U · det(Uᴴ A V) · det Vᴴ for any unitary U and V: constants are as good, and
+    # spare the derivatives of an SVD, which are infinite where singular values tie.
     sign = (torch.linalg.det(left) * torch.linalg.det(right)).sgn()
     turned = left.mH @ A @ right.mH
-    block, last = turned[..., :-1, :-1], turned[..., -1, -1]
+    block, last = cast(JetTensor, turned[..., :-1, :-1]), turned[..., -1, -1]
     if not block.shape[-1]:
         return sign * last
     column = turned[..., :-1, -1:]
-    solved = _solution(block, column, torch.linalg.solve(block.primal, column.primal), True)
-    across = turned[..., -1:, :-1] @ solved
+    solution = _solution(block, column, torch.linalg.solve(*primal_of((block, column))), True)
+    across = turned[..., -1:, :-1] @ solution
     value = torch.linalg.det(block.primal)
-    size = _log_of_size(block, value.detach())  # only its tangents are read
-    return sign * push_forward(size, (value, value, value)) * (last - across[..., 0, 0])
+    # det B = e^(ln det B), with itself for both derivatives by ln det B, of which `push_forward`
+    # reads the tangents alone: any primal will do.
+    size = push_forward(_log_of_size(block, value.detach()), (value, value, value))
+    return sign * size * (last - across[..., 0, 0])
