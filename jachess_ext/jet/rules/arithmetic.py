@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from ...torch_private import release
+from .._types import Dims, Operand
 from ..layout import replace_tensors
 from ..registry import attribute, find_rule, general_rule, jet_rule, spellings
 from ..strides import note_memory
@@ -18,7 +19,6 @@ from .pointwise import Derivatives, in_float32, push_forward, wide
 from .reduce import euclidean_norm
 from .streamwise import (
     add_to_primal,
-    behind_streams,
     behind_streams_all,
     bilinear,
     lifted_streams,
@@ -26,7 +26,7 @@ from .streamwise import (
 )
 
 
-def promoted(a: Any, b: Any) -> tuple[Any, Any]:
+def promoted(a: Operand, b: Operand) -> tuple[Operand, Operand]:
     """Cast both to the dtype that torch would compute in, which depends on their dimensions.
 
     A plain scalar tensor keeps its dtype, as torch keeps its precision beside a half.
@@ -42,7 +42,7 @@ def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @jet_rule("add", "__add__", "__radd__")
-def add(input: Any, other: Any, *, alpha: float = 1) -> JetTensor:
+def add(input: Operand, other: Operand, *, alpha: float = 1) -> JetTensor:
     if alpha != 1:
         other = other * alpha
     a, b = promoted(input, other)
@@ -50,9 +50,8 @@ def add(input: Any, other: Any, *, alpha: float = 1) -> JetTensor:
     if isinstance(a, JetTensor) and isinstance(b, JetTensor):
         ndim = max(a.ndim, b.ndim)
         return JetTensor(aligned(a, ndim) + aligned(b, ndim), layout)
-    if not isinstance(a, JetTensor):
-        a, b = b, a
-    return JetTensor(add_to_primal(a.streams, b), layout)
+    jet, addend = (a, b) if isinstance(a, JetTensor) else (cast(JetTensor, b), a)
+    return JetTensor(add_to_primal(jet.streams, addend), layout)
 
 
 @jet_rule("neg", "negative", "__neg__")
@@ -66,59 +65,61 @@ def positive(input: JetTensor) -> JetTensor:
 
 
 @jet_rule("sub", "subtract", "__sub__")
-def sub(input: Any, other: Any, *, alpha: float = 1) -> JetTensor:
+def sub(input: Operand, other: Operand, *, alpha: float = 1) -> JetTensor:
     if torch.bool in (getattr(input, "dtype", None), getattr(other, "dtype", None)):
         torch.sub(primal_of(input), primal_of(other))  # raises torch's own explanation
     return add(input, other * -alpha)
 
 
 @jet_rule("rsub", "__rsub__")
-def rsub(input: Any, other: Any, *, alpha: float = 1) -> JetTensor:
+def rsub(input: Operand, other: Operand, *, alpha: float = 1) -> JetTensor:
     return sub(other, input, alpha=alpha)
 
 
 @jet_rule("mul", "multiply", "__mul__", "__rmul__")
-def mul(input: Any, other: Any) -> JetTensor:
+def mul(input: Operand, other: Operand) -> JetTensor:
     a, b = promoted(input, other)
-    if not isinstance(a, JetTensor):
-        a, b = b, a
-    if not isinstance(b, Tensor) or (b.ndim == 0 and not isinstance(b, JetTensor)):
-        return a.with_streams(a.streams * b)
-    return bilinear(torch.mul, a, b, ndim=max(a.ndim, b.ndim))
+    jet, factor = (a, b) if isinstance(a, JetTensor) else (cast(JetTensor, b), a)
+    if not isinstance(factor, Tensor) or (factor.ndim == 0 and not isinstance(factor, JetTensor)):
+        return jet.with_streams(jet.streams * factor)
+    return bilinear(torch.mul, jet, factor, ndim=max(jet.ndim, factor.ndim))
 
 
 @jet_rule("div", "divide", "true_divide", "__truediv__", "__div__")
-def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> JetTensor:
+def div(input: Operand, other: Operand, *, rounding_mode: str | None = None) -> JetTensor:
     if rounding_mode is not None:
         rule = general_rule(torch.div, f"rounding_mode={rounding_mode!r} is not covered")
         return rule(input, other, rounding_mode=rounding_mode)
     a, b = promoted(input, other)
     if isinstance(b, JetTensor):
         return JetTensor(_quotient(a, b), common_layout(a, b))
+    jet = cast(JetTensor, a)
     if not isinstance(b, Tensor) or b.ndim == 0:
-        return a.with_streams(a.streams / b)
-    return bilinear(torch.div, a, b, ndim=max(a.ndim, b.ndim))
+        return jet.with_streams(jet.streams / b)
+    return bilinear(torch.div, jet, b, ndim=max(jet.ndim, b.ndim))
 
 
-def _quotient(a: Any, b: JetTensor) -> Tensor:
+def _quotient(a: Operand, b: JetTensor) -> Tensor:
     """Compute y = a / b:  y_i = (a_i − y b_i) / b,
     y_ij = (a_ij − y_i b_j − y_j b_i − y b_ij) / b."""
+    # Leibniz' rule of a = y b, solved for y_i and y_ij.  Unlike a / b² and a / b³ of the textbook's
+    # formula, nothing here overflows, or loses digits, where y does not.
     layout = b.jet_layout
     ndim = max(b.ndim, a.ndim) if isinstance(a, Tensor) else b.ndim
-    numerator = aligned(a, ndim)[1:] if isinstance(a, JetTensor) else None
-    below = aligned(b, ndim)
+    denominator = aligned(b, ndim)
     primal = primal_of(a) / b.primal
-    tangents = -primal * below[1:]
-    tangents = tangents if numerator is None else tangents + numerator
-    first = tangents[: layout.directions] / b.primal
-    rest = tangents[layout.directions :]  # a_ij − y b_ij
+    residual = -primal * denominator[1:]  # of a number a; of a jet a_i − y b_i, a_ij − y b_ij
+    if isinstance(a, JetTensor):
+        residual = residual + aligned(a, ndim)[1:]
+    first = residual[: layout.directions] / b.primal
+    second = residual[layout.directions :]
     if layout.seconds:
-        rest = (rest - layout.crossed(first, below[layout.first])) / b.primal
-    return torch.cat([primal.unsqueeze(0), first, rest])
+        second = (second - layout.crossed(first, denominator[layout.first])) / b.primal
+    return torch.cat([primal.unsqueeze(0), first, second])
 
 
 @jet_rule("__rdiv__", "__rtruediv__")
-def rdiv(self: JetTensor, other: Any) -> JetTensor:
+def rdiv(self: JetTensor, other: Operand) -> JetTensor:
     return div(other, self)
 
 
@@ -128,24 +129,24 @@ def reciprocal(input: JetTensor) -> JetTensor:
 
 
 @jet_rule("addcmul")
-def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> JetTensor:
+def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:
     dtype = torch.addcmul(*primal_of((input, tensor1, tensor2))).dtype
     return input.to(dtype) + value * tensor1.to(dtype) * tensor2.to(dtype)
 
 
 @jet_rule("addcdiv")
-def addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> JetTensor:
+def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:
     dtype = torch.addcdiv(*primal_of((input, tensor1, tensor2))).dtype
     return input.to(dtype) + value * tensor1.to(dtype) / tensor2.to(dtype)
 
 
 @jet_rule("lerp")
-def lerp(input: Any, end: Any, weight: Any) -> JetTensor:
+def lerp(input: Tensor, end: Tensor, weight: Operand) -> Tensor:
     return input + weight * (end - input)
 
 
 @jet_rule("outer")
-def outer(input: Any, vec2: Any) -> JetTensor:
+def outer(input: Tensor, vec2: Tensor) -> Tensor:
     return input.unsqueeze(-1) * vec2
 
 
@@ -153,42 +154,43 @@ def outer(input: Any, vec2: Any) -> JetTensor:
 
 
 @jet_rule("pow", "__pow__")
-def power(input: Any, exponent: Any) -> JetTensor:
+def power(input: Operand, exponent: Operand) -> JetTensor:
     a, n = promoted(input, exponent)
     if not isinstance(n, JetTensor):
-        return _power_of_jet(a, n)
+        return _power_of_jet(cast(JetTensor, a), n)
     if not isinstance(a, JetTensor):
         return _power_to_jet(constant(a, dtype=n.dtype, device=n.device), n)
     return _power_of_jets(a, n)
 
 
-def _power_of_jet(base: JetTensor, exponent: Any) -> JetTensor:
-    x, n = base.primal, exponent
+def _power_of_jet(base: JetTensor, n: Operand) -> JetTensor:
+    x = base.primal
     ndim = max(x.ndim, n.ndim) if isinstance(n, Tensor) else x.ndim
     return push_forward(base.with_streams(aligned(base, ndim)), _power_derivatives(x, n))
 
 
-def _power_derivatives(x: Tensor, n: Any) -> Derivatives:
+def _power_derivatives(x: Tensor, n: Operand) -> Derivatives:
     """Return x^n, n x^(n−1), n (n−1) x^(n−2); 0 where a factor is 0 and a power is infinite."""
     value = torch.pow(x, n)
     x, n = wide(x), wide(n.to(value.dtype)) if isinstance(n, Tensor) else n
     first, second = n - 1, n - 2
+    # A factor n or n (n − 1) of 0 meets 0^0 = 1 in place of 0^−1 and 0^−2: 0 · ∞ would be NaN.
     if isinstance(n, Tensor):
         first = torch.where(n == 0, 1, first)
         second = torch.where((n == 0) | (n == 1), 1, second)
     else:
         first, second = (1 if n == 0 else first), (1 if n in (0, 1) else second)
-    curvature = n * (n - 1) * torch.pow(*_without_slope_at_zero(x, second))
+    curvature = n * (n - 1) * torch.pow(_without_slope_at_zero(x, second), second)
     return value, n * torch.pow(x, first), curvature
 
 
-def _without_slope_at_zero(x: Tensor, n: Any) -> tuple[Tensor, Any]:
+def _without_slope_at_zero(x: Tensor, n: Operand) -> Tensor:
     """Detach x where x^n is 0 and its slope infinite (0 < n < 1), so that a loss that does not
     depend on it gets no 0 · ∞."""
-    if x.is_complex() or not (isinstance(n, Tensor) or 0 < n < 1):
-        return x, n
+    if x.is_complex() or isinstance(n, complex) or not (isinstance(n, Tensor) or 0 < n < 1):
+        return x
     steep = (x == 0) & (n > 0) & (n < 1)
-    return torch.where(steep, x.detach(), x), n
+    return torch.where(steep, x.detach(), x)
 
 
 def _power_to_jet(base: Tensor, exponent: JetTensor) -> JetTensor:
@@ -216,6 +218,9 @@ def _moved_exponent(base: Tensor, exponent: JetTensor, value: Tensor) -> tuple[J
 
 def _power_of_jets(base: JetTensor, exponent: JetTensor) -> JetTensor:
     """Compute x^n as a function of both; its mixed derivative is x^(n−1) (1 + n ln x)."""
+    # f_x x_ij + f_xx x_i x_j is `in_x`, f_n n_ij + f_nn n_i n_j is `in_n`, and `_with_mixed` adds
+    # f_xn (x_i n_j + x_j n_i).  A derivative that is infinite or undefined must not meet a tangent
+    # of 0, with which its product would be NaN.
     ndim = max(base.ndim, exponent.ndim)
     base, exponent = (jet.with_streams(aligned(jet, ndim)) for jet in (base, exponent))
     x, n = base.primal, exponent.primal
@@ -223,6 +228,7 @@ def _power_of_jets(base: JetTensor, exponent: JetTensor) -> JetTensor:
     with torch.no_grad():
         finite = torch.stack([wide(part) for part in _power_derivatives(x, n)]).isfinite().all(0)
     needed = _moves(base)
+    # Elsewhere the exponent 1, whose derivatives are finite; the tangents are 0 there.
     _, slope, curvature = _power_derivatives(x, torch.where(needed | finite, n, 1))
     in_x = push_forward(base, (value, slope, curvature))
     in_n, log = _moved_exponent(x, exponent, value)
@@ -232,11 +238,12 @@ def _power_of_jets(base: JetTensor, exponent: JetTensor) -> JetTensor:
     nothing = (x == 0) | ~((needed & _moves(exponent)) | mixed.isfinite())
     mixed = mixed.masked_fill(nothing, 0)
     out = _with_mixed(out, mixed, base, exponent)
+    # At x = 0, n = 0 or 1 it is infinite: NaN, but for the pairs that have no x_i n_j + x_j n_i.
     infinite = (x == 0) & ((n == 0) | (n == 1))
     undefined = torch.zeros_like(mixed.detach()).masked_fill(infinite, math.nan)
     with torch.no_grad():
-        nowhere = _with_mixed(torch.zeros_like(out), torch.ones_like(mixed), base, exponent) == 0
-    return base.with_streams(out + undefined.masked_fill(nowhere, 0).to(out.dtype))
+        absent = _with_mixed(torch.zeros_like(out), torch.ones_like(mixed), base, exponent) == 0
+    return base.with_streams(out + undefined.masked_fill(absent, 0).to(out.dtype))
 
 
 def _with_mixed(streams: Tensor, mixed: Tensor, a: JetTensor, b: JetTensor) -> Tensor:
@@ -244,16 +251,16 @@ def _with_mixed(streams: Tensor, mixed: Tensor, a: JetTensor, b: JetTensor) -> T
     layout = a.jet_layout
     if not layout.seconds:
         return streams
-    both = mixed * layout.crossed(a.streams[layout.first], b.streams[layout.first])
+    products = mixed * layout.crossed(a.streams[layout.first], b.streams[layout.first])
     q = layout.directions
-    return torch.cat([streams[: 1 + q], streams[1 + q :] + both.to(streams.dtype)])
+    return torch.cat([streams[: 1 + q], streams[1 + q :] + products.to(streams.dtype)])
 
 
 jet_rule("__rpow__")(lambda self, other: power(other, self))
 
 
 @jet_rule("float_power")
-def float_power(input: Any, exponent: Any) -> JetTensor:
+def float_power(input: Operand, exponent: Operand) -> JetTensor:
     """Compute ``pow`` in float64, whatever the inputs' dtype."""
     base, n = (v.double() if isinstance(v, Tensor) else v for v in (input, exponent))
     return power(base, n)
@@ -263,28 +270,27 @@ def float_power(input: Any, exponent: Any) -> JetTensor:
 
 
 @jet_rule("maximum")
-def maximum(input: Any, other: Any) -> Any:
+def maximum(input: Tensor, other: Tensor) -> Tensor:
     """Share the derivative equally between ties, as torch's autograd does, and keep NaN."""
     return _both_of_a_tie(input, other, (input > other) | torch.isnan(input))
 
 
 @jet_rule("minimum")
-def minimum(input: Any, other: Any) -> Any:
+def minimum(input: Tensor, other: Tensor) -> Tensor:
     return _both_of_a_tie(input, other, (input < other) | torch.isnan(input))
 
 
-def _both_of_a_tie(input: Any, other: Any, first: Tensor) -> Any:
+def _both_of_a_tie(input: Tensor, other: Tensor, first: Tensor) -> Tensor:
     """Return ``input`` where ``first`` is true, else ``other``; half of each where they tie."""
-    chosen: Any = torch.where(first, input, other)
-    rest: Any = torch.where(first, other, input)
-    return torch.where(input == other, 0.5 * chosen + 0.5 * rest, chosen)
+    choice, loser = torch.where(first, input, other), torch.where(first, other, input)
+    return torch.where(input == other, 0.5 * choice + 0.5 * loser, choice)
 
 
 _FMAX_SHARES_TIES = release(torch.__version__) >= (2, 14)
 
 
 @jet_rule("fmax")
-def fmax(input: Any, other: Any) -> Any:
+def fmax(input: Tensor, other: Tensor) -> Tensor:
     """Prefer numbers to NaN.  Ties share the derivative; before torch 2.14 ``input`` has it all."""
     if not _FMAX_SHARES_TIES:
         return torch.where((input >= other) | torch.isnan(other), input, other)
@@ -292,22 +298,23 @@ def fmax(input: Any, other: Any) -> Any:
 
 
 @jet_rule("fmin")
-def fmin(input: Any, other: Any) -> Any:
+def fmin(input: Tensor, other: Tensor) -> Tensor:
     if not _FMAX_SHARES_TIES:
         return torch.where((input <= other) | torch.isnan(other), input, other)
     return _both_of_a_tie(input, other, (input < other) | torch.isnan(other))
 
 
 @jet_rule("atan2", "arctan2")
-def atan2(input: Any, other: Any) -> JetTensor:
+def atan2(input: Tensor, other: Tensor) -> JetTensor:
     """Use the derivatives of atan(y / x), or of −atan(x / y) where |y| > |x|; 0 at the origin, as
     in torch's autograd."""
     value = torch.atan2(primal_of(input), primal_of(other))
     steep = input.abs() > other.abs()
     origin = (input == 0) & (other == 0)
-    above = torch.where(steep, -other, input).masked_fill(origin, 0)
-    below = torch.where(steep, input, other).masked_fill(origin, 1)
-    angle: Any = torch.atan(above / below)
+    numerator = torch.where(steep, -other, input).masked_fill(origin, 0)
+    denominator = torch.where(steep, input, other).masked_fill(origin, 1)
+    # Off by a constant from the angle: a quarter turn where steep, a half one where x < 0.
+    angle = cast(JetTensor, torch.atan(numerator / denominator))
     streams = [value.unsqueeze(0), angle.streams[1:].to(value.dtype)]
     return angle.with_streams(torch.cat(streams))
 
@@ -321,23 +328,24 @@ def _log_of_sum(name: str, base: float) -> None:
     scale = math.log(base)
 
     @jet_rule(name)
-    def rule(input: Any, other: Any) -> JetTensor:
-        a, b = promoted(input, other)
-        value = getattr(torch, name)(primal_of(a), primal_of(b))
-        a, b = (lift(v, common_layout(a, b)) for v in (a, b))
-        a, b = (v.with_streams(aligned(v, value.ndim)) for v in (a, b))
+    def rule(input: Tensor, other: Tensor) -> JetTensor:
+        x, y = promoted(input, other)
+        value = getattr(torch, name)(primal_of(x), primal_of(y))
+        layout = common_layout(x, y)
+        a, b = (JetTensor(aligned(lift(v, layout), value.ndim), layout) for v in (x, y))
         infinite = (a.primal == b.primal) & a.primal.isinf()
         gap = torch.where(infinite, 0, a.primal - b.primal)
         tangents = a.streams[1:] - b.streams[1:]
         difference = a.with_streams(torch.cat([gap.unsqueeze(0), tangents]))
 
         def derivatives(gap: Tensor) -> Derivatives:
-            share, rest = torch.sigmoid(scale * gap), torch.sigmoid(-scale * gap)
-            return value, share, scale * share * rest
+            share, complement = torch.sigmoid(scale * gap), torch.sigmoid(-scale * gap)
+            return value, share, scale * share * complement
 
-        moved = push_forward(difference, in_float32(gap, derivatives)).streams
-        rest = b.streams[1:].expand(moved[1:].shape)
-        return a.with_streams(torch.cat([value.unsqueeze(0), moved[1:] + rest]))
+        # log(b^x + b^y) = y + log(1 + b^d): its tangents are those of y and of a function of d.
+        shift = push_forward(difference, in_float32(gap, derivatives)).streams[1:]
+        tangents = shift + b.streams[1:].expand(shift.shape)
+        return a.with_streams(torch.cat([value.unsqueeze(0), tangents]))
 
 
 _log_of_sum("logaddexp", math.e)
@@ -353,11 +361,11 @@ def _times_log(name: str, shift: float) -> None:
     function = getattr(torch.special, name)
 
     @jet_rule(name)
-    def rule(input: Any, other: Any) -> JetTensor:
+    def rule(input: Operand, other: Operand) -> JetTensor:
         value = function(primal_of(input), primal_of(other))
         layout = common_layout(input, other)
-        cast: list[Any] = [lift(v, layout, value).to(value.dtype) for v in (input, other)]
-        x, y = (v.with_streams(aligned(v, value.ndim)) for v in cast)
+        stacks = (aligned(lift(v, layout, value), value.ndim) for v in (input, other))
+        x, y = (JetTensor(stack.to(value.dtype), layout) for stack in stacks)
         z = wide(y.primal) + shift
         nothing = (x.primal == 0) & (z <= 0)
         tangents = function(x.streams[1:], y.primal).masked_fill(nothing, 0)
@@ -379,8 +387,8 @@ _times_log("xlog1py", 1.0)
 # `registry.COVERED` lists the other functions that take complex jets.
 
 
-def _part(function: Callable, *others: Any) -> None:
-    @jet_rule(function, *others)
+def _part(function: Callable[[Tensor], Tensor], *other_names: object) -> None:
+    @jet_rule(function, *other_names)
     def rule(input: JetTensor) -> JetTensor:
         return input.with_streams(function(input.streams))
 
@@ -396,27 +404,29 @@ _part(torch.view_as_real, "view_as_real")
 @jet_rule("view_as_complex")
 def view_as_complex(input: JetTensor) -> JetTensor:
     streams = input.streams
-    *others, last = streams.stride()
-    if last != 1 or any(stride % 2 for stride in (*others, streams.storage_offset())):
-        # The streams lie an odd number of entries apart; writes into a copy would be lost.
-        found = input.with_streams(torch.view_as_complex(streams.clone()))
+    *outer, last = streams.stride()
+    if last != 1 or any(stride % 2 for stride in (*outer, streams.storage_offset())):
+        # The streams lie an odd number of entries apart; writes into a copy would be lost, so that
+        # they are refused of memory noted as `expanded`.
+        copy = input.with_streams(torch.view_as_complex(streams.clone()))
         if input.jet_layout.run is not None:
-            for jet in (input, found):
+            for jet in (input, copy):
                 note_memory(jet, input.jet_layout.run.expanded)
-        return found
+        return copy
     return input.with_streams(torch.view_as_complex(streams))
 
 
 @jet_rule("complex")
-def complex_(real: Any, imag: Any) -> JetTensor:
+def complex_(real: Tensor, imag: Tensor) -> JetTensor:
     parts = torch.broadcast_tensors(real, imag)
+    # Of empty constants, for torch's own refusals of two dtypes or of integers.
     torch.complex(*(part[:0].detach() if part.ndim else part.detach() for part in parts))
     stacks, jet = lifted_streams(parts)
     return jet.with_streams(torch.complex(*stacks))
 
 
 @jet_rule("polar")
-def polar(abs: Any, angle: Any) -> Any:
+def polar(abs: Tensor, angle: Tensor) -> Tensor:
     return torch.complex(abs * torch.cos(angle), abs * torch.sin(angle))
 
 
@@ -425,7 +435,7 @@ def _modulus(name: str) -> None:
     assert of_real is not None
 
     @jet_rule(name)
-    def rule(input: JetTensor) -> Any:
+    def rule(input: JetTensor) -> Tensor:
         """Compute the modulus of complex numbers as a norm (`euclidean_norm`)."""
         if not input.dtype.is_complex:
             return of_real(input)
@@ -436,9 +446,9 @@ for _name in ("abs", "absolute", "__abs__"):
     _modulus(_name)
 
 
-def _angle(function: Callable) -> None:
+def _angle(function: Callable[[Tensor], Tensor]) -> None:
     @jet_rule(function)
-    def rule(input: JetTensor) -> Any:
+    def rule(input: JetTensor) -> Tensor:
         if not input.dtype.is_complex:
             return general_rule(function, "")(input)
         return torch.atan2(input.imag, input.real)
@@ -448,13 +458,12 @@ for _function in (torch.angle, Tensor.angle):
     _angle(_function)
 
 
-def _steps(function: Callable) -> None:
+def _steps(function: Callable[..., Tensor]) -> None:
     @jet_rule(function)
-    def rule(*args: Any, **named: Any) -> Tensor:
+    def rule(*args: object, **kwargs: object) -> Tensor:
         """Compute a constant between steps; torch has no backward of it."""
-        plain = primal_of((args, named))
-        args, named = replace_tensors(plain, Tensor.detach)
-        return function(*args, **named)
+        args, kwargs = replace_tensors(primal_of((args, kwargs)), Tensor.detach)
+        return function(*args, **kwargs)
 
 
 for _function in spellings("floor_divide", "__floordiv__", "__rfloordiv__"):
@@ -464,22 +473,25 @@ for _function in spellings("floor_divide", "__floordiv__", "__rfloordiv__"):
 # ---- Fourier transforms ------------------------------------------------------------------------
 
 
-def _transform(name: str, default: Any) -> None:
-    function: Callable = getattr(torch.fft, name)
-    size = "n" if isinstance(default, int) else "s"
+def _transform(name: str, default: Dims) -> None:
+    function: Callable[..., Tensor] = getattr(torch.fft, name)
 
     @jet_rule(function)
-    def rule(input: JetTensor, *args: Any, **named: Any) -> JetTensor:
-        given = dict(zip((size, "dim", "norm"), args, strict=False)) | named
-        sizes, dim = given.get(size), given.get("dim", default)
+    def rule(
+        input: JetTensor,
+        n: int | Sequence[int] | None = None,
+        dim: Dims = default,
+        norm: str | None = None,
+        *,
+        s: Sequence[int] | None = None,
+    ) -> JetTensor:
+        """Take the size as ``n`` along one dimension, as ``s`` along several."""
+        size = n if s is None else s
         if dim is None:
-            dim = range(-(input.ndim if sizes is None else len(sizes)), 0)
-        place: Any
-        if isinstance(dim, int):
-            place = behind_streams(dim, input.ndim)
-        else:
-            place = behind_streams_all(list(dim), input.ndim)
-        return input.with_streams(function(input.streams, sizes, place, given.get("norm")))
+            dim = range(-(len(size) if isinstance(size, Sequence) else input.ndim), 0)
+        dims = behind_streams_all([dim] if isinstance(dim, int) else dim, input.ndim)
+        place = dims[0] if isinstance(dim, int) else dims
+        return input.with_streams(function(input.streams, size, place, norm))
 
 
 for _name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"):
@@ -488,9 +500,9 @@ for _name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"):
     _transform(f"{_name}n", None)
 
 
-def _shift(function: Callable) -> None:
+def _shift(function: Callable[[Tensor, Sequence[int]], Tensor]) -> None:
     @jet_rule(function)
-    def rule(input: JetTensor, dim: Any = None) -> JetTensor:
+    def rule(input: JetTensor, dim: Dims = None) -> JetTensor:
         dims = range(-input.ndim, 0) if dim is None else varargs(dim)
         return input.with_streams(function(input.streams, behind_streams_all(dims, input.ndim)))
 

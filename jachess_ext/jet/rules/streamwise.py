@@ -93,7 +93,7 @@ def add_to_own_primal(streams: Tensor, constant: Tensor) -> Tensor:
     return streams
 
 
-def add_to_primal(streams: Tensor, constant: Tensor | float) -> Tensor:
+def add_to_primal(streams: Tensor, constant: Tensor | complex) -> Tensor:
     """Add a constant to the primal of ``[S, ...]``; both may be broadcast."""
     if isinstance(constant, Tensor) and constant.device == streams.device:
         same = torch.result_type(streams, constant) == streams.dtype
