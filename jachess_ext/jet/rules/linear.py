@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from ...ops.gemm import rows_times
 from ...ops.library import transformed, watching
+from .._types import Dims
 from ..layout import JetLayout
 from ..registry import jet_rule, missing_rule
 from ..tensor import JetTensor
@@ -28,43 +29,48 @@ from .streamwise import (
 
 
 @jet_rule("linear")
-def linear(input: JetTensor, weight: Tensor, bias: Tensor | None = None) -> JetTensor:
-    sparse = not isinstance(weight, JetTensor) and weight.layout is not torch.strided
-    if not isinstance(input, JetTensor) or isinstance(weight, JetTensor) or sparse:
-        out: Any = torch.matmul(input, weight.mT if weight.ndim > 1 else weight)
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    # A weight that is a jet moves along the directions, as in jx.jvp by parameters, or in a layer
+    # whose weight is computed from the input: then it is a product of two jets, and so not linear.
+    moves = isinstance(weight, JetTensor)
+    if moves or not isinstance(input, JetTensor) or weight.layout is not torch.strided:
+        out = torch.matmul(input, weight.mT if weight.ndim > 1 else weight)
         return out if bias is None else out + bias
     if is_quantised(weight):
         return quantised_linear(input, weight, bias)
     if weight.ndim == 1:
         row = None if bias is None else bias.reshape(1)
-        return linear(input, weight.unsqueeze(0), row).squeeze(-1)  # type: ignore[return-value]
+        return linear(input, weight.unsqueeze(0), row).squeeze(-1)
     if isinstance(bias, JetTensor):
-        return linear(input, weight) + bias  # type: ignore[return-value]
+        return linear(input, weight) + bias
     return input.with_streams(stacked_linear(input.streams, weight, bias))
 
 
 @jet_rule("addmm")
-def addmm(input: Tensor, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> JetTensor:
+def addmm(
+    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
     """Compute ``beta·input + alpha·mat1 @ mat2``; GPT-2's Conv1D is one."""
     plain = not isinstance(input, JetTensor) and not isinstance(mat2, JetTensor)
     if plain and alpha == beta == 1 and input.ndim == 1:
         return linear(mat1, mat2.mT, input)
-    return beta * input + alpha * torch.matmul(mat1, mat2)  # type: ignore[return-value]
+    return beta * input + alpha * torch.matmul(mat1, mat2)
 
 
 @jet_rule("baddbmm")
 def baddbmm(
-    input: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float = 1
-) -> JetTensor:
-    product: Any = torch.bmm(batch1, batch2)
-    return alpha * product if beta == 0 else beta * input + alpha * product
+    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    product = alpha * torch.bmm(batch1, batch2)
+    return product if beta == 0 else beta * input + product  # 0 · NaN counts as 0, as in torch
 
 
 @jet_rule("matmul", "bmm", "mm", "mv", "dot", "__matmul__")
-def matmul(input: Any, other: Any) -> JetTensor:
+def matmul(input: Tensor, other: Tensor) -> Tensor:
     for jet, factor in ((other, input), (input, other)):
         if not isinstance(factor, JetTensor) and factor.layout is not torch.strided:
             # A constant sparse matrix: torch has no product of it with a batch.
+            jet = cast(JetTensor, jet)
             streams = [
                 torch.matmul(s, factor) if factor is other else torch.matmul(factor, s)
                 for s in jet.streams
@@ -72,18 +78,19 @@ def matmul(input: Any, other: Any) -> JetTensor:
             return jet.with_streams(torch.stack(streams))
     if input.ndim < 2 or other.ndim < 2:
         return _matmul_with_vector(input, other)
-    if isinstance(input, JetTensor) and not isinstance(other, JetTensor) and other.ndim == 2:
-        return linear(input, other.mT)
-    if products_fuse(input, other):
-        return matmul_jets(input, other)
+    if isinstance(input, JetTensor):
+        if not isinstance(other, JetTensor) and other.ndim == 2:
+            return linear(input, other.mT)
+        if isinstance(other, JetTensor) and products_fuse(input, other):
+            return matmul_jets(input, other)
     return bilinear(torch.matmul, input, other, ndim=max(input.ndim, other.ndim))
 
 
-def _matmul_with_vector(a: Any, b: Any) -> JetTensor:
+def _matmul_with_vector(a: Tensor, b: Tensor) -> Tensor:
     """Multiply vectors as matrices, and drop the extra dimension again."""
     row = a.unsqueeze(0) if a.ndim == 1 else a
     column = b.unsqueeze(-1) if b.ndim == 1 else b
-    out: Any = matmul(row, column)
+    out = matmul(row, column)
     if b.ndim == 1:
         out = out.squeeze(-1)
     return out.squeeze(-1 if b.ndim == 1 else -2) if a.ndim == 1 else out
@@ -93,27 +100,26 @@ jet_rule(torch.Tensor.__rmatmul__)(lambda self, other: matmul(other, self))
 
 
 @jet_rule("einsum")
-def einsum(equation: str, *operands: Any) -> Any:
+def einsum(equation: str, *operands: Tensor) -> Tensor:
     """Contract stream by stream, of several operands the first two into one."""
-    if len(operands) == 1 and isinstance(operands[0], list | tuple):
-        operands = tuple(operands[0])
     if len(operands) > 2:
-        given, arrow, result = equation.replace(" ", "").partition("->")
+        inputs, arrow, output = equation.replace(" ", "").partition("->")
         if not arrow or "." in equation:
             raise missing_rule(torch.einsum, "more than two operands need ->, and take no ...")
-        first, second, *rest = given.split(",")
-        left = [n for n in dict.fromkeys(first + second) if n in "".join(rest) + result]
-        pair = "".join(left)
-        both = torch.einsum(f"{first},{second}->{pair}", *operands[:2])
-        return torch.einsum(f"{','.join([pair, *rest])}->{result}", both, *operands[2:])
+        first, second, *later = inputs.split(",")
+        # Their contraction keeps the indices that a later operand or the output has.
+        used = "".join(later) + output
+        indices = "".join(n for n in dict.fromkeys(first + second) if n in used)
+        contraction = torch.einsum(f"{first},{second}->{indices}", *operands[:2])
+        return torch.einsum(f"{','.join([indices, *later])}->{output}", contraction, *operands[2:])
     if len(operands) == 1:
-        jet = operands[0]
+        jet = cast(JetTensor, operands[0])
         return jet.with_streams(torch.stack([torch.einsum(equation, s) for s in jet.streams]))
 
     def product(a: Tensor, b: Tensor) -> Tensor:
         return _by_rows(lambda x, y: torch.einsum(equation, x, y), a, b)
 
-    return bilinear(product, *operands)
+    return bilinear(product, operands[0], operands[1])
 
 
 def _by_rows(product: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
@@ -122,30 +128,39 @@ def _by_rows(product: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) 
     return torch.stack([product(a[i % len(a)], b[i % len(b)]) for i in range(count)])
 
 
+def _over_batch(function: Callable[[Tensor], Tensor], jet: JetTensor, batched: bool) -> Tensor:
+    """Apply a linear function of images ``[N, C, ...]`` to all streams, as to more images.
+
+    Args:
+        batched: whether the jet is ``[N, C, ...]``, not ``[C, ...]``.
+    """
+    if not batched:
+        return function(jet.streams)
+    return function(jet.streams.flatten(0, 1)).unflatten(0, (len(jet.streams), -1))
+
+
 def _convolution(name: str) -> None:
-    function: Callable = getattr(F, name)
+    function: Callable[..., Tensor] = getattr(F, name)
 
     @jet_rule(name)
     def rule(
-        input: JetTensor, weight: Tensor, bias: Any = None, *args: Any, **named: Any
-    ) -> JetTensor:
-        if bias is not None and any(isinstance(t, JetTensor) for t in (weight, bias)):
-            active = isinstance(input, JetTensor) or isinstance(weight, JetTensor)
-            out: Any = (rule if active else function)(input, weight, None, *args, **named)
-            return out + bias.reshape(-1, *(1,) * (weight.ndim - 2))
-        if isinstance(weight, JetTensor):
-            return bilinear(
-                lambda x, w: _by_rows(lambda a, b: function(a, b, None, *args, **named), x, w),
-                input,
-                weight,
-            )
-        batched = input.ndim == weight.ndim
-        streams = input.streams.flatten(0, 1) if batched else input.streams
-        out = function(streams, weight, None, *args, **named)
-        out = out.unflatten(0, (len(input.streams), -1)) if batched else out
-        if bias is not None:
-            out = add_to_primal(out, bias.reshape(-1, *(1,) * (weight.ndim - 2)))
-        return input.with_streams(out)
+        input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: object, **kwargs: object
+    ) -> Tensor:
+        def convolved(x: Tensor, w: Tensor = weight) -> Tensor:
+            return function(x, w, None, *args, **kwargs)
+
+        if isinstance(weight, JetTensor):  # each stream of it has images of its own: no batch
+            out: Tensor = bilinear(lambda x, w: _by_rows(convolved, x, w), input, weight)
+        elif isinstance(input, JetTensor):
+            out = input.with_streams(_over_batch(convolved, input, input.ndim == weight.ndim))
+        else:
+            out = convolved(input)
+        if bias is None:
+            return out
+        bias = bias.reshape(-1, *(1,) * (weight.ndim - 2))
+        if isinstance(out, JetTensor) and not isinstance(bias, JetTensor):
+            return out.with_streams(add_to_primal(out.streams, bias))
+        return out + bias
 
 
 for _name in (f"conv{_kind}{_n}d" for _kind in ("", "_transpose") for _n in (1, 2, 3)):
@@ -154,12 +169,12 @@ for _name in (f"conv{_kind}{_n}d" for _kind in ("", "_transpose") for _n in (1, 
 
 def _pooling(name: str, spatial: int) -> None:
     """Register an average over windows of the last ``spatial`` dimensions."""
-    function: Callable = getattr(F, name)
+    function: Callable[..., Tensor] = getattr(F, name)
 
     @jet_rule(name)
-    def rule(input: JetTensor, *args: Any, **named: Any) -> JetTensor:
+    def rule(input: JetTensor, *args: object, **kwargs: object) -> JetTensor:
         streams = input.streams.reshape(-1, 1, *input.shape[-spatial:])
-        out = function(streams, *args, **named)
+        out = function(streams, *args, **kwargs)
         shape = (len(input.streams), *input.shape[:-spatial], *out.shape[2:])
         return input.with_streams(out.reshape(shape))
 
@@ -168,23 +183,23 @@ for _name in (f"{_kind}avg_pool{_n}d" for _kind in ("", "adaptive_") for _n in (
     _pooling(_name, int(_name[-2]))
 
 
-def _reduce_dims(dim: Any, ndim: int) -> list[int]:
+def _reduce_dims(dim: Dims, ndim: int) -> list[int]:
     if dim is None or dim == () or dim == [] or ndim == 0:
         return list(range(1, ndim + 1))
     return behind_streams_all(varargs(dim), ndim)
 
 
 def _reduction(name: str) -> None:
-    function: Callable = getattr(torch, name)
+    function: Callable[..., Tensor] = getattr(torch, name)
 
     @jet_rule(name)
     def rule(
         input: JetTensor,
-        dim: Any = None,
+        dim: Dims = None,
         keepdim: bool = False,
         *,
-        dtype: Any = None,
-        axis: Any = None,
+        dtype: torch.dtype | None = None,
+        axis: Dims = None,
         keepdims: bool = False,
     ) -> JetTensor:
         """Accept NumPy's names ``axis`` and ``keepdims``, as torch does."""
@@ -200,7 +215,7 @@ for _name in ("sum", "mean"):
 
 
 @jet_rule("cumsum")
-def cumsum(input: JetTensor, dim: int, *, dtype: Any = None) -> JetTensor:
+def cumsum(input: JetTensor, dim: int, *, dtype: torch.dtype | None = None) -> JetTensor:
     if input.ndim == 0:
         return input.with_streams(input.streams.to(dtype or input.dtype, copy=True))
     place = behind_streams(dim, input.ndim)
@@ -233,7 +248,8 @@ def dropout(
 class _StackedLinear(torch.autograd.Function):
     """``x Wᵀ + b`` as one product with S times the rows; the bias is added to stream 0.
 
-    The backward is differentiable where gradients are enabled.
+    The backward is differentiable where gradients are enabled: there it calls torch's own product,
+    since that of `rows_times` has no derivative.
     """
 
     @staticmethod
@@ -302,10 +318,10 @@ def _accumulate(terms: list[tuple[int, int, int]], a: Tensor, b: Tensor, alpha: 
             sums[o] = sums[o].baddbmm(a[i], b[j], alpha=alpha)
         return torch.stack(sums)
     out = a.new_empty(shape)
-    started = [False] * len(out)
+    begun = [0] * len(out)
     for o, i, j in terms:
-        out[o].baddbmm_(a[i], b[j], beta=1 if started[o] else 0, alpha=alpha)
-        started[o] = True
+        out[o].baddbmm_(a[i], b[j], beta=begun[o], alpha=alpha)  # 0 ignores what the memory held
+        begun[o] = 1
     return out
 
 
@@ -334,6 +350,8 @@ class _MatmulJets(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, b = ctx.saved_tensors
         flat_a, flat_b, flat_grad = (t.flatten(1, -3) for t in (a, b, grad))
+        # Of the term out_o += α a_i b_j: ∂a_i += α ∂out_o b_jᴴ and ∂b_j += α a_iᴴ ∂out_o, the same
+        # sums with the streams exchanged.
         terms = list(leibniz_terms(ctx.layout))
         grad_a = grad_b = grad_bias = None
         if ctx.needs_input_grad[0]:
@@ -347,12 +365,10 @@ class _MatmulJets(torch.autograd.Function):
         return grad_a, grad_b, grad_bias, None, None
 
 
-def products_fuse(a: Any, b: Any) -> bool:
+def products_fuse(a: JetTensor, b: JetTensor) -> bool:
     """Return whether `matmul_jets` covers two factors: jets of one dtype and the same batch."""
     return (
-        isinstance(a, JetTensor)
-        and isinstance(b, JetTensor)
-        and a.jet_layout == b.jet_layout
+        a.jet_layout == b.jet_layout
         and a.ndim == b.ndim >= 3
         and a.shape[:-2] == b.shape[:-2]
         and a.dtype == b.dtype
@@ -374,31 +390,33 @@ def matmul_jets(
 # ---- patches and resampling of images and signals --------------------------------------------
 
 
-def _patches(name: str, batched: int) -> None:
-    function: Callable = getattr(F, name)
+def _patches(function: Callable[..., Tensor], batched: int) -> None:
+    """Register a linear function of ``[N, C, ...]``, or of images without N.
+
+    Args:
+        batched: how many dimensions images with N have.
+    """
 
     @jet_rule(function)
-    def rule(input: JetTensor, *args: Any, **named: Any) -> JetTensor:
-        if input.ndim < batched:
-            return rule(input.unsqueeze(0), *args, **named).squeeze(0)  # type: ignore
-        out = function(input.streams.flatten(0, 1), *args, **named)
-        return input.with_streams(out.unflatten(0, (len(input.streams), -1)))
+    def rule(input: JetTensor, *args: object, **kwargs: object) -> JetTensor:
+        return input.with_streams(
+            _over_batch(lambda x: function(x, *args, **kwargs), input, input.ndim == batched)
+        )
 
 
-_patches("unfold", 4)
-_patches("fold", 3)
+_patches(F.unfold, 4)
+_patches(F.fold, 3)
 
 
 @jet_rule(F.interpolate)
-def interpolate(input: JetTensor, *args: Any, **named: Any) -> JetTensor:
+def interpolate(input: JetTensor, *args: Any, **kwargs: Any) -> JetTensor:
     """Resample ``[N, C, ...]``; every mode is linear."""
-    out = F.interpolate(input.streams.flatten(0, 1), *args, **named)
-    return input.with_streams(out.unflatten(0, (len(input.streams), -1)))
+    return input.with_streams(_over_batch(lambda x: F.interpolate(x, *args, **kwargs), input, True))
 
 
 @jet_rule(F.grid_sample)
-def grid_sample(input: Any, grid: Any, *args: Any, **named: Any) -> JetTensor:
+def grid_sample(input: JetTensor, grid: Tensor, *args: Any, **kwargs: Any) -> JetTensor:
     """Sample ``[N, C, ...]`` at constant places (others: `sampling`); the streams are further
     channels."""
-    out = F.grid_sample(input.streams.transpose(0, 1).flatten(1, 2), grid, *args, **named)
+    out = F.grid_sample(input.streams.transpose(0, 1).flatten(1, 2), grid, *args, **kwargs)
     return input.with_streams(out.unflatten(1, (len(input.streams), -1)).transpose(0, 1))
