@@ -12,7 +12,7 @@ from torch import Tensor
 from ...torch_private import release
 from .._types import Dims, Operand
 from ..layout import replace_tensors
-from ..registry import attribute, find_rule, general_rule, jet_rule, spellings
+from ..registry import Rule, attribute, find_rule, general_rule, jet_rule, spellings
 from ..strides import note_memory
 from ..tensor import JetTensor, aligned, common_layout, constant, lift, primal_of
 from .pointwise import Derivatives, in_float32, push_forward, wide
@@ -430,32 +430,22 @@ def polar(abs: Tensor, angle: Tensor) -> Tensor:
     return torch.complex(abs * torch.cos(angle), abs * torch.sin(angle))
 
 
-def _modulus(name: str) -> None:
-    of_real = find_rule(getattr(Tensor, name))
-    assert of_real is not None
-
-    @jet_rule(name)
-    def rule(input: JetTensor) -> Tensor:
-        """Compute the modulus of complex numbers as a norm (`euclidean_norm`)."""
-        if not input.dtype.is_complex:
-            return of_real(input)
-        return euclidean_norm(torch.view_as_real(input), -1)
+_abs_of_real = cast(Rule, find_rule(torch.abs))
 
 
-for _name in ("abs", "absolute", "__abs__"):
-    _modulus(_name)
+@jet_rule("abs", "absolute", "__abs__")
+def modulus(input: JetTensor) -> Tensor:
+    """Compute the modulus of complex numbers as a norm (`euclidean_norm`)."""
+    if not input.dtype.is_complex:
+        return _abs_of_real(input)
+    return euclidean_norm(torch.view_as_real(input), -1)
 
 
-def _angle(function: Callable[[Tensor], Tensor]) -> None:
-    @jet_rule(function)
-    def rule(input: JetTensor) -> Tensor:
-        if not input.dtype.is_complex:
-            return general_rule(function, "")(input)
-        return torch.atan2(input.imag, input.real)
-
-
-for _function in (torch.angle, Tensor.angle):
-    _angle(_function)
+@jet_rule("angle")
+def angle(input: JetTensor) -> Tensor:
+    if not input.dtype.is_complex:
+        return general_rule(torch.angle, "")(input)
+    return torch.atan2(input.imag, input.real)
 
 
 def _steps(function: Callable[..., Tensor]) -> None:

@@ -83,9 +83,8 @@ def _operator_covers(
         return False
     if mask is not None and (isinstance(mask, JetTensor) or mask.requires_grad or mask.ndim > 4):
         return False
-    fits = key.shape[1] == value.shape[1] and (query.shape[1] == key.shape[1] or grouped)
-    fits = fits and query.shape[0] == key.shape[0] == value.shape[0]
-    return fits and fusable("attention_jet", query)
+    heads = query.shape[:2] if not grouped else (query.shape[0], key.shape[1])
+    return key.shape[:2] == value.shape[:2] == heads and fusable("attention_jet", query)
 
 
 def _heads_once(key: JetTensor, value: JetTensor) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ... import torch_private
 from ..registry import built_in, general_rule, jet_rule, missing_rule
-from ..tensor import JetTensor
+from ..tensor import JetTensor, primal_of
 from .pointwise import push_forward
 
 _NEVER = {
@@ -23,6 +23,8 @@ _NEVER = {
 
 def opened(function: Callable) -> Callable:
     """Copy a Python function of torch's without its check for tensors that override it."""
+    # The check would hand the call back to this rule, without end.  Where it answers False, the
+    # body runs on jets, and each function that it calls has a rule of its own.
     function = getattr(function, "__wrapped__", function)
     copy = types.FunctionType(
         function.__code__,
@@ -49,10 +51,10 @@ for _name in _NAMES:
 
 @jet_rule(F.nll_loss)
 def nll_loss(
-    input: JetTensor, target: Tensor, weight: Tensor | None = None, *args: Any, **named: Any
+    input: JetTensor, target: Tensor, weight: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> JetTensor:
     """Apply it to every stream: it is linear in the log-probabilities."""
-    losses = [F.nll_loss(stream, target, weight, *args, **named) for stream in input.streams]
+    losses = [F.nll_loss(stream, target, weight, *args, **kwargs) for stream in input.streams]
     return input.with_streams(torch.stack(losses))
 
 
@@ -64,25 +66,27 @@ def cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
-    **named: Any,
-) -> Any:
-    if target.is_floating_point() or label_smoothing or set(named.values()) - {None}:
+    **kwargs: object,
+) -> Tensor:
+    if target.is_floating_point() or label_smoothing or set(kwargs.values()) - {None}:
         rule = general_rule(F.cross_entropy, "class probabilities, label smoothing")
-        named |= {"ignore_index": ignore_index, "reduction": reduction}
-        return rule(input, target, weight, label_smoothing=label_smoothing, **named)
+        kwargs |= {"ignore_index": ignore_index, "reduction": reduction}
+        return rule(input, target, weight, label_smoothing=label_smoothing, **kwargs)
     logs = F.log_softmax(input, dim=0 if input.ndim == 1 else 1)
     return F.nll_loss(logs, target, weight, ignore_index=ignore_index, reduction=reduction)
 
 
-def _reduced(losses: Any, reduction: str) -> Any:
+def _reduced(losses: Tensor, reduction: str) -> Tensor:
     if reduction == "none":
         return losses
     return losses.mean() if reduction == "mean" else losses.sum()
 
 
 @jet_rule(F.mse_loss)
-def mse_loss(input: Any, target: Any, *args: Any, reduction: str = "mean", **named: Any) -> Any:
-    if {*args, *named.values()} - {None}:
+def mse_loss(
+    input: Tensor, target: Tensor, *args: object, reduction: str = "mean", **kwargs: object
+) -> Tensor:
+    if {*args, *kwargs.values()} - {None}:
         raise missing_rule(F.mse_loss, "weight, size_average and reduce are not covered")
     difference = input - target
     return _reduced(difference * difference, reduction)
@@ -90,26 +94,30 @@ def mse_loss(input: Any, target: Any, *args: Any, reduction: str = "mean", **nam
 
 @jet_rule(F.huber_loss)
 def huber_loss(
-    input: Any, target: Any, reduction: str = "mean", delta: float = 1.0, weight: Any = None
-) -> Any:
+    input: Tensor,
+    target: Tensor,
+    reduction: str = "mean",
+    delta: float = 1.0,
+    weight: Tensor | None = None,
+) -> Tensor:
     """Compute z² / 2 of z = input − target, and δ (|z| − δ / 2) where |z| > δ."""
-    difference = input - target
+    difference = cast(JetTensor, input - target)
     z = difference.primal
     value = F.huber_loss(z, torch.zeros_like(z), "none", delta)
     triple = value, z.clamp(-delta, delta), (z.abs() < delta).to(z.dtype)
-    losses = push_forward(difference, triple)
+    losses: Tensor = push_forward(difference, triple)
     return _reduced(losses if weight is None else losses * weight, reduction)
 
 
 @jet_rule(F.binary_cross_entropy)
 def binary_cross_entropy(
-    input: Any,
-    target: Any,
-    weight: Any = None,
-    size_average: Any = None,
-    reduce: Any = None,
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
     reduction: str = "mean",
-) -> Any:
+) -> Tensor:
     """Compute −t ln x − (1 − t) ln(1 − x), whose slope is (x − t) / max(x (1 − x), 1e-12)."""
     if size_average is not None or reduce is not None:
         raise missing_rule(F.binary_cross_entropy, "size_average and reduce; use reduction")
@@ -121,15 +129,20 @@ def binary_cross_entropy(
     product = x * (1 - x)
     spread = product.clamp_min(1e-12)
     slope = (x - target) / spread
+    # Where the spread is the bound, a constant, the slope is linear in x.
     curvature = (1 - slope * (1 - 2 * x) * (product > 1e-12)) / spread
-    losses = push_forward(input, (value, slope, curvature))
+    losses: Tensor = push_forward(input, (value, slope, curvature))
     return _reduced(losses if weight is None else losses * weight, reduction)
 
 
 @jet_rule(F.soft_margin_loss)
 def soft_margin_loss(
-    input: Any, target: Any, size_average: Any = None, reduce: Any = None, reduction: str = "mean"
-) -> Any:
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
     """Compute ln(1 + exp(−y x)) = −ln σ(y x), which does not overflow."""
     if size_average is not None or reduce is not None:
         raise missing_rule(F.soft_margin_loss, "size_average and reduce; use reduction")
@@ -138,27 +151,29 @@ def soft_margin_loss(
 
 @jet_rule(F.gumbel_softmax)
 def gumbel_softmax(
-    logits: Any, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
-) -> Any:
+    logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
+) -> Tensor:
     """Draw once for all streams; with ``hard``, the derivatives are those of the softmax, as in
     torch's backward."""
     noise = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-    soft: Any = F.softmax((logits - noise.exponential_().log()) / tau, dim)
+    soft = F.softmax((logits - noise.exponential_().log()) / tau, dim)
     if not hard:
         return soft
-    value = soft.primal.detach()
-    chosen = torch.zeros_like(value).scatter_(dim, value.argmax(dim, keepdim=True), 1.0)
-    return chosen - value + soft
+    value = primal_of(soft).detach()
+    one_hot = torch.zeros_like(value).scatter_(dim, value.argmax(dim, keepdim=True), 1.0)
+    return one_hot - value + soft
 
 
 gumbel_softmax.under_autocast = True  # type: ignore[attr-defined]
 
 
 @jet_rule(*([F.linear_cross_entropy] if hasattr(F, "linear_cross_entropy") else []))
-def linear_cross_entropy(input: Any, linear_weight: Any, target: Tensor, **named: Any) -> Any:
+def linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, **kwargs: object
+) -> Tensor:
     """Drop ``options``, which only ask for chunks: torch has no forward mode of those."""
     rule = general_rule(F.linear_cross_entropy, "")
-    return rule(input, linear_weight, target, **named | {"options": None})
+    return rule(input, linear_weight, target, **kwargs | {"options": None})
 
 
 linear_cross_entropy.under_autocast = True  # type: ignore[attr-defined]
@@ -171,12 +186,15 @@ linear_cross_entropy.under_autocast = True  # type: ignore[attr-defined]
 # sequence first, then those of the next; ``rows`` holds the number of rows of every step.
 
 
-State = tuple[Any, ...]
-Step = Callable[[Any, State, Any, Any], State]
+State: TypeAlias = tuple[Tensor, ...]
+"""Hidden state ``[B, H]``; of an LSTM also the cell's, and the weight of a projection, if any."""
+Step: TypeAlias = Callable[[Tensor, State, Tensor, "Tensor | None"], State]
+"""From the input's part of the gates ``[B, n H]``, the state, and the hidden state's weight and
+bias, to the next state."""
 
 
-def _lstm_step(gates: Any, state: State, weight: Any, bias: Any) -> State:
-    hidden, cell, *projection = state  # a weight, where the hidden state is projected
+def _lstm_step(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
+    hidden, cell, *projection = state
     i, f, g, o = (gates + F.linear(hidden, weight, bias)).chunk(4, -1)
     cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
     hidden = torch.sigmoid(o) * torch.tanh(cell)
@@ -184,8 +202,9 @@ def _lstm_step(gates: Any, state: State, weight: Any, bias: Any) -> State:
     return hidden, cell, *projection
 
 
-def _gru_step(gates: Any, state: State, weight: Any, bias: Any) -> State:
+def _gru_step(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
     (hidden,) = state
+    # Not the sum of both parts, as in an LSTM: r scales the hidden state's part of n alone.
     r, z, n = gates.chunk(3, -1)
     hr, hz, hn = F.linear(hidden, weight, bias).chunk(3, -1)
     update = torch.sigmoid(z + hz)
@@ -193,41 +212,47 @@ def _gru_step(gates: Any, state: State, weight: Any, bias: Any) -> State:
     return (new + update * (hidden - new),)
 
 
-def _tanh_step(gates: Any, state: State, weight: Any, bias: Any) -> State:
+def _tanh_step(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
     return (torch.tanh(gates + F.linear(state[0], weight, bias)),)
 
 
-def _relu_step(gates: Any, state: State, weight: Any, bias: Any) -> State:
+def _relu_step(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
     return (torch.relu(gates + F.linear(state[0], weight, bias)),)
 
 
 def _one_direction(
     step: Step,
-    x: Any,
+    x: Tensor,
     state: State,
-    weights: Sequence[Any],
+    params: Sequence[Tensor],
     backwards: bool,
     rows: Sequence[int] | None,
-) -> tuple[Any, State]:
-    """Run ``x [T, B, C]`` through one layer; return all hidden states ``[T, B, H]``, and the last.
+) -> tuple[Tensor, State]:
+    """Run ``x [T, B, C]`` through one layer; return all hidden states ``[T, B, H]``, and the last
+    state.
 
     Args:
+        params: weights of the input and the hidden state; their biases, or none; the weight of a
+            projection, or none.
         rows: number of rows of every step of a packed x, ``[sum, C]``; the result is packed, too.
     """
-    w_ih, w_hh, b_ih, b_hh = weights[:4]
-    projection = tuple(weights[4:])
-    whole = F.linear(x, w_ih, b_ih)
-    gates = whole.unbind(0) if rows is None else whole.split(list(rows))
+    w_ih, w_hh, *others = params
+    b_ih, b_hh = others[:2] if len(others) > 1 else (None, None)
+    projection = others[2:] if len(others) > 1 else others
+    gates_of_all = F.linear(x, w_ih, b_ih)
+    gates = gates_of_all.unbind(0) if rows is None else gates_of_all.split(list(rows))
     order = range(len(gates))
     hidden = []
     for t in reversed(order) if backwards else order:
+        # Of a packed x the first rows take the step.  The others keep their state: forwards the
+        # last of a sequence that has ended, backwards the initial one of one that has not begun.
         count = len(gates[t])
-        ended = [part[count:] for part in state]
-        now = tuple(part[:count] for part in state) if len(ended[0]) else state
-        new = step(gates[t], (*now, *projection), w_hh, b_hh)[: len(state)]
+        idle = [part[count:] for part in state]
+        active = tuple(part[:count] for part in state) if len(idle[0]) else state
+        new = step(gates[t], (*active, *projection), w_hh, b_hh)[: len(state)]
         hidden.append(new[0])
-        if len(ended[0]):
-            new = tuple(torch.cat(parts) for parts in zip(new, ended, strict=True))
+        if len(idle[0]):
+            new = tuple(torch.cat(parts) for parts in zip(new, idle, strict=True))
         state = new
     hidden = hidden[::-1] if backwards else hidden
     return torch.stack(hidden) if rows is None else torch.cat(hidden), state
@@ -235,10 +260,9 @@ def _one_direction(
 
 def _layers(
     step: Step,
-    states: int,
-    x: Any,
-    hx: Sequence[Any],
-    params: Sequence[Any],
+    x: Tensor,
+    hx: Sequence[Tensor],
+    params: Sequence[Tensor],
     has_biases: bool,
     num_layers: int,
     dropout: float,
@@ -246,57 +270,54 @@ def _layers(
     bidirectional: bool,
     batch_first: bool,
     rows: Sequence[int] | None = None,
-) -> tuple[Any, ...]:
+) -> tuple[Tensor, ...]:
     x = x.transpose(0, 1) if batch_first else x
     directions = 2 if bidirectional else 1
-    each = len(params) // (num_layers * directions)
+    count = len(params) // (num_layers * directions)
     last: list[State] = []
     for layer in range(num_layers):
         outputs = []
         for direction in range(directions):
             place = layer * directions + direction
-            weights = list(params[place * each : (place + 1) * each])
-            if not has_biases:
-                weights[2:2] = [None, None]
             start = tuple(h[place] for h in hx)
+            weights = params[place * count : (place + 1) * count]
             output, state = _one_direction(step, x, start, weights, direction == 1, rows)
             outputs.append(output)
             last.append(state)
         x = torch.cat(outputs, -1) if bidirectional else outputs[0]
         if train and dropout and layer < num_layers - 1:
             x = F.dropout(x, dropout)
-    ends = [torch.stack([state[n] for state in last]) for n in range(states)]
+    ends = map(torch.stack, zip(*last, strict=True))  # ``[layers · directions, B, H]`` each
     return (x.transpose(0, 1) if batch_first else x, *ends)
 
 
-def _register(name: str, step: Step, states: int) -> None:
-    function: Callable = getattr(torch, name)
-
-    @jet_rule(function)
-    def rule(input: Any, hx: Any, params: Any, *settings: Any) -> tuple[Any, ...]:
-        given: list[Any] = [hx, params, *settings]
-        if isinstance(hx, Tensor) and not hx.is_floating_point():  # the sizes of a packed sequence
-            given = [*given[1:], False, hx.tolist()]
-        start = given[0] if isinstance(given[0], list | tuple) else (given[0],)
-        return _layers(step, states, input, start, *given[1:])
-
-
-def _register_cell(name: str, step: Step, states: int) -> None:
+def _register(name: str, step: Step) -> None:
     @jet_rule(getattr(torch, name))
-    def rule(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-        state = tuple(hx) if isinstance(hx, list | tuple) else (hx,)
+    def layers(input: Tensor, hx: Tensor | State, *args: Any) -> tuple[Tensor, ...]:
+        if isinstance(hx, Tensor) and not hx.is_floating_point():
+            # A packed sequence: the numbers of rows stand before the state.
+            rows = hx.tolist()
+            hx, args = args[0], (*args[1:], False, rows)
+        return _layers(step, input, (hx,) if isinstance(hx, Tensor) else hx, *args)
+
+    @jet_rule(getattr(torch, f"{name}_cell"))
+    def cell(
+        input: Tensor,
+        hx: Tensor | State,
+        w_ih: Tensor,
+        w_hh: Tensor,
+        b_ih: Tensor | None = None,
+        b_hh: Tensor | None = None,
+    ) -> Tensor | State:
+        state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
         out = step(F.linear(input, w_ih, b_ih), state, w_hh, b_hh)
-        return out if states > 1 else out[0]
+        return out[0] if isinstance(hx, Tensor) else out
 
 
-for _name, _step, _states in (
-    ("lstm", _lstm_step, 2),
-    ("gru", _gru_step, 1),
-    ("rnn_tanh", _tanh_step, 1),
-    ("rnn_relu", _relu_step, 1),
-):
-    _register(_name, _step, _states)
-    _register_cell(f"{_name}_cell", _step, _states)
+_register("lstm", _lstm_step)
+_register("gru", _gru_step)
+_register("rnn_tanh", _tanh_step)
+_register("rnn_relu", _relu_step)
 
 
 @jet_rule(built_in("_pack_padded_sequence"))
@@ -315,5 +336,5 @@ def pad(
     """Invert `pack`; the padding carries no derivative."""
     padded, settings = torch_private.pad_packed_sequence, (rows, batch_first)
     primal, lengths = padded(data.primal, *settings, padding_value, total_length)
-    rest, _ = padded(data.streams[1:].movedim(0, 1), *settings, 0.0, total_length)
-    return data.with_streams(torch.cat([primal.unsqueeze(0), rest.movedim(2, 0)])), lengths
+    tangents, _ = padded(data.streams[1:].movedim(0, 1), *settings, 0.0, total_length)
+    return data.with_streams(torch.cat([primal.unsqueeze(0), tangents.movedim(2, 0)])), lengths

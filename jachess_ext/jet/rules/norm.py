@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from ... import ops
 from ...ops.norm import normalised_jet
+from .._types import Function
 from ..registry import calling_modules, jet_rule, missing_rule
 from ..tensor import JetTensor
 from .patterns import Sum, fusable
@@ -20,31 +20,28 @@ from .reduce import euclidean_norm
 
 @jet_rule("layer_norm")
 def layer_norm(
-    input: JetTensor,
-    normalized_shape: Any,
+    input: Tensor,
+    normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
     cudnn_enable: bool = True,
-) -> JetTensor:
-    simple = len(normalized_shape) == 1 and isinstance(input, JetTensor)
-    simple = simple and not isinstance(weight, JetTensor) and not isinstance(bias, JetTensor)
-    if simple and _has_operator("layer_norm_jet", input):
+) -> Tensor:
+    # The operators take parameters as constants: those that move multiply and shift as jets.
+    fixed = not isinstance(weight, JetTensor) and not isinstance(bias, JetTensor)
+    fixed = fixed and len(normalized_shape) == 1
+    if fixed and isinstance(input, JetTensor) and fusable("layer_norm_jet", input):
         settings = (weight, bias, eps, input.jet_layout.directions)
         return _fused(input, ops.layer_norm_jet, ops.add_layer_norm_jet, *settings)
     out = _normalised(input, len(normalized_shape), eps, centred=True)
     return _affine(out, weight, bias, input.dtype)
 
 
-def _has_operator(name: str, input: JetTensor) -> bool:
-    return fusable(name, input)
-
-
 def _fused(
     input: JetTensor,
     alone: Callable[..., Tensor],
     with_sum: Callable[..., tuple[Tensor, Tensor]],
-    *settings: Any,
+    *settings: object,
 ) -> JetTensor:
     """Call the operator; a deferred residual sum is computed by the operator that includes it."""
     pending = input.pattern
@@ -55,26 +52,29 @@ def _fused(
     return input.with_streams(alone(input.streams, *settings))
 
 
-def _normalised(input: Any, dimensions: int, eps: float, centred: bool) -> Any:
-    """Normalise a jet or a plain tensor over the last dimensions, without parameters; halves in
-    float32."""
-    is_jet = isinstance(input, JetTensor)
-    streams = wide(input.streams if is_jet else input.unsqueeze(0))
-    layout = input.jet_layout if is_jet else None
+def _normalised(input: Tensor, dimensions: int, eps: float, centred: bool) -> Tensor:
+    """Normalise a jet, or a plain tensor whose parameters move, over the last dimensions, without
+    parameters; halves in float32."""
+    # Not composed of the rules of mean, square and rsqrt: the closed form (`ops.norm`) passes over
+    # the streams less often, and divides before it squares, so that no square overflows.
+    layout = input.jet_layout if isinstance(input, JetTensor) else None
+    streams = wide(input.streams if isinstance(input, JetTensor) else input.unsqueeze(0))
     out = normalised_jet(streams.flatten(-dimensions), eps, layout, centred).reshape(streams.shape)
-    return input.with_streams(out) if is_jet else out[0]
+    return input.with_streams(out) if isinstance(input, JetTensor) else out[0]
 
 
 @jet_rule("rms_norm")
 def rms_norm(
-    input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None
-) -> JetTensor:
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
     """Compute x (mean x² + ε)^(−1/2) · w; by default ε is the machine epsilon, as in torch."""
     eps = torch.finfo(torch.promote_types(input.dtype, torch.float32)).eps if eps is None else eps
-    simple = len(normalized_shape) == 1 and isinstance(input, JetTensor)
-    simple = simple and not isinstance(weight, JetTensor)
-    simple = simple and not (weight is not None and weight.is_complex())
-    if simple and _has_operator("rms_norm_jet", input):
+    fixed = weight is None or not (isinstance(weight, JetTensor) or weight.is_complex())
+    fixed = fixed and len(normalized_shape) == 1
+    if fixed and isinstance(input, JetTensor) and fusable("rms_norm_jet", input):
         return rms_norm_operator(input, weight, eps)
     out = _normalised(input, len(normalized_shape), eps, centred=False)
     return _affine(out, weight, None, input.dtype)
@@ -86,7 +86,7 @@ def rms_norm_operator(input: JetTensor, weight: Tensor | None, eps: float) -> Je
     return _fused(input, ops.rms_norm_jet, ops.add_rms_norm_jet, *settings)
 
 
-def _affine(out: Any, weight: Any, bias: Any, dtype: torch.dtype) -> Any:
+def _affine(out: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     if weight is not None:
         out = out * weight
     if bias is not None:
@@ -94,7 +94,9 @@ def _affine(out: Any, weight: Any, bias: Any, dtype: torch.dtype) -> Any:
     return out.to(dtype)
 
 
-def _affine_of_channels(out: Any, weight: Any, bias: Any, dtype: torch.dtype) -> Any:
+def _affine_of_channels(
+    out: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
     """Scale and shift the channels of ``[N, C, ...]``."""
     channels = (-1, *(1,) * (out.ndim - 2))
     scale, shift = (None if v is None else v.reshape(channels) for v in (weight, bias))
@@ -102,22 +104,26 @@ def _affine_of_channels(out: Any, weight: Any, bias: Any, dtype: torch.dtype) ->
 
 
 @jet_rule("normalize")
-def normalize(input: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Any = None) -> Any:
+def normalize(
+    input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None
+) -> Tensor:
     """Compute x / max(‖x‖, ε), which is x / ε around x = 0."""
     return _unit(input, dim, eps, p).to(input.dtype)
 
 
-def _unit(x: Any, dim: int, eps: float, p: float = 2.0) -> Any:
+def _unit(x: Tensor, dim: int, eps: float, p: float = 2.0) -> Tensor:
     """Return x / max(‖x‖, ε), of halves in float32."""
+    x = wide(x)
     if p == 2:
-        norm: Any = euclidean_norm(wide(x), dim, True, least=eps)
+        # Below ε the result is x / ε, without the norm, whose curvature 1 / ‖x‖ would overflow.
+        norm = euclidean_norm(x, dim, True, least=eps)
     else:
-        norm = torch.linalg.vector_norm(wide(x), p, dim, True)
-    return wide(x) / norm.clamp_min(eps)
+        norm = torch.linalg.vector_norm(x, p, dim, True)
+    return x / norm.clamp_min(eps)
 
 
 @jet_rule("cosine_similarity")
-def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """Compute x1 · x2 / (max(‖x1‖, ε) max(‖x2‖, ε)), dividing each first, as torch does."""
     x1, x2 = torch.broadcast_tensors(x1, x2)  # before the norms, which depend on it
     dtype = torch.promote_types(x1.dtype, x2.dtype)
@@ -126,13 +132,13 @@ def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
 
 @jet_rule("group_norm")
 def group_norm(
-    input: Any,
+    input: Tensor,
     num_groups: int,
-    weight: Any = None,
-    bias: Any = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
-) -> Any:
+) -> Tensor:
     """Normalise each group of channels of ``[N, C, ...]``, then scale and shift each channel."""
     x = wide(input).reshape(input.shape[0], num_groups, -1)
     out = _normalised(x, 1, eps, centred=True).reshape(input.shape)
@@ -140,86 +146,81 @@ def group_norm(
 
 
 @jet_rule("instance_norm")
-def instance_norm(input: Any, *args: Any, **named: Any) -> Any:
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
     """Normalise every channel of ``[N, C, ...]`` by its own, or by the running, statistics."""
-    names = ("running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
-    given = dict(zip(names, args, strict=False)) | named
-    use_input_stats, eps = given.get("use_input_stats", True), given.get("eps", 1e-5)
-    mean, variance = given.get("running_mean"), given.get("running_var")
-    weight, bias = given.get("weight"), given.get("bias")
-    if any(isinstance(t, Tensor) and t.is_complex() for t in (mean, variance, weight, bias)):
+    constants = (running_mean, running_var, weight, bias)
+    if any(t is not None and t.is_complex() for t in constants):
         raise missing_rule(F.instance_norm, "complex numbers")
     if not use_input_stats:
-        return batch_norm(input, mean, variance, weight, bias, eps=eps)
-    if mean is not None or variance is not None:
+        return batch_norm(input, running_mean, running_var, weight, bias, eps=eps)
+    if running_mean is not None or running_var is not None:
         raise missing_rule(F.instance_norm, "running statistics; use evaluation mode")
     return group_norm(input, input.shape[1], weight, bias, eps)
 
 
-@jet_rule(torch.instance_norm)
-def native_instance_norm(
-    input: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Any:
-    """torch.instance_norm has another order of arguments than F.instance_norm."""
-    return instance_norm(
-        input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
-    )
-
-
 def _uncount_the_batch() -> None:
     """Undo the count of batches that a torch.nn module increased before a call that is refused."""
-    module: Any = next(iter(calling_modules()), None)
-    counted = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
-    if counted and module.num_batches_tracked is not None:
-        module.num_batches_tracked.sub_(1)
+    for module in calling_modules()[:1]:
+        counts = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
+        if counts and isinstance(module.num_batches_tracked, Tensor):
+            module.num_batches_tracked.sub_(1)
 
 
 @jet_rule(F.batch_norm)
 def batch_norm(
-    input: Any,
+    input: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
-    weight: Any = None,
-    bias: Any = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
-    *unused: Any,
-) -> Any:
+    cudnn_enabled: bool = True,
+) -> Tensor:
     """Normalise channels of ``[N, C, ...]``; with running statistics, an affine map."""
     if training and running_mean is None and running_var is None:
+        # Statistics of the batch move with the input: a layer norm of rows ``[C, N ...]``.
         out = _normalised(input.transpose(0, 1).flatten(1), 1, eps, centred=True)
         out = out.unflatten(1, (input.shape[0], *input.shape[2:])).transpose(0, 1)
         return _affine_of_channels(out, weight, bias, input.dtype)
     if training or running_mean is None or running_var is None:
         _uncount_the_batch()
-        said = "it would change the running statistics; use eval mode or track_running_stats=False"
-        raise missing_rule(F.batch_norm, said)
+        detail = (
+            "it would change the running statistics; use eval mode or track_running_stats=False"
+        )
+        raise missing_rule(F.batch_norm, detail)
     channels = (-1, *(1,) * (input.ndim - 2))
     spread = torch.rsqrt(wide(running_var) + eps).reshape(channels)
     out = (wide(input) - wide(running_mean).reshape(channels)) * spread
     return _affine_of_channels(out, weight, bias, input.dtype)
 
 
-@jet_rule(torch.batch_norm)
-def native_batch_norm(
-    input: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Any:
-    """torch.batch_norm has another order of arguments than F.batch_norm."""
-    return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+def _with_parameters_first(function: Function, rule: Callable[..., Tensor]) -> None:
+    """Register a function of torch that takes weight and bias before the running statistics."""
+
+    @jet_rule(function)
+    def parameters_first(
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        *settings: object,
+        **kwargs: object,
+    ) -> Tensor:
+        return rule(input, running_mean, running_var, weight, bias, *settings, **kwargs)
+
+
+_with_parameters_first(torch.instance_norm, instance_norm)
+_with_parameters_first(torch.batch_norm, batch_norm)

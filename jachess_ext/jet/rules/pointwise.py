@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from torch import Tensor
 from ... import ops
 from ...ops.activation import DERIVATIVES, Derivatives, pointwise_jet
 from ...ops.library import wide as wide
-from ..registry import find_rule, jet_rule, missing_rule, spellings
+from ..registry import Rule, find_rule, jet_rule, missing_rule, spellings
 from ..tensor import JetTensor, aligned
 from .patterns import Activated, fusable, promise
 from .streamwise import write_in_place
@@ -63,29 +63,26 @@ def pointwise(*names: str) -> Callable[[Callable[..., Derivatives]], Callable[..
         place = parameters.index("inplace") - 1 if "inplace" in parameters else None
 
         @jet_rule(*names)
-        def rule(input: JetTensor, *args: Any, **named: Any) -> JetTensor:
-            _only_the_input_is_a_jet(function, input, *args, *named.values())
+        def rule(input: JetTensor, *args: object, **kwargs: object) -> JetTensor:
+            options = (*args, *kwargs.values())
+            if not isinstance(input, JetTensor) or any(isinstance(o, JetTensor) for o in options):
+                raise missing_rule(function, "only its first argument may be a jet")
             inplace = place is not None and (
-                named.get("inplace") or args[place : place + 1] == (True,)
+                kwargs.get("inplace") or args[place : place + 1] == (True,)
             )
             # A clone, since autograd saves the jet that the formula sees.
             jet = input.with_streams(input.streams.clone()) if inplace else input
-            others = len(args) + len(named) - ("inplace" in named or place in range(len(args)))
-            if names[0] in ops.ACTIVATION_KINDS and not others:
+            settings = len(options) - ("inplace" in kwargs or place in range(len(args)))
+            if names[0] in ops.ACTIVATION_KINDS and not settings:
                 out = with_operator(names[0], jet, derivatives)
             else:
-                triple = in_float32(jet.primal, lambda x: derivatives(x, *args, **named))
+                triple = in_float32(jet.primal, lambda x: derivatives(x, *args, **kwargs))
                 out = push_forward(jet, triple)
             return write_in_place(input, out) if inplace else out
 
         return derivatives
 
     return register
-
-
-def _only_the_input_is_a_jet(function: Any, input: Any, *others: Any) -> None:
-    if not isinstance(input, JetTensor) or any(isinstance(o, JetTensor) for o in others):
-        raise missing_rule(function, "only its first argument may be a jet")
 
 
 def with_operator(
@@ -148,12 +145,8 @@ def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Derivativ
     """Compute ln(1 + exp βx) / β, which equals x from βx = 50 on, before exp overflows."""
     s, s1, _ = sigmoid(beta * x)
     linear = beta * x > threshold
-    slope = torch.where(linear, torch.ones_like(s), s)
-    return (
-        F.softplus(x, beta, min(threshold, 50.0)),
-        slope,
-        torch.where(linear, torch.zeros_like(s), beta * s1),
-    )
+    slope, curvature = s.masked_fill(linear, 1), (beta * s1).masked_fill(linear, 0)
+    return F.softplus(x, beta, min(threshold, 50.0)), slope, curvature
 
 
 @pointwise("selu")
@@ -221,7 +214,7 @@ def logsigmoid(x: Tensor) -> Derivatives:
 
 
 @jet_rule("glu")
-def glu(input: Any, dim: int = -1) -> Any:
+def glu(input: Tensor, dim: int = -1) -> Tensor:
     a, b = input.chunk(2, dim)
     return a * torch.sigmoid(b)
 
@@ -356,37 +349,37 @@ def abs_(x: Tensor) -> Derivatives:
     return x.abs(), x.sign(), torch.zeros_like(x)
 
 
+Bound: TypeAlias = "Tensor | float | None"
+
+
 def _with_jets_as_bounds(name: str, first: str) -> None:
     """Extend a clamp's rule to bounds that are jets, by `maximum` and `minimum`."""
-    of_constants = find_rule(getattr(torch, name))
-    assert of_constants is not None
+    of_constants = cast(Rule, find_rule(getattr(torch, name)))
 
     @jet_rule(name)
-    def rule(input: Any, *bounds: Any, **named: Any) -> Any:
-        given = dict(zip((first, "max"), bounds, strict=False)) | named
-        if not any(isinstance(bound, JetTensor) for bound in given.values()):
-            return of_constants(input, *bounds, **named)
-        out = input
-        if given.get("min") is not None:
-            out = torch.maximum(out, torch.as_tensor(given["min"], dtype=out.dtype))
-        if given.get("max") is not None:
-            out = torch.minimum(out, torch.as_tensor(given["max"], dtype=out.dtype))
-        return out
+    def rule(input: Tensor, *args: Bound, **kwargs: Bound) -> Tensor:
+        bounds = dict(zip((first, "max"), args, strict=False)) | kwargs
+        if not any(isinstance(bound, JetTensor) for bound in bounds.values()):
+            return of_constants(input, *args, **kwargs)
+        for bound, nearer in (("min", torch.maximum), ("max", torch.minimum)):
+            if bounds.get(bound) is not None:
+                input = nearer(input, torch.as_tensor(bounds[bound], dtype=input.dtype))
+        return input
 
 
 @pointwise("clamp", "clip")
-def clamp(x: Tensor, min: Any = None, max: Any = None) -> Derivatives:
-    value = torch.clamp(x, min, max)
+def clamp(x: Tensor, min: Bound = None, max: Bound = None) -> Derivatives:
+    value = torch.clamp(x, min, max)  # type: ignore[arg-type]  # of one kind in torch's stubs
     return value, (value == x).to(x.dtype), torch.zeros_like(x)
 
 
 @pointwise("clamp_min")
-def clamp_min(x: Tensor, min: Any) -> Derivatives:
+def clamp_min(x: Tensor, min: Bound) -> Derivatives:
     return clamp(x, min=min)
 
 
 @pointwise("clamp_max")
-def clamp_max(x: Tensor, max: Any) -> Derivatives:
+def clamp_max(x: Tensor, max: Bound) -> Derivatives:
     return clamp(x, max=max)
 
 
@@ -395,10 +388,14 @@ for _name in ("clamp", "clip", "clamp_min", "clamp_max"):
 
 
 @jet_rule("nan_to_num")
-def nan_to_num(input: JetTensor, *args: Any, **named: Any) -> JetTensor:
+def nan_to_num(
+    input: JetTensor,
+    nan: float | None = None,
+    posinf: float | None = None,
+    neginf: float | None = None,
+) -> JetTensor:
     """Replace infinities in the input's dtype, on which the largest number depends."""
     x = input.primal
-    value = torch.nan_to_num(x, *args, **named)
-    finite = torch.isfinite(x)
-    tangents = input.streams[1:].masked_fill(finite.logical_not(), 0)
+    value = torch.nan_to_num(x, nan, posinf, neginf)
+    tangents = input.streams[1:].masked_fill(~torch.isfinite(x), 0)
     return input.with_streams(torch.cat([value.unsqueeze(0), tangents]))

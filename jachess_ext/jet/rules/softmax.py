@@ -6,8 +6,7 @@ what they have in common would cancel only after it has been squared.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +39,7 @@ def _log_softmax_streams(streams: Tensor, layout: JetLayout, dim: int) -> Tensor
     scores, second = streams[layout.first], streams[layout.second]
     centred = scores - (probability * scores).sum(dim, keepdim=True)
     if layout.seconds:
+        # Σ p c_i c_j is the covariance of s_i and s_j under p, Σ p s_ij the mean of s_ij.
         change = probability * (layout.quadratic(centred, centred) + second)
         second = second - change.sum(dim, keepdim=True)
     return torch.cat([logs.unsqueeze(0), centred, second])
@@ -57,12 +57,11 @@ def _from_the_right(dim: int, ndim: int) -> int:
 OnStreams = Callable[[Tensor, JetLayout, int], Tensor]
 
 
+@without_dimensions
 def along(
     input: JetTensor, dim: int, dtype: torch.dtype | None, on_streams: OnStreams
 ) -> JetTensor:
     """Apply ``on_streams`` along one dimension of a jet, in float32 for halves."""
-    if input.ndim == 0:  # torch accepts dimensions 0 and -1
-        return along(input[None], -1, dtype, on_streams)[0]  # type: ignore
     streams = input.streams if dtype is None else input.streams.to(dtype)
     out = on_streams(wide(streams), input.jet_layout, _from_the_right(dim, input.ndim))
     return input.with_streams(out.to(dtype or input.dtype))
@@ -87,7 +86,7 @@ _register("log_softmax", _log_softmax_streams)
 
 @jet_rule("logsumexp")
 @without_dimensions
-def logsumexp(input: JetTensor, dim: Any, keepdim: bool = False) -> JetTensor:
+def logsumexp(input: JetTensor, dim: int | Sequence[int], keepdim: bool = False) -> JetTensor:
     """Compute l = log Σ exp s;  l_i = m_i = Σ p s_i;
     l_ij = Σ p (s_ij + (s_i − m_i) (s_j − m_j))."""
     dims = behind_streams_all(varargs(dim) or range(input.ndim), input.ndim)
