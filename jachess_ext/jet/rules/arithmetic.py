@@ -469,11 +469,10 @@ def _transform(name: str, default: Dims) -> None:
     @jet_rule(function)
     def rule(
         input: JetTensor,
-        n: int | Sequence[int] | None = None,
+        n: Dims = None,
         dim: Dims = default,
         norm: str | None = None,
-        *,
-        s: Sequence[int] | None = None,
+        s: Dims = None,
     ) -> JetTensor:
         """Take the size as ``n`` along one dimension, as ``s`` along several."""
         size = n if s is None else s

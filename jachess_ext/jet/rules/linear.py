@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -24,6 +25,7 @@ from .streamwise import (
     behind_streams_all,
     bilinear,
     varargs,
+    without_dimensions,
     write_in_place,
 )
 
@@ -112,14 +114,11 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
         indices = "".join(n for n in dict.fromkeys(first + second) if n in used)
         contraction = torch.einsum(f"{first},{second}->{indices}", *operands[:2])
         return torch.einsum(f"{','.join([indices, *later])}->{output}", contraction, *operands[2:])
+    contract: Callable[..., Tensor] = partial(torch.einsum, equation)
     if len(operands) == 1:
         jet = cast(JetTensor, operands[0])
-        return jet.with_streams(torch.stack([torch.einsum(equation, s) for s in jet.streams]))
-
-    def product(a: Tensor, b: Tensor) -> Tensor:
-        return _by_rows(lambda x, y: torch.einsum(equation, x, y), a, b)
-
-    return bilinear(product, operands[0], operands[1])
+        return jet.with_streams(torch.stack([contract(stream) for stream in jet.streams]))
+    return bilinear(partial(_by_rows, contract), operands[0], operands[1])
 
 
 def _by_rows(product: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
@@ -150,7 +149,7 @@ def _convolution(name: str) -> None:
             return function(x, w, None, *args, **kwargs)
 
         if isinstance(weight, JetTensor):  # each stream of it has images of its own: no batch
-            out: Tensor = bilinear(lambda x, w: _by_rows(convolved, x, w), input, weight)
+            out: Tensor = bilinear(partial(_by_rows, convolved), input, weight)
         elif isinstance(input, JetTensor):
             out = input.with_streams(_over_batch(convolved, input, input.ndim == weight.ndim))
         else:
@@ -184,7 +183,7 @@ for _name in (f"{_kind}avg_pool{_n}d" for _kind in ("", "adaptive_") for _n in (
 
 
 def _reduce_dims(dim: Dims, ndim: int) -> list[int]:
-    if dim is None or dim == () or dim == [] or ndim == 0:
+    if dim is None or dim == () or dim == []:
         return list(range(1, ndim + 1))
     return behind_streams_all(varargs(dim), ndim)
 
@@ -193,6 +192,7 @@ def _reduction(name: str) -> None:
     function: Callable[..., Tensor] = getattr(torch, name)
 
     @jet_rule(name)
+    @without_dimensions
     def rule(
         input: JetTensor,
         dim: Dims = None,
@@ -204,10 +204,8 @@ def _reduction(name: str) -> None:
     ) -> JetTensor:
         """Accept NumPy's names ``axis`` and ``keepdims``, as torch does."""
         dims = _reduce_dims(dim if axis is None else axis, input.ndim)
-        keepdim = keepdim or keepdims
-        if input.ndim == 0:
-            return input.with_streams(input.streams.to(dtype) if dtype else input.streams.clone())
-        return input.with_streams(function(input.streams, dims, keepdim=keepdim, dtype=dtype))
+        out = function(input.streams, dims, keepdim=keepdim or keepdims, dtype=dtype)
+        return input.with_streams(out)
 
 
 for _name in ("sum", "mean"):
@@ -215,9 +213,8 @@ for _name in ("sum", "mean"):
 
 
 @jet_rule("cumsum")
+@without_dimensions
 def cumsum(input: JetTensor, dim: int, *, dtype: torch.dtype | None = None) -> JetTensor:
-    if input.ndim == 0:
-        return input.with_streams(input.streams.to(dtype or input.dtype, copy=True))
     place = behind_streams(dim, input.ndim)
     return input.with_streams(input.streams.cumsum(place, dtype=dtype))
 

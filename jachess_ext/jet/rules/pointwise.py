@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -70,7 +70,8 @@ def pointwise(*names: str) -> Callable[[Callable[..., Derivatives]], Callable[..
             inplace = place is not None and (
                 kwargs.get("inplace") or args[place : place + 1] == (True,)
             )
-            # A clone, since autograd saves the jet that the formula sees.
+            # A clone, since autograd saves what the formula sees, and the result is then written
+            # into the memory of the input.
             jet = input.with_streams(input.streams.clone()) if inplace else input
             settings = len(options) - ("inplace" in kwargs or place in range(len(args)))
             if names[0] in ops.ACTIVATION_KINDS and not settings:
@@ -369,6 +370,7 @@ def _with_jets_as_bounds(name: str, first: str) -> None:
 
 @pointwise("clamp", "clip")
 def clamp(x: Tensor, min: Bound = None, max: Bound = None) -> Derivatives:
+    # The slope is 1 at a bound, too, as in torch, and 0 of NaN.
     value = torch.clamp(x, min, max)  # type: ignore[arg-type]  # of one kind in torch's stubs
     return value, (value == x).to(x.dtype), torch.zeros_like(x)
 
@@ -388,14 +390,9 @@ for _name in ("clamp", "clip", "clamp_min", "clamp_max"):
 
 
 @jet_rule("nan_to_num")
-def nan_to_num(
-    input: JetTensor,
-    nan: float | None = None,
-    posinf: float | None = None,
-    neginf: float | None = None,
-) -> JetTensor:
+def nan_to_num(input: JetTensor, *args: float | None, **kwargs: Any) -> JetTensor:
     """Replace infinities in the input's dtype, on which the largest number depends."""
     x = input.primal
-    value = torch.nan_to_num(x, nan, posinf, neginf)
+    value = torch.nan_to_num(x, *args, **kwargs)
     tangents = input.streams[1:].masked_fill(~torch.isfinite(x), 0)
     return input.with_streams(torch.cat([value.unsqueeze(0), tangents]))

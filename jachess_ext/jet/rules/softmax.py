@@ -27,6 +27,7 @@ def softmax_streams(streams: Tensor, layout: JetLayout, dim: int, masked: bool =
     Rows whose scores are all −inf give NaN, as in torch's softmax; if ``masked``, zeros, as in its
     attention.
     """
+    # The operator takes the last dimension alone.
     if dim == -1 and not layout.composed and layout.has_operators:
         return ops.softmax_jet(streams, layout.directions, masked, layout.squares)
     return softmax_stack(streams, layout, masked, dim)
@@ -91,6 +92,7 @@ def logsumexp(input: JetTensor, dim: int | Sequence[int], keepdim: bool = False)
     l_ij = Σ p (s_ij + (s_i − m_i) (s_j − m_j))."""
     dims = behind_streams_all(varargs(dim) or range(input.ndim), input.ndim)
     streams, layout = wide(input.streams), input.jet_layout
+    # Not log(sum(exp(s))), whose exponentials overflow: p = exp(s − l) is at most 1.
     logs = torch.logsumexp(streams[:1], dims, keepdim=True)
     probability = (streams[:1] - logs).exp()
     first = streams[layout.first]
