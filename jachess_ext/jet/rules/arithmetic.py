@@ -102,13 +102,13 @@ def div(input: Operand, other: Operand, *, rounding_mode: str | None = None) -> 
 def _quotient(a: Operand, b: JetTensor) -> Tensor:
     """Compute y = a / b:  y_i = (a_i − y b_i) / b,
     y_ij = (a_ij − y_i b_j − y_j b_i − y b_ij) / b."""
-    # Leibniz' rule of a = y b, solved for y_i and y_ij.  Unlike a / b² and a / b³ of the textbook's
-    # formula, nothing here overflows, or loses digits, where y does not.
+    # Leibniz' rule of a = y b, solved for y_i and y_ij.  The textbook's terms in 1 / b² and 1 / b³
+    # need powers of b, which overflow where y and its derivatives do not.
     layout = b.jet_layout
     ndim = max(b.ndim, a.ndim) if isinstance(a, Tensor) else b.ndim
     denominator = aligned(b, ndim)
     primal = primal_of(a) / b.primal
-    residual = -primal * denominator[1:]  # of a number a; of a jet a_i − y b_i, a_ij − y b_ij
+    residual = -primal * denominator[1:]  # becomes a_i − y b_i, and a_ij − y b_ij
     if isinstance(a, JetTensor):
         residual = residual + aligned(a, ndim)[1:]
     first = residual[: layout.directions] / b.primal

@@ -92,10 +92,8 @@ def _matmul_with_vector(a: Tensor, b: Tensor) -> Tensor:
     """Multiply vectors as matrices, and drop the extra dimension again."""
     row = a.unsqueeze(0) if a.ndim == 1 else a
     column = b.unsqueeze(-1) if b.ndim == 1 else b
-    out = matmul(row, column)
-    if b.ndim == 1:
-        out = out.squeeze(-1)
-    return out.squeeze(-1 if b.ndim == 1 else -2) if a.ndim == 1 else out
+    extra = [dim for dim, factor in ((-2, a), (-1, b)) if factor.ndim == 1]
+    return matmul(row, column).squeeze(extra)
 
 
 jet_rule(torch.Tensor.__rmatmul__)(lambda self, other: matmul(other, self))
@@ -387,28 +385,23 @@ def matmul_jets(
 # ---- patches and resampling of images and signals --------------------------------------------
 
 
-def _patches(function: Callable[..., Tensor], batched: int) -> None:
+def _of_images(function: Callable[..., Tensor], batched: int) -> None:
     """Register a linear function of ``[N, C, ...]``, or of images without N.
 
     Args:
-        batched: how many dimensions images with N have.
+        batched: how many dimensions images with N have at least.
     """
 
     @jet_rule(function)
     def rule(input: JetTensor, *args: object, **kwargs: object) -> JetTensor:
         return input.with_streams(
-            _over_batch(lambda x: function(x, *args, **kwargs), input, input.ndim == batched)
+            _over_batch(lambda x: function(x, *args, **kwargs), input, input.ndim >= batched)
         )
 
 
-_patches(F.unfold, 4)
-_patches(F.fold, 3)
-
-
-@jet_rule(F.interpolate)
-def interpolate(input: JetTensor, *args: Any, **kwargs: Any) -> JetTensor:
-    """Resample ``[N, C, ...]``; every mode is linear."""
-    return input.with_streams(_over_batch(lambda x: F.interpolate(x, *args, **kwargs), input, True))
+_of_images(F.unfold, 4)
+_of_images(F.fold, 3)
+_of_images(F.interpolate, 3)  # every mode is linear
 
 
 @jet_rule(F.grid_sample)

@@ -136,9 +136,8 @@ def leaky_relu(x: Tensor, negative_slope: float = 0.01, inplace: bool = False) -
 
 @pointwise("elu")
 def elu(x: Tensor, alpha: float = 1.0, inplace: bool = False) -> Derivatives:
-    exponential = alpha * torch.exp(x.clamp(max=0))
-    curvature = torch.where(x > 0, torch.zeros_like(x), exponential)
-    return F.elu(x, alpha), torch.where(x > 0, torch.ones_like(x), exponential), curvature
+    slope = alpha * torch.exp(x.clamp(max=0))
+    return F.elu(x, alpha), slope.masked_fill(x > 0, 1), slope.masked_fill(x > 0, 0)
 
 
 @pointwise("softplus")
@@ -160,9 +159,8 @@ def selu(x: Tensor, inplace: bool = False) -> Derivatives:
 
 @pointwise("celu")
 def celu(x: Tensor, alpha: float = 1.0, inplace: bool = False) -> Derivatives:
-    exponential = torch.exp(x.clamp(max=0) / alpha)
-    curvature = torch.where(x > 0, torch.zeros_like(x), exponential / alpha)
-    return F.celu(x, alpha), torch.where(x > 0, torch.ones_like(x), exponential), curvature
+    slope = torch.exp(x.clamp(max=0) / alpha)  # below 0; above it is 1
+    return F.celu(x, alpha), slope.masked_fill(x > 0, 1), (slope / alpha).masked_fill(x > 0, 0)
 
 
 @pointwise("softsign")
