@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from ...ops.activation import product_jet
 from ...ops.library import transformed, watching
+from .._types import Operand, T
 from ..constants import forget_constant
 from ..strides import refuse_expanded, renew_memory
 from ..tensor import JetTensor, aligned, common_layout, lift, make_pending
 
-R = TypeVar("R", bound=Callable[..., Any])
+R = TypeVar("R", bound=Callable[..., Tensor | tuple[Tensor, ...]])
 
 
 def behind_streams(dim: int, ndim: int) -> int:
@@ -26,6 +27,7 @@ def behind_streams(dim: int, ndim: int) -> int:
     """
     if not -ndim <= dim < max(ndim, 1):
         raise IndexError(f"dimension {dim} is out of range for a jet of {ndim} dimensions")
+    # Counted from the end, a dimension is the same with and without the streams in front.
     return dim if dim < 0 else dim + 1
 
 
@@ -39,37 +41,39 @@ def without_dimensions(rule: R) -> R:
     calling it on vectors of one entry."""
 
     @functools.wraps(rule)
-    def on_vectors(input: Any, *args: Any, **named: Any) -> Any:
+    def on_vectors(input: Tensor, *args: object, **kwargs: object) -> Tensor | tuple[Tensor, ...]:
         if input.ndim:
-            return rule(input, *args, **named)
-        others = [_as_vector(value) for value in args]
-        out = rule(_as_vector(input), *others, **{k: _as_vector(v) for k, v in named.items()})
-        if isinstance(out, tuple):
+            return rule(input, *args, **kwargs)
+        vectors = {name: _as_vector(value) for name, value in kwargs.items()}
+        out = rule(_as_vector(input), *map(_as_vector, args), **vectors)
+        if isinstance(out, tuple):  # torch.return_types take a sequence, too
             return type(out)([value.reshape(()) for value in out])
         return out.reshape(())
 
     return on_vectors  # type: ignore[return-value]
 
 
-def _as_vector(value: Any) -> Any:
+def _as_vector(value: object) -> object:
     return value.reshape(1) if isinstance(value, Tensor) and value.ndim == 0 else value
 
 
-def varargs(first: Any, rest: Sequence[Any] = ()) -> list[int]:
+def varargs(first: T | Sequence[T], others: Sequence[T] = ()) -> list[T]:
     """Return the arguments of ``view(2, 3)`` or ``view((2, 3))`` as a list."""
-    if isinstance(first, list | tuple | torch.Size):
+    if isinstance(first, list | tuple):  # torch.Size is a tuple
         return list(first)
-    return [first, *rest]
+    return [cast(T, first), *others]
 
 
 def on_primal_and_tangents(
     jet: JetTensor, primal: Callable[[Tensor], Tensor], tangents: Callable[[Tensor], Tensor]
 ) -> JetTensor:
-    """Apply an affine map ``primal`` to x0, and its linear part to the ``[S-1, ...]`` others."""
+    """Apply an affine map ``primal`` to x0, and its linear part to the tangents ``[S-1, ...]``."""
     streams = jet.streams
     return jet.with_streams(torch.cat([primal(streams[0]).unsqueeze(0), tangents(streams[1:])]))
 
 
+# Composed of `streams[0] + constant` and `cat`, the backward would fill a gradient as large as the
+# whole stack for each of the two slices; every bias of a model comes through here.
 class _AddToPrimal(torch.autograd.Function):
     """``streams`` with ``constant`` added to stream 0; the backward copies nothing."""
 
@@ -96,6 +100,7 @@ def add_to_own_primal(streams: Tensor, constant: Tensor) -> Tensor:
 def add_to_primal(streams: Tensor, constant: Tensor | complex) -> Tensor:
     """Add a constant to the primal of ``[S, ...]``; both may be broadcast."""
     if isinstance(constant, Tensor) and constant.device == streams.device:
+        # The sum must keep the dtype and shape of the stack.
         same = torch.result_type(streams, constant) == streams.dtype
         fits = torch.broadcast_shapes(streams.shape[1:], constant.shape) == streams.shape[1:]
         if same and fits and not transformed():
@@ -109,7 +114,7 @@ def add_to_primal(streams: Tensor, constant: Tensor | complex) -> Tensor:
 
 
 def bilinear(
-    product: Callable[[Tensor, Tensor], Tensor], a: Any, b: Any, ndim: int | None = None
+    product: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor, ndim: int | None = None
 ) -> JetTensor:
     """Apply the Leibniz rule to a product linear in both factors (docs/how_it_works.md, bilinear).
 
@@ -121,16 +126,15 @@ def bilinear(
     layout = common_layout(a, b)
     stacks = [_stack_of(value, ndim) for value in (a, b)]
     if not (isinstance(a, JetTensor) and isinstance(b, JetTensor)):
+        # The stack [1, ...] of a constant is broadcast: each stream is multiplied by it.
         return JetTensor(product(*stacks), layout)
     left, right = stacks
     return JetTensor(product_jet(left, right, layout, product), layout)
 
 
-def _stack_of(value: Any, ndim: int | None) -> Tensor:
+def _stack_of(value: Tensor, ndim: int | None) -> Tensor:
     if isinstance(value, JetTensor):
         return value.streams if ndim is None else aligned(value, ndim)
-    if not isinstance(value, Tensor):
-        return value
     if ndim is not None and value.ndim < ndim:
         value = value.reshape(*(1,) * (ndim - value.ndim), *value.shape)
     return value.unsqueeze(0)
@@ -152,7 +156,7 @@ def prepare_write(target: JetTensor) -> None:
     forget_constant(target)
 
 
-def lifted_streams(values: Sequence[Any]) -> tuple[list[Tensor], JetTensor]:
+def lifted_streams(values: Sequence[Operand]) -> tuple[list[Tensor], JetTensor]:
     """Return the stacks of several values, constants lifted to jets; and the first jet."""
     layout = common_layout(*values)
     jets = [lift(value, layout) for value in values]
