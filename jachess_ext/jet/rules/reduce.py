@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ... import torch_private
+from .._types import Dims
 from ..registry import general_rule, jet_rule, missing_rule
 from ..tensor import JetTensor, primal_of
 from .pointwise import wide
@@ -22,16 +23,22 @@ def _extreme(name: str) -> None:
     all entries, those that tie share it."""
 
     @jet_rule(name)
-    def rule(input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
+    def rule(
+        input: Tensor,
+        dim: Tensor | int | None = None,
+        keepdim: bool = False,
+        *,
+        other: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, ...]:
         if isinstance(dim, Tensor) or other is not None:
             return getattr(torch, f"{name}imum")(input, dim if other is None else other)
         return along(input, dim, keepdim)
 
     @without_dimensions
-    def along(input: Any, dim: Any, keepdim: bool) -> Any:
+    def along(input: Tensor, dim: int | None, keepdim: bool) -> Tensor | tuple[Tensor, ...]:
         if dim is None:
             return getattr(torch, f"a{name}")(input)
-        values, index = getattr(torch, name)(input.primal, dim, keepdim=True)
+        values, index = getattr(torch, name)(primal_of(input), dim, keepdim=True)
         values = torch.gather(input, dim, index)
         if not keepdim:
             values, index = values.squeeze(dim), index.squeeze(dim)
@@ -47,10 +54,12 @@ def _extreme_value(name: str) -> None:
 
     @jet_rule(name)
     @without_dimensions
-    def rule(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
+    def rule(input: JetTensor, dim: Dims = (), keepdim: bool = False) -> JetTensor:
         dims = [] if dim is None else varargs(dim)
         dims = dims or [*range(input.ndim)]
         value = getattr(torch, name)(input.primal, dims, True)
+        # Of n entries that tie each has the slope 1/n; the second order is linear, too, since a
+        # maximum is linear wherever the order of the entries does not change.
         ties = (input.primal == value).to(input.dtype)
         shares = ties / ties.sum(dims, True)
         behind = behind_streams_all(dims, input.ndim)
@@ -65,14 +74,18 @@ for _name in ("amax", "amin"):
 
 @jet_rule("topk")
 @without_dimensions
-def topk(input: JetTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+def topk(
+    input: JetTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[Tensor, Tensor]:
     _, index = torch.topk(input.primal, k, dim, largest, sorted)
     return torch.return_types.topk((torch.gather(input, dim, index), index))
 
 
 @jet_rule("sort")
 @without_dimensions
-def sort(input: JetTensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
+def sort(
+    input: JetTensor, dim: int = -1, descending: bool = False, stable: bool = False
+) -> tuple[Tensor, Tensor]:
     _, index = torch.sort(input.primal, dim=dim, descending=descending, stable=stable)
     return torch.return_types.sort((torch.gather(input, dim, index), index))
 
@@ -80,20 +93,22 @@ def sort(input: JetTensor, dim: int = -1, descending: bool = False, stable: bool
 # ---- products, and running ones ----------------------------------------------------------------
 
 
-def _running(combine: Callable[[Any, Any], Any], x: Any, dim: int) -> Any:
+def _running(combine: Callable[[Tensor, Tensor], Tensor], x: Tensor, dim: int) -> Tensor:
     """Return x_1, x_1 ∘ x_2, x_1 ∘ x_2 ∘ x_3, … along ``dim``, for an associative ∘, in ⌈log₂ n⌉
     steps (Hillis and Steele 1986)."""
     step, size = 1, x.shape[dim]
     while step < size:
-        new = combine(x.narrow(dim, 0, size - step), x.narrow(dim, step, size - step))
-        x = torch.cat([x.narrow(dim, 0, step), new], dim)
+        # Before this step entry i combines the last ``step`` entries up to x_i, or all where there
+        # are fewer; after it, twice as many.
+        longer = combine(x.narrow(dim, 0, size - step), x.narrow(dim, step, size - step))
+        x = torch.cat([x.narrow(dim, 0, step), longer], dim)
         step *= 2
     return x
 
 
 @jet_rule("cumprod")
 @without_dimensions
-def cumprod(input: Any, dim: int, *, dtype: Any = None) -> Any:
+def cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     """Multiply without dividing, so that a zero is an entry like any other."""
     dtype = dtype or input.dtype
     return _running(torch.mul, wide(input.to(dtype)) * 1, dim).to(dtype)
@@ -101,7 +116,13 @@ def cumprod(input: Any, dim: int, *, dtype: Any = None) -> Any:
 
 @jet_rule("prod")
 @without_dimensions
-def prod(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def prod(
+    input: JetTensor,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
     """Multiply halves, without dividing."""
     dtype = dtype or input.dtype
     x = wide(input.to(dtype))
@@ -116,7 +137,7 @@ def prod(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = Non
 
 @jet_rule("logcumsumexp")
 @without_dimensions
-def logcumsumexp(input: Any, dim: int) -> Any:
+def logcumsumexp(input: Tensor, dim: int) -> Tensor:
     return _running(torch.logaddexp, wide(input) * 1, dim).to(input.dtype)
 
 
@@ -125,8 +146,12 @@ def logcumsumexp(input: Any, dim: int) -> Any:
 
 @without_dimensions
 def euclidean_norm(
-    x: Any, dim: Any = None, keepdim: bool = False, least: float = 0.0, size: Any = None
-) -> Any:
+    x: Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    least: float = 0.0,
+    size: Tensor | None = None,
+) -> Tensor:
     """Compute n = ‖x‖ along ``dim``; with e = x / n and p_i = x_i − n_i e:
     n_i = Σ e x_i;  n_ij = Σ e x_ij + Σ p_i p_j / n.
 
@@ -143,13 +168,15 @@ def euclidean_norm(
     if not isinstance(x, JetTensor):
         return torch.linalg.vector_norm(x, 2, dim, keepdim)
     streams, layout = wide(x).streams, x.jet_layout
-    dims = behind_streams_all(varargs(dim), x.ndim) if dim not in (None, (), []) else []
+    dims = [] if dim is None else behind_streams_all(varargs(dim), x.ndim)
     dims = dims or list(range(1, x.ndim + 1))
     if size is not None:
         size = size.unsqueeze(0)
     else:
         size = torch.linalg.vector_norm(streams[:1], 2, dims, True)
     flat = (size == 0) | (size < least)
+    # Which streams leave the kink at 0, [S-1, ...]; where norms are raised to ``least``, none is at
+    # a kink.
     moves = (streams[1:].detach() != 0).any(dim=dims, keepdim=True) if least == 0 else None
     still = flat if moves is None else flat & ~moves.any(dim=0, keepdim=True)
     # Divided by 0 at a kink, for the gradient to be NaN there.
@@ -159,59 +186,68 @@ def euclidean_norm(
         return (unit * tangents).sum(dims, keepdim=True)
 
     first = along(streams[layout.first])
-    across = streams[layout.first] - unit * first
+    across = streams[layout.first] - unit * first  # p_i
     parts = [size, first]
     if layout.seconds:
         products = layout.quadratic(across, across) / size.masked_fill(flat, 1)
         curved = products.sum(dims, keepdim=True)
         curved = curved.masked_fill(flat, 0)
         if moves is not None:
-            first_moves, second_moves = moves.split([layout.directions, layout.seconds])
-            both = layout.quadratic(first_moves.to(size.dtype), first_moves.to(size.dtype)) > 0
-            curved = curved.masked_fill(flat & (both | second_moves), math.nan)
+            # n_ij is undefined at 0 where x_ij moves, or both x_i and x_j do: the quadratic form of
+            # 0s and 1s counts such pairs.
+            by_first, by_second = moves.split([layout.directions, layout.seconds])
+            pairs = layout.quadratic(by_first.to(size.dtype), by_first.to(size.dtype)) > 0
+            curved = curved.masked_fill(flat & (pairs | by_second), math.nan)
         parts.append(along(streams[layout.second]) + curved)
     out = torch.cat(parts)
     return x.with_streams((out if keepdim else out.squeeze(dims)).to(x.dtype))
 
 
 @jet_rule("hypot")
-def hypot(input: Any, other: Any) -> Any:
+def hypot(input: Tensor, other: Tensor) -> Tensor:
     """Compute the norm of the two, whose derivatives at the origin are 0."""
+    # torch's own value: it does not overflow where the squares would.
     size = torch.hypot(primal_of(input), primal_of(other)).unsqueeze(0)
     return euclidean_norm(torch.stack(torch.broadcast_tensors(input, other)), 0, size=size)
 
 
 @jet_rule("norm")
 def norm(
-    input: Any,
-    p: Any = "fro",
-    dim: Any = None,
+    input: Tensor,
+    p: float | str | None = "fro",
+    dim: Dims = None,
     keepdim: bool = False,
     out: None = None,
-    dtype: Any = None,
-) -> Any:
+    dtype: torch.dtype | None = None,
+) -> Tensor:
     """Compute the norm of a vector; other norms go to the general rule."""
     p = 2 if p in ("fro", None) else p
     if isinstance(p, str):
-        said = f"p={p!r} is not covered, only numbers"
-        return general_rule(torch.norm, said)(input, p, dim, keepdim, dtype=dtype)
+        rule = general_rule(torch.norm, f"p={p!r} is not covered, only numbers")
+        return rule(input, p, dim, keepdim, dtype=dtype)
     return vector_norm(input, p, dim, keepdim, dtype=dtype)
 
 
 @jet_rule(torch.linalg.vector_norm)
 def vector_norm(
-    x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
-) -> Any:
+    x: Tensor,
+    ord: float = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
     if ord in (1, math.inf):
         size = x.abs() if dtype is None else x.abs().to(dtype)
-        dim = tuple(range(x.ndim)) if dim is None else dim
-        return size.sum(dim, keepdim) if ord == 1 else size.amax(dim, keepdim)
+        dims = [*range(x.ndim)] if dim is None else varargs(dim)
+        return size.sum(dims, keepdim) if ord == 1 else size.amax(dims, keepdim)
     if ord not in (2, 2.0):
         rule = general_rule(torch.linalg.vector_norm, f"ord={ord!r} is not covered, only 2")
         out = rule(x, ord, dim, keepdim, dtype=dtype)
         if not isinstance(out, JetTensor) or ord in (0, -math.inf):
             return out
-        undefined = euclidean_norm(x, dim, keepdim).streams.isnan()  # at 0, along what moves
+        # At 0, along what moves: there torch's forward mode says 0.
+        undefined = cast(JetTensor, euclidean_norm(x, dim, keepdim)).streams.isnan()
         return out.with_streams(out.streams.masked_fill(undefined, math.nan))
     x = x if dtype is None else x.to(dtype)
     return euclidean_norm(x, dim, keepdim)
@@ -219,24 +255,24 @@ def vector_norm(
 
 @jet_rule("pairwise_distance")
 def pairwise_distance(
-    x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
-) -> Any:
+    x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> Tensor:
     return torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
 
 
 @jet_rule(F.triplet_margin_loss)
 def triplet_margin_loss(
-    anchor: Any,
-    positive: Any,
-    negative: Any,
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
     margin: float = 1.0,
     p: float = 2,
     eps: float = 1e-6,
     swap: bool = False,
-    size_average: Any = None,
-    reduce: Any = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
     reduction: str = "mean",
-) -> Any:
+) -> Tensor:
     if size_average is not None or reduce is not None:
         raise missing_rule(F.triplet_margin_loss, "size_average and reduce; use reduction")
     near, far = (F.pairwise_distance(anchor, other, p, eps) for other in (positive, negative))
@@ -247,89 +283,91 @@ def triplet_margin_loss(
 
 
 @jet_rule(*filter(None, [torch_private.find("torch._weight_norm")]))
-def weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """Compute v g / ‖v‖, the norm over all dimensions but ``dim``; over all where it is −1."""
     dims = [place for place in range(v.ndim) if dim == -1 or place != dim]
     return v * (g / euclidean_norm(v, dims, True))
 
 
 @jet_rule("cdist")
-def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: Any = None) -> Any:
+def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
     return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
 
 
 @jet_rule("dist")
-def dist(input: Any, other: Any, p: float = 2) -> Any:
+def dist(input: Tensor, other: Tensor, p: float = 2) -> Tensor:
     return torch.linalg.vector_norm(input - other, p)
 
 
 @jet_rule(torch.linalg.matrix_norm)
 def matrix_norm(
-    A: Any, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, *, dtype: Any = None
-) -> Any:
+    A: Tensor,
+    ord: float | str = "fro",
+    dim: Dims = (-2, -1),
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
     if ord == "fro":
         return vector_norm(A, 2, dim, keepdim, dtype=dtype)
-    said = f"ord={ord!r} is not covered, only 'fro'"
-    return general_rule(torch.linalg.matrix_norm, said)(A, ord, dim, keepdim, dtype=dtype)
+    rule = general_rule(torch.linalg.matrix_norm, f"ord={ord!r} is not covered, only 'fro'")
+    return rule(A, ord, dim, keepdim, dtype=dtype)
 
 
 @jet_rule(torch.linalg.norm)
 def linalg_norm(
-    A: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
-) -> Any:
+    A: Tensor,
+    ord: float | str | None = None,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
     one_dimension = isinstance(dim, int) or (dim is None and A.ndim == 1)
     if ord is None or (ord in (2, 2.0) and one_dimension):
         return vector_norm(A, 2, dim, keepdim, dtype=dtype)
-    said = f"ord={ord!r} is covered for vectors only, and only 2"
-    return general_rule(torch.linalg.norm, said)(A, ord, dim, keepdim, dtype=dtype)
+    raise missing_rule(torch.linalg.norm, f"ord={ord!r} is covered for vectors only, and only 2")
 
 
-def _moments(input: Any, args: tuple, named: dict, root: bool = False) -> tuple[Any, Any]:
-    """Return variance and mean for ``(dim, *, correction, keepdim)`` and the older
-    ``(dim, unbiased, keepdim)`` and ``(unbiased)``.
+def _moments(name: str) -> None:
+    """Register ``var``, ``std``, ``var_mean`` or ``std_mean``.
 
-    With ``root``, the standard deviation instead, which has no derivative where all entries are
-    equal (`euclidean_norm`).
+    They take ``(dim, *, correction, keepdim)``, or the older ``(dim, unbiased, keepdim)`` and
+    ``(unbiased)``.
+
+    A standard deviation has no derivative where all entries are equal (`euclidean_norm`).
     """
-    if args and isinstance(args[0], bool):
-        args = (None, *args)
-    named.update(zip(("dim", "unbiased", "keepdim"), args, strict=False))
-    dim, keepdim = named.get("dim"), named.get("keepdim", False)
-    correction = named.get("correction")
-    if correction is None:
-        correction = int(named.get("unbiased", True))
-    dims = list(range(input.ndim)) if dim is None else varargs(dim)
-    mean = wide(input).mean(dims, keepdim=True)
-    centred = wide(input) - mean
-    count = input.shape.numel() // max(1, mean.shape.numel())
-    left = max(0, count - correction)
-    if root:
-        # torch's own deviation does not overflow.
-        own = torch.std(centred.primal, dims, correction=correction, keepdim=True)
-        root_of_count = math.sqrt(left)
-        size = own * root_of_count
-        spread = euclidean_norm(centred, dims, keepdim, size=size) / root_of_count
-    else:
-        spread = (centred * centred).sum(dims, keepdim=keepdim) / left
-    mean = mean if keepdim else mean.reshape(spread.shape)
-    return spread.to(input.dtype), mean.to(input.dtype)
+
+    @jet_rule(name)
+    def rule(
+        input: Tensor,
+        dim: Dims = None,
+        unbiased: bool = True,
+        keepdim: bool = False,
+        *,
+        correction: float | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        if isinstance(dim, bool):
+            unbiased, dim = dim, None
+        if correction is None:
+            correction = int(unbiased)
+        dims = list(range(input.ndim)) if dim is None else varargs(dim)
+        mean = wide(input).mean(dims, keepdim=True)
+        centred = wide(input) - mean
+        count = input.shape.numel() // max(1, mean.shape.numel())
+        freedom = max(0, count - correction)
+        if name.startswith("std"):
+            # torch's own deviation does not overflow.
+            deviation = torch.std(primal_of(centred), dims, correction=correction, keepdim=True)
+            size = deviation * math.sqrt(freedom)
+            spread = euclidean_norm(centred, dims, keepdim, size=size) / math.sqrt(freedom)
+        else:
+            spread = (centred * centred).sum(dims, keepdim=keepdim) / freedom
+        spread = spread.to(input.dtype)
+        if name in ("var", "std"):
+            return spread
+        return spread, (mean if keepdim else mean.reshape(spread.shape)).to(input.dtype)
 
 
-@jet_rule("var")
-def var(input: Any, *args: Any, **named: Any) -> Any:
-    return _moments(input, args, named)[0]
-
-
-@jet_rule("std")
-def std(input: Any, *args: Any, **named: Any) -> Any:
-    return _moments(input, args, named, root=True)[0]
-
-
-@jet_rule("var_mean")
-def var_mean(input: Any, *args: Any, **named: Any) -> Any:
-    return _moments(input, args, named)
-
-
-@jet_rule("std_mean")
-def std_mean(input: Any, *args: Any, **named: Any) -> Any:
-    return _moments(input, args, named, root=True)
+for _name in ("var", "std", "var_mean", "std_mean"):
+    _moments(_name)
