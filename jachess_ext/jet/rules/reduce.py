@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,8 @@ from ..registry import general_rule, jet_rule, missing_rule
 from ..tensor import JetTensor, primal_of
 from .pointwise import wide
 from .streamwise import behind_streams_all, varargs, without_dimensions
+
+Dtype: TypeAlias = "torch.dtype | None"
 
 
 def _extreme(name: str) -> None:
@@ -108,7 +110,7 @@ def _running(combine: Callable[[Tensor, Tensor], Tensor], x: Tensor, dim: int) -
 
 @jet_rule("cumprod")
 @without_dimensions
-def cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+def cumprod(input: Tensor, dim: int, *, dtype: Dtype = None) -> Tensor:
     """Multiply without dividing, so that a zero is an entry like any other."""
     dtype = dtype or input.dtype
     return _running(torch.mul, wide(input.to(dtype)) * 1, dim).to(dtype)
@@ -117,11 +119,7 @@ def cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Ten
 @jet_rule("prod")
 @without_dimensions
 def prod(
-    input: JetTensor,
-    dim: int | None = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
+    input: JetTensor, dim: int | None = None, keepdim: bool = False, *, dtype: Dtype = None
 ) -> Tensor:
     """Multiply halves, without dividing."""
     dtype = dtype or input.dtype
@@ -146,11 +144,7 @@ def logcumsumexp(input: Tensor, dim: int) -> Tensor:
 
 @without_dimensions
 def euclidean_norm(
-    x: Tensor,
-    dim: Dims = None,
-    keepdim: bool = False,
-    least: float = 0.0,
-    size: Tensor | None = None,
+    x: Tensor, dim: Dims = None, keepdim: bool = False, least: float = 0, size: Tensor | None = None
 ) -> Tensor:
     """Compute n = ‖x‖ along ``dim``; with e = x / n and p_i = x_i − n_i e:
     n_i = Σ e x_i;  n_ij = Σ e x_ij + Σ p_i p_j / n.
@@ -218,7 +212,7 @@ def norm(
     dim: Dims = None,
     keepdim: bool = False,
     out: None = None,
-    dtype: torch.dtype | None = None,
+    dtype: Dtype = None,
 ) -> Tensor:
     """Compute the norm of a vector; other norms go to the general rule."""
     p = 2 if p in ("fro", None) else p
@@ -230,12 +224,7 @@ def norm(
 
 @jet_rule(torch.linalg.vector_norm)
 def vector_norm(
-    x: Tensor,
-    ord: float = 2,
-    dim: Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
+    x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None
 ) -> Tensor:
     if ord in (1, math.inf):
         size = x.abs() if dtype is None else x.abs().to(dtype)
@@ -269,11 +258,10 @@ def triplet_margin_loss(
     p: float = 2,
     eps: float = 1e-6,
     swap: bool = False,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
     reduction: str = "mean",
+    **legacy: bool | None,
 ) -> Tensor:
-    if size_average is not None or reduce is not None:
+    if set(legacy.values()) - {None}:
         raise missing_rule(F.triplet_margin_loss, "size_average and reduce; use reduction")
     near, far = (F.pairwise_distance(anchor, other, p, eps) for other in (positive, negative))
     if swap:
@@ -306,7 +294,7 @@ def matrix_norm(
     dim: Dims = (-2, -1),
     keepdim: bool = False,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: Dtype = None,
 ) -> Tensor:
     if ord == "fro":
         return vector_norm(A, 2, dim, keepdim, dtype=dtype)
@@ -321,7 +309,7 @@ def linalg_norm(
     dim: Dims = None,
     keepdim: bool = False,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: Dtype = None,
 ) -> Tensor:
     one_dimension = isinstance(dim, int) or (dim is None and A.ndim == 1)
     if ord is None or (ord in (2, 2.0) and one_dimension):
