@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeAlias, TypeGuard, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ...ops.library import transformed
+from .._types import Dims, Operand
 from ..registry import attribute, built_in, general_rule, jet_rule, missing_rule
 from ..tensor import JetTensor, aligned, common_layout, primal_of
 from .streamwise import (
@@ -23,10 +24,14 @@ from .streamwise import (
     without_dimensions,
 )
 
+Sizes: TypeAlias = "int | Sequence[int]"
+Tensors: TypeAlias = "Tensor | Sequence[Tensor]"
+Jets: TypeAlias = tuple[JetTensor, ...]
+
 
 @jet_rule("view", "reshape")
-def reshape(self: JetTensor, *shape: Any, **named: Any) -> JetTensor:
-    shape = shape or tuple(named.values())
+def reshape(self: JetTensor, *shape: Sizes, **kwargs: Sizes) -> JetTensor:
+    shape = shape or tuple(kwargs.values())
     if isinstance(shape[0], torch.dtype):
         raise missing_rule(torch.Tensor.view, "reinterpreting bits has no derivative")
     sizes = varargs(shape[0], shape[1:])
@@ -35,7 +40,7 @@ def reshape(self: JetTensor, *shape: Any, **named: Any) -> JetTensor:
 
 def _as_another(name: str) -> None:
     @jet_rule(f"{name}_as")
-    def rule(self: Any, other: Tensor) -> Any:
+    def rule(self: Tensor, other: Tensor) -> Tensor:
         """Use only the shape of ``other``, so that a plain ``self`` stays plain."""
         return getattr(self, name)(other.shape)
 
@@ -53,7 +58,7 @@ def flatten(input: JetTensor, start_dim: int = 0, end_dim: int = -1) -> JetTenso
 
 
 @jet_rule("unflatten")
-def unflatten(self: JetTensor, dim: int, sizes: Any) -> JetTensor:
+def unflatten(self: JetTensor, dim: int, sizes: Sequence[int]) -> JetTensor:
     return self.with_streams(self.streams.unflatten(behind_streams(dim, self.ndim), sizes))
 
 
@@ -76,15 +81,15 @@ def m_t(self: JetTensor) -> JetTensor:
 
 
 @jet_rule("permute")
-def permute(input: JetTensor, *dims: Any, **named: Any) -> JetTensor:
-    dims = dims or tuple(named.values())
+def permute(input: JetTensor, *dims: Sizes, **kwargs: Sizes) -> JetTensor:
+    dims = dims or tuple(kwargs.values())
     order = behind_streams_all(varargs(dims[0], dims[1:]), input.ndim)
     return input.with_streams(input.streams.permute(0, *order))
 
 
 @jet_rule("movedim", "moveaxis")
 @without_dimensions
-def movedim(input: JetTensor, source: Any, destination: Any) -> JetTensor:
+def movedim(input: JetTensor, source: Sizes, destination: Sizes) -> JetTensor:
     moves = [behind_streams_all(varargs(dims), input.ndim) for dims in (source, destination)]
     return input.with_streams(input.streams.movedim(*moves))
 
@@ -96,7 +101,7 @@ def unsqueeze(input: JetTensor, dim: int) -> JetTensor:
 
 @jet_rule("squeeze")
 @without_dimensions
-def squeeze(input: JetTensor, dim: Any = None) -> JetTensor:
+def squeeze(input: JetTensor, dim: Dims = None) -> JetTensor:
     if dim is None:
         shape = [size for size in input.shape if size != 1]
         return reshape(input, shape)
@@ -106,39 +111,39 @@ def squeeze(input: JetTensor, dim: Any = None) -> JetTensor:
 
 
 @jet_rule("expand")
-def expand(self: JetTensor, *sizes: Any, size: Any = None, implicit: bool = False) -> JetTensor:
+def expand(self: JetTensor, *sizes: Sizes, size: Dims = None, implicit: bool = False) -> JetTensor:
     sizes = sizes if size is None else (size,)
     target = varargs(sizes[0], sizes[1:])
     return self.with_streams(aligned(self, len(target)).expand(len(self.streams), *target))
 
 
 @jet_rule("broadcast_to")
-def broadcast_to(input: JetTensor, size: Any) -> JetTensor:
+def broadcast_to(input: JetTensor, size: Sequence[int]) -> JetTensor:
     return expand(input, size)
 
 
 @jet_rule("repeat")
-def repeat(self: JetTensor, *sizes: Any, repeats: Any = None) -> JetTensor:
+def repeat(self: JetTensor, *sizes: Sizes, repeats: Dims = None) -> JetTensor:
     sizes = sizes if repeats is None else (repeats,)
     counts = varargs(sizes[0], sizes[1:])
     return self.with_streams(aligned(self, len(counts)).repeat(1, *counts))
 
 
 @jet_rule("tile")
-def tile(input: JetTensor, *dims: Any) -> JetTensor:
+def tile(input: JetTensor, *dims: Sizes) -> JetTensor:
     counts = varargs(dims[0], dims[1:])
     return repeat(input, [1] * (input.ndim - len(counts)) + counts)
 
 
 @jet_rule("broadcast_tensors")
-def broadcast_tensors(*tensors: Any) -> tuple:
-    several: list[Any] = varargs(tensors[0], tensors[1:])
-    shape = torch.broadcast_shapes(*[tensor.shape for tensor in several])
-    return tuple(tensor.expand(shape) for tensor in several)
+def broadcast_tensors(*tensors: Tensors) -> tuple[Tensor, ...]:
+    operands = varargs(tensors[0], tensors[1:])
+    shape = torch.broadcast_shapes(*[tensor.shape for tensor in operands])
+    return tuple(tensor.expand(shape) for tensor in operands)
 
 
 @jet_rule(Tensor.unfold)
-def unfold(self: JetTensor, dimension: int, size: int, step: int) -> Any:
+def unfold(self: JetTensor, dimension: int, size: int, step: int) -> Tensor:
     if self.ndim == 0:
         return unfold(flatten(self), 0, size, step)[0]
     streams = self.streams.unfold(behind_streams(dimension, self.ndim), size, step)
@@ -146,7 +151,7 @@ def unfold(self: JetTensor, dimension: int, size: int, step: int) -> Any:
 
 
 @jet_rule(torch.linalg.diagonal)
-def linalg_diagonal(A: JetTensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+def linalg_diagonal(A: JetTensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     return torch.diagonal(A, offset, dim1, dim2)
 
 
@@ -154,11 +159,11 @@ def _at_least(name: str) -> None:
     function: Callable = getattr(torch, name)
 
     @jet_rule(function, built_in(name))
-    def rule(*tensors: Any) -> Any:
-        if len(tensors) > 1 or isinstance(tensors[0], list | tuple):
-            return tuple(rule(tensor) for tensor in varargs(tensors[0], tensors[1:]))
-        (tensor,) = tensors
-        if not _is_jet(tensor):
+    def rule(*tensors: Tensors) -> Tensor | tuple[object, ...]:
+        tensor = tensors[0]
+        if len(tensors) > 1 or not isinstance(tensor, Tensor):
+            return tuple(map(rule, varargs(tensor, tensors[1:])))
+        if not isinstance(tensor, JetTensor):
             return function(tensor)
         return reshape(tensor, function(tensor.primal).shape)
 
@@ -168,17 +173,17 @@ for _name in ("atleast_1d", "atleast_2d", "atleast_3d"):
 
 
 @jet_rule(torch.meshgrid, built_in("meshgrid"))
-def meshgrid(*tensors: Any, indexing: str = "ij") -> Any:
+def meshgrid(*tensors: Tensors, indexing: str = "ij") -> tuple[Tensor, ...]:
     """Return torch's grids, without its warning about the default of ``indexing``."""
-    several: list[Any] = varargs(tensors[0], tensors[1:])
-    if indexing == "xy" and len(several) > 1:
-        several[:2] = several[1::-1]
-    shape = [tensor.numel() for tensor in several]
+    axes = varargs(tensors[0], tensors[1:])
+    if indexing == "xy":  # the grids of (y, x, ...), with the first two in the order of the call
+        axes[:2] = axes[1::-1]
+    shape = [axis.numel() for axis in axes]
     grids = [
-        tensor.reshape([-1 if n == place else 1 for n in range(len(shape))]).expand(shape)
-        for place, tensor in enumerate(several)
+        axis.reshape([-1 if n == place else 1 for n in range(len(shape))]).expand(shape)
+        for place, axis in enumerate(axes)
     ]
-    if indexing == "xy" and len(grids) > 1:
+    if indexing == "xy":
         grids[:2] = grids[1::-1]
     return tuple(grids)
 
@@ -191,28 +196,30 @@ def diagonal(input: JetTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) ->
 
 @jet_rule("repeat_interleave")
 def repeat_interleave(
-    input: JetTensor, repeats: Any, dim: int | None = None, **named: Any
+    input: JetTensor, repeats: Tensor | int, dim: int | None = None, **kwargs: int | None
 ) -> JetTensor:
     if dim is None or input.ndim == 0:
         input, dim = flatten(input), 0
-    streams = input.streams.repeat_interleave(repeats, behind_streams(dim, input.ndim), **named)
-    return input.with_streams(streams)
+    place = behind_streams(dim, input.ndim)
+    return input.with_streams(input.streams.repeat_interleave(repeats, place, **kwargs))
 
 
 @jet_rule("__getitem__")
-def getitem(self: JetTensor, index: Any) -> JetTensor:
+def getitem(self: JetTensor, index: object) -> JetTensor:
     if isinstance(index, list) and any(isinstance(part, _OF_VIEWS) for part in index):
         index = tuple(index)  # as torch does
-    parts = index if isinstance(index, tuple) else (index,)
+    parts: tuple[object, ...] = index if isinstance(index, tuple) else (index,)
     parts = tuple(int(part) if _is_a_number(part) else part for part in parts)
     if not all(map(_is_plain_index, parts)) or _tensors_are_apart(parts):
-        return self.with_streams(torch.stack([stream[index] for stream in self.streams]))
-    everything = (slice(None),)
-    return self.with_streams(self.streams[everything + tuple(parts)])
+        return self.with_streams(torch.stack([stream[index] for stream in self.streams]))  # type: ignore[index]
+    # One view of the stack, as the result is a view in torch: a write into it reaches the jet.
+    of_stack = (slice(None), *parts)
+    return self.with_streams(self.streams[of_stack])  # type: ignore[index]
 
 
-def _is_a_number(part: Any) -> bool:
+def _is_a_number(part: object) -> TypeGuard[Tensor]:
     """Return whether it is a tensor that torch reads as a number, so that the result is a view."""
+    # Its value cannot be read inside a transform of torch.func, and breaks a compiled graph.
     if not isinstance(part, Tensor) or part.ndim or transformed() or torch.compiler.is_compiling():
         return False
     return part.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
@@ -221,7 +228,7 @@ def _is_a_number(part: Any) -> bool:
 _OF_VIEWS = (slice, type(None), type(Ellipsis))
 
 
-def _is_plain_index(part: Any) -> bool:
+def _is_plain_index(part: object) -> bool:
     """Return whether it means the same behind another dimension.
 
     Lists, arrays, True and the like are given to torch for each stream.
@@ -230,7 +237,7 @@ def _is_plain_index(part: Any) -> bool:
     return isinstance(part, kinds) and not isinstance(part, bool)
 
 
-def _tensors_are_apart(parts: Sequence[Any]) -> bool:
+def _tensors_are_apart(parts: Sequence[object]) -> bool:
     """Return whether a slice, None or ellipsis separates integer and tensor indices: torch then
     puts the indexed dimensions first, before the streams."""
     if not any(isinstance(part, Tensor) for part in parts):
@@ -246,10 +253,9 @@ def _selection(name: str) -> None:
 
     @jet_rule(name)
     @without_dimensions
-    def rule(input: JetTensor, dim: int, *args: Any, **named: Any) -> JetTensor:
-        return input.with_streams(
-            function(input.streams, behind_streams(dim, input.ndim), *args, **named)
-        )
+    def rule(input: JetTensor, dim: int, *args: object, **kwargs: object) -> JetTensor:
+        place = behind_streams(dim, input.ndim)
+        return input.with_streams(function(input.streams, place, *args, **kwargs))
 
 
 for _name in ("select", "narrow", "index_select"):
@@ -257,13 +263,13 @@ for _name in ("select", "narrow", "index_select"):
 
 
 @jet_rule("gather")
-def gather(input: JetTensor, dim: int, index: Tensor, **named: Any) -> JetTensor:
+def gather(input: JetTensor, dim: int, index: Tensor, **kwargs: bool) -> JetTensor:
     if input.ndim == 0:
         return reshape(gather(flatten(input), dim, index.reshape(-1)), index.shape)
-    everywhere = index.expand(len(input.streams), *index.shape)
-    return input.with_streams(
-        input.streams.gather(behind_streams(dim, input.ndim), everywhere, **named)
-    )
+    # The index of torch's gather has a size for every dimension: the streams share an expanded one.
+    indices = index.expand(len(input.streams), *index.shape)
+    place = behind_streams(dim, input.ndim)
+    return input.with_streams(input.streams.gather(place, indices, **kwargs))
 
 
 @jet_rule("take_along_dim")
@@ -274,13 +280,15 @@ def take_along_dim(input: JetTensor, indices: Tensor, dim: int | None = None) ->
     return input.with_streams(input.streams.take_along_dim(indices.unsqueeze(0), place))
 
 
-def _each(jet: JetTensor, stacks: Sequence[Tensor]) -> tuple[JetTensor, ...]:
+def _jets_of(jet: JetTensor, stacks: Sequence[Tensor]) -> Jets:
     return tuple(jet.with_streams(stack) for stack in stacks)
 
 
 def _split_along(name: str, dim: int) -> None:
+    """Register ``hsplit``, ``vsplit`` or ``dsplit``, a `tensor_split` along ``dim``."""
+
     @jet_rule(name)
-    def rule(input: JetTensor, indices_or_sections: Any) -> Any:
+    def rule(input: JetTensor, indices_or_sections: Sizes) -> Jets:
         place = 0 if input.ndim == 1 and name == "hsplit" else dim
         getattr(torch, name)(input.primal, indices_or_sections)  # checks what torch checks
         return tensor_split(input, indices_or_sections, place)
@@ -292,34 +300,33 @@ for _name, _dim in (("hsplit", 1), ("vsplit", 0), ("dsplit", 2)):
 
 @jet_rule("split")
 def split(
-    tensor: JetTensor, split_size_or_sections: Any = None, dim: int = 0, *, split_size: Any = None
-) -> Any:
+    tensor: JetTensor, split_size_or_sections: Dims = None, dim: int = 0, *, split_size: Dims = None
+) -> Jets:
     """Accept ``split_size``, the name of the second argument in ``Tensor.split``."""
     size = split_size_or_sections if split_size is None else split_size
-    return _each(tensor, tensor.streams.split(size, behind_streams(dim, tensor.ndim)))
+    return _jets_of(tensor, tensor.streams.split(size, behind_streams(dim, tensor.ndim)))
 
 
 @jet_rule("split_with_sizes")
-def split_with_sizes(input: JetTensor, split_sizes: Any, dim: int = 0) -> Any:
+def split_with_sizes(input: JetTensor, split_sizes: Sequence[int], dim: int = 0) -> Jets:
     return split(input, list(split_sizes), dim)
 
 
 @jet_rule("chunk")
-def chunk(input: JetTensor, chunks: int, dim: int = 0) -> Any:
-    return _each(input, input.streams.chunk(chunks, behind_streams(dim, input.ndim)))
+def chunk(input: JetTensor, chunks: int, dim: int = 0) -> Jets:
+    return _jets_of(input, input.streams.chunk(chunks, behind_streams(dim, input.ndim)))
 
 
-def _written_alone(name: str, rule: Callable) -> None:
+def _written_alone(name: str, rule: Callable[..., Jets]) -> None:
     """Register an unsafe split, into whose parts torch allows writes, unlike those of a split."""
 
     @jet_rule(name)
-    def views(input: JetTensor, *args: Any, **named: Any) -> Any:
-        parts = [part.streams for part in rule(input, *args, **named)]
-        return tuple(
-            input.with_streams(
-                input.streams.as_strided(part.shape, part.stride(), part.storage_offset())
-            )
-            for part in parts
+    def views(input: JetTensor, *args: object, **kwargs: object) -> Jets:
+        # One view each: autograd allows no write into several views from one call.
+        parts = [part.streams for part in rule(input, *args, **kwargs)]
+        return _jets_of(
+            input,
+            [input.streams.as_strided(p.shape, p.stride(), p.storage_offset()) for p in parts],
         )
 
 
@@ -332,38 +339,38 @@ for _name, _rule in (
 
 
 @jet_rule("tensor_split")
-def tensor_split(input: JetTensor, indices_or_sections: Any, dim: int = 0) -> Any:
+def tensor_split(input: JetTensor, indices_or_sections: Sizes, dim: int = 0) -> Jets:
     place = behind_streams(dim, input.ndim)
-    return _each(input, input.streams.tensor_split(indices_or_sections, place))
+    return _jets_of(input, input.streams.tensor_split(indices_or_sections, place))
 
 
 @jet_rule("unbind")
-def unbind(input: JetTensor, dim: int = 0) -> Any:
-    return _each(input, input.streams.unbind(behind_streams(dim, input.ndim)))
+def unbind(input: JetTensor, dim: int = 0) -> Jets:
+    return _jets_of(input, input.streams.unbind(behind_streams(dim, input.ndim)))
 
 
 @jet_rule("__iter__")
-def iterate(self: JetTensor) -> Any:
+def iterate(self: JetTensor) -> Iterator[JetTensor]:
     return iter(unbind(self))
 
 
 @jet_rule("cat", "concat", "concatenate")
-def cat(tensors: Sequence[Any], dim: int = 0) -> JetTensor:
+def cat(tensors: Sequence[Tensor], dim: int = 0) -> JetTensor:
     # torch skips tensors of shape [0], such as fresh key-value caches, but not their dtypes.
-    kept = [tensor for tensor in tensors if tensor.shape != (0,)]
-    stacks, jet = lifted_streams(kept or tensors)
+    parts = [tensor for tensor in tensors if tensor.shape != (0,)]
+    stacks, jet = lifted_streams(parts or tensors)
     out = torch.cat(stacks, behind_streams(dim, jet.ndim))
     return jet.with_streams(out.to(reduce(torch.promote_types, (t.dtype for t in tensors))))
 
 
 @jet_rule("stack")
-def stack(tensors: Sequence[Any], dim: int = 0) -> JetTensor:
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> JetTensor:
     stacks, jet = lifted_streams(tensors)
     return jet.with_streams(torch.stack(stacks, behind_streams(dim, jet.ndim + 1)))
 
 
 @jet_rule("roll")
-def roll(input: JetTensor, shifts: Any, dims: Any = None) -> JetTensor:
+def roll(input: JetTensor, shifts: Sizes, dims: Dims = None) -> JetTensor:
     if dims in (None, (), []):
         return reshape(roll(flatten(input), shifts, 0), input.shape)
     places = behind_streams_all(varargs(dims), input.ndim)
@@ -372,8 +379,8 @@ def roll(input: JetTensor, shifts: Any, dims: Any = None) -> JetTensor:
 
 @jet_rule("flip")
 @without_dimensions
-def flip(input: JetTensor, *dims: Any, **named: Any) -> JetTensor:
-    dims = dims or tuple(named.values())
+def flip(input: JetTensor, *dims: Sizes, **kwargs: Sizes) -> JetTensor:
+    dims = dims or tuple(kwargs.values())
     places = behind_streams_all(varargs(dims[0], dims[1:]), input.ndim)
     return input.with_streams(input.streams.flip(places))
 
@@ -400,40 +407,30 @@ def pad(
     if not value:
         return input.with_streams(F.pad(input.streams, pad))
     return on_primal_and_tangents(
-        input, lambda primal: F.pad(primal, pad, value=value), lambda rest: F.pad(rest, pad)
+        input, lambda primal: F.pad(primal, pad, value=value), lambda tangents: F.pad(tangents, pad)
     )
 
 
-def _cast(jet: JetTensor, *args: Any, **named: Any) -> JetTensor:
+@jet_rule("to", "type_as")
+def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Call ``to`` on the stack; a jet as an argument stands for its dtype and device."""
-    args = tuple(torch.empty((), dtype=a.dtype, device=a.device) if _is_jet(a) else a for a in args)
-    return jet.with_streams(jet.streams.to(*args, **named))
-
-
-def _is_jet(value: Any) -> bool:
-    return isinstance(value, JetTensor)
-
-
-@jet_rule("to")
-def to(self: Any, *args: Any, **named: Any) -> Any:
-    named.pop("memory_format", None)  # it counts the primal's dimensions
-    if not _is_jet(self):  # plain.to(jet)
-        example = args[0] if args else named["other"]
+    kwargs.pop("memory_format", None)  # it counts the primal's dimensions
+    if not isinstance(self, JetTensor):  # plain.to(jet)
+        example = args[0] if args else kwargs["other"]
         return self.to(dtype=example.dtype, device=example.device)
-    given = [getattr(a, "dtype", a) for a in (*args, *named.values())]
-    dtypes = [dtype for dtype in given if isinstance(dtype, torch.dtype)]
+    targets = [getattr(value, "dtype", value) for value in (*args, *kwargs.values())]
+    dtypes = [dtype for dtype in targets if isinstance(dtype, torch.dtype)]
     if any(not dtype.is_floating_point and not dtype.is_complex for dtype in dtypes):
-        return self.primal.to(*args, **named)  # integers carry no derivative
-    return _cast(self, *args, **named)
-
-
-@jet_rule("type_as")
-def type_as(self: Any, other: Tensor) -> Any:
-    return to(self, other)
+        return self.primal.to(*args, **kwargs)  # integers carry no derivative
+    args = tuple(
+        torch.empty((), dtype=a.dtype, device=a.device) if isinstance(a, JetTensor) else a
+        for a in args
+    )
+    return self.with_streams(self.streams.to(*args, **kwargs))
 
 
 @jet_rule("type")
-def type_(self: JetTensor, dtype: Any = None, **named: Any) -> Any:
+def type_(self: JetTensor, dtype: str | torch.dtype | None = None, **kwargs: bool) -> str | Tensor:
     if dtype is None:
         return self.primal.type()
     return to(self, dtype if isinstance(dtype, torch.dtype) else self.primal[:0].type(dtype).dtype)
@@ -441,63 +438,64 @@ def type_(self: JetTensor, dtype: Any = None, **named: Any) -> Any:
 
 def _cast_to(name: str) -> None:
     @jet_rule(name)
-    def rule(self: JetTensor, **named: Any) -> JetTensor:
-        return self.with_streams(getattr(self.streams, name)())
+    def rule(self: JetTensor, *args: object, **kwargs: object) -> JetTensor:
+        kwargs.pop("memory_format", None)  # it counts the primal's dimensions
+        return self.with_streams(getattr(self.streams, name)(*args, **kwargs))
 
 
-for _name in ("float", "double", "half", "bfloat16", "cfloat", "cdouble", "cpu"):
+for _name in ("float", "double", "half", "bfloat16", "cfloat", "cdouble", "cpu", "cuda"):
     _cast_to(_name)
 
 
-@jet_rule("cuda")
-def cuda(self: JetTensor, *args: Any, **named: Any) -> JetTensor:
-    return self.with_streams(self.streams.cuda(*args, **named))
-
-
 @jet_rule("contiguous")
-def contiguous(self: JetTensor, **named: Any) -> JetTensor:
-    if self.primal.is_contiguous(**named):
-        return self
+def contiguous(self: JetTensor, **kwargs: torch.memory_format) -> JetTensor:
+    if self.primal.is_contiguous(**kwargs):
+        return self  # as torch does: a write into the result is one into the jet
+    # In the memory format of the call it is laid out afterwards (`strides.as_torch_lays_out`).
     return self.with_streams(self.streams.contiguous())
 
 
 @jet_rule("clone")
-def clone(input: JetTensor, **named: Any) -> JetTensor:
+def clone(input: JetTensor, **kwargs: torch.memory_format) -> JetTensor:
     return input.with_streams(input.streams.clone())
 
 
 @jet_rule("masked_fill")
-def masked_fill(input: Any, mask: Tensor, value: Any) -> JetTensor:
-    if not _is_jet(input) or _is_jet(value):
+def masked_fill(input: Tensor, mask: Tensor, value: Operand) -> JetTensor:
+    if not isinstance(input, JetTensor) or isinstance(value, JetTensor):
+        # A number in the dtype of the input, which `masked_fill` keeps where `where` may promote.
         fill = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=input.dtype)
         return where(mask, fill, input)
-    wide = input.with_streams(aligned(input, max(input.ndim, mask.ndim)))
     return on_primal_and_tangents(
-        wide, lambda primal: primal.masked_fill(mask, value), lambda rest: rest.masked_fill(mask, 0)
+        input.with_streams(aligned(input, max(input.ndim, mask.ndim))),
+        lambda primal: primal.masked_fill(mask, value),
+        lambda tangents: tangents.masked_fill(mask, 0),
     )
 
 
 @jet_rule(Tensor.where)
-def where_method(self: Any, condition: Tensor, other: Any) -> JetTensor:
+def where_method(self: Tensor, condition: Tensor, other: Operand) -> JetTensor:
     return where(condition, self, other)
 
 
 @jet_rule(torch.where)
-def where(condition: Tensor, input: Any = None, other: Any = None) -> JetTensor:
+def where(
+    condition: Tensor, input: Operand | None = None, other: Operand | None = None
+) -> JetTensor:
     if isinstance(condition, JetTensor):
         raise missing_rule(torch.where, "the condition must be a plain boolean tensor")
     layout = common_layout(input, other)
+    plain = cast("Callable[..., Tensor]", torch.where)  # one of its overloads returns a tuple
     sides = [primal_of(input), primal_of(other)]
-    plain: Any = torch.where  # for mypy: one overload returns a tuple
-    primal: Tensor = plain(condition, *sides)
+    primal = plain(condition, *sides)
     if primal.dtype.is_complex:  # torch has no gradient for a real side of a complex result
         sides = [s.to(primal.dtype) if isinstance(s, Tensor) else s for s in sides]
         primal = plain(condition, *sides)
-    shape = (layout.streams - 1, *primal.shape)
+    # A constant side has the tangents 0, which are broadcast like the other's.
     zero = primal.new_zeros(())
-    tangents = [_tangents(side, primal) if _is_jet(side) else zero for side in (input, other)]
-    rest: Tensor = torch.where(condition, tangents[0], tangents[1]).expand(shape)
-    return JetTensor(torch.cat([primal.unsqueeze(0), rest]), layout)
+    slopes = [_tangents(s, primal) if isinstance(s, JetTensor) else zero for s in (input, other)]
+    tangents = plain(condition, *slopes).expand(layout.streams - 1, *primal.shape)
+    return JetTensor(torch.cat([primal.unsqueeze(0), tangents]), layout)
 
 
 def _tangents(jet: JetTensor, primal: Tensor) -> Tensor:
