@@ -6,12 +6,13 @@ Import this file after those of the rules that it builds on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from ...ops.library import watching
+from .._types import Function, Index, Operand
 from ..registry import attribute, find_rule, general_rule, jet_rule, missing_rule, spellings
 from ..strides import note_memory, refuse_overlap, renew_memory
 from ..tensor import JetTensor, constant, lift, primal_of
@@ -45,8 +46,8 @@ _ATTRIBUTES = [
 ]
 
 
-def _on_primal(function: Callable) -> Callable:
-    def rule(*args: Any, **kwargs: Any) -> Any:
+def _on_primal(function: Function) -> Function:
+    def rule(*args: object, **kwargs: object) -> object:
         return function(*primal_of(args), **primal_of(kwargs))
 
     return rule
@@ -70,15 +71,15 @@ def detach(self: JetTensor) -> Tensor:
 if hasattr(torch, "_nested_tensor_from_mask_left_aligned"):
 
     @jet_rule(torch._nested_tensor_from_mask_left_aligned)
-    def left_aligned(*args: Any) -> bool:
+    def left_aligned(*args: object) -> bool:
         """Answer torch.nn.TransformerEncoder, so that it does not use nested tensors."""
         return False
 
 
 @jet_rule("requires_grad_")
-def requires_grad_(self: Tensor, requires_grad: bool = True) -> Tensor:
+def requires_grad_(self: JetTensor, requires_grad: bool = True) -> JetTensor:
     """Set it on the stack; gradient checkpointing calls it on hidden states."""
-    self.streams.requires_grad_(requires_grad)  # type: ignore[attr-defined]
+    self.streams.requires_grad_(requires_grad)
     return self
 
 
@@ -89,13 +90,12 @@ def requires_grad_(self: Tensor, requires_grad: bool = True) -> Tensor:
 
 
 def _buffer(name: str) -> None:
-    function: Callable = getattr(torch, name, None) or getattr(Tensor, name)
+    function: Callable[..., Tensor] = getattr(torch, name, None) or getattr(Tensor, name)
 
     @jet_rule(name)
-    def rule(input: JetTensor, *args: Any, **named: Any) -> Any:
-        named.pop("memory_format", None)
-        buffer = function(input.primal, *primal_of(args), **named)
-        return input.as_constant(buffer)
+    def rule(input: JetTensor, *args: object, **kwargs: object) -> Tensor:
+        kwargs.pop("memory_format", None)
+        return input.as_constant(function(input.primal, *primal_of(args), **kwargs))
 
 
 for _name in ("zeros_like", "new_zeros", "empty_like", "new_empty", "full_like", "new_full"):
@@ -104,7 +104,9 @@ for _name in ("zeros_like", "new_zeros", "empty_like", "new_empty", "full_like",
 
 @jet_rule("index_add")
 @without_dimensions
-def index_add(input: Any, dim: int, index: Tensor, source: Any, *, alpha: float = 1) -> JetTensor:
+def index_add(
+    input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1
+) -> Tensor:
     (stack, added), jet = lifted_streams((input, source))
     place = behind_streams(dim, input.ndim)
     return jet.with_streams(stack.index_add(place, index, added, alpha=alpha))
@@ -112,41 +114,43 @@ def index_add(input: Any, dim: int, index: Tensor, source: Any, *, alpha: float 
 
 @jet_rule("index_copy")
 @without_dimensions
-def index_copy(input: Any, dim: int, index: Tensor, source: Any) -> JetTensor:
+def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> JetTensor:
     (stack, copied), jet = lifted_streams((input, source))
     return jet.with_streams(stack.index_copy(behind_streams(dim, input.ndim), index, copied))
 
 
 @jet_rule("scatter_add")
 @without_dimensions
-def scatter_add(input: Any, dim: int, index: Tensor, src: Any) -> JetTensor:
+def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> JetTensor:
     (stack, added), jet = lifted_streams((input, src))
-    everywhere = index.expand(len(stack), *index.shape)
-    return jet.with_streams(stack.scatter_add(behind_streams(dim, input.ndim), everywhere, added))
+    indices = index.expand(len(stack), *index.shape)
+    return jet.with_streams(stack.scatter_add(behind_streams(dim, input.ndim), indices, added))
 
 
 @jet_rule("scatter_reduce")
-def scatter_reduce(input: Any, dim: int, index: Tensor, src: Any, reduce: str, **named: Any) -> Any:
+def scatter_reduce(
+    input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, **kwargs: bool
+) -> Tensor:
     if reduce == "prod":  # torch's forward mode is silently 0 there
         raise missing_rule(torch.scatter_reduce, 'reduce="prod"; take the logarithm, and "sum" it')
-    return general_rule(torch.scatter_reduce, "")(input, dim, index, src, reduce, **named)
+    return general_rule(torch.scatter_reduce, "")(input, dim, index, src, reduce, **kwargs)
 
 
 @jet_rule(torch.scatter, Tensor.scatter)
 @without_dimensions
 def scatter(
-    input: Any, dim: int, index: Tensor, src: Any = None, *, value: Any = None, **named: Any
+    input: Tensor, dim: int, index: Tensor, src: Operand | None = None, **kwargs: Operand
 ) -> JetTensor:
     """Write ``src``, or the number ``value``; ``src`` may be a number, too."""
-    written = src if value is None else value
-    if named or written is None or isinstance(index, JetTensor):
+    written = kwargs.pop("value", src)
+    if kwargs or written is None or isinstance(index, JetTensor):
         raise missing_rule(torch.scatter, "covered are (input, dim, index, src) and (…, value)")
     place = behind_streams(dim, input.ndim)
     if not isinstance(written, Tensor):
         return on_primal_and_tangents(
-            input,
+            cast(JetTensor, input),
             lambda primal: primal.scatter(dim, index, written),
-            lambda rest: rest.scatter(place, index.expand(len(rest), *index.shape), 0),
+            lambda tangents: tangents.scatter(place, index.expand(len(tangents), *index.shape), 0),
         )
     (stack, copied), jet = lifted_streams((input, written))
     return jet.with_streams(stack.scatter(place, index.expand(len(stack), *index.shape), copied))
@@ -169,7 +173,7 @@ _OPERATORS = {"__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__ipow__
 _OPERATORS |= {"__itruediv__": "div", "__idiv__": "div", "__ifloordiv__": "floor_divide"}
 
 
-def _write(target: Any, value: Any, function: Any) -> JetTensor:
+def _write(target: Tensor, value: Operand, function: Function) -> JetTensor:
     """Write ``value``, broadcast and cast, over the whole of ``target``."""
     if not isinstance(target, JetTensor):
         raise missing_rule(function, "a plain tensor cannot be changed in place by a jet")
@@ -181,17 +185,16 @@ def _write(target: Any, value: Any, function: Any) -> JetTensor:
     source = lift(value, target.jet_layout).streams
     refuse_overlap(target, target.streams.stride()[1:], function)
     prepare_write(target)
+    # Dimensions of size 1 go behind the streams: before them, they would be broadcast over streams.
     padded = [len(source), *(1,) * (target.ndim - value.ndim), *value.shape]
     target.streams.copy_(source.reshape(padded))
     return target
 
 
-def _in_place(function: Callable, rule: Callable) -> Callable:
-    def write(self: Any, *args: Any, **named: Any) -> JetTensor:
-        if not isinstance(self, JetTensor):
-            raise missing_rule(function, "a plain tensor cannot be changed in place by a jet")
+def _in_place(function: Function, rule: Callable[..., Tensor]) -> Function:
+    def write(self: Tensor, *args: object, **kwargs: object) -> JetTensor:
         # A clone, since autograd saves the jet that the rule sees.
-        return _write(self, rule(self.clone(), *args, **named), function)
+        return _write(self, rule(self.clone(), *args, **kwargs), function)
 
     return write
 
@@ -210,7 +213,7 @@ for _operator, _name in _OPERATORS.items():
 
 
 @jet_rule("__setitem__")
-def setitem(self: Any, index: Any, value: Any) -> None:
+def setitem(self: Tensor, index: Index | tuple[Index, ...], value: Operand) -> None:
     """Write stream by stream, so that every index means what it means on a plain tensor."""
     if not isinstance(self, JetTensor):
         raise missing_rule(torch.Tensor.__setitem__, "a plain tensor cannot hold part of a jet")
@@ -219,24 +222,24 @@ def setitem(self: Any, index: Any, value: Any) -> None:
         # Not by iterating: of several views from one call, autograd gives none a gradient once
         # their base is written into, and ``y[:, 0] += ...`` writes y's own view back into y.
         stack = lift(value, self.jet_layout).streams
-        sources = [stack[stream] for stream in range(len(stack))]
+        sources: list[Operand] = [stack[stream] for stream in range(len(stack))]
     else:
-        sources = [value] + [0] * (len(self.streams) - 1)
+        sources = [value, *[0] * (len(self.streams) - 1)]
     prepare_write(self)
     for place, source in enumerate(sources):
-        self.streams[place][index] = source
+        self.streams[place][index] = source  # type: ignore[assignment]  # complex is left out
 
 
 @jet_rule("copy_")
-def copy_(self: Any, src: Any, non_blocking: bool = False) -> JetTensor:
+def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> JetTensor:
     return _write(self, src, torch.Tensor.copy_)
 
 
 @jet_rule("fill_")
-def fill_(self: Any, value: Any) -> JetTensor:
+def fill_(self: Tensor, value: Operand) -> JetTensor:
     return _write(self, value, torch.Tensor.fill_)
 
 
 @jet_rule("zero_")
-def zero_(self: Any) -> JetTensor:
+def zero_(self: Tensor) -> JetTensor:
     return _write(self, 0, torch.Tensor.zero_)
