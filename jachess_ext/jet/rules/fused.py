@@ -12,12 +12,13 @@ compute the same; `python_tests/jet/test_fused.py` compares them.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ... import ops
+from .._types import Operand
 from ..registry import Rule, recognise
 from ..tensor import JetTensor
 from .norm import rms_norm_operator
@@ -40,8 +41,10 @@ from .streamwise import varargs
 
 
 @recognise("add", "__add__", "__radd__")
-def residual_sum(rule: Rule, input: Any, other: Any, **named: Any) -> JetTensor | None:
-    if named or not fusable("rms_norm_jet", input, other):
+def residual_sum(rule: Rule, input: Operand, other: Operand, **kwargs: Operand) -> JetTensor | None:
+    if kwargs or not isinstance(input, JetTensor) or not isinstance(other, JetTensor):
+        return None
+    if not fusable("rms_norm_jet", input, other):
         return None
     # Both are computed now: the sum needs them anyway, and if it were computed after the end of a
     # checkpointed block, the block could not drop what they save.
@@ -53,7 +56,10 @@ def residual_sum(rule: Rule, input: Any, other: Any, **named: Any) -> JetTensor 
 
 
 @recognise("mul", "multiply", "__mul__", "__rmul__")
-def gate(rule: Rule, input: Any, other: Any) -> JetTensor | None:
+def gate(rule: Rule, input: Operand, other: Operand) -> JetTensor | None:
+    if not isinstance(input, JetTensor) or not isinstance(other, JetTensor):
+        return None
+    # The square of an activation needs its streams anyway.
     if input is other or not fusable("gated_activation_jet", input, other):
         return None
     for activated, factor in ((input, other), (other, input)):
@@ -71,47 +77,45 @@ def gate(rule: Rule, input: Any, other: Any) -> JetTensor | None:
 
 
 def _root(jet: JetTensor) -> JetTensor:
-    """Return the jet behind a cast, which has the same mean square."""
+    """Return the jet behind a widening cast, which has the same mean square."""
     return jet.pattern.source if isinstance(jet.pattern, Cast) else jet
 
 
 @recognise("pow", "__pow__")
-def square_or_inverse_root(rule: Rule, input: Any, exponent: Any) -> JetTensor | None:
-    if not fusable("rms_norm_jet", input) or isinstance(exponent, Tensor):
+def square_or_inverse_root(rule: Rule, input: Operand, exponent: Operand) -> JetTensor | None:
+    if not isinstance(input, JetTensor) or isinstance(exponent, Tensor):
         return None
     if exponent == 2:
-        return promise(Square(input), rule, (input, exponent), {}, input)
-    if exponent == -0.5:
-        return _inverse_root(rule, input, exponent)
-    return None
+        return square(rule, input, exponent)
+    return inverse_root(rule, input, exponent) if exponent == -0.5 else None
 
 
 @recognise("square")
-def square(rule: Rule, input: Any) -> JetTensor | None:
+def square(rule: Rule, input: JetTensor, *exponent: Operand) -> JetTensor | None:
     if not fusable("rms_norm_jet", input):
         return None
-    return promise(Square(input), rule, (input,), {}, input)
+    return promise(Square(input), rule, (input, *exponent), {}, input)
 
 
 @recognise("mean")
-def mean_square(rule: Rule, input: Any, *args: Any, **named: Any) -> JetTensor | None:
-    if not isinstance(input, JetTensor) or not isinstance(input.pattern, Square):
+def mean_square(rule: Rule, input: JetTensor, *args: object, **kwargs: object) -> JetTensor | None:
+    if not isinstance(input.pattern, Square):
         return None
-    given = dict(zip(("dim", "keepdim"), args, strict=False)) | named
-    dim = given.pop("dim", None)
+    options = dict(zip(("dim", "keepdim"), args, strict=False)) | kwargs
+    dim = options.pop("dim", None)
     last = dim in (-1, input.ndim - 1, [-1], (-1,), [input.ndim - 1], (input.ndim - 1,))
-    if not last or given != {"keepdim": True}:
+    if not last or options != {"keepdim": True}:
         return None
     shape = torch.Size((*input.shape[:-1], 1))
     pattern = MeanSquare(input.pattern.source)
-    return promise(pattern, rule, (input, *args), named, input, shape=shape)
+    return promise(pattern, rule, (input, *args), kwargs, input, shape=shape)
 
 
 @recognise("add", "__add__", "__radd__")
-def shifted(rule: Rule, input: Any, other: Any, **named: Any) -> JetTensor | None:
+def shifted(rule: Rule, input: Operand, other: Operand, **kwargs: Operand) -> JetTensor | None:
     if not isinstance(input, JetTensor):
         input, other = other, input
-    if named or not isinstance(input, JetTensor) or not isinstance(input.pattern, MeanSquare):
+    if kwargs or not isinstance(input, JetTensor) or not isinstance(input.pattern, MeanSquare):
         return None
     if not isinstance(other, int | float):
         return None
@@ -120,23 +124,21 @@ def shifted(rule: Rule, input: Any, other: Any, **named: Any) -> JetTensor | Non
 
 
 @recognise("rsqrt")
-def inverse_root(rule: Rule, input: Any) -> JetTensor | None:
-    return _inverse_root(rule, input)
-
-
-def _inverse_root(rule: Rule, input: Any, *rest: Any) -> JetTensor | None:
-    if not isinstance(input, JetTensor) or not isinstance(input.pattern, ShiftedMeanSquare):
+def inverse_root(rule: Rule, input: JetTensor, *exponent: Operand) -> JetTensor | None:
+    if not isinstance(input.pattern, ShiftedMeanSquare):
         return None
     pattern = InverseRms(input.pattern.source, input.pattern.eps)
-    return promise(pattern, rule, (input, *rest), {}, input)
+    return promise(pattern, rule, (input, *exponent), {}, input)
 
 
 @recognise("mul", "multiply", "__mul__", "__rmul__")
-def rms_normed(rule: Rule, input: Any, other: Any) -> JetTensor | None:
+def rms_normed(rule: Rule, input: Operand, other: Operand) -> JetTensor | None:
     for normed, factor in ((input, other), (other, input)):
         if not isinstance(normed, JetTensor) or not isinstance(factor, Tensor):
             continue
         pattern = normed.pattern
+        # x · InverseRms(x) becomes RmsNormed(x), and that times a weight [d] RmsNormed(x, weight):
+        # both are deferred, and the operator is called once, with the weight that came last.
         if isinstance(pattern, InverseRms) and _is_normed(factor, pattern):
             dtype = torch.promote_types(normed.dtype, factor.dtype)
             return _rms_norm(RmsNormed(_root(pattern.source), pattern.eps, None), dtype)
@@ -162,6 +164,8 @@ def _scales_channels(factor: Tensor, pattern: RmsNormed, normed: JetTensor) -> b
 
 def _rms_norm(pattern: RmsNormed, dtype: torch.dtype) -> JetTensor:
     source = pattern.source
+    # Neither the source nor the result is rounded before the norm; the operator itself sums halves
+    # in float32.
     wide = torch.promote_types(source.dtype, dtype)
 
     def make(source: JetTensor, weight: Tensor | None) -> JetTensor:
@@ -176,31 +180,29 @@ def _rms_norm(pattern: RmsNormed, dtype: torch.dtype) -> JetTensor:
 
 
 @recognise("reshape", "view")
-def repeated_heads(rule: Rule, self: Any, *shape: Any, **named: Any) -> JetTensor | None:
+def repeated_heads(
+    rule: Rule, self: JetTensor, *sizes: int | Sequence[int], **kwargs: object
+) -> JetTensor | None:
     """Defer the view of ``[B, H, n, T, d]``, expanded along n, as ``[B, H n, T, d]``: no copy."""
-    if named or not isinstance(self, JetTensor) or self.ndim != 5 or self.pattern is not None:
+    if kwargs or self.ndim != 5 or self.pattern is not None:
         return None
     batch, heads, times, tokens, size = self.shape
     if self.streams.stride(3) or not fusable("attention_jet", self):
         return None
-    if not isinstance(shape[0], int | list | tuple | torch.Size):
+    shape = torch.Size((batch, heads * times, tokens, size))
+    if tuple(varargs(sizes[0], sizes[1:])) != shape:
         return None
-    wanted = (batch, heads * times, tokens, size)
-    if tuple(varargs(shape[0], shape[1:])) != wanted:
-        return None
-    return promise(
-        RepeatedHeads(self, times), rule, (self, *shape), {}, self, shape=torch.Size(wanted)
-    )
+    return promise(RepeatedHeads(self, times), rule, (self, *sizes), {}, self, shape=shape)
 
 
 # ---- casts -------------------------------------------------------------------------------------
 
 
 @recognise("to", "type_as")
-def cast(rule: Rule, input: Any, *args: Any, **named: Any) -> JetTensor | None:
-    if len(args) + len(named) != 1 or not set(named) <= {"dtype", "other"}:
+def cast(rule: Rule, input: Tensor, *args: object, **kwargs: object) -> JetTensor | None:
+    if len(args) + len(kwargs) != 1 or not set(kwargs) <= {"dtype", "other"}:
         return None
-    target = (*args, *named.values())[0]
+    target = (*args, *kwargs.values())[0]
     if isinstance(target, Tensor) and target.device != input.device:
         return None
     return _cast(input, getattr(target, "dtype", target))
@@ -208,25 +210,25 @@ def cast(rule: Rule, input: Any, *args: Any, **named: Any) -> JetTensor | None:
 
 def _register_cast(name: str, dtype: torch.dtype) -> None:
     @recognise(name)
-    def method(rule: Rule, input: Any, **named: Any) -> JetTensor | None:
-        return None if named else _cast(input, dtype)
+    def method(rule: Rule, input: JetTensor, **kwargs: object) -> JetTensor | None:
+        return None if kwargs else _cast(input, dtype)
 
 
 for _name in ("float", "double", "half", "bfloat16"):
     _register_cast(_name, getattr(torch, "float32" if _name == "float" else _name))
 
 
-def _cast(input: Any, dtype: Any) -> JetTensor | None:
-    if not fusable("rms_norm_jet", input) or not isinstance(dtype, torch.dtype):
+def _cast(input: Tensor, dtype: object) -> JetTensor | None:
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         return None
-    if not dtype.is_floating_point:
+    if not isinstance(input, JetTensor) or not fusable("rms_norm_jet", input):
         return None
     if dtype == input.dtype:
         return input  # as torch does
     if isinstance(input.pattern, RmsNormed):
         return _rms_norm(input.pattern, dtype)
     if torch.promote_types(input.dtype, dtype) != dtype:
-        return None  # the cast rounds
+        return None  # the cast rounds, so that the norm's source is no longer the jet before it
 
     def widen(jet: JetTensor) -> JetTensor:
         return jet.with_streams(jet.streams.to(dtype))

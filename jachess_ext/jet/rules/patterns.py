@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+import torch
 from torch import Tensor
 
 from ... import ops
+from .._types import Args, Named
 from ..deferred import Deferred, Pattern
 from ..registry import Rule
 from ..tensor import JetTensor
@@ -77,40 +78,46 @@ class RmsNormed(OfOne):
 
 
 def promise(
-    pattern: Pattern, rule: Rule, args: tuple, named: dict, like: JetTensor, **shown: Any
+    pattern: Pattern,
+    rule: Rule,
+    args: Args,
+    kwargs: Named,
+    like: JetTensor,
+    shape: torch.Size | None = None,
+    dtype: torch.dtype | None = None,
 ) -> JetTensor:
-    """Defer ``rule(*args, **named)``.
+    """Defer ``rule(*args, **kwargs)``.
 
     Args:
-        like: a jet with the shape, dtype, device and layout of the result.
-        shown: ``shape`` or ``dtype`` of the result, if it differs from that of ``like``.
+        like: a jet with the device and layout of the result, and its shape and dtype unless these
+            are given.
     """
     jets = [arg for arg in args if isinstance(arg, JetTensor)]
     plain = [arg for arg in args if isinstance(arg, Tensor) and not isinstance(arg, JetTensor)]
+    # A jet that is deferred itself keeps watch over its own sources; reading its streams here would
+    # compute them.
     stacks = [jet.streams for jet in jets if jet.pattern is None]
     deferred = Deferred(
         pattern,
-        lambda: rule(*args, **named).streams,
+        lambda: rule(*args, **kwargs).streams,
         (*stacks, *plain),
-        shown.get("shape", like.shape),
-        shown.get("dtype", like.dtype),
+        like.shape if shape is None else shape,
+        dtype or like.dtype,
         like.device,
     )
     return JetTensor.deferred(deferred, like.jet_layout)
 
 
-def fusable(operator: str, *jets: Any) -> bool:
-    """Return whether these are jets of one shape, dtype and layout that ``operator`` can take."""
-    first = jets[0]
+def fusable(operator: str, first: JetTensor, *others: JetTensor) -> bool:
+    """Return whether the jets have one shape, dtype and layout, which ``operator`` can take."""
     return (
-        all(isinstance(jet, JetTensor) for jet in jets)
-        and not first.jet_layout.composed
+        not first.jet_layout.composed
         and not first.dtype.is_complex
         and all(
             jet.shape == first.shape
             and jet.dtype == first.dtype
             and jet.jet_layout == first.jet_layout
-            for jet in jets[1:]
+            for jet in others
         )
         and first.ndim > 0
         and ops.available(operator, first.device, sums=first.jet_layout.summed)
