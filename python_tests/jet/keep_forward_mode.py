@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 import jachess_ext as jx
+from jachess_ext import torch_private
 from jachess_ext._io import write_text
 from jachess_ext.jet import registry
 from jachess_ext.jet.rules import forward_mode, forward_mode_kept
@@ -54,7 +55,7 @@ class Trial(dict):
         name = registry.function_name(function)
         if name.endswith("_") and not name.endswith("__"):
             return None  # writes into its argument
-        if forward_mode.named(name) is not function:
+        if torch_private.find(name) is not function:
             return None  # torch's own, below its functions
         self.met.add(name)
         return forward_mode.forward_mode_rule(function, gradients=True)

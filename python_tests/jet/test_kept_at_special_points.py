@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 import jachess_ext as jx
+from jachess_ext import torch_private
 from jachess_ext.jet import MissingJetRule
-from jachess_ext.jet.rules.forward_mode import named
 from jachess_ext.jet.rules.forward_mode_kept import WITH_GRADIENTS, WITHOUT_GRADIENTS
 
 EYE, ONES = torch.eye(3, dtype=torch.float64), torch.ones(3, 3, dtype=torch.float64)
@@ -33,7 +33,9 @@ POINTS: dict[str, Tensor] = {
     "a row of zeros": SMOOTH * torch.tensor([[1.0], [0.0], [1.0]]).double(),
 }
 TANGENT = torch.tensor([[0.3, -1.1, 0.4], [0.9, 0.2, -0.5], [-0.7, 0.6, 0.8]]).double()
-OTHERS = {  # of this round, with rules of their own
+OTHERS = {  # with rules of their own
+    **{f"torch.{name}": torch_private.find(f"torch.{name}") for name in
+       ("nn.functional.normalize", "prod", "sinc")},
     **{f"torch.linalg.cond, {p}": (lambda x, p=p: torch.linalg.cond(x, p)) for p in
        (None, 1, 2, -1, -2, math.inf, -math.inf, "fro", "nuc")},
     "torch.linalg.vander": torch.linalg.vander,
@@ -49,7 +51,7 @@ _SYMMETRIC = [f"torch.linalg.{name}" for name in ("cholesky", "cholesky_ex", "ei
 
 def _of_one_matrix() -> dict[str, Callable[[Any], Any]]:
     names = {*WITH_GRADIENTS, *WITHOUT_GRADIENTS}
-    found = {name: f for name in sorted(names) if (f := named(name)) is not None}
+    found = {name: f for name in sorted(names) if (f := torch_private.find(name)) is not None}
     for name in _SYMMETRIC:  # which read one triangle, and mean both
         found[name] = lambda x, f=found[name]: f(x + x.mT)
     return found | OTHERS

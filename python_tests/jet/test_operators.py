@@ -6,6 +6,7 @@ slow test, which counts.  `operators.py` says what the oracles are.
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 import jachess_ext as jx
+from jachess_ext import torch_private
 from jachess_ext.jet import registry
 from jachess_ext.jet.rules import forward_mode_kept
 from jachess_ext.jet.rules.forward_mode import forward_mode_rule
@@ -128,6 +130,22 @@ def test_variants_without_a_forward_mode() -> None:
 
 
 # ---- the general rule --------------------------------------------------------------------------
+
+
+def _asks_for_the_general_rule(rule: Any) -> bool:
+    """Whether the code of a rule, or of one that it wraps, names `general_rule`."""
+    cells = [cell.cell_contents for cell in rule.__closure__ or ()]
+    wrapped = filter(inspect.isfunction, cells)
+    return "general_rule" in rule.__code__.co_names or any(map(_asks_for_the_general_rule, wrapped))
+
+
+def test_functions_whose_own_rules_cover_every_call_are_not_listed() -> None:
+    listed = (*forward_mode_kept.WITH_GRADIENTS, *forward_mode_kept.WITHOUT_GRADIENTS)
+    rules = {name: registry._RULES.get(torch_private.find(name)) for name in listed}
+    own = {name: rule for name, rule in rules.items() if rule is not None}
+    assert not {name for name, rule in own.items() if not _asks_for_the_general_rule(rule)}
+    # A rule of several spellings asks with one of them.
+    assert not {name for name, rule in own.items() if [*own.values()].count(rule) > 1}
 
 
 def test_a_layer_norm_by_torch_s_forward_mode_is_noticed() -> None:

@@ -16,22 +16,22 @@ WITH_GRADIENTS = full_names(
             atanh column_stack combinations constant_pad_nd corrcoef cosh cov cross cummax cummin
             cumulative_trapezoid deg2rad diag diag_embed diagflat diagonal_copy diagonal_scatter
             diff digamma div dstack erfinv expand_copy fill fliplr flipud fmod frac frexp gradient
-            hstack i0 index_fill index_put inner kron kthvalue ldexp lgamma logaddexp2 lu_solve
-            lu_unpack masked_scatter masked_select matrix_exp median mode msort mvlgamma nanmean
-            nanmedian nanquantile nansum narrow_copy native_group_norm nextafter permute_copy
-            pinverse polygamma put qr quantile rad2deg remainder rot90 scatter_reduce select_scatter
-            sgn sinc sinh slice_scatter split_with_sizes_copy squeeze_copy svd t_copy take tan trace
+            hstack i0 index_fill index_put inner kron kthvalue ldexp lgamma lu_solve lu_unpack
+            masked_scatter masked_select matrix_exp median mode msort mvlgamma nanmean nanmedian
+            nanquantile nansum narrow_copy native_group_norm nextafter permute_copy pinverse
+            polygamma put qr quantile rad2deg remainder rot90 scatter_reduce select_scatter sgn sinh
+            slice_scatter split_with_sizes_copy squeeze_copy svd t_copy take tan trace
             transpose_copy trapezoid trapz trunc unbind_copy unfold_copy unsqueeze_copy vdot
-            view_copy vstack xlogy
+            view_copy vstack
         """,
         "torch.Tensor": """
             __rmod__ acos acosh addbmm addmv addr aminmax angle asin asinh atan atanh corrcoef cosh
             cov cross cummax cummin deg2rad diag diag_embed diagflat diagonal_scatter diff digamma
             erfinv fliplr flipud fmod frac frexp i0 index_fill index_put inner kron kthvalue ldexp
-            lgamma logaddexp logaddexp2 lu lu_solve masked_scatter masked_select matrix_exp median
-            mode msort mvlgamma nanmean nanmedian nanquantile nansum narrow_copy nextafter pinverse
-            polygamma put qr quantile rad2deg remainder rot90 scatter_reduce select_scatter sgn sinc
-            sinh slice_scatter stft sum_to_size svd take tan trace trunc vdot xlogy
+            lgamma lu lu_solve masked_scatter masked_select matrix_exp median mode msort mvlgamma
+            nanmean nanmedian nanquantile nansum narrow_copy nextafter pinverse polygamma put qr
+            quantile rad2deg remainder rot90 select_scatter sgn sinh slice_scatter stft sum_to_size
+            svd take tan trace trunc vdot
         """,
         "torch.functional": "block_diag cartesian_prod lu stft tensordot",
         "torch.linalg": """
@@ -47,19 +47,19 @@ WITH_GRADIENTS = full_names(
             max_pool3d_with_indices pad pixel_shuffle pixel_unshuffle poisson_nll_loss prelu
             smooth_l1_loss softshrink threshold
         """,
-        "torch.special": "entr erfcx i0e i1e log_ndtr ndtr ndtri polygamma xlog1py",
+        "torch.special": "entr erfcx i0e i1e log_ndtr ndtr ndtri polygamma",
     }
 )
 
 WITHOUT_GRADIENTS = full_names(
     {
-        "torch": "as_strided_scatter copysign dist logaddexp prod renorm",
-        "torch.Tensor": "as_strided_scatter copysign dist prod renorm",
+        "torch": "as_strided_scatter copysign renorm",
+        "torch.Tensor": "as_strided_scatter copysign renorm",
         "torch.functional": "norm",
         "torch.linalg": "eig eigh eigvals eigvalsh matrix_norm vector_norm",
         "torch.nn.functional": """
             binary_cross_entropy cosine_embedding_loss hinge_embedding_loss max_unpool1d
-            max_unpool2d max_unpool3d normalize triplet_margin_loss
+            max_unpool2d max_unpool3d
         """,
         "torch.special": "i1",
     }
