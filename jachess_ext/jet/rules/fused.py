@@ -190,7 +190,7 @@ def repeated_heads(
     if self.streams.stride(3) or not fusable("attention_jet", self):
         return None
     shape = torch.Size((batch, heads * times, tokens, size))
-    if tuple(varargs(sizes[0], sizes[1:])) != shape:
+    if tuple(varargs(*sizes)) != shape:
         return None
     return promise(RepeatedHeads(self, times), rule, (self, *sizes), {}, self, shape=shape)
 

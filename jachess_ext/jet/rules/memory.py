@@ -102,21 +102,19 @@ for _name in ("zeros_like", "new_zeros", "empty_like", "new_empty", "full_like",
     _buffer(_name)
 
 
-@jet_rule("index_add")
-@without_dimensions
-def index_add(
-    input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1
-) -> Tensor:
-    (stack, added), jet = lifted_streams((input, source))
-    place = behind_streams(dim, input.ndim)
-    return jet.with_streams(stack.index_add(place, index, added, alpha=alpha))
+def _written_at(name: str) -> None:
+    function: Callable[..., Tensor] = getattr(torch, name)
+
+    @jet_rule(name)
+    @without_dimensions
+    def rule(input: Tensor, dim: int, index: Tensor, source: Tensor, **kwargs: float) -> JetTensor:
+        (stack, written), jet = lifted_streams((input, source))
+        place = behind_streams(dim, input.ndim)
+        return jet.with_streams(function(stack, place, index, written, **kwargs))
 
 
-@jet_rule("index_copy")
-@without_dimensions
-def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> JetTensor:
-    (stack, copied), jet = lifted_streams((input, source))
-    return jet.with_streams(stack.index_copy(behind_streams(dim, input.ndim), index, copied))
+for _name in ("index_add", "index_copy"):
+    _written_at(_name)
 
 
 @jet_rule("scatter_add")

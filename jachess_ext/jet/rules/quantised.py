@@ -19,12 +19,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...ops.gemm import rows_times
+from .._types import Function
 from ..derivative import DerivativeTensor
 from ..registry import jet_rule, missing_rule
 from ..tensor import JetTensor
@@ -43,7 +45,8 @@ class _FrozenLinear(torch.autograd.Function):
         return out if bias is None else add_to_own_primal(out, bias)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:
+        # Not the matrix itself: a model's dequantised weights would not fit in memory at once.
         ctx.dequantise = inputs[2]
 
     @staticmethod
@@ -64,7 +67,7 @@ def is_quantised(weight: Tensor) -> bool:
     )
 
 
-def quantised_linear(input: JetTensor, weight: Any, bias: Tensor | None) -> JetTensor:
+def quantised_linear(input: JetTensor, weight: Tensor, bias: Tensor | None) -> JetTensor:
     """Compute ``linear`` with a weight for which `is_quantised` holds."""
     function = torch.nn.functional.linear
     name = f"{type(weight).__module__}.{type(weight).__name__}"
@@ -83,7 +86,7 @@ def quantised_linear(input: JetTensor, weight: Any, bias: Tensor | None) -> JetT
     )
 
 
-def _rounds_its_input(weight: Any) -> bool:
+def _rounds_its_input(weight: Tensor) -> bool:
     """Return whether an attribute of a torchao weight says that the input is scaled or rounded."""
     return any(
         value is not None and value != weight.dtype
@@ -92,7 +95,7 @@ def _rounds_its_input(weight: Any) -> bool:
     )
 
 
-def _refuse_trained(function: Any, weight: Tensor) -> None:
+def _refuse_trained(function: Function, weight: Tensor) -> None:
     if weight.requires_grad:
         raise missing_rule(
             function,
@@ -108,6 +111,7 @@ def adopt_libraries() -> None:
     """
     _adopt_bloom()
     library: Any = sys.modules.get("bitsandbytes")
+    # Without the attribute, it is still being imported.
     if library is None or not hasattr(library, "matmul_4bit"):
         return
     if not hasattr(library.matmul_4bit, "takes_jets"):
@@ -125,6 +129,7 @@ def _adopt_bloom() -> None:
     if hasattr(apply, "takes_jets"):
         return
 
+    # The Function's forward is this formula; its backward, written by hand, knows no jets.
     def asks_first(x: Tensor) -> Tensor:
         return module.bloom_gelu_forward(x) if isinstance(x, DerivativeTensor) else apply(x)
 
@@ -132,17 +137,17 @@ def _adopt_bloom() -> None:
     function.apply = staticmethod(asks_first)
 
 
-def overridable(function: Callable, rule: Callable) -> Callable:
+def overridable(function: Function, rule: Callable[..., JetTensor]) -> Function:
     """Return ``function`` with ``__torch_function__`` support, and register its jet rule.
 
     ``rule`` takes the function, then its arguments.
     """
 
     @functools.wraps(function)
-    def asks_first(A: Tensor, *args: Any, **named: Any) -> Tensor:
+    def asks_first(A: Tensor, *args: object, **kwargs: object) -> object:
         if isinstance(A, DerivativeTensor):
-            return torch.overrides.handle_torch_function(asks_first, (A,), A, *args, **named)
-        return function(A, *args, **named)
+            return torch.overrides.handle_torch_function(asks_first, (A,), A, *args, **kwargs)
+        return function(A, *args, **kwargs)
 
     asks_first.takes_jets = True  # type: ignore[attr-defined]
     jet_rule(asks_first)(functools.partial(rule, function))
@@ -150,8 +155,8 @@ def overridable(function: Callable, rule: Callable) -> Callable:
 
 
 def _4bit(
-    library: Any,
-    function: Callable,
+    library: ModuleType,
+    function: Callable[..., Tensor],
     A: JetTensor,
     B: Tensor,
     quant_state: Any,
@@ -172,7 +177,7 @@ def _4bit(
 
 
 def _8bit(
-    function: Callable,
+    function: Callable[..., Tensor],
     A: JetTensor,
     B: Tensor,
     out: None = None,
@@ -186,8 +191,10 @@ def _8bit(
             "the layer trains its weight and rounds it anew at every call; make it with "
             "has_fp16_weights=False, as load_in_8bit=True does, and train an adapter (LoRA) on top",
         )
+    # The library rounds its input as well: the value is its own, the tangents skip the rounding.
     value = function(A.primal, B, state=state, threshold=threshold, bias=bias)
 
+    # CB holds int8, and SCB the largest modulus of each row, which stands for 127.
     def dequantise() -> Tensor:
         return (state.CB.float() * (state.SCB.float() / 127).unsqueeze(1)).to(A.dtype)
 

@@ -18,6 +18,8 @@ from .pointwise import wide
 from .streamwise import behind_streams_all, varargs, without_dimensions
 
 Dtype: TypeAlias = "torch.dtype | None"
+Norm: TypeAlias = "float | str | None"
+"""The order of a norm, or its name."""
 
 
 def _extreme(name: str) -> None:
@@ -208,7 +210,7 @@ def hypot(input: Tensor, other: Tensor) -> Tensor:
 @jet_rule("norm")
 def norm(
     input: Tensor,
-    p: float | str | None = "fro",
+    p: Norm = "fro",
     dim: Dims = None,
     keepdim: bool = False,
     out: None = None,
@@ -290,7 +292,7 @@ def dist(input: Tensor, other: Tensor, p: float = 2) -> Tensor:
 @jet_rule(torch.linalg.matrix_norm)
 def matrix_norm(
     A: Tensor,
-    ord: float | str = "fro",
+    ord: Norm = "fro",
     dim: Dims = (-2, -1),
     keepdim: bool = False,
     *,
@@ -304,12 +306,7 @@ def matrix_norm(
 
 @jet_rule(torch.linalg.norm)
 def linalg_norm(
-    A: Tensor,
-    ord: float | str | None = None,
-    dim: Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: Dtype = None,
+    A: Tensor, ord: Norm = None, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None
 ) -> Tensor:
     one_dimension = isinstance(dim, int) or (dim is None and A.ndim == 1)
     if ord is None or (ord in (2, 2.0) and one_dimension):

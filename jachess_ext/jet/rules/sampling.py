@@ -7,13 +7,14 @@ constant are served by `rules/linear.py`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import product
-from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from ..registry import jet_rule, recognise
+from ..registry import Rule, jet_rule, recognise
 from ..tensor import JetTensor, primal_of
 from .pointwise import wide
 
@@ -22,13 +23,13 @@ _CUBIC = -0.75  # torch's parameter of the cubic convolution (Keys 1981)
 
 @recognise(F.grid_sample)
 def grid_sample_by_places(
-    rule: Any,
-    input: Any,
-    grid: Any,
+    rule: Rule,
+    input: Tensor,
+    grid: Tensor,
     mode: str = "bilinear",
     padding_mode: str = "zeros",
     align_corners: bool | None = None,
-) -> Any:
+) -> Tensor | None:
     """Sample ``[N, C, ...]``: between centres of pixels it is a polynomial of the places."""
     if not isinstance(grid, JetTensor):
         return None
@@ -52,10 +53,12 @@ def grid_sample_by_places(
         if not linear:  # where each of the four pixels is padded, not the place
             pixels = [_padded(pixel, size, padding_mode, align_corners) for pixel in pixels]
         taps.append([*zip(weights, pixels, strict=True)])
-    total: Any = 0
+    # Σ over the 2^d or 4^d pixels around a place of image(pixel) Π_k weight_k, with a pixel outside
+    # of the image counted as 0; ``index`` is the pixel's in the flattened image.
+    total = torch.zeros((), device=grid.device)
     for corner in product(*taps):
-        index: Any = 0
-        inside: Any = 1
+        index = torch.zeros((), dtype=torch.long, device=grid.device)
+        inside = torch.ones((), dtype=torch.bool, device=grid.device)
         for (_, pixel), size in zip(corner, sizes, strict=True):
             inside = inside * ((pixel >= 0) & (pixel < size))
             index = index * size + pixel.nan_to_num().clamp(0, size - 1).long()
@@ -65,23 +68,23 @@ def grid_sample_by_places(
     return total.reshape(sampled.shape).to(sampled.dtype)
 
 
-def _linear(t: Any) -> list[Any]:
+def _linear(t: Tensor) -> list[Tensor]:
     return [1 - t, t]
 
 
-def _cubic(t: Any) -> list[Any]:
+def _cubic(t: Tensor) -> list[Tensor]:
     a = _CUBIC
 
-    def near(x: Any) -> Any:
+    def near(x: Tensor) -> Tensor:
         return ((a + 2) * x - (a + 3)) * x * x + 1
 
-    def far(x: Any) -> Any:
+    def far(x: Tensor) -> Tensor:
         return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
 
     return [far(t + 1), near(t), near(1 - t), far(2 - t)]
 
 
-def _padded(place: Any, size: int, padding_mode: str, align_corners: bool | None) -> Any:
+def _padded(place: Tensor, size: int, padding_mode: str, align_corners: bool | None) -> Tensor:
     """Reflect a place, in pixels, at the border, or clip it there, where torch's slope is 0."""
     if padding_mode == "zeros":
         return place
@@ -101,7 +104,9 @@ def _padded(place: Any, size: int, padding_mode: str, align_corners: bool | None
 
 
 @jet_rule(F.affine_grid)
-def affine_grid(theta: JetTensor, size: Any, align_corners: bool | None = None) -> JetTensor:
+def affine_grid(
+    theta: JetTensor, size: Sequence[int], align_corners: bool | None = None
+) -> JetTensor:
     """Apply it to every stream: it is linear."""
     streams = theta.streams
     sizes = [len(streams) * size[0], *size[1:]]

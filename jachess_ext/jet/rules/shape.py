@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from numbers import Integral
 from typing import Any, TypeAlias, TypeGuard, cast
@@ -31,10 +31,9 @@ Jets: TypeAlias = tuple[JetTensor, ...]
 
 @jet_rule("view", "reshape")
 def reshape(self: JetTensor, *shape: Sizes, **kwargs: Sizes) -> JetTensor:
-    shape = shape or tuple(kwargs.values())
-    if isinstance(shape[0], torch.dtype):
+    sizes = varargs(*shape, *kwargs.values())
+    if sizes and isinstance(sizes[0], torch.dtype):
         raise missing_rule(torch.Tensor.view, "reinterpreting bits has no derivative")
-    sizes = varargs(shape[0], shape[1:])
     return self.with_streams(self.streams.reshape(len(self.streams), *sizes))
 
 
@@ -82,8 +81,7 @@ def m_t(self: JetTensor) -> JetTensor:
 
 @jet_rule("permute")
 def permute(input: JetTensor, *dims: Sizes, **kwargs: Sizes) -> JetTensor:
-    dims = dims or tuple(kwargs.values())
-    order = behind_streams_all(varargs(dims[0], dims[1:]), input.ndim)
+    order = behind_streams_all(varargs(*dims, *kwargs.values()), input.ndim)
     return input.with_streams(input.streams.permute(0, *order))
 
 
@@ -103,17 +101,14 @@ def unsqueeze(input: JetTensor, dim: int) -> JetTensor:
 @without_dimensions
 def squeeze(input: JetTensor, dim: Dims = None) -> JetTensor:
     if dim is None:
-        shape = [size for size in input.shape if size != 1]
-        return reshape(input, shape)
-    return input.with_streams(
-        input.streams.squeeze(tuple(behind_streams_all(varargs(dim), input.ndim)))
-    )
+        return reshape(input, [size for size in input.shape if size != 1])
+    places = tuple(behind_streams_all(varargs(dim), input.ndim))
+    return input.with_streams(input.streams.squeeze(places))
 
 
 @jet_rule("expand")
-def expand(self: JetTensor, *sizes: Sizes, size: Dims = None, implicit: bool = False) -> JetTensor:
-    sizes = sizes if size is None else (size,)
-    target = varargs(sizes[0], sizes[1:])
+def expand(self: JetTensor, *sizes: Sizes, implicit: bool = False, **kwargs: Sizes) -> JetTensor:
+    target = varargs(*sizes, *kwargs.values())
     return self.with_streams(aligned(self, len(target)).expand(len(self.streams), *target))
 
 
@@ -123,21 +118,20 @@ def broadcast_to(input: JetTensor, size: Sequence[int]) -> JetTensor:
 
 
 @jet_rule("repeat")
-def repeat(self: JetTensor, *sizes: Sizes, repeats: Dims = None) -> JetTensor:
-    sizes = sizes if repeats is None else (repeats,)
-    counts = varargs(sizes[0], sizes[1:])
+def repeat(self: JetTensor, *sizes: Sizes, **kwargs: Sizes) -> JetTensor:
+    counts = varargs(*sizes, *kwargs.values())
     return self.with_streams(aligned(self, len(counts)).repeat(1, *counts))
 
 
 @jet_rule("tile")
 def tile(input: JetTensor, *dims: Sizes) -> JetTensor:
-    counts = varargs(dims[0], dims[1:])
+    counts = varargs(*dims)
     return repeat(input, [1] * (input.ndim - len(counts)) + counts)
 
 
 @jet_rule("broadcast_tensors")
 def broadcast_tensors(*tensors: Tensors) -> tuple[Tensor, ...]:
-    operands = varargs(tensors[0], tensors[1:])
+    operands = varargs(*tensors)
     shape = torch.broadcast_shapes(*[tensor.shape for tensor in operands])
     return tuple(tensor.expand(shape) for tensor in operands)
 
@@ -162,7 +156,7 @@ def _at_least(name: str) -> None:
     def rule(*tensors: Tensors) -> Tensor | tuple[object, ...]:
         tensor = tensors[0]
         if len(tensors) > 1 or not isinstance(tensor, Tensor):
-            return tuple(map(rule, varargs(tensor, tensors[1:])))
+            return tuple(map(rule, varargs(*tensors)))
         if not isinstance(tensor, JetTensor):
             return function(tensor)
         return reshape(tensor, function(tensor.primal).shape)
@@ -175,7 +169,7 @@ for _name in ("atleast_1d", "atleast_2d", "atleast_3d"):
 @jet_rule(torch.meshgrid, built_in("meshgrid"))
 def meshgrid(*tensors: Tensors, indexing: str = "ij") -> tuple[Tensor, ...]:
     """Return torch's grids, without its warning about the default of ``indexing``."""
-    axes = varargs(tensors[0], tensors[1:])
+    axes = varargs(*tensors)
     if indexing == "xy":  # the grids of (y, x, ...), with the first two in the order of the call
         axes[:2] = axes[1::-1]
     shape = [axis.numel() for axis in axes]
@@ -233,8 +227,7 @@ def _is_plain_index(part: object) -> bool:
 
     Lists, arrays, True and the like are given to torch for each stream.
     """
-    kinds = (Tensor, Integral, *_OF_VIEWS)
-    return isinstance(part, kinds) and not isinstance(part, bool)
+    return isinstance(part, (Tensor, Integral, *_OF_VIEWS)) and not isinstance(part, bool)
 
 
 def _tensors_are_apart(parts: Sequence[object]) -> bool:
@@ -349,9 +342,7 @@ def unbind(input: JetTensor, dim: int = 0) -> Jets:
     return _jets_of(input, input.streams.unbind(behind_streams(dim, input.ndim)))
 
 
-@jet_rule("__iter__")
-def iterate(self: JetTensor) -> Iterator[JetTensor]:
-    return iter(unbind(self))
+jet_rule("__iter__")(lambda self: iter(unbind(self)))
 
 
 @jet_rule("cat", "concat", "concatenate")
@@ -380,8 +371,7 @@ def roll(input: JetTensor, shifts: Sizes, dims: Dims = None) -> JetTensor:
 @jet_rule("flip")
 @without_dimensions
 def flip(input: JetTensor, *dims: Sizes, **kwargs: Sizes) -> JetTensor:
-    dims = dims or tuple(kwargs.values())
-    places = behind_streams_all(varargs(dims[0], dims[1:]), input.ndim)
+    places = behind_streams_all(varargs(*dims, *kwargs.values()), input.ndim)
     return input.with_streams(input.streams.flip(places))
 
 
@@ -473,11 +463,6 @@ def masked_fill(input: Tensor, mask: Tensor, value: Operand) -> JetTensor:
     )
 
 
-@jet_rule(Tensor.where)
-def where_method(self: Tensor, condition: Tensor, other: Operand) -> JetTensor:
-    return where(condition, self, other)
-
-
 @jet_rule(torch.where)
 def where(
     condition: Tensor, input: Operand | None = None, other: Operand | None = None
@@ -496,6 +481,9 @@ def where(
     slopes = [_tangents(s, primal) if isinstance(s, JetTensor) else zero for s in (input, other)]
     tangents = plain(condition, *slopes).expand(layout.streams - 1, *primal.shape)
     return JetTensor(torch.cat([primal.unsqueeze(0), tangents]), layout)
+
+
+jet_rule(Tensor.where)(lambda self, condition, other: where(condition, self, other))
 
 
 def _tangents(jet: JetTensor, primal: Tensor) -> Tensor:

@@ -57,11 +57,10 @@ def _as_vector(value: object) -> object:
     return value.reshape(1) if isinstance(value, Tensor) and value.ndim == 0 else value
 
 
-def varargs(first: T | Sequence[T], others: Sequence[T | Sequence[T]] = ()) -> list[T]:
+def varargs(*values: T | Sequence[T]) -> list[T]:
     """Return the arguments of ``view(2, 3)`` or ``view((2, 3))`` as a list."""
-    if isinstance(first, list | tuple):  # torch.Size is a tuple
-        return list(first)
-    return [cast(T, first), *cast("Sequence[T]", others)]
+    sequence = isinstance(values[0], list | tuple)  # torch.Size is a tuple
+    return list(cast("Sequence[T]", values[0] if sequence else values))
 
 
 def on_primal_and_tangents(
