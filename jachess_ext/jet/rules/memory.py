@@ -90,6 +90,7 @@ def requires_grad_(self: JetTensor, requires_grad: bool = True) -> JetTensor:
 
 
 def _buffer(name: str) -> None:
+    """Register a function that makes a constant like a jet."""
     function: Callable[..., Tensor] = getattr(torch, name, None) or getattr(Tensor, name)
 
     @jet_rule(name)
@@ -103,6 +104,7 @@ for _name in ("zeros_like", "new_zeros", "empty_like", "new_empty", "full_like",
 
 
 def _written_at(name: str) -> None:
+    """Register ``index_add`` or ``index_copy``."""
     function: Callable[..., Tensor] = getattr(torch, name)
 
     @jet_rule(name)
@@ -228,16 +230,6 @@ def setitem(self: Tensor, index: Index | tuple[Index, ...], value: Operand) -> N
         self.streams[place][index] = source  # type: ignore[assignment]  # complex is left out
 
 
-@jet_rule("copy_")
-def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> JetTensor:
-    return _write(self, src, torch.Tensor.copy_)
-
-
-@jet_rule("fill_")
-def fill_(self: Tensor, value: Operand) -> JetTensor:
-    return _write(self, value, torch.Tensor.fill_)
-
-
-@jet_rule("zero_")
-def zero_(self: Tensor) -> JetTensor:
-    return _write(self, 0, torch.Tensor.zero_)
+jet_rule("copy_")(lambda self, src, non_blocking=False: _write(self, src, Tensor.copy_))
+jet_rule("fill_")(lambda self, value: _write(self, value, Tensor.fill_))
+jet_rule("zero_")(lambda self: _write(self, 0, Tensor.zero_))

@@ -108,7 +108,7 @@ def promise(
     return JetTensor.deferred(deferred, like.jet_layout)
 
 
-def fusable(operator: str, first: JetTensor, *others: JetTensor) -> bool:
+def fusable(operator: str, first: JetTensor, *operands: JetTensor) -> bool:
     """Return whether the jets have one shape, dtype and layout, which ``operator`` can take."""
     return (
         not first.jet_layout.composed
@@ -117,9 +117,9 @@ def fusable(operator: str, first: JetTensor, *others: JetTensor) -> bool:
             jet.shape == first.shape
             and jet.dtype == first.dtype
             and jet.jet_layout == first.jet_layout
-            for jet in others
+            for jet in operands
         )
-        and first.ndim > 0
+        and first.ndim > 0  # operators work along the last dimension
         and ops.available(operator, first.device, sums=first.jet_layout.summed)
         and first.jet_layout.has_operators
     )

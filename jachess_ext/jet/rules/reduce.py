@@ -15,7 +15,7 @@ from .._types import Dims
 from ..registry import general_rule, jet_rule, missing_rule
 from ..tensor import JetTensor, primal_of
 from .pointwise import wide
-from .streamwise import behind_streams_all, varargs, without_dimensions
+from .streamwise import behind_streams_all, reduced_dims, without_dimensions
 
 Dtype: TypeAlias = "torch.dtype | None"
 Norm: TypeAlias = "float | str | None"
@@ -59,8 +59,7 @@ def _extreme_value(name: str) -> None:
     @jet_rule(name)
     @without_dimensions
     def rule(input: JetTensor, dim: Dims = (), keepdim: bool = False) -> JetTensor:
-        dims = [] if dim is None else varargs(dim)
-        dims = dims or [*range(input.ndim)]
+        dims = reduced_dims(dim, input.ndim)
         value = getattr(torch, name)(input.primal, dims, True)
         # Of n entries that tie each has the slope 1/n; the second order is linear, too, since a
         # maximum is linear wherever the order of the entries does not change.
@@ -164,8 +163,7 @@ def euclidean_norm(
     if not isinstance(x, JetTensor):
         return torch.linalg.vector_norm(x, 2, dim, keepdim)
     streams, layout = wide(x).streams, x.jet_layout
-    dims = [] if dim is None else behind_streams_all(varargs(dim), x.ndim)
-    dims = dims or list(range(1, x.ndim + 1))
+    dims = behind_streams_all(reduced_dims(dim, x.ndim), x.ndim)
     if size is not None:
         size = size.unsqueeze(0)
     else:
@@ -230,7 +228,7 @@ def vector_norm(
 ) -> Tensor:
     if ord in (1, math.inf):
         size = x.abs() if dtype is None else x.abs().to(dtype)
-        dims = [*range(x.ndim)] if dim is None else varargs(dim)
+        dims = reduced_dims(dim, x.ndim)
         return size.sum(dims, keepdim) if ord == 1 else size.amax(dims, keepdim)
     if ord not in (2, 2.0):
         rule = general_rule(torch.linalg.vector_norm, f"ord={ord!r} is not covered, only 2")
@@ -291,17 +289,12 @@ def dist(input: Tensor, other: Tensor, p: float = 2) -> Tensor:
 
 @jet_rule(torch.linalg.matrix_norm)
 def matrix_norm(
-    A: Tensor,
-    ord: Norm = "fro",
-    dim: Dims = (-2, -1),
-    keepdim: bool = False,
-    *,
-    dtype: Dtype = None,
+    A: Tensor, ord: Norm = "fro", dim: Dims = (-2, -1), keepdim: bool = False, **kwargs: Dtype
 ) -> Tensor:
     if ord == "fro":
-        return vector_norm(A, 2, dim, keepdim, dtype=dtype)
+        return vector_norm(A, 2, dim, keepdim, **kwargs)
     rule = general_rule(torch.linalg.matrix_norm, f"ord={ord!r} is not covered, only 'fro'")
-    return rule(A, ord, dim, keepdim, dtype=dtype)
+    return rule(A, ord, dim, keepdim, **kwargs)
 
 
 @jet_rule(torch.linalg.norm)
@@ -336,7 +329,7 @@ def _moments(name: str) -> None:
             unbiased, dim = dim, None
         if correction is None:
             correction = int(unbiased)
-        dims = list(range(input.ndim)) if dim is None else varargs(dim)
+        dims = reduced_dims(dim, input.ndim)
         mean = wide(input).mean(dims, keepdim=True)
         centred = wide(input) - mean
         count = input.shape.numel() // max(1, mean.shape.numel())

@@ -44,11 +44,13 @@ def grid_sample_by_places(
     taps = []
     # The last coordinate belongs to the first of the sizes.
     for place, size in zip(reversed(places.unbind(-1)), sizes, strict=True):
+        # From [−1, 1] to pixels: ±1 are the centres of the outer ones; with a shift, their edges.
         place = ((place + 1) * (size - 1 + shift) - shift) / 2
         if linear:
             place = _padded(place, size, padding_mode, align_corners)
         base = primal_of(place).detach().floor()
-        weights = _linear(place - base) if linear else _cubic(place - base)
+        t = place - base
+        weights = [1 - t, t] if linear else _cubic(t)
         pixels = [base + step for step in ((0, 1) if linear else (-1, 0, 1, 2))]
         if not linear:  # where each of the four pixels is padded, not the place
             pixels = [_padded(pixel, size, padding_mode, align_corners) for pixel in pixels]
@@ -68,11 +70,9 @@ def grid_sample_by_places(
     return total.reshape(sampled.shape).to(sampled.dtype)
 
 
-def _linear(t: Tensor) -> list[Tensor]:
-    return [1 - t, t]
-
-
 def _cubic(t: Tensor) -> list[Tensor]:
+    """Return the weights of the pixels −1, 0, 1 and 2 from the one at or before a place, t behind
+    it in [0, 1)."""
     a = _CUBIC
 
     def near(x: Tensor) -> Tensor:
@@ -92,6 +92,8 @@ def _padded(place: Tensor, size: int, padding_mode: str, align_corners: bool | N
         low, span = (0.0, size - 1) if align_corners else (-0.5, size)
         if not span:
             return primal_of(place).detach() * 0
+        # Beyond a border the place runs back, beyond two borders forth again: it is shifted after
+        # an even number of flips, and mirrored after an odd one.
         at = primal_of(place).detach() - low
         flips = (at.abs() / span).floor()
         odd = flips.remainder(2) == 1

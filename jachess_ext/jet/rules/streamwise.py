@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...ops.activation import product_jet
 from ...ops.library import transformed, watching
-from .._types import Operand, T
+from .._types import Dims, Operand, T
 from ..constants import forget_constant
 from ..strides import refuse_expanded, renew_memory
 from ..tensor import JetTensor, aligned, common_layout, lift, make_pending
@@ -61,6 +61,11 @@ def varargs(*values: T | Sequence[T]) -> list[T]:
     """Return the arguments of ``view(2, 3)`` or ``view((2, 3))`` as a list."""
     sequence = isinstance(values[0], list | tuple)  # torch.Size is a tuple
     return list(cast("Sequence[T]", values[0] if sequence else values))
+
+
+def reduced_dims(dim: Dims, ndim: int) -> list[int]:
+    """Return the dimensions of a reduction; all for None or an empty sequence, as in torch."""
+    return ([] if dim is None else varargs(dim)) or [*range(ndim)]
 
 
 def on_primal_and_tangents(
