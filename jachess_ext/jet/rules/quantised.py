@@ -121,9 +121,9 @@ def adopt_libraries() -> None:
 
 def _adopt_bloom() -> None:
     """Send jets through what the autograd Function of transformers' BLOOM computes, its GELU."""
-    module: Any = sys.modules.get("transformers.models.bloom.modeling_bloom")
+    module = sys.modules.get("transformers.models.bloom.modeling_bloom")
     function = getattr(module, "GeLUFunction", None)
-    if function is None or not hasattr(module, "bloom_gelu_forward"):
+    if module is None or function is None or not hasattr(module, "bloom_gelu_forward"):
         return
     apply = function.apply
     if hasattr(apply, "takes_jets"):
