@@ -18,6 +18,7 @@ from .pointwise import wide
 from .streamwise import behind_streams_all, reduced_dims, without_dimensions
 
 Dtype: TypeAlias = "torch.dtype | None"
+Parts: TypeAlias = "tuple[Tensor, ...]"
 Norm: TypeAlias = "float | str | None"
 """The order of a norm, or its name."""
 
@@ -33,13 +34,13 @@ def _extreme(name: str) -> None:
         keepdim: bool = False,
         *,
         other: Tensor | None = None,
-    ) -> Tensor | tuple[Tensor, ...]:
+    ) -> Tensor | Parts:
         if isinstance(dim, Tensor) or other is not None:
             return getattr(torch, f"{name}imum")(input, dim if other is None else other)
         return along(input, dim, keepdim)
 
     @without_dimensions
-    def along(input: Tensor, dim: int | None, keepdim: bool) -> Tensor | tuple[Tensor, ...]:
+    def along(input: Tensor, dim: int | None, keepdim: bool) -> Tensor | Parts:
         if dim is None:
             return getattr(torch, f"a{name}")(input)
         values, index = getattr(torch, name)(primal_of(input), dim, keepdim=True)
@@ -79,16 +80,14 @@ for _name in ("amax", "amin"):
 @without_dimensions
 def topk(
     input: JetTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
-) -> tuple[Tensor, Tensor]:
+) -> Parts:
     _, index = torch.topk(input.primal, k, dim, largest, sorted)
     return torch.return_types.topk((torch.gather(input, dim, index), index))
 
 
 @jet_rule("sort")
 @without_dimensions
-def sort(
-    input: JetTensor, dim: int = -1, descending: bool = False, stable: bool = False
-) -> tuple[Tensor, Tensor]:
+def sort(input: JetTensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Parts:
     _, index = torch.sort(input.primal, dim=dim, descending=descending, stable=stable)
     return torch.return_types.sort((torch.gather(input, dim, index), index))
 
@@ -324,7 +323,7 @@ def _moments(name: str) -> None:
         keepdim: bool = False,
         *,
         correction: float | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    ) -> Tensor | Parts:
         if isinstance(dim, bool):
             unbiased, dim = dim, None
         if correction is None:
