@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +19,12 @@ from .predictive import Array, Index, Mask, Student, check_level
 from .runs import check_losses, check_sizes
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from torch import Tensor
 
     from ..ntk import Spectrum
 
 Values = Array | float
-Form = Callable[[Array], Array]
 
 
 def fit(
@@ -85,17 +86,17 @@ def fit(
     """
     curves = _check_curves(sizes, losses, weights)
     kernel = {"theta": theta, "residual": residual, "t": t, "lr": lr}
-    own = {"fixed": fixed, "bounds": bounds}
-    given = [name for name, value in own.items() if value is not None]
+    limits = {"fixed": fixed, "bounds": bounds}
+    constraints = [name for name, value in limits.items() if value is not None]
     if law is None:
-        if given:
-            raise ValueError(f"{given[0]} is for one law; name it, such as law='rectified'")
-        options = {"huber_delta": huber_delta, "starts": starts, "gamma": gamma, "tau": tau}
-        return _fit_best(curves, kernel, options)
+        if constraints:
+            raise ValueError(f"{constraints[0]} is for one law; name it, such as law='rectified'")
+        fit_one = partial(fit, huber_delta=huber_delta, starts=starts, gamma=gamma, tau=tau)
+        return _fit_best(curves, kernel, fit_one)
     if law == "ats":
-        given += [name for name, value in kernel.items() if value is not None]
-        if given:
-            raise ValueError(f"the ats law takes no {given[0]}")
+        constraints += [name for name, value in kernel.items() if value is not None]
+        if constraints:
+            raise ValueError(f"the ats law takes no {constraints[0]}")
         return _fit_line(curves, gamma, tau)
     if law not in LAWS:
         raise ValueError(f"unknown law {law!r}; known are {', '.join([*sorted(LAWS), 'ats'])}")
@@ -105,15 +106,17 @@ def fit(
     ends = _ends(definition, fixed or {}, bounds or {})
     free = np.array([parameter.name not in (fixed or {}) for parameter in definition.parameters])
     scale, low, high = _box(definition, curves, ends)
-    problem = _problem(definition, curves, scale)
+    points = Points(curves.sizes / scale.size[:, None])
+    log_losses = np.log(curves.losses / scale.loss[:, None])
+    problem = _Problem(definition, points, log_losses, curves.weights, low, high, free)
     counted = int((curves.weights > 0).sum(-1).min())
     if counted < free.sum():
         raise ValueError(
             f"the {definition.name} law has {int(free.sum())} free parameters and there are "
             f"{counted} losses; give more sizes, or fix parameters with fixed={{...}}"
         )
-    delta, solution = _solve(problem, low, high, free, huber_delta, starts)
-    return _summary(problem, curves, scale, solution, delta, free, low, high)
+    delta, solution = _solve(problem, huber_delta, starts)
+    return _summary(problem, curves, scale, solution, delta)
 
 
 def _fit_line(curves: _Curves, gamma: int, tau: float) -> FittedLaw:
@@ -125,18 +128,16 @@ def _fit_line(curves: _Curves, gamma: int, tau: float) -> FittedLaw:
     line = accept_then_stop(x, y, gamma, tau)
     slope = np.maximum(line.variance, _NO_NOISE) / line.square_x
     level = np.maximum(line.variance, _NO_NOISE) / line.count + slope * line.mean_x**2
-    both = -slope * line.mean_x
+    cross = -slope * line.mean_x
     ones, dof = np.ones(len(slope)), line.count - 2.0
     return FittedLaw(
         definition=StraightLine(),
         coordinates=np.stack([line.intercept, line.slope], -1),
-        covariance=np.stack([level, both, both, slope], -1).reshape(-1, 2, 2),
+        covariance=np.stack([level, cross, cross, slope], -1).reshape(-1, 2, 2),
         noise=np.sqrt(line.variance),
         dof=dof,
         objective=np.where(dof > 0, line.variance * dof / 2, 0.0),
-        measured=_measured(curves),
         scale=Scale(ones, ones),
-        _single=curves.single,
         _curves=curves,
     )
 
@@ -148,7 +149,9 @@ _FEWEST_TO_JUDGE = 5  # sizes above 0: one more than a law has parameters
 _EQUAL = 9  # digits after the point; smaller errors are rounding's
 
 
-def _fit_best(curves: _Curves, kernel: dict[str, Any], options: dict[str, Any]) -> FittedLaw:
+def _fit_best(
+    curves: _Curves, kernel: Mapping[str, object], fit_one: Callable[..., FittedLaw]
+) -> FittedLaw:
     """Fit the law that would have forecast the larger sizes best from the smaller ones.
 
     Every law is fitted to the first k sizes, for every k of at least five sizes above 0 and half of
@@ -163,34 +166,35 @@ def _fit_best(curves: _Curves, kernel: dict[str, Any], options: dict[str, Any]) 
     if (curves.weights != curves.weights[:, :1]).any():
         laws.remove("ats")
     above = (curves.weights > 0) & (curves.sizes > 0)
-    known, half = above.cumsum(-1).min(0), (len(curves.sizes) + 1) // 2
-    cuts = [k for k in range(half, len(curves.sizes)) if known[k - 1] >= _FEWEST_TO_JUDGE]
+    counts, half = above.cumsum(-1).min(0), (len(curves.sizes) + 1) // 2
+    cuts = [k for k in range(half, len(curves.sizes)) if counts[k - 1] >= _FEWEST_TO_JUDGE]
 
     def fit_first(k: int, law: str) -> FittedLaw:
-        kept = np.arange(len(curves.sizes)) < k
+        first = np.arange(len(curves.sizes)) < k
         if law == "power":
-            kept &= curves.sizes > 0
-        losses = curves.losses[:, kept]
-        weights = None if law == "ats" else curves.weights[:, kept]
-        parts: dict[str, Any] = {}
+            first &= curves.sizes > 0
+        weights = None if law == "ats" else curves.weights[:, first]
+        parts: dict[str, object] = {}
         if law == "lensllm":
+            # One Θ and r may stand for all sizes; a sequence has one a size, as t always does.
             parts = {n: v[:k] if isinstance(v, Sequence) else v for n, v in kernel.items()}
             parts["t"] = None if kernel["t"] is None else np.asarray(kernel["t"])[:k]
-        return fit(curves.sizes[kept], losses, law, weights=weights, **options, **parts)
+        return fit_one(curves.sizes[first], curves.losses[:, first], law, weights=weights, **parts)
 
     def errors(k: int, law: str) -> Array:
         return np.log(fit_first(k, law).predict(curves.sizes[k:]) / curves.losses[:, k:])
 
     def median(errors: Mapping[int, Array]) -> float:
-        judged = [np.abs(each)[curves.weights[:, k:] > 0] for k, each in errors.items()]
+        judged = [np.abs(error)[curves.weights[:, k:] > 0] for k, error in errors.items()]
         return float(np.median(np.concatenate(judged)))
 
-    found = {law: {k: errors(k, law) for k in cuts} for law in (laws if cuts else ())}
-    backtest = {law: median(each) for law, each in found.items()}
+    by_law = {law: {k: errors(k, law) for k in cuts} for law in (laws if cuts else ())}
+    backtest = {law: median(errors) for law, errors in by_law.items()}
+    # `min` takes the first of equals, and the laws stand with the simplest first.
     best = min(backtest, key=lambda law: round(backtest[law], _EQUAL), default=laws[0])
     chosen = fit_first(len(curves.sizes), best)
-    drift = measure_drift(curves.sizes, curves.losses, curves.weights, found.get(best, {}))
-    return replace(chosen, backtest=backtest, drift=drift, _single=curves.single)
+    drift = measure_drift(curves.sizes, curves.losses, curves.weights, by_law.get(best, {}))
+    return replace(chosen, backtest=backtest, drift=drift, _curves=curves)
 
 
 # Arguments --------------------------------------------------------------------------------------
@@ -248,8 +252,8 @@ def _definition(law: str, curves: _Curves, kernel: Mapping[str, object]) -> Law:
     if len(missing) == len(kernel):
         return LAWS[law]()
     if law != "lensllm":
-        given = next(name for name in kernel if name not in missing)
-        raise ValueError(f"{given} is for the lensllm law; the {law} law has no kernel")
+        name = next(name for name in kernel if name not in missing)
+        raise ValueError(f"{name} is for the lensllm law; the {law} law has no kernel")
     if missing:
         raise ValueError(f"a measured F needs theta, residual, t and lr; {missing[0]} is missing")
     if len(curves.losses) != 1:
@@ -263,16 +267,18 @@ def _ends(
     law: Law, fixed: Mapping[str, float], bounds: Mapping[str, tuple[float, float]]
 ) -> dict[str, tuple[float, float]]:
     """Return the bounds that were given, in the units of the losses and sizes that were given."""
-    known = {parameter.name: parameter for parameter in law.parameters}
+    parameters = {parameter.name: parameter for parameter in law.parameters}
     ends = dict(bounds) | {name: (value, value) for name, value in fixed.items()}
     for name, (low, high) in ends.items():
-        if name not in known:
-            raise ValueError(f"the {law.name} law has no parameter {name!r}; it has {[*known]}")
-        pair: Any = [known[name].coordinate(end) for end in (low, high)]
+        if name not in parameters:
+            raise ValueError(
+                f"the {law.name} law has no parameter {name!r}; it has {[*parameters]}"
+            )
+        pair = np.array([parameters[name].coordinate(end) for end in (low, high)])
         if not (np.isfinite(pair).all() and pair[0] <= pair[1]) or low < 0:
             raise ValueError(
                 f"{name} is to lie in [{low}, {high}]; expected two finite "
-                f"{'positive ' if known[name].log else ''}numbers, the lower first"
+                f"{'positive ' if parameters[name].log else ''}numbers, the lower first"
             )
     return ends
 
@@ -292,8 +298,8 @@ class Scale:
     def of(self, unit: Exponents) -> Array:
         """Return the unit of a parameter, [n]; an unknown exponent is none of a unit of 1."""
         total = np.zeros(len(self.loss))
-        for power, own in zip(unit, (self.loss, self.size), strict=True):
-            total += np.where(own == 1, 0.0, power * np.log(own))
+        for power, base in zip(unit, (self.loss, self.size), strict=True):
+            total += np.where(base == 1, 0.0, power * np.log(base))
         return np.exp(total)
 
 
@@ -308,10 +314,13 @@ def _box(
     Where a bound was given for a parameter whose unit is a power of losses or sizes that is itself
     fitted (B of loss · size^β), that unit stays 1: the bound has no other form.
     """
-    known = {name: low if low == high else np.nan for name, (low, high) in ends.items()}
-    units = law.units({each.name: known.get(each.name, np.nan) for each in law.parameters})
-    given: Any = [units.get(name, _NO_UNIT) for name, pair in ends.items() if any(pair)]
-    loss, size = (not np.isnan(powers).any() for powers in zip(*given, _NO_UNIT, strict=True))
+    # The unit of a parameter is loss^a · size^b, where a and b may hold other parameters: those are
+    # numbers where they are fixed, NaN where they are fitted.  NaN in the unit of a bound other
+    # than 0 is the case above.
+    fixed = {name: low if low == high else np.nan for name, (low, high) in ends.items()}
+    units = law.units({p.name: fixed.get(p.name, np.nan) for p in law.parameters})
+    powers = [units.get(name, _NO_UNIT) for name, pair in ends.items() if any(pair)]
+    loss, size = (not np.isnan(power).any() for power in zip(*powers, _NO_UNIT, strict=True))
     counted, ones = curves.weights > 0, np.ones(len(curves.losses))
     largest = np.where(counted, curves.sizes, 0.0).max(-1)
     scale = Scale(
@@ -319,20 +328,11 @@ def _box(
         size=np.where(largest > 0, largest, 1.0) if size and not law.only_in_rows else ones,
     )
     low, high = np.empty((2, len(ones), len(law.parameters)))
-    for place, each in enumerate(law.parameters):
-        unit: Values = scale.of(units.get(each.name, _NO_UNIT)) if each.name in ends else 1.0
-        pair = ends.get(each.name, (each.low, each.high))
-        low[:, place], high[:, place] = (each.coordinate(end and end / unit) for end in pair)
+    for place, p in enumerate(law.parameters):
+        unit: Values = scale.of(units.get(p.name, _NO_UNIT)) if p.name in ends else 1.0
+        pair = ends.get(p.name, (p.low, p.high))
+        low[:, place], high[:, place] = (p.coordinate(end and end / unit) for end in pair)
     return scale, low, high
-
-
-def _problem(law: Law, curves: _Curves, scale: Scale) -> _Problem:
-    return _Problem(
-        law=law,
-        points=Points(curves.sizes / scale.size[:, None]),
-        log_losses=np.log(curves.losses / scale.loss[:, None]),
-        weights=curves.weights,
-    )
 
 
 # The fit ----------------------------------------------------------------------------------------
@@ -347,17 +347,29 @@ _NO_NOISE = 1e-30  # variance of ln L, of a perfect fit
 
 @dataclass(frozen=True)
 class _Problem:
-    """Residuals of a law at the points of a batch of curves, started several times each."""
+    """Residuals of a law at the points of a batch of curves, started several times each.
+
+    Attributes:
+        law, points, log_losses, weights: what is fitted to what, [n, m].
+        low, high: bounds of the coordinates, [n, p].
+        free: which coordinates are not fixed, [p].
+    """
 
     law: Law
     points: Points
     log_losses: Array
     weights: Array
+    low: Array
+    high: Array
+    free: Mask
 
     def of(self, owner: Index) -> Residuals:
         """Return the residual function of rows that belong to the curves `owner`."""
 
         def residuals(u: Array, rows: Index, gradient: bool) -> tuple[Array, Array]:
+            # In ln L an error of 1 % weighs the same at a loss of 3 and at one of 0.03, and the unit
+            # of the losses drops out.  Residuals in L would fit the largest losses, which are those
+            # of the smallest sizes, and it is the other end that is extrapolated.
             chosen = owner[rows]
             value, jacobian = self.law.log_loss(u, self.points.rows(chosen), gradient)
             return value - self.log_losses[chosen], jacobian
@@ -373,76 +385,51 @@ class _Problem:
         self,
         u: Array,
         owner: Index,
-        low: Array,
-        high: Array,
         delta: Array,
         iterations: int = 200,
         tolerance: float = 1e-10,
+        held: Mask | bool = False,
     ) -> Solution:
-        """`u`, `low`, `high`: one row a start; `delta`: one number a curve."""
-        return minimise(
-            self.of(owner),
-            u,
-            low,
-            high,
-            self.weights[owner],
-            delta[owner],
-            iterations=iterations,
-            tolerance=tolerance,
-        )
+        """Minimise from u, a row a start; delta: one number a curve; `held` stay as they are."""
+        low, high = (np.where(held, u, end[owner]) for end in (self.low, self.high))
+        weights, deltas = self.weights[owner], delta[owner]
+        return minimise(self.of(owner), u, low, high, weights, deltas, iterations, tolerance)
 
 
-def _solve(
-    problem: _Problem,
-    low: Array,
-    high: Array,
-    free: Mask,
-    huber_delta: float | None,
-    starts: int,
-) -> tuple[Array, Solution]:
+def _solve(problem: _Problem, huber_delta: float | None, starts: int) -> tuple[Array, Solution]:
     """Return Huber's threshold [n] and the best of several starts, for every curve."""
     if starts < 1:
         raise ValueError(f"starts is {starts}; expected 1 or more")
     if huber_delta is not None and not huber_delta > 0:
         raise ValueError(f"huber_delta is {huber_delta}; expected a positive threshold in ln L")
     curves = len(problem.log_losses)
-    u, owner = _best_candidates(problem, low, high, starts)
-    low, high = low[owner], high[owner]
+    u, owner = _best_candidates(problem, starts)
     # Under a narrow threshold a law that meets any p losses exactly and ignores the others is a
     # minimum.  Least squares has no such minima: the starts go there first, and the threshold then
     # comes down in stages.
     squares = np.full(curves, np.inf)
     for names in problem.law.stages:
         held = np.array([parameter.name in names for parameter in problem.law.parameters])
-        stage = problem.minimise(
-            u,
-            owner,
-            np.where(held, u, low),
-            np.where(held, u, high),
-            squares,
-            iterations=15 if names else 60,
-            tolerance=1e-2 if names else 1e-7,
-        )
+        iterations, tolerance = (15, 1e-2) if names else (60, 1e-7)
+        stage = problem.minimise(u, owner, squares, iterations, tolerance, held)
         u = stage.u
     if huber_delta is None:
-        delta = _robust_delta(problem, _best_of(stage, owner, curves).u, free)
+        delta = _robust_delta(problem, _best_of(stage, curves).u)
     else:
         delta = np.full(curves, float(huber_delta))
     if np.isfinite(delta).all():
         for factor in _ANNEALING:
-            wide = factor * delta
-            u = problem.minimise(u, owner, low, high, wide, iterations=20, tolerance=1e-4).u
-    best = _best_of(problem.minimise(u, owner, low, high, delta), owner, curves)
-    first = np.unique(owner, return_index=True)[1]
-    return delta, replace(best, u=problem.law.settle(best.u, low[first], high[first]))
+            u = problem.minimise(u, owner, factor * delta, iterations=20, tolerance=1e-4).u
+    best = _best_of(problem.minimise(u, owner, delta), curves)
+    return delta, replace(best, u=problem.law.settle(best.u, problem.low, problem.high))
 
 
-def _best_candidates(
-    problem: _Problem, low: Array, high: Array, starts: int
-) -> tuple[Array, Index]:
+def _best_candidates(problem: _Problem, starts: int) -> tuple[Array, Index]:
     """Return the `starts` best points of the law's grid for each curve, by least squares."""
+    # One start is not enough: a single bend can be the end of the flat phase or the way into the
+    # floor E.  Each reading has its own minimum, and only following both tells the lower one.
     candidates = problem.law.candidates(problem.points, problem.log_losses, problem.weights)
-    candidates = np.clip(candidates, low[:, None], high[:, None])
+    candidates = np.clip(candidates, problem.low[:, None], problem.high[:, None])
     curves, count, p = candidates.shape
     owner = np.repeat(np.arange(curves), count)
     with np.errstate(all="ignore"):
@@ -454,20 +441,22 @@ def _best_candidates(
     return chosen.reshape(-1, p), np.repeat(np.arange(curves), best.shape[1])
 
 
-def _best_of(each: Solution, owner: Index, curves: int) -> Solution:
+def _best_of(starts: Solution, curves: int) -> Solution:
     """Return the start with the lowest objective, for every curve."""
-    first = np.flatnonzero(np.diff(owner, prepend=-1))
-    best = each.objective.reshape(curves, -1).argmin(-1) + first
-    return Solution(each.u[best], each.objective[best], each.converged[best])
+    objective = starts.objective.reshape(curves, -1)
+    best = objective.argmin(-1) + np.arange(curves) * objective.shape[1]
+    return Solution(starts.u[best], starts.objective[best], starts.converged[best])
 
 
-def _robust_delta(problem: _Problem, u: Array, free: Mask) -> Array:
+def _robust_delta(problem: _Problem, u: Array) -> Array:
     """Return 1.345 robust standard deviations of the residuals, [n]."""
+    # p parameters bend the law towards m points, so that residuals are smaller than the noise by
+    # √((m − p)/m), if not by more.
     value = np.abs(problem.at(u)[0])
     counted = problem.weights > 0
     median = np.nanmedian(np.where(counted, value, np.nan), -1)
     points = counted.sum(-1)
-    inflation = np.sqrt(points / np.maximum(points - free.sum(), 1))
+    inflation = np.sqrt(points / np.maximum(points - problem.free.sum(), 1))
     return np.maximum(_EFFICIENT * median / _NORMAL_MEDIAN * inflation, _NARROWEST)
 
 
@@ -493,17 +482,10 @@ def _gaussian_variance(delta: Array) -> Array:
 
 
 def _summary(
-    problem: _Problem,
-    curves: _Curves,
-    scale: Scale,
-    solution: Solution,
-    delta: Array,
-    free: Mask,
-    low: Array,
-    high: Array,
+    problem: _Problem, curves: _Curves, scale: Scale, solution: Solution, delta: Array
 ) -> FittedLaw:
     value, jacobian = problem.at(solution.u)
-    weights = problem.weights
+    weights, free = problem.weights, problem.free
     dof = (weights > 0).sum(-1) - float(free.sum())
     left = np.maximum(dof, 1)
     noise = np.sqrt((weights * value**2).sum(-1) / left)
@@ -520,22 +502,13 @@ def _summary(
     return FittedLaw(
         definition=problem.law,
         coordinates=solution.u,
-        covariance=_covariance(jacobian, weights, spread, free, high - low),
+        covariance=_covariance(jacobian, weights, spread, free, problem.high - problem.low),
         noise=np.where(dof > 0, noise, np.nan),
         dof=dof,
         objective=solution.objective,
-        measured=_measured(curves),
         scale=scale,
-        _single=curves.single,
         _curves=curves,
     )
-
-
-def _measured(curves: _Curves) -> Array:
-    """Return the smallest and the largest size above 0 that count, [n, 2]."""
-    above = (curves.weights > 0) & (curves.sizes > 0)
-    low = np.where(above, curves.sizes, np.inf).min(-1)
-    return np.stack([low, np.where(above, curves.sizes, 0).max(-1)], -1)
 
 
 def _covariance(jacobian: Array, weights: Array, spread: Array, free: Mask, width: Array) -> Array:
@@ -599,7 +572,6 @@ class FittedLaw:
         noise: standard deviation of ln L around the law, [n]; NaN without degrees of freedom.
         dof: sizes that count minus free parameters, [n].
         objective: the minimised Σ w h_δ(r), [n]; the mean of the weights above 0 is 1.
-        measured: smallest and largest size above 0 that counted, [n, 2].
         scale: the units that the fit counted in.
         backtest: where `fit` chose the law, the median of |ln error| that each of the laws had when
             it forecast the larger sizes from the smaller ones; empty otherwise.
@@ -622,9 +594,7 @@ class FittedLaw:
     noise: Array
     dof: Array
     objective: Array
-    measured: Array
     scale: Scale
-    _single: bool
     _curves: _Curves
     backtest: Mapping[str, float] = field(default_factory=dict)
     drift: Drift | None = None
@@ -636,6 +606,13 @@ class FittedLaw:
     def law(self) -> str:
         """Name of the law."""
         return self.definition.name
+
+    @property
+    def measured(self) -> Array:
+        """The smallest and the largest size above 0 that counted, [n, 2]."""
+        sizes, above = self._curves.sizes, (self._curves.weights > 0) & (self._curves.sizes > 0)
+        low, high = np.where(above, sizes, np.inf).min(-1), np.where(above, sizes, 0).max(-1)
+        return np.stack([low, high], -1)
 
     @property
     def params(self) -> dict[str, Values]:
@@ -669,24 +646,26 @@ class FittedLaw:
         up, down = ([self._values(self.coordinates + s * step) for step in steps] for s in (1, -1))
         centre = self._values(self.coordinates)
         result: dict[str, tuple[Values, Values]] = {}
-        for place, each in enumerate(self.definition.parameters):
+        for place, p in enumerate(self.definition.parameters):
             if not self.covariance[:, place, place].any():
                 continue
             # Of ln value where the coordinate is one: it depends on others through its unit.
-            inner: Form = np.log if each.log else np.asarray
+            form: Callable[[Array], Array] = np.log if p.log else np.asarray
             pairs = zip(up, down, strict=True)
-            ends = [inner(a[each.name]) - inner(b[each.name]) for a, b in pairs]
-            gradient = np.stack(ends, -1) / (2 * _STEP)
-            variance = np.einsum("np,npq,nq->n", gradient, self.covariance, gradient)
-            scale = np.maximum(np.sqrt(variance), _NARROW)
-            spread = Student(inner(centre[each.name]), scale, self.dof)
+            steps_apart = [form(a[p.name]) - form(b[p.name]) for a, b in pairs]
+            error = np.sqrt(self._variance(np.stack(steps_apart, -1) / (2 * _STEP)))
+            spread = Student(form(centre[p.name]), np.maximum(error, _NARROW), self.dof)
             with np.errstate(over="ignore"):  # an end beyond the largest double is infinite
                 low, high = (
-                    self._row(np.exp(end) if each.log else np.maximum(end, each.low))
+                    self._row(np.exp(end) if p.log else np.maximum(end, p.low))
                     for end in spread.interval(level)
                 )
-            result[each.name] = low, high
+            result[p.name] = low, high
         return result
+
+    def _variance(self, gradient: Array) -> Array:
+        """Return gᵀ C g, [n]: the variance of what has the gradient g, [n, p] (delta method)."""
+        return np.einsum("np,npq,nq->n", gradient, self.covariance, gradient)
 
     @property
     def has_width(self) -> bool:
@@ -709,18 +688,18 @@ class FittedLaw:
         if self.drift is None:
             return self._exact_predictive(size)
         # Beyond the largest size the drift stands for the parameters' uncertainty, too.
-        own = self._exact_predictive(min(size, float(np.exp(self.drift.last.max()))))
-        there = replace(own, location=self._log_predict(np.array([size]))[:, 0])
-        return self.drift.added_to(there, size)
+        exact = self._exact_predictive(min(size, float(np.exp(self.drift.last.max()))))
+        ahead = replace(exact, location=self._log_predict(np.array([size]))[:, 0])
+        return self.drift.added_to(ahead, size)
 
     def _exact_predictive(self, size: float) -> Student:
         """Return the distribution of ln L at a size if the law is exact, one a curve."""
         self._check_width()
         value, gradient = self.definition.log_loss(self.coordinates, self._points(np.array([size])))
-        carried = np.einsum("np,npq,nq->n", gradient[:, 0], self.covariance, gradient[:, 0])
+        variance = self.noise**2 + self._variance(gradient[:, 0])
         location = value[:, 0] + np.log(self.scale.loss)
         # A perfect fit has no width; a positive scale keeps its quantiles defined.
-        return Student(location, np.maximum(np.sqrt(self.noise**2 + carried), _NARROW), self.dof)
+        return Student(location, np.maximum(np.sqrt(variance), _NARROW), self.dof)
 
     @property
     def transition(self) -> Transitions:
@@ -729,17 +708,17 @@ class FittedLaw:
         None where no transition is seen: the law has none, or its interval leaves the sizes above 0
         that were measured.
         """
-        found: list[Transition | None] = [None] * len(self.coordinates)
+        seen: list[Transition | None] = [None] * len(self.coordinates)
         transition = self.definition.log_transition(self.coordinates)
         if transition is not None and self.has_width:
             value, gradient = transition
-            error = np.sqrt(np.einsum("np,npq,nq->n", gradient, self.covariance, gradient))
+            error = np.sqrt(self._variance(gradient))
             spread = Student(value + np.log(self.scale.size), error, self.dof)
             ends = np.stack([spread.location, *spread.interval(0.9)], -1)
             first, last = np.log(self.measured.T)
             for row in np.flatnonzero((first < ends[:, 1]) & (ends[:, 2] < last)):
-                found[row] = Transition(*np.exp(ends[row]).tolist())
-        return found[0] if self._single else found
+                seen[row] = Transition(*np.exp(ends[row]).tolist())
+        return seen[0] if self._curves.single else seen
 
     def predict(self, sizes: npt.ArrayLike) -> Values:
         """Return the fitted loss.
@@ -778,7 +757,7 @@ class FittedLaw:
             low, high = (np.exp(np.stack([end[side] for end in ends], -1)) for side in (0, 1))
         return self._shaped(low, sizes), self._shaped(high, sizes)
 
-    def plot(self, ax: Any = None, level: float = 0.9) -> Any:
+    def plot(self, ax: Axes | None = None, level: float = 0.9) -> Axes:
         """Draw the losses that were fitted, the curves and, where they have any, their intervals.
 
         The curves reach to four times the largest size.
@@ -835,7 +814,7 @@ class FittedLaw:
         return self._row(values[:, 0] if np.ndim(sizes) == 0 else values)
 
     def _row(self, values: Array) -> Values:
-        if not self._single:
+        if not self._curves.single:
             return values
         return float(values[0]) if values.ndim == 1 else values[0]
 
@@ -883,12 +862,12 @@ def describe(fitted: FittedLaw) -> str:
     else:
         noise, dof = _range(fitted.noise, ".2g"), _range(fitted.dof, ".3g")
         residual = f"{noise} in ln L, degrees of freedom: {dof}"
-        told = "the backtest's errors and " if fitted.backtest else ""
-        width = f"of losses widen beyond the largest size, by {told}the slope there"
+        errors = "the backtest's errors and " if fitted.backtest else ""
+        width = f"of losses widen beyond the largest size, by {errors}the slope there"
         if fitted.drift is None:
             width = "of losses take the law as exact, and are too narrow where it is not"
     rows = [
-        *_found(fitted),
+        *_parameter_rows(fitted),
         ("residual", residual),
         ("backtest", chosen),
         ("intervals", width),
@@ -897,8 +876,8 @@ def describe(fitted: FittedLaw) -> str:
     return "\n".join([head, *(f"  {label:<{_LABELS}}{text}" for label, text in rows)])
 
 
-def _found(fitted: FittedLaw) -> list[tuple[str, str]]:
-    """Return the names of the parameters and of the transition, each with what was found."""
+def _parameter_rows(fitted: FittedLaw) -> list[tuple[str, str]]:
+    """Return the names of the parameters and of the transition, each with its estimate."""
     try:
         intervals = fitted.parameter_intervals() if fitted.has_width else {}
         transition = _transition_text(fitted)
@@ -917,12 +896,12 @@ def _found(fitted: FittedLaw) -> list[tuple[str, str]]:
 def _transition_text(fitted: FittedLaw) -> str:
     if not fitted.definition.has_transition:
         return "the law has none"
-    found = fitted.transition
-    if isinstance(found, list):
-        return f"seen in {len(found) - found.count(None)} of {len(found)} curves"
-    if found is None:
+    seen = fitted.transition
+    if isinstance(seen, list):
+        return f"seen in {len(seen) - seen.count(None)} of {len(seen)} curves"
+    if seen is None:
         return "none seen within these sizes"
-    return f"{_size(found.size):<12}[{_size(found.low)}, {_size(found.high)}]"
+    return f"{_size(seen.size):<12}[{_size(seen.low)}, {_size(seen.high)}]"
 
 
 def _range(values: Array, form: str) -> str:
@@ -968,16 +947,15 @@ class Drift:
     span: Array
     rate: Array
 
-    def added_to(self, own: Student, size: float) -> Student:
-        """Return a law's own distribution of ln L with the drift at a size.
+    def added_to(self, exact: Student, size: float) -> Student:
+        """Return an exact law's distribution of ln L with the drift at a size.
 
         Degrees of freedom are those of Welch and Satterthwaite for the sum; the drift has two.
         """
         reach = np.maximum(np.log(size) - self.last, 0.0) if size > 0 else np.zeros(len(self.last))
-        square, own_square = self.rate**2 * reach**3 / self.span, np.maximum(own.scale, 1e-12) ** 2
-        total = own_square + square
-        dof = total**2 / (own_square**2 / own.dof + square**2 / _DOF)
-        return Student(own.location, np.sqrt(total), dof)
+        drift, noise = self.rate**2 * reach**3 / self.span, np.maximum(exact.scale, _NARROW) ** 2
+        dof = (noise + drift) ** 2 / (noise**2 / exact.dof + drift**2 / _DOF)
+        return Student(exact.location, np.sqrt(noise + drift), dof)
 
 
 def measure_drift(
@@ -996,16 +974,16 @@ def measure_drift(
     x = np.broadcast_to(np.log(np.where(sizes > 0, sizes, 1.0)), counted.shape)
     recent = counted & (counted[:, ::-1].cumsum(-1)[:, ::-1] <= _RECENT)
     (_, slope, _, _), _ = line_through(x, np.log(losses), recent, recent.sum(-1))
-    known = np.where(counted, x, np.nan)
+    logs = np.where(counted, x, np.nan)
     squares = np.full((len(x), len(errors)), np.nan)
     for place, (k, error) in enumerate(errors.items()):
-        reach = known[:, k:] - np.nanmax(known[:, :k], -1, keepdims=True)
+        reach = logs[:, k:] - np.nanmax(logs[:, :k], -1, keepdims=True)
         squares[:, place] = _mean((error / reach) ** 2)
     backtest = np.sqrt(_mean(squares))
     backtest = np.where(np.isnan(backtest), np.abs(slope), backtest)
-    last = np.nanmax(known, -1)
+    last = np.nanmax(logs, -1)
     rate = _SHARE * np.sqrt(np.abs(slope) * backtest)
-    return Drift(last, last - np.nanmin(known, -1), rate)
+    return Drift(last, last - np.nanmin(logs, -1), rate)
 
 
 def _mean(values: Array) -> Array:

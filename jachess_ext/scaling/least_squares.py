@@ -64,7 +64,6 @@ def minimise(
     high: Array,
     weights: Array,
     delta: Array,
-    *,
     iterations: int = 200,
     tolerance: float = 1e-10,
 ) -> Solution:
@@ -182,9 +181,9 @@ def _bounded_step(state: _State, lower: Array, upper: Array) -> Array:
     return step
 
 
-def _solve_free(matrix: Array, g: Array, free: Mask, given: Array) -> Array:
-    """Return M s = −g in the free coordinates, with the others at `given`."""
-    right = np.where(free, -g - (matrix @ given[..., None])[..., 0], given)
+def _solve_free(matrix: Array, g: Array, free: Mask, held: Array) -> Array:
+    """Return M s = −g in the free coordinates, with the others at `held`."""
+    right = np.where(free, -g - (matrix @ held[..., None])[..., 0], held)
     reduced = np.where(free[:, :, None] & free[:, None, :], matrix, np.eye(g.shape[1]))
     return np.linalg.solve(reduced, right[..., None])[..., 0]
 
