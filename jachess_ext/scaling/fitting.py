@@ -367,9 +367,9 @@ class _Problem:
         """Return the residual function of rows that belong to the curves `owner`."""
 
         def residuals(u: Array, rows: Index, gradient: bool) -> tuple[Array, Array]:
-            # In ln L an error of 1 % weighs the same at a loss of 3 and at one of 0.03, and the unit
-            # of the losses drops out.  Residuals in L would fit the largest losses, which are those
-            # of the smallest sizes, and it is the other end that is extrapolated.
+            # In ln L an error of 1 % weighs the same at a loss of 3 and at 0.03, and the unit of
+            # the losses drops out.  Residuals in L would fit the largest losses, which are those of
+            # the smallest sizes, and it is the other end that is extrapolated.
             chosen = owner[rows]
             value, jacobian = self.law.log_loss(u, self.points.rows(chosen), gradient)
             return value - self.log_losses[chosen], jacobian

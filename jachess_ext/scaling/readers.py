@@ -9,17 +9,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from .._io import DataError, parse_json, read_text
 from .runs import LossTable, TableError, higher_is_better, metric_word, shown
 from .sheets import listed, parse_size
-from .tables import Records, plain_name, to_table
+from .tables import Records, alike, to_table
 
 _RECIPE = ("learning_rate", "num_train_epochs", "max_steps", "train_batch_size")
 """Settings that repeated runs of a model and size must share."""
+
+
+State: TypeAlias = Mapping[str, Any]
+"""A trainer_state.json, as JSON has it."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class _Run:
     home: Path
     name: str
     rows: int | None
-    recipe: Mapping[str, Any]
+    recipe: Mapping[str, object]
     values: Mapping[str, Sequence[tuple[int | None, float]]]
 
 
@@ -117,7 +121,6 @@ def read_runs(
         models=models,
         sizes=np.array(sizes),
         values=values,
-        names=list(dict.fromkeys(models)),
         seeds=[run.name for run in runs],
     )
     return to_table(records, metric or column, fewest, test_rows)
@@ -128,23 +131,19 @@ def _matched(run: _Run, pattern: str, what: str) -> str:
     try:
         match = re.search(pattern, run.name)
     except re.error as error:
-        raise TableError(
-            f"{shown(pattern)}, for the {what}, is no regular expression ({error})"
-        ) from None
+        text = f"{shown(pattern)}, for the {what}, is no regular expression ({error})"
+        raise TableError(text) from None
     if match is None or match.re.groups != 1 or match[1] is None:
-        raise TableError(
-            f"{shown(pattern)}, for the {what}, matches no part of the run {shown(run.name)} with "
-            "one group"
-        )
+        text = f"{shown(pattern)}, for the {what}, matches no part of the run {shown(run.name)}"
+        raise TableError(f"{text} with one group")
     return match[1]
 
 
 def _size(run: _Run, pattern: str | None) -> float:
     if pattern is None and run.rows is None:
         raise TableError(
-            f"the number of training examples of the run {shown(run.name)} is not known: there is "
-            "no train_samples in its train_results.json; say where its path has it, by a regular "
-            "expression",
+            f"the number of training examples of the run {shown(run.name)} is not known: no file "
+            "has its train_samples; say where its path has it, by a regular expression",
             size=r"(\d+)\D*$",
         )
     try:
@@ -163,12 +162,10 @@ def _metric(folder: Path, runs: Sequence[_Run], metric: str | None) -> str:
         raise TableError(f"no run of {folder} has a measurement that can be read")
     if metric is None:
         names = [name for name in every if metric_word(name)]
-    elif metric in every:
-        return metric
     else:
-        names = [name for name in every if plain_name(name) == plain_name(metric)]
-        if not names:
-            return metric  # no run has it: `_value` says of the first what it has
+        names = alike(metric, every) or [
+            metric
+        ]  # of the first without it `_value` says what it has
     if len(names) != 1:
         raise TableError(
             f"{folder} has the measurements {listed(names or every)}; say which",
@@ -183,21 +180,21 @@ def _value(run: _Run, metric: str, value: str) -> float:
     values = [number for _, number in pairs]
     wrong = [number for number in values if not math.isfinite(number)]
     if wrong or not values:
-        found = (
-            f"a {shown(metric)} of {wrong[0]}"
-            if wrong
-            else f"no {shown(metric)} (it has {listed(list(run.values)) or 'none'})"
-        )
-        raise TableError(f"the run {shown(run.name)} has {found}; leave it out", ignore=[run.name])
+        content = f"no {shown(metric)} (it has {listed(list(run.values)) or 'none'})"
+        content = f"a {shown(metric)} of {wrong[0]}" if wrong else content
+        text = f"the run {shown(run.name)} has {content}; leave it out"
+        raise TableError(text, ignore=[run.name])
     for step in {step for step, _ in pairs if step is not None}:
+        # With load_best_model_at_end a run is measured once more at its last step, and the numbers
+        # are those of an earlier step: no second data set, but not of the last weights either.
         elsewhere = {number for other, number in pairs if other != step}
-        here = {number for other, number in pairs if other == step}
-        again = len(here - elsewhere) < 2  # the best model, loaded at the end and measured again
-        if len(here) > 1 and not (again and value == "best"):
+        at_step = {number for other, number in pairs if other == step}
+        again = len(at_step - elsewhere) < 2
+        if len(at_step) > 1 and not (again and value == "best"):
             raise TableError(
                 f"the run {shown(run.name)} has several {metric} at step {step}, "
-                f"{listed(sorted(map(str, here)))}: of other data, or of the best model loaded at "
-                "the end; leave it out, or say that the best counts",
+                f"{listed(sorted(map(str, at_step)))}: of other data, or of the best model loaded "
+                "at the end; leave it out, or say that the best counts",
                 **({"value": "best"} if again else {"ignore": [run.name]}),
             )
     if value == "last":
@@ -226,24 +223,26 @@ def _refuse_other_recipes(
 
 def _trainer_runs(folder: Path) -> list[_Run]:
     """Return the runs of a folder, with checkpoints in them or without."""
-    found: dict[Path, list[tuple[bool, int, Path, dict[str, Any]]]] = {}
+    states: dict[Path, list[tuple[bool, int, Path, State]]] = {}
     for path in sorted(folder.rglob("trainer_state.json")):
         state = parse_json(read_text(path), str(path), lenient=True)
         if not isinstance(state, dict) or "log_history" not in state:
             raise TableError(f"{path} is no state of transformers' Trainer (no log_history)")
-        own = not re.fullmatch(r"checkpoint-\d+", path.parent.name)
-        home = path.parent if own else path.parent.parent
-        with _expected(path):
+        final = not re.fullmatch(r"checkpoint-\d+", path.parent.name)
+        home = path.parent if final else path.parent.parent
+        with _as_written(path):
             step = int(state.get("global_step", 0))
-        found.setdefault(home, []).append((own, step, path.parent, state))
-    if not found:
+        states.setdefault(home, []).append((final, step, path.parent, state))
+    if not states:
         return _harness_runs(folder)
     runs = []
-    for home, each in found.items():
-        with _expected(home):
-            *earlier, (own, _, last, state) = sorted(each, key=lambda one: one[:2])
+    for home, all_states in states.items():
+        with _as_written(home):
+            # A folder that two runs wrote to has checkpoints of both: the state with the most steps
+            # may be the older run's, and then its log does not begin as the others' do.
+            *earlier, (final, _, last, state) = sorted(all_states, key=lambda one: one[:2])
             for _, _, place, before in earlier:
-                if not own and not _goes_on(state, before):  # which is newer, steps do not tell
+                if not final and not _goes_on(state, before):
                     raise TableError(
                         f"{last} does not go on from {place.name}, so {home} holds checkpoints of "
                         "several runs; remove those of the earlier one"
@@ -257,7 +256,7 @@ def _harness_runs(folder: Path) -> list[_Run]:
     runs = []
     for path in sorted(folder.rglob("results*.json")):
         content = parse_json(read_text(path), str(path), lenient=True)
-        with _expected(path):
+        with _as_written(path):
             values = {
                 f"{task}/{metric.removesuffix(',none')}": [(None, float(number))]
                 for task, metrics in content["results"].items()
@@ -273,13 +272,13 @@ def _harness_runs(folder: Path) -> list[_Run]:
     return runs
 
 
-def _goes_on(state: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+def _goes_on(state: State, before: State) -> bool:
     """Return whether a log begins as another, so that both are of one run."""
     begun = before["log_history"]
     return repr(state["log_history"][: len(begun)]) == repr(begun)  # NaN is NaN here
 
 
-def _trainer_run(folder: Path, home: Path, state: dict[str, Any]) -> _Run:
+def _trainer_run(folder: Path, home: Path, state: State) -> _Run:
     """Return the run of a folder from its last state."""
     results: dict[str, Any] = {}
     for name in ("train_results.json", "eval_results.json", "all_results.json"):
@@ -310,14 +309,15 @@ def _trainer_run(folder: Path, home: Path, state: dict[str, Any]) -> _Run:
     )
 
 
-def _measured(value: Any) -> float:
+def _measured(value: object) -> float:
     """Return a measurement as a number, NaN where it is none: empty, or told in words."""
-    known = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if known else math.nan
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    return math.nan
 
 
 @contextmanager
-def _expected(path: Path) -> Iterator[None]:
+def _as_written(path: Path) -> Iterator[None]:
     """Turn errors of files that are not as Trainer writes them into a sentence."""
     try:
         yield

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from reprlib import Repr
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from .predictive import Array, Index, Mask
 _ZERO = " (an error rate of 0 has no logarithm; write half a test example, 0.5 / their number)"
 _SHORT = Repr()
 _SHORT.maxstring = 100
+Values = TypeVar("Values", float, Array)
 shown = _SHORT.repr
 """Quotes what a user wrote, of long text the ends alone: damaged files have names of any length."""
 
@@ -32,14 +33,11 @@ class TableError(ValueError):
         self.options = options
 
     def __str__(self) -> str:
-        values = {
-            name: value if value == "N" else repr(value) for name, value in self.options.items()
-        }
-        call = ", ".join(
-            f"{name}={value}" if name.isidentifier() else f"**{{{name!r}: {value}}}"
-            for name, value in values.items()
-        )
-        return f"{self.args[0]}: {call}" if call else str(self.args[0])
+        call = []
+        for name, value in self.options.items():
+            text = value if value == "N" else repr(value)  # N is the reader's to fill in
+            call.append(f"{name}={text}" if name.isidentifier() else f"**{{{name!r}: {text}}}")
+        return f"{self.args[0]}: {', '.join(call)}" if call else str(self.args[0])
 
 
 _WORST = {
@@ -104,7 +102,7 @@ def metric_word(name: str) -> str | None:
             score_error = form in ("err", "error") and before & {*_WORST, *_LOWER}
             if before & _OTHERWISE or score_error:
                 return None
-            if any(not each.isdigit() for each in behind - _BEHIND):
+            if not all(map(str.isdigit, behind - _BEHIND)):
                 return None
             if "log" in before and form != "loss":
                 return "loss" if form in _LOGARITHMS else None
@@ -117,11 +115,8 @@ def sampling_noise(name: str, losses: Array, rows: int | None) -> Array | None:
     share = metric_word(name) in ("accuracy", "acc", "match", "em", "error", "err")
     if rows is None or not share or re.search("squared|absolute|mean", name.lower()):
         return None
-    if np.nanmax(losses) > 1:
-        raise TableError(
-            f"the {name} goes up to {np.nanmax(losses):g}, and test_rows is for shares of test "
-            "rows: write it as fractions up to 1"
-        )
+    if (highest := np.nanmax(losses)) > 1:
+        raise TableError(f"the {name} goes up to {highest:g}, and test_rows is for shares up to 1")
     return np.sqrt(losses * (1 - losses) / rows)
 
 
@@ -152,7 +147,7 @@ def worst_value(name: str) -> float:
     return _WORST.get(word, 1.0 if word in _LOGARITHMS else 0.0)
 
 
-def to_forecast(name: str, value: Any, rows: float = math.inf) -> Any:
+def to_forecast(name: str, value: Values, rows: float = math.inf) -> Values:
     """Convert scores to the numbers that methods extrapolate: lower is better and above 0.
 
     A loss is itself, a perplexity its logarithm.  Of a score whose best is 1 it is what is missing,
@@ -166,7 +161,7 @@ def to_forecast(name: str, value: Any, rows: float = math.inf) -> Any:
     return np.log(value) if metric_word(name) in _LOGARITHMS else value
 
 
-def from_forecast(name: str, value: Any) -> Any:
+def from_forecast(name: str, value: Values) -> Values:
     """Return forecasts in the metric's own terms, a score no lower than its worst, or raise."""
     if higher_is_better(name):
         return np.maximum(1.0 - value, worst_value(name))
@@ -205,7 +200,7 @@ class LossTable:
     scale: float = 1.0
     noise: Array | None = None
 
-    def shown(self, losses: Any) -> Any:
+    def shown(self, losses: Values) -> Values:
         """Return losses in the terms that the table was in: accuracies, per cent, ..."""
         return losses if self.metric is None else self.scale * from_forecast(self.metric, losses)
 
@@ -221,26 +216,22 @@ class LossTable:
             TableError: a budget below the first size or above the last, no loss up to it, or one
                 that is not positive.
         """
-        kept = self.sizes <= budget
-        if not (kept & (self.sizes > 0)).any():
-            raise TableError(
-                f"the budget {budget:g} is below the smallest subset, {self.trained[0]:g}"
-            )
-        if budget > self.sizes[-1]:
-            raise TableError(
-                f"the budget {budget:g} is above the data: the largest size of the table is "
-                f"{self.sizes[-1]:g}"
-            )
-        self._check(kept, counted=~np.isnan(self.losses[:, kept]))
-        kept &= ~np.isnan(self.losses).all(0)
-        if not kept.any():
+        smallest, largest = self.trained[0], self.sizes[-1]
+        if budget < smallest:
+            raise TableError(f"the budget {budget:g} is below the smallest subset, {smallest:g}")
+        if budget > largest:
+            raise TableError(f"the budget {budget:g} is above the data, which ends at {largest:g}")
+        within = self.sizes <= budget
+        self._check(within, counted=~np.isnan(self.losses[:, within]))
+        within &= ~np.isnan(self.losses).all(0)
+        if not within.any():
             raise TableError(f"no model has a loss at a size up to {budget:g}")
-        return self.columns(kept)
+        return self.columns(within)
 
-    def columns(self, kept: Mask) -> LossTable:
-        """Return the sizes where `kept` holds."""
-        noise = None if self.noise is None else self.noise[:, kept]
-        return replace(self, sizes=self.sizes[kept], losses=self.losses[:, kept], noise=noise)
+    def columns(self, mask: Mask) -> LossTable:
+        """Return the sizes where the mask holds."""
+        noise = None if self.noise is None else self.noise[:, mask]
+        return replace(self, sizes=self.sizes[mask], losses=self.losses[:, mask], noise=noise)
 
     def rows(self, places: Index) -> LossTable:
         """Return the models at these rows."""
@@ -258,12 +249,12 @@ class LossTable:
         Raises:
             TableError: no such column, or a loss in it that is missing or not positive.
         """
-        kept = self.sizes == size
-        if not kept.any():
-            listed = ", ".join(f"{known:.0f}" for known in self.sizes)
-            raise TableError(f"the table has no column {size:g}; it has {listed}")
-        self._check(kept)
-        return self.losses[:, kept][:, 0]
+        column = self.sizes == size
+        if not column.any():
+            columns = ", ".join(f"{number:.0f}" for number in self.sizes)
+            raise TableError(f"the table has no column {size:g}; it has {columns}")
+        self._check(column)
+        return self.losses[:, column][:, 0]
 
     @property
     def trained(self) -> Array:
@@ -291,10 +282,7 @@ class LossTable:
             TableError: the column is missing, or a number in it.
         """
         if self.parameters is None:
-            raise TableError(
-                "the table has no column 'size' with the models' numbers of parameters, which "
-                "this needs"
-            )
+            raise TableError("this needs numbers of parameters; the table has no column 'size'")
         bad = np.flatnonzero(~(np.isfinite(self.parameters) & (self.parameters > 0)))
         if len(bad):
             raise TableError(
@@ -303,8 +291,8 @@ class LossTable:
             )
         return self.parameters
 
-    def _check(self, kept: Mask, counted: Mask | None = None) -> None:
-        losses, sizes = self.losses[:, kept], self.sizes[kept]
+    def _check(self, columns: Mask, counted: Mask | bool = True) -> None:
+        losses, sizes = self.losses[:, columns], self.sizes[columns]
         perfect = np.argwhere(losses == 0)
         if len(perfect) and self.metric is not None and higher_is_better(self.metric):
             row, column = perfect[0]
@@ -321,29 +309,18 @@ def check_sizes(sizes: Array) -> None:
     """Raise ValueError for sizes that are negative, not finite or not strictly increasing."""
     usable = np.isfinite(sizes) & (sizes >= 0)
     if not usable.all():
-        raise ValueError(
-            f"sizes holds {sizes[~usable][0]:g}; expected numbers of training examples from 0 up"
-        )
+        raise ValueError(f"sizes holds {sizes[~usable][0]:g}; expected examples, from 0 up")
     falls = np.flatnonzero(np.diff(sizes) <= 0)
     if len(falls):
-        first = falls[0]
-        raise ValueError(
-            f"sizes must increase strictly, but {sizes[first]:g} is followed by "
-            f"{sizes[first + 1]:g}; sort them and keep each once"
-        )
+        size, after = sizes[falls[0] :][:2]
+        raise ValueError(f"sizes must increase strictly, but {size:g} is followed by {after:g}")
 
 
 def check_losses(
-    losses: Array,
-    sizes: Array,
-    counted: Mask | None = None,
-    names: Sequence[str] | None = None,
+    losses: Array, sizes: Array, counted: Mask | bool = True, names: Sequence[str] | None = None
 ) -> None:
     """Raise TableError for a loss that is not a positive finite number, saying which."""
-    bad = ~(np.isfinite(losses) & (losses > 0))
-    if counted is not None:
-        bad &= counted
-    places = np.argwhere(bad)
+    places = np.argwhere(counted & ~(np.isfinite(losses) & (losses > 0)))
     if len(places):
         row, column = places[0]
         who = f"curve {row}" if names is None else shown(names[row])

@@ -7,13 +7,14 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import compress
 from numbers import Real
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, SupportsFloat, TypeAlias, cast
 
 import numpy as np
 
@@ -21,6 +22,11 @@ from .._io import parse_json, require
 from .predictive import Array
 from .runs import TableError, shown
 
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+Source: TypeAlias = "str | PathLike[str] | DataFrame | Series"
+"""What a table is read from: a file's path, or pandas' objects."""
 MISSING = ("", "-", "–", "—", "nan", "na", "n/a", "#n/a", "<na>", "null", "none")
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
 _SIZE = re.compile(
@@ -47,7 +53,12 @@ class DoubtfulSize(TableError):
     """A size that is a number, but may mean another one or a share."""
 
 
-def parse_size(value: Any) -> float:
+def is_missing(cell: object) -> bool:
+    """Return whether a cell says that it holds nothing."""
+    return str(cell).strip().lower() in MISSING
+
+
+def parse_size(value: object) -> float:
     """Return a number of training examples (or parameters) as people write them.
 
     1000, 1000.0, "1e3", "1k", "1,000", "1 000", "1_000", "n=1000" and "1k rows" are the same; k, m
@@ -64,6 +75,8 @@ def parse_size(value: Any) -> float:
             number, mark = match["number"], match["mark"]
             if mark is not None and number[0] != "0":
                 whole = number.replace(mark, "")
+                # "1,000" is a thousand wherever it is written, but "1.000" is one in English and a
+                # thousand in German.  A mark that stands twice, "1.000.000", can only group digits.
                 if mark == "." and number.count(".") == 1:
                     raise DoubtfulSize(
                         f"{shown(value.strip())} may mean {number.split('.')[0]} or {whole}; "
@@ -93,14 +106,15 @@ class Questions:
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.options: dict[str, Any] = {}
+        self.ignored: list[str] = []
 
     def add(self, text: str, **options: Any) -> None:
         """Take a question; the first answer counts, and of `ignore` all add up."""
-        ignored = [*self.options.get("ignore", ()), *options.get("ignore", ())]
         self.texts.append(text)
+        self.ignored += options.get("ignore", ())
         self.options = options | self.options
-        if ignored:
-            self.options["ignore"] = list(dict.fromkeys(ignored))
+        if self.ignored:
+            self.options["ignore"] = list(dict.fromkeys(self.ignored))
 
 
 @dataclass(frozen=True)
@@ -118,28 +132,21 @@ class Sheet:
 
     what: str
     labels: Sequence[str]
-    headers: Sequence[Any]
-    columns: Sequence[Sequence[Any]]
+    headers: Sequence[object]
+    columns: Sequence[Sequence[object]]
     comma: bool = False
     full: int | None = None
 
-    def keep(self, wanted: Callable[[int], bool]) -> Sheet:
-        """Return the columns at the places that are wanted."""
-        places = [place for place in range(len(self.labels)) if wanted(place)]
+    def keep(self, mask: Sequence[bool]) -> Sheet:
+        """Return the columns where the mask holds."""
+        labels, headers = list(compress(self.labels, mask)), list(compress(self.headers, mask))
         return replace(
-            self,
-            labels=[self.labels[place] for place in places],
-            headers=[self.headers[place] for place in places],
-            columns=[self.columns[place] for place in places],
+            self, labels=labels, headers=headers, columns=list(compress(self.columns, mask))
         )
 
-    def rows(self, wanted: Sequence[bool]) -> Sheet:
-        """Return the rows that are wanted."""
-        columns = [
-            [cell for cell, kept in zip(column, wanted, strict=True) if kept]
-            for column in self.columns
-        ]
-        return replace(self, columns=columns)
+    def rows(self, mask: Sequence[bool]) -> Sheet:
+        """Return the rows where the mask holds."""
+        return replace(self, columns=[list(compress(column, mask)) for column in self.columns])
 
     def place(self, label: str) -> int:
         """Return where the column of this name is.
@@ -152,17 +159,14 @@ class Sheet:
                 f"{self.what} has no column {shown(label)}; it has {listed(self.labels)}"
             )
         if list(self.labels).count(label) > 1:
-            raise TableError(
-                f"{self.what} has the column {shown(label)} twice; expected names of which each "
-                "stands once: rename one"
-            )
+            raise TableError(f"{self.what} has the column {shown(label)} twice; rename one")
         return list(self.labels).index(label)
 
     def texts(self, place: int) -> list[str]:
         """Return the cells of a column as text."""
         return [str(cell).strip() for cell in self.columns[place]]
 
-    def size(self, value: Any, label: str = "") -> float:
+    def size(self, value: object, label: str = "") -> float:
         """Return the examples that a cell, of a column of this name, or a header stands for."""
         text = str(value).strip().translate(_DECIMAL_COMMA if self.comma else {})
         share = _SHARE.fullmatch(text)
@@ -176,8 +180,7 @@ class Sheet:
             part = self.count(value)  # raises where it is no number at all, such as another name
         if self.full is not None and (share is None or part > 1):
             raise DoubtfulSize(
-                f"{shown(value)} is no share of the data, from 0 to 1 or in per cent, as full says "
-                "that sizes are"
+                f"{shown(value)} is no share of the data, from 0 to 1 or in per cent"
             )
         return part * (self.full or 1)
 
@@ -191,39 +194,41 @@ class Sheet:
                     return False
         return bool(self.columns[place])
 
-    def count(self, value: Any) -> float:
+    def count(self, value: object) -> float:
         """Return what `parse_size` reads of a cell or a column's name."""
-        swapped = self.comma and isinstance(value, str)
-        return parse_size(value.translate(_COMMA_FOR_POINT) if swapped else value)
+        if self.comma and isinstance(value, str):
+            value = value.translate(_COMMA_FOR_POINT)
+        return parse_size(value)
 
-    def number(self, cell: Any) -> float:
+    def number(self, cell: object) -> float:
         """Return a cell as a number, NaN where it is empty; ValueError where it is none."""
         if not isinstance(cell, str):
-            if isinstance(cell, (bool, np.bool_)):
+            if isinstance(cell, (bool, np.bool_)):  # float(True) is 1.0
                 raise ValueError("a truth value")
-            return math.nan if cell is None or str(cell) == "<NA>" else float(cell)
+            missing = cell is None or str(cell) == "<NA>"
+            return math.nan if missing else float(cast(SupportsFloat, cell))
         text = cell.strip().removesuffix("%").rstrip()
         if text.lower() in MISSING:
             return math.nan
-        if "_" in text:
+        if "_" in text:  # float("1_5") is 15.0
             raise ValueError("not a number as tables write it")
         return float(text.translate(_COMMA_FOR_POINT) if self.comma else text)
 
     def numeric(self, place: int) -> bool:
         """Return whether a column holds numbers, and nothing but numbers and empty cells."""
-        found = False
+        any_number = False
         for cell in self.columns[place]:
             try:
-                found |= not math.isnan(self.number(cell))
+                any_number |= not math.isnan(self.number(cell))
             except (TypeError, ValueError):
                 if not _WITH_COMMA.fullmatch(str(cell).strip()):
                     return False
-                found = True  # which `numbers` refuses, and says how it is read
-        return found
+                any_number = True  # which `numbers` refuses, and says how it is read
+        return any_number
 
     def counts(self, place: int) -> bool:
         """Return whether a column holds sizes, such as 300M or 25%, and empty cells alone."""
-        texts = [text for text in self.texts(place) if text.lower() not in MISSING]
+        texts = [text for text in self.texts(place) if not is_missing(text)]
         return bool(texts) and all(_SIZE.fullmatch(text.rstrip("% ")) for text in texts)
 
     def numbers(self, place: int, names: Sequence[str]) -> Array:
@@ -255,7 +260,7 @@ class Sheet:
             TableError: some are and others are not.
         """
         cells = [text for place in places for text in self.texts(place)]
-        signs = {text.endswith("%") for text in cells if text.lower() not in MISSING}
+        signs = {text.endswith("%") for text in cells if not is_missing(text)}
         if len(signs) > 1:
             raise TableError(f"{self.what} has numbers with and without a per cent sign")
         return signs == {True}
@@ -270,7 +275,7 @@ def listed(labels: Sequence[str], most: int = 10) -> str:
 # From a source -----------------------------------------------------------------------------------
 
 
-def read_sheet(source: Any, comma: bool, number: int | None, questions: Questions) -> Sheet:
+def read_sheet(source: Source, comma: bool, number: int | None, questions: Questions) -> Sheet:
     """Return the cells of a file's table, a DataFrame or a Series; errors are `read_table`'s.
 
     The index of a DataFrame is a column, but where it only counts rows.
@@ -284,10 +289,7 @@ def read_sheet(source: Any, comma: bool, number: int | None, questions: Question
     if isinstance(source, (str, PathLike)):
         return _from_file(Path(source), comma, number, questions)
     if not hasattr(source, "index") or not hasattr(source, "reset_index"):
-        raise TableError(
-            f"the table is {type(source).__name__}; expected a csv file's path or a pandas "
-            "DataFrame"
-        )
+        raise TableError(f"the table is {type(source).__name__}; expected a path or a DataFrame")
     frame = source
     if not hasattr(frame, "columns"):  # a Series, as of `DataFrame.stack` or a `groupby`
         frame = source.rename("value" if source.name is None else source.name).to_frame()
@@ -319,9 +321,7 @@ def _from_file(path: Path, comma: bool, number: int | None, questions: Questions
         try:
             text = path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
-            raise TableError(
-                f"{path} cannot be read ({error}); expected a csv file in UTF-8"
-            ) from None
+            raise TableError(f"{path} cannot be read as text ({error})") from None
         if not text.strip(' ,;\t\r\n"'):
             raise TableError(f"{path} is empty; expected a header and one line a model")
         is_json = re.match(r"\s*(\{|\[\s*[\[{])", text) and path.suffix not in (".md", ".csv")
@@ -343,10 +343,8 @@ def _from_file(path: Path, comma: bool, number: int | None, questions: Questions
     labels = [cell.strip() for cell in rows[0][1]]
     for line, cells in rows[1:]:
         if len(cells) != len(labels):
-            raise TableError(
-                f"line {line} of {path} has {len(cells)} cells where the header has "
-                f"{len(labels)}; the file may be half written"
-            )
+            cut = f"line {line} of {path} has {len(cells)} cells where the header has {len(labels)}"
+            raise TableError(f"{cut}; the file may be half written")
     columns = list(zip(*(cells for _, cells in rows[1:]), strict=True)) or [()] * len(labels)
     return Sheet(what, labels, labels, columns, comma)
 
@@ -391,7 +389,7 @@ def _of_workbook(path: Path) -> dict[str, Rows]:
     return tables
 
 
-def _of_json(path: Path, text: str) -> Any:
+def _of_json(path: Path, text: str) -> DataFrame:
     """Return a DataFrame of JSON: lines or a list of objects, or columns by name."""
     pandas = require("pandas")
     if path.suffix in (".jsonl", ".ndjson"):
@@ -460,6 +458,8 @@ def _of_csv(text: str) -> Rows:
     The first of these counts that splits every line into as many cells, two or more; if there is
     none, the one that splits the header into most.
     """
+    # The comma comes last: it stands in numbers too ("0,5;0,4" is two cells), while tabs and
+    # semicolons hardly stand in cells.
     tables = []
     for separator in ("\t", ";", ","):
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import compress
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from .runs import (
     words,
     worst_value,
 )
-from .sheets import MISSING, DoubtfulSize, Questions, Sheet, listed, read_sheet
+from .sheets import DoubtfulSize, Questions, Sheet, Source, is_missing, listed, read_sheet
 
 NAMES = {
     "model": r"model(_name|_id|_name_or_path)?|(config_)?name|checkpoint",
@@ -74,7 +74,7 @@ _FILLERS = words(
 
 
 def read_table(
-    source: Any,
+    source: Source | LossTable,
     /,
     fewest: int = 2,
     *,
@@ -87,7 +87,7 @@ def read_table(
     decimal: str = ".",
     full: int | None = None,
     sheet: int | None = None,
-    **rows: Any,
+    **rows: object,
 ) -> LossTable:
     """Read a table of losses or scores; a LossTable is returned as it is.
 
@@ -142,14 +142,13 @@ def read_table(
     if full is not None and (not full > 0 or isinstance(source, LossTable)):
         raise TableError(f"full is {full}; expected the examples of all of a table's data, above 0")
     if isinstance(source, LossTable):
-        own = source.metric or "loss"
+        made_from = source.metric or "loss"
         reading = {"test_rows": test_rows, "model": model, "size": size, "seed": seed} | rows
-        given = ignore or any(value is not None for value in reading.values())
-        if given or plain_name(metric or own) != plain_name(own):
+        asked = ignore or any(value is not None for value in reading.values())
+        if asked or plain_name(metric or made_from) != plain_name(made_from):
             raise TableError(
-                f"the LossTable holds losses made from {own}; another metric, and test_rows and "
-                "what else says how to read, are of numbers that are yet to be read: give them "
-                "where the LossTable is made"
+                f"the LossTable holds losses made from {made_from}; a metric and what else says "
+                "how numbers are read is too late here: give them where the LossTable is made"
             )
         return source
     if decimal not in (".", ","):
@@ -178,6 +177,13 @@ def plain_name(metric: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.rpartition(":")[0] or name)
 
 
+def alike(metric: str, names: Iterable[str]) -> list[str]:
+    """Return the names that are a metric's: the very one, or else all that `plain_name` equates."""
+    names = list(names)
+    plain = plain_name(metric)
+    return [x for x in names if x == metric] or [x for x in names if plain_name(x) == plain]
+
+
 def _key(label: str) -> str:
     """Return a column's name in lower case with _ between words: "Train Size", "trainSize"."""
     parts = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", label).lower().replace("%", " percent")
@@ -196,8 +202,10 @@ def _summary(name: str) -> bool:
     parts = re.findall(r"[^\W_]+", text)
     outside = re.findall(r"[^\W_]*[^\W\d_][^\W_]*", re.sub(r"\(.*?\)", "", text))
     marks = name.endswith("%") or re.search(r"±|∆|\bδ\b|\bσ\b", name.lower())
-    if marks or name.lower() in MISSING or not re.search(r"\w", name):
+    if marks or is_missing(name) or not re.search(r"\w", name):
         return True
+    # "max" sums up and "maxvit" is a model; so is "mean-pooled bert", as "pooled" is no summary's
+    # word.  Only a name of nothing but such words, parentheses aside, is taken for one.
     alone = not _SUMMARIES.isdisjoint(outside) and set(outside) <= _SUMMARIES | _FILLERS
     return alone or not _SPREADS.isdisjoint(parts[-1:]) or _is("model", name)
 
@@ -209,7 +217,6 @@ class Records:
     Attributes:
         what: the table's name in errors.
         models, sizes, values: of every run, [k].
-        names: the models in the table's order.
         seeds: of every run, or None: no run is repeated.
         parameters: by model; None where no column tells.
         metric: as the table tells it, or None.
@@ -220,11 +227,15 @@ class Records:
     models: Sequence[str]
     sizes: Array
     values: Array
-    names: Sequence[str]
     seeds: Sequence[str] | None = None
     parameters: dict[str, float] | None = None
     metric: str | None = None
     per_cent: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The models in the table's order."""
+        return list(dict.fromkeys(self.models))
 
 
 class _Reader:
@@ -242,17 +253,15 @@ class _Reader:
         for label in ignore:
             if label in sheet.labels:
                 sheet.place(label)  # raises where there are two
-        sheet = sheet.keep(lambda place: sheet.labels[place] not in ignore)
-        labels = ["" if re.fullmatch(r"Unnamed: \d+", x) else x for x in sheet.labels]
-        empty = [set(map(str.lower, sheet.texts(p))) <= {*MISSING} for p in range(len(labels))]
-        sheet = replace(sheet, labels=labels)
-        self.sheet = sheet.keep(lambda place: bool(labels[place]) or not empty[place])
-        repeated = [label for label in labels if f"{label}.1" in labels]
-        if repeated and sheet.what == "the table":
-            raise TableError(
-                f"the table has the column {shown(repeated[0])} twice (pandas calls the second "
-                f"{shown(repeated[0] + '.1')}); keep each size once"
-            )
+        sheet = sheet.keep([label not in ignore for label in sheet.labels])
+        labels = [re.sub(r"^Unnamed: \d+$", "", label) for label in sheet.labels]
+        empty = [all(map(is_missing, column)) for column in sheet.columns]
+        columns = [bool(label) or not none for label, none in zip(labels, empty, strict=True)]
+        self.sheet = replace(sheet, labels=labels).keep(columns)
+        for label in labels:
+            if f"{label}.1" in labels and sheet.what == "the table":
+                renamed = f"(pandas calls the second {shown(label + '.1')})"
+                raise TableError(f"the table has the column {shown(label)} twice {renamed}")
 
     def records(
         self,
@@ -260,7 +269,7 @@ class _Reader:
         model: str | None,
         size: str | None,
         seed: str | None,
-        rows: dict[str, Any],
+        rows: Mapping[str, object],
     ) -> Records:
         """Return the table's values; the arguments are `read_table`'s."""
         for label, value in rows.items():
@@ -272,13 +281,16 @@ class _Reader:
                 )
             self.sheet = self.sheet.rows([text == str(value) for text in texts])
         self.chosen = set(rows)
-        said = self._one_metric(metric)
+        row_metric = self._one_metric(metric)
         self._drop_counter()
+        # Three ways a table may lie.  Sizes in the header and a column of models: wide.  Else, if
+        # one column holds sizes and all others hold numbers, without a word on what they measure,
+        # these are named by models: sizes down.  Anything else has a row a run.
         sizes = self._header_sizes() if size in (None, "headers") else {}
-        named = self._role("model", model)
-        if sizes and named is None:
-            named = self._first(sizes)
-        if sizes and named is not None:
+        model_at = self._role("model", model)
+        if sizes and model_at is None:
+            model_at = self._first(sizes)
+        if sizes and model_at is not None:
             headers = [self.sheet.headers[place] for place in sizes]
             doubt = _doubt(headers, list(sizes.values()))
             if doubt and size is None and self.sheet.full is None:
@@ -287,19 +299,19 @@ class _Reader:
                     f"{doubt}; say so if they are numbers of training examples",
                     size="headers",
                 )
-            return self._wide(sizes, named, seed, said)
-        sized = self._role("size", size)
-        labels = self.sheet.labels
+            return self._wide(sizes, model_at, seed, row_metric)
+        size_at = self._role("size", size)
+        sheet, labels = self.sheet, self.sheet.labels
         seeds = self._seeds(seed)
-        if sized is None and labels and not labels[0] and self.sheet.sized(0):
-            sized = 0
-        others = {*range(len(labels))} - {sized, *seeds}
-        others = {p for p in others if self.sheet.numeric(p) or len(set(self.sheet.texts(p))) > 1}
-        told = [metric_word(labels[p]) or _is("value", labels[p]) for p in others]
-        across = named is None and len(others) > 1 and not any(told)
-        if sized is not None and across and all(map(self.sheet.numeric, others)):
-            return self._down(sized, sorted(others), seeds, said)
-        return self._long(sized, named, seeds, metric, said)
+        if size_at is None and labels and not labels[0] and sheet.sized(0):
+            size_at = 0
+        others = {*range(len(labels))} - {size_at, *seeds}
+        others = {p for p in others if sheet.numeric(p) or len(set(sheet.texts(p))) > 1}
+        values = [p for p in others if metric_word(labels[p]) or _is("value", labels[p])]
+        across = model_at is None and len(others) > 1 and not values
+        if size_at is not None and across and all(map(sheet.numeric, others)):
+            return self._down(size_at, sorted(others), seeds, row_metric)
+        return self._long(size_at, model_at, seeds, metric, row_metric)
 
     def _drop_counter(self) -> None:
         """Leave out a first column without a name that only counts rows."""
@@ -308,7 +320,7 @@ class _Reader:
             others = range(1, len(sheet.labels))
             sized = any(re.fullmatch(r"\W*\d.*", sheet.labels[place]) for place in others)
             if sized or not all(map(sheet.numeric, others)):
-                self.sheet = sheet.keep(lambda place: place > 0)
+                self.sheet = sheet.keep([place > 0 for place in range(len(sheet.labels))])
 
     def _one_metric(self, metric: str | None) -> str | None:
         """Keep the rows of one metric where a column `metric` names it, and return the metric."""
@@ -317,41 +329,36 @@ class _Reader:
             return None
         texts = self.sheet.texts(place)
         names = list(dict.fromkeys(texts))
-        alike = [name for name in names if metric and plain_name(name) == plain_name(metric)]
-        alike = [metric] if metric in names else alike
-        if metric is not None and not alike:
+        matches = names if metric is None else alike(metric, names)
+        if metric is not None and not matches:
             raise TableError(
                 f"{self.sheet.what} has no rows of the metric {shown(metric)}; its column "
                 f"{shown(self.sheet.labels[place])} holds {listed(names)}"
             )
-        if len(alike or names) > 1:
-            self.questions.add(
-                f"{self.sheet.what} holds several metrics, {listed(alike or names)}; say which",
-                metric=(alike or names)[0],
-            )
-        wanted = (alike or names)[:1]
-        self.sheet = self.sheet.rows([text in wanted for text in texts])
-        return wanted[0] if wanted else None
+        if len(matches) > 1:
+            text = f"{self.sheet.what} holds several metrics, {listed(matches)}; say which"
+            self.questions.add(text, metric=matches[0])
+        self.sheet = self.sheet.rows([text in matches[:1] for text in texts])
+        return matches[0] if matches else None
 
     def _role(self, kind: str, label: str | None) -> int | None:
         """Return where the column `label` is, or the one with a name of a kind of `NAMES`."""
-        if label not in (None, "headers"):
-            return self.sheet.place(str(label))
-        places = [p for p, name in enumerate(self.sheet.labels) if _is(kind, name)]
-        unlike = {"size": lambda name: _is("parameters", name)}
-        doubtful = unlike.get(kind, lambda name: not _key(name).startswith(kind))
-        places.sort(key=lambda place: doubtful(self.sheet.labels[place]))
+        if label is not None and label != "headers":
+            return self.sheet.place(label)
+        labels = self.sheet.labels
+
+        def doubtful(place: int) -> bool:  # "size" may be the models'
+            name = labels[place]
+            return _is("parameters", name) if kind == "size" else not _key(name).startswith(kind)
+
+        places = [place for place, name in enumerate(labels) if _is(kind, name)]
         if len(places) > 1:
-            labels = [self.sheet.labels[place] for place in sorted(places)]
-            answer: dict[str, Any] = {kind: self.sheet.labels[places[0]]}
-            if kind not in ("model", "size"):
-                answer = {"ignore": [self.sheet.labels[place] for place in places[1:]]}
-            self.questions.add(
-                f"{self.sheet.what} has the columns {listed(labels)}, any of which may be the one "
-                f"that holds the {kind}; say which",
-                **answer,
-            )
-        return places[0] if places else None
+            names = listed([labels[place] for place in places])
+            first, *others = (labels[place] for place in sorted(places, key=doubtful))
+            text = f"{self.sheet.what} has the columns {names}, any of which may be the one that"
+            answer = {kind: first} if kind in ("model", "size") else {"ignore": others}
+            self.questions.add(f"{text} holds the {kind}; say which", **answer)
+        return min(places, key=doubtful, default=None)
 
     def _seeds(self, label: str | None) -> list[int]:
         """Return the columns that tell repeated runs apart, such as seeds and folds."""
@@ -363,33 +370,33 @@ class _Reader:
         rows = zip(*(self.sheet.texts(place) for place in places), strict=True)
         return [", ".join(row) for row in rows] if places else None
 
-    def _first(self, sizes: dict[int, float]) -> int | None:
+    def _first(self, sizes: Mapping[int, float]) -> int | None:
         """Return the first column, which names the models where none does by its own name.
 
         None: sizes stand there, and models are named by larger ones in the header, such as 7B.
         """
         sheet, label = self.sheet, self.sheet.labels[0]
-        known = _is("size", label) and not _is("parameters", label)
+        of_sizes = _is("size", label) and not _is("parameters", label)
         sized = 0 not in sizes and sheet.sized(0)
-        if sized and known and max(map(sheet.size, sheet.columns[0])) < min(sizes.values()):
+        if sized and of_sizes and max(map(sheet.size, sheet.columns[0])) < min(sizes.values()):
             return None
         numeric = 0 in sizes or sheet.numeric(0)
         if sized or numeric or _key(label) in _NO_NAMES:
-            why = "holds numbers" if numeric else "holds sizes" if sized else "holds something else"
+            why = "numbers" if numeric else "sizes" if sized else "something else"
             raise TableError(
-                f"no column of {sheet.what} names the models, and its first, {shown(label)}, {why}"
-                "; expected one called name or model",
+                f"no column of {sheet.what} names the models, and its first, {shown(label)}, holds "
+                f"{why}; expected one called name or model",
                 **({"model": label} if label and sized and not numeric else {}),
             )
         return 0
 
-    def _others(self, used: Collection[int | None], named: int | None, numbers: bool) -> None:
+    def _others(self, used: Collection[int | None], model_at: int | None, numbers: bool) -> None:
         """Ask about the columns that are not used, and keep the rows that the answers want.
 
         Args:
-            used: the columns whose part is known.
-            named: the column of the models; None: rows are of all models.
-            numbers: whether columns of metrics have to be told as other numbers.
+            used: the columns whose part is clear.
+            model_at: the column of the models; None: rows are of all models.
+            numbers: whether columns of metrics count among the numbers that are asked about.
         """
         what, left = self.sheet.what, []
         for place, label in enumerate(self.sheet.labels):
@@ -401,23 +408,23 @@ class _Reader:
             key, texts = _key(label), self.sheet.texts(place)
             if not label and any(map(_summary, texts)):  # as of `describe`
                 raise TableError(f"the rows {listed(texts)} of {what} sum others up")
+            # A word that is the same in all rows of a model describes the model.  One that differs
+            # within a model splits its runs into kinds, whose losses lie on different curves.
             values = list(dict.fromkeys(texts))
-            ended = [value for value in values if value.lower() not in MISSING]
-            ended = [value for value in ended if not _unfinished(key, value)]
-            models = [""] * len(texts) if named is None else self.sheet.texts(named)
+            unfinished = [value for value in values if _unfinished(key, value)]
+            usable = [x for x in values if not is_missing(x) and x not in unfinished]
+            models = [""] * len(texts) if model_at is None else self.sheet.texts(model_at)
             varies = len(set(zip(models, texts, strict=True))) > len(set(models))
-            unfinished = any(_unfinished(key, value) for value in values)
             if not (unfinished or varies or (key in _CHOSEN and len(values) > 1)):
                 continue
             text = f"the column {shown(label)} of {what} holds {listed(values, 4)}"
             numbered = len(values) == len(texts) and key not in _CHOSEN
-            if not ended or numbered or label in _OPTIONS:
-                self.questions.add(
-                    f"{text}; leave it out if its rows are comparable", ignore=[label]
-                )
+            if not usable or numbered or label in _OPTIONS:
+                text += "; leave it out if its rows are comparable"
+                self.questions.add(text, ignore=[label])
             else:
-                self.questions.add(f"{text}; say of which the rows count", **{label: ended[0]})
-                self.sheet = self.sheet.rows([each == ended[0] for each in texts])
+                self.questions.add(f"{text}; say of which the rows count", **{label: usable[0]})
+                self.sheet = self.sheet.rows([text == usable[0] for text in texts])
         if left:
             text = f"the columns {listed(left)} of {what} hold numbers and are no sizes that can be"
             if len(left) == 1:
@@ -427,49 +434,39 @@ class _Reader:
                 f"{text} read, such as 1000, 1k or 1,000; rename or leave out", ignore=left
             )
 
-    def _models(self, names: Sequence[str]) -> list[bool]:
-        """Return which of the names are models' that are wanted, and ask about those of none."""
+    def _of_models(self, place: int) -> list[str]:
+        """Keep the rows of models that are wanted, ask about rows of none, and return the names."""
+        names, label = self.sheet.texts(place), self.sheet.labels[place]
+        if _key(label) == "checkpoint" and all(name.isdigit() for name in names):
+            raise TableError(f"the column {shown(label)} of {self.sheet.what} names no models")
         for label in self.unknown:
             if label not in names:
                 self.sheet.place(label)  # raises
-        wanted = [name not in self.unknown for name in names]
-        summaries = dict.fromkeys(
-            name for name, kept in zip(names, wanted, strict=True) if kept and _summary(name)
-        )
+        summaries = [x for x in dict.fromkeys(names) if x not in self.unknown and _summary(x)]
         if summaries:
             self.questions.add(
-                f"{listed([*summaries])} of {self.sheet.what} say something of models and are "
-                "none; leave them out, or rename a model",
-                ignore=[*summaries],
+                f"{listed(summaries)} of {self.sheet.what} say something of models and are none; "
+                "leave them out, or rename a model",
+                ignore=summaries,
             )
-        return [kept and name not in summaries for name, kept in zip(names, wanted, strict=True)]
-
-    def _of_models(self, named: int) -> list[str]:
-        """Keep the rows of models, and return their names."""
-        texts = self.sheet.texts(named)
-        label = self.sheet.labels[named]
-        if _key(label) == "checkpoint" and all(text.isdigit() for text in texts):
-            raise TableError(f"the column {shown(label)} of {self.sheet.what} names no models")
-        self.sheet = self.sheet.rows(self._models(texts))
-        return self.sheet.texts(named)
+        self.sheet = self.sheet.rows([name not in (*self.unknown, *summaries) for name in names])
+        return self.sheet.texts(place)
 
     def _wide(
-        self, sizes: dict[int, float], named: int, seed: str | None, metric: str | None
+        self, sizes: Mapping[int, float], model_at: int, seed: str | None, metric: str | None
     ) -> Records:
         seeds = self._seeds(seed)
-        counted = self._role("parameters", None)
-        counted = None if counted == named else counted
-        self._others({*sizes, counted, named, *seeds}, named, numbers=True)
-        names, sheet = self._of_models(named), self.sheet
-        taken: dict[float, int] = {}
+        count_at = self._role("parameters", None)
+        count_at = None if count_at == model_at else count_at
+        self._others({*sizes, count_at, model_at, *seeds}, model_at, numbers=True)
+        names, sheet = self._of_models(model_at), self.sheet
+        columns: dict[float, str] = {}
         for place, size in sizes.items():
-            if size in taken:
-                first, second = (sheet.labels[each] for each in (taken[size], place))
-                raise TableError(
-                    f"the columns {shown(first)} and {shown(second)} of {sheet.what} are both of "
-                    f"size {size:g}; keep each size once"
-                )
-            taken[size] = place
+            label = shown(sheet.labels[place])
+            if size in columns:
+                both = f"the columns {columns[size]} and {label} of {sheet.what} are both"
+                raise TableError(f"{both} of size {size:g}; keep each size once")
+            columns[size] = label
         values = np.stack([sheet.numbers(place, names) for place in sizes], -1)
         repeats = self._repeats(seeds)
         return Records(
@@ -477,23 +474,22 @@ class _Reader:
             models=[name for name in names for _ in sizes],
             sizes=np.tile(np.array(list(sizes.values())), len(names)),
             values=values.ravel(),
-            names=list(dict.fromkeys(names)),
             seeds=None if repeats is None else list(np.repeat(repeats, len(sizes))),
-            parameters=_parameters(sheet, counted, names),
+            parameters=_parameters(sheet, count_at, names),
             metric=metric,
             per_cent=sheet.per_cent(list(sizes)),
         )
 
     def _down(
-        self, sized: int, columns: Sequence[int], seeds: Sequence[int], metric: str | None
+        self, size_at: int, columns: Sequence[int], seeds: Sequence[int], metric: str | None
     ) -> Records:
         """Return the values of a table with sizes down and models across, made a long one."""
-        self._others({sized, *columns, *seeds}, None, numbers=True)
-        sheet, label = self.sheet, self.sheet.labels[sized]
-        sizes = [self._size(cell, label) for cell in sheet.columns[sized]]
-        if not label and (doubt := _doubt(sheet.columns[sized], sizes)):
+        self._others({size_at, *columns, *seeds}, None, numbers=True)
+        sheet, label = self.sheet, self.sheet.labels[size_at]
+        sizes = [self._size(cell, label) for cell in sheet.columns[size_at]]
+        if not label and (doubt := _doubt(sheet.columns[size_at], sizes)):
             raise TableError(
-                f"the first column of {sheet.what} holds {listed(sheet.texts(sized))}, which "
+                f"the first column of {sheet.what} holds {listed(sheet.texts(size_at))}, which "
                 f"{doubt}; if they are training examples, call it rows"
             )
         warnings.warn(
@@ -501,80 +497,86 @@ class _Reader:
             f"({listed([sheet.labels[place] for place in columns], 4)})",
             stacklevel=4,
         )
-        kept = [sized, *seeds]
+        heads = [size_at, *seeds]
         cells = [
             (sheet.labels[place], *head, value)
             for place in columns
-            for *head, value in zip(*(sheet.columns[each] for each in (*kept, place)), strict=True)
-            if str(value).strip().lower() not in MISSING
+            for *head, value in zip(*(sheet.columns[p] for p in (*heads, place)), strict=True)
+            if not is_missing(value)
         ]
-        labels = ["model", *(sheet.labels[place] for place in kept), "value"]
+        labels = ["model", *(sheet.labels[place] for place in heads), "value"]
         long = [list(column) for column in zip(*cells, strict=True)] or [[]] * len(labels)
         self.sheet = replace(self.sheet, labels=labels, headers=labels, columns=long)
-        return self._long(1, 0, range(2, 1 + len(kept)), None, metric)
+        return self._long(1, 0, range(2, 1 + len(heads)), None, metric)
+
+    def _size_column(self, others: Collection[int | None]) -> int:
+        """Return the column most like one of sizes, where no name tells, and ask about it."""
+        sheet, what, labels = self.sheet, self.sheet.what, self.sheet.labels
+        words_of = [len(_SIZE_WORDS & set(_key(label).split("_"))) for label in labels]
+        places = [
+            p for p in range(len(labels)) if p not in others and metric_word(labels[p]) is None
+        ]
+        # Cells that only may be sizes ("0.25", "1.000") count where the name speaks of a size.
+        places = [p for p in places if sheet.sized(p, doubtful=bool(words_of[p]))]
+        text = (
+            f"{what} has no column named by a number of training examples, such as 1000, 1k or "
+            f"1,000, and none that holds them (rows, n, train_samples); it has {listed(labels)}"
+        )
+        if not places and len({*labels}) < len(labels):  # as `pivot_table` writes csv
+            text += "; several header rows are for pandas.read_csv(…, header=[0, 1], index_col=0)"
+        if not places:
+            raise TableError(text)
+        place = max(places, key=words_of.__getitem__)
+        self.questions.add(text, size=labels[place])
+        return place
+
+    def _model_column(self, others: Collection[int | None]) -> int:
+        """Return the column most like one of models, where no name tells, and ask about it."""
+        sheet, labels = self.sheet, self.sheet.labels
+        places = [p for p in range(len(labels)) if p not in others]
+        places = [p for p in places if not sheet.numeric(p) and not sheet.counts(p)]
+        places = [p for p in places if _key(labels[p]) not in _NO_NAMES] or places
+        text = f"no column of {sheet.what} names the models; call it name or model"
+        if not places:
+            raise TableError(f"{text} (runs of one model alone are for jx.scaling.fit)")
+        # Models have several runs each: neither the same word in all rows nor another in every row.
+        place = min(places, key=lambda p: len(set(sheet.texts(p))) in (1, len(sheet.texts(p))))
+        if labels[place]:  # an index without a name may be the models'
+            self.questions.add(text, model=labels[place])
+        return place
 
     def _long(
         self,
-        sized: int | None,
-        named: int | None,
+        size_at: int | None,
+        model_at: int | None,
         seeds: Sequence[int],
         metric: str | None,
-        said: str | None,
+        row_metric: str | None,
     ) -> Records:
-        sheet, what = self.sheet, self.sheet.what
-        labels = sheet.labels
-        if sized is None:
-            free = [p for p in range(len(labels)) if p not in (named, *seeds)]
-            named_so = [len(_SIZE_WORDS & set(_key(label).split("_"))) for label in labels]
-            whole = [p for p in free if metric_word(labels[p]) is None and sheet.sized(p)]
-            whole = [p for p in whole if named_so[p] or sheet.sized(p, doubtful=False)]
-            whole.sort(key=lambda p: -named_so[p])
-            text = (
-                f"{what} has no column named by a number of training examples, such as 1000, 1k or "
-                f"1,000, and none that holds them (rows, n, train_samples); it has {listed(labels)}"
-            )
-            if not whole and len({*labels}) < len(labels):  # as `pivot_table` writes csv
-                text += (
-                    "; several header rows are for pandas.read_csv(…, header=[0, 1], index_col=0)"
-                )
-            if not whole:
-                raise TableError(text)
-            self.questions.add(text, size=labels[whole[0]])
-            sized = whole[0]
-        if named is None:
-            free = [p for p in range(len(labels)) if p not in (sized, *seeds)]
-            texts = [p for p in free if not sheet.numeric(p) and not sheet.counts(p)]
-            texts = [p for p in texts if _key(labels[p]) not in _NO_NAMES] or texts
-            texts.sort(key=lambda p: len(set(sheet.texts(p))) in (1, len(sheet.texts(p))))
-            text = f"no column of {what} names the models; call it name or model"
-            if not texts:
-                raise TableError(f"{text} (runs of one model alone are for jx.scaling.fit)")
-            if labels[texts[0]]:  # an index without a name may be the models'
-                self.questions.add(text, model=labels[texts[0]])
-            named = texts[0]
-        counted = None if _is("parameters", labels[sized]) else self._role("parameters", None)
-        valued = self._values(metric, {sized, named, *seeds, counted})
-        self._others({sized, named, *seeds, valued, counted}, named, numbers=False)
-        names = self._of_models(named)
-        sheet = self.sheet
-        bare = [text.lower() in MISSING for text in sheet.texts(sized)]
-        if any(bare):
-            without = [*dict.fromkeys(x for x, no in zip(names, bare, strict=True) if no)]
-            self.questions.add(
-                f"{listed(without)} of {what} have no size; leave out", ignore=without
-            )
-            self.sheet = sheet = sheet.rows([name not in without for name in names])
-            names = sheet.texts(named)
-        sizes = []
-        for cell, name in zip(sheet.columns[sized], names, strict=True):
+        what, labels = self.sheet.what, self.sheet.labels
+        if size_at is None:
+            size_at = self._size_column({model_at, *seeds})
+        if model_at is None:
+            model_at = self._model_column({size_at, *seeds})
+        count_at = None if _is("parameters", labels[size_at]) else self._role("parameters", None)
+        value_at = self._values(metric, {size_at, model_at, *seeds, count_at})
+        self._others({size_at, model_at, *seeds, value_at, count_at}, model_at, numbers=False)
+        names = self._of_models(model_at)
+        empty = [is_missing(cell) for cell in self.sheet.columns[size_at]]
+        if any(empty):
+            without = [*dict.fromkeys(compress(names, empty))]
+            text = f"{listed(without)} of {what} have no size; leave out"
+            self.questions.add(text, ignore=without)
+            self.sheet = self.sheet.rows([name not in without for name in names])
+            names = self.sheet.texts(model_at)
+        sheet, sizes = self.sheet, []
+        for cell, name in zip(sheet.columns[size_at], names, strict=True):
             try:
-                sizes.append(self._size(cell, labels[sized]))
+                sizes.append(self._size(cell, labels[size_at]))
             except TableError as error:
-                raise TableError(
-                    f"in the column {shown(labels[sized])} of {shown(name)}, {error.args[0]}",
-                    **error.options,
-                ) from None
-        label, values = labels[valued], sheet.numbers(valued, names)
+                column = f"in the column {shown(labels[size_at])} of {shown(name)}"
+                raise TableError(f"{column}, {error.args[0]}", **error.options) from None
+        label, values = labels[value_at], sheet.numbers(value_at, names)
         repeats = self._repeats(seeds)
         wrong = np.flatnonzero(~np.isfinite(values))
         if len(wrong):  # a mean over the other seeds would hide a run that diverged
@@ -589,46 +591,40 @@ class _Reader:
             models=names,
             sizes=np.array(sizes, dtype=float),
             values=values,
-            names=list(dict.fromkeys(names)),
             seeds=repeats,
-            parameters=_parameters(sheet, counted, names),
-            metric=said or (metric_word(label) and label),
-            per_cent=sheet.per_cent([valued]),
+            parameters=_parameters(sheet, count_at, names),
+            metric=row_metric or (metric_word(label) and label),
+            per_cent=sheet.per_cent([value_at]),
         )
 
     def _values(self, metric: str | None, used: Collection[int | None]) -> int:
         """Return the column of values, by the metric or by its name."""
-        sheet, labels = self.sheet, self.sheet.labels
-        free = [p for p in range(len(labels)) if p not in used and sheet.numeric(p)]
-        plain = [p for p in free if _is("value", labels[p])]
-        named = [p for p in free if metric_word(labels[p]) is not None]
-        if metric is not None:
-            exact = [p for p in free if labels[p] == metric]
-            alike = [p for p in free if plain_name(labels[p]) == plain_name(metric)]
-            found = exact or alike or plain
-        else:
-            found = [*plain, *named]
-        names = listed([labels[p] for p in found or free], 3)
-        if len(found) > 1:
-            self.questions.add(
-                f"{sheet.what} has several columns of values, {names}; say which",
-                metric=labels[found[0]],
-            )
-        if not found:
+        what, labels = self.sheet.what, self.sheet.labels
+        free = [p for p in range(len(labels)) if p not in used and self.sheet.numeric(p)]
+        places = [p for p in free if _is("value", labels[p])]
+        if metric is None:
+            places += [p for p in free if metric_word(labels[p]) is not None]
+        elif names := alike(metric, [labels[p] for p in free]):
+            places = [p for p in free if labels[p] in names]
+        columns = listed([labels[p] for p in places or free], 3)
+        if len(places) > 1:
+            text = f"{what} has several columns of values, {columns}; say which"
+            self.questions.add(text, metric=labels[places[0]])
+        if not places:
             wanted = "" if metric is None else f" for the metric {shown(metric)}"
             text = (
-                f"{sheet.what} has no column named by a size, nor one of values that is known"
-                f"{wanted}, among the numbers {names or 'of no other column'}; call one value"
+                f"{what} has no column named by a size, nor one of values that is known{wanted}, "
+                f"among the numbers {columns or 'of no other column'}; call one value"
             )
             if metric is not None or not free:
                 raise TableError(text)
             label = labels[free[0]]
             text += f", or say {shown(label + ':higher')} (the best is 1, or 100 %), or ':lower'"
             self.questions.add(text, metric=f"{label}:higher|lower")
-            found = free
-        return found[0]
+            places = free
+        return places[0]
 
-    def _size(self, value: Any, label: str = "") -> float:
+    def _size(self, value: object, label: str = "") -> float:
         """Return `Sheet.size`; of a share, the part alone, and ask of how many examples."""
         try:
             return self.sheet.size(value, label)
@@ -661,13 +657,11 @@ _OPTIONS = words("fewest metric test_rows ignore model size seed decimal full sh
 
 def _unfinished(key: str, value: str) -> bool:
     """Return whether a cell, of a column with this key, says that a run did not end well."""
-    words = set(re.findall(r"[a-z]+", value.lower()))
-    return not words.isdisjoint(_UNFINISHED) or (
-        key in _STATUS and value.lower() in ("false", "no")
-    )
+    no = key in _STATUS and value.lower() in ("false", "no")
+    return no or not _UNFINISHED.isdisjoint(re.findall(r"[a-z]+", value.lower()))
 
 
-def _doubt(headers: Sequence[Any], sizes: Sequence[float]) -> str | None:
+def _doubt(headers: Sequence[object], sizes: Sequence[float]) -> str | None:
     """Return what sizes that are told by nothing but their numbers may be instead, or None."""
     texts = [str(header).strip() for header in headers]
     steps = np.diff(sorted(sizes))
@@ -685,9 +679,9 @@ def _doubt(headers: Sequence[Any], sizes: Sequence[float]) -> str | None:
 def _parameters(sheet: Sheet, place: int | None, names: Sequence[str]) -> dict[str, float] | None:
     if place is None:
         return None
-    found: dict[str, float] = {}
+    counts: dict[str, float] = {}
     for cell, name in zip(sheet.columns[place], names, strict=True):
-        missing = str(cell).strip().lower() in MISSING
+        missing = is_missing(cell)
         try:
             count = math.nan if missing else sheet.count(cell)
         except TableError:
@@ -696,10 +690,10 @@ def _parameters(sheet: Sheet, place: int | None, names: Sequence[str]) -> dict[s
                 "number of parameters; expected one such as 110000000 or 110M",
                 ignore=[sheet.labels[place]],
             ) from None
-        if name in found and not (found[name] == count or missing):
+        if name in counts and not (counts[name] == count or missing):
             raise TableError(f"{sheet.what} has two numbers of parameters of {shown(name)}")
-        found.setdefault(name, count)
-    return found
+        counts.setdefault(name, count)
+    return counts
 
 
 def to_table(
@@ -760,11 +754,12 @@ def _scale(records: Records, metric: str) -> float:
         )
     if scale == 100 and not records.per_cent:
         for name in records.names:
-            own = records.values[finite & (np.array(records.models) == name)]
-            if len(own) and 0 < own.max() <= 1:
+            scores = records.values[finite & (np.array(records.models) == name)]
+            if len(scores) and 0 < scores.max() <= 1:
+                up_to = f"at most {scores.max():g} and that of others up to {highest:g}"
                 raise TableError(
-                    f"the {metric} of {shown(name)} is at most {own.max():g} and that of others up "
-                    f"to {highest:g}; write all as fractions or all in per cent"
+                    f"the {metric} of {shown(name)} is {up_to}; write all as fractions or all in "
+                    "per cent"
                 )
     return scale
 
@@ -808,9 +803,10 @@ def _refuse_rising(what: str, losses: Array, per_cent: bool) -> None:
     """
     rise = fall = 0
     for curve in losses:
-        known = curve[np.isfinite(curve)]
-        if len(known) > 1:
-            rise, fall = rise + (known[-1] > known[0]), fall + (known[-1] < known[0])
+        numbers = curve[np.isfinite(curve)]
+        if len(numbers) > 1:
+            first, last = numbers[0], numbers[-1]
+            rise, fall = rise + (last > first), fall + (last < first)
     if rise and rise >= fall:
         raise TableError(
             f"the numbers of {what} rise with size ({rise} of {rise + fall} models end higher than "
