@@ -14,6 +14,7 @@ from .baselines import accept_then_stop
 from .predictive import SURPRISE
 from .runs import LossTable, check_sizes, higher_is_better, sampling_noise, to_forecast, worst_value
 from .selection import DEFAULT, METHODS, Selection, forecast_each
+from .sheets import Source
 from .tables import plain_name, read_table
 
 STRATEGIES = ("growing", "algorithm1")
@@ -189,20 +190,13 @@ class Search:
         """
         if ask not in self.open_runs():
             raise DataError(f"{ask} is not an open run; tell results of what `ask` returned")
-        told = self._extrapolated(loss) if error is None else None
-        if error is None and told is None:
+        number = self._extrapolated(loss) if error is None else None
+        if error is None and number is None:
             error = self._no_loss(loss)
-        self.results[ask] = Result(loss=told, cost=cost, error=error)
+        self.results[ask] = Result(loss=number, cost=cost, error=error)
         self._advance()
 
-    def add(
-        self,
-        model: str,
-        rows: int,
-        loss: float,
-        *,
-        cost: float = 0.0,
-    ) -> None:
+    def add(self, model: str, rows: int, loss: float, *, cost: float = 0.0) -> None:
         """Take a result that one already has, of any size below the target.
 
         This model and size are not asked for again.  What the search has decided so far is decided
@@ -227,7 +221,9 @@ class Search:
         """
         self._add({Ask(model, rows): (loss, cost)})
 
-    def add_table(self, source: Any, metric: str | None = None, **reading: Any) -> None:
+    def add_table(
+        self, source: Source | LossTable, metric: str | None = None, **reading: Any
+    ) -> None:
         """Take the results of a table, see `add`.
 
         Args:
@@ -248,8 +244,9 @@ class Search:
             >>> search.ask()
             Ask(model='a', rows=400)
         """
-        table = source
-        if not isinstance(source, LossTable):
+        if isinstance(source, LossTable):
+            table = source
+        else:
             metric = metric or self.metric
             table = read_table(source, 1, metric=metric, test_rows=self.test_rows, **reading)
         if plain_name(table.metric or "loss") != plain_name(self.metric or "loss"):
@@ -257,27 +254,26 @@ class Search:
                 f"the table holds {table.metric or 'losses'}, and this search is told "
                 f"{self.metric or 'losses'}; give Search the metric of the table"
             )
-        found = {}
-        for model, losses in zip(table.names, table.losses, strict=True):
-            for size, loss in zip(table.sizes, losses, strict=True):
-                if not math.isnan(loss):
-                    found[Ask(model, size)] = (float(loss), 0.0)
-        self._add(found, extrapolated=True)
+        losses = {
+            Ask(model, table.sizes[place]): (float(row[place]), 0.0)
+            for model, row in zip(table.names, table.losses, strict=True)
+            for place in np.flatnonzero(~np.isnan(row))
+        }
+        self._add(losses, extrapolated=True)
 
-    def _add(self, found: Mapping[Ask, tuple[Any, ...]], extrapolated: bool = False) -> None:
-        """Take results, all or none."""
+    def _add(self, values: Mapping[Ask, tuple[float, float]], extrapolated: bool = False) -> None:
+        """Take results and costs, all or none."""
         results = {}
-        for ask, (value, cost) in found.items():
+        for ask, (value, cost) in values.items():
             if ask.model not in self.models:
                 raise DataError(
-                    f"{ask.model!r} is none of the candidates, {', '.join(self.models)}; leave it "
-                    "out, or make it one"
+                    f"{ask.model!r} is none of the candidates, {', '.join(self.models)}"
                 )
             if not 0 <= ask.rows < self.target or ask.rows != int(ask.rows):
                 raise DataError(
                     f"{ask.model!r} has a result at {ask.rows:g} rows; expected a whole number "
-                    f"below the target's {self.target}, where the loss is predicted: leave it out "
-                    "(of a table by `ignore` of `read_table`), or give a larger target"
+                    f"below the target's {self.target}: leave it out (of a table by `ignore` of "
+                    "`read_table`), or give a larger target"
                 )
             ask = replace(ask, rows=int(ask.rows))
             if ask in self.results:
@@ -293,17 +289,15 @@ class Search:
         return f"the {self.metric or 'loss'} is {value}; expected a positive number"
 
     def _extrapolated(self, value: float | None) -> float | None:
-        """Return the number to extrapolate of a value told; None: there is none."""
+        """Return the number to extrapolate of a measurement; None: there is none."""
         name, loss = self.metric, value
         if isinstance(value, (bool, np.bool_)):
             raise DataError(f"the {name or 'loss'} is {value}; expected a number")
         if name is not None and value is not None and math.isfinite(value):
             worst, score = worst_value(name), higher_is_better(name)
             if value < worst or (score and value > 1):
-                raise DataError(
-                    f"the {name} is {value:g}; expected {worst:g} or more"
-                    + (" and at most 1, no per cent" if score else "")
-                )
+                most = " and at most 1, no per cent" if score else ""
+                raise DataError(f"the {name} is {value:g}; expected {worst:g} or more{most}")
             loss = float(to_forecast(name, value, self.test_rows or math.inf))
             if score and loss == 0:
                 raise DataError(
@@ -329,14 +323,14 @@ class Search:
             settings = dict(state)
             results = list(settings.pop("results"))
             search = cls(**settings)
-            for told in results:
-                given = dict(told)
-                ask = {f.name: given.pop(f.name) for f in fields(Ask)}
-                run, result = from_json(ask, Ask, "a run"), from_json(given, Result, "a result")
-                known = range(search.target) if result.added else (0, *search.sizes)
+            for saved in results:
+                content = dict(saved)
+                ask = {f.name: content.pop(f.name) for f in fields(Ask)}
+                run, result = from_json(ask, Ask, "a run"), from_json(content, Result, "a result")
+                possible = range(search.target) if result.added else (0, *search.sizes)
                 usable = (result.loss is None) != (result.error is None)
-                if run.model not in search.models or run.rows not in known or not usable:
-                    raise ValueError(f"a result is {told}")
+                if run.model not in search.models or run.rows not in possible or not usable:
+                    raise ValueError(f"a result is {saved}")
                 search.results[run] = result
             search._replay()
         except DataError:
@@ -367,8 +361,8 @@ class Search:
         curves = {}
         for model in self.models:
             curve = _curve(results, model)
-            read = curve if METHODS[name].trains == "none" else [size for size in curve if size]
-            if read and model not in self.failed:
+            sizes = [size for size in curve if size or METHODS[name].trains == "none"]
+            if sizes and model not in self.failed:
                 curves[model] = curve
         if not curves:
             raise ValueError(f"no run has been told that {name} could read")
@@ -385,6 +379,8 @@ class Search:
         )
         forecast = forecast_each(table, target, name, self.gamma, self.tau)
         if self.classes is not None and forecast.predictive is not None:
+            # A classifier stays at ln C until it learns anything, then falls fast.  When that is
+            # no subset shows, so the width grows with the doublings that are left.
             doublings = np.log2(target / np.array([max(curve) for curve in curves.values()]))
             late = _LATE * math.log(self.classes) * doublings
             forecast = replace(forecast, predictive=forecast.predictive.widened(late))
@@ -416,6 +412,10 @@ class Search:
         while self.stop is None and not self.open_runs():
             self._end_round()
 
+    # Everything is decided from the results, so that a search goes on from its saved state, and the
+    # runs of a round may end in any order: a round decides once all its runs are there, by results
+    # of the rounds up to it (`_seen`) and never by what is there of later ones already.
+
     @property
     def _seen(self) -> Results:
         """The results that the rounds so far asked for, and those added."""
@@ -423,11 +423,6 @@ class Search:
 
     def _active(self) -> list[str]:
         return [model for model in self.models if model not in self.stops]
-
-    def _to_run(self, models: Sequence[str], size: int) -> list[Ask]:
-        """Return the runs of a size that the models lack, those added being had."""
-        had = {ask.model for ask, r in self.results.items() if r.added and ask.rows == size}
-        return [Ask(model, size) for model in models if model not in had]
 
     def _next_round(self) -> None:
         self._place += 1
@@ -438,7 +433,8 @@ class Search:
             self.stop = "every model was stopped"
         else:
             size = self.rounds[self._place]
-            asks = self._to_run(self._active(), size)
+            added = {ask.model for ask, r in self.results.items() if r.added and ask.rows == size}
+            asks = [Ask(model, size) for model in self._active() if model not in added]
             if limit := self._exceeded(asks):
                 self.stop = f"{limit} for the next size, {size}"
             else:
@@ -476,10 +472,8 @@ class Search:
         if self.costs is not None:
             once, a_row = self.costs[model]
             return once + a_row * rows
-        told = [
-            r.cost / a.rows for a, r in results.items() if a.model == model and a.rows and r.cost
-        ]
-        return told[-1] * rows if told else 0.0
+        runs = [(a, r) for a, r in results.items() if a.model == model and a.rows and r.cost]
+        return runs[-1][1].cost / runs[-1][0].rows * rows if runs else 0.0
 
     def _stop_off_line(self, smallest: int) -> None:
         """Stop a model at the first loss that leaves the line of the larger sizes (Algorithm 1).
@@ -488,8 +482,7 @@ class Search:
             smallest: the size just run; smaller ones, which may have been added, play no part.
         """
         for model in self._active():
-            whole = _curve(self._seen, model)
-            curve = {size: loss for size, loss in whole.items() if size >= smallest}
+            curve = {d: loss for d, loss in _curve(self._seen, model).items() if d >= smallest}
             if len(curve) <= self.gamma:
                 continue
             x, y = np.log(list(curve)), np.log([list(curve.values())])
@@ -507,10 +500,8 @@ class Search:
             return None  # too few sizes yet
         if not selection.has_intervals or (best := selection.best_probabilities.max()) < confidence:
             return None
-        return (
-            f"decided: {selection.ranking[0]} is the best with probability {best:.3f}, and "
-            f"{confidence:g} was asked for"
-        )
+        text = f"decided: {selection.ranking[0]} is the best with probability {best:.3f}"
+        return f"{text}, and {confidence:g} was asked for"
 
     # Settings
 
@@ -535,18 +526,13 @@ class Search:
                 f"{most:.3f}, as none of {len(models)} models is ever surer to be the best"
             )
         if decides and not METHODS[self.method].forecasts:
-            raise DataError(
-                f"confidence needs probabilities of being the best, and {self.method} gives none; "
-                f"{DEFAULT} does"
-            )
+            raise DataError(f"confidence needs probabilities, and {self.method} gives none")
         if self.metric is not None:
             higher_is_better(self.metric)  # raises where its name does not tell
-        for name, least in (("test_rows", 1), ("classes", 2)):
+        for name, least in (("test_rows", 1), ("classes", 2), ("gamma", 3)):
             count = getattr(self, name)
             if count is not None and count < least:
                 raise DataError(f"{name} is {count}; expected {least} or more")
-        if self.gamma < 3:
-            raise DataError(f"gamma is {self.gamma}; expected 3 or more points for a line")
         for name in ("tau", "budget"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -555,10 +541,8 @@ class Search:
             raise DataError(f"sizes is {list(self.sizes)}; expected numbers of rows from 1 up")
         check_sizes(np.array(self.sizes, dtype=np.float64))
         if self.sizes[-1] >= self.target:
-            raise DataError(
-                f"the largest subset, {self.sizes[-1]} rows, is not below the target "
-                f"{self.target}: nothing would be left to predict; take smaller sizes"
-            )
+            largest = f"the largest subset, {self.sizes[-1]} rows"
+            raise DataError(f"{largest}, is not below the target {self.target}")
         needed = METHODS[self.method].fewest_sizes(zero=0 in self.rounds, distribution=decides)
         if len(self.sizes) < needed:
             raise DataError(
@@ -569,8 +553,8 @@ class Search:
 
 def _curve(results: Results, model: str) -> dict[int, float]:
     """Return a model's size -> loss, sizes ascending."""
-    told = {a.rows: r.loss for a, r in results.items() if a.model == model and r.loss is not None}
-    return dict(sorted(told.items()))
+    losses = {a.rows: r.loss for a, r in results.items() if a.model == model and r.loss is not None}
+    return dict(sorted(losses.items()))
 
 
 def _paid(results: Results, model: str, method: str) -> float:
@@ -580,13 +564,12 @@ def _paid(results: Results, model: str, method: str) -> float:
     size.
     """
     reads = METHODS[method]
-    told = [(ask, result) for ask, result in results.items() if ask.model == model]
-    largest = max((ask.rows for ask, _ in told), default=0)
-    spent = 0.0
-    for ask, result in told:
-        trained = reads.trains in ("all", "walk") or (
-            reads.trains == "last" and ask.rows == largest
-        )
-        if trained if ask.rows else reads.reads_zero:
-            spent += result.cost
-    return spent
+    costs = {ask.rows: result.cost for ask, result in results.items() if ask.model == model}
+    largest = max(costs, default=0)
+
+    def is_read(size: int) -> bool:
+        if not size:
+            return reads.reads_zero
+        return reads.trains in ("all", "walk") or (reads.trains == "last" and size == largest)
+
+    return sum(cost for size, cost in costs.items() if is_read(size))

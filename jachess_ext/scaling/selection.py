@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,9 +19,13 @@ from .baselines import accept_then_stop
 from .blend import FEWEST_SIZES, forecast_ahead, forecasts
 from .fitting import FittedLaw, fit
 from .predictive import Array, Index, Student, apart, check_level, prob_best
-from .runs import LossTable, TableError, higher_is_better
-from .sheets import listed
+from .runs import LossTable, TableError, Values, higher_is_better
+from .sheets import Source, listed
 from .tables import read_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
 
 DEFAULT = "blend"
 """The method where none is named."""
@@ -188,11 +192,11 @@ def too_few(table: LossTable, method: str) -> dict[str, str]:
     trained = present[:, table.sizes > 0].sum(1)
     zero = present[:, table.sizes == 0].sum(1) > 0
     reasons = {}
-    for name, count, known in zip(table.names, trained, zero, strict=True):
-        needed = METHODS[method].fewest_sizes(zero=bool(known))
+    for name, count, has_zero in zip(table.names, trained, zero, strict=True):
+        needed = METHODS[method].fewest_sizes(zero=bool(has_zero))
         if count < needed:
             reasons[name] = f"{method} needs {needed} sizes above 0 or more, and {name} has {count}"
-        elif METHODS[method].needs == "zero" and zero.any() and not known:
+        elif METHODS[method].needs == "zero" and zero.any() and not has_zero:
             reasons[name] = f"{method} needs the loss before fine-tuning, and {name} has none"
     return reasons
 
@@ -209,8 +213,8 @@ def forecast_each(
         ValueError: a model has fewer sizes than the method needs.
     """
     present = np.isfinite(table.losses)
-    for reason in too_few(table, method).values():
-        raise ValueError(reason)
+    if reasons := too_few(table, method):
+        raise ValueError(next(iter(reasons.values())))
     # One forecast for each set of sizes.  The models with just these sizes are forecast together
     # with those that have them and more, cut to the same sizes, and only the former are kept.
     parts, places = [], []
@@ -219,22 +223,21 @@ def forecast_each(
         group = np.flatnonzero(present[:, pattern].all(1))
         chosen = table.rows(group)
         shared = replace(chosen, sizes=table.sizes[pattern], losses=chosen.losses[:, pattern])
-        ahead = None
-        if method == "blend" and len(group) == 1:
-            ahead = _blend_ahead(table, int(rows[0]), target)
+        alone = method == "blend" and len(group) == 1
+        ahead = _blend_ahead(table, int(rows[0]), target) if alone else None
         forecast = ahead or METHODS[method].forecast(shared, target, gamma, tau)
         parts.append(forecast.rows(np.searchsorted(group, rows)))
         places.append(rows)
     forecast = joined(parts).rows(np.argsort(np.concatenate(places)))
     predicted = forecast.predicted
     if predicted is not None:
-        both = np.stack([predicted, forecast.score])
-        wrong = ~((both > 0) & (both < math.inf)).all(0)  # NaN, 0 by underflow, overflow
+        numbers = np.stack([predicted, forecast.score])
+        wrong = ~((numbers > 0) & (numbers < math.inf)).all(0)  # NaN, 0 by underflow, overflow
         if wrong.any():
             raise ValueError(
                 f"{method} forecasts no number for the target {target:g} of "
-                f"{table.names[int(wrong.argmax())]}: expected one nearer to the sizes of the "
-                f"table, up to {table.sizes[-1]:g}, and losses nearer to each other than "
+                f"{table.names[int(wrong.argmax())]}: expected one nearer to the largest size, "
+                f"{table.sizes[-1]:g}, and losses nearer to each other than "
                 f"{np.nanmin(table.losses):g} and {np.nanmax(table.losses):g}"
             )
     if forecast.predictive is None or forecast.fall is None:
@@ -253,36 +256,37 @@ def _blend_ahead(table: LossTable, row: int, target: float) -> Forecast | None:
     out for another model to have the rest.
     """
     present = np.isfinite(table.losses) & (table.sizes > 0)
-    own = np.flatnonzero(present[row])
-    for kept in range(len(own) - 1, FEWEST_SIZES - 1, -1):
-        group = np.flatnonzero(present[:, own[:kept]].all(1))
+    places = np.flatnonzero(present[row])
+    for count in range(len(places) - 1, FEWEST_SIZES - 1, -1):
+        shared = places[:count]
+        group = np.flatnonzero(present[:, shared].all(1))
         if len(group) > 1:
             break
     else:
         return None
-    size, loss = table.sizes[own[-1]], table.losses[row, own[-1]]
+    size, loss = table.sizes[places[-1]], table.losses[row, places[-1]]
     predictive, choice, fall = forecast_ahead(
-        table.sizes[own[:kept]],
-        table.losses[np.ix_(group, own[:kept])],
+        table.sizes[shared],
+        table.losses[np.ix_(group, shared)],
         int(np.searchsorted(group, row)),
         (size, loss),
         target,
     )
-    trained = np.array([table.sizes[own].sum()])
+    trained = np.array([table.sizes[places].sum()])
     return Forecast(np.exp(choice), trained, predictive, fall)
 
 
-def joined(each: Sequence[Forecast]) -> Forecast:
+def joined(parts: Sequence[Forecast]) -> Forecast:
     """Return the forecasts of several groups of models as one; what a group lacks, all lack."""
-    students = [part.predictive for part in each if part.predictive is not None]
-    falls = [part.fall for part in each if part.fall is not None]
+    students = [part.predictive for part in parts if part.predictive is not None]
+    falls = [part.fall for part in parts if part.fall is not None]
     fields = zip(*((part.location, part.scale, part.dof) for part in students), strict=True)
     return Forecast(
-        score=np.concatenate([part.score for part in each]),
-        trained=np.concatenate([part.trained for part in each]),
-        predictive=Student(*map(np.concatenate, fields)) if len(students) == len(each) else None,
-        fall=np.concatenate(falls) if len(falls) == len(each) else None,
-        is_loss=each[0].is_loss,
+        score=np.concatenate([part.score for part in parts]),
+        trained=np.concatenate([part.trained for part in parts]),
+        predictive=Student(*map(np.concatenate, fields)) if len(students) == len(parts) else None,
+        fall=np.concatenate(falls) if len(falls) == len(parts) else None,
+        is_loss=parts[0].is_loss,
     )
 
 
@@ -290,7 +294,7 @@ def joined(each: Sequence[Forecast]) -> Forecast:
 
 
 def select(
-    table: Any,
+    table: Source | LossTable,
     budget: float | None = None,
     target: float | None = None,
     method: str = DEFAULT,
@@ -353,14 +357,18 @@ def select(
         raise ValueError(f"the target {target:g} is not above the budget {budget:g}")
     try:
         whole = read_table(table, metric=metric, test_rows=test_rows, **reading)
-    except TableError as error:
-        if taken := {"budget", "target", "method", "tokens", "epochs"} & error.options.keys():
-            message = (
-                f"{error.args[0]} (of {listed([*taken])} to read_table, and what it returns here)"
-            )
-            raise TableError(message, **error.options) from None
-        raise
-    read = whole.up_to(_sizes_below(whole, target)[-1] if budget is None else budget)
+    except TableError as error:  # of columns with the names of arguments that mean others here
+        taken = {"budget", "target", "method", "tokens", "epochs"} & error.options.keys()
+        if not taken:
+            raise
+        text = f"{error.args[0]} (of {listed([*taken])} to read_table, and what it returns here)"
+        raise TableError(text, **error.options) from None
+    if budget is None:
+        below = whole.trained[whole.trained < target]
+        if not len(below):
+            raise TableError(f"the table has no size below the target {target:g}")
+        budget = float(below[-1])
+    read = whole.up_to(budget)
     unranked = too_few(read, method)
     if len(unranked) == len(read.names):
         raise ValueError(next(iter(unranked.values())))
@@ -389,18 +397,6 @@ def select(
     )
 
 
-def _sizes_below(table: LossTable, target: float) -> list[float]:
-    """Return the sizes below the target, ascending.
-
-    Raises:
-        TableError: there is none.
-    """
-    sizes = [float(size) for size in table.trained if size < target]
-    if not sizes:
-        raise TableError(f"the table has no size below the target {target:g}")
-    return sizes
-
-
 def _calibrated(
     forecast: Forecast, losses: LossTable, target: float, references: Sequence[str], method: str
 ) -> Forecast:
@@ -412,10 +408,8 @@ def _calibrated(
     rows = np.array([place for place, name in enumerate(losses.names) if name in references])
     truth = losses.rows(rows).losses_at(target)
     if len(rows) < _REFERENCES:
-        raise ValueError(
-            f"{len(rows)} reference models are too few to calibrate intervals; expected "
-            f"{_REFERENCES} or more"
-        )
+        text = f"{len(rows)} reference models are too few to calibrate intervals"
+        raise ValueError(f"{text}; expected {_REFERENCES} or more")
     predictive = _moved(forecast.predictive, rows, truth)
     location = forecast.apart.location + predictive.location - forecast.predictive.location
     differing = replace(_moved(forecast.apart, rows, truth), location=location)
@@ -490,8 +484,20 @@ class Selection:
 
     def text(self, level: float = 0.9) -> str:
         """Return the ranking as a table with intervals of a level, the advice, who is unranked."""
-        words = [self.advice, *self.notes, *self.unranked.values()]
-        return "\n".join([table_text(self, level), *words])
+        rows = ranking_rows(self, level)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if place == 1 else cell.rjust(width)
+                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        head = (
+            f"{self.method}: {len(self.names)} models, sizes up to {self.budget:,.0f}, "
+            f"{100 * self.share:.3g} % of the target {self.target:,.0f}"
+        )
+        return "\n".join([head, *lines, self.advice, *self.notes, *self.unranked.values()])
 
     @property
     def notes(self) -> list[str]:
@@ -518,18 +524,18 @@ class Selection:
             return f"{self.method} gives no probabilities here; it says nothing of what is out."
         names, chances = self.shortlist, self.best_probabilities
         places = [self.names.index(name) for name in names]
-        held = share(float(chances[places].sum()))
+        sure = f"with probability {share(float(chances[places].sum()))}"
         if len(names) == 1:
-            return f"{names[0]} is the best with probability {held}: no further run is needed."
+            return f"{names[0]} is the best {sure}: no further run is needed."
         cost = float(self.full_costs[places].sum())
         price = f" ({self.cost_text(cost)})" if math.isfinite(cost) and cost else ""
         decide = f"Training these {len(names)} in full{price} would decide."
         out = len(self.names) - len(names)
         if not out:
             return f"No model is out; {self.ranking[0]} is the most probable. {decide}"
-        named = names[:_NAMED] + [f"{len(names) - _NAMED} more"] * (len(names) > _NAMED)
-        rest = "the other model is out" if out == 1 else f"the other {out} are out"
-        return f"The best is among {_listed(named)} with probability {held}; {rest}. {decide}"
+        *first, last = names[:_NAMED] + [f"{len(names) - _NAMED} more"] * (len(names) > _NAMED)
+        others = "the other model is out" if out == 1 else f"the other {out} are out"
+        return f"The best is among {', '.join(first)} and {last} {sure}; {others}. {decide}"
 
     @property
     def shortlist(self) -> list[str]:
@@ -543,7 +549,7 @@ class Selection:
         count = int(np.searchsorted(np.cumsum(chances[order]), _SURE)) + 1
         return [self.names[place] for place in order[:count]]
 
-    def in_unit(self, flops: Any) -> Any:
+    def in_unit(self, flops: Values) -> Values:
         """Return costs in `unit`."""
         return flops / self.full_costs.sum() if self.unit == OF_ALL else flops
 
@@ -653,7 +659,12 @@ class Selection:
         """Largest subset used, as a share of the target."""
         return self.budget / self.target
 
-    def to_frame(self, level: float = 0.9) -> Any:
+    def _shown_ends(self, level: float) -> tuple[Array, Array]:
+        """Return `interval_ends` as the table was; what is the upper loss is the lower score."""
+        ends = [self.table.shown(end) for end in self.interval_ends(level)]
+        return np.minimum(*ends), np.maximum(*ends)
+
+    def to_frame(self, level: float = 0.9) -> DataFrame:
         """Return a pandas DataFrame with a row for each candidate, best first.
 
         Columns: rank, name, score, predicted, low, high (of the interval with probability `level`),
@@ -667,16 +678,15 @@ class Selection:
         """
         missing = np.full(len(self.names), np.nan)
         predicted = self.forecast.predicted
-        ends = self.interval_ends(level) if self.has_intervals else (missing, missing)
-        shown = [self.table.shown(end) for end in ends]
+        low, high = self._shown_ends(level) if self.has_intervals else (missing, missing)
         pandas = require("pandas")
         frame = pandas.DataFrame(
             {
                 "name": self.names,
                 "score": self.scores,
                 "predicted": missing if predicted is None else self.table.shown(predicted),
-                "low": np.minimum(*shown),
-                "high": np.maximum(*shown),
+                "low": low,
+                "high": high,
                 "prob_best": self.best_probabilities if self.has_intervals else missing,
                 **({} if self.measured is None else {"measured": self.table.shown(self.measured)}),
                 "cost": self.in_unit(self.costs),
@@ -685,11 +695,11 @@ class Selection:
         ).iloc[np.argsort(self.scores, kind="stable")]
         frame.insert(0, "rank", np.arange(1, len(frame) + 1))
         if self.unranked:
-            rest = {"name": list(self.unranked), "reason": list(self.unranked.values())}
-            frame = pandas.concat([frame, pandas.DataFrame(rest)]).astype({"rank": "Int64"})
+            others = pandas.DataFrame(self.unranked.items(), columns=["name", "reason"])
+            frame = pandas.concat([frame, others]).astype({"rank": "Int64"})
         return frame.reset_index(drop=True)
 
-    def plot(self, ax: Any = None, level: float = 0.9) -> Any:
+    def plot(self, ax: Axes | None = None, level: float = 0.9) -> Axes:
         """Draw every candidate's losses over sizes, and its predicted loss with its interval.
 
         A score, whose best is 1, is drawn as such.  The predictions stand side by side around the
@@ -730,10 +740,8 @@ class Selection:
 
     def _distribution(self, distribution: Student | None) -> Student:
         if distribution is None:
-            raise ValueError(
-                f"{self.method} gives no distribution here, so there are no intervals and no "
-                f"probabilities; {DEFAULT} does, and laws with more sizes than parameters"
-            )
+            text = f"{self.method} gives no distribution here, of intervals and probabilities"
+            raise ValueError(f"{text}; {DEFAULT} does, and laws with more sizes than parameters")
         return distribution
 
 
@@ -761,9 +769,8 @@ def ranking_rows(selection: Selection, level: float = 0.9) -> list[list[str]]:
     else:
         columns.append(["score", *map(number, selection.scores[order])])
     if selection.has_intervals:
-        ends = [table.shown(end[order]) for end in selection.interval_ends(level)]
-        pairs = zip(np.minimum(*ends), np.maximum(*ends), strict=True)
-        intervals = [" … ".join(map(number, pair)) for pair in pairs]
+        ends = zip(*(end[order] for end in selection._shown_ends(level)), strict=True)
+        intervals = [" … ".join(map(number, pair)) for pair in ends]
         columns.append([f"{100 * level:g} % interval", *intervals])
     if selection.measured is not None:
         columns.append(["measured", *map(number, table.shown(selection.measured[order]))])
@@ -771,25 +778,3 @@ def ranking_rows(selection: Selection, level: float = 0.9) -> list[list[str]]:
         costs = map(selection.cost_number, selection.costs[order])
         columns.append([selection.unit or "cost", *costs])
     return list(map(list, zip(*columns, strict=True)))
-
-
-def table_text(selection: Selection, level: float = 0.9) -> str:
-    """Return `ranking_rows` in lines below a head that says what was read."""
-    rows = ranking_rows(selection, level)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if place == 1 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    head = (
-        f"{selection.method}: {len(selection.names)} models, sizes up to {selection.budget:,.0f}, "
-        f"{100 * selection.share:.3g} % of the target {selection.target:,.0f}"
-    )
-    return "\n".join([head, *lines])
-
-
-def _listed(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
