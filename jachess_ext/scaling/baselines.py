@@ -69,14 +69,16 @@ def accept_then_stop(x: Array, y: Array, gamma: int = 3, tau: float = 5.0) -> Li
     stopped = np.zeros(curves, dtype=bool)
     for size in range(gamma, points):
         line, residual = line_through(x[:, -size:], y[:, -size:], 1.0, size)
+        # The walk goes down in size, so that it meets the pre-power phase, where the curve is flat,
+        # after the line through the power phase is known.  Algorithm 1 stops there.
         place = points - size - 1
         deviation = np.abs(y[:, place] - line[0] - line[1] * x[:, place])
         allowed = np.maximum(tau * residual.std(-1), _ROUNDING)
         refused = ~stopped & (deviation > allowed)
         count = np.where(refused, size, count)
         stopped |= refused
-    kept = np.arange(points) >= points - count[:, None]
-    (intercept, slope, mean_x, square), residual = line_through(x, y, kept, count)
+    accepted = np.arange(points) >= points - count[:, None]
+    (intercept, slope, mean_x, square), residual = line_through(x, y, accepted, count)
     with np.errstate(invalid="ignore", divide="ignore"):
         variance = np.where(count > 2, (residual**2).sum(-1) / (count - 2), np.nan)
     visited = np.where(stopped, count + 1, points)
@@ -84,17 +86,17 @@ def accept_then_stop(x: Array, y: Array, gamma: int = 3, tau: float = 5.0) -> Li
 
 
 def line_through(
-    x: Array, y: Array, kept: Mask | float, count: Index | int
+    x: Array, y: Array, mask: Mask | float, count: Index | int
 ) -> tuple[tuple[Array, Array, Array, Array], Array]:
-    """Fit a line of least squares to the `count` points of each row that are `kept`.
+    """Fit a line of least squares to the `count` points of each row where the mask holds.
 
     Returns:
         Intercept, slope, mean of x and Σ (x − mean)², [n] each; and the residuals, [n, m].
     """
-    mean_x, mean_y = (x * kept).sum(-1) / count, (y * kept).sum(-1) / count
-    away = (x - mean_x[:, None]) * kept
+    mean_x, mean_y = (x * mask).sum(-1) / count, (y * mask).sum(-1) / count
+    away = (x - mean_x[:, None]) * mask
     square = (away**2).sum(-1)
     slope = (away * y).sum(-1) / square
     intercept = mean_y - slope * mean_x
-    residual = (y - intercept[:, None] - slope[:, None] * x) * kept
+    residual = (y - intercept[:, None] - slope[:, None] * x) * mask
     return (intercept, slope, mean_x, square), residual

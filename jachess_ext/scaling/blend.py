@@ -183,8 +183,8 @@ def table_scale(squares: Array, log_weight: Array, points: int, log_prior: Array
     """
     logs = []
     for scale in SCALES:
-        each = log_marginal(squares, log_weight, points, scale) + log_prior
-        logs.append(log_sum(log_sum(each, 2), 0).sum())
+        evidence = log_marginal(squares, log_weight, points, scale) + log_prior
+        logs.append(log_sum(log_sum(evidence, 2), 0).sum())
     share = normalised(np.array(logs))
     return float(np.exp(share @ np.log(SCALES)))
 
@@ -346,10 +346,10 @@ def share_of_last(y: Array, sizes: Array) -> float:
         sizes: positive, ascending, [m].
     """
     agreement, spread = _WORTH_OF_LAST * _LAST, _WORTH_OF_LAST
-    for known in range(FEWEST_SIZES, len(sizes)):
-        last = _centred(y[:, known - 1])
-        later = posteriors(y[:, :known], sizes[:known], sizes[known:])
-        for place, predicted in enumerate(later, start=known):
+    for count in range(FEWEST_SIZES, len(sizes)):
+        last = _centred(y[:, count - 1])
+        later = posteriors(y[:, :count], sizes[:count], sizes[count:])
+        for place, predicted in enumerate(later, start=count):
             forecast, truth = _centred(predicted.mean), _centred(y[:, place])
             error, gap = truth - forecast, last - forecast
             squares = np.mean((truth - last) ** 2 + error**2)
@@ -383,25 +383,24 @@ def forecasts(
         ValueError: fewer than three sizes, or a target that is not above them.
     """
     if len(sizes) < FEWEST_SIZES:
-        raise ValueError(
-            f"blend needs {FEWEST_SIZES} sizes above 0 or more to see a curve bend; there are "
-            f"{len(sizes)}"
-        )
+        text = f"blend needs {FEWEST_SIZES} sizes above 0 or more to see a curve bend"
+        raise ValueError(f"{text}; there are {len(sizes)}")
     if not min(targets) > sizes[-1]:
-        raise ValueError(
-            f"the target {min(targets):g} is not above the largest size, {sizes[-1]:g}"
-        )
+        raise ValueError(f"the target {min(targets):g} is not above the last size, {sizes[-1]:g}")
     y = np.log(losses)
-    share, found = share_of_last(y, sizes), []
+    share, results = share_of_last(y, sizes), []
     for moments in posteriors(y, sizes, targets):
+        # Of forecasts that fall further than the candidates' mean, more are too low than too high:
+        # each moves back by a part of the difference.  The part grows with the variance, so that a
+        # curve that is sure of its fall keeps it.
         fall = y[:, -1] - moments.mean
         further = _centred(fall)
         doubt = np.minimum(_TO_MEAN * moments.variance / moments.variance.mean(), 1)
         width = np.sqrt(moments.variance)
         scale = _SCALE * width**_OWN * np.exp(0.1 * np.log(width).mean())
         predictive = Student(moments.mean + doubt * further, scale, np.full(len(y), _DOF))
-        found.append((predictive, moments.mean + share * further, fall))
-    return found
+        results.append((predictive, moments.mean + share * further, fall))
+    return results
 
 
 def forecast_ahead(
@@ -426,7 +425,7 @@ def forecast_ahead(
     size, loss = further
     (near, near_choice, _), (far, choice, fall) = forecasts(sizes, losses, [size, target])
     left = np.log(target / size) / np.log(target / sizes[-1])
-    known, only, far = np.log(loss), np.array([row]), far.rows(np.array([row]))
-    location = far.location + known - near.location[only]
+    measured, only, far = np.log(loss), np.array([row]), far.rows(np.array([row]))
+    location = far.location + measured - near.location[only]
     ahead = Student(location, far.scale * np.sqrt(left), far.dof)
-    return ahead, choice[only] + known - near_choice[only], fall[only]
+    return ahead, choice[only] + measured - near_choice[only], fall[only]

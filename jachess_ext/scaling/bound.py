@@ -143,12 +143,12 @@ def pac_bayes(
         with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
             out = model(**batch).loss if loss is None else loss(model, batch)
             if out is None:
-                raise ValueError(
-                    "the model returns no loss for a batch; expected batches with labels"
-                )
+                raise ValueError("the model returns no loss; expected batches with labels")
             losses.append(float(out.detach()))
             if not math.isfinite(losses[-1]):
                 raise ValueError(f"the loss of a batch is {losses[-1]}; expected a finite number")
+            # Layer by layer: H_i is the block of the layer's own parameters, and the theorem has no
+            # terms between layers.
             for name, difference in layers.items():
                 chosen = [parameters[key] for key in difference]
                 v = _flat(list(difference.values()))
@@ -161,16 +161,9 @@ def pac_bayes(
     if not c >= max(losses):
         raise ValueError(f"loss_bound is {c:g}, but a batch has the loss {max(losses):g}")
     roots = sum(math.sqrt(layer.curvature) for layer in measured)
-    return Bound(
-        measured,
-        train_loss,
-        (1 + epsilon) * train_loss,
-        (1 + epsilon) * math.sqrt(c) * roots / math.sqrt(samples),
-        samples**-0.75,
-        samples,
-        c,
-        new,
-    )
+    empirical = (1 + epsilon) * train_loss
+    curvature = (1 + epsilon) * math.sqrt(c) * roots / math.sqrt(samples)
+    return Bound(measured, train_loss, empirical, curvature, samples**-0.75, samples, c, new)
 
 
 def layer_of(name: str) -> str:
@@ -179,11 +172,9 @@ def layer_of(name: str) -> str:
     "bert.encoder.layer.3.output.dense.weight" -> "bert.encoder.layer.3";
     "bert.embeddings.LayerNorm.weight" -> "bert.embeddings"; "classifier.weight" -> "classifier".
     """
-    numbered = re.match(r"(?:.*?\.)?\d+(?=\.)", name)
-    if numbered:
+    if numbered := re.match(r"(?:.*?\.)?\d+(?=\.)", name):
         return numbered[0]
-    modules = name.split(".")[:-1]
-    return ".".join(modules[:2]) or name
+    return ".".join(name.split(".")[:-1][:2]) or name
 
 
 def _differences(
@@ -205,22 +196,16 @@ def _differences(
                 f"{name} is {list(parameter.shape)} in the model and {list(old.shape)} in the "
                 "pretrained one; expected the same architecture"
             )
-        layers.setdefault(layer_of(name), {})[name] = parameter.detach() - old.detach().to(
-            parameter
-        )
+        difference = parameter.detach() - old.detach().to(parameter)
+        layers.setdefault(layer_of(name), {})[name] = difference
     if not layers:
-        raise ValueError(
-            "no trainable parameter of the model has a pretrained value; expected the model it was "
-            "fine-tuned from"
-        )
+        raise ValueError("no trainable parameter of the model has a pretrained value")
     return layers, tuple(new)
 
 
 def _hessian(loss: Tensor, parameters: list[nn.Parameter]) -> Callable[[Tensor], Tensor]:
     """Return u -> H u in these parameters; what the loss does not depend on twice gives 0."""
-    gradients = torch.autograd.grad(
-        loss, parameters, create_graph=True, allow_unused=True, materialize_grads=True
-    )
+    gradients = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
     # A gradient that no parameter enters, of a layer the loss is linear in, has no graph.
     curved = [g for g in gradients if g.requires_grad]
 
@@ -232,12 +217,7 @@ def _hessian(loss: Tensor, parameters: list[nn.Parameter]) -> Callable[[Tensor],
             c.view_as(g) for g, c in zip(gradients, pieces, strict=True) if g.requires_grad
         ]
         products = torch.autograd.grad(
-            curved,
-            parameters,
-            cotangents,
-            retain_graph=True,
-            allow_unused=True,
-            materialize_grads=True,
+            curved, parameters, cotangents, retain_graph=True, materialize_grads=True
         )
         return _flat([p.detach() for p in products])
 
@@ -251,16 +231,10 @@ def _flat(tensors: list[Tensor]) -> Tensor:
 def _layer(
     name: str, difference: dict[str, Tensor], measured: list[tuple[float, float]]
 ) -> LayerCurvature:
-    values = [value for value, _ in measured]
-    v = _flat(list(difference.values()))
-    return LayerCurvature(
-        name,
-        v.numel(),
-        float(v.norm()),
-        max(values),
-        sum(values) / len(values),
-        max(uncertainty for _, uncertainty in measured),
-    )
+    values, uncertainties = zip(*measured, strict=True)
+    v, mean = _flat(list(difference.values())), sum(values) / len(values)
+    size, distance = v.numel(), float(v.norm())
+    return LayerCurvature(name, size, distance, max(values), mean, max(uncertainties))
 
 
 _INVARIANT = 1e-10  # of the largest entry of T: the Krylov space is exhausted
@@ -284,6 +258,10 @@ def positive_quadratic(
         The value and its uncertainty: what it changes by if every Ritz value moves by its residual,
         ‖v‖² Σ_i s_1i² β_k |s_ki|; 0 where the Krylov space is exhausted.
     """
+    # H has as many rows as the layer has parameters, millions, and is known by products only.  A
+    # sum over its eigenvalues weighted by (qᵀ v)² is what Lanczos started at v gives: k products
+    # integrate polynomials in H of degree 2k − 1 exactly.  max(λ, 0) is no polynomial, and its kink
+    # at 0 is what the uncertainty is for.
     norm = v.norm()
     if norm == 0:
         return 0.0, 0.0

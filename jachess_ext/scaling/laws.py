@@ -194,17 +194,14 @@ class Rectified(Law):
         return shift, shift
 
     def units(self, values: Mapping[str, Array | float]) -> dict[str, Exponents]:
-        beta = values["beta"]
-        return {
-            "B": (1.0, beta),
-            self.parameters[1].name: (0.0, beta),
-            "E": (1.0, 0.0),
-        }
+        beta, shift = values["beta"], self.parameters[1].name
+        return {"B": (1.0, beta), shift: (0.0, beta), "E": (1.0, 0.0)}
 
     def candidates(self, points: Points, log_losses: Array, weights: Array) -> Array:
-        beta, place, share = grid(
-            (0.1, 0.2, 0.35, 0.6, 1.0), (0.0, 0.25, 0.5, 0.75, 1.0), _FLOORS
-        ).T
+        # D_l alone does not say where the curve bends: that is D* = D_l^(1/β).  The grid is one of
+        # β and ln D*, from an eighth of the smallest size to eight times the largest.
+        places = (0.0, 0.25, 0.5, 0.75, 1.0)
+        beta, place, share = grid((0.1, 0.2, 0.35, 0.6, 1.0), places, _FLOORS).T
         counted = np.where((weights > 0) & (points.sizes > 0), points.log_sizes, np.nan)
         first, last = np.nanmin(counted, -1) - _MARGIN, np.nanmax(counted, -1) + _MARGIN
         transition = first[:, None] + place * (last - first)[:, None]
@@ -275,16 +272,11 @@ class MeasuredKernel:
         kernels = theta if isinstance(theta, Sequence) else [theta] * len(sizes)
         residuals = residual if isinstance(residual, Sequence) else [residual] * len(sizes)
         times = np.asarray(times, dtype=np.float64)
-        for name, given in (("theta", kernels), ("residual", residuals), ("t", times)):
-            if len(given) != len(sizes):
-                raise ValueError(
-                    f"{name} holds {len(given)} entries for {len(sizes)} sizes; expected one a size"
-                )
+        for name, entries in (("theta", kernels), ("residual", residuals), ("t", times)):
+            if len(entries) != len(sizes):
+                raise ValueError(f"{name} holds {len(entries)} entries for {len(sizes)} sizes")
         if not (np.isfinite(times) & ((times > 0) | (sizes == 0)) & (times >= 0)).all():
-            raise ValueError(
-                "t holds a time that is not positive; expected the training time of every size "
-                "(0 at size 0 only)"
-            )
+            raise ValueError("t holds a time that is not positive (0 is that of size 0 only)")
         spectra = {id(k): k if isinstance(k, Spectrum) else Spectrum.of(k) for k in kernels}
         self._modes = [
             tuple(part.cpu().numpy() for part in spectra[id(k)].modes(r.detach(), lr))
@@ -373,6 +365,8 @@ class MeasuredLens(Rectified):
         return (low + high) / 2
 
     def candidates(self, points: Points, log_losses: Array, weights: Array) -> Array:
+        # β, E and B as if F were free; F itself starts at its mean over the measured times, and the
+        # starts that differ in D_l alone become one.
         free = FreeLens().candidates(points, log_losses, weights)
         free[..., 1] = 0.0
         shift = free.copy()
@@ -412,6 +406,8 @@ class Power(Law):
 
     def settle(self, u: Array, low: Array, high: Array) -> Array:
         """Without E only B^α and αβ count: α is put at 1, or as near as the bounds let it come."""
+        # L = (B / D^β)^α = B^α D^(−αβ): the fit may stop anywhere on a ridge, and two curves' numbers
+        # would not be comparable.  A move along it leaves α ln B and αβ as they are.
         step = u[:, 3].copy()  # of ln β; ln α goes the other way, ln B with α
         step = np.clip(step, u[:, 3] - high[:, 3], u[:, 3] - low[:, 3])
         step = np.clip(step, low[:, 1] - u[:, 1], high[:, 1] - u[:, 1])
@@ -443,19 +439,12 @@ class StraightLine(Law):
 
     name = "ats"
     formula = "ln L = intercept + slope · ln D"
-    parameters = (
-        Parameter("intercept", -np.inf, np.inf, log=False),
-        Parameter("slope", -np.inf, np.inf, log=False),
-    )
+    parameters = tuple(Parameter(x, -np.inf, np.inf, log=False) for x in ("intercept", "slope"))
 
     def log_loss(self, u: Array, points: Points, gradient: bool = True) -> tuple[Array, Array]:
         logs = points.log_sizes
         return u[:, :1] + u[:, 1:] * logs, np.stack([np.ones_like(logs), logs], -1)
 
 
-LAWS: dict[str, type[Law]] = {
-    "lensllm": FreeLens,
-    "rectified": Rectified,
-    "power": Power,
-}
+LAWS: dict[str, type[Law]] = {"lensllm": FreeLens, "rectified": Rectified, "power": Power}
 """The laws that are fitted by least squares and need nothing but a curve."""

@@ -142,7 +142,9 @@ def _step(
     step = _bounded_step(state, lower, upper)
     trial = np.where(state.active[:, None], np.clip(state.u + step, lower, upper), state.u)
     moved = trial - state.u
-    with np.errstate(all="ignore"):  # a wild trial may overflow; it is then refused
+    # A wild trial may overflow.  Infinity and NaN are not below the objective, so such a step is
+    # refused as any other that is too long, and the damping grows.
+    with np.errstate(all="ignore"):
         value, jacobian = residuals(trial, rows, True)
         objective = huber(value, weights[rows], delta[rows])
     better = state.active & (objective < state.objective)

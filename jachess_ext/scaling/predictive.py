@@ -68,6 +68,8 @@ class Student:
         The cells lie between quantiles of all the distributions, so that none has a large share of
         any, however different their widths and tails.
         """
+        # An integral over one fixed grid would lose a narrow distribution between two points, and
+        # one over the quantiles of a single distribution the tails of all others.
         edges = np.unique(self.quantile(_LEVELS))
         edges = edges[:: 1 + len(edges) // _MOST_EDGES]
         cumulative = self.cdf(np.concatenate([[-np.inf], edges, [np.inf]]))
@@ -95,12 +97,14 @@ def apart(location: Array, width: Array, fall: Array, doublings: Array) -> Stude
             random walk.
     """
     scale = np.hypot(_OWN_WIDTH * np.median(width), _OWN_FALL * np.std(fall))
-    each = max(scale, 1e-12) * np.sqrt(doublings / np.median(doublings))
-    return Student(location, each, np.full(len(fall), np.inf))
+    scales = max(scale, 1e-12) * np.sqrt(doublings / np.median(doublings))
+    return Student(location, scales, np.full(len(fall), np.inf))
 
 
 def prob_best(quantities: Student) -> Array:
     """Return P(quantity i is the lowest of all), [n], where with `SURPRISE` any may be."""
+    # The model of errors may itself be wrong for a table.  With probability SURPRISE it is taken to
+    # say nothing, so that no model's P(best) is below SURPRISE / n.
     return (1 - SURPRISE) * quantities.prob_lowest() + SURPRISE / len(quantities.location)
 
 
