@@ -111,10 +111,8 @@ def fit(
     problem = _Problem(definition, points, log_losses, curves.weights, low, high, free)
     counted = int((curves.weights > 0).sum(-1).min())
     if counted < free.sum():
-        raise ValueError(
-            f"the {definition.name} law has {int(free.sum())} free parameters and there are "
-            f"{counted} losses; give more sizes, or fix parameters with fixed={{...}}"
-        )
+        text = f"the {definition.name} law has {int(free.sum())} free parameters"
+        raise ValueError(f"{text} and there are {counted} losses; give more, or fix parameters")
     delta, solution = _solve(problem, huber_delta, starts)
     return _summary(problem, curves, scale, solution, delta)
 
@@ -222,26 +220,18 @@ def _check_curves(
 ) -> _Curves:
     d, y = np.asarray(sizes, dtype=np.float64), np.asarray(losses, dtype=np.float64)
     if d.ndim != 1 or y.ndim not in (1, 2) or y.shape[-1] != len(d) or not y.size:
-        raise ValueError(
-            f"sizes has shape {list(d.shape)} and losses {list(y.shape)}; expected [m], and [m] or "
-            "[n, m]"
-        )
+        raise ValueError(f"sizes has shape {list(d.shape)} and losses {list(y.shape)}")
     check_sizes(d)
     rows = np.atleast_2d(y)
-    if weights is None:
-        w = np.ones_like(rows)
-    else:
-        w = np.asarray(weights, dtype=np.float64)
-        if w.shape not in (y.shape, d.shape) or not (np.isfinite(w) & (w >= 0)).all():
-            raise ValueError(
-                f"weights has shape {list(w.shape)}; expected {list(y.shape)} or {list(d.shape)}, "
-                "finite and not negative"
-            )
-        w = np.broadcast_to(w, rows.shape)
-        if not (w > 0).any(-1).all():
-            raise ValueError("all weights of a curve are 0; every curve needs losses that count")
-        w = w / w.max(-1, keepdims=True)
-        w = w * (w > 0).sum(-1, keepdims=True) / w.sum(-1, keepdims=True)
+    w = np.ones_like(y) if weights is None else np.asarray(weights, dtype=np.float64)
+    if w.shape not in (y.shape, d.shape) or not (np.isfinite(w) & (w >= 0)).all():
+        shapes = f"{list(y.shape)} or {list(d.shape)}"
+        raise ValueError(f"weights has shape {list(w.shape)}; expected {shapes}, finite, from 0 up")
+    w = np.broadcast_to(w, rows.shape)
+    if not (w > 0).any(-1).all():
+        raise ValueError("all weights of a curve are 0; every curve needs losses that count")
+    w = w / w.max(-1, keepdims=True)  # first, so that the sum neither overflows nor underflows
+    w = w * (w > 0).sum(-1, keepdims=True) / w.sum(-1, keepdims=True)
     check_losses(rows, d, w > 0)
     lowest = np.where(w > 0, rows, np.inf).min(-1, keepdims=True)
     return _Curves(d, np.where(w > 0, rows, lowest), w, y.ndim == 1)
@@ -257,9 +247,7 @@ def _definition(law: str, curves: _Curves, kernel: Mapping[str, object]) -> Law:
     if missing:
         raise ValueError(f"a measured F needs theta, residual, t and lr; {missing[0]} is missing")
     if len(curves.losses) != 1:
-        raise ValueError(
-            f"a kernel belongs to one curve, there are {len(curves.losses)}; fit them one by one"
-        )
+        raise ValueError(f"a kernel belongs to one curve, and there are {len(curves.losses)}")
     return MeasuredLens(MeasuredKernel(curves.sizes, *kernel.values()))  # type: ignore[arg-type]
 
 
@@ -271,15 +259,12 @@ def _ends(
     ends = dict(bounds) | {name: (value, value) for name, value in fixed.items()}
     for name, (low, high) in ends.items():
         if name not in parameters:
-            raise ValueError(
-                f"the {law.name} law has no parameter {name!r}; it has {[*parameters]}"
-            )
+            raise ValueError(f"the {law.name} law has no parameter {name!r}, but {[*parameters]}")
         pair = np.array([parameters[name].coordinate(end) for end in (low, high)])
         if not (np.isfinite(pair).all() and pair[0] <= pair[1]) or low < 0:
-            raise ValueError(
-                f"{name} is to lie in [{low}, {high}]; expected two finite "
-                f"{'positive ' if parameters[name].log else ''}numbers, the lower first"
-            )
+            kind = "positive numbers" if parameters[name].log else "numbers"
+            text = f"{name} is to lie in [{low}, {high}]"
+            raise ValueError(f"{text}; expected two finite {kind}, the lower first")
     return ends
 
 
@@ -674,10 +659,8 @@ class FittedLaw:
 
     def _check_width(self) -> None:
         if not self.has_width:
-            raise ValueError(
-                f"the {self.law} law has as many free parameters as there are sizes, so nothing "
-                "tells the noise; fix a parameter or give more sizes"
-            )
+            text = f"the {self.law} law has as many free parameters as there are sizes"
+            raise ValueError(f"{text}, so nothing tells the noise; fix a parameter, or give more")
 
     def predictive(self, size: float) -> Student:
         """Return the distribution of ln L that a measurement at `size` would give, one a curve.
@@ -822,10 +805,7 @@ class FittedLaw:
 def _sizes(sizes: npt.ArrayLike) -> Array:
     array = np.atleast_1d(np.asarray(sizes, dtype=np.float64))
     if array.ndim != 1 or not (np.isfinite(array) & (array >= 0)).all():
-        raise ValueError(
-            f"sizes is {sizes!r}; expected a number of training examples, or a list of them, each "
-            "finite and not negative"
-        )
+        raise ValueError(f"sizes is {sizes!r}; expected one or more finite numbers, from 0 up")
     return array
 
 

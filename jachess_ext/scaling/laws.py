@@ -406,8 +406,8 @@ class Power(Law):
 
     def settle(self, u: Array, low: Array, high: Array) -> Array:
         """Without E only B^α and αβ count: α is put at 1, or as near as the bounds let it come."""
-        # L = (B / D^β)^α = B^α D^(−αβ): the fit may stop anywhere on a ridge, and two curves' numbers
-        # would not be comparable.  A move along it leaves α ln B and αβ as they are.
+        # L = (B / D^β)^α = B^α D^(−αβ): the fit may stop anywhere on a ridge, and numbers of two
+        # curves would not compare.  A move along it leaves α ln B and αβ as they are.
         step = u[:, 3].copy()  # of ln β; ln α goes the other way, ln B with α
         step = np.clip(step, u[:, 3] - high[:, 3], u[:, 3] - low[:, 3])
         step = np.clip(step, low[:, 1] - u[:, 1], high[:, 1] - u[:, 1])

@@ -106,11 +106,8 @@ def read_runs(
     homes = {run.home for run in runs}
     inner = [run.name for run in runs if not homes.isdisjoint(run.home.parents)]
     if inner:
-        raise TableError(
-            f"the runs {listed(inner)} of {folder} lie in folders of other runs, whose repeats "
-            "they hardly are; leave out the ones or the others",
-            ignore=[*ignore, *inner],
-        )
+        text = f"the runs {listed(inner)} of {folder} lie in folders of other runs"
+        raise TableError(f"{text}; leave out the ones or the others", ignore=[*ignore, *inner])
     column = _metric(folder, runs, metric)
     values = np.array([_value(run, column, value) for run in runs])
     sizes = [_size(run, size) for run in runs]
@@ -141,10 +138,9 @@ def _matched(run: _Run, pattern: str, what: str) -> str:
 
 def _size(run: _Run, pattern: str | None) -> float:
     if pattern is None and run.rows is None:
+        text = f"the number of training examples of the run {shown(run.name)} is not known"
         raise TableError(
-            f"the number of training examples of the run {shown(run.name)} is not known: no file "
-            "has its train_samples; say where its path has it, by a regular expression",
-            size=r"(\d+)\D*$",
+            f"{text}: say by a regular expression where its path has it", size=r"(\d+)\D*$"
         )
     try:
         return parse_size(run.rows if pattern is None else _matched(run, pattern, "size"))
@@ -167,10 +163,8 @@ def _metric(folder: Path, runs: Sequence[_Run], metric: str | None) -> str:
             metric
         ]  # of the first without it `_value` says what it has
     if len(names) != 1:
-        raise TableError(
-            f"{folder} has the measurements {listed(names or every)}; say which",
-            metric=(names or every)[0],
-        )
+        text = f"{folder} has the measurements {listed(names or every)}; say which"
+        raise TableError(text, metric=(names or every)[0])
     return names[0]
 
 
@@ -191,10 +185,10 @@ def _value(run: _Run, metric: str, value: str) -> float:
         at_step = {number for other, number in pairs if other == step}
         again = len(at_step - elsewhere) < 2
         if len(at_step) > 1 and not (again and value == "best"):
+            numbers = listed(sorted(map(str, at_step)))
             raise TableError(
-                f"the run {shown(run.name)} has several {metric} at step {step}, "
-                f"{listed(sorted(map(str, at_step)))}: of other data, or of the best model loaded "
-                "at the end; leave it out, or say that the best counts",
+                f"the run {shown(run.name)} has several {metric} at step {step}, {numbers}: of "
+                "other data, or of the best model; leave it out, or say that the best counts",
                 **({"value": "best"} if again else {"ignore": [run.name]}),
             )
     if value == "last":
@@ -212,11 +206,11 @@ def _refuse_other_recipes(
         for name in [name for name in _RECIPE if name not in ignore]:
             ours, theirs = run.recipe.get(name), other.recipe.get(name)
             if None not in (ours, theirs) and ours != theirs:
+                pair = f"the runs {shown(other.name)} and {shown(run.name)} of {model}"
                 raise TableError(
-                    f"the runs {shown(other.name)} and {shown(run.name)}, both of {model} with "
-                    f"{size:g} examples, are no repeats: {name} is {theirs} and {ours}; leave out "
-                    "those that are not to count, or the setting if it does not matter (a learning "
-                    "rate is the largest that was logged, perhaps at other points of a warm-up)",
+                    f"{pair} at {size:g} examples are no repeats: {name} is {theirs} and {ours} "
+                    "(of a learning rate the largest that was logged); leave out a run, or the "
+                    "setting if it does not matter",
                     ignore=[*ignore, name],
                 )
 
@@ -243,10 +237,8 @@ def _trainer_runs(folder: Path) -> list[_Run]:
             *earlier, (final, _, last, state) = sorted(all_states, key=lambda one: one[:2])
             for _, _, place, before in earlier:
                 if not final and not _goes_on(state, before):
-                    raise TableError(
-                        f"{last} does not go on from {place.name}, so {home} holds checkpoints of "
-                        "several runs; remove those of the earlier one"
-                    )
+                    text = f"{home} holds checkpoints of several runs; remove the earlier one's"
+                    raise TableError(f"{last} does not go on from {place.name}: {text}")
             runs.append(_trainer_run(folder, home, state))
     return runs
 
@@ -265,10 +257,8 @@ def _harness_runs(folder: Path) -> list[_Run]:
             }
         runs.append(_Run(path, path.relative_to(folder).as_posix(), None, {}, values))
     if not runs:
-        raise TableError(
-            f"{folder} holds no trainer_state.json of transformers, and no results*.json of "
-            "lm-evaluation-harness; runs of other tools are read as a table, by read_table"
-        )
+        text = f"{folder} holds no trainer_state.json, and no results*.json of lm-eval"
+        raise TableError(f"{text}; runs of other tools are read as a table, by read_table")
     return runs
 
 
@@ -287,10 +277,8 @@ def _trainer_run(folder: Path, home: Path, state: State) -> _Run:
     log = state["log_history"]
     ends = [entry["train_runtime"] for entry in log if "train_runtime" in entry]
     if ends and results.get("train_runtime", ends[-1]) != ends[-1]:
-        raise TableError(
-            f"the results in {home} are of another training than its trainer_state.json "
-            "(train_runtime differs); remove the files of the earlier one"
-        )
+        text = f"the results in {home} are of another training than its trainer_state.json"
+        raise TableError(f"{text} (train_runtime differs); remove the files of the earlier one")
     values: dict[str, list[tuple[int | None, float]]] = {}
     for entry in [*log, {"step": log[-1].get("step") if log else None, **results}]:
         for name, number in entry.items():

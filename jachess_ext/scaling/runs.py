@@ -226,12 +226,8 @@ class LossTable:
         within &= ~np.isnan(self.losses).all(0)
         if not within.any():
             raise TableError(f"no model has a loss at a size up to {budget:g}")
-        return self.columns(within)
-
-    def columns(self, mask: Mask) -> LossTable:
-        """Return the sizes where the mask holds."""
-        noise = None if self.noise is None else self.noise[:, mask]
-        return replace(self, sizes=self.sizes[mask], losses=self.losses[:, mask], noise=noise)
+        noise = None if self.noise is None else self.noise[:, within]
+        return replace(self, sizes=self.sizes[within], losses=self.losses[:, within], noise=noise)
 
     def rows(self, places: Index) -> LossTable:
         """Return the models at these rows."""
@@ -285,10 +281,9 @@ class LossTable:
             raise TableError("this needs numbers of parameters; the table has no column 'size'")
         bad = np.flatnonzero(~(np.isfinite(self.parameters) & (self.parameters > 0)))
         if len(bad):
-            raise TableError(
-                f"the number of parameters of {shown(self.names[bad[0]])} is "
-                f"{self.parameters[bad[0]]:g}; expected a positive number"
-            )
+            name, count = shown(self.names[bad[0]]), self.parameters[bad[0]]
+            text = f"the number of parameters of {name} is {count:g}"
+            raise TableError(f"{text}; expected a positive number")
         return self.parameters
 
     def _check(self, columns: Mask, counted: Mask | bool = True) -> None:
@@ -296,12 +291,11 @@ class LossTable:
         perfect = np.argwhere(losses == 0)
         if len(perfect) and self.metric is not None and higher_is_better(self.metric):
             row, column = perfect[0]
-            raise TableError(
-                f"the {self.metric} of {shown(self.names[row])} at size {sizes[column]:g} is the "
-                "best there is; give test_rows, the number of examples it was measured on, and "
-                "half an example counts as missing",
-                test_rows="N",
+            score = f"the {self.metric} of {shown(self.names[row])} at size {sizes[column]:g}"
+            hint = (
+                "give test_rows, the examples it was measured on, and half of one counts as missing"
             )
+            raise TableError(f"{score} is the best there is; {hint}", test_rows="N")
         check_losses(losses, sizes, counted, self.names)
 
 
@@ -323,8 +317,8 @@ def check_losses(
     places = np.argwhere(counted & ~(np.isfinite(losses) & (losses > 0)))
     if len(places):
         row, column = places[0]
-        who = f"curve {row}" if names is None else shown(names[row])
-        raise TableError(
-            f"the loss of {who} at size {sizes[column]:g} is {losses[row, column]:g}; expected a "
-            f"positive number{_ZERO if losses[row, column] == 0 else ''}"
+        who, loss = f"curve {row}" if names is None else shown(names[row]), losses[row, column]
+        text = (
+            f"the loss of {who} at size {sizes[column]:g} is {loss:g}; expected a positive number"
         )
+        raise TableError(text + (_ZERO if loss == 0 else ""))

@@ -249,11 +249,9 @@ class Search:
         else:
             metric = metric or self.metric
             table = read_table(source, 1, metric=metric, test_rows=self.test_rows, **reading)
+        theirs, ours = (name or "losses" for name in (table.metric, self.metric))
         if plain_name(table.metric or "loss") != plain_name(self.metric or "loss"):
-            raise DataError(
-                f"the table holds {table.metric or 'losses'}, and this search is told "
-                f"{self.metric or 'losses'}; give Search the metric of the table"
-            )
+            raise DataError(f"the table holds {theirs}, and this search is told {ours}")
         losses = {
             Ask(model, table.sizes[place]): (float(row[place]), 0.0)
             for model, row in zip(table.names, table.losses, strict=True)
@@ -266,15 +264,11 @@ class Search:
         results = {}
         for ask, (value, cost) in values.items():
             if ask.model not in self.models:
-                raise DataError(
-                    f"{ask.model!r} is none of the candidates, {', '.join(self.models)}"
-                )
+                names = ", ".join(self.models)
+                raise DataError(f"{ask.model!r} is none of the candidates, {names}")
             if not 0 <= ask.rows < self.target or ask.rows != int(ask.rows):
-                raise DataError(
-                    f"{ask.model!r} has a result at {ask.rows:g} rows; expected a whole number "
-                    f"below the target's {self.target}: leave it out (of a table by `ignore` of "
-                    "`read_table`), or give a larger target"
-                )
+                text = f"{ask.model!r} has a result at {ask.rows:g} rows"
+                raise DataError(f"{text}; expected a whole number below the target's {self.target}")
             ask = replace(ask, rows=int(ask.rows))
             if ask in self.results:
                 raise DataError(f"the result of {ask} is known already")
@@ -300,10 +294,8 @@ class Search:
                 raise DataError(f"the {name} is {value:g}; expected {worst:g} or more{most}")
             loss = float(to_forecast(name, value, self.test_rows or math.inf))
             if score and loss == 0:
-                raise DataError(
-                    f"the {name} is {value:g}, the best there is; give Search test_rows=, the "
-                    "number of examples it is measured on, and half an example counts as missing"
-                )
+                text = f"the {name} is {value:g}, the best there is; give Search test_rows="
+                raise DataError(f"{text}, and half an example counts as missing")
         return float(loss) if loss is not None and 0 < loss < math.inf else None
 
     def state(self) -> dict[str, Any]:
@@ -545,10 +537,8 @@ class Search:
             raise DataError(f"{largest}, is not below the target {self.target}")
         needed = METHODS[self.method].fewest_sizes(zero=0 in self.rounds, distribution=decides)
         if len(self.sizes) < needed:
-            raise DataError(
-                f"{self.method} needs {needed} sizes or more, and there are {len(self.sizes)} "
-                f"({', '.join(map(str, self.sizes))}); give more sizes or a larger budget"
-            )
+            count = f"{self.method} needs {needed} sizes or more, and there are {len(self.sizes)}"
+            raise DataError(f"{count} ({', '.join(map(str, self.sizes))})")
 
 
 def _curve(results: Results, model: str) -> dict[int, float]:

@@ -88,10 +88,8 @@ def parse_size(value: object) -> float:
     elif isinstance(value, Real) and not isinstance(value, bool):
         size = float(value)
     if not 0 <= size < math.inf:
-        raise TableError(
-            f"{shown(value)} is no number of training examples; expected one such as 1000, 1k, "
-            "1,000 or 2M"
-        )
+        text = f"{shown(value)} is no number of training examples"
+        raise TableError(f"{text}; expected one such as 1000, 1k, 1,000 or 2M")
     if size < 1000 and not math.isclose(size, round(size), rel_tol=1e-9):
         raise DoubtfulSize(f"{shown(value)} is no whole number of training examples")
     return size
@@ -155,9 +153,8 @@ class Sheet:
             TableError: there is none, or more than one.
         """
         if label not in self.labels:
-            raise TableError(
-                f"{self.what} has no column {shown(label)}; it has {listed(self.labels)}"
-            )
+            labels = listed(self.labels)
+            raise TableError(f"{self.what} has no column {shown(label)}; it has {labels}")
         if list(self.labels).count(label) > 1:
             raise TableError(f"{self.what} has the column {shown(label)} twice; rename one")
         return list(self.labels).index(label)
@@ -173,9 +170,8 @@ class Sheet:
         sign = share is not None and bool(share["sign"] or _PER_CENT.search(label))
         part = float(share["number"]) / (100 if sign else 1) if share else math.inf
         if self.full is None and share and (sign or 0 < part < 1):
-            raise DoubtfulSize(
-                f"{shown(value)} is a share of the data: say of how many examples", full="N"
-            )
+            text = f"{shown(value)} is a share of the data: say of how many examples"
+            raise DoubtfulSize(text, full="N")
         if self.full is None or share is None:
             part = self.count(value)  # raises where it is no number at all, such as another name
         if self.full is not None and (share is None or part > 1):
@@ -334,11 +330,9 @@ def _from_file(path: Path, comma: bool, number: int | None, questions: Questions
             except csv.Error as error:
                 raise TableError(f"{path} is not well-formed: {error}") from None
         if text[-1] not in "\r\n":
-            warnings.warn(
-                f"{path} ends without a newline, as spreadsheets write it or as it is when cut "
-                f"short; its last line is read as {shown(text.splitlines()[-1][-60:])}",
-                stacklevel=2,
-            )
+            last = shown(text.splitlines()[-1][-60:])
+            end = f"{path} ends without a newline and may be cut short"
+            warnings.warn(f"{end}; its last line is read as {last}", stacklevel=2)
     rows = _chosen(what, tables, number, questions)
     labels = [cell.strip() for cell in rows[0][1]]
     for line, cells in rows[1:]:
@@ -397,10 +391,7 @@ def _of_json(path: Path, text: str) -> DataFrame:
         return pandas.DataFrame([parse_json(x, f"a line of {path}", lenient=True) for x in lines])
     value = parse_json(text, str(path), lenient=True)
     if isinstance(value, dict) and isinstance(value.get("results"), dict):
-        raise TableError(
-            f"{path} has the results of one model, as lm-evaluation-harness writes them; "
-            "read_runs reads a folder of such files"
-        )
+        raise TableError(f"{path} has one model's results; read_runs reads a folder of such files")
     with suppress(ValueError, AttributeError):
         frame = pandas.DataFrame(value)
         cells = (cell for label in frame for cell in frame[label])

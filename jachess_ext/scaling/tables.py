@@ -146,10 +146,8 @@ def read_table(
         reading = {"test_rows": test_rows, "model": model, "size": size, "seed": seed} | rows
         asked = ignore or any(value is not None for value in reading.values())
         if asked or plain_name(metric or made_from) != plain_name(made_from):
-            raise TableError(
-                f"the LossTable holds losses made from {made_from}; a metric and what else says "
-                "how numbers are read is too late here: give them where the LossTable is made"
-            )
+            text = f"the LossTable holds losses made from {made_from}, whose reading is done"
+            raise TableError(f"{text}: give them where the LossTable is made")
         return source
     if decimal not in (".", ","):
         raise TableError(f"decimal is {shown(decimal)}; expected '.' or ','")
@@ -275,10 +273,8 @@ class _Reader:
         for label, value in rows.items():
             texts = self.sheet.texts(self.sheet.place(label))
             if str(value) not in texts:
-                raise TableError(
-                    f"{self.sheet.what} has no {shown(str(value))} in its column {shown(label)}, "
-                    f"which holds {listed([*dict.fromkeys(texts)])}"
-                )
+                column = f"its column {shown(label)}, which holds {listed([*dict.fromkeys(texts)])}"
+                raise TableError(f"{self.sheet.what} has no {shown(str(value))} in {column}")
             self.sheet = self.sheet.rows([text == str(value) for text in texts])
         self.chosen = set(rows)
         row_metric = self._one_metric(metric)
@@ -294,11 +290,11 @@ class _Reader:
             headers = [self.sheet.headers[place] for place in sizes]
             doubt = _doubt(headers, list(sizes.values()))
             if doubt and size is None and self.sheet.full is None:
-                self.questions.add(
-                    f"the header of {self.sheet.what} has {listed(list(map(str, headers)))}, which "
-                    f"{doubt}; say so if they are numbers of training examples",
-                    size="headers",
+                text = (
+                    f"the header of {self.sheet.what} has {listed(list(map(str, headers)))}, which"
                 )
+                text += f" {doubt}; say so if they are numbers of training examples"
+                self.questions.add(text, size="headers")
             return self._wide(sizes, model_at, seed, row_metric)
         size_at = self._role("size", size)
         sheet, labels = self.sheet, self.sheet.labels
@@ -331,9 +327,9 @@ class _Reader:
         names = list(dict.fromkeys(texts))
         matches = names if metric is None else alike(metric, names)
         if metric is not None and not matches:
+            column = f"its column {shown(self.sheet.labels[place])} holds {listed(names)}"
             raise TableError(
-                f"{self.sheet.what} has no rows of the metric {shown(metric)}; its column "
-                f"{shown(self.sheet.labels[place])} holds {listed(names)}"
+                f"{self.sheet.what} has no rows of the metric {shown(metric)}; {column}"
             )
         if len(matches) > 1:
             text = f"{self.sheet.what} holds several metrics, {listed(matches)}; say which"
@@ -383,11 +379,11 @@ class _Reader:
         numeric = 0 in sizes or sheet.numeric(0)
         if sized or numeric or _key(label) in _NO_NAMES:
             why = "numbers" if numeric else "sizes" if sized else "something else"
-            raise TableError(
-                f"no column of {sheet.what} names the models, and its first, {shown(label)}, holds "
-                f"{why}; expected one called name or model",
-                **({"model": label} if label and sized and not numeric else {}),
+            text = (
+                f"no column of {sheet.what} names the models, and its first, {shown(label)}, holds"
             )
+            answer = {"model": label} if label and sized and not numeric else {}
+            raise TableError(f"{text} {why}; expected one called name or model", **answer)
         return 0
 
     def _others(self, used: Collection[int | None], model_at: int | None, numbers: bool) -> None:
@@ -444,11 +440,8 @@ class _Reader:
                 self.sheet.place(label)  # raises
         summaries = [x for x in dict.fromkeys(names) if x not in self.unknown and _summary(x)]
         if summaries:
-            self.questions.add(
-                f"{listed(summaries)} of {self.sheet.what} say something of models and are none; "
-                "leave them out, or rename a model",
-                ignore=summaries,
-            )
+            text = f"{listed(summaries)} of {self.sheet.what} say something of models and are none"
+            self.questions.add(f"{text}; leave them out, or rename a model", ignore=summaries)
         self.sheet = self.sheet.rows([name not in (*self.unknown, *summaries) for name in names])
         return self.sheet.texts(place)
 
@@ -488,15 +481,11 @@ class _Reader:
         sheet, label = self.sheet, self.sheet.labels[size_at]
         sizes = [self._size(cell, label) for cell in sheet.columns[size_at]]
         if not label and (doubt := _doubt(sheet.columns[size_at], sizes)):
-            raise TableError(
-                f"the first column of {sheet.what} holds {listed(sheet.texts(size_at))}, which "
-                f"{doubt}; if they are training examples, call it rows"
-            )
-        warnings.warn(
-            f"{sheet.what} is read with sizes down ({shown(label)}) and models across "
-            f"({listed([sheet.labels[place] for place in columns], 4)})",
-            stacklevel=4,
-        )
+            text = f"the first column of {sheet.what} holds {listed(sheet.texts(size_at))}, which"
+            raise TableError(f"{text} {doubt}; if they are training examples, call it rows")
+        across = listed([sheet.labels[place] for place in columns], 4)
+        text = f"{sheet.what} is read with sizes down ({shown(label)}) and models across ({across})"
+        warnings.warn(text, stacklevel=4)
         heads = [size_at, *seeds]
         cells = [
             (sheet.labels[place], *head, value)
@@ -581,11 +570,10 @@ class _Reader:
         wrong = np.flatnonzero(~np.isfinite(values))
         if len(wrong):  # a mean over the other seeds would hide a run that diverged
             run = wrong[0]
-            raise TableError(
-                f"the {label} of the run of {shown(names[run])} at size {sizes[run]:g}"
-                f"{f' with seed {repeats[run]}' if repeats else ''} is {values[run]:g} or empty; "
-                "expected a number: leave that row out if the run is not to count"
-            )
+            text = f"the {label} of the run of {shown(names[run])} at size {sizes[run]:g}"
+            text += f" with seed {repeats[run]}" if repeats else ""
+            text += f" is {values[run]:g} or empty; expected a number"
+            raise TableError(f"{text}: leave that row out if the run is not to count")
         return Records(
             what=what,
             models=names,
@@ -685,11 +673,9 @@ def _parameters(sheet: Sheet, place: int | None, names: Sequence[str]) -> dict[s
         try:
             count = math.nan if missing else sheet.count(cell)
         except TableError:
-            raise TableError(
-                f"{shown(cell)} in column {shown(sheet.labels[place])} of {shown(name)} is no "
-                "number of parameters; expected one such as 110000000 or 110M",
-                ignore=[sheet.labels[place]],
-            ) from None
+            label = sheet.labels[place]
+            text = f"{shown(cell)} in column {shown(label)} of {shown(name)} is no number of"
+            raise TableError(f"{text} parameters such as 110M", ignore=[label]) from None
         if name in counts and not (counts[name] == count or missing):
             raise TableError(f"{sheet.what} has two numbers of parameters of {shown(name)}")
         counts.setdefault(name, count)
@@ -748,19 +734,16 @@ def _scale(records: Records, metric: str) -> float:
     if wrong.any():
         place = int(wrong.argmax())
         expected = "up to 1, or 100 in per cent" if score else f"from {worst:g} up"
-        raise TableError(
-            f"the {metric} of {shown(records.models[place])} at size {records.sizes[place]:g} is "
-            f"{records.values[place]:g}; expected one {expected}"
-        )
+        where = f"{shown(records.models[place])} at size {records.sizes[place]:g}"
+        value = f"{records.values[place]:g}; expected one {expected}"
+        raise TableError(f"the {metric} of {where} is {value}")
     if scale == 100 and not records.per_cent:
         for name in records.names:
             scores = records.values[finite & (np.array(records.models) == name)]
             if len(scores) and 0 < scores.max() <= 1:
                 up_to = f"at most {scores.max():g} and that of others up to {highest:g}"
-                raise TableError(
-                    f"the {metric} of {shown(name)} is {up_to}; write all as fractions or all in "
-                    "per cent"
-                )
+                text = f"the {metric} of {shown(name)} is {up_to}"
+                raise TableError(f"{text}; write all as fractions or all in per cent")
     return scale
 
 
@@ -773,10 +756,10 @@ def _pivot(records: Records, places: Index, sizes: Array) -> tuple[Array, Array 
     for run in zip(index.tolist(), places.tolist(), seeds, strict=True):
         if run in runs:
             seed = f" with seed {run[2]}" if records.seeds else ""
+            model = f"{shown(records.names[run[0]])} at size {sizes[run[1]]:g}{seed}"
+            text = f"{records.what} has the model {model} twice"
             raise TableError(
-                f"{records.what} has the model {shown(records.names[run[0]])} at size "
-                f"{sizes[run[1]]:g}{seed} twice; expected one row a model, or a column 'seed' that "
-                "tells repeated runs apart"
+                f"{text}; expected one row a model, or a column 'seed' of repeated runs"
             )
         runs.add(run)
     if records.seeds is None:
@@ -808,15 +791,11 @@ def _refuse_rising(what: str, losses: Array, per_cent: bool) -> None:
             first, last = numbers[0], numbers[-1]
             rise, fall = rise + (last > first), fall + (last < first)
     if rise and rise >= fall:
-        raise TableError(
-            f"the numbers of {what} rise with size ({rise} of {rise + fall} models end higher than "
-            "they begin), and losses fall; say what they are: accuracy, f1, matthews, …, or loss "
-            "if they are losses all the same",
-            metric="accuracy",
+        text = f"the numbers of {what} rise with size in {rise} of {rise + fall} models, and losses"
+        text += (
+            " fall; say what they are: accuracy, f1, matthews, …, or loss if they are all the same"
         )
+        raise TableError(text, metric="accuracy")
     if per_cent:
-        raise TableError(
-            f"the numbers of {what} are in per cent, and fall with size; say whether they are "
-            "error rates or what else, such as accuracy",
-            metric="error|accuracy",
-        )
+        text = f"the numbers of {what} are in per cent, and fall with size; say whether they are"
+        raise TableError(f"{text} error rates or what else", metric="error|accuracy")

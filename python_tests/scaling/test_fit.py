@@ -456,7 +456,7 @@ def test_bad_input_is_one_sentence(change: dict, words: str) -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda f: f.predict(-1.0), "not negative"),
+        (lambda f: f.predict(-1.0), "from 0 up"),
         (lambda f: f.interval(1e6, 1.5), "between 0 and 1"),
         (lambda f: f.interval(1e6), "nothing tells the noise"),
     ],

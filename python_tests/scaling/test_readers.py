@@ -335,7 +335,7 @@ def test_results_of_lm_evaluation_harness(tmp_path: Path) -> None:
         read_runs(tmp_path, **given)
     check(read_runs(tmp_path, "rte/acc", **given))
     path = tmp_path / "small-n=100" / "results_2024-05-01T10-00-00.json"
-    with pytest.raises(TableError, match="has the results of one model, as lm-evaluation-harness"):
+    with pytest.raises(TableError, match="has one model's results; read_runs"):
         read_table(path)
     path.write_text('{"results": {"rte": 1}}')
     with pytest.raises(TableError, match="is not as its tool writes it"):

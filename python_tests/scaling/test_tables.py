@@ -233,8 +233,8 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     ),
     ("name,seed,100\na,1,2\na,1,3\nb,1,3\n", {}, "'a' at size 100 with seed 1 twice"),
     ("name,100,1k\na,2,1_0\nb,3,2.5\n", {}, "'1_0' in column '1k' of 'a' is no number"),
-    ("name,100,1k\na,50,60\nb,40,70\n", {}, r"rise with size \(2 of 2 models end higher"),
-    ("name,100,1k\na,2,3\nb,4,3\n", {}, r"rise with size \(1 of 2 models end higher"),
+    ("name,100,1k\na,50,60\nb,40,70\n", {}, r"rise with size in 2 of 2 models"),
+    ("name,100,1k\na,2,3\nb,4,3\n", {}, r"rise with size in 1 of 2 models"),
     ("name,100,1k\na,50,60\nb,.4,.7\n", {"metric": "f1"}, "'b' is at most 0.7 and that of others"),
     (
         "name,100,1k\na,50,160\nb,4,7\n",
