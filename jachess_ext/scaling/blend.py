@@ -17,6 +17,8 @@ import numpy as np
 
 from .predictive import Array, Student
 
+# Relative to the largest size and its loss: a transition from e⁻⁹ to e⁹ of that size, so that a
+# curve may be all power law or not yet in it; β; and a floor E of up to nine tenths of that loss.
 _LOG_TRANSITIONS = np.linspace(-9.0, 9.0, 13)
 _LOG_EXPONENTS = np.linspace(np.log(0.06), np.log(1.6), 8)
 _FLOORS = np.arange(6) * 0.18

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -322,6 +322,10 @@ def _box(
 
 # The fit ----------------------------------------------------------------------------------------
 
+Limits: TypeAlias = tuple[int, float]
+"""Iterations at most, and the tolerance of `minimise`."""
+_HELD, _SQUARES, _STAGE, _LAST = (15, 1e-2), (60, 1e-7), (20, 1e-4), (200, 1e-10)
+"""Of stages that only lead to the next one a rough minimum is enough."""
 _ANNEALING = (8.0, 3.0)
 """Huber's threshold in the stages before the last, in multiples of the last."""
 _EFFICIENT = 1.345  # Huber's threshold in noise deviations: 95 % efficient under Gaussian noise
@@ -367,18 +371,11 @@ class _Problem:
         return self.of(rows)(u, rows, True)
 
     def minimise(
-        self,
-        u: Array,
-        owner: Index,
-        delta: Array,
-        iterations: int = 200,
-        tolerance: float = 1e-10,
-        held: Mask | bool = False,
+        self, u: Array, owner: Index, delta: Array, limits: Limits, held: Mask | bool = False
     ) -> Solution:
         """Minimise from u, a row a start; delta: one number a curve; `held` stay as they are."""
         low, high = (np.where(held, u, end[owner]) for end in (self.low, self.high))
-        weights, deltas = self.weights[owner], delta[owner]
-        return minimise(self.of(owner), u, low, high, weights, deltas, iterations, tolerance)
+        return minimise(self.of(owner), u, low, high, self.weights[owner], delta[owner], *limits)
 
 
 def _solve(problem: _Problem, huber_delta: float | None, starts: int) -> tuple[Array, Solution]:
@@ -395,8 +392,7 @@ def _solve(problem: _Problem, huber_delta: float | None, starts: int) -> tuple[A
     squares = np.full(curves, np.inf)
     for names in problem.law.stages:
         held = np.array([parameter.name in names for parameter in problem.law.parameters])
-        iterations, tolerance = (15, 1e-2) if names else (60, 1e-7)
-        stage = problem.minimise(u, owner, squares, iterations, tolerance, held)
+        stage = problem.minimise(u, owner, squares, _HELD if names else _SQUARES, held)
         u = stage.u
     if huber_delta is None:
         delta = _robust_delta(problem, _best_of(stage, curves).u)
@@ -404,8 +400,8 @@ def _solve(problem: _Problem, huber_delta: float | None, starts: int) -> tuple[A
         delta = np.full(curves, float(huber_delta))
     if np.isfinite(delta).all():
         for factor in _ANNEALING:
-            u = problem.minimise(u, owner, factor * delta, iterations=20, tolerance=1e-4).u
-    best = _best_of(problem.minimise(u, owner, delta), curves)
+            u = problem.minimise(u, owner, factor * delta, _STAGE).u
+    best = _best_of(problem.minimise(u, owner, delta, _LAST), curves)
     return delta, replace(best, u=problem.law.settle(best.u, problem.low, problem.high))
 
 

@@ -147,6 +147,8 @@ def grid(*axes: tuple[float, ...]) -> Array:
     )
 
 
+# In units of the curve: its largest size and its lowest loss are 1 (`fitting.Scale`).  So bounds do
+# not change with the unit of a table, and leave room for falls over many orders of magnitude.
 _SCALE = Parameter("B", 1e-8, 1e16)
 _EXPONENT = Parameter("beta", 0.01, 3.0)
 _RATE = Parameter("beta", 0.01, 1.0)

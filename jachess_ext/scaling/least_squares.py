@@ -27,8 +27,12 @@ class Solution:
 
 @dataclass
 class _State:
-    """The rows still at work."""
+    """The rows still at work: where they are, how they are damped, and what bounds them."""
 
+    low: Array
+    high: Array
+    weights: Array
+    delta: Array
     rows: Index
     u: Array
     objective: Array
@@ -92,18 +96,12 @@ def minimise(
     value, jacobian = residuals(u, rows, True)
     objective = huber(value, weights, delta)
     gradient, curvature = _normal_equations(value, jacobian, weights, delta)
-    state = _State(
-        rows=rows,
-        u=u,
-        objective=np.where(np.isfinite(objective), objective, np.inf),
-        gradient=gradient,
-        curvature=curvature,
-        damping=np.full(count, 1e-2),
-        growth=np.full(count, 2.0),
-        active=np.ones(count, dtype=bool),
-    )
+    objective = np.where(np.isfinite(objective), objective, np.inf)
+    damping, growth, active = np.full(count, 1e-2), np.full(count, 2.0), np.ones(count, dtype=bool)
+    place = (u, objective, gradient, curvature)
+    state = _State(low, high, weights, delta, rows, *place, damping, growth, active)
     for _ in range(iterations):
-        _step(residuals, state, low, high, weights, delta, tolerance)
+        _step(residuals, state, tolerance)
         if state.active.mean() <= _COMPACT_BELOW:
             _store(result, state)
             state.keep(state.active)
@@ -127,26 +125,16 @@ def _normal_equations(
     return (transposed @ value[..., None])[..., 0], transposed @ jacobian
 
 
-def _step(
-    residuals: Residuals,
-    state: _State,
-    low: Array,
-    high: Array,
-    weights: Array,
-    delta: Array,
-    tolerance: float,
-) -> None:
+def _step(residuals: Residuals, state: _State, tolerance: float) -> None:
     """Take a damped step in every row; rows that are done stay where they are."""
-    rows = state.rows
-    lower, upper = low[rows], high[rows]
-    step = _bounded_step(state, lower, upper)
-    trial = np.where(state.active[:, None], np.clip(state.u + step, lower, upper), state.u)
+    inside = np.clip(state.u + _bounded_step(state), state.low, state.high)
+    trial = np.where(state.active[:, None], inside, state.u)
     moved = trial - state.u
     # A wild trial may overflow.  Infinity and NaN are not below the objective, so such a step is
     # refused as any other that is too long, and the damping grows.
     with np.errstate(all="ignore"):
-        value, jacobian = residuals(trial, rows, True)
-        objective = huber(value, weights[rows], delta[rows])
+        value, jacobian = residuals(trial, state.rows, True)
+        objective = huber(value, state.weights, state.delta)
     better = state.active & (objective < state.objective)
     predicted = -(state.gradient * moved).sum(-1) - 0.5 * np.einsum(
         "ni,nij,nj->n", moved, state.curvature, moved
@@ -156,26 +144,26 @@ def _step(
     small = better & (fall <= tolerance * state.objective)
     state.active &= ~small & (state.damping < _STALLED) & (moved != 0).any(-1)
     gradient, curvature = _normal_equations(
-        value[better], jacobian[better], weights[rows[better]], delta[rows[better]]
+        value[better], jacobian[better], state.weights[better], state.delta[better]
     )
     state.u[better], state.objective[better] = trial[better], objective[better]
     state.gradient[better], state.curvature[better] = gradient, curvature
 
 
-def _bounded_step(state: _State, lower: Array, upper: Array) -> Array:
+def _bounded_step(state: _State) -> Array:
     """Return −(A + λ diag A)⁻¹ g over the coordinates that are free to move, within the box.
 
     Where that step leaves the box, the coordinates that would are put on their bounds and the
     others are solved for again, given those.
     """
     g = state.gradient
-    held = ((state.u <= lower) & (g >= 0)) | ((state.u >= upper) & (g <= 0))
+    held = ((state.u <= state.low) & (g >= 0)) | ((state.u >= state.high) & (g <= 0))
     matrix = state.curvature.copy()
     diagonal = np.einsum("nii->ni", matrix)  # a view: writing to it writes to the matrix
     floor = 1e-14 * diagonal.max(-1, keepdims=True) + 1e-300
     diagonal += state.damping[:, None] * diagonal + floor
     step = _solve_free(matrix, g, ~held, np.zeros_like(g))
-    room = np.clip(step, lower - state.u, upper - state.u)
+    room = np.clip(step, state.low - state.u, state.high - state.u)
     out = (room != step).any(-1)
     if out.any():
         stopped = held[out] | (room[out] != step[out])

@@ -113,13 +113,8 @@ def read_runs(
     sizes = [_size(run, size) for run in runs]
     models = [_matched(run, model, "model") for run in runs]
     _refuse_other_recipes(runs, models, sizes, ignore)
-    records = Records(
-        what=str(folder),
-        models=models,
-        sizes=np.array(sizes),
-        values=values,
-        seeds=[run.name for run in runs],
-    )
+    names = [run.name for run in runs]
+    records = Records(str(folder), models, np.array(sizes), values, seeds=names)
     return to_table(records, metric or column, fewest, test_rows)
 
 
@@ -288,13 +283,8 @@ def _trainer_run(folder: Path, home: Path, state: State) -> _Run:
     rates = [entry["learning_rate"] for entry in log if "learning_rate" in entry]
     if rates:
         recipe["learning_rate"] = max(rates)
-    return _Run(
-        home=home,
-        name=home.name if home == folder else home.relative_to(folder).as_posix(),
-        rows=results.get("train_samples"),
-        recipe=recipe,
-        values=values,
-    )
+    name = home.name if home == folder else home.relative_to(folder).as_posix()
+    return _Run(home, name, results.get("train_samples"), recipe, values)
 
 
 def _measured(value: object) -> float:

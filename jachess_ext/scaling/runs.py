@@ -87,6 +87,8 @@ def metric_word(name: str) -> str | None:
     unknown; the logarithm of a perplexity is a loss.  "NAME:lower" and "NAME:higher" (with 1 as the
     best) say it of any other metric.
     """
+    # The wrong direction would turn a ranking upside down without any sign of it.  So a name counts
+    # only if every word around the metric's own is one that leaves its direction as it is.
     name = name.replace("²", "2")
     text = re.sub(r"[↑↓]|\(?\b(lower|higher) is better\)?", "", name.lower()).strip()
     if text.endswith((":lower", ":higher")):

@@ -156,6 +156,8 @@ class Search:
         method = METHODS[self.method]
         if method.trains == "none":
             return (0,)
+        # Of sizes that double each costs about as much as all below it, so that going up and ending
+        # early saves most.  Algorithm 1 has to begin at the largest, where the line is.
         down = self.strategy == "algorithm1"
         sizes = reversed(self.sizes) if down else self.sizes
         return (0, *sizes) if method.reads_zero else tuple(sizes)
@@ -169,12 +171,7 @@ class Search:
         return [ask for ask in self._round if ask not in self.results]
 
     def tell(
-        self,
-        ask: Ask,
-        loss: float | None = None,
-        *,
-        cost: float = 0.0,
-        error: str | None = None,
+        self, ask: Ask, loss: float | None = None, *, cost: float = 0.0, error: str | None = None
     ) -> None:
         """Take the result of a run.
 
@@ -504,11 +501,8 @@ class Search:
             raise DataError(f"the model {twice[0]!r} is given twice; expected each model once")
         if len(models) < 2:
             raise DataError(f"{len(models)} model to choose from; expected two or more")
-        for name, value, choices in (
-            ("method", self.method, METHODS),
-            ("strategy", self.strategy, STRATEGIES),
-        ):
-            if value not in choices:
+        for name, choices in {"method": list(METHODS), "strategy": list(STRATEGIES)}.items():
+            if (value := getattr(self, name)) not in choices:
                 raise DataError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
         decides = self.confidence is not None
         most = 1 - SURPRISE * (1 - 1 / len(models))  # that a model is given of being the best

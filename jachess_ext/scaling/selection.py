@@ -242,6 +242,8 @@ def forecast_each(
             )
     if forecast.predictive is None or forecast.fall is None:
         return forecast
+    # A mean over seeds, or over a sample of test rows, is off by its standard error, and so is every
+    # forecast that starts from it.
     predictive = forecast.predictive.widened(table.last_noise)
     last = np.where(present, table.sizes, 0.0).max(1)
     doublings = np.log2(target / last) if last.all() else np.ones(len(last))
@@ -265,12 +267,9 @@ def _blend_ahead(table: LossTable, row: int, target: float) -> Forecast | None:
     else:
         return None
     size, loss = table.sizes[places[-1]], table.losses[row, places[-1]]
+    losses, place = table.losses[np.ix_(group, shared)], int(np.searchsorted(group, row))
     predictive, choice, fall = forecast_ahead(
-        table.sizes[shared],
-        table.losses[np.ix_(group, shared)],
-        int(np.searchsorted(group, row)),
-        (size, loss),
-        target,
+        table.sizes[shared], losses, place, (size, loss), target
     )
     trained = np.array([table.sizes[places].sum()])
     return Forecast(np.exp(choice), trained, predictive, fall)
@@ -382,6 +381,7 @@ def select(
         forecast = _calibrated(forecast, whole.rows(ranked), float(target), references, method)
     n = np.full(len(read.names), np.nan) if read.parameters is None else read.parameters
     example = OPERATIONS * np.where(n > 0, n, np.nan) * (tokens or 1) * epochs
+    # Shown beside the forecasts, and of no influence on them: `read` ends at the budget.
     measured = whole.losses[ranked][:, whole.sizes == target].reshape(-1)
     return Selection(
         method=method,
@@ -426,11 +426,8 @@ def _moved(predictive: Student, references: Index, truth: Array) -> Student:
     count = len(references)
     z = (np.log(truth) - predictive.location[references]) / predictive.scale[references]
     spread = max(float(z.std(ddof=1)), 1e-6) * np.sqrt(1 + 1 / count)
-    return Student(
-        predictive.location + predictive.scale * z.mean(),
-        predictive.scale * spread,
-        np.full(len(predictive.location), count - 1.0),
-    )
+    location = predictive.location + predictive.scale * z.mean()
+    return Student(location, predictive.scale * spread, np.full(len(location), count - 1.0))
 
 
 @dataclass(frozen=True, repr=False)
@@ -486,13 +483,11 @@ class Selection:
         """Return the ranking as a table with intervals of a level, the advice, who is unranked."""
         rows = ranking_rows(self, level)
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if place == 1 else cell.rjust(width)
-                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
+        align = [str.rjust, str.ljust, *[str.rjust] * (len(widths) - 2)]  # models to the left
+        lines = []
+        for row in rows:
+            cells = [f(cell, width) for f, cell, width in zip(align, row, widths, strict=True)]
+            lines.append("  ".join(cells).rstrip())
         head = (
             f"{self.method}: {len(self.names)} models, sizes up to {self.budget:,.0f}, "
             f"{100 * self.share:.3g} % of the target {self.target:,.0f}"

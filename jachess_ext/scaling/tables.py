@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
+from typing import TypeAlias
 
 import numpy as np
 
@@ -236,6 +237,12 @@ class Records:
         return list(dict.fromkeys(self.models))
 
 
+Name: TypeAlias = str | None
+"""Of a column or a metric; None: the table is to tell."""
+Place: TypeAlias = int | None
+"""Of a column, from the left; None: there is none, or it is not yet known."""
+
+
 class _Reader:
     """Reads one sheet: who is who among its columns, and what that leaves open.
 
@@ -262,12 +269,7 @@ class _Reader:
                 raise TableError(f"the table has the column {shown(label)} twice {renamed}")
 
     def records(
-        self,
-        metric: str | None,
-        model: str | None,
-        size: str | None,
-        seed: str | None,
-        rows: Mapping[str, object],
+        self, metric: Name, model: Name, size: Name, seed: Name, rows: Mapping[str, object]
     ) -> Records:
         """Return the table's values; the arguments are `read_table`'s."""
         for label, value in rows.items():
@@ -318,7 +320,7 @@ class _Reader:
             if sized or not all(map(sheet.numeric, others)):
                 self.sheet = sheet.keep([place > 0 for place in range(len(sheet.labels))])
 
-    def _one_metric(self, metric: str | None) -> str | None:
+    def _one_metric(self, metric: Name) -> Name:
         """Keep the rows of one metric where a column `metric` names it, and return the metric."""
         place = self._role("metric", None)
         if place is None or self.sheet.numeric(place):
@@ -337,7 +339,7 @@ class _Reader:
         self.sheet = self.sheet.rows([text in matches[:1] for text in texts])
         return matches[0] if matches else None
 
-    def _role(self, kind: str, label: str | None) -> int | None:
+    def _role(self, kind: str, label: Name) -> Place:
         """Return where the column `label` is, or the one with a name of a kind of `NAMES`."""
         if label is not None and label != "headers":
             return self.sheet.place(label)
@@ -356,7 +358,7 @@ class _Reader:
             self.questions.add(f"{text} holds the {kind}; say which", **answer)
         return min(places, key=doubtful, default=None)
 
-    def _seeds(self, label: str | None) -> list[int]:
+    def _seeds(self, label: Name) -> list[int]:
         """Return the columns that tell repeated runs apart, such as seeds and folds."""
         named = [] if label is None else [self.sheet.place(label)]
         labels = enumerate(self.sheet.labels)
@@ -366,7 +368,7 @@ class _Reader:
         rows = zip(*(self.sheet.texts(place) for place in places), strict=True)
         return [", ".join(row) for row in rows] if places else None
 
-    def _first(self, sizes: Mapping[int, float]) -> int | None:
+    def _first(self, sizes: Mapping[int, float]) -> Place:
         """Return the first column, which names the models where none does by its own name.
 
         None: sizes stand there, and models are named by larger ones in the header, such as 7B.
@@ -386,7 +388,7 @@ class _Reader:
             raise TableError(f"{text} {why}; expected one called name or model", **answer)
         return 0
 
-    def _others(self, used: Collection[int | None], model_at: int | None, numbers: bool) -> None:
+    def _others(self, used: Collection[Place], model_at: Place, numbers: bool) -> None:
         """Ask about the columns that are not used, and keep the rows that the answers want.
 
         Args:
@@ -445,9 +447,7 @@ class _Reader:
         self.sheet = self.sheet.rows([name not in (*self.unknown, *summaries) for name in names])
         return self.sheet.texts(place)
 
-    def _wide(
-        self, sizes: Mapping[int, float], model_at: int, seed: str | None, metric: str | None
-    ) -> Records:
+    def _wide(self, sizes: Mapping[int, float], model_at: int, seed: Name, metric: Name) -> Records:
         seeds = self._seeds(seed)
         count_at = self._role("parameters", None)
         count_at = None if count_at == model_at else count_at
@@ -460,21 +460,16 @@ class _Reader:
                 both = f"the columns {columns[size]} and {label} of {sheet.what} are both"
                 raise TableError(f"{both} of size {size:g}; keep each size once")
             columns[size] = label
-        values = np.stack([sheet.numbers(place, names) for place in sizes], -1)
+        # A run for every cell, row by row.
+        values = np.stack([sheet.numbers(place, names) for place in sizes], -1).ravel()
+        models, of_cells = [x for x in names for _ in sizes], np.tile([*sizes.values()], len(names))
         repeats = self._repeats(seeds)
-        return Records(
-            what=sheet.what,
-            models=[name for name in names for _ in sizes],
-            sizes=np.tile(np.array(list(sizes.values())), len(names)),
-            values=values.ravel(),
-            seeds=None if repeats is None else list(np.repeat(repeats, len(sizes))),
-            parameters=_parameters(sheet, count_at, names),
-            metric=metric,
-            per_cent=sheet.per_cent(list(sizes)),
-        )
+        repeats = None if repeats is None else list(np.repeat(repeats, len(sizes)))
+        counts, per_cent = _parameters(sheet, count_at, names), sheet.per_cent(list(sizes))
+        return Records(sheet.what, models, of_cells, values, repeats, counts, metric, per_cent)
 
     def _down(
-        self, size_at: int, columns: Sequence[int], seeds: Sequence[int], metric: str | None
+        self, size_at: int, columns: Sequence[int], seeds: Sequence[int], metric: Name
     ) -> Records:
         """Return the values of a table with sizes down and models across, made a long one."""
         self._others({size_at, *columns, *seeds}, None, numbers=True)
@@ -498,7 +493,7 @@ class _Reader:
         self.sheet = replace(self.sheet, labels=labels, headers=labels, columns=long)
         return self._long(1, 0, range(2, 1 + len(heads)), None, metric)
 
-    def _size_column(self, others: Collection[int | None]) -> int:
+    def _size_column(self, others: Collection[Place]) -> int:
         """Return the column most like one of sizes, where no name tells, and ask about it."""
         sheet, what, labels = self.sheet, self.sheet.what, self.sheet.labels
         words_of = [len(_SIZE_WORDS & set(_key(label).split("_"))) for label in labels]
@@ -519,7 +514,7 @@ class _Reader:
         self.questions.add(text, size=labels[place])
         return place
 
-    def _model_column(self, others: Collection[int | None]) -> int:
+    def _model_column(self, others: Collection[Place]) -> int:
         """Return the column most like one of models, where no name tells, and ask about it."""
         sheet, labels = self.sheet, self.sheet.labels
         places = [p for p in range(len(labels)) if p not in others]
@@ -535,12 +530,7 @@ class _Reader:
         return place
 
     def _long(
-        self,
-        size_at: int | None,
-        model_at: int | None,
-        seeds: Sequence[int],
-        metric: str | None,
-        row_metric: str | None,
+        self, size_at: Place, model_at: Place, seeds: Sequence[int], metric: Name, row_metric: Name
     ) -> Records:
         what, labels = self.sheet.what, self.sheet.labels
         if size_at is None:
@@ -574,18 +564,11 @@ class _Reader:
             text += f" with seed {repeats[run]}" if repeats else ""
             text += f" is {values[run]:g} or empty; expected a number"
             raise TableError(f"{text}: leave that row out if the run is not to count")
-        return Records(
-            what=what,
-            models=names,
-            sizes=np.array(sizes, dtype=float),
-            values=values,
-            seeds=repeats,
-            parameters=_parameters(sheet, count_at, names),
-            metric=row_metric or (metric_word(label) and label),
-            per_cent=sheet.per_cent([value_at]),
-        )
+        metric = row_metric or (metric_word(label) and label)
+        counts, per_cent = _parameters(sheet, count_at, names), sheet.per_cent([value_at])
+        return Records(what, names, np.array(sizes), values, repeats, counts, metric, per_cent)
 
-    def _values(self, metric: str | None, used: Collection[int | None]) -> int:
+    def _values(self, metric: Name, used: Collection[Place]) -> int:
         """Return the column of values, by the metric or by its name."""
         what, labels = self.sheet.what, self.sheet.labels
         free = [p for p in range(len(labels)) if p not in used and self.sheet.numeric(p)]
@@ -651,6 +634,8 @@ def _unfinished(key: str, value: str) -> bool:
 
 def _doubt(headers: Sequence[object], sizes: Sequence[float]) -> str | None:
     """Return what sizes that are told by nothing but their numbers may be instead, or None."""
+    # 7B, 13B are models as often as sizes; 2, 4, 8 are shots, 1, 2, 3 layers and 2021, 2022 years.
+    # Only what no other reading fits is taken for numbers of examples without asking.
     texts = [str(header).strip() for header in headers]
     steps = np.diff(sorted(sizes))
     if all(re.fullmatch(r"\d+(\.\d+)?\s*[mMbB]", text) for text in texts) and texts:
