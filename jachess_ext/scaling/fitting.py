@@ -259,7 +259,7 @@ def _ends(
     ends = dict(bounds) | {name: (value, value) for name, value in fixed.items()}
     for name, (low, high) in ends.items():
         if name not in parameters:
-            raise ValueError(f"the {law.name} law has no parameter {name!r}, but {[*parameters]}")
+            raise ValueError(f"the {law.name} law has no parameter {name!r} among {[*parameters]}")
         pair = np.array([parameters[name].coordinate(end) for end in (low, high)])
         if not (np.isfinite(pair).all() and pair[0] <= pair[1]) or low < 0:
             kind = "positive numbers" if parameters[name].log else "numbers"

@@ -305,7 +305,7 @@ def check_sizes(sizes: Array) -> None:
     """Raise ValueError for sizes that are negative, not finite or not strictly increasing."""
     usable = np.isfinite(sizes) & (sizes >= 0)
     if not usable.all():
-        raise ValueError(f"sizes holds {sizes[~usable][0]:g}; expected examples, from 0 up")
+        raise ValueError(f"sizes holds {sizes[~usable][0]:g}; expected numbers from 0 up")
     falls = np.flatnonzero(np.diff(sizes) <= 0)
     if len(falls):
         size, after = sizes[falls[0] :][:2]

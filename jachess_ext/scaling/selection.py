@@ -242,8 +242,8 @@ def forecast_each(
             )
     if forecast.predictive is None or forecast.fall is None:
         return forecast
-    # A mean over seeds, or over a sample of test rows, is off by its standard error, and so is every
-    # forecast that starts from it.
+    # A mean over seeds, or over a sample of test rows, is off by its standard error, and so is what
+    # is forecast from it.
     predictive = forecast.predictive.widened(table.last_noise)
     last = np.where(present, table.sizes, 0.0).max(1)
     doublings = np.log2(target / last) if last.all() else np.ones(len(last))

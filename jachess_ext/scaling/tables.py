@@ -147,7 +147,7 @@ def read_table(
         reading = {"test_rows": test_rows, "model": model, "size": size, "seed": seed} | rows
         asked = ignore or any(value is not None for value in reading.values())
         if asked or plain_name(metric or made_from) != plain_name(made_from):
-            text = f"the LossTable holds losses made from {made_from}, whose reading is done"
+            text = f"the LossTable holds losses made from {made_from}; this comes too late"
             raise TableError(f"{text}: give them where the LossTable is made")
         return source
     if decimal not in (".", ","):
@@ -777,9 +777,7 @@ def _refuse_rising(what: str, losses: Array, per_cent: bool) -> None:
             rise, fall = rise + (last > first), fall + (last < first)
     if rise and rise >= fall:
         text = f"the numbers of {what} rise with size in {rise} of {rise + fall} models, and losses"
-        text += (
-            " fall; say what they are: accuracy, f1, matthews, …, or loss if they are all the same"
-        )
+        text += " fall; say what they are: accuracy, f1, matthews, …, or loss if they are losses"
         raise TableError(text, metric="accuracy")
     if per_cent:
         text = f"the numbers of {what} are in per cent, and fall with size; say whether they are"
