@@ -154,9 +154,7 @@ def _metric(folder: Path, runs: Sequence[_Run], metric: str | None) -> str:
     if metric is None:
         names = [name for name in every if metric_word(name)]
     else:
-        names = alike(metric, every) or [
-            metric
-        ]  # of the first without it `_value` says what it has
+        names = alike(metric, every) or [metric]  # which the first run lacks, says `_value`
     if len(names) != 1:
         text = f"{folder} has the measurements {listed(names or every)}; say which"
         raise TableError(text, metric=(names or every)[0])

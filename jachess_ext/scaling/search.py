@@ -527,8 +527,8 @@ class Search:
             raise DataError(f"sizes is {list(self.sizes)}; expected numbers of rows from 1 up")
         check_sizes(np.array(self.sizes, dtype=np.float64))
         if self.sizes[-1] >= self.target:
-            largest = f"the largest subset, {self.sizes[-1]} rows"
-            raise DataError(f"{largest}, is not below the target {self.target}")
+            largest = f"the largest subset, {self.sizes[-1]} rows, is not below the target"
+            raise DataError(f"{largest} {self.target}: nothing would be left to predict")
         needed = METHODS[self.method].fewest_sizes(zero=0 in self.rounds, distribution=decides)
         if len(self.sizes) < needed:
             count = f"{self.method} needs {needed} sizes or more, and there are {len(self.sizes)}"

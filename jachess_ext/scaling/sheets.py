@@ -75,8 +75,8 @@ def parse_size(value: object) -> float:
             number, mark = match["number"], match["mark"]
             if mark is not None and number[0] != "0":
                 whole = number.replace(mark, "")
-                # "1,000" is a thousand wherever it is written, but "1.000" is one in English and a
-                # thousand in German.  A mark that stands twice, "1.000.000", can only group digits.
+                # A size is a whole number, so that the comma of "1,000" groups digits.  The point of
+                # "1.000" may do so too, or be of a 1 printed as a float; two points can only group.
                 if mark == "." and number.count(".") == 1:
                     raise DoubtfulSize(
                         f"{shown(value.strip())} may mean {number.split('.')[0]} or {whole}; "

@@ -292,11 +292,9 @@ class _Reader:
             headers = [self.sheet.headers[place] for place in sizes]
             doubt = _doubt(headers, list(sizes.values()))
             if doubt and size is None and self.sheet.full is None:
-                text = (
-                    f"the header of {self.sheet.what} has {listed(list(map(str, headers)))}, which"
-                )
-                text += f" {doubt}; say so if they are numbers of training examples"
-                self.questions.add(text, size="headers")
+                heads = listed(list(map(str, headers)))
+                text = f"the header of {self.sheet.what} has {heads}, which {doubt}; say so if they"
+                self.questions.add(f"{text} are numbers of training examples", size="headers")
             return self._wide(sizes, model_at, seed, row_metric)
         size_at = self._role("size", size)
         sheet, labels = self.sheet, self.sheet.labels

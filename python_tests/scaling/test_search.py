@@ -418,7 +418,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"sizes": (8, 16), "method": "lensllm"}, "lensllm needs 3 sizes or more"),
     ({"sizes": (8, 16), "method": "rectified"}, "rectified needs 3 sizes or more"),
     ({"sizes": (8, 16, 32), "method": "lensllm", "confidence": 0.9}, "lensllm needs 4 sizes"),
-    ({"sizes": (8, 16, 256)}, "256 rows, is not below the target 256"),
+    ({"sizes": (8, 16, 256)}, "256 rows, is not below the target 256: nothing would be left"),
     ({"method": "oracle"}, "method is 'oracle'; expected one of blend"),
     ({"method": "subtuning", "confidence": 0.9}, "confidence needs probabilities, and subtuning"),
     ({"confidence": 1.5}, "confidence is 1.5"),
