@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -23,14 +23,26 @@ from transformers.utils import find_labels
 
 from ..models import NO_LABEL, in_mode, unwrapped, without_labels, without_peft
 
-Batch = Mapping[str, Any]
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Batch = Mapping[str, Tensor]
+"""What a collator yields, by the names of the model's arguments.  Rows are the first dimension."""
 _WORD = 2**64
 _OF_TOKENS = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids")
+
+
+class Rows(Protocol):
+    """A data set as torch's loaders take it: rows by index, or a stream (`IterableDataset`)."""
+
+    def __getitem__(self, index: int, /) -> Mapping[str, object]: ...
 
 
 class RandomState:
     """The state of torch's generators (CPU and CUDA), to draw the same dropout masks again."""
 
+    # A method that runs a batch twice under the same masks (SAM, FreeLB) has to go back to where
+    # the plain run's draws began: a new seed would give both passes masks that no plain run has.
     def __init__(self) -> None:
         self._cpu = torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
@@ -51,7 +63,11 @@ def mixed_seed(*words: int) -> int:
 @contextmanager
 def drawing_apart(*key: int) -> Iterator[None]:
     """Let torch's generators draw what the key decides, and restore them afterwards."""
+    # The task's dropout masks come from the global generators.  A draw of the method's from there
+    # would move the masks of every later step, and the run could not be compared with the plain
+    # one.
     seed = mixed_seed(*key)
+    # a CUDA that nothing used yet is left alone: to save its state would initialise it
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):
         torch.default_generator.manual_seed(seed)
@@ -98,24 +114,27 @@ class UnlabelledBatches:
 
     def __init__(
         self,
-        loader: DataLoader,
+        loader: DataLoader[dict[str, Tensor]],
         generator: torch.Generator,
         *,
         seed: tuple[int, ...],
-        prepare: Callable[[Any], Batch],
+        prepare: Callable[[dict[str, Tensor]], Batch],
     ) -> None:
         self._loader, self._generator = loader, generator
         self._seed, self._prepare = seed, prepare
         self._round = self._taken = 0
         self._endless = endless(self)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        # The seed and the round's number alone decide the order, so that two numbers are all that a
+        # checkpoint holds: a resumed round is drawn again and its first batches are skipped.
         before = self._taken
         self._generator.manual_seed(mixed_seed(*self._seed, self._round))
         for number, batch in enumerate(self._loader):
             if number >= before:
                 self._taken = number + 1
                 yield dict(self._prepare(without_labels(batch)))
+        # a round resumed after its last batch gives none, which must not look like empty data
         over = before > 0 and self._taken == before
         self._round, self._taken = self._round + 1, 0
         if over:
@@ -169,7 +188,7 @@ class LeftPadding:
     def __init__(self) -> None:
         self._counts: bool | None = None
 
-    def __call__(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the batch, with ``position_ids`` ``[B, T]`` where the model needs them.
 
         Warns:
@@ -178,7 +197,6 @@ class LeftPadding:
         mask = batch.get("attention_mask")
         if not padded_left(mask) or "position_ids" in batch:
             return batch
-        assert isinstance(mask, Tensor)
         if self._counts is None:
             padded = (mask[:, 0] == 0) & mask.bool().any(1)  # not a row of padding alone
             if not padded.any():
@@ -188,7 +206,7 @@ class LeftPadding:
         return {**batch, "position_ids": positions_of(mask)} if self._counts else batch
 
 
-def padded_left(mask: Any) -> bool:
+def padded_left(mask: Tensor | None) -> TypeGuard[Tensor]:
     """Tell whether it is a mask ``[B, T]`` with padding before a row's first token."""
     return isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask[:, :1].all())
 
@@ -198,62 +216,65 @@ def positions_of(mask: Tensor) -> Tensor:
     return (mask.long().cumsum(1) - 1).clamp(min=0)
 
 
-def without_padding_targets(model: nn.Module, batch: Any) -> Any:
+def without_padding_targets(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """Drop the targets of a causal language model that it would predict from padding.
 
     With left padding these are the labels up to each row's first token, which are no targets with
     right padding either.
     """
-    if not isinstance(batch, Mapping):
-        return batch
-    mask: Any = batch.get("attention_mask")
-    labels = batch.get("labels")
+    mask, labels = batch.get("attention_mask"), batch.get("labels")
     if not padded_left(mask) or not isinstance(labels, Tensor) or not is_causal(model):
         return batch
     if labels.shape != mask.shape:
         return batch
     before = mask.cumsum(1) == 0
-    told_by_padding = torch.zeros_like(before)
-    told_by_padding[:, 1:] = before[:, :-1]
-    kept = labels.masked_fill(told_by_padding.to(labels.device), NO_LABEL)
+    # The model predicts column t from column t - 1, so the targets to drop are those whose
+    # predecessor is padding: one column more than the padding itself.
+    after_padding = nn.functional.pad(before[:, :-1], (1, 0))
+    targets = labels.masked_fill(after_padding.to(labels.device), NO_LABEL)
     # No loss uses the first column, but the Trainer may count it: as with right padding, it has
     # the first token's label.
     first = mask.bool().long().argmax(1, keepdim=True).to(labels.device)
-    kept[:, :1] = labels.gather(1, first)
-    return {**batch, "labels": kept}
+    targets[:, :1] = labels.gather(1, first)
+    return {**batch, "labels": targets}
 
 
 def is_causal(model: nn.Module) -> bool:
     """Tell whether the model predicts each next token."""
     inner = without_peft(model)
-    named = type(inner).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-    return named or getattr(inner, "loss_type", None) == "ForCausalLM"
+    listed = type(inner).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    return listed or getattr(inner, "loss_type", None) == "ForCausalLM"
 
 
-def with_decoder_inputs(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+def with_decoder_inputs(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     """State the decoder's inputs that an encoder-decoder makes from a batch's labels ``[B, T]``.
 
     Without them, a pass without labels (label smoothing's, a penalty's) would have other inputs.
     Blenderbot, M2M100 and others shift the labels by a function of their file, not by a method.
     """
-    inner: Any = without_peft(model)
+    inner = cast("PreTrainedModel", without_peft(model))
     labels = batch.get("labels")
-    given = any(batch.get(f"decoder_{name}") is not None for name in ("input_ids", "inputs_embeds"))
-    if given or not isinstance(labels, Tensor) or labels.ndim != 2:
+    stated = any(
+        batch.get(f"decoder_{name}") is not None for name in ("input_ids", "inputs_embeds")
+    )
+    if stated or not isinstance(labels, Tensor) or labels.ndim != 2:
         return dict(batch)
-    if hasattr(inner, "prepare_decoder_input_ids_from_labels"):
-        made = inner.prepare_decoder_input_ids_from_labels(labels.clone())  # FSMT's writes into it
-        return {**batch, "decoder_input_ids": made}
+    labels = labels.clone()  # FSMT's method writes into it
     shift = getattr(sys.modules[type(inner).__module__], "shift_tokens_right", None)
-    if shift is None or not type(inner).__name__.endswith("ForConditionalGeneration"):
+    if prepare := getattr(inner, "prepare_decoder_input_ids_from_labels", None):
+        inputs = prepare(labels)
+    elif shift is not None and type(inner).__name__.endswith("ForConditionalGeneration"):
+        inputs = shift(labels, inner.config.pad_token_id, inner.config.decoder_start_token_id)
+    else:
         return dict(batch)
-    made = shift(labels.clone(), inner.config.pad_token_id, inner.config.decoder_start_token_id)
-    return {**batch, "decoder_input_ids": made}
+    return {**batch, "decoder_input_ids": inputs}
 
 
 @torch.no_grad()
-def _needs_positions(model: nn.Module, batch: Mapping[str, Any], mask: Tensor, index: int) -> bool:
+def _needs_positions(model: nn.Module, batch: Batch, mask: Tensor, index: int) -> bool:
     """Compare a padded row with the same row alone; tell whether it needs ``position_ids``."""
+    # No attribute of a model says how it counts positions, so that it is tried: a model that needs
+    # none gives row and row alone the same outputs, and one that does gives them with positions.
     takes = "position_ids" in _parameters(model)
     if any(hasattr(p, "device_mesh") for p in model.parameters()):
         return takes  # a rank alone cannot run a sharded model
@@ -263,11 +284,11 @@ def _needs_positions(model: nn.Module, batch: Mapping[str, Any], mask: Tensor, i
     row = {n: batch[n][index : index + 1] for n in _OF_TOKENS if batch.get(n) is not None}
     alone = {name: value[:, start:] for name, value in row.items()}
     with in_mode(model, training=False):
-        wanted = _outputs(model, alone)
-        if _same(_outputs(model, row), wanted):
+        expected = _outputs(model, alone)
+        if _same(_outputs(model, row), expected):
             return False
-        told = {**row, "position_ids": positions_of(row["attention_mask"])}
-        if takes and _same(_outputs(model, told), wanted):
+        positions = positions_of(row["attention_mask"])
+        if takes and _same(_outputs(model, {**row, "position_ids": positions}), expected):
             return True
     warnings.warn(
         f"the batches are padded on the left, and {type(model).__name__} gives a row so padded "
@@ -278,27 +299,27 @@ def _needs_positions(model: nn.Module, batch: Mapping[str, Any], mask: Tensor, i
     return False
 
 
-def _reads_more_than_text(model: nn.Module, batch: Mapping[str, Any]) -> bool:
+def _reads_more_than_text(model: nn.Module, batch: Batch) -> bool:
     """Tell whether the batch has inputs that cannot be cut to a row's tokens, such as images."""
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return True
-    known = {*_OF_TOKENS, *find_labels(type(unwrapped(model)))}
-    return any(name in _parameters(model) and name not in known for name in batch)
+    of_text = {*_OF_TOKENS, *find_labels(type(unwrapped(model)))}
+    return any(name in _parameters(model) and name not in of_text for name in batch)
 
 
 def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(model.forward).parameters
 
 
-def _outputs(model: nn.Module, row: Mapping[str, Tensor]) -> list[Tensor]:
+def _outputs(model: nn.Module, row: Batch) -> list[Tensor]:
     """Return the model's floating-point outputs, with its last hidden state where it has them."""
     parameters = _parameters(model)
     takes = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     takes = takes or "output_hidden_states" in parameters
     output = model(**row, **({"output_hidden_states": True} if takes else {}))
-    values = list(output.values()) if isinstance(output, Mapping) else list(output)
-    values = [v[-1] if isinstance(v, tuple) and v else v for v in values]
-    return [v for v in values if isinstance(v, Tensor) and v.is_floating_point()]
+    values = output.values() if isinstance(output, Mapping) else output
+    last = (v[-1] if isinstance(v, tuple) and v else v for v in values)
+    return [v for v in last if isinstance(v, Tensor) and v.is_floating_point()]
 
 
 def _same(padded: list[Tensor], alone: list[Tensor]) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..models import on_device_of
 from ..ntk import kernel_drift, label_alignment, measure_ntk
@@ -16,10 +16,19 @@ from ..ntk.loss import has_one_label_each
 from ..smoothness.estimators import SmoothnessProbe
 from ..smoothness.settings import check_every
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Log = Callable[[dict[str, float]], None]
+"""``Trainer.log``."""
+
 
 class StepLog:
     """Means of figures between log entries, summed on their device without a wait per step."""
 
+    # To read a number from a GPU stalls the host until the step has run, so that the sums stay
+    # tensors until an entry is due.  In float64, since a sum over 500 steps loses digits in
+    # bfloat16.
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
@@ -65,8 +74,9 @@ def flat(figures: Mapping[str, Tensor | float | None]) -> dict[str, float]:
     return logs
 
 
-def write_entry(entry: dict[str, float], control: Any, log: Callable[[dict], None]) -> None:
+def write_entry(entry: dict[str, float], control: TrainerControl, log: Log) -> None:
     """Log an entry of its own; the Trainer's entry of this step, if due, still comes after it."""
+    # Trainer.log calls on_log, which sets should_log to False: the step's losses would be lost.
     due = control.should_log
     log(entry)
     control.should_log = due
@@ -76,25 +86,37 @@ class _Periodic(TrainerCallback):
     """Measure before training, every so many steps, and at the end."""
 
     every: int
-    log: Callable[[dict[str, float]], None] | None = None
+    log: Log | None = None
     _last: int | None = None  # the step of the last measurement
 
-    def measure(self, model: nn.Module, state: Any) -> dict[str, float] | None:
+    def measure(self, model: nn.Module, state: TrainerState) -> dict[str, float] | None:
         """Return the entry for the first process to log, or None."""
         raise NotImplementedError
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def begin(self, state: TrainerState) -> None:
+        """Forget the run before."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.begin(state)
         self._measure_and_log(kwargs["model"], state, control)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if state.global_step % self.every == 0:
             self._measure_and_log(kwargs["model"], state, control)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if self._last != state.global_step:
             self._measure_and_log(kwargs["model"], state, control)
 
-    def _measure_and_log(self, model: nn.Module, state: Any, control: Any) -> None:
+    def _measure_and_log(
+        self, model: nn.Module, state: TrainerState, control: TrainerControl
+    ) -> None:
         self._last = state.global_step
         entry = self.measure(model, state)
         if entry is None or not state.is_world_process_zero:
@@ -135,10 +157,10 @@ class SmoothnessMonitor(_Periodic):
 
     def __init__(
         self,
-        batch: Mapping[str, Any],
+        batch: Mapping[str, Tensor],
         *,
         every: int = 100,
-        log: Callable[[dict[str, float]], None] | None = None,
+        log: Log | None = None,
         **options: Any,
     ) -> None:
         self.probe = SmoothnessProbe(batch, every=every, **options)
@@ -149,15 +171,14 @@ class SmoothnessMonitor(_Periodic):
         """Return figures and "step" of each measurement."""
         return self.probe.history
 
-    def plot(self, ax: Any = None) -> Any:
+    def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the Jacobian norms over the steps; see `SmoothnessProbe.plot`."""
         return self.probe.plot(ax)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def begin(self, state: TrainerState) -> None:
         self.probe.history.clear()
-        super().on_train_begin(args, state, control, **kwargs)
 
-    def measure(self, model: nn.Module, state: Any) -> dict[str, float]:
+    def measure(self, model: nn.Module, state: TrainerState) -> dict[str, float]:
         return self.probe.measure(model, state.global_step)
 
 
@@ -198,7 +219,7 @@ class NTKDrift(_Periodic):
 
     def __init__(
         self,
-        batch: Mapping[str, Any],
+        batch: Mapping[str, Tensor],
         *,
         every: int = 100,
         start: Tensor | None = None,
@@ -217,7 +238,7 @@ class NTKDrift(_Periodic):
         self._theta: Tensor | None = None
         self._found_start = False
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def begin(self, state: TrainerState) -> None:
         self.history, self._theta = [], None
         if self._found_start and not state.global_step:
             self.start = None  # it is another run's
@@ -226,9 +247,8 @@ class NTKDrift(_Periodic):
                 f"NTKDrift: training resumes at step {state.global_step}, so that the drift is "
                 "measured from there; pass start=Θ_0 of the run's beginning",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
-        super().on_train_begin(args, state, control, **kwargs)
 
     def stabilised(self, tolerance: float) -> int | None:
         """Return the first step after which each relative change is at most that, or None."""
@@ -240,7 +260,7 @@ class NTKDrift(_Periodic):
                 since = int(before["step"])
         return since
 
-    def measure(self, model: nn.Module, state: Any) -> dict[str, float] | None:
+    def measure(self, model: nn.Module, state: TrainerState) -> dict[str, float] | None:
         if not state.is_world_process_zero:
             return None
         batch = on_device_of(model, self.batch)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from ..models import hooked_embeddings, token_table
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 def perturbed_embeddings(
     model: nn.Module, delta: float, generator: torch.Generator
-) -> AbstractContextManager[Any]:
+) -> AbstractContextManager[object]:
     """Add noise δ v, v ~ N(0, I), to the model's token embeddings within the block.
 
     The model is called with `input_ids`: embeddings that it is given are not perturbed.
@@ -135,7 +138,7 @@ def chosen_tokens(
     return real & (rank < count.unsqueeze(1))
 
 
-def unknown_token_id(tokenizer: Any) -> int:
+def unknown_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return `known_unknown_token`.
 
     Raises:
@@ -150,7 +153,7 @@ def unknown_token_id(tokenizer: Any) -> int:
     return unknown
 
 
-def known_unknown_token(tokenizer: Any) -> int | None:
+def known_unknown_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the id of the tokenizer's unknown token, else of its mask token, else None.
 
     A token that is not the padding token as well goes first.  A token for padding alone never

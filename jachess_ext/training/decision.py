@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Kind = Literal["single", "multi", "regression"]
 """A class of several, each of several labels or not, or numbers."""
@@ -32,7 +32,7 @@ def kl_divergence(
     return apart.sum(-1) if kind == "multi" else apart
 
 
-def decision_kind(model: Any, logits: Tensor) -> Kind:
+def decision_kind(model: nn.Module, logits: Tensor) -> Kind:
     """Return "single", "multi" or "regression", as transformers reads the model's config."""
     stated = getattr(getattr(model, "config", None), "problem_type", None)
     if stated == "regression" or (stated is None and logits.shape[-1] == 1):

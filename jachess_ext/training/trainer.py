@@ -7,9 +7,9 @@ import inspect
 import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from ..smoothness.parallel import ranks_of
 from .batches import (
     Batch,
     LeftPadding,
+    Rows,
     SeededOrder,
     UnlabelledBatches,
     drawing_apart,
@@ -30,6 +31,7 @@ from .batches import (
 )
 from .callbacks import StepLog
 from .methods import Method, parse_method
+from .methods.base import Outputs
 from .methods.weights import placebo
 
 STATE = "jachess.pt"
@@ -53,9 +55,11 @@ _IDLE = {
 _LOG = logging.getLogger("jachess_ext")
 
 if TYPE_CHECKING:
+    from torch.utils.data import Dataset, Sampler
+
     _Base = Trainer
 else:
-    _Base = object
+    _Base = object  # a mixin: the user's class brings its own Trainer
 
 
 class MethodMixin(_Base):
@@ -101,11 +105,13 @@ class MethodMixin(_Base):
         TypeError: ``method`` is neither a `Method` nor text.
     """
 
+    model: nn.Module
+
     def __init__(
         self,
         *args: Any,
         method: Method | str = "none",
-        unlabelled_dataset: Any = None,
+        unlabelled_dataset: Rows | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -119,9 +125,7 @@ class MethodMixin(_Base):
         self.step_log = StepLog()
         self._left_padding = LeftPadding()
         self._place: Mapping[str, int] | None = None  # a checkpoint's, in the unlabelled data
-        self._acted: set[str] | None = (
-            None  # parts of the first step that the method had a share in
-        )
+        self._acted: set[str] | None = None  # parts of the first step the method had a share in
         self._asks_for_division = False
         self._unbound = parse_method(method) if isinstance(method, str) else method
         if not isinstance(self._unbound, Method):
@@ -134,7 +138,7 @@ class MethodMixin(_Base):
         self.method = self._unbound.bind(self)
         self.add_callback(_Schedule(self))
 
-    def call_model_init(self, trial: Any = None) -> Any:
+    def call_model_init(self, trial: Any = None) -> nn.Module:
         """Make a model anew and bind the method to it, so that nothing is left of another trial."""
         model = super().call_model_init(trial)
         if hasattr(self, "method"):
@@ -148,15 +152,17 @@ class MethodMixin(_Base):
     def compute_loss(
         self,
         model: nn.Module,
-        inputs: dict[str, Any],
+        inputs: dict[str, Tensor],
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
+    ) -> Tensor | tuple[Tensor, Outputs]:
         """Return the Trainer's task loss, in training with the method's penalty."""
 
-        def run(batch: Batch, called: Any = model) -> tuple[Tensor, Any]:
-            wanted = return_outputs or self.method.needs_outputs
-            return self._task_loss(called, batch, wanted, num_items_in_batch)
+        # A method sees the task through `run` alone, which is compute_loss of the class below:
+        # label smoothing, compute_loss_func and the user's own losses hold in each of its passes.
+        def run(batch: Batch, called: nn.Module = model) -> tuple[Tensor, Outputs]:
+            asks = return_outputs or self.method.needs_outputs
+            return self._task_loss(called, batch, asks, num_items_in_batch)
 
         if not model.training:
             total, outputs = self._task_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -181,27 +187,26 @@ class MethodMixin(_Base):
                     "another method"
                 )
             if self.method.placebo:
-                assert self.model is not None
                 penalty = placebo(penalty, self.model.parameters(), self.method.key())
             total = loss.task + penalty * self._share(num_items_in_batch)
         self.watch("loss", total)
         return (total, loss.outputs) if return_outputs else total
 
     def _task_loss(
-        self, model: Any, batch: Batch, outputs: bool, num_items_in_batch: Tensor | int | None
-    ) -> tuple[Tensor, Any]:
+        self, model: nn.Module, batch: Batch, outputs: bool, num_items_in_batch: Tensor | int | None
+    ) -> tuple[Tensor, Outputs]:
         """Return the task loss of the class below, and the model's output where it is asked for.
 
         TRL computes a loss without the logits, and these, if asked, in a further pass.
         """
-        below: Any = super().compute_loss
-        named: dict[str, Any] = {"num_items_in_batch": num_items_in_batch}
+        below = super().compute_loss
+        items = num_items_in_batch
         if not outputs:
-            return below(model, dict(batch), **named), None
+            return below(model, dict(batch), num_items_in_batch=items), None  # type: ignore[return-value]
         parameters = inspect.signature(below).parameters.values()
-        result: Any = None
+        result = None
         if any(p.name == "return_outputs" or p.kind is p.VAR_KEYWORD for p in parameters):
-            result = below(model, dict(batch), return_outputs=True, **named)
+            result = below(model, dict(batch), return_outputs=True, num_items_in_batch=items)
         if not isinstance(result, tuple):
             raise ValueError(
                 f"method={self.method.label!r} needs the model's output, which this trainer's "
@@ -212,6 +217,7 @@ class MethodMixin(_Base):
 
     def watch(self, part: str, loss: Tensor) -> None:
         """Note, in the first step, when a backward pass reaches this part's loss."""
+        # That compute_loss was called is not enough: the user's may drop what it returned.
         acted = self._acted
         if acted is not None and loss.requires_grad:
             loss.register_hook(lambda gradient: acted.add(part))
@@ -230,6 +236,8 @@ class MethodMixin(_Base):
         """
         if self.args.fp16:
             return True
+        # One rank's NaN is every rank's: DistributedDataParallel adds the gradients up, and a rank
+        # that left the step out alone would wait for the others' collectives for ever.
         bad = ~torch.isfinite(task.detach()).all()
         if isinstance(inputs.get("labels"), Tensor):
             bad = bad & _has_labels(inputs)
@@ -248,11 +256,17 @@ class MethodMixin(_Base):
         _LOG.warning("%s; the step is skipped", trouble)
         return zero
 
-    def _share(self, num_items_in_batch: Any, invert: bool = False) -> float:
+    def _share(self, num_items_in_batch: Tensor | int | None, invert: bool = False) -> float:
         """Return the factor of a mean over the micro-batch, 1 where the Trainer divides itself.
 
         It does not where the task loss is divided by the items of all micro-batches already.
         """
+        # A step of A micro-batches has the loss Σ_a l_a / A.  Where l_a comes as a mean over its
+        # own items, the Trainer divides the sum of task loss and penalty by A.  Where it comes as a
+        # sum over its items / the items of all A, it is divided already, and the Trainer leaves the
+        # loss as it is: the penalty, a mean over its own rows, then needs the 1 / A from here, and
+        # the task loss that is logged needs its A back.  loss_is_scaled_for_ga is newer
+        # transformers' own word for it; before, the conditions are those of its training_step.
         scaled = getattr(self, "loss_is_scaled_for_ga", None)
         if scaled is None:
             by_model = self.model_accepts_loss_kwargs and num_items_in_batch is not None
@@ -265,7 +279,7 @@ class MethodMixin(_Base):
     def training_step(
         self,
         model: nn.Module,
-        inputs: dict[str, Any],
+        inputs: dict[str, Tensor],
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
         def run(batch: Batch) -> Tensor:
@@ -277,23 +291,24 @@ class MethodMixin(_Base):
 
     # Data ---------------------------------------------------------------------------------------
 
-    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Sampler[Any] | None:
         sampler = super()._get_train_sampler(*args, **kwargs)
         if isinstance(sampler, LengthGroupedSampler):
             return SeededOrder(sampler, self.args.seed)
         return sampler
 
-    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        assert self.model is not None
+    def _prepare_inputs(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         inputs = without_padding_targets(self.model, super()._prepare_inputs(inputs))
         inputs = with_decoder_inputs(self.model, inputs)
         return self._left_padding(self.model, inputs)
 
-    def get_batch_samples(self, epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[dict[str, Tensor]], *args: Any, **kwargs: Any
+    ) -> tuple[list[dict[str, Tensor]], Tensor | int | None]:
         """Return the Trainer's samples and its count of the targets that the model is asked for."""
-        assert self.model is not None
-        model = self.model
-        batches = (without_padding_targets(model, batch) for batch in epoch_iterator)
+        # The Trainer counts the labels here, before `_prepare_inputs`: a target that is dropped
+        # there alone would still be in the number that the loss is divided by.
+        batches = (without_padding_targets(self.model, batch) for batch in epoch_iterator)
         samples, count = super().get_batch_samples(batches, *args, **kwargs)
         if self._asks_for_division and samples:
             self._divide_where_the_model_does_not(samples)
@@ -301,24 +316,24 @@ class MethodMixin(_Base):
                 count = None
         return samples, count
 
-    def next_unlabelled(self) -> dict[str, Any]:
+    def next_unlabelled(self) -> dict[str, Tensor]:
         """Return the next batch of the unlabelled data, without labels."""
         assert self.unlabelled is not None
         return dict(self.unlabelled.next())
 
-    def seeded_loader(self, dataset: Any) -> DataLoader:
+    def seeded_loader(self, dataset: Rows) -> DataLoader[dict[str, Tensor]]:
         """Return batches shuffled by the seed alone."""
         return self._loader(dataset, torch.Generator().manual_seed(self.args.seed))
 
-    def _loader(self, dataset: Any, generator: torch.Generator) -> DataLoader:
+    def _loader(self, dataset: Rows, generator: torch.Generator) -> DataLoader[dict[str, Tensor]]:
         streamed = isinstance(dataset, IterableDataset)
         size = self.args.train_batch_size
         if dataset is self.unlabelled_dataset:
-            own = getattr(self.method, "unlab_batch_size", None)  # a setting of some methods
-            size = own or self.args.per_device_train_batch_size
+            stated = getattr(self.method, "unlab_batch_size", None)  # a setting of some methods
+            size = stated or self.args.per_device_train_batch_size
         collate = self._get_collator_with_removed_columns(self.data_collator, "JacHess")
 
-        def collated(rows: list[Any]) -> Any:
+        def collated(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
             try:
                 return collate(rows)
             except KeyError as error:
@@ -330,7 +345,7 @@ class MethodMixin(_Base):
 
         grouped = self.args.train_sampling_strategy == "group_by_length" and not streamed
         return DataLoader(
-            dataset,
+            cast("Dataset[dict[str, Tensor]]", dataset),
             batch_size=size,
             sampler=LengthGroupedSampler(size, dataset, generator=generator) if grouped else None,
             shuffle=not (streamed or grouped),
@@ -345,7 +360,6 @@ class MethodMixin(_Base):
     # Around training ----------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        model: Any = self.model_wrapped
         self.step_log = StepLog()
         if self.method.mode != "train" and self.unlabelled_dataset is not None:
             generator = torch.Generator()
@@ -362,9 +376,9 @@ class MethodMixin(_Base):
         counts = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
         self._asks_for_division = self.args.gradient_accumulation_steps * ranks > 1 and counts
         self._acted = set()
-        self.method.begin(self.accelerator.unwrap_model(model))
+        self.method.begin(self.accelerator.unwrap_model(self.model_wrapped))
 
-    def _divide_where_the_model_does_not(self, samples: list[Any]) -> None:
+    def _divide_where_the_model_does_not(self, samples: list[dict[str, Tensor]]) -> None:
         """Let the Trainer divide the task loss, if the model ignores ``num_items_in_batch``.
 
         The Trainer takes any ``**kwargs`` in ``forward`` as a promise to divide by the items of all
@@ -379,7 +393,7 @@ class MethodMixin(_Base):
         Raises:
             ValueError: ``compute_loss_func`` ignores it, which the Trainer cannot make up for.
         """
-        model: Any = self.model_wrapped
+        model = self.model_wrapped
         ranks = ranks_of(model)
         batches = [self._prepare_inputs(sample) for sample in samples]
         batch = next((b for b in batches if _has_labels(b)), None)
@@ -389,6 +403,9 @@ class MethodMixin(_Base):
         self._asks_for_division = False
         batch = batches[0] if batch is None else batch
         self.method.check(batch)
+        # Nothing tells whether forward uses the number, so that one batch is run with 1 and with 2:
+        # equal losses show that it does not.  Without a gradient, in evaluation mode and with drawn
+        # numbers apart, so that the run goes on as if it had not been asked.
         metrics = copy.deepcopy(getattr(self, "_metrics", None))  # TRL's, which count every pass
         with torch.no_grad(), in_mode(model, training=False), drawing_apart(0):
             losses = [
@@ -484,19 +501,21 @@ class _Schedule(TrainerCallback):
     def __init__(self, trainer: MethodMixin) -> None:
         self._trainer = trainer
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    # of what the Trainer passes (arguments, state, control) none is read
+
+    def on_train_begin(self, *args: object, **kwargs: object) -> None:
         self._trainer._begin()
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(self, *args: object, **kwargs: object) -> None:
         self._trainer._check_effect()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, *args: object, **kwargs: object) -> None:
         self._trainer.method.after_step()
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_epoch_end(self, *args: object, **kwargs: object) -> None:
         self._trainer.method.after_epoch()
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(self, *args: object, **kwargs: object) -> None:
         trainer = self._trainer
         trainer.method.end(trainer.accelerator.unwrap_model(trainer.model_wrapped))
 

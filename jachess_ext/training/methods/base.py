@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,15 @@ from ..batches import Batch
 from ..decision import Kind, decision_kind
 from .settings import count_or_none, flag, nonnegative, share
 
-Run = Callable[..., tuple[Tensor, Any]]
+if TYPE_CHECKING:
+    from transformers.utils import ModelOutput
+
+    from ..trainer import MethodMixin
+
+Outputs: TypeAlias = "ModelOutput | Mapping[str, Tensor] | tuple[Tensor, ...] | None"
+"""What a model returns; None where neither the method nor the caller reads it."""
+
+Run = Callable[..., tuple[Tensor, Outputs]]
 """``run(batch, called=model)``: the Trainer's own task loss of a labelled batch and the output of
 the model, or of ``called`` in its place."""
 
@@ -37,7 +45,7 @@ class Loss(NamedTuple):
     """
 
     task: Tensor
-    outputs: Any
+    outputs: Outputs
     penalty: Tensor | None = None
     figures: Mapping[str, Tensor | None] = {}
 
@@ -108,19 +116,19 @@ class Method:
             if declared.metadata and not declared.metadata["good"](value):
                 expected = declared.metadata["expected"]
                 raise ValueError(f"{declared.name} is {value!r}; expected {expected}")
-        self.trainer: Any = None
+        self.trainer: MethodMixin  # of a bound method
 
     @classmethod
-    def parameters(cls) -> dict[str, Any]:
+    def parameters(cls) -> dict[str, object]:
         """Return the settings that can be given, each with its default."""
-        return {each.name: each.default for each in dataclasses.fields(cls) if each.init}
+        return {field.name: field.default for field in dataclasses.fields(cls) if field.init}
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Return all settings that can be given, as given or by default."""
         return {name: getattr(self, name) for name in self.parameters()}
 
-    def replace(self, **settings: Any) -> Self:
+    def replace(self, **settings: object) -> Self:
         """Return a new method with other values of these settings."""
         return dataclasses.replace(self, **settings)
 
@@ -136,13 +144,15 @@ class Method:
 
     # A run --------------------------------------------------------------------------------------
 
-    def bind(self, trainer: Any) -> Self:
+    def bind(self, trainer: MethodMixin) -> Self:
         """Return a copy for the run of a trainer.
 
         Raises:
             ValueError: the trainer lacks what the method needs.
         """
-        bound = copy.copy(self)  # the method itself stays unbound, for the next trial of a search
+        # A search binds one method to many trainers, one after the other.  What a run keeps (noise,
+        # a schedule, a copy of the weights) goes into the copy, so that no trial sees another's.
+        bound = copy.copy(self)
         bound.trainer = trainer
         bound.prepare()
         return bound
@@ -213,10 +223,15 @@ class Method:
         """Whether the method reads the model's output; see the class."""
         return self._in_loss
 
+    # A method acts where it overrides `loss`, `penalty` or `step`, or smooths the labels.  Each has
+    # a place in the Trainer that a subclass of the user's can bypass without an error, and the run
+    # would be a plain one under the method's name.  `acting` says which places the first step has
+    # to pass through; the trainer checks it (`MethodMixin._check_effect`).
+
     @property
     def _in_loss(self) -> bool:
-        own = type(self)
-        return own.loss is not Method.loss or own.penalty is not Method.penalty
+        cls = type(self)
+        return cls.loss is not Method.loss or cls.penalty is not Method.penalty
 
     def acting(self) -> set[str]:
         """Name the parts of a step in which it acts: "loss", "step", "smoother"."""
@@ -234,7 +249,7 @@ class Method:
         penalty = self.penalty(model, inputs, outputs)
         return Loss(task, outputs, None if penalty is None else self.strength * penalty)
 
-    def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor | None:
+    def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor | None:
         """Return the penalty before its strength, a mean over the rows; None without one."""
         return None
 
@@ -261,11 +276,11 @@ class Method:
         draws = self.mode != "train" and self.trainer.unlabelled_dataset is not None
         return ("unlabelled",) if draws else ()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return the method's own parts of a checkpoint."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, dict[str, Any]]) -> None:
         """Restore the parts of a checkpoint; some may be missing.
 
         Raises:
@@ -279,6 +294,8 @@ class Method:
         The optimiser step's number seeds it, so that a resumed run draws the same numbers; the
         step's micro-batches draw one after the other.
         """
+        # The step goes into the upper 32 bits: seed + step would give step 1 of seed 0 the numbers
+        # of step 0 of seed 1, and runs of neighbouring seeds would not be independent.
         step = self.trainer.state.global_step
         if self._drawn_for != step:
             self._draws = torch.Generator().manual_seed(self.trainer.args.seed + (step << 32))
@@ -289,13 +306,13 @@ class Method:
         """Draw a key for `drawing_apart`, for a second pass with dropout masks of its own."""
         return int(torch.randint(2**63 - 1, (), generator=self.generator()))
 
-    def kind(self, model: nn.Module, outputs: Any) -> Kind:
+    def kind(self, model: nn.Module, outputs: Outputs) -> Kind:
         """Return what the model's outputs decide."""
         return decision_kind(self.trainer.accelerator.unwrap_model(model), logits_of(outputs))
 
     def problem(self) -> str | None:
         """Return the model's ``problem_type``, as transformers takes it."""
-        inner: Any = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        inner = self.trainer.accelerator.unwrap_model(self.trainer.model)
         config = getattr(inner, "config", None)
         stated = getattr(config, "problem_type", None)
         classifies = getattr(inner, "loss_type", None) == "ForSequenceClassification"
@@ -349,10 +366,10 @@ class WithModes(Penalised):
         if self.mode not in self.modes:
             raise ValueError(f"mode is {self.mode!r}; expected one of {', '.join(self.modes)}")
         if self.mode == "train" and not self.dropout:
-            others = " or ".join(repr(other) for other in self.modes if other != "train")
+            modes = " or ".join(repr(mode) for mode in self.modes if mode != "train")
             raise ValueError(
                 "dropout=False needs a pass of R alone, and mode='train' has one forward for both "
-                f"losses; use mode {others}"
+                f"losses; use mode {modes}"
             )
         self.needs_unlabelled = self.mode != "train"
 
@@ -360,11 +377,17 @@ class WithModes(Penalised):
 class _Smoother(LabelSmoother):
     """transformers' label smoothing, which refuses labels that are not one class each."""
 
-    def __init__(self, epsilon: float, trainer: Any) -> None:
+    def __init__(self, epsilon: float, trainer: MethodMixin) -> None:
         super().__init__(epsilon=epsilon)
         self._trainer = trainer
 
-    def __call__(self, model_output: Any, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def __call__(
+        self,
+        model_output: ModelOutput | tuple[Tensor, ...],
+        labels: Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
         named = isinstance(model_output, Mapping)
         logits = logits_of(model_output) if named else model_output[0]
         if labels.shape != logits.shape[:-1]:
@@ -392,23 +415,23 @@ def parse_method(text: str) -> Method:
     """
     label, *parts = (part.strip() for part in text.split(","))
     name, mode = _name_and_mode(label)
-    given: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for part in parts:
         setting, equals, value = (piece.strip() for piece in part.partition("="))
         if equals:
-            given[setting] = value
-        elif given:  # a list: weights=0.5,1,1
-            given[list(given)[-1]] += f",{part}"
+            texts[setting] = value
+        elif texts:  # a list: weights=0.5,1,1
+            texts[list(texts)[-1]] += f",{part}"
         else:
             raise ValueError(f"{text!r}: expected name,setting=value,…; {part!r} has no =")
-    fixed: dict[str, Any] = {} if mode is None else {"mode": mode}
-    known = {n: v for n, v in METHODS[name].parameters().items() if n not in fixed}
-    if unknown := sorted(given.keys() - known.keys()):
+    fixed = {} if mode is None else {"mode": mode}
+    defaults = {n: v for n, v in METHODS[name].parameters().items() if n not in fixed}
+    if unknown := sorted(texts.keys() - defaults.keys()):
         raise ValueError(
             f"method {label!r} has no setting {unknown[0]!r}; it has "
-            f"{', '.join(sorted(known)) or 'none'}"
+            f"{', '.join(sorted(defaults)) or 'none'}"
         )
-    settings = {setting: _value(value, known[setting]) for setting, value in given.items()}
+    settings = {setting: _value(value, defaults[setting]) for setting, value in texts.items()}
     return METHODS[name](**settings, **fixed)
 
 
@@ -425,7 +448,7 @@ def _name_and_mode(label: str) -> tuple[str, str | None]:
     )
 
 
-def _value(text: str, default: Any) -> Any:
+def _value(text: str, default: object) -> object:
     """Convert to the default's type; text that cannot be converted is left to the constructor."""
     if isinstance(default, bool):
         return {"yes": True, "true": True, "no": False, "false": False}.get(text.lower(), text)
@@ -444,7 +467,7 @@ def _number(text: str) -> float:
         return float(text)
 
 
-def logits_of(outputs: Any, *, trained: bool = False) -> Tensor:
+def logits_of(outputs: object, *, trained: bool = False) -> Tensor:
     """Return the logits in a model's output.
 
     Args:
@@ -453,10 +476,10 @@ def logits_of(outputs: Any, *, trained: bool = False) -> Tensor:
     Raises:
         ValueError: it has none, or none with a gradient.
     """
-    named = isinstance(outputs, Mapping)
-    logits = outputs.get("logits") if named else getattr(outputs, "logits", None)
+    fields = outputs if isinstance(outputs, Mapping) else {}
+    logits = fields.get("logits", getattr(outputs, "logits", None))
     if not isinstance(logits, Tensor):
-        names = f"; it has {', '.join(outputs)}" if named else ""
+        names = f"; it has {', '.join(fields)}" if fields else ""
         raise ValueError(
             f"the model's output, a {type(outputs).__name__}, has no tensor called logits{names}; "
             "this method compares logits: let the model return a dict with 'loss' and 'logits', or "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +16,16 @@ from ...models import in_mode, without_labels
 from ...smoothness import JacHess as Regulariser
 from ...smoothness import JacHessOutput
 from ...smoothness.parallel import ranks_of
-from ..batches import Batch, drawing_apart, endless
+from ..batches import Batch, Rows, drawing_apart, endless
 from ..callbacks import flat, write_entry
-from .base import Loss, Run, WithModes
+from .base import Loss, Outputs, Run, WithModes
 from .settings import choice, count, count_or_none, fixed, flag, nonnegative, positive, setting
 
 _OF_REGULARISER = inspect.signature(Regulariser).parameters.keys() - {"model", "seed"}
 Figures = dict[str, Tensor]
 
 
-def _are_layers(value: Any) -> bool:
+def _are_layers(value: object) -> bool:
     numbers = isinstance(value, list | tuple) and all(type(k) is int for k in value)
     return bool(value) if numbers else value in ("all", "logits")
 
@@ -66,7 +66,7 @@ class JacHess(WithModes, name="jachess"):
 
     modes = ("train", "joint", "unlab")
     control = needs_outputs = False
-    _found_base = False  # by this run, not given from outside
+    _measured_base = False  # by this run, not set from outside
     strength: float = nonnegative(0.01)
     calibration_batches: int = count(8)
     unlab_every: int | None = count_or_none(None)
@@ -74,11 +74,13 @@ class JacHess(WithModes, name="jachess"):
     unlab_lr_ratio: float = positive(0.01)
     unlab_schedule: str = choice("constant", ("constant", "follow"))
     # What has no check here is checked by `jx.JacHess`, which is built with it at once.
-    weights: Any = "softmax"
+    weights: str | Sequence[float] | Tensor = "softmax"
     directions: int = 2
     hessian: bool = flag(True)
     dimensions: int | str = 10
-    layers: Any = setting("all", "'all', 'logits' or a list of block numbers", _are_layers)
+    layers: str | Sequence[int] = setting(
+        "all", "'all', 'logits' or a list of block numbers", _are_layers
+    )
     scope: str = "all"
     squared: bool = flag(False)
     engine: str = "jet"
@@ -136,7 +138,7 @@ class JacHess(WithModes, name="jachess"):
             )
         self.regulariser = self.regulariser_of(self.trainer.model, args.seed)
         former = getattr(self.trainer, "method", None)  # bound to the model of another trial
-        if isinstance(former, JacHess) and not former._found_base:
+        if isinstance(former, JacHess) and not former._measured_base:
             self.regulariser.base = former.regulariser.base
 
     def begin(self, model: nn.Module) -> None:
@@ -148,13 +150,14 @@ class JacHess(WithModes, name="jachess"):
         self.regulariser.model = trainer.model_wrapped
         if self.regulariser.base is None and self.regulariser.needs_base:
             labelled = self.mode == "train"
-            dataset = trainer.train_dataset if labelled else trainer.unlabelled_dataset
+            dataset = cast(Rows, trainer.train_dataset if labelled else trainer.unlabelled_dataset)
             if not isinstance(dataset, IterableDataset):
                 loader = islice(trainer.seeded_loader(dataset), self.calibration_batches)
                 batches = (without_labels(trainer._prepare_inputs(batch)) for batch in loader)
                 self.regulariser.calibrate(batches)
-            self._found_base = True
+            self._measured_base = True
         if self.mode == "unlab":
+            assert trainer.unlabelled is not None  # `bind` refuses the mode without
             self.dual = DualSchedule(
                 self.regulariser,
                 trainer.unlabelled,
@@ -186,13 +189,13 @@ class JacHess(WithModes, name="jachess"):
             return Loss(*run(inputs))
         self.regulariser.model = model
         if self.mode == "train":
-            one_pass: Any = OnePass(model, self.regulariser)
+            one_pass = OnePass(model, self.regulariser)
             task, outputs = run(inputs, one_pass)
             out = one_pass.result
         else:
             task, outputs = run(inputs)
-            own_numbers = drawing_apart(*step_key(self.regulariser))
-            with own_numbers, in_mode(model, self.dropout):
+            draws = drawing_apart(*step_key(self.regulariser))
+            with draws, in_mode(model, self.dropout):
                 out = self.regulariser(self.trainer.next_unlabelled())
         self.trainer.step_log.add(skipped=torch.tensor(float(out.skipped is not None)))
         if out.skipped is not None:
@@ -218,19 +221,19 @@ class JacHess(WithModes, name="jachess"):
 
     @property
     def saved_parts(self) -> tuple[str, ...]:
-        own = ("regulariser",) if self.strength else ()
-        return (*own, *super().saved_parts, *(("schedule",) if self.mode == "unlab" else ()))
+        base = ("regulariser",) if self.strength else ()
+        return (*base, *super().saved_parts, *(("schedule",) if self.mode == "unlab" else ()))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, dict[str, Any]]:
         state = {"regulariser": self.regulariser.state_dict()}
         return state if self.dual is None else {**state, "schedule": self.dual.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, dict[str, Any]]) -> None:
         """Restore the regulariser, and keep the schedule's state until training begins."""
         self._schedule_state = state.get("schedule")
         if "regulariser" in state:
             self.regulariser.load_state_dict(state["regulariser"])
-            self._found_base = True
+            self._measured_base = True
         elif self.strength and self.regulariser.needs_base and self.regulariser.base is None:
             raise FileNotFoundError(
                 "there is no regulariser, so the base model's norms are not known: resume from a "
@@ -242,8 +245,8 @@ class JacHess(WithModes, name="jachess"):
 class _OfLogits(JacHess):
     """JacHess of the logits, which are a single layer."""
 
-    layers: Any = fixed("logits")
-    weights: Any = fixed("uniform")
+    layers: str | Sequence[int] = fixed("logits")
+    weights: str | Sequence[float] | Tensor = fixed("uniform")
 
 
 class Jacobian(_OfLogits, name="jacobian"):
@@ -265,7 +268,7 @@ class Published(JacHess, name="published"):
     strength: float = nonnegative(1.0)
     squared: bool = fixed(True)
     scope: str = fixed("first")
-    weights: Any = fixed("raw_softmax")
+    weights: str | Sequence[float] | Tensor = fixed("raw_softmax")
     hessian_gradient: bool = fixed(False)
     normalize: bool = fixed(False)
 
@@ -283,7 +286,7 @@ class OnePass:
     def __init__(self, model: nn.Module, regulariser: Regulariser) -> None:
         self._model = model
         self._regulariser = regulariser
-        self.result: JacHessOutput | None = None
+        self.result: JacHessOutput
 
     # isinstance() reads it, by which the Trainer recognises PEFT models and wrappers
     @property  # type: ignore[misc]
@@ -293,7 +296,7 @@ class OnePass:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def __call__(self, **inputs: Any) -> Any:
+    def __call__(self, **inputs: Tensor) -> Outputs:
         if not torch.is_grad_enabled():  # a pass beside the training pass, such as TRL's
             return self._model(**inputs)
         self.result = self._regulariser(inputs)
@@ -384,14 +387,14 @@ class DualSchedule:
             Means over the pass, on the CPU: ``penalty``, strength · R; ``jacobian`` and, where
             there is a Hessian term, ``hessian``, ``[K]``.
         """
-        kept = [p.grad for p in self._parameters]
-        own_numbers = drawing_apart(*step_key(self.regulariser))
+        gradients = [p.grad for p in self._parameters]
+        draws = drawing_apart(*step_key(self.regulariser))
         batches = iter(self.batches) if self.steps is None else islice(self._endless, self.steps)
         try:
-            with own_numbers, in_mode(self.regulariser.model, self.dropout):
+            with draws, in_mode(self.regulariser.model, self.dropout):
                 steps = [self._step(batch) for batch in batches]
         finally:
-            for parameter, gradient in zip(self._parameters, kept, strict=True):
+            for parameter, gradient in zip(self._parameters, gradients, strict=True):
                 parameter.grad = gradient
         if not steps:
             raise ValueError("there are no unlabelled batches; expected at least one per pass")
@@ -438,7 +441,7 @@ class DualSchedule:
         self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
         self.taken, self.passes = taken, passes
 
-    def _moments(self, number: int, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _moments(self, number: int, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a parameter's moments, laid out in memory as the parameter for a fused AdamW."""
         count = len(self._parameters)
         if not 0 <= number < count:
@@ -446,11 +449,11 @@ class DualSchedule:
         parameter = self._parameters[number]
         shape = tuple(parameter.shape)
         expected = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
-        shapes = {name: tuple(tensor.shape) for name, tensor in given.items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in moments.items()}
         if shapes != expected:
             raise ValueError(f"parameter {number} has moments {shapes}; expected {expected}")
-        if not all(t.is_floating_point() and t.isfinite().all() for t in given.values()):
+        if not all(t.is_floating_point() and t.isfinite().all() for t in moments.values()):
             raise ValueError(f"parameter {number} has moments that are not finite numbers")
-        means = {n: given[n] for n in ("exp_avg", "exp_avg_sq")}
+        means = {n: moments[n] for n in ("exp_avg", "exp_avg_sq")}
         laid_out = {n: torch.empty_like(parameter).copy_(m).detach() for n, m in means.items()}
-        return {"step": given["step"].clone(), **laid_out}
+        return {"step": moments["step"].clone(), **laid_out}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,11 @@ from ...models import (
 from ..batches import Batch, RandomState, drawing_apart, is_causal
 from ..corruption import chosen_tokens, embedding_scale, known_unknown_token
 from ..decision import kl_divergence
-from .base import Loss, Method, Penalised, Run, WithModes, logits_of
+from .base import Loss, Method, Outputs, Penalised, Run, WithModes, logits_of
 from .settings import choice, count, fraction, nonnegative, positive, share, share_or_zero
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class RDrop(Penalised, name="r-drop"):
@@ -38,9 +41,9 @@ class RDrop(Penalised, name="r-drop"):
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
         first, outputs = run(inputs)
         with drawing_apart(self.key()):
-            second, others = run(inputs)
+            second, other_outputs = run(inputs)
         kind = self.kind(model, outputs)
-        one, two = (logits_of(passed, trained=True) for passed in (outputs, others))
+        one, two = (logits_of(output, trained=True) for output in (outputs, other_outputs))
         apart = kl_divergence(one, two, kind, symmetric=True)
         return Loss(
             (first + second) / 2, outputs, self.strength * (row_mean(apart, inputs, model) / 2)
@@ -61,7 +64,7 @@ class R3F(Penalised, name="r3f"):
     noise: float = positive(1e-5)
     noise_distribution: str = choice("uniform", ("uniform", "normal"))
 
-    def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
+    def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor:
         """Return the mean over rows (of decisions per token: `row_mean`)."""
         kind, logits = self.kind(model, outputs), logits_of(outputs, trained=True)
         device = logits.device.type
@@ -114,7 +117,7 @@ class _Climbing:
         self.noise: list[Tensor] = []
 
     @contextmanager
-    def added(self, model: nn.Module, batch: Batch) -> Iterator[dict[str, Any]]:
+    def added(self, model: nn.Module, batch: Batch) -> Iterator[dict[str, Tensor]]:
         """Add δ in the pass within, which is to call the model with the batch given."""
         place = -1
 
@@ -128,7 +131,7 @@ class _Climbing:
         with hooked_embeddings(model, add, batch, trained=True) as batch:
             yield batch
 
-    def climb(self, step: Callable[[Tensor, Tensor], Tensor], gradients: list[Any]) -> None:
+    def climb(self, step: Callable[[Tensor, Tensor], Tensor], gradients: Iterable[Tensor]) -> None:
         """Replace each δ by ``step(δ, gradient)``."""
         pairs = zip(self.noise, gradients, strict=True)
         self.noise = [step(noise.detach(), g).requires_grad_() for noise, g in pairs]
@@ -162,7 +165,10 @@ class FreeLB(Method, name="freelb"):
         for number in range(self.adv_steps):
             if number:
                 before.restore()
-                climbing.climb(self._climbed, [noise.grad for noise in climbing.noise])
+                # a δ that no pass reached has no gradient, which is an error in the climb
+                climbing.climb(
+                    self._climbed, [cast(Tensor, noise.grad) for noise in climbing.noise]
+                )
             with climbing.added(self.trainer.model, inputs) as noisy:
                 losses.append(run(noisy))
         self._share = 1.0
@@ -203,7 +209,7 @@ class SMART(Penalised, name="smart"):
         super().prepare()
         self._scale = embedding_scale(unwrapped(self.trainer.model))
 
-    def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
+    def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor:
         """Return the mean over rows in nats; all passes with noise have the same dropout masks."""
         logits, kind = logits_of(outputs, trained=True), self.kind(model, outputs)
         masks, scale = self.key(), self._scale
@@ -227,7 +233,7 @@ class SMART(Penalised, name="smart"):
             with trained(dict.fromkeys(model.parameters(), False)):
                 divergence = apart(logits.detach(), without_engine(model))
                 gradients = torch.autograd.grad(divergence, climbing.noise)
-            climbing.climb(climbed, list(gradients))
+            climbing.climb(climbed, gradients)
         return apart(logits)
 
 
@@ -249,7 +255,7 @@ class _Corruption(Method):
         super().prepare()
         if not self.needs_tokenizer:
             return
-        tokenizer: Any = self.trainer.processing_class
+        tokenizer = cast("PreTrainedTokenizerBase", self.trainer.processing_class)
         table = token_table(self.trainer.model)
         self._special = torch.tensor(sorted(set(tokenizer.all_special_ids)))
         self._unknown = known_unknown_token(tokenizer)
@@ -257,7 +263,7 @@ class _Corruption(Method):
         ids = torch.arange(min(len(tokenizer), getattr(table, "num_embeddings", len(tokenizer))))
         self._words = ids[~torch.isin(ids, self._special)]
 
-    def corrupted(self, inputs: Batch) -> dict[str, Any]:
+    def corrupted(self, inputs: Batch) -> dict[str, Tensor]:
         """Return the batch with a share of its tokens swapped."""
         if "input_ids" not in inputs:
             raise ValueError(f"expected a batch with input_ids to swap; it has {', '.join(inputs)}")
@@ -307,7 +313,7 @@ class _Consistency(_Corruption):
 
     every, dropout = 1, True
 
-    def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor | None:
+    def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor | None:
         """Return the mean over rows in nats, ``every``-fold in every such step, else None."""
         if self.trainer.state.global_step % self.every:
             return None
@@ -318,10 +324,10 @@ class _Consistency(_Corruption):
                 target = model(**inputs)
         passing = nullcontext() if self.dropout else in_mode(model, False)
         with drawing_apart(self.key()), passing:
-            others = model(**without_labels(self.corrupted(inputs)))
+            corrupted = model(**without_labels(self.corrupted(inputs)))
         kind = self.kind(model, outputs)
-        target = logits_of(target, trained=self.mode == "train")
-        apart = kl_divergence(target, logits_of(others), kind)
+        logits = logits_of(target, trained=self.mode == "train")
+        apart = kl_divergence(logits, logits_of(corrupted), kind)
         return self.every * row_mean(apart, inputs, model)
 
 
@@ -371,7 +377,7 @@ class Recommended(_Consistency, name="recommended"):
                 f"are not ({names}); use method=none, or a method with noise on the embeddings"
             )
 
-    def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor | None:
+    def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor | None:
         return super().penalty(model, inputs, outputs) if self.needs_tokenizer else None
 
 
@@ -402,26 +408,26 @@ def row_mean(apart: Tensor, batch: Batch, model: nn.Module) -> Tensor:
     decided &= _of_decisions(labelled, "labels", apart, batch)
     if is_causal(model):
         # Each token decides the next one.  A prompt is seen, though nothing in it is decided.
-        seen = _of_decisions(mask, "attention mask", apart, batch, prompt=True)
-        apart, decided = apart[:, :-1], decided[:, 1:] & seen[:, :-1]
+        context = _of_decisions(mask, "attention mask", apart, batch, prompt=True)
+        apart, decided = apart[:, :-1], decided[:, 1:] & context[:, :-1]
     return apart[decided].sum() / decided.sum().clamp(min=1)
 
 
 def _of_decisions(
-    given: Any, name: str, apart: Tensor, batch: Batch, prompt: bool = False
+    mask: Tensor | None, name: str, apart: Tensor, batch: Batch, prompt: bool = False
 ) -> Tensor:
     """Return a mask of the batch's tokens as one of the decisions ``[B, T]``; all without one."""
-    if not isinstance(given, Tensor) or given.ndim != 2:
+    if not isinstance(mask, Tensor) or mask.ndim != 2:
         return torch.ones_like(apart, dtype=torch.bool)
-    before = apart.shape[1] - given.shape[1]
-    own = {"input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds"}
-    if before < 0 or (before and own.isdisjoint(batch)):
+    before = apart.shape[1] - mask.shape[1]
+    tokens = {"input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds"}
+    if before < 0 or (before and tokens.isdisjoint(batch)):
         raise ValueError(
-            f"the {name} [B, {given.shape[1]}] does not match the model's logits "
+            f"the {name} [B, {mask.shape[1]}] does not match the model's logits "
             f"[B, {apart.shape[1]}, C], of a decision each, so that padding cannot be told; give "
             "labels of one token per decision, or use a method without passes that are compared"
         )
-    return nn.functional.pad(given.bool(), (before, 0), value=prompt)
+    return nn.functional.pad(mask.bool(), (before, 0), value=prompt)
 
 
 def draw_noise(

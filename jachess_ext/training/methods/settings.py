@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import field
-from typing import Any
+from typing import TypeGuard, TypeVar
+
+T = TypeVar("T")
+Check = Callable[[object], bool]
 
 
-def setting(default: Any, expected: str, good: Callable[[Any], bool]) -> Any:
+def setting(default: T, expected: str, good: Check) -> T:
     """Declare a setting whose values `Method` checks.
 
     Args:
@@ -19,25 +22,26 @@ def setting(default: Any, expected: str, good: Callable[[Any], bool]) -> Any:
     return field(default=default, metadata={"expected": expected, "good": good})
 
 
-def choice(default: str, choices: tuple[str, ...]) -> Any:
+def choice(default: str, choices: tuple[str, ...]) -> str:
     """Declare a setting that is one of several words."""
     return setting(default, f"one of {', '.join(choices)}", lambda value: value in choices)
 
 
-def fixed(value: Any) -> Any:
+def fixed(value: T) -> T:
     """Declare that the method has this value of a setting of its base, and none can be given."""
     return field(default=value, init=False, repr=False)
 
 
-def _kind(expected: str, good: Callable[[Any], bool]) -> Callable[[Any], Any]:
+def _kind(expected: str, good: Check) -> Callable[[T], T]:
     return lambda default: setting(default, expected, good)
 
 
-def _number(value: Any) -> bool:
+def _number(value: object) -> TypeGuard[float]:
+    # True is an int in Python, and "strength=yes" a mistake
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _count(value: Any) -> bool:
+def _count(value: object) -> bool:
     return type(value) is int and value >= 1
 
 

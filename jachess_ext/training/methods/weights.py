@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 import torch
 import transformers
@@ -12,8 +12,12 @@ from torch import Tensor, nn
 from ..._io import require
 from ...models import backbone_of, check_whole, drawn_modules, real_pairs, trained, unwrapped
 from ..batches import Batch, RandomState, drawing_apart
-from .base import Method, Penalised
+from .base import Method, Outputs, Penalised
 from .settings import fraction, nonnegative, positive, share
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "special_tokens_mask")
 _OF_THE_TASK = (
@@ -38,7 +42,7 @@ class L2(Penalised, name="l2"):
     needs_outputs = False
     strength: float = nonnegative(1e-5)
 
-    def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
+    def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor:
         check_whole(model)
         matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
         if not matrices:
@@ -91,7 +95,7 @@ class _Start(Method):
                 "trained ones is; load it from a checkpoint, or use another method"
             )
 
-    def _inner(self, model: Any) -> nn.Module:
+    def _inner(self, model: nn.Module) -> nn.Module:
         """Return the model without the wrappers of accelerate, and as it was before compiling."""
         return unwrapped(self.trainer.accelerator.unwrap_model(model))
 
@@ -111,7 +115,7 @@ class L2SP(_Start, Penalised, name="l2-sp"):
     needs_outputs = False
     strength: float = nonnegative(0.01)
 
-    def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
+    def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor:
         return _half_squares(now - start for now, start in self.moved(model))
 
 
@@ -187,7 +191,8 @@ def sharpness_aware_gradient(
     norm = _total_norm([p.grad for p in moved if p.grad is not None]).item()
     if not 0 < norm < float("inf"):
         return norm
-    kept = [p.detach().clone() for p in moved]
+    # θ is restored from a copy: θ + ρ g − ρ g is not θ in floating point, and the drift adds up
+    before = [p.detach().clone() for p in moved]
     with torch.no_grad():
         for p in moved:
             assert p.grad is not None
@@ -197,8 +202,8 @@ def sharpness_aware_gradient(
         backward()
     finally:
         with torch.no_grad():
-            for p, before in zip(moved, kept, strict=True):
-                p.copy_(before)
+            for p, start in zip(moved, before, strict=True):
+                p.copy_(start)
     return norm
 
 
@@ -210,6 +215,9 @@ def placebo(penalty: Tensor, parameters: Iterable[nn.Parameter], seed: int) -> T
         parameters: the model's; the direction is uniform over those that are trained.
         seed: of the direction, from 0 up.
     """
+    # z ~ N(0, I) over all trained weights has a uniform direction.  With c = ‖∂penalty/∂θ‖ / ‖z‖
+    # the scalar c Σ θ z has the gradient c z, as long as the penalty's: what is left of a penalty's
+    # effect under its placebo is an effect of the step's length alone.
     leaves = [p for p in parameters if p.requires_grad]
     gradients = torch.autograd.grad(penalty, leaves, retain_graph=True, allow_unused=True)
     trained = [real_pairs(p) for p in leaves]
@@ -265,17 +273,19 @@ class TAPT(Method, name="tapt"):
 
     def _adapt(self, model: nn.Module) -> None:
         random, trainer = RandomState(), self.trainer
-        language, tokenizer = language_model(model), trainer.processing_class
+        language = language_model(model)
+        tokenizer = cast("PreTrainedTokenizerBase", trainer.processing_class)
         masked = is_masked(language.config)
         if masked and tokenizer.mask_token is None:
             raise ValueError(
                 "method='tapt' masks tokens, and the tokenizer has no mask token; set "
                 "tokenizer.mask_token"
             )
-        rows = (trainer.unlabelled_dataset[i] for i in range(len(trainer.unlabelled_dataset)))
+        texts = cast("Sequence[Mapping[str, object]]", trainer.unlabelled_dataset)
+        rows = (texts[i] for i in range(len(texts)))  # a data set of torch's does not say its end
         # LoRA's matrices stay as they are, zero in effect
-        named = dict(backbone_of(model).named_parameters())
-        with trained({parameter: "lora_" not in name for name, parameter in named.items()}):
+        backbone = dict(backbone_of(model).named_parameters())
+        with trained({parameter: "lora_" not in name for name, parameter in backbone.items()}):
             stage = trainer.plain_trainer(
                 model=language,
                 args=self._training_arguments(),
@@ -286,7 +296,7 @@ class TAPT(Method, name="tapt"):
                 processing_class=tokenizer,
             )
             stage.train()
-        for parameter in named.values():
+        for parameter in backbone.values():
             parameter.grad = None
         trainer.log({"jachess/tapt_loss": stage.state.log_history[-1]["train_loss"]})
         random.restore()
@@ -308,7 +318,7 @@ class TAPT(Method, name="tapt"):
         )
 
 
-def is_masked(config: Any) -> bool:
+def is_masked(config: PreTrainedConfig) -> bool:
     """Tell whether a model family is trained on masked tokens (encoders) or on the next token.
 
     Raises:
@@ -326,19 +336,14 @@ def is_masked(config: Any) -> bool:
     )
 
 
-def language_model(model: nn.Module) -> Any:
+def language_model(model: nn.Module) -> PreTrainedModel:
     """Return a language model that shares the backbone of ``model``.
 
     Its head comes from the checkpoint that ``model`` was loaded from, if any; a new head is tied
     to the token embeddings in most families.
     """
-    inner: Any = unwrapped(model)
-    config = inner.config
-    auto: Any = (
-        transformers.AutoModelForMaskedLM
-        if is_masked(config)
-        else transformers.AutoModelForCausalLM
-    )
+    config = cast("PreTrainedModel", unwrapped(model)).config
+    auto = getattr(transformers, f"AutoModelFor{'Masked' if is_masked(config) else 'Causal'}LM")
     source = getattr(config, "_name_or_path", "")
     if source:  # without trust_remote_code transformers may ask on the terminal
         language = auto.from_pretrained(source, trust_remote_code=False)
@@ -353,8 +358,13 @@ def language_model(model: nn.Module) -> Any:
 
 
 def with_lora(
-    model: Any, rank: int = 8, alpha: int = 16, *, seed: int = 0, task_type: str = "SEQ_CLS"
-) -> Any:
+    model: PreTrainedModel,
+    rank: int = 8,
+    alpha: int = 16,
+    *,
+    seed: int = 0,
+    task_type: str = "SEQ_CLS",
+) -> PeftModel:
     """Add low-rank adapters by peft; only these and the new head are trained.
 
     The head is what peft takes for it (``classifier``, ``score``) and what the model's checkpoint
@@ -376,12 +386,12 @@ def with_lora(
         MissingExtra: peft is not installed.
     """
     peft = require("peft")
-    known = require("peft.utils").TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    families = require("peft.utils").TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     config = peft.LoraConfig(
         task_type=task_type,
         r=rank,
         lora_alpha=alpha,
-        target_modules=None if model.config.model_type in known else "all-linear",
+        target_modules=None if model.config.model_type in families else "all-linear",
         lora_dropout=0.0,
         modules_to_save=list(drawn_modules(model) or ()) or None,
     )
