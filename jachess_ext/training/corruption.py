@@ -77,7 +77,7 @@ def corrupt_tokens(
         New ids [B, T] on the device of `input_ids`.
 
     Raises:
-        ValueError: the share is outside [0, 1], or the shapes differ.
+        ValueError: the share is outside [0, 1].
 
     Example:
         >>> ids = torch.tensor([[2, 7, 8, 3]])
@@ -115,11 +115,6 @@ def chosen_tokens(
     """
     if not 0 <= share <= 1:
         raise ValueError(f"share must lie in [0, 1]; got {share}")
-    if input_ids.ndim != 2 or input_ids.shape != attention_mask.shape:
-        raise ValueError(
-            f"input_ids and attention_mask must be one shape [B, T]; "
-            f"got {list(input_ids.shape)} and {list(attention_mask.shape)}"
-        )
     ids = input_ids.cpu()
     shown = attention_mask.cpu().bool()
     real = shown & ~torch.isin(ids, special.cpu().to(ids.dtype))
@@ -138,22 +133,7 @@ def chosen_tokens(
     return real & (rank < count.unsqueeze(1))
 
 
-def unknown_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return `known_unknown_token`.
-
-    Raises:
-        ValueError: the tokenizer has no such token.
-    """
-    unknown = known_unknown_token(tokenizer)
-    if unknown is None:
-        raise ValueError(
-            "the tokenizer has no unknown and no mask token to corrupt texts with; set "
-            "tokenizer.unk_token, or leave conditions.corruption empty"
-        )
-    return unknown
-
-
-def known_unknown_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
+def unknown_token_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the id of the tokenizer's unknown token, else of its mask token, else None.
 
     A token that is not the padding token as well goes first.  A token for padding alone never

@@ -117,8 +117,7 @@ class MethodMixin(_Base):
         super().__init__(*args, **kwargs)
         if self.args.n_gpu > 1:
             raise ValueError(
-                f"{self.args.n_gpu} GPUs in one process (DataParallel) are not supported; launch "
-                "one process per GPU with torchrun or accelerate"
+                f"{self.args.n_gpu} GPUs in one process: launch one process per GPU with torchrun"
             )
         self.unlabelled_dataset = unlabelled_dataset
         self.unlabelled: UnlabelledBatches | None = None
@@ -130,10 +129,8 @@ class MethodMixin(_Base):
         self._unbound = parse_method(method) if isinstance(method, str) else method
         if not isinstance(self._unbound, Method):
             raise TypeError(
-                f"method is {type(method).__module__}.{type(method).__qualname__}; expected a "
-                "Method such as jachess_ext.training.JacHess(strength=0.01), or text such as "
-                "'jachess,strength=0.01' (jachess_ext.JacHess, which takes the model, is for loops "
-                "of your own; the settings are the same)"
+                f"method is {type(method)}; expected a Method such as jachess_ext.training.JacHess("
+                "strength=0.01), not jachess_ext.JacHess, or text such as 'jachess,strength=0.01'"
             )
         self.method = self._unbound.bind(self)
         self.add_callback(_Schedule(self))
@@ -181,10 +178,9 @@ class MethodMixin(_Base):
             )
             penalty = loss.penalty
             if not penalty.requires_grad:
-                raise ValueError(
-                    f"the penalty of method={self.method.label!r} depends on no weight that is "
-                    "trained, so that it would change nothing; unfreeze what it acts on, or use "
-                    "another method"
+                raise self.method.error(
+                    "has a penalty that depends on no weight that is trained, so that it would "
+                    "change nothing; unfreeze what it acts on, or use another method"
                 )
             if self.method.placebo:
                 penalty = placebo(penalty, self.model.parameters(), self.method.key())
@@ -208,10 +204,9 @@ class MethodMixin(_Base):
         if any(p.name == "return_outputs" or p.kind is p.VAR_KEYWORD for p in parameters):
             result = below(model, dict(batch), return_outputs=True, num_items_in_batch=items)
         if not isinstance(result, tuple):
-            raise ValueError(
-                f"method={self.method.label!r} needs the model's output, which this trainer's "
-                "compute_loss does not return; let it take return_outputs=False and, where that is "
-                "True, return (loss, outputs), or use a method without outputs (l2, sam, neftune)"
+            raise self.method.error(
+                "needs the model's output: let this trainer's compute_loss take return_outputs "
+                "and, where that is True, return (loss, outputs), or use l2, sam or neftune"
             )
         return result
 
@@ -226,7 +221,7 @@ class MethodMixin(_Base):
         """Raise a ValueError where a part of the method has had no share in the first step."""
         acted, self._acted = self._acted, None
         for part in sorted(set() if acted is None else self.method.acting() - acted):
-            raise ValueError(f"method={self.method.label!r} acts in {_IDLE[part]}")
+            raise self.method.error(f"acts in {_IDLE[part]}")
 
     def _is_finite(self, task: Tensor, model: nn.Module, inputs: Batch) -> bool:
         """Tell whether the task loss is finite on every rank; a collective.
@@ -321,36 +316,22 @@ class MethodMixin(_Base):
         assert self.unlabelled is not None
         return dict(self.unlabelled.next())
 
-    def seeded_loader(self, dataset: Rows) -> DataLoader[dict[str, Tensor]]:
-        """Return batches shuffled by the seed alone."""
-        return self._loader(dataset, torch.Generator().manual_seed(self.args.seed))
-
-    def _loader(self, dataset: Rows, generator: torch.Generator) -> DataLoader[dict[str, Tensor]]:
+    def loader_of(self, dataset: Rows, generator: torch.Generator) -> DataLoader[dict[str, Tensor]]:
+        """Return batches shuffled by the generator alone."""
         streamed = isinstance(dataset, IterableDataset)
         size = self.args.train_batch_size
         if dataset is self.unlabelled_dataset:
             stated = getattr(self.method, "unlab_batch_size", None)  # a setting of some methods
             size = stated or self.args.per_device_train_batch_size
-        collate = self._get_collator_with_removed_columns(self.data_collator, "JacHess")
-
-        def collated(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-            try:
-                return collate(rows)
-            except KeyError as error:
-                raise ValueError(
-                    f"the data collator needs {error} in every row of unlabelled_dataset (or, to "
-                    f"calibrate, of train_dataset), and a row has {', '.join(rows[0])}; give rows "
-                    "with the columns of the training rows, or use a method without unlabelled rows"
-                ) from error
-
         grouped = self.args.train_sampling_strategy == "group_by_length" and not streamed
+        rows = cast("Dataset[dict[str, Tensor]]", dataset)
         return DataLoader(
-            cast("Dataset[dict[str, Tensor]]", dataset),
+            rows,
             batch_size=size,
-            sampler=LengthGroupedSampler(size, dataset, generator=generator) if grouped else None,
+            sampler=LengthGroupedSampler(size, rows, generator=generator) if grouped else None,
             shuffle=not (streamed or grouped),
             generator=generator,
-            collate_fn=collated,
+            collate_fn=self._get_collator_with_removed_columns(self.data_collator, "JacHess"),
         )
 
     def plain_trainer(self, **arguments: Any) -> MethodTrainer:
@@ -364,7 +345,7 @@ class MethodMixin(_Base):
         if self.method.mode != "train" and self.unlabelled_dataset is not None:
             generator = torch.Generator()
             self.unlabelled = UnlabelledBatches(
-                self._loader(self.unlabelled_dataset, generator),
+                self.loader_of(self.unlabelled_dataset, generator),
                 generator,
                 seed=(self.args.seed, 1 + self.args.process_index),
                 prepare=self._prepare_inputs,
@@ -418,9 +399,8 @@ class MethodMixin(_Base):
         steps, count = self.args.gradient_accumulation_steps, self.args.world_size
         count = count if self.args.average_tokens_across_devices else 1
         trouble = (
-            f"num_items_in_batch but does not use it, so with {steps} accumulation steps on "
-            f"{count} ranks transformers' Trainer would make the task loss {steps * count} times "
-            "too large"
+            f"num_items_in_batch and ignores it: of {steps} accumulation steps on {count} ranks "
+            f"transformers' Trainer would make the task loss {steps * count} times too large"
         )
         if self.compute_loss_func is not None:
             raise ValueError(
@@ -488,10 +468,7 @@ def read_state(path: Path) -> dict[str, Any]:
         if not all(isinstance(part, dict) for part in state.values()):
             raise TypeError("expected a dict of dicts")
     except Exception as error:  # torch.load has no error of its own
-        reason = str(error).strip().split("\n")[0]
-        raise ValueError(
-            f"{path} cannot be read ({reason}); resume from another checkpoint"
-        ) from error
+        raise ValueError(f"{path} cannot be read; resume from another checkpoint") from error
     return state
 
 

@@ -129,8 +129,6 @@ def test_bad_corruption_is_named() -> None:
     for share in (-0.1, 1.1, float("nan")):
         with pytest.raises(ValueError, match="share"):
             corrupt_tokens(ids, mask, share, **settings)
-    with pytest.raises(ValueError, match="one shape"):
-        corrupt_tokens(ids, mask[:, :5], 0.1, **settings)
 
 
 @pytest.mark.parametrize(
@@ -154,8 +152,7 @@ def test_the_unknown_token(
 def test_padding_alone_is_no_unknown_token() -> None:
     """Models look for it to find a text's end: corruption would move what they read."""
     names = SimpleNamespace(unk_token_id=None, mask_token_id=None, pad_token_id=7)
-    with pytest.raises(ValueError, match="no unknown and no mask token to corrupt texts with"):
-        unknown_token_id(names)
+    assert unknown_token_id(names) is None
 
 
 def gpt2_style_tokenizer(folder: Path) -> Any:

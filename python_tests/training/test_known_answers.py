@@ -14,7 +14,6 @@ from transformers import GPT2Config, GPT2ForSequenceClassification, PreTrainedTo
 
 from jachess_ext.training import with_lora
 from jachess_ext.training.decision import kl_divergence
-from jachess_ext.training.methods import L2
 from jachess_ext.training.methods.weights import is_masked, language_model, sharpness_aware_gradient
 
 from .runs import SGD, first, method_trainer, tensors
@@ -118,11 +117,6 @@ ROWS = [
     {"input_ids": torch.tensor([1, 2]), "labels": torch.tensor(0)},
     {"input_ids": torch.tensor([3, 4]), "labels": torch.tensor(1)},
 ]
-
-
-def test_l2_needs_matrices() -> None:
-    with pytest.raises(ValueError, match="acts on trained matrices"):
-        L2().penalty(nn.LayerNorm(3), {}, None)
 
 
 @pytest.mark.parametrize("size", [1e-5, 1.0])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import nn
@@ -23,6 +23,9 @@ NEAREST = "embeddings"
 
 _PARTS = ("noun", "verb", "adj", "adv")
 _SHORTEST = 3  # WordNet's words of one or two letters are elements, units and states: as, in, he
+
+
+Entry = tuple[str, list[str]]
 
 
 class Candidates(Protocol):
@@ -131,7 +134,7 @@ def _wordnet(folder: Path) -> dict[str, list[str]]:
     return words
 
 
-def _records(path: Path, parsed: Any) -> Iterator[tuple[str, list[str]]]:
+def _records(path: Path, parsed: Callable[[list[str]], Entry]) -> Iterator[Entry]:
     """Yield what is parsed of each line; lines of the licence begin with two blanks."""
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         if line.startswith("  ") or not line.strip():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ from ...training.methods.base import Loss, Penalised, Run
 from ...training.methods.settings import count, nonnegative, setting, share, share_or_zero
 from .candidates import NEAREST, candidates_from
 from .tokens import TokenSwaps, counts, steepest_swaps
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class AttackAugment(Penalised, name="attack-augment"):
@@ -49,11 +52,11 @@ class AttackAugment(Penalised, name="attack-augment"):
 
     def prepare(self) -> None:
         super().prepare()
-        tokenizer: Any = self.trainer.processing_class
+        tokenizer = cast("PreTrainedTokenizerBase", self.trainer.processing_class)
         model = unwrapped(self.trainer.model)
         table = token_table(model)
-        found = candidates_from(self.synonyms, model, tokenizer)
-        self._swaps = TokenSwaps(tokenizer, found, len(table.weight), self.candidates)
+        words = candidates_from(self.synonyms, model, tokenizer)
+        self._swaps = TokenSwaps(tokenizer, words, len(table.weight), self.candidates)
         self._special = torch.tensor(sorted(set(tokenizer.all_special_ids)))
 
     def options(self, inputs: Batch) -> tuple[Tensor, Tensor]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import index
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,9 @@ from ...models import (
 from .candidates import WORD, Candidates, token_ids
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+    from ..workbench.models import Model
 
 Row = tuple[str, ...]
 
@@ -79,7 +81,7 @@ class Attacked:
 
 
 def attack_words(
-    model: PreTrainedModel,
+    model: Model,
     tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[Row],
     labels: Sequence[int],
@@ -239,7 +241,7 @@ class _Reader:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: Model,
         tokenizer: PreTrainedTokenizerBase,
         candidates: Candidates,
         max_length: int,
@@ -252,7 +254,7 @@ class _Reader:
         self.device = next(model.parameters()).device
         self._means: dict[str, Tensor] = {}
 
-    def encoded(self, texts: Sequence[Row]) -> Any:
+    def encoded(self, texts: Sequence[Row]) -> BatchEncoding:
         """Return a batch padded on the right: encoders' heads read the first token."""
         return self.tokenizer(
             *map(list, zip(*texts, strict=True)),
@@ -263,7 +265,7 @@ class _Reader:
             return_tensors="pt",
         )
 
-    def losses(self, batch: Any, labels: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def losses(self, batch: Mapping[str, Tensor], labels: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the cross-entropy of each row, float64 [B], and whether its answer is right."""
         logits = self.model(**on_device_of(self.model, batch)).logits.double()
         if logits.ndim != 2 or logits.shape[1] == 1:
@@ -329,11 +331,11 @@ class _Reader:
             order = sorted(range(len(swaps)), key=lambda i: -gains[i])  # equal ones as they stand
             yield [swaps[i] for i in order[:tries]]
 
-    def _gradient(self, batch: Any, labels: Sequence[int]) -> Tensor:
+    def _gradient(self, batch: BatchEncoding, labels: Sequence[int]) -> Tensor:
         """Return the gradient of each row's loss by its embeddings [B, T, d]."""
-        batch = on_device_of(self.model, batch)
-        with torch.enable_grad(), leaf_embeddings(self.model, batch) as (batch, leaves):
-            losses, _ = self.losses(batch, labels)
+        inputs = on_device_of(self.model, batch)
+        with torch.enable_grad(), leaf_embeddings(self.model, inputs) as (inputs, leaves):
+            losses, _ = self.losses(inputs, labels)
         return gradient_of_tokens(losses.sum(), leaves)
 
     @torch.no_grad()
@@ -347,7 +349,7 @@ class _Reader:
         return self._means[word]
 
 
-def _tokens(batch: Any, row: int, text: int, start: int, end: int) -> list[int]:
+def _tokens(batch: BatchEncoding, row: int, text: int, start: int, end: int) -> list[int]:
     """Return the places of the tokens of a text's characters; none where they were cut off."""
     ends = [batch.char_to_token(row, at, sequence_index=text) for at in (start, end - 1)]
     return [] if None in ends else list(range(ends[0], ends[1] + 1))

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import transformers
@@ -30,6 +30,7 @@ from ...training.methods.weights import is_masked
 from ..attack import NEAREST, read_synonyms
 from ..workbench.models import (
     Encoded,
+    Model,
     check_tokens,
     content_digest,
     encode,
@@ -57,7 +58,8 @@ from .settings import Conditions, Grid
 from .tables import REFERENCE
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from peft import PeftModel
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 _EDITION = 5  # raise it when a change of the code changes a run's record: older runs are repeated
 
@@ -99,6 +101,9 @@ class Job:
     @cached_property
     def name(self) -> str:
         """Readable words and a digest of all the run depends on; serves as a file name."""
+        # The name is the run's file: equal names mean "already done", so that whatever can change
+        # a figure has to be in the digest.  Rows count by their texts and labels, models and
+        # synonyms by their files, since the user may edit a file under the same path.
         identity = {
             "edition": _EDITION,
             "task": digest(self.task),
@@ -192,17 +197,19 @@ def _synonyms(conditions: Conditions, methods: Iterable[Method]) -> list[str]:
 
 def _check_conditions(grid: Grid, tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse a tokenizer without an unknown token, and synonyms that cannot be read."""
-    if grid.conditions.corruption:
-        try:
-            unknown_token_id(tokenizer)
-        except ValueError as error:
-            raise DataError(f"{grid.model}: {error}") from error
+    if grid.conditions.corruption and unknown_token_id(tokenizer) is None:
+        raise DataError(
+            f"{grid.model}: the tokenizer has no unknown and no mask token to corrupt texts with; "
+            "set tokenizer.unk_token, or leave conditions.corruption empty"
+        )
     for source in _synonyms(grid.conditions, map(parse_method, grid.methods)):
         if source != NEAREST:
             read_synonyms(source)
 
 
-def _check_method(method: Method, tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
+def _check_method(
+    method: Method, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
+) -> None:
     if method.name == "tapt" and is_masked(config) and tokenizer.mask_token is None:
         raise ValueError("method 'tapt' masks tokens, and the tokenizer has no mask token")
     count = getattr(config, "num_hidden_layers", None)
@@ -272,18 +279,9 @@ def tuned(text: str, grid: Grid) -> tuple[float, ...]:
 def tuning_jobs(loaded: LoadedGrid) -> list[Job]:
     """Return a run for every method, task and value to try, judged on clean training rows."""
     grid = loaded.grid
+    job = partial(Job, "tuning", grid.model, loaded.version)
     return [
-        Job(
-            kind="tuning",
-            model=grid.model,
-            version=loaded.version,
-            task=part,
-            method=method,
-            value=value,
-            seed=seed,
-            recipe=grid.recipe,
-            conditions=grid.conditions.bare,
-        )
+        job(part, method, value, seed, grid.recipe, grid.conditions.bare)
         for task in loaded.tasks
         for method in grid.methods
         if (values := tuned(method, grid))
@@ -299,20 +297,17 @@ def final_jobs(loaded: LoadedGrid, chosen: Mapping[tuple[str, str], float]) -> l
     A seed's runs come together, so that a grid that is cut short has whole pairs to compare.
     """
     grid = loaded.grid
+    job = partial(
+        Job,
+        "final",
+        grid.model,
+        loaded.version,
+        recipe=grid.recipe,
+        conditions=grid.conditions,
+        label_noise=grid.label_noise,
+    )
     return [
-        Job(
-            kind="final",
-            model=grid.model,
-            version=loaded.version,
-            task=task,
-            method=method,
-            value=chosen.get((task.name, method)),
-            seed=seed,
-            recipe=grid.recipe,
-            conditions=grid.conditions,
-            shift=loaded.shift[task.name],
-            label_noise=grid.label_noise,
-        )
+        job(task, method, chosen.get((task.name, method)), seed, shift=loaded.shift[task.name])
         for seed in grid.seeds
         for task in loaded.by_seed[seed]
         for method in grid.methods
@@ -321,6 +316,9 @@ def final_jobs(loaded: LoadedGrid, chosen: Mapping[tuple[str, str], float]) -> l
 
 def choose(records: Iterable[RunRecord]) -> dict[tuple[str, str], float]:
     """Choose the value of the knob by (task, method) from records of tuning runs; see `Tuning`."""
+    # Pairs (score, -Brier) in lexicographic order: equal scores, which few dev rows often give, are
+    # decided by calibration.  Values are sorted, and max takes the first: equal in both, the
+    # smaller.
     tried: dict[tuple[str, str], dict[float, list[tuple[float, float]]]] = {}
     for record in records:
         assert record.value is not None  # a tuning run tries one
@@ -338,14 +336,16 @@ def choose(records: Iterable[RunRecord]) -> dict[tuple[str, str], float]:
 
 
 @contextmanager
-def _in_own_precision(model: PreTrainedModel) -> Iterator[Any]:
+def _in_full_precision(model: Model) -> Iterator[None]:
     """Let the model compute without the autocast that accelerate wraps its forward in."""
+    # accelerate sets model.forward on the instance, where it hides the class's; without it, the
+    # epochs of a bf16 run are judged in float32, as the model after the last epoch is
     wrapped = model.__dict__.pop("forward", None) if hasattr(model, "_original_forward") else None
     try:
-        yield model
+        yield
     finally:
         if wrapped is not None:
-            model.forward = wrapped
+            model.__dict__["forward"] = wrapped
 
 
 def run(
@@ -364,40 +364,38 @@ def run(
         shutil.rmtree(logs / job.name, ignore_errors=True)
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(logs / job.name)
     tokenizer = load_tokenizer(job.model)
-    model = load_model(
-        job.model, job.task.outputs, tokenizer, job.seed, regression=job.task.regression
-    )
-    scale = embedding_scale(model)
-    if job.recipe.lora:
-        model = with_lora(model, seed=job.seed)
+    task = job.task
+    whole = load_model(job.model, task.outputs, tokenizer, job.seed, regression=task.regression)
+    scale = embedding_scale(whole)
+    model = with_lora(whole, seed=job.seed) if job.recipe.lora else whole
     method = job.configured
     record = RunRecord(
         run=job.name,
         kind=job.kind,
-        task=job.task.name,
+        task=task.name,
         method=job.method,
         control=method.control or bool(method.settings.get("placebo")),
         value=job.value,
         seed=job.seed,
         model=job.model,
-        metric=job.task.metric.name,
-        rows=(len(job.task.train), len(job.task.unlabelled), len(job.task.dev)),
-        validation_rows=len(job.task.validation or ()),
+        metric=task.metric.name,
+        rows=(len(task.train), len(task.unlabelled), len(task.dev)),
+        validation_rows=len(task.validation or ()),
         label_noise=job.label_noise,
         settings={"method": method.name, **method.settings},
         recipe=asdict(job.recipe),
     )
-    plain = job.method == REFERENCE and job.task.validation is not None
+    plain = job.method == REFERENCE and task.validation is not None
     best = BestEpoch(job, tokenizer) if plain else None
     start = _now()
     try:
         fine_tune(
             model,
-            encode(job.task.train, tokenizer, job.recipe.max_length),
+            encode(task.train, tokenizer, job.recipe.max_length),
             job.recipe,
             seed=job.seed,
             method=method,
-            unlabelled=encode(job.task.unlabelled, tokenizer, job.recipe.max_length),
+            unlabelled=encode(task.unlabelled, tokenizer, job.recipe.max_length),
             callbacks=[] if best is None else [best],
             report_to=report_to,
             run_name=job.name,
@@ -407,7 +405,7 @@ def run(
             model,
             tokenizer,
             scale,
-            job.task,
+            task,
             job.shift,
             job.conditions,
             job.recipe.max_length,
@@ -431,12 +429,12 @@ def run(
     )
 
 
-def _save(model: Any, tokenizer: PreTrainedTokenizerBase, job: Job, path: Path) -> None:
+def _save(model: Model, tokenizer: PreTrainedTokenizerBase, job: Job, path: Path) -> None:
     with whole_folder(path) as folder:
         # TAPT changes the weights below LoRA's adapters, too
         below = job.recipe.lora and job.configured.name == "tapt"
-        whole = model.merge_and_unload() if below else model
-        whole.save_pretrained(folder)
+        whole = cast("PeftModel", model).merge_and_unload() if below else model
+        whole.save_pretrained(str(folder))
         tokenizer.save_pretrained(folder)
 
 
@@ -464,10 +462,17 @@ class BestEpoch(transformers.TrainerCallback):
         self._dev = encode(job.task.dev, tokenizer, job.recipe.max_length)
         self._validation = encode(job.task.validation, tokenizer, job.recipe.max_length)
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_epoch_end(
+        self,
+        args: transformers.TrainingArguments,
+        state: transformers.TrainerState,
+        control: transformers.TrainerControl,
+        **kwargs: Any,
+    ) -> None:
         """Judge the validation rows, and the dev rows if no epoch before was better."""
         start = _now()
-        with _in_own_precision(kwargs["model"]) as model:
+        model: Model = kwargs["model"]
+        with _in_full_precision(model):
             held = self._judged(model, self._validation)
             assert held.score is not None  # judge raises where an output is not finite
             reached = (held.score, -(held.nll or 0.0))
@@ -479,9 +484,7 @@ class BestEpoch(transformers.TrainerCallback):
                 self.figures["brier_scaled"] = (dev.scaled or {}).get("brier")
         self.seconds = self.seconds + _now() - start
 
-    def _judged(
-        self, model: PreTrainedModel, rows: Encoded, validation: Encoded | None = None
-    ) -> Figures:
+    def _judged(self, model: Model, rows: Encoded, validation: Encoded | None = None) -> Figures:
         metric, regression = self._job.task.metric, self._job.task.regression
         bare = self._job.conditions.bare
         return judge(model, rows, metric, 1.0, bare, regression=regression, validation=validation)
@@ -569,6 +572,8 @@ def run_grid(
         write_lines()
         return [_read(lines[job.name]) for job in jobs]
 
+    # Two stages, since the final runs have the strengths that the tuning runs choose.  In each,
+    # jobs whose file is there are read, not run: a kill costs the runs under way.
     with locked(folder), bar:
         write_json(out / "grid.json", asdict(grid))
         bar.set_description("choosing strengths")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from ...smoothness import decision_slopes, smoothness
 from ...training.corruption import corrupt_tokens, perturbed_embeddings, unknown_token_id
 from ..attack import Candidates, attack_words, candidates_from
 from ..workbench.metrics import Floats, Metric
-from ..workbench.models import Batch, Encoded, encode
+from ..workbench.models import Batch, Encoded, Model, encode
 from ..workbench.tasks import Examples, Task
 from ..workbench.training import model_outputs
 from .metrics import at_temperature, class_figures, fitted_temperature, reliability
@@ -25,13 +25,14 @@ from .records import Figures
 from .settings import Conditions
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
+Labels = npt.NDArray[np.generic]
 _SMOOTHNESS_SEED = 20_000
 
 
 def judge_task(
-    model: PreTrainedModel,
+    model: Model,
     tokenizer: PreTrainedTokenizerBase,
     scale: float,
     task: Task,
@@ -78,7 +79,7 @@ def judge_task(
 
 
 def attacked(
-    model: PreTrainedModel,
+    model: Model,
     tokenizer: PreTrainedTokenizerBase,
     examples: Examples,
     candidates: Candidates,
@@ -106,7 +107,7 @@ def attacked(
 
 
 def judge(
-    model: PreTrainedModel,
+    model: Model,
     dev: Encoded,
     metric: Metric,
     scale: float,
@@ -139,12 +140,14 @@ def judge(
         >>> list(figures.corrupted), len(figures.jacobian) == model.config.num_hidden_layers
         (['0.2'], True)
     """
+    # Every model is judged on the same batches with the same draws: rows in one order, seeds by the
+    # draw's number alone.  A difference between two methods is then theirs, not the noise's.
     dev = dev.by_length()
     clean = list(dev.in_order(conditions.batch))
     labels = np.asarray(dev.labels)
     accuracies: dict[str, float] = {}
 
-    def score(drawn: list[Floats], condition: str = "", rows: npt.NDArray[Any] = labels) -> float:
+    def score(drawn: list[Floats], condition: str = "", rows: Labels = labels) -> float:
         """Return the mean score over draws, and keep a condition's mean accuracy."""
         classes = [p[:, 0] if regression else p.argmax(1) for p in drawn]
         if condition and not regression:
@@ -173,10 +176,12 @@ def judge(
         outputs = outputs_of(rows.in_order(conditions.batch))
         return score([outputs], noise, np.asarray(rows.labels))
 
-    outputs = model_outputs(model, clean, regression)
+    outputs = model_outputs(model, clean, regression)  # never under autocast
     base = score([outputs])
     scaled = None
     if validation is not None and not regression:
+        # the temperature comes from rows that are not judged on: fitted on these it would hide what
+        # calibration is to measure
         rows = validation.by_length()
         probabilities = model_outputs(model, rows.in_order(conditions.batch), False)
         temperature = fitted_temperature(probabilities, np.asarray(rows.labels))
@@ -205,6 +210,7 @@ def _corrupted(
     generator = torch.Generator().manual_seed(1000 + draw)
     special = torch.tensor(tokenizer.all_special_ids)
     unknown = unknown_token_id(tokenizer)
+    assert unknown is not None  # `finetune.load` refuses the grid otherwise
 
     def corrupted(batch: Batch) -> torch.Tensor:
         return corrupt_tokens(
@@ -220,7 +226,7 @@ def _corrupted(
     return [{**batch, "input_ids": corrupted(batch)} for batch in batches]
 
 
-def slopes(model: PreTrainedModel, data: Encoded, sequences: int = 32) -> dict[str, float]:
+def slopes(model: Model, data: Encoded, sequences: int = 32) -> dict[str, float]:
     """Return `decision_slopes` of the model on rows at even distances; {} without sequences."""
     batch = _sample(model, data, sequences)
     return {} if batch is None else decision_slopes(model, batch)
@@ -228,7 +234,7 @@ def slopes(model: PreTrainedModel, data: Encoded, sequences: int = 32) -> dict[s
 
 @torch.no_grad()
 def layer_norms(
-    model: PreTrainedModel, data: Encoded, sequences: int = 32
+    model: Model, data: Encoded, sequences: int = 32
 ) -> tuple[list[float], list[float]]:
     """Return ‖J‖ and ‖H‖ of each layer, means over `sequences` rows, with fixed directions."""
     batch = _sample(model, data, sequences)
@@ -240,7 +246,7 @@ def layer_norms(
     return norms.jacobian.tolist(), norms.hessian.tolist()
 
 
-def _sample(model: PreTrainedModel, data: Encoded, sequences: int) -> Batch | None:
+def _sample(model: Model, data: Encoded, sequences: int) -> Batch | None:
     """Return a batch of rows at even distances, which in sorted data have all lengths."""
     count = min(sequences, len(data))
     if count == 0:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from ..._io import DataError
-from ...models import on_device_of, token_table
+from ...models import drawn_modules, on_device_of, token_table
 from ..workbench.metrics import Metric
-from ..workbench.models import Batch, Encoded, load_head_model
+from ..workbench.models import Batch, Encoded, Model, load_head_model
 from ..workbench.tasks import Examples, Task, open_text
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _KEPT = 0.99  # characters that a tokenizer must give back, as a share
 _TRIED = 200  # pieces it is tried on
 
 
-def _no_metric(predictions: Any, references: Any) -> float:
+def _no_metric(predictions: object, references: object) -> float:
     raise TypeError("a language model is judged by its loss")
 
 
@@ -115,23 +115,26 @@ def _text_files(spec: str) -> tuple[Path, Path] | None:
 # Models -----------------------------------------------------------------------------------------
 
 
-def load_language_model(source: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> Any:
+def load_language_model(
+    source: str, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> PreTrainedModel:
     """Load a causal language model in fp32.
 
     Raises:
         DataError: it cannot be loaded; what it predicts depends on later tokens (an encoder); or
             its checkpoint lacks the head.
     """
-    model = load_head_model(source, "causal", tokenizer, seed).eval()
+    model = load_head_model(source, "causal", tokenizer, seed)
+    model.eval()
     if not _is_causal(model):
         raise DataError(
             f"the model {source!r} is no causal language model: what {model.config.model_type} "
             "predicts depends on later tokens (an encoder); text files need models that predict "
             "the next token, such as GPT-2 or Llama"
         )
-    if model.drawn_modules:
+    if drawn := drawn_modules(model):
         raise DataError(
-            f"the checkpoint {source!r} lacks the weights of {', '.join(model.drawn_modules)}; "
+            f"the checkpoint {source!r} lacks the weights of {', '.join(drawn)}; "
             "expected a whole language model"
         )
     return model
@@ -178,11 +181,11 @@ def check_kept(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, source:
 class Windows(Encoded):
     """Rows whose every token but the first is predicted; a batch's padding is not."""
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, object]:
         """Return a row's tokens."""
         return dict(self.rows[index])
 
-    def collate(self, items: Sequence[dict[str, Any]]) -> Batch:
+    def collate(self, items: Sequence[Mapping[str, object]]) -> Batch:
         """Return a batch of items, with labels [B, T] that transformers shifts itself."""
         batch = super().collate(items)
         hidden = batch["attention_mask"] == 0
@@ -220,7 +223,7 @@ def windows(
     return Windows(rows, [0.0] * len(rows), tokenizer)
 
 
-def longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
+def longest(model: Model, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
     """Return how many tokens a row may have: the least that recipe, tokenizer and model allow."""
     positions = getattr(model.config, "max_position_embeddings", None) or math.inf
     return int(min(max_length, tokenizer.model_max_length, positions))
@@ -231,7 +234,7 @@ def longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_leng
 
 @torch.no_grad()
 def judge_text(
-    model: PreTrainedModel, examples: Examples, data: Windows, batch_size: int
+    model: Model, examples: Examples, data: Windows, batch_size: int
 ) -> tuple[float, dict[str, float]]:
     """Return the loss of pieces of text, nats a token, and their `SCORES`.
 

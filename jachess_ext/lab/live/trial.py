@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,14 +21,14 @@ from ...scaling.predictive import Array, Index
 from ...scaling.selection import OPERATIONS
 from ...training import with_lora
 from ..workbench.metrics import ACCURACY, MATTHEWS, SPEARMAN, brier_score
-from ..workbench.models import Encoded, encode, load_model, load_tokenizer
+from ..workbench.models import Encoded, Model, encode, load_model, load_tokenizer
 from ..workbench.settings import Recipe
 from ..workbench.tasks import Examples, Task, digest
 from ..workbench.training import fine_tune, model_outputs
 from .language import TextTask, Windows, judge_text, load_language_model, longest, windows
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 LOSS = "loss"
 """Mean negative log-likelihood (nats), or in a regression the mean squared error."""
@@ -48,6 +48,7 @@ def training_flops(parameters: int, trained: int, tokens: float, recipe: Recipe)
     Of the six, two are for the gradients of weights, which the weights that are not trained (below
     LoRA's adapters) do not have.  Gradient checkpointing runs the forward pass twice.
     """
+    # per parameter and token: 2 forward, 2 for the gradient by the activations, 2 by the weights
     step = OPERATIONS * parameters - FORWARD * (parameters - trained)
     return (step + FORWARD * parameters * recipe.gradient_checkpointing) * tokens * recipe.epochs
 
@@ -148,6 +149,8 @@ def run(trial: Trial) -> RunRecord:
     A run that fails, whatever for, is recorded with its `error` and without losses: the other
     candidates go on without it.
     """
+    # The record grows as the run goes on: one that fails in training still has its expected cost,
+    # so that the search pays for failures too.
     record = RunRecord(trial.name, trial.model, trial.size, trial.seed)
     task, recipe = trial.task, trial.recipe
     try:
@@ -176,13 +179,13 @@ def run(trial: Trial) -> RunRecord:
             judging_flops=judging_flops(parameters, count_tokens(dev)),
             seconds=time.perf_counter() - start,
         )
-    except FloatingPointError as error:
+    except FloatingPointError as error:  # a divergence, which the same seed repeats: not "lost"
         return replace(record, error=str(error))
     except Exception as error:  # a candidate's code raises many kinds; to the others they are one
         return replace(record, error=_reason(error), lost=True)
     if trial.keep is not None:
         with whole_folder(trial.keep) as folder:
-            model.save_pretrained(folder)
+            model.save_pretrained(str(folder))
             tokenizer.save_pretrained(folder)
             write_text(folder / RUN_NAME, trial.name)
     return record
@@ -199,7 +202,7 @@ class _Steps(TrainerCallback):
 
     count = 0
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+    def on_pre_optimizer_step(self, *args: object, **kwargs: object) -> None:
         self.count += 1
 
 
@@ -211,15 +214,16 @@ def _reason(error: Exception) -> str:
     return f"out of memory ({words})" if full else f"{type(error).__name__}: {words}"
 
 
-def new_model(trial: Trial, tokenizer: PreTrainedTokenizerBase) -> Any:
+def new_model(trial: Trial, tokenizer: PreTrainedTokenizerBase) -> Model:
     """Return the model before fine-tuning, in evaluation mode, on the GPU where there is one."""
     model = load_for(trial.model, trial.task, tokenizer, trial.seed, trial.recipe)
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    model.to("cuda" if torch.cuda.is_available() else "cpu").eval()  # type: ignore[arg-type]
+    return model
 
 
 def load_for(
     name: str, task: Task, tokenizer: PreTrainedTokenizerBase, seed: int, recipe: Recipe
-) -> Any:
+) -> Model:
     """Return a model with a head for the task, and with adapters where the recipe has them."""
     if isinstance(task, TextTask):
         model, kind = load_language_model(name, tokenizer, seed), "CAUSAL_LM"
@@ -232,7 +236,7 @@ def load_for(
 def encoded(
     task: Task,
     part: Examples,
-    model: PreTrainedModel,
+    model: Model,
     tokenizer: PreTrainedTokenizerBase,
     recipe: Recipe,
     *,
@@ -254,7 +258,7 @@ def judging_flops(parameters: int, tokens: float) -> float:
     return FORWARD * parameters * tokens
 
 
-def count_parameters(model: PreTrainedModel) -> tuple[int, int]:
+def count_parameters(model: Model) -> tuple[int, int]:
     """Return N, all of the model's with its head's (and adapters'), and how many are trained."""
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
     return sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)
@@ -265,15 +269,16 @@ def count_tokens(data: Encoded) -> int:
     return sum(len(row["input_ids"]) for row in data.rows)
 
 
-def _judged(task: Task, model: PreTrainedModel, dev: Encoded) -> tuple[float, dict[str, float]]:
+def _judged(task: Task, model: Model, dev: Encoded) -> tuple[float, dict[str, float]]:
     """Return the loss of the dev rows, and their scores by name."""
     if isinstance(dev, Windows):
         return judge_text(model, task.dev, dev, _WINDOWS)
     dev = dev.by_length()
     outputs = model_outputs(model, dev.in_order(_BATCH), regression=task.regression)
     if task.regression:
-        numbers, said = np.asarray(dev.labels, dtype=np.float64), outputs[:, 0]
-        return float(((said - numbers) ** 2).mean()), number_scores(said, numbers)
+        numbers, predictions = np.asarray(dev.labels, dtype=np.float64), outputs[:, 0]
+        loss = float(((predictions - numbers) ** 2).mean())
+        return loss, number_scores(predictions, numbers)
     labels: Index = np.asarray(dev.labels, dtype=np.intp)
     chosen = outputs[np.arange(len(labels)), labels]
     # a probability that underflows counts as the smallest number

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -16,12 +16,15 @@ from ..._io import DataError, require
 from .tasks import Examples, Task
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from peft import PeftModel
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 Batch = dict[str, Tensor]
+Model: TypeAlias = "PreTrainedModel | PeftModel"
+"""A model of transformers, or one in peft's adapters."""
 
 
-def load_tokenizer(source: str | Path) -> Any:
+def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     """Load a model's tokenizer, with a padding token.
 
     Raises:
@@ -33,7 +36,7 @@ def load_tokenizer(source: str | Path) -> Any:
         >>> load_tokenizer(ASSETS).tokenize("a good film")
         ['a', 'good', 'fil', '##m']
     """
-    tokenizer = _pretrained(require("transformers").AutoTokenizer, source, "tokenizer")
+    tokenizer: PreTrainedTokenizerBase = _pretrained("AutoTokenizer", source, "tokenizer")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     if tokenizer.pad_token_id is None:
@@ -41,9 +44,9 @@ def load_tokenizer(source: str | Path) -> Any:
     return tokenizer
 
 
-def load_config(source: str | Path) -> Any:
+def load_config(source: str | Path) -> PreTrainedConfig:
     """Load a model's configuration; errors are those of `load_tokenizer`."""
-    return _pretrained(require("transformers").AutoConfig, source)
+    return _pretrained("AutoConfig", source)  # type: ignore[no-any-return]
 
 
 def load_model(
@@ -53,7 +56,7 @@ def load_model(
     seed: int,
     *,
     regression: bool = False,
-) -> Any:
+) -> PreTrainedModel:
     """Load a sequence classifier in fp32; a head it lacks is drawn from `seed`.
 
     Its attribute `drawn_modules` has the names of the modules that were drawn.
@@ -85,7 +88,7 @@ def load_model(
 
 def load_head_model(
     source: str | Path, head: str, tokenizer: PreTrainedTokenizerBase, seed: int
-) -> Any:
+) -> PreTrainedModel:
     """Load a language model in fp32; errors are those of `load_model`.
 
     Args:
@@ -97,15 +100,15 @@ def load_head_model(
 
 def _load(
     auto: str, source: str | Path, tokenizer: PreTrainedTokenizerBase, seed: int, **settings: Any
-) -> Any:
-    transformers = require("transformers")
-    torch.manual_seed(seed)
-    verbosity = transformers.utils.logging.get_verbosity()
-    transformers.utils.logging.set_verbosity_error()  # a new head is what is wanted here
-    transformers.utils.logging.disable_progress_bar()
+) -> PreTrainedModel:
+    logging = require("transformers").utils.logging
+    torch.manual_seed(seed)  # transformers draws what the checkpoint lacks from torch's generator
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # it warns of a new head, and a new head is what is asked for
+    logging.disable_progress_bar()
     try:
         model, report = _pretrained(
-            getattr(transformers, auto),
+            auto,
             source,
             use_safetensors=True,
             dtype=torch.float32,
@@ -113,21 +116,24 @@ def _load(
             **settings,
         )
     finally:
-        transformers.utils.logging.set_verbosity(verbosity)
-        transformers.utils.logging.enable_progress_bar()
+        logging.set_verbosity(verbosity)
+        logging.enable_progress_bar()
     model.config.pad_token_id = tokenizer.pad_token_id
     # modules whose weights the checkpoint lacks, or has in another shape
     mismatched = [key if isinstance(key, str) else key[0] for key in report["mismatched_keys"]]
     drawn = {key.rpartition(".")[0] for key in [*report["missing_keys"], *mismatched]}
+    # Trainer and peft see no difference between a drawn weight and a loaded one; L2-SP must not
+    # hold on to the first, and LoRA has to train the head: both read this attribute.
     model.drawn_modules = tuple(sorted(drawn))
-    return model
+    return model  # type: ignore[no-any-return]
 
 
-def _pretrained(auto: Any, source: str | Path, what: str = "model", **settings: Any) -> Any:
+def _pretrained(auto: str, source: str | Path, what: str = "model", **settings: object) -> Any:
     if not Path(source).exists():
         settings["local_files_only"] = _only_downloaded(str(source))
     try:
-        return auto.from_pretrained(source, trust_remote_code=False, **settings)
+        factory = getattr(require("transformers"), auto)
+        return factory.from_pretrained(source, trust_remote_code=False, **settings)
     except Exception as error:  # the library raises errors of many types
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if settings.get("local_files_only"):
@@ -211,16 +217,17 @@ class Encoded:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, object]:
         """Return an example's tokens and its label, see `collate`."""
         return {**self.rows[index], "labels": self.labels[index]}
 
-    def collate(self, items: Sequence[dict[str, Any]]) -> Batch:
+    def collate(self, items: Sequence[Mapping[str, object]]) -> Batch:
         """Return a batch of items of `__getitem__`: tokens [B, T], and labels [B] if all have one.
 
         Labels are int64 if they are whole numbers (classes), else float32 (regression).
         """
-        rows = [{k: v for k, v in item.items() if k != "labels"} for item in items]
+        tokens = [{k: v for k, v in item.items() if k != "labels"} for item in items]
+        rows = cast("list[dict[str, list[int]]]", tokens)
         side = self.tokenizer.padding_side
         self.tokenizer.padding_side = "right"  # encoders' heads read the first token
         try:

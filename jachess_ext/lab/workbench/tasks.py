@@ -352,42 +352,46 @@ def _task(
         train, dev: the name of a set in messages, and its records.
         ids: names of the classes if labels are numbers from 0 up; None: labels are names.
     """
-    parts = [_labelled(place, records, columns, ids) for place, records in (train, dev)]
-    titles: list[str] = []
+    (rows, labels), (dev_rows, dev_labels) = (
+        _labelled(place, records, columns, ids) for place, records in (train, dev)
+    )
+    titles: tuple[str, ...] = ()
     if not columns.regression:
-        titles = list(ids or sorted(set(parts[0].labels), key=_natural))  # type: ignore[arg-type]
-        if len(set(parts[0].labels)) < 2:
+        # The training rows alone say which classes there are and in what order.  Two data sets of
+        # one task (a shift) then number them alike, and a class that only the dev rows have is an
+        # error, not an output that no row trains.
+        names = set(map(str, labels))
+        titles = tuple(ids or sorted(names, key=_natural))
+        if len(names) < 2:
             raise DataError(
-                f"{train[0]}: every label is {shown(parts[0].labels[0])}; a classifier needs at "
-                "least two classes"
+                f"{train[0]}: every label is {shown(labels[0])}; a classifier needs at least two "
+                "classes"
             )
-        for number, label in enumerate(parts[1].labels, start=1):
+        for number, label in enumerate(dev_labels, start=1):
             if label not in titles:
                 raise DataError(
                     f"{dev[0]}: record {number} has the label {shown(label)}, which {train[0]} "
                     f"does not have; known labels are {', '.join(map(shown, titles[:10]))}"
                 )
-        index = {title: i for i, title in enumerate(titles)}
-        parts = [replace(part, labels=[index[str(y)] for y in part.labels]) for part in parts]
-    return Task(
-        name=name,
-        classes=tuple(titles),
-        train=parts[0],
-        unlabelled=parts[0],
-        dev=parts[1],
-        metric=ACCURACY if titles else SPEARMAN,
+    index = {title: i for i, title in enumerate(titles)}
+    rows, dev_rows = (
+        replace(part, labels=[y if isinstance(y, float) else index[y] for y in values])
+        for part, values in ((rows, labels), (dev_rows, dev_labels))
     )
+    return Task(name, titles, rows, rows, dev_rows, ACCURACY if titles else SPEARMAN)
 
 
-def _labelled(place: str, records: Records, columns: Columns, ids: Sequence[str] | None) -> Any:
-    """Check records and return their `Examples`, with classes by name."""
+def _labelled(
+    place: str, records: Records, columns: Columns, ids: Sequence[str] | None
+) -> tuple[Examples, list[str | float]]:
+    """Check records and return their texts without labels, and their labels as `_label` does."""
     if not records:
         raise DataError(f"{place} is empty: it has no records; a task needs some in train and dev")
-    wanted = [name for name in (columns.text, columns.pair, columns.label) if name is not None]
+    needed = [name for name in (columns.text, columns.pair, columns.label) if name is not None]
     labels = []
     for number, record in enumerate(records, start=1):
         where = f"{place}: record {number}"
-        for column in wanted:
+        for column in needed:
             if column not in record:
                 raise DataError(
                     f"{where} has no column {column!r}; it has "
@@ -399,10 +403,10 @@ def _labelled(place: str, records: Records, columns: Columns, ids: Sequence[str]
                 raise DataError(f"{where} has no text in column {column!r}")
         labels.append(_label(where, record[columns.label], columns, ids))
     pairs = None if columns.pair is None else [record[columns.pair] for record in records]
-    return Examples([record[columns.text] for record in records], pairs, labels)
+    return Examples([record[columns.text] for record in records], pairs, ()), labels
 
 
-def _label(where: str, value: Any, columns: Columns, ids: Sequence[str] | None) -> Any:
+def _label(where: str, value: object, columns: Columns, ids: Sequence[str] | None) -> str | float:
     """Check a record's label and return it: a number, or the name of a class."""
     if ids is not None and not columns.regression:
         if isinstance(value, int) and 0 <= value < len(ids):
@@ -414,10 +418,10 @@ def _label(where: str, value: Any, columns: Columns, ids: Sequence[str] | None) 
     readable = (str, int, float) if columns.regression else (str, int)
     text = str(value).strip()
     if not isinstance(value, readable) or not text:
-        wanted = "number" if columns.regression else "word or a whole number"
+        expected = "number" if columns.regression else "word or a whole number"
         raise DataError(
             f"{where} has an unreadable label in column {columns.label!r}: {shown(value)}; "
-            f"expected a {wanted}"
+            f"expected a {expected}"
         )
     if not columns.regression:
         return text
@@ -458,6 +462,8 @@ def selected(
     count = len(task.train)
     if train is not None and train > count:
         raise DataError(f"{task.name}: {train} training rows were asked for, and it has {count}")
+    # One order for all sizes: a smaller subset is the beginning of a larger one, and the rows left
+    # over, which no method may see the labels of, are unlabelled rows of the same domain.
     order = _order(count, seed)
     taken = count if train is None else train
     free = [order[(taken + i) % count] for i in range(min(unlabelled or count, count))]
@@ -512,6 +518,7 @@ def held_out(task: Task, share: float) -> Task:
             f"{task.name}: {total} training rows cannot be split into {total - count} to train on "
             f"and {count} to choose a strength on"
         )
+    # the texts are compared, not the rows: a text that stands twice must not be read either
     judged = set(dev.rows)
     free = [i for i, row in enumerate(task.unlabelled.rows) if row not in judged]
     unlabelled = task.unlabelled.chosen(free) if free else task.unlabelled

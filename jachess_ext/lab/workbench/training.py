@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
@@ -12,15 +12,12 @@ import transformers
 from ...models import in_mode, on_device_of, without_labels
 from ...training import Method, MethodTrainer
 from .metrics import Floats
-from .models import Batch, Encoded
+from .models import Batch, Encoded, Model
 from .settings import Recipe
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def fine_tune(
-    model: PreTrainedModel,
+    model: Model,
     train: Encoded,
     recipe: Recipe,
     *,
@@ -55,6 +52,7 @@ def fine_tune(
         >>> films = Examples(["a good film", "a bad film"], None, [1, 0])
         >>> fine_tune(model, encode(films, tokenizer, 16), Recipe(epochs=1), seed=0, method="sam")
     """
+    # Only what differs from transformers' defaults, which its versions have under other names.
     settings: dict[str, Any] = {}
     if recipe.gradient_checkpointing:
         settings["gradient_checkpointing"] = True
@@ -72,12 +70,13 @@ def fine_tune(
                 weight_decay=recipe.weight_decay,
                 warmup_steps=recipe.warmup,
                 lr_scheduler_type=recipe.scheduler,
+                # batches of rows of like length hold little padding; the seed alone orders them
                 train_sampling_strategy="group_by_length",
                 bf16=recipe.bf16,
                 torch_compile=recipe.torch_compile,
                 use_cpu=not torch.cuda.is_available(),
                 seed=seed,
-                save_strategy="no",
+                save_strategy="no",  # a run that is killed starts again: it takes minutes
                 logging_strategy="steps" if report_to else "no",
                 report_to=list(report_to) or "none",
                 disable_tqdm=True,
@@ -100,12 +99,15 @@ _LOG_EVERY = 10  # optimiser steps between two losses sent to a tracker
 
 
 @torch.no_grad()
-def model_outputs(model: PreTrainedModel, batches: Iterable[Batch], regression: bool) -> Floats:
+def model_outputs(model: Model, batches: Iterable[Batch], regression: bool) -> Floats:
     """Return class probabilities [N, C], or predictions [N, 1], in evaluation mode; float64.
 
     Raises:
         FloatingPointError: an output is not finite.
     """
+    # The logits stay on the device until all batches are under way: a copy to the host after each
+    # would wait for it.  The softmax is in float64, since NLL and Brier of sure answers need p near
+    # 1.
     with in_mode(model, training=False):
         logits = [model(**on_device_of(model, without_labels(b))).logits for b in batches]
     outputs = torch.cat([part.double() for part in logits])

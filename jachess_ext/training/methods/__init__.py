@@ -1,3 +1,4 @@
+# ruff: noqa: F401  the names are imported from here, and the import registers each method
 """Every fine-tuning method, by name in `METHODS`.
 
 To add a method, write a class ``class Mine(Method, name="mine")`` in a file that is imported
@@ -28,35 +29,3 @@ from .noise import (
     row_mean,
 )
 from .weights import L2, L2SP, SAM, TAPT, WiSEFT, with_lora
-
-__all__ = [
-    "L2",
-    "L2SP",
-    "METHODS",
-    "R3F",
-    "SAM",
-    "SMART",
-    "TAPT",
-    "CorruptAugment",
-    "CorruptConsistency",
-    "CrossHolder",
-    "DualSchedule",
-    "FreeLB",
-    "JacHess",
-    "Jacobian",
-    "LabelSmoothing",
-    "Loss",
-    "Method",
-    "NEFTune",
-    "Penalised",
-    "Plain",
-    "Published",
-    "RDrop",
-    "Recommended",
-    "WiSEFT",
-    "WithModes",
-    "logits_of",
-    "parse_method",
-    "row_mean",
-    "with_lora",
-]

@@ -88,9 +88,8 @@ class Method:
     modes: ClassVar[tuple[str, ...]] = ()
     control: ClassVar[bool] = True
     any_task: ClassVar[bool] = False
-    one_process: ClassVar[bool] = False
     # Without an annotation, so that they are no settings until a subclass declares them.
-    needs_unlabelled = needs_tokenizer = False
+    needs_unlabelled = needs_tokenizer = one_process = False
     mode, strength, placebo, smoothing = "train", 1.0, False, 0.0
     _drawn_for = -1  # the step that `generator` draws for
 
@@ -142,6 +141,10 @@ class Method:
         """Return the name of the setting that scales the method, or None; it is what is tuned."""
         return "strength" if "strength" in self.parameters() else None
 
+    def error(self, reason: str) -> ValueError:
+        """Return an error whose message names the method."""
+        return ValueError(f"method={self.label!r} {reason}")
+
     # A run --------------------------------------------------------------------------------------
 
     def bind(self, trainer: MethodMixin) -> Self:
@@ -161,19 +164,15 @@ class Method:
         """Check the trainer and keep what the run needs of it; called by `bind`."""
         trainer = self.trainer
         if self.needs_unlabelled and not self.any_task and trainer.unlabelled_dataset is None:
-            raise ValueError(
-                f"method={self.label!r} needs unlabelled_dataset=..., which was not given"
-            )
+            raise self.error("needs unlabelled_dataset=..., which was not given")
         if self.needs_tokenizer and not hasattr(trainer.processing_class, "all_special_ids"):
-            raise ValueError(f"method={self.label!r} needs processing_class=<the tokenizer>")
-        if trainer.args.world_size > 1 or trainer.args.fp16:
-            if self.one_process:
-                raise ValueError(
-                    f"method={self.label!r} runs in one process and not in fp16, whose loss "
-                    "scaling may skip steps; use bf16=True"
-                )
-            if self.placebo:
-                raise ValueError("a placebo runs in one process and not in fp16; use bf16=True")
+            raise self.error("needs processing_class=<the tokenizer>")
+        alone = self.one_process or self.placebo
+        if alone and (trainer.args.world_size > 1 or trainer.args.fp16):
+            raise self.error(
+                f"{'with a placebo ' * self.placebo}runs in one process and not in fp16, whose "
+                "loss scaling may skip steps; use bf16=True"
+            )
         if self.smoothing:
             trainer.label_smoother = _Smoother(self.smoothing, trainer)
             problem = self.problem()
@@ -193,9 +192,9 @@ class Method:
 
     def _leave_out_smoothing(self, reason: str) -> None:
         if not self.any_task:
-            raise ValueError(
-                f"method={self.label!r} smooths the labels of one of several classes, but "
-                f"{reason}; use smoothing=0 or another method"
+            raise self.error(
+                f"smooths the labels of one of several classes, but {reason}; use smoothing=0 or "
+                "another method"
             )
         warnings.warn(f"method={self.label!r} leaves out label smoothing: {reason}", stacklevel=2)
         self.trainer.label_smoother = None
@@ -368,8 +367,8 @@ class WithModes(Penalised):
         if self.mode == "train" and not self.dropout:
             modes = " or ".join(repr(mode) for mode in self.modes if mode != "train")
             raise ValueError(
-                "dropout=False needs a pass of R alone, and mode='train' has one forward for both "
-                f"losses; use mode {modes}"
+                f"dropout=False needs a pass of R alone: mode {modes}, not 'train', whose one "
+                "forward serves both losses"
             )
         self.needs_unlabelled = self.mode != "train"
 
@@ -382,19 +381,13 @@ class _Smoother(LabelSmoother):
         self._trainer = trainer
 
     def __call__(
-        self,
-        model_output: ModelOutput | tuple[Tensor, ...],
-        labels: Tensor,
-        *args: Any,
-        **kwargs: Any,
+        self, model_output: ModelOutput, labels: Tensor, *args: Any, **kwargs: Any
     ) -> Tensor:
-        named = isinstance(model_output, Mapping)
-        logits = logits_of(model_output) if named else model_output[0]
+        logits = logits_of(model_output) if isinstance(model_output, Mapping) else model_output[0]
         if labels.shape != logits.shape[:-1]:
             raise ValueError(
-                f"labels have shape {list(labels.shape)} and logits {list(logits.shape)}; label "
-                f"smoothing expects one class each, labels of shape {list(logits.shape[:-1])}; use "
-                "smoothing=0 or another method"
+                f"label smoothing expects one class each: of logits {list(logits.shape)} labels "
+                f"{list(logits.shape[:-1])}, not {list(labels.shape)}; use smoothing=0"
             )
         loss = super().__call__(model_output, labels, *args, **kwargs)
         self._trainer.watch("smoother", loss)
@@ -482,14 +475,12 @@ def logits_of(outputs: object, *, trained: bool = False) -> Tensor:
         names = f"; it has {', '.join(fields)}" if fields else ""
         raise ValueError(
             f"the model's output, a {type(outputs).__name__}, has no tensor called logits{names}; "
-            "this method compares logits: let the model return a dict with 'loss' and 'logits', or "
-            "use another method"
+            "let it return a dict with 'loss' and 'logits', or use a method that compares none"
         )
     if trained and torch.is_grad_enabled() and not logits.requires_grad:
         raise ValueError(
             "this trainer's compute_loss takes the logits from a pass without a gradient (as TRL's "
-            "do, beside a loss without logits), so that a method that compares logits would train "
-            "nothing through them; use another method, or a compute_loss that returns the output "
-            "of its training pass"
+            "do), so that a method that compares logits would train nothing through them; use "
+            "another method, or a compute_loss that returns the output of its training pass"
         )
     return logits

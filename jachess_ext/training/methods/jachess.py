@@ -94,13 +94,13 @@ class JacHess(WithModes, name="jachess"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # The passes' own optimiser is out of reach of fp16's loss scaling, and a loss without the
+        # head would leave DistributedDataParallel waiting for the head's gradients.
+        self.one_process = self.mode == "unlab"
         self.dual: DualSchedule | None = None
         self._schedule_state: Mapping[str, Any] | None = None
         if self.placebo and self.mode == "unlab":
-            raise ValueError(
-                "placebo acts on penalties added to the task loss, and mode unlab steps along its "
-                "own; use mode train or joint"
-            )
+            raise ValueError("placebo acts on penalties added to the task loss, not in mode unlab")
         self.regulariser_of(nn.Module())
 
     @property
@@ -125,18 +125,7 @@ class JacHess(WithModes, name="jachess"):
 
     def prepare(self) -> None:
         super().prepare()
-        args = self.trainer.args
-        if self.mode == "unlab" and args.fp16:
-            raise ValueError(
-                "mode='unlab' has an optimiser of its own, which fp16's loss scaling does not "
-                "reach; use bf16=True or mode='joint'"
-            )
-        if self.mode == "unlab" and args.world_size > 1:
-            raise ValueError(
-                f"mode='unlab' runs in one process, not in {args.world_size} "
-                "(DistributedDataParallel needs the head in every loss); use mode='joint'"
-            )
-        self.regulariser = self.regulariser_of(self.trainer.model, args.seed)
+        self.regulariser = self.regulariser_of(self.trainer.model, self.trainer.args.seed)
         former = getattr(self.trainer, "method", None)  # bound to the model of another trial
         if isinstance(former, JacHess) and not former._measured_base:
             self.regulariser.base = former.regulariser.base
@@ -152,7 +141,8 @@ class JacHess(WithModes, name="jachess"):
             labelled = self.mode == "train"
             dataset = cast(Rows, trainer.train_dataset if labelled else trainer.unlabelled_dataset)
             if not isinstance(dataset, IterableDataset):
-                loader = islice(trainer.seeded_loader(dataset), self.calibration_batches)
+                seeded = torch.Generator().manual_seed(trainer.args.seed)
+                loader = islice(trainer.loader_of(dataset, seeded), self.calibration_batches)
                 batches = (without_labels(trainer._prepare_inputs(batch)) for batch in loader)
                 self.regulariser.calibrate(batches)
             self._measured_base = True
@@ -236,9 +226,8 @@ class JacHess(WithModes, name="jachess"):
             self._measured_base = True
         elif self.strength and self.regulariser.needs_base and self.regulariser.base is None:
             raise FileNotFoundError(
-                "there is no regulariser, so the base model's norms are not known: resume from a "
-                "checkpoint of a JacHess run, or set trainer.method.regulariser.base (a "
-                "BaseNorms) first"
+                "there is no regulariser, so the base model's norms are not known: set "
+                "trainer.method.regulariser.base (a BaseNorms) first"
             )
 
 
@@ -339,7 +328,7 @@ class DualSchedule:
         dropout: False runs the passes in evaluation mode.
 
     Raises:
-        ValueError: no trainable parameters, or no batches.
+        ValueError: no trainable parameters (torch's), or no batches.
     """
 
     def __init__(
@@ -355,8 +344,6 @@ class DualSchedule:
         dropout: bool = True,
     ) -> None:
         parameters = [p for p in regulariser.model.parameters() if p.requires_grad]
-        if not parameters:
-            raise ValueError("the model has no parameters that require gradients; unfreeze some")
         self.regulariser = regulariser
         self.batches = batches
         self.every, self.steps = every, steps
@@ -432,20 +419,13 @@ class DualSchedule:
             ValueError: the moments are not AdamW's of these parameters; the schedule stays as it
                 was.
         """
-        try:
-            taken, passes = int(state["taken"]), int(state["passes"])
-            moments = {number: self._moments(number, of) for number, of in state["moments"].items()}
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"this is not the schedule's state: {error!r}") from error
+        moments = {number: self._moments(number, of) for number, of in state["moments"].items()}
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
-        self.taken, self.passes = taken, passes
+        self.taken, self.passes = state["taken"], state["passes"]
 
     def _moments(self, number: int, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a parameter's moments, laid out in memory as the parameter for a fused AdamW."""
-        count = len(self._parameters)
-        if not 0 <= number < count:
-            raise ValueError(f"there are moments of parameter {number}, but {count} are trained")
         parameter = self._parameters[number]
         shape = tuple(parameter.shape)
         expected = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}

@@ -21,7 +21,7 @@ from ...models import (
     without_labels,
 )
 from ..batches import Batch, RandomState, drawing_apart, is_causal
-from ..corruption import chosen_tokens, embedding_scale, known_unknown_token
+from ..corruption import chosen_tokens, embedding_scale, unknown_token_id
 from ..decision import kl_divergence
 from .base import Loss, Method, Outputs, Penalised, Run, WithModes, logits_of
 from .settings import choice, count, fraction, nonnegative, positive, share, share_or_zero
@@ -258,7 +258,7 @@ class _Corruption(Method):
         tokenizer = cast("PreTrainedTokenizerBase", self.trainer.processing_class)
         table = token_table(self.trainer.model)
         self._special = torch.tensor(sorted(set(tokenizer.all_special_ids)))
-        self._unknown = known_unknown_token(tokenizer)
+        self._unknown = unknown_token_id(tokenizer)
         self._padding = tokenizer.pad_token_id
         ids = torch.arange(min(len(tokenizer), getattr(table, "num_embeddings", len(tokenizer))))
         self._words = ids[~torch.isin(ids, self._special)]
@@ -372,9 +372,9 @@ class Recommended(_Consistency, name="recommended"):
             )
         if "labels" not in trainer.label_names and not regression:
             names = ", ".join(trainer.label_names) or "none"
-            raise ValueError(
-                f"method='recommended' is for models whose labels are called 'labels', and these "
-                f"are not ({names}); use method=none, or a method with noise on the embeddings"
+            raise self.error(
+                f"is for models whose labels are called 'labels', and these are not ({names}); use "
+                "method=none, or a method with noise on the embeddings"
             )
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor | None:

@@ -45,11 +45,6 @@ class L2(Penalised, name="l2"):
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor:
         check_whole(model)
         matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
-        if not matrices:
-            raise ValueError(
-                "L2 acts on trained matrices, and the model has none; train one or use another "
-                "method"
-            )
         return _half_squares(matrices)
 
 
@@ -73,16 +68,16 @@ class _Start(Method):
         model = self._inner(self.trainer.model)
         check_whole(model)
         if hasattr(model, "peft_config"):
-            raise ValueError(
-                f"method={self.name!r} holds on to pretrained weights, which do not change under "
-                "adapters; fine-tune without adapters, or use another method"
+            raise self.error(
+                "holds on to pretrained weights, which do not change under adapters; fine-tune "
+                "without adapters, or use another method"
             )
         drawn = drawn_modules(model)
         if drawn is None:
-            raise ValueError(
-                f"method={self.name!r} holds on to pretrained weights, and nothing tells which of "
-                "the model's are: load it by from_pretrained (a copy of a model does not tell), or "
-                "name the modules that are new: model.drawn_modules = ('classifier',), or ()"
+            raise self.error(
+                "holds on to pretrained weights, and nothing tells which of the model's are: load "
+                "it by from_pretrained, not as a copy of a model, or name the modules that are "
+                "new: model.drawn_modules = ('classifier',), or ()"
             )
         self.start = {
             name: parameter.detach().clone()
@@ -90,9 +85,9 @@ class _Start(Method):
             if parameter.requires_grad and name.rpartition(".")[0] not in drawn
         }
         if not self.start:
-            raise ValueError(
-                f"method={self.name!r} holds on to pretrained weights, and none of the model's "
-                "trained ones is; load it from a checkpoint, or use another method"
+            raise self.error(
+                "holds on to pretrained weights, and none of the model's trained ones is; load it "
+                "from a checkpoint, or use another method"
             )
 
     def _inner(self, model: nn.Module) -> nn.Module:
@@ -256,9 +251,9 @@ class TAPT(Method, name="tapt"):
     def prepare(self) -> None:
         super().prepare()
         if self.trainer.is_deepspeed_enabled:
-            raise ValueError(
-                "method='tapt' cannot run under DeepSpeed, whose first engine keeps hold of the "
-                "weights of the second; use DistributedDataParallel (leave out deepspeed=)"
+            raise self.error(
+                "cannot run under DeepSpeed, whose first engine keeps hold of the weights of the "
+                "second; use DistributedDataParallel (leave out deepspeed=)"
             )
 
     def begin(self, model: nn.Module) -> None:
@@ -266,9 +261,9 @@ class TAPT(Method, name="tapt"):
         if self.trainer.state.global_step == 0:
             self._adapt(model)
         elif hasattr(model, "peft_config"):
-            raise ValueError(
-                "method='tapt' with adapters cannot go on from a checkpoint: it has the adapters "
-                "alone, not the backbone that TAPT changed; train from the start"
+            raise self.error(
+                "with adapters cannot go on from a checkpoint: it has the adapters alone, not the "
+                "backbone that TAPT changed; train from the start"
             )
 
     def _adapt(self, model: nn.Module) -> None:
@@ -276,11 +271,6 @@ class TAPT(Method, name="tapt"):
         language = language_model(model)
         tokenizer = cast("PreTrainedTokenizerBase", trainer.processing_class)
         masked = is_masked(language.config)
-        if masked and tokenizer.mask_token is None:
-            raise ValueError(
-                "method='tapt' masks tokens, and the tokenizer has no mask token; set "
-                "tokenizer.mask_token"
-            )
         texts = cast("Sequence[Mapping[str, object]]", trainer.unlabelled_dataset)
         rows = (texts[i] for i in range(len(texts)))  # a data set of torch's does not say its end
         # LoRA's matrices stay as they are, zero in effect
