@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from .. import __version__
 from .._io import DataError, quiet_libraries, require_all
@@ -68,7 +68,7 @@ class _Output:
     lacks are written as escapes.
     """
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -76,19 +76,19 @@ class _Output:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def _kept(self, method: Callable[..., Any], *given: Any) -> Any:
+    def _to_reader(self, method: Callable[..., object], *args: object) -> None:
         try:
-            return method(*given)
+            method(*args)
         except BrokenPipeError:  # what is buffered would raise it again, at Python's exit too
             nothing = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nothing, self._stream.fileno())
             os.close(nothing)
 
-    def write(self, text: str) -> Any:
-        return self._kept(self._stream.write, text)
+    def write(self, text: str) -> None:
+        self._to_reader(self._stream.write, text)
 
-    def flush(self) -> Any:
-        return self._kept(self._stream.flush)
+    def flush(self) -> None:
+        self._to_reader(self._stream.flush)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         err.flush()
 
 
-def _run(given: Sequence[str]) -> int:
+def _run(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="jachess",
         description="First and second derivatives through unmodified PyTorch models, and what is "
@@ -117,14 +117,14 @@ def _run(given: Sequence[str]) -> int:
     )
     parser.add_argument("--version", action="version", version=f"jachess_ext {__version__}")
     parser.add_argument("command", metavar="command", help="see below")
-    name = parser.parse_args(given[:1]).command
+    name = parser.parse_args(words[:1]).command
     if name not in _COMMANDS:
         close = get_close_matches(name, _COMMANDS, 1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(_COMMANDS)}"
         parser.error(f"there is no command {name!r}; {hint}")
     quiet_libraries()
     try:
-        return _parsed(name, given[1:])() or 0
+        return _parsed(name, words[1:])() or 0
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
@@ -139,17 +139,17 @@ def _run(given: Sequence[str]) -> int:
         return 2
 
 
-def _parsed(name: str, given: Sequence[str]) -> Callable[[], int | None]:
+def _parsed(name: str, words: Sequence[str]) -> Callable[[], int | None]:
     """Return a command's function with its options bound."""
     module, _, attribute = _COMMANDS[name].function.partition(":")
     if name == "doctor":  # needs torch and numpy only
         summary = _COMMANDS[name].summary
-        argparse.ArgumentParser(f"jachess {name}", description=summary).parse_args(given)
+        argparse.ArgumentParser(f"jachess {name}", description=summary).parse_args(words)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # it says itself what is not compiled
             return import_module("..doctor", __package__).main  # type: ignore[no-any-return]
     if name == "select":  # needs no tyro: a table is answered in the smallest installation
-        return import_module(f"{__package__}.commands.select").parsed(given)  # type: ignore[no-any-return]
+        return import_module(f"{__package__}.commands.select").parsed(words)  # type: ignore[no-any-return]
     try:
         import tyro
     except ModuleNotFoundError:  # without it there is no help either
@@ -158,14 +158,14 @@ def _parsed(name: str, given: Sequence[str]) -> Callable[[], int | None]:
     function = getattr(import_module(f"{__package__}.{module}"), attribute)
 
     @functools.wraps(function)  # not called by tyro, which takes errors for those of the options
-    def call(*arguments: Any, **options: Any) -> Callable[[], int | None]:
+    def call(*arguments: object, **options: object) -> Callable[[], int | None]:
         return functools.partial(function, *arguments, **options)
 
-    with_defaults: Callable[..., Any] = call
+    with_defaults: Callable[..., Callable[[], int | None]] = call
     if name == "finetune":
         from .commands.finetune import with_grid_file
 
-        with_defaults, given = with_grid_file(call, given)
-    bound = tyro.cli(with_defaults, prog=f"jachess {name}", args=given)
+        with_defaults, words = with_grid_file(call, words)
+    bound = tyro.cli(with_defaults, prog=f"jachess {name}", args=words)
     require_all(f"jachess {name}")  # after the help
     return bound

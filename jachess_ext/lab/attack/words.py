@@ -113,9 +113,9 @@ def attack_words(
         batch: texts at a time.
 
     Raises:
-        ValueError: no rows, not a label for each, a row that is a string, a model that does not
-            choose one class a row, settings out of range, or a tokenizer that cannot say where
-            tokens stand.
+        ValueError: not a label for each row, a row that is a string, a model that does not choose
+            one class a row, settings out of range, or a tokenizer that cannot say where tokens
+            stand.
         TypeError, RuntimeError: a label that is no index of a class.
         FloatingPointError: the model's outputs are not finite.
 
@@ -131,8 +131,6 @@ def attack_words(
         >>> bool((attacked.right <= attacked.clean).all())
         True
     """
-    if not rows:
-        raise ValueError("there are no rows; expected one or more")
     if any(isinstance(row, str) for row in rows):
         raise ValueError("a row is a string; expected a tuple of its texts: (text,)")
     kind = getattr(getattr(unwrapped(model), "config", None), "problem_type", None)
@@ -140,6 +138,7 @@ def attack_words(
         raise ValueError(
             f"the model's problem_type is {kind}; an attack needs a classifier with one class a row"
         )
+    # without a try or a word every row would count as one that withstood the attack
     if not 0 < share <= 1:
         raise ValueError(f"share is {share}; expected a share of the words above 0, up to 1")
     if tries < 1:

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
@@ -15,13 +15,17 @@ from tyro.constructors import PrimitiveConstructorSpec
 from ..._io import DataError, from_json, read_json
 from ..compare.settings import Grid, Tuning
 
+T = TypeVar("T")
 
-def _by_name(metavar: str, value: type, cut: Callable[[str], tuple[str, str, str]]) -> Any:
+
+def _by_name(
+    metavar: str, value: type, cut: Callable[[str], tuple[str, str, str]]
+) -> PrimitiveConstructorSpec[Mapping]:
     """Return tyro's specification of values by name, each given as ``name=value``."""
 
-    def parse(given: list[str]) -> dict[str, tuple[Any, ...]]:
-        values: dict[str, tuple[Any, ...]] = {}
-        for text in given:
+    def parse(words: list[str]) -> dict[str, tuple[object, ...]]:
+        values: dict[str, tuple[object, ...]] = {}
+        for text in words:
             name, _, last = cut(text)
             if not (name and last):
                 raise ValueError(f"{text!r} is not {metavar}")
@@ -62,8 +66,8 @@ class GridOptions(Grid):
 
 
 def with_grid_file(
-    function: Callable[..., Any], given: Sequence[str]
-) -> tuple[Callable[..., Any], list[str]]:
+    function: Callable[..., T], words: Sequence[str]
+) -> tuple[Callable[..., T], list[str]]:
     """Take ``--grid FILE`` out of the options; the file's settings become the function's defaults.
 
     Raises:
@@ -71,14 +75,16 @@ def with_grid_file(
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--grid", type=Path)
-    file, given = parser.parse_known_args(given)
+    file, remaining = parser.parse_known_args(words)
     content = {} if file.grid is None else read_json(file.grid)
     content = from_json(content, dict[str, Any], str(file.grid))
+    # A Grid needs these, from the file or the options, and tyro takes a whole Grid as defaults:
+    # what the file lacks is filled in, checked with the rest, and then marked as still to be given.
     needed: dict[str, Any] = {"model": "-", "tasks": ["-"], "methods": ["-"]}
     grid = from_json(needed | content, GridOptions, "the grid")
     for name in needed.keys() - content.keys():
         object.__setattr__(grid, name, tyro.MISSING)
-    return functools.partial(function, grid=grid), given
+    return functools.partial(function, grid=grid), remaining
 
 
 def finetune(

@@ -9,10 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..._io import DataError, require_all, write_json, write_text
 from . import check_ending
+
+if TYPE_CHECKING:
+    from ...scaling import LossTable
 
 
 def size(text: str) -> float:
@@ -130,7 +133,7 @@ def select(
     check_ending(out, ".csv", ".json")
     check_ending(report, ".html", ".htm")
     require_all("jachess select" + (" --report" if report else " --out" if out else ""))
-    reader: Any = scaling.read_runs if table.is_dir() else scaling.read_table
+    reader: Callable[..., LossTable] = scaling.read_runs if table.is_dir() else scaling.read_table
     reading = _reading(read, ignore, folder=table.is_dir())
     settings: dict[str, Any] = {"tokens": tokens, "epochs": epochs, "references": reference}
     try:
@@ -146,7 +149,7 @@ def select(
     if report is not None:
         from ..live.report import write_selection
 
-        given = {name: getattr(selection, name) for name in ("method", "budget", "target")}
+        facts = {name: getattr(selection, name) for name in ("method", "budget", "target")}
         parts = {"this selection": costs["flops"], "all models in full": costs["full_flops"]}
         write_selection(
             report,
@@ -159,7 +162,7 @@ def select(
             ],
             level=level,
             costs=[(what, cost) for what, cost in parts.items() if cost is not None],
-            settings={"table": table.name, **given, **settings},
+            settings={"table": table.name, **facts, **settings},
         )
     if out is not None:  # pandas takes half a second to load
         rows = selection.to_frame(level).drop(columns=["cost", "full_cost"])
@@ -171,8 +174,8 @@ def select(
         else:
             facts = {name: getattr(selection, name) for name in ("method", "budget", "target")}
             facts |= {"metric": losses.metric, "advice": selection.advice, "level": level}
-            told = costs if tokens is not None else {}
-            write_json(out, {**facts, **told, "rows": rows.to_dict("records")})
+            flops = costs if tokens is not None else {}
+            write_json(out, {**facts, **flops, "rows": rows.to_dict("records")})
     print(selection.text(level))
     if costs["flops"] is not None:
         of_all = 100 * selection.flops / selection.full_flops
@@ -185,9 +188,9 @@ def select(
 
 def _reading(read: Mapping[str, str], ignore: Sequence[str], folder: bool) -> dict[str, Any]:
     """Return the arguments of `read_table` or `read_runs` that `--read` and `--ignore` give."""
-    known = ["model", "size", "value", "test_rows"]
-    if folder and (others := sorted(set(read) - {*known, "ignore"})):
-        raise DataError(f"--read knows {', '.join(known)} here, not {others[0]!r}")
+    names = ["model", "size", "value", "test_rows"]
+    if folder and (unknown := sorted(set(read) - {*names, "ignore"})):
+        raise DataError(f"--read knows {', '.join(names)} here, not {unknown[0]!r}")
     if folder and "model" not in read:
         raise DataError("a folder needs --read model PATTERN, such as '^([^/]+)/': see read_runs")
     result: dict[str, Any] = dict(read)
@@ -197,11 +200,11 @@ def _reading(read: Mapping[str, str], ignore: Sequence[str], folder: bool) -> di
     return result | {"ignore": [*ignore, *more]}
 
 
-def _command(given: Mapping[str, Any], answers: Mapping[str, Any]) -> str:
-    """Return the command that was given, with answers to what a table left open."""
-    read = dict(given["read"])
-    ignore = [*given["ignore"], *read.pop("ignore", "").split(","), *answers.get("ignore", ())]
-    options = {**given, "read": read, "ignore": [*filter(None, dict.fromkeys(ignore))]}
+def _command(call: Mapping[str, Any], answers: Mapping[str, Any]) -> str:
+    """Return the command of a call of `select`, with answers to what a table left open."""
+    read = dict(call["read"])
+    ignore = [*call["ignore"], *read.pop("ignore", "").split(","), *answers.get("ignore", ())]
+    options = {**call, "read": read, "ignore": [*filter(None, dict.fromkeys(ignore))]}
     for name in answers.keys() - {"ignore"}:
         place = options if name in ("metric", "tokens") else read
         place[name] = str(answers[name])

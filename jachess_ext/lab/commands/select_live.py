@@ -139,17 +139,17 @@ def _parsed(defaults: Settings, pairs: Mapping[str, str], option: str) -> Settin
     Raises:
         DataError: an unknown name, or a value of another kind.
     """
-    known: dict[str, Any] = asdict(defaults)  # type: ignore[call-overload]
-    given: dict[str, Any] = {}
+    settings: dict[str, object] = asdict(defaults)  # type: ignore[call-overload]
     for name, word in pairs.items():
         name = name.replace("-", "_")
-        if name not in known:
-            raise DataError(f"{option} knows {', '.join(known)}, not {name!r}")
-        given[name] = word
-        if not isinstance(known[name], str) and name != "pair":
+        if name not in settings:
+            raise DataError(f"{option} knows {', '.join(settings)}, not {name!r}")
+        is_text = name == "pair" or isinstance(getattr(defaults, name), str)
+        settings[name] = word
+        if not is_text:
             with suppress(ValueError):  # from_json says what was expected
-                given[name] = json.loads(word.lower())
-    return from_json(known | given, type(defaults), option)  # type: ignore[no-any-return]
+                settings[name] = json.loads(word.lower())
+    return from_json(settings, type(defaults), option)  # type: ignore[no-any-return]
 
 
 def _print(live: LiveSelection) -> None:
@@ -158,8 +158,8 @@ def _print(live: LiveSelection) -> None:
     print(selection.text())
     last = {record.model: record.scores for record in live.records}
     if any("perplexity" in scores for scores in last.values()):
-        each = (f"{model} {last[model]['perplexity']:.4g}" for model in selection.ranking)
-        print(f"perplexity a token after the last run: {', '.join(each)}")
+        figures = (f"{model} {last[model]['perplexity']:.4g}" for model in selection.ranking)
+        print(f"perplexity a token after the last run: {', '.join(figures)}")
     for model, reason in live.stops.items():
         if reason != search.stop:
             print(f"{model}: {reason}")

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from ..._io import finite
@@ -19,7 +18,7 @@ from ..workbench.metrics import Floats, Metric
 from ..workbench.models import Batch, Encoded, Model, encode
 from ..workbench.tasks import Examples, Task
 from ..workbench.training import model_outputs
-from .metrics import at_temperature, class_figures, fitted_temperature, reliability
+from .metrics import Labels, at_temperature, class_figures, fitted_temperature, reliability
 from .noise import with_changed_texts
 from .records import Figures
 from .settings import Conditions
@@ -27,7 +26,6 @@ from .settings import Conditions
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Labels = npt.NDArray[np.generic]
 _SMOOTHNESS_SEED = 20_000
 
 

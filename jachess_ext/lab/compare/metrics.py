@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,14 +11,12 @@ import numpy.typing as npt
 from ..._io import require
 from ..workbench.metrics import Floats, brier_score, probabilities_and_labels
 
-# Scores of a task
-
-
 # Calibration of class probabilities
 
 BINS = 8  # as in the JacHess paper
 _TEMPERATURES = (0.05, 20.0)  # bounded: of few rows, all of them right, the least NLL is at 0
 _TINY = np.finfo(np.float64).tiny
+Labels = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True)
@@ -43,14 +40,12 @@ def reliability(
         bins: number of bins on [0, 1].
 
     Raises:
-        ValueError: fewer than one bin, or as `brier_score`.
+        ValueError: as `brier_score`.
 
     Example:
         >>> reliability([[0.7, 0.3], [0.2, 0.8]], [0, 1], bins=2).counts.tolist()
         [0, 2]
     """
-    if bins < 1:
-        raise ValueError(f"bins must be at least 1; got {bins}")
     p, y = probabilities_and_labels(probabilities, labels)
     confidence, right = p.max(axis=1), p.argmax(axis=1) == y
     edges = np.linspace(0.0, 1.0, bins + 1)
@@ -82,7 +77,7 @@ def expected_calibration_error(
     return float(np.sum(gap * diagram.counts[filled]) / diagram.counts.sum())
 
 
-def class_figures(probabilities: Floats, labels: npt.NDArray[Any]) -> dict[str, float | None]:
+def class_figures(probabilities: Floats, labels: Labels) -> dict[str, float | None]:
     """Return accuracy, AUC, NLL, both Brier scores and ECE by name.
 
     `auc`: area under the ROC curve of class 1; of more classes, the mean of each against the rest;
@@ -113,13 +108,13 @@ def class_figures(probabilities: Floats, labels: npt.NDArray[Any]) -> dict[str, 
     }
 
 
-def nll(probabilities: Floats, labels: npt.NDArray[Any]) -> float:
+def nll(probabilities: Floats, labels: Labels) -> float:
     """Return the mean of −log p of the label in nats; p is at least the least normal number."""
     p = probabilities[np.arange(len(labels)), labels]
     return float(-np.mean(np.log(np.maximum(p, _TINY))))
 
 
-def _auc(probabilities: Floats, labels: npt.NDArray[Any]) -> float | None:
+def _auc(probabilities: Floats, labels: Labels) -> float | None:
     count = probabilities.shape[1]
     if len(np.unique(labels)) < count:
         return None
@@ -136,7 +131,7 @@ def at_temperature(probabilities: Floats, temperature: float) -> Floats:
     return scaled / scaled.sum(1, keepdims=True)
 
 
-def fitted_temperature(probabilities: Floats, labels: npt.NDArray[Any]) -> float:
+def fitted_temperature(probabilities: Floats, labels: Labels) -> float:
     """Return the temperature of least NLL (Guo et al. 2017), between 0.05 and 20.
 
     Args:

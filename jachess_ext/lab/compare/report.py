@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,16 +30,14 @@ from .records import RunRecord
 from .tables import BRIER, OVERALL_NOTE, PAIRED_NOTE, SCORE, Figure
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
     from pandas import DataFrame
-
-
-# --- any page
 
 
 # --- figures
 
 
-def forest_figure(apart: DataFrame, across: str, styles: Styles) -> Any:
+def forest_figure(apart: DataFrame, across: str, styles: Styles) -> MatplotlibFigure:
     """Draw differences from a reference, a row for each method, and a line at zero.
 
     Args:
@@ -63,7 +61,7 @@ def forest_figure(apart: DataFrame, across: str, styles: Styles) -> Any:
     return figure
 
 
-def reliability_figure(diagrams: Mapping[str, Reliability], styles: Styles) -> Any:
+def reliability_figure(diagrams: Mapping[str, Reliability], styles: Styles) -> MatplotlibFigure:
     """Draw a panel for each method: accuracy of the predicted class over its mean confidence.
 
     Bars show the share of the examples in each bin.
@@ -283,7 +281,7 @@ def _reliability_pictures(runs: DataFrame, styles: Styles) -> list[Picture]:
     ]
 
 
-def pooled(diagrams: Sequence[Mapping[str, Any]]) -> Reliability:
+def pooled(diagrams: Sequence[Mapping[str, list[float]]]) -> Reliability:
     """Join reliability diagrams of the same bins: means weighed by the counts."""
     counts = np.array([diagram["counts"] for diagram in diagrams])
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from ..._io import DataError
-from ..workbench.settings import Columns, Recipe
+from ..workbench.settings import Columns, Recipe, check
 
 TEXT_NOISE = ("typos", "case", "punctuation", "swaps")
 
@@ -53,28 +52,15 @@ class Conditions:
     bf16: bool = False
 
     def __post_init__(self) -> None:
-        for share in self.corruption:
-            if not 0 <= share <= 1:
-                raise ValueError(f"corruption has {share}; expected shares from 0 to 1")
-        for delta in self.deltas:
-            if not 0 <= delta < float("inf"):
-                raise ValueError(f"deltas has {delta}; expected finite numbers from 0 up")
+        check(self, "shares from 0 to 1", lambda x: 0 <= x <= 1, "corruption", "text_share")
+        check(self, "finite numbers from 0 up", lambda x: 0 <= x < float("inf"), "deltas")
+        check(self, "a share above 0, up to 1", lambda x: 0 < x <= 1, "attack_share")
+        counts = ("attack_rows", "draws", "batch", "attack_tries")
+        check(self, "a number from 1 up", lambda n: n >= 1, *counts)
+        check(self, "a number from 0 up", lambda n: n >= 0, "sequences")
         for noise in self.texts:
             if noise not in TEXT_NOISE:
                 raise ValueError(f"texts has {noise!r}; expected some of {', '.join(TEXT_NOISE)}")
-        if not 0 <= self.text_share <= 1:
-            raise ValueError(f"text_share is {self.text_share}; expected a share from 0 to 1")
-        if not 0 < self.attack_share <= 1:
-            raise ValueError(
-                f"attack_share is {self.attack_share}; expected a share above 0, up to 1"
-            )
-        if self.attack_rows is not None and self.attack_rows < 1:
-            raise ValueError(f"attack_rows is {self.attack_rows}; expected a number from 1 up")
-        for name, least in (("draws", 1), ("sequences", 0), ("batch", 1), ("attack_tries", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}; expected a number from {least} up"
-                )
 
     @property
     def bare(self) -> Conditions:
@@ -82,7 +68,7 @@ class Conditions:
         return replace(self, corruption=(), deltas=(), texts=(), attack=None, sequences=0)
 
     @property
-    def named(self) -> dict[str, Any]:
+    def named(self) -> dict[str, object]:
         """All that figures depend on, by name: without an attack nothing of one."""
         return {
             name: value
@@ -118,11 +104,8 @@ class Tuning:
     methods: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 0 < self.validation < 1:
-            raise DataError(f"validation is {self.validation}; expected a share between 0 and 1")
-        values_by_method = {
-            f"values for {method!r}": tried for method, tried in self.methods.items()
-        }
+        check(self, "a share between 0 and 1", lambda x: 0 < x < 1, "validation")
+        values_by_method = {f"values for {text!r}": values for text, values in self.methods.items()}
         needed = {"seeds": self.seeds, "factors": self.factors, **values_by_method}
         for name, values in needed.items():
             if not values:
@@ -189,13 +172,8 @@ class Grid:
             values = getattr(self, name)
             if not values or len(set(values)) != len(values):
                 raise DataError(f"{name} is {list(values)}; expected some, each of them once")
-        for name in ("train_size", "unlabelled_size", "dev_size", "shift_size"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise DataError(f"{name} is {getattr(self, name)}; expected a number from 1 up")
-        for name in ("label_noise", "validation"):
-            if not 0 <= getattr(self, name) < 1:
-                raise DataError(f"{name} is {getattr(self, name)}; expected a share below 1")
-        named_seeds = {"seeds": self.seeds, "data_seed": (self.data_seed,)}
-        for name, seeds in {**named_seeds, "tuning's seeds": self.tuning.seeds}.items():
-            if min(seeds) < 0 or max(seeds) >= 2**32:
-                raise DataError(f"{name} is {list(seeds)}; expected numbers from 0 to 2^32 - 1")
+        sizes = ("train_size", "unlabelled_size", "dev_size", "shift_size")
+        check(self, "a number from 1 up", lambda n: n >= 1, *sizes)
+        check(self, "a share below 1", lambda x: 0 <= x < 1, "label_noise", "validation")
+        for settings, names in ((self, ("seeds", "data_seed")), (self.tuning, ("seeds",))):
+            check(settings, "numbers from 0 to 2^32 - 1", lambda n: 0 <= n < 2**32, *names)

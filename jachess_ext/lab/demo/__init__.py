@@ -16,11 +16,12 @@ from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryFile
 from timeit import timeit
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..._io import DataError, require, require_all, write_bytes, write_text
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from pandas import DataFrame
     from torch import Tensor
 
@@ -110,7 +111,7 @@ def derivative_table(tokens: int = 1024) -> tuple[list[str], Table]:
     def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
 
-    def loss_of(attention: Any) -> Callable[..., Tensor]:
+    def loss_of(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return lambda *x: attention(*x).square().sum()
 
     def hvp(x: Tensors, v: Tensors) -> Tensors:
@@ -242,7 +243,7 @@ def watched_layers(task: Task, recipe: Recipe, measurements: int = 5) -> tuple[T
     return Table(caption, ["layer", "‖J‖", "‖H‖"], rows), drawn
 
 
-def layers_figure(history: Sequence[dict[str, float]], layers: int) -> Any:
+def layers_figure(history: Sequence[dict[str, float]], layers: int) -> Figure:
     """Draw each layer's norms over the steps, in per cent of those before the first."""
     from ..workbench.page import panels, styles_of
 
@@ -307,12 +308,12 @@ def what_penalty_did(runs: DataFrame, method: str = "jachess-train") -> str:
     norms = tables.by_seed(runs, "Σ‖H‖")
     if not {tables.REFERENCE, method} <= set(norms.dropna(axis=1, how="all")):
         return ""
-    both = norms[[tables.REFERENCE, method]].dropna()
-    ratio = both[method].mean() / both[tables.REFERENCE].mean()
-    smaller = int((both[method] < both[tables.REFERENCE]).sum())
+    pairs = norms[[tables.REFERENCE, method]].dropna()
+    ratio = pairs[method].mean() / pairs[tables.REFERENCE].mean()
+    smaller = int((pairs[method] < pairs[tables.REFERENCE]).sum())
     return (
         f"{method} penalises derivatives: the second ones, Σ‖H‖, end at {100 * ratio:.0f} % of the "
-        f"plain model's, and are smaller on {smaller} of {len(both)} seeds, for "
+        f"plain model's, and are smaller on {smaller} of {len(pairs)} seeds, for "
         f"{tables.costs(runs)[method]:.1f} times the training time."
     )
 

@@ -4,7 +4,7 @@ The names are imported at first use: the page of a table's selection needs no tr
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..._io import require
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["LiveSelection", "LiveSettings", "read_selection", "select_live"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require("transformers")

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..._io import DataError, finite, from_json, read_json, require, require_all, write_json
 from ...scaling.search import Ask, Search
-from ..workbench.runs import locked, read_results, run_all, write_results
+from ..workbench.runs import Record, locked, read_results, run_all, write_results
 from ..workbench.tasks import Task
 from .plan import LiveSettings, Plan, make_plan
 from .trial import LOSS, RUN_NAME, RunRecord, Trial, killed, run
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 RUNS = "runs"  # in a live selection's folder: a file for each run
 RECORDS = "records.jsonl"  # the records of all runs, one a line
@@ -89,7 +92,7 @@ class LiveSelection:
         """Wall-clock time of all runs."""
         return sum(record.seconds for record in self.records)
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> DataFrame:
         """Return a pandas DataFrame with a row for each run.
 
         Columns: those of a `RunRecord`, and score (by `rank_by`).
@@ -98,7 +101,8 @@ class LiveSelection:
             MissingExtra: pandas is not installed.
         """
         scores = [record.score(self.rank_by) for record in self.records]
-        return require("pandas").DataFrame(self.records).assign(score=scores)
+        frame: DataFrame = require("pandas").DataFrame(self.records)
+        return frame.assign(score=scores)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of `selection.json`: choice, reasons, cost and state."""
@@ -215,12 +219,12 @@ def select_live(
     return selection
 
 
-def _written(trial: Trial) -> dict[str, Any]:
+def _written(trial: Trial) -> Record:
     """Return what a run's file holds."""
     return asdict(run(trial))
 
 
-def _read(record: Any, place: str = "the record") -> RunRecord:
+def _read(record: object, place: str = "the record") -> RunRecord:
     return from_json(record, RunRecord, place)  # type: ignore[no-any-return]
 
 

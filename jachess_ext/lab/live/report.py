@@ -6,13 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..._text import scientific, share
 from ...scaling.selection import OF_ALL, Selection, ranking_rows
 from ..workbench.page import Picture, Section, Table, filled, panels, write_html
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from .choice import LiveSelection
 
 
@@ -25,7 +27,7 @@ def write_selection(
     level: float = 0.9,
     costs: Sequence[tuple[str, float]] = (),
     stops: Mapping[str, str] | None = None,
-    settings: Mapping[str, Any],
+    settings: Mapping[str, object],
 ) -> None:
     """Write the page of a selection, whole or not at all.
 
@@ -99,16 +101,18 @@ def write_live_selection(path: Path, live: LiveSelection) -> None:
     )
 
 
-def _curves(selection: Selection, level: float) -> Any:
+def _curves(selection: Selection, level: float) -> Figure:
     """Draw `Selection.plot` with its legend below, in as many columns as the names leave room."""
     figure, (panel,) = panels(width=6.4, height=4.4)
     selection.plot(panel, level)
     handles, names = panel.get_legend_handles_labels()
-    panel.get_legend().remove()
+    if legend := panel.get_legend():
+        legend.remove()
     names = [_letters(name) for name in names]
     columns = max(1, min(4, int(83 // (max(map(len, names)) + 8))))
-    place = {"loc": "outside lower center", "ncols": columns, "frameon": False, "fontsize": 9}
-    figure.legend(handles, names, **place)
+    figure.legend(
+        handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=9
+    )
     return figure
 
 

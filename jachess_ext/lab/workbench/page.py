@@ -9,9 +9,14 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..._io import require, write_text
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = (
     *("#444444", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00"),
@@ -40,9 +45,9 @@ class Picture:
     """A matplotlib figure, drawn when a page needs it, and its caption and alternative text."""
 
     caption: str
-    draw: Callable[[], Any]
+    draw: Callable[[], Figure]
 
-    def svg(self) -> Any:
+    def svg(self) -> Markup:
         """Return the figure as an ``<svg>`` element without a background, date or link."""
         markup, buffer = require("markupsafe"), io.StringIO()
         with require("matplotlib").rc_context({"svg.hashsalt": "jachess"}):
@@ -128,14 +133,14 @@ def styles_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def panels(
     rows: int = 1, columns: int = 1, *, width: float, height: float, **shared: Any
-) -> tuple[Any, list[Any]]:
+) -> tuple[Figure, list[Axes]]:
     """Return a figure of `width` × `height` inches and its axes, row by row.
 
     Args:
         shared: ``sharex``, ``sharey``.
     """
-    drawing = require("matplotlib.figure")
-    figure = drawing.Figure(figsize=(width, height), layout="constrained")
+    # Figure itself, not pyplot: it needs no display, and no global list keeps it in memory
+    figure = require("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..._io import DataError
+
+
+def check(settings: object, expected: str, good: Callable[[float], bool], *names: str) -> None:
+    """Check settings that are numbers, or several; None passes.
+
+    Raises:
+        DataError: one is not good; the message names it and says what was expected.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if number is not None and not good(number):
+                verb = "has" if isinstance(value, tuple) else "is"
+                raise DataError(f"{name} {verb} {number}; expected {expected}")
 
 
 @dataclass(frozen=True)
@@ -63,12 +78,8 @@ class Recipe:
         return self.lr if self.lr is not None else (1e-4 if self.lora else 2e-5)
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "max_length", "gradient_accumulation"):
-            if not getattr(self, name) > 0:
-                raise DataError(f"{name} is {getattr(self, name)}; expected more than 0")
-        if self.lr is not None and not 0 < self.lr < float("inf"):
-            raise DataError(f"lr is {self.lr}; expected a number above 0")
-        if not 0 <= self.weight_decay < float("inf"):
-            raise DataError(f"weight_decay is {self.weight_decay}; expected a number from 0 up")
-        if not 0 <= self.warmup < 1:
-            raise DataError(f"warmup is {self.warmup}; expected a share of the steps, below 1")
+        counts = ("epochs", "batch_size", "max_length", "gradient_accumulation")
+        check(self, "more than 0", lambda n: n > 0, *counts)
+        check(self, "a number above 0", lambda x: 0 < x < float("inf"), "lr")
+        check(self, "a number from 0 up", lambda x: 0 <= x < float("inf"), "weight_decay")
+        check(self, "a share of the steps, below 1", lambda x: 0 <= x < 1, "warmup")

@@ -157,7 +157,6 @@ def test_words_cut_off_are_not_replaced_and_nothing_is_drawn() -> None:
     "change, words",
     [
         ({"labels": [0]}, "argument 2 is shorter"),
-        ({"rows": [], "labels": []}, "there are no rows"),
         ({"labels": [0, 0.5]}, "interpreted as an integer"),
         ({"labels": ["0", "1"]}, "interpreted as an integer"),
         ({"labels": [0, None]}, "interpreted as an integer"),

@@ -341,7 +341,7 @@ BAD_GRIDS = [
     ({"tuning": {"strength": (float("nan"),)}}, r"tuning's strength\[0\] is nan"),
     ({"tuning": {"strength": (0.1, 0.1)}}, "tuning's strength are .* each of them once"),
     ({"tuning": {"strength": (0.1,), "seeds": ()}}, "tuning has no seeds"),
-    ({"tuning": {"seeds": (-3,)}}, r"tuning's seeds is \[-3\]"),
+    ({"tuning": {"seeds": (-3,)}}, "seeds has -3"),
     ({"tuning": {"factors": ()}}, "tuning has no factors"),
     ({"tuning": {"methods": {"jachess-train": ()}}}, "tuning has no values for 'jachess-train'"),
     ({"conditions": {"corruption": (2.0,)}}, "corruption has 2.0; expected shares from 0 to 1"),
