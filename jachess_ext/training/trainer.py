@@ -116,9 +116,7 @@ class MethodMixin(_Base):
     ) -> None:
         super().__init__(*args, **kwargs)
         if self.args.n_gpu > 1:
-            raise ValueError(
-                f"{self.args.n_gpu} GPUs in one process: launch one process per GPU with torchrun"
-            )
+            raise ValueError(f"{self.args.n_gpu} GPUs in one process; use torchrun, one per GPU")
         self.unlabelled_dataset = unlabelled_dataset
         self.unlabelled: UnlabelledBatches | None = None
         self.step_log = StepLog()
@@ -231,8 +229,8 @@ class MethodMixin(_Base):
         """
         if self.args.fp16:
             return True
-        # One rank's NaN is every rank's: DistributedDataParallel adds the gradients up, and a rank
-        # that left the step out alone would wait for the others' collectives for ever.
+        # One rank's NaN is every rank's: DistributedDataParallel adds the gradients up, and ranks
+        # that went different ways would wait for each other's collectives for ever.
         bad = ~torch.isfinite(task.detach()).all()
         if isinstance(inputs.get("labels"), Tensor):
             bad = bad & _has_labels(inputs)
@@ -240,9 +238,10 @@ class MethodMixin(_Base):
 
     def _skipped(self, task: Tensor, model: nn.Module) -> Tensor:
         """Return a zero without any parameter's gradient, or raise a FloatingPointError."""
-        trouble = f"step {self.state.global_step}: the task loss is not finite ({task.item()})"
-        if ranks_of(model).size > 1:
-            trouble += " on a rank"
+        place = " on a rank" * (ranks_of(model).size > 1)
+        trouble = (
+            f"step {self.state.global_step}: the task loss is not finite ({task.item()}){place}"
+        )
         zero = self.method.zero_loss(task)
         if zero is None:
             raise FloatingPointError(
@@ -286,7 +285,7 @@ class MethodMixin(_Base):
 
     # Data ---------------------------------------------------------------------------------------
 
-    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Sampler[Any] | None:
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Sampler[int] | None:
         sampler = super()._get_train_sampler(*args, **kwargs)
         if isinstance(sampler, LengthGroupedSampler):
             return SeededOrder(sampler, self.args.seed)
@@ -455,7 +454,7 @@ def _has_labels(inputs: Batch) -> bool:
     return isinstance(labels, Tensor) and bool((labels != NO_LABEL).any())
 
 
-def read_state(path: Path) -> dict[str, Any]:
+def read_state(path: Path) -> dict[str, dict[str, Any]]:
     """Read a method's parts of a checkpoint; empty without such a file.
 
     Raises:

@@ -196,6 +196,7 @@ class NearestRows:
         ]
         self._words = [text for _, text in single]
         self._place = {text: place for place, text in reversed(list(enumerate(self._words)))}
+        # Normalised once: the cosine with all words is then one product of matrix and vector.
         rows = table[torch.tensor([i for i, _ in single], dtype=torch.long, device=table.device)]
         self._unit = torch.nn.functional.normalize(rows.float(), dim=-1)
         self.count = count

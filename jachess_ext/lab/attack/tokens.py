@@ -108,6 +108,9 @@ def steepest_swaps(
         steps = steps - embed(ids).unsqueeze(2)  # [B, T, K, d]
         gains = torch.einsum("btd,btkd->btk", gradient.to(steps), steps).float()
         gains = gains.masked_fill(options == ids.unsqueeze(-1), -torch.inf)
+        # gains [B, T, K] → the best candidate of each token [B, T], then the best tokens of each
+        # row: the rank by two sorts, since `count` differs from row to row and topk takes one
+        # number
         best, which = gains.max(-1)
         order = best.argsort(dim=1, descending=True, stable=True)
         rank = order.argsort(dim=1)

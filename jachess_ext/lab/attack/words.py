@@ -189,6 +189,7 @@ class _Attempt:
             for piece in range(1, len(pieces), 2)
         ]
         self.label = label
+        # 0.2 · 5 is 1, and must not come out a rounding error below it
         self.left = math.floor(share * len(self.words) + 1e-9)
         self.replaced: set[_Word] = set()
         self.loss, self.queries = 0.0, 0
@@ -313,6 +314,10 @@ class _Reader:
 
     def _best(self, attempts: Sequence[_Attempt], tries: int) -> Iterator[list[tuple[_Word, str]]]:
         """Yield for each row the swaps of which the gradient expects most, the best first."""
+        # To first order a swap changes the loss by (e(new) − e(old)) · Σ g: one backward pass ranks
+        # all candidates of all words, and only the best few are asked about.  Words may have
+        # several tokens; the mean stands for the word, and the sum of g for what moving them all
+        # would do.
         batch = self.encoded([attempt.texts for attempt in attempts])
         gradient = self._gradient(batch, [attempt.label for attempt in attempts])
         for row, attempt in enumerate(attempts):

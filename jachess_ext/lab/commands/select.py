@@ -127,7 +127,7 @@ def select(
     report: Path | None = None,
 ) -> None:
     """Rank models by the loss or score they will have in full, from runs on small subsets."""
-    call = dict(locals())
+    call = dict(locals())  # before any other name: `_command` writes these as options again
     from ... import scaling
 
     check_ending(out, ".csv", ".json")
@@ -143,6 +143,7 @@ def select(
         if not error.options:
             raise
         raise DataError(f"{error.args[0]}, as in\n  {_command(call, error.options)}") from None
+    # The ranking needs no sizes of models; FLOPs do, and are left out where the table lacks them.
     costs: dict[str, float | None] = {"flops": None, "full_flops": None}
     with suppress(scaling.TableError):  # the table does not tell the models' sizes
         costs = {"flops": selection.flops, "full_flops": selection.full_flops}

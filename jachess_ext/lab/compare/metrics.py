@@ -48,6 +48,7 @@ def reliability(
     """
     p, y = probabilities_and_labels(probabilities, labels)
     confidence, right = p.max(axis=1), p.argmax(axis=1) == y
+    # (lower, upper]: a confidence of exactly 0.5 of two classes is in the lower bin
     edges = np.linspace(0.0, 1.0, bins + 1)
     index = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
     counts = np.bincount(index, minlength=bins)
@@ -126,6 +127,7 @@ def _auc(probabilities: Floats, labels: Labels) -> float | None:
 
 def at_temperature(probabilities: Floats, temperature: float) -> Floats:
     """Return softmax(z / T) [N, C], where the probabilities are softmax(z)."""
+    # log p is z up to a constant of the row, which the softmax takes away
     logits = np.log(np.maximum(probabilities, _TINY)) / temperature
     scaled = np.exp(logits - logits.max(1, keepdims=True))
     return scaled / scaled.sum(1, keepdims=True)
@@ -143,6 +145,7 @@ def fitted_temperature(probabilities: Floats, labels: Labels) -> float:
         >>> round(fitted_temperature(sure, np.array([0, 0, 0, 1])), 2)
         2.0
     """
+    # over ln T, where the bounds 0.05 and 20 are equally far from T = 1
     least = require("scipy.optimize").minimize_scalar(
         lambda log_t: nll(at_temperature(probabilities, np.exp(log_t)), labels),
         bounds=tuple(np.log(_TEMPERATURES)),
@@ -195,5 +198,7 @@ def cluster_flip_test(clusters: Sequence[Sequence[float]]) -> float:
     else:
         signs = np.random.default_rng(0).choice([-1, 1], (2**_MOST_FLIPPED, len(sums)))
         signs[0] = 1
+    # sums, not means: all flips have the same number of differences.  The margin lets rounding not
+    # decide whether a flip that is as large counts.
     flipped = np.abs(signs @ sums)
     return float(np.mean(flipped >= np.abs(sums.sum()) * (1 - 1e-12)))

@@ -26,6 +26,7 @@ def with_wrong_labels(task: Task, share: float, seed: int) -> Task:
     generator = torch.Generator().manual_seed(seed)
     count = len(task.train)
     wrong = torch.randperm(count, generator=generator)[: round(share * count)].tolist()
+    # from 1 up: a move of 0 would leave a label right that was drawn to be wrong
     moves = torch.randint(1, task.outputs, (len(wrong),), generator=generator).tolist()
     labels = list(task.train.labels)
     for row, move in zip(wrong, moves, strict=True):

@@ -58,6 +58,7 @@ class Figures:
     attack_candidates: str | None = None
 
     def __post_init__(self) -> None:
+        # keys come from a file, and tables sort and print them as numbers
         for condition in (*self.corrupted, *self.noisy):
             if not math.isfinite(float(condition)):
                 raise ValueError(f"a run is judged under {condition!r}; expected a finite number")

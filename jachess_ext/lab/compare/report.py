@@ -209,7 +209,7 @@ def _answer_of(runs: DataFrame, figure: Figure) -> str | None:
     groups: dict[str, list[tuple[float, str]]] = {"better": [], "worse": [], "open": []}
     for method, row in apart.iterrows():
         mean, half = figure.scale * row["mean"], figure.scale * row["±"]
-        place = "open"
+        place = "open"  # the interval has zero in it, or there is none (NaN, of one seed)
         if abs(mean) > half:  # not of NaN
             place = "better" if mean * figure.better > 0 else "worse"
         signed = f"{round(mean, figure.digits) + 0.0:+.{figure.digits}f}"  # no minus before a zero
@@ -283,6 +283,8 @@ def _reliability_pictures(runs: DataFrame, styles: Styles) -> list[Picture]:
 
 def pooled(diagrams: Sequence[Mapping[str, list[float]]]) -> Reliability:
     """Join reliability diagrams of the same bins: means weighed by the counts."""
+    # Bins with few examples must not weigh as much as full ones; an empty bin has NaN, and 0 · NaN
+    # is NaN, so that it is left out before it is weighed.
     counts = np.array([diagram["counts"] for diagram in diagrams])
 
     def mean(name: str) -> np.ndarray:

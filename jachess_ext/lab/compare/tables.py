@@ -140,6 +140,7 @@ def groups(tasks: list[str]) -> list[tuple[str, list[str]]]:
 
 def by_pair(runs: DataFrame, figure: str) -> DataFrame:
     """Return a figure of the finished runs by task and seed (rows) and method (columns)."""
+    # the last of several: a run that was repeated replaces the one before
     finished = runs[runs["score"].notna()].astype({figure: float})
     wide = finished.pivot_table(figure, ["task", "seed"], "method", aggfunc="last")
     return wide.reindex(columns=methods_of(runs))
@@ -153,6 +154,8 @@ def by_seed(runs: DataFrame, figure: str, tasks: Sequence[str] | None = None) ->
     Args:
         tasks: Tasks to average over; None: all that have the figure.
     """
+    # A seed counts where no task is missing: a mean over other tasks would compare tasks, not
+    # methods.
     tasks = tasks_with(runs, figure) if tasks is None else tasks
     pairs = by_pair(runs, figure)
     seeds = pairs[pairs.index.isin(tasks, level="task")].groupby("seed")
@@ -185,6 +188,9 @@ def differences(
         [0.0, 1.0, 2.0]
     """
     pandas, stats = require("pandas"), require("scipy.stats")
+    # Two methods of one seed share the head's first weights and the order of rows, which scatter
+    # the scores more than the methods do: the interval is of the differences within seeds, mean ±
+    # t₀.₉₇₅(n − 1) · s / √n.
     means = by_seed(runs, figure, tasks)
     apart = means.drop(columns=reference).sub(means[reference], axis=0)
     return pandas.DataFrame(
@@ -205,6 +211,7 @@ def costs(runs: DataFrame) -> dict[str, float]:
     """
     if "seconds.processor" not in runs or REFERENCE not in methods_of(runs):
         return {}
+    # processor seconds: wall-clock time depends on how many runs shared the machine
     seconds = by_pair(runs, "seconds.processor")
     ratios = seconds.div(seconds[REFERENCE].replace(0, np.nan), axis=0)
     return ratios.mean().dropna().to_dict()
@@ -412,6 +419,8 @@ def overall_tables(runs: DataFrame) -> list[Table]:
         for method in compared(runs):
             apart = (pairs[method] - pairs[REFERENCE]).dropna()
             if len(apart) > 1:
+                # The pairs of one seed, or of one task, are not independent: signs are flipped for
+                # all of them together, once with the seeds as the sample and once with the tasks.
                 tests = [sign_test(apart)]
                 for level in ("seed", "task"):
                     tests.append(cluster_flip_test([list(of) for _, of in apart.groupby(level)]))

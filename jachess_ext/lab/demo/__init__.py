@@ -159,6 +159,8 @@ def derivative_table(tokens: int = 1024) -> tuple[list[str], Table]:
     ):
         right, result = (call(*checked) for call in (theirs, ours))
         runs = partial(theirs, *taken), partial(ours, *taken)
+        # Measured in turns, and the first one dropped: what else the machine does in the meantime
+        # meets both, and the ratio of a turn is of one moment.
         turns = [[timeit(run, number=1) for run in runs] for _ in range(4)][1:]
         slow, fast = map(statistics.median, zip(*turns, strict=True))
         low, _, high = sorted(before / after for before, after in turns)

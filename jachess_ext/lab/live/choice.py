@@ -185,11 +185,14 @@ def select_live(
             processes=processes,
             threads=threads,
             backend=backend,
-            usable=lambda trial, record: not _read(record).lost,
+            usable=lambda trial, record: not _read(record).lost,  # memory may be free now
             killed=lambda trial: asdict(killed(trial)),
         )
         return ((trial, _read(record)) for trial, record in runs)
 
+    # The search decides, the folder remembers.  After a kill the search starts anew and asks the
+    # same runs in the same order; those with a file are told to it at once, so that it comes to the
+    # same place without a state of its own on disk.
     with locked(out):
         while asks := search.open_runs():
             trials = {(trial := plan.trial(ask)).name: (trial, ask) for ask in asks}
@@ -211,6 +214,7 @@ def select_live(
                 "with a larger limit goes on from them; with the method subtuning it ranks by the "
                 "largest size that every model was run on"
             ) from error
+        # written before the winner is trained, which may take longer than the whole choice
         write_json(out / RESULT, selection.to_dict())
         if keep_winner:
             progress(f"{selection.best} on {search.target} rows, to keep")
@@ -235,6 +239,8 @@ def _winner(
     run_trials: Callable[[Sequence[Trial]], Iterator[tuple[Trial, RunRecord]]],
 ) -> RunRecord:
     """Return the record of the best model on the target's rows, and save that model."""
+    # The folder may be another run's, of other rows or another best model: RUN_NAME has to name
+    # this one.
     trial = plan.trial(Ask(best, plan.search.target), keep=out / WINNER)
     try:
         is_saved = (out / WINNER / RUN_NAME).read_text(encoding="utf-8") == trial.name

@@ -143,6 +143,8 @@ def load_language_model(
 @torch.no_grad()
 def _is_causal(model: PreTrainedModel) -> bool:
     """Whether logits stay what they are when a later token changes."""
+    # Some encoders have a causal head class in transformers that sees both ways unless told not to;
+    # its loss would be near 0, and it would win every comparison.
     count = len(token_table(model).weight)
     rows = torch.arange(4).repeat(2, 1) % count
     rows[1, -1] = (rows[1, -1] + 1) % count
@@ -217,6 +219,7 @@ def windows(
         token_ids = tokenizer(examples.texts, add_special_tokens=False, verbose=False)["input_ids"]
         for piece in token_ids:
             tokens = [start, *piece, *after]
+            # rows overlap by one token: it is the context of the next row's first prediction
             for place in range(0, len(tokens) - 1, length - 1):
                 row = tokens[place : place + length]
                 rows.append({"input_ids": row, "attention_mask": [1] * len(row)})
@@ -260,6 +263,8 @@ def judge_text(
         raise FloatingPointError(
             "the model's outputs are not finite: training diverged; lower the learning rate"
         )
+    # bits per byte = Σ nats / ln 2 / bytes of the text.  The sum is over all tokens whatever they
+    # are, so that a tokenizer with few long tokens and one with many short ones can be compared.
     size = sum(len(text.encode()) for text in examples.texts)
     loss = nats / count
     scores = (nats / math.log(2) / size, float(np.exp(min(loss, 700.0))))

@@ -174,6 +174,8 @@ def make_plan(
         gamma=settings.gamma,
         tau=settings.tau,
     )  # refuses what cannot be used before models are loaded
+    # The stratified order decides which dev rows are judged, its first ones; they are judged in the
+    # order of the file.
     order = stratified(task.dev, settings.data_seed, task.regression)
     train = task.train.chosen(stratified(task.train, settings.data_seed, task.regression))
     task = replace(task, train=train, dev=task.dev.chosen(order))
@@ -247,6 +249,8 @@ def _candidates(
     models: Sequence[str], task: Task, settings: LiveSettings
 ) -> tuple[tuple[Candidate, ...], dict[str, str]]:
     """Return the candidates that load, and why the others do not."""
+    # One model that does not load must not cost the user the comparison of the others, and that it
+    # does not is known before any of them is trained.
     loaded: list[Candidate] = []
     unusable: dict[str, str] = {}
     for model in models:
@@ -287,6 +291,9 @@ def stratified(rows: Examples, seed: int, regression: bool) -> list[int]:
     Of rows in an order drawn by the seed the k-th (from 0) of a class with n rows comes at
     (k + ½)/n.  Numbers to predict have no classes: there it is the order drawn.
     """
+    # A subset is a beginning of this order, so that the smaller subsets lie within the larger ones:
+    # the curve over sizes is one of more rows, not of other rows.  With the k-th of n at (k + ½)/n
+    # every beginning has each class in proportion to within one row.
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).numpy()
     if regression:
         return order.tolist()
@@ -311,6 +318,8 @@ def subsets(rows: int, target: int, recipe: Recipe, budget: float | None = None)
     Raises:
         DataError: there are too few rows for that.
     """
+    # All sizes are paid for, and the forecast is worth what its largest size is: Σ sizes ≤ 4/3 of
+    # the largest is what quarters sum up to, 1 + 1/4 + 1/16 + … = 4/3.
     least = smallest_rows(recipe)
     largest = min(int((1 / 8 if budget is None else budget) * target), rows)
     ladders = (_ladder(least, top) for top in range(largest, 4 * least - 1, -1))
@@ -355,6 +364,8 @@ def judged_rows(
     So many that judging a model once costs 0.5 % of training it on the target's rows, and 200 at
     least; but judging after all sizes costs a sixth of training on them at most, down to 80 rows.
     """
+    # The loss of n dev rows has an error of about 1/√n, and costs n forward passes of every model
+    # after every size: beyond these limits the judging would cost more than it tells.
     training = sum(candidate.training_flops(1, recipe) for candidate in candidates)
     ratio = training / sum(candidate.judging_flops(1) for candidate in candidates)  # of a row
     rows = max(200, int(0.005 * ratio * target))

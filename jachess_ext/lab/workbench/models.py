@@ -228,6 +228,7 @@ class Encoded:
         """
         tokens = [{k: v for k, v in item.items() if k != "labels"} for item in items]
         rows = cast("list[dict[str, list[int]]]", tokens)
+        # The tokenizer is shared by training and judging, so that the side is set and given back.
         side = self.tokenizer.padding_side
         self.tokenizer.padding_side = "right"  # encoders' heads read the first token
         try:

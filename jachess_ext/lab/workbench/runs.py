@@ -103,6 +103,7 @@ def run_all(
         else:
             computed = _by_joblib(missing, run_job, processes, backend, alone=killed is not None)
         for name, result in computed:
+            # written before it is yielded: what the caller has seen is never run again
             if not isinstance(result, Exception):
                 write_json(folder / f"{name}.json", result)
             elif killed is None:
@@ -129,6 +130,9 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         DataError: another process works there, or the folder cannot be created or written to.
     """
+    # flock is bound to the open file: the kernel lifts it when the process ends, however it does,
+    # and no stale lock is left behind.  The file itself stays: to delete it would let two processes
+    # hold locks on two files of one name.
     folder = folder.resolve()
     if folder in _locked_here:
         yield
@@ -219,6 +223,9 @@ def _by_joblib(
             parallel = joblib.Parallel(batch_size=1, return_as="generator_unordered")
         return parallel(joblib.delayed(run)(jobs[name]) for name in names)
 
+    # Where one worker is killed, mostly for memory, loky gives up the whole pool.  The jobs that
+    # were under way and those not begun are then run one by one: the neighbours end, and the one
+    # that is killed alone as well is the one to blame.
     waiting = list(jobs)
     killed = joblib.externals.loky.process_executor.TerminatedWorkerError
     try:
@@ -238,7 +245,9 @@ def _by_joblib(
 def _end_with(parent: int) -> None:
     """End this worker when its parent ends, however it does."""
 
-    def follow() -> None:
+    def follow() -> (
+        None
+    ):  # a parent that was killed with -9 sends no signal, but is no parent any more
         while os.getppid() == parent:
             time.sleep(0.2)
         os._exit(1)
@@ -294,6 +303,7 @@ def _on_ray(jobs: Mapping[str, J], run: Callable[[J], Record], threads: int) -> 
     """
     connect_ray()
     ray = require("ray")
+    # Ray shows a task no GPU that it did not ask for, so that without this all would run on CPUs.
     gpus = 1 if ray.cluster_resources().get("GPU", 0) else 0
     task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=_RAY_RETRIES)(_run_job)
     waiting = {task.remote(job, run, threads): name for name, job in jobs.items()}

@@ -52,7 +52,6 @@ def fine_tune(
         >>> films = Examples(["a good film", "a bad film"], None, [1, 0])
         >>> fine_tune(model, encode(films, tokenizer, 16), Recipe(epochs=1), seed=0, method="sam")
     """
-    # Only what differs from transformers' defaults, which its versions have under other names.
     settings: dict[str, Any] = {}
     if recipe.gradient_checkpointing:
         settings["gradient_checkpointing"] = True

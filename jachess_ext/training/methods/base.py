@@ -275,11 +275,11 @@ class Method:
         draws = self.mode != "train" and self.trainer.unlabelled_dataset is not None
         return ("unlabelled",) if draws else ()
 
-    def state_dict(self) -> dict[str, dict[str, Any]]:
+    def state_dict(self) -> dict[str, Mapping[str, object]]:
         """Return the method's own parts of a checkpoint."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, dict[str, Any]]) -> None:
+    def load_state_dict(self, state: Mapping[str, Mapping[str, object]]) -> None:
         """Restore the parts of a checkpoint; some may be missing.
 
         Raises:

@@ -98,7 +98,7 @@ class JacHess(WithModes, name="jachess"):
         # head would leave DistributedDataParallel waiting for the head's gradients.
         self.one_process = self.mode == "unlab"
         self.dual: DualSchedule | None = None
-        self._schedule_state: Mapping[str, Any] | None = None
+        self._schedule_state: Mapping[str, object] | None = None
         if self.placebo and self.mode == "unlab":
             raise ValueError("placebo acts on penalties added to the task loss, not in mode unlab")
         self.regulariser_of(nn.Module())
@@ -214,11 +214,11 @@ class JacHess(WithModes, name="jachess"):
         base = ("regulariser",) if self.strength else ()
         return (*base, *super().saved_parts, *(("schedule",) if self.mode == "unlab" else ()))
 
-    def state_dict(self) -> dict[str, dict[str, Any]]:
-        state = {"regulariser": self.regulariser.state_dict()}
-        return state if self.dual is None else {**state, "schedule": self.dual.state_dict()}
+    def state_dict(self) -> dict[str, Mapping[str, object]]:
+        schedule = {} if self.dual is None else {"schedule": self.dual.state_dict()}
+        return {"regulariser": self.regulariser.state_dict(), **schedule}
 
-    def load_state_dict(self, state: Mapping[str, dict[str, Any]]) -> None:
+    def load_state_dict(self, state: Mapping[str, Mapping[str, object]]) -> None:
         """Restore the regulariser, and keep the schedule's state until training begins."""
         self._schedule_state = state.get("schedule")
         if "regulariser" in state:

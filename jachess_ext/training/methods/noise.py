@@ -423,9 +423,8 @@ def _of_decisions(
     tokens = {"input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds"}
     if before < 0 or (before and tokens.isdisjoint(batch)):
         raise ValueError(
-            f"the {name} [B, {mask.shape[1]}] does not match the model's logits "
-            f"[B, {apart.shape[1]}, C], of a decision each, so that padding cannot be told; give "
-            "labels of one token per decision, or use a method without passes that are compared"
+            f"the {name} [B, {mask.shape[1]}] does not match the model's logits [B, "
+            f"{apart.shape[1]}, C]: give a label per decision, or use a method that compares none"
         )
     return nn.functional.pad(mask.bool(), (before, 0), value=prompt)
 

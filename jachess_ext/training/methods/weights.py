@@ -21,15 +21,8 @@ if TYPE_CHECKING:
 
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "special_tokens_mask")
 _OF_THE_TASK = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "max_grad_norm",
-    "train_sampling_strategy",
-    "bf16",
-    "fp16",
-    "use_cpu",
-    "seed",
-    "gradient_checkpointing",
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing"),
+    *("max_grad_norm", "train_sampling_strategy", "seed", "bf16", "fp16", "use_cpu"),
 )
 
 
