@@ -44,8 +44,7 @@ _COMMANDS = {
         "compare methods over tasks and seeds; goes on where it was stopped",
     ),
     "evaluate": _Command(
-        "commands.finetune:evaluate",
-        "draw a comparison's tables and report again",
+        "commands.finetune:evaluate", "draw a comparison's tables and report again"
     ),
     "select": _Command(
         "commands.select:select",

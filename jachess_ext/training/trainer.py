@@ -239,15 +239,13 @@ class MethodMixin(_Base):
     def _skipped(self, task: Tensor, model: nn.Module) -> Tensor:
         """Return a zero without any parameter's gradient, or raise a FloatingPointError."""
         place = " on a rank" * (ranks_of(model).size > 1)
-        trouble = (
-            f"step {self.state.global_step}: the task loss is not finite ({task.item()}){place}"
-        )
+        text = f"step {self.state.global_step}: the task loss is not finite ({task.item()}){place}"
         zero = self.method.zero_loss(task)
         if zero is None:
             raise FloatingPointError(
-                f"{trouble}: lower the learning rate, use a wider dtype, or set on_nonfinite='skip'"
+                f"{text}: lower the learning rate, use a wider dtype, or set on_nonfinite='skip'"
             )
-        _LOG.warning("%s; the step is skipped", trouble)
+        _LOG.warning("%s; the step is skipped", text)
         return zero
 
     def _share(self, num_items_in_batch: Tensor | int | None, invert: bool = False) -> float:

@@ -88,11 +88,7 @@ def counts(ids: Tensor, mask: Tensor, special: Tensor, share: float) -> Tensor:
 
 
 def steepest_swaps(
-    ids: Tensor,
-    options: Tensor,
-    gradient: Tensor,
-    embed: Callable[[Tensor], Tensor],
-    count: Tensor,
+    ids: Tensor, options: Tensor, gradient: Tensor, embed: Callable[[Tensor], Tensor], count: Tensor
 ) -> Tensor:
     """Return the ids with those swaps that raise the loss most, to first order, [B, T].
 

@@ -147,10 +147,10 @@ def select(
     costs: dict[str, float | None] = {"flops": None, "full_flops": None}
     with suppress(scaling.TableError):  # the table does not tell the models' sizes
         costs = {"flops": selection.flops, "full_flops": selection.full_flops}
+    facts = {name: getattr(selection, name) for name in ("method", "budget", "target")}
     if report is not None:
         from ..live.report import write_selection
 
-        facts = {name: getattr(selection, name) for name in ("method", "budget", "target")}
         parts = {"this selection": costs["flops"], "all models in full": costs["full_flops"]}
         write_selection(
             report,
@@ -173,7 +173,6 @@ def select(
         if out.suffix == ".csv":
             write_text(out, rows.to_csv(index=False))
         else:
-            facts = {name: getattr(selection, name) for name in ("method", "budget", "target")}
             facts |= {"metric": losses.metric, "advice": selection.advice, "level": level}
             flops = costs if tokens is not None else {}
             write_json(out, {**facts, **flops, "rows": rows.to_dict("records")})

@@ -402,13 +402,7 @@ def run(
         )
         trained = _now()
         figures = judge_task(
-            model,
-            tokenizer,
-            scale,
-            task,
-            job.shift,
-            job.conditions,
-            job.recipe.max_length,
+            model, tokenizer, scale, task, job.shift, job.conditions, job.recipe.max_length
         )
     except FloatingPointError as error:
         return replace(record, error=str(error))

@@ -163,10 +163,7 @@ def by_seed(runs: DataFrame, figure: str, tasks: Sequence[str] | None = None) ->
 
 
 def differences(
-    runs: DataFrame,
-    figure: str,
-    reference: str = REFERENCE,
-    tasks: Sequence[str] | None = None,
+    runs: DataFrame, figure: str, reference: str = REFERENCE, tasks: Sequence[str] | None = None
 ) -> DataFrame:
     """Return every method's paired differences from `reference` on the same tasks and seeds.
 
@@ -299,10 +296,7 @@ ATTACK = (
     ("Texts that the model was asked about for each row attacked, mean.", "attack.queries", 1, 1),
 )
 SMOOTHNESS = (
-    (
-        "‖∂logits/∂embeddings‖ after fine-tuning, mean over rows.",
-        *("slopes.logit_jacobian", 1, 2),
-    ),
+    ("‖∂logits/∂embeddings‖ after fine-tuning, mean over rows.", *("slopes.logit_jacobian", 1, 2)),
     (
         "Margin over its slope, mean over rows: about how far, in the embeddings' units, "
         "the decision's border is.",

@@ -136,9 +136,7 @@ class Plan:
 
 
 def make_plan(
-    models: Sequence[str],
-    task: Task | str,
-    settings: LiveSettings = LiveSettings(),
+    models: Sequence[str], task: Task | str, settings: LiveSettings = LiveSettings()
 ) -> Plan:
     """Read the data, load every model once, and decide on the sizes.
 

@@ -245,9 +245,8 @@ def _by_joblib(
 def _end_with(parent: int) -> None:
     """End this worker when its parent ends, however it does."""
 
-    def follow() -> (
-        None
-    ):  # a parent that was killed with -9 sends no signal, but is no parent any more
+    # a parent that is killed tells nobody, but its children then have another parent
+    def follow() -> None:
         while os.getppid() == parent:
             time.sleep(0.2)
         os._exit(1)

@@ -396,8 +396,7 @@ def _labelled(
                 raise DataError(
                     f"{where} has no column {column!r}; it has "
                     f"{', '.join(map(repr, filter(None, record))) or 'none'} "
-                    "(say which are the text and the label: --columns.text, --columns.label, of "
-                    "select-live --columns)"
+                    "(--columns.text and --columns.label say which are; of select-live --columns)"
                 )
             if column != columns.label and not isinstance(record[column], str):
                 raise DataError(f"{where} has no text in column {column!r}")
@@ -416,21 +415,19 @@ def _label(where: str, value: object, columns: Columns, ids: Sequence[str] | Non
             f"{len(ids) - 1}: drop such rows from a copy of the data set"
         )
     readable = (str, int, float) if columns.regression else (str, int)
-    text = str(value).strip()
-    if not isinstance(value, readable) or not text:
-        expected = "number" if columns.regression else "word or a whole number"
-        raise DataError(
-            f"{where} has an unreadable label in column {columns.label!r}: {shown(value)}; "
-            f"expected a {expected}"
-        )
-    if not columns.regression:
+    text = str(value).strip() if isinstance(value, readable) else ""
+    if text and not columns.regression:
         return text
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise DataError(f"{where} has the label {shown(value)}; expected a number")
+        expected = "number" if columns.regression else "word or a whole number"
+        raise DataError(
+            f"{where} has the label {shown(value)}; expected a {expected} in column "
+            f"{columns.label!r}"
+        )
     return number
 
 
@@ -446,11 +443,7 @@ def _natural(label: str) -> tuple[int, int, str]:
 
 
 def selected(
-    task: Task,
-    train: int | None,
-    unlabelled: int | None,
-    dev: int | None,
-    seed: int,
+    task: Task, train: int | None, unlabelled: int | None, dev: int | None, seed: int
 ) -> Task:
     """Return the task with so many rows, drawn by `seed`; None keeps all.
 
