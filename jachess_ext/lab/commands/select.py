@@ -36,19 +36,16 @@ def parsed(words: Sequence[str]) -> Callable[[], None]:
     """
     parser = argparse.ArgumentParser("jachess select", description=select.__doc__)
     option = parser.add_argument
+    rows: dict[str, Any] = {"type": size, "metavar": "ROWS"}
+    several: dict[str, Any] = {"nargs": "*", "action": "extend"}
+    file: dict[str, Any] = {"type": Path, "metavar": "FILE"}
     option(
         "table",
         type=Path,
         help="a row a model and columns named by sizes, or a row a run: csv, markdown, JSON, xlsx; "
         "or a folder of runs of Trainer or lm-evaluation-harness",
     )
-    option(
-        "--target",
-        type=size,
-        required=True,
-        metavar="ROWS",
-        help="size of the full data, such as 10000 or 10k",
-    )
+    option("--target", required=True, **rows, help="size of the full data, such as 10000 or 10k")
     option(
         "--metric",
         help="what the numbers are: loss, accuracy, eval_f1, …; without it: as the table says",
@@ -57,23 +54,16 @@ def parsed(words: Sequence[str]) -> Callable[[], None]:
         "--method",
         help="blend (the default), lensllm, rectified, power, ats, subtuning, zeroshot, modelsize",
     )
-    option(
-        "--budget",
-        type=size,
-        metavar="ROWS",
-        help="largest size used; without it: the largest below the target",
-    )
+    option("--budget", **rows, help="largest size used; without it: the largest below the target")
     option(
         "--reference",
-        nargs="*",
-        action="extend",
+        **several,
         metavar="MODEL",
         help="models whose loss at the target is in the table: intervals are calibrated on them",
     )
     option(
         "--read",
-        nargs="*",
-        action="extend",
+        **several,
         metavar="NAME VALUE",
         help="how to read it, in pairs: model, size and seed with the columns of a table (of "
         "folders with regular expressions), decimal with a decimal comma, test_rows with the "
@@ -81,13 +71,8 @@ def parsed(words: Sequence[str]) -> Callable[[], None]:
         "shares of it, sheet with the number of one of several tables; and any column of words "
         "with a cell of it, such as task rte, to read those rows alone",
     )
-    option(
-        "--ignore",
-        nargs="*",
-        action="extend",
-        metavar="NAME",
-        help="columns or models (of a folder runs) to leave out",
-    )
+    ignored = "columns or models (of a folder runs) to leave out"
+    option("--ignore", **several, metavar="NAME", help=ignored)
     option(
         "--tokens",
         type=float,
@@ -96,13 +81,9 @@ def parsed(words: Sequence[str]) -> Callable[[], None]:
     )
     option("--epochs", type=float, help="epochs over every subset, for the FLOPs (1)")
     option("--level", type=float, help="probability of the intervals (0.9)")
-    option("--out", type=Path, metavar="FILE", help="file for the ranking, .csv or .json")
-    option(
-        "--report",
-        type=Path,
-        metavar="FILE",
-        help="file for one page of curves, predictions, ranking and cost, .html",
-    )
+    option("--out", **file, help="file for the ranking, .csv or .json")
+    page = "file for one page of curves, predictions, ranking and cost, .html"
+    option("--report", **file, help=page)
     options = {k: v for k, v in vars(parser.parse_args(words)).items() if v is not None}
     pairs = options.get("read", [])
     if len(pairs) % 2:

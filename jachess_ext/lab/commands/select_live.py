@@ -140,6 +140,9 @@ def _parsed(defaults: Settings, pairs: Mapping[str, str], option: str) -> Settin
         DataError: an unknown name, or a value of another kind.
     """
     settings: dict[str, object] = asdict(defaults)  # type: ignore[call-overload]
+    # Pairs, not options: a recipe has a dozen settings, and the help of a choice should not be
+    # theirs. A word is read as JSON where it is (3, 1e-4, true), and else left to the check of the
+    # type.
     for name, word in pairs.items():
         name = name.replace("-", "_")
         if name not in settings:

@@ -88,6 +88,7 @@ def attacked(
 
     These are `Attacked.figures`, and ``of``, the number of rows they are of.
     """
+    # at even distances, since files are often sorted by class
     count = min(conditions.attack_rows or len(examples), len(examples))
     rows = examples.chosen([i * len(examples) // count for i in range(count)])
     done = attack_words(

@@ -52,7 +52,8 @@ class Conditions:
     bf16: bool = False
 
     def __post_init__(self) -> None:
-        check(self, "shares from 0 to 1", lambda x: 0 <= x <= 1, "corruption", "text_share")
+        check(self, "shares from 0 to 1", lambda x: 0 <= x <= 1, "corruption")
+        check(self, "a share from 0 to 1", lambda x: 0 <= x <= 1, "text_share")
         check(self, "finite numbers from 0 up", lambda x: 0 <= x < float("inf"), "deltas")
         check(self, "a share above 0, up to 1", lambda x: 0 < x <= 1, "attack_share")
         counts = ("attack_rows", "draws", "batch", "attack_tries")
@@ -70,6 +71,7 @@ class Conditions:
     @property
     def named(self) -> dict[str, object]:
         """All that figures depend on, by name: without an attack nothing of one."""
+        # this is what a run's name is made of: runs from before there were attacks keep theirs
         return {
             name: value
             for name, value in asdict(self).items()

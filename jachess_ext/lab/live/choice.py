@@ -265,11 +265,6 @@ def read_selection(folder: Path | str) -> LiveSelection:
     """
     folder = Path(folder)
     path = folder / RESULT
-    if not path.exists():
-        raise DataError(
-            f"{path} is not there; the selection may not have finished: run it again, and it goes "
-            "on where it was stopped"
-        )
     state = from_json(read_json(path), dict[str, Any], str(path)).get("state")
     state = dict(from_json(state, dict[str, Any], f"{path}: the state"))
     state["search"] = search = Search.from_state(state.get("search"))

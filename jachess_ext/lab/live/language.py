@@ -87,14 +87,11 @@ def load_text(spec: str) -> TextTask:
         DataError: a file that cannot be read as UTF-8, or that is empty.
     """
     files = _text_files(spec)
-    if files is None:
-        raise DataError(f"{spec!r} names no text files; expected train.txt:dev.txt")
+    assert files is not None  # `is_text` told
     pieces = []
     for path in files:
         with open_text(path) as lines:
-            pieces.append([line.strip() for line in lines if line.strip()])
-        if not pieces[-1]:
-            raise DataError(f"{path} is empty; expected a piece of text a line")
+            pieces.append([line.strip() for line in lines])
     name, equals, _ = spec.partition("=")
     return text_task(pieces[0], pieces[1], name if equals else files[0].name.partition(".")[0])
 

@@ -280,7 +280,7 @@ def _judged(task: Task, model: Model, dev: Encoded) -> tuple[float, dict[str, fl
         loss = float(((predictions - numbers) ** 2).mean())
         return loss, number_scores(predictions, numbers)
     labels: Index = np.asarray(dev.labels, dtype=np.intp)
-    chosen = outputs[np.arange(len(labels)), labels]
+    chosen = outputs[np.arange(len(labels)), labels]  # the label's probability [N]
     # a probability that underflows counts as the smallest number
     loss = -np.log(np.maximum(chosen, np.finfo(np.float64).tiny)).mean()
     return float(loss), class_scores(outputs, labels)

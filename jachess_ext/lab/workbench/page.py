@@ -49,6 +49,8 @@ class Picture:
 
     def svg(self) -> Markup:
         """Return the figure as an ``<svg>`` element without a background, date or link."""
+        # matplotlib draws the ids of clip paths at random and writes the date: with a salt and
+        # without metadata the same records give the same page, byte for byte.
         markup, buffer = require("markupsafe"), io.StringIO()
         with require("matplotlib").rc_context({"svg.hashsalt": "jachess"}):
             self.draw().savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
@@ -124,6 +126,8 @@ def styles_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
         >>> styles_of(["none", "sam"])["sam"]
         {'color': '#0072b2', 'marker': 's'}
     """
+    # 12 colours and 12 markers: each round of colours begins one marker further on, so that no pair
+    # comes twice before the 145th name
     count = len(COLOURS)
     return {
         name: {"color": COLOURS[i % count], "marker": MARKERS[(i + i // count) % count]}

@@ -172,8 +172,6 @@ def folder_task(folder: Path, columns: Columns) -> Task:
         DataError: no such folder or files in it, F1 of other labels than 0 and 1, or as
             `file_task`.
     """
-    if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder; expected one with the files train and dev")
     files = []
     for stem in ("train", "dev"):
         names = [stem + ending for ending in _ENDINGS]
@@ -289,6 +287,7 @@ _GLUE_COLUMNS = {
     "mnli": ("premise", "hypothesis"),
     "stsb": ("sentence1", "sentence2"),
 }
+# GLUE's test rows have no labels, so that a test split is the last that is taken.
 _DEV_SPLITS = ("validation", "validation_matched", "dev", "test")
 
 
@@ -541,6 +540,7 @@ def check_shift(source: Task, target: Task) -> None:
             f"{place}: {source.outputs} outputs against {target.outputs}; both tasks need the same "
             "classes"
         )
+    # "0" and "1" are numbers of classes, not names: what they stand for cannot be compared
     have_names = not any(name.isdigit() for name in (*source.classes, *target.classes))
     if have_names and source.classes != target.classes:
         raise DataError(

@@ -199,7 +199,7 @@ def test_f1_of_other_labels_is_refused(tmp_path: Path, labels: list[str]) -> Non
 
 
 def test_folders_without_the_files(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is not a folder"):
+    with pytest.raises(DataError, match="no: expected exactly one of train"):
         folder_task(tmp_path / "no", Columns())
     with pytest.raises(DataError, match=r"expected exactly one of train\.jsonl.*it has none"):
         folder_task(tmp_path, Columns())
