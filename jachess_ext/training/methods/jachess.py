@@ -177,6 +177,9 @@ class JacHess(WithModes, name="jachess"):
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
         if self.mode == "unlab" or self.strength == 0:
             return Loss(*run(inputs))
+        # The wrapper that is called may differ from step to step (compiled,
+        # DistributedDataParallel), and R has to go through it, so that its gradients are reduced
+        # over the ranks.
         self.regulariser.model = model
         if self.mode == "train":
             one_pass = OnePass(model, self.regulariser)

@@ -39,6 +39,8 @@ class RDrop(Penalised, name="r-drop"):
     smoothing: float = share_or_zero(0.0)
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
+        # the first pass draws as the plain run does, the second from a seed of its own: the
+        # generators stand afterwards where the plain run's would
         first, outputs = run(inputs)
         with drawing_apart(self.key()):
             second, other_outputs = run(inputs)
@@ -119,6 +121,9 @@ class _Climbing:
     @contextmanager
     def added(self, model: nn.Module, batch: Batch) -> Iterator[dict[str, Tensor]]:
         """Add δ in the pass within, which is to call the model with the batch given."""
+        # The hook is called once for each stack: the encoder's δ has place 0, the decoder's place
+        # 1.  The first pass draws them, since the shape of x is known only then; later passes use
+        # them.
         place = -1
 
         def add(x: Tensor, real: Tensor) -> Tensor:
@@ -159,6 +164,8 @@ class FreeLB(Method, name="freelb"):
 
     def step(self, run: Callable[[Batch], Tensor], inputs: Batch) -> Tensor:
         inputs = self.trainer._prepare_inputs(dict(inputs))
+        # `run` goes backward in each pass, and the gradients of the K passes add up: with the loss
+        # over K the sum is their mean.
         before = RandomState()
         self._share, losses = 1.0 / self.adv_steps, []
         climbing = _Climbing(lambda x, real: row_noise(x, real, self.adv_start, self.generator()))
@@ -229,6 +236,9 @@ class SMART(Penalised, name="smart"):
                 moved = logits_of(called(**without_labels(noisy)))
             return row_mean(kl_divergence(target, moved, kind, symmetric=True), inputs, model)
 
+        # The ascent needs the gradient by δ alone: with the weights frozen none is computed for them.
+        # An engine of DeepSpeed prepares the step's one backward in its forward; the ascent is not
+        # that one, and goes past it.
         for _ in range(self.adv_steps):
             with trained(dict.fromkeys(model.parameters(), False)):
                 divergence = apart(logits.detach(), without_engine(model))
@@ -398,6 +408,8 @@ def row_mean(apart: Tensor, batch: Batch, model: nn.Module) -> Tensor:
         )
     if apart.ndim == 1:
         return apart.mean()
+    # A mean over all T columns would weigh rows by their padding, and a longest row elsewhere in
+    # the batch would change it: only decisions that the task asks for count.
     labels, mask = batch.get("labels"), batch.get("attention_mask")
     if getattr(getattr(unwrapped(model), "config", None), "is_encoder_decoder", False) and (
         labels is not None or "decoder_input_ids" in batch
