@@ -16,6 +16,7 @@ from ..workbench.page import (
     Picture,
     Section,
     Styles,
+    counted,
     filled,
     panels,
     print_section,
@@ -215,10 +216,10 @@ def _answer_of(runs: DataFrame, figure: Figure) -> str | None:
         signed = f"{round(mean, figure.digits) + 0.0:+.{figure.digits}f}"  # no minus before a zero
         text = f"{method} ({signed.replace('-', '−')}"
         text += "" if np.isnan(half) else f" ± {half:.{figure.digits}f}"
-        text += f", {_count(int(row['seeds']), 'seed')}" if row["seeds"] < seeds else ""
+        text += f", {counted(int(row['seeds']), 'seed')}" if row["seeds"] < seeds else ""
         groups[place].append((abs(mean), text + ")"))
     over = f"{len(tasks)} tasks" if len(tasks) > 1 else tasks[0]
-    where = f"{figure.title[0].upper()}{figure.title[1:]}, {over}, {_count(seeds, 'seed')}: "
+    where = f"{figure.title[0].upper()}{figure.title[1:]}, {over}, {counted(seeds, 'seed')}: "
     parts = [
         f"{name} than the plain model: {', '.join(text for _, text in groups[name])}"
         for name in ("better", "worse")
@@ -235,10 +236,6 @@ def _answer_of(runs: DataFrame, figure: Figure) -> str | None:
         else " ± is half of a 95 % interval over seeds, not adjusted for the number of methods."
     )
     return where + "; ".join(parts) + "." + note * (figure is _ASKED[0])
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}" + "s" * (number != 1)
 
 
 def forests(runs: DataFrame, styles: Styles) -> list[Picture]:

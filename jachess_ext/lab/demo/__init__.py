@@ -354,7 +354,7 @@ def demo(
     from ..compare.report import answer, sections
     from ..compare.settings import Conditions, Grid
     from ..compare.tables import to_frame
-    from ..workbench.page import Section, to_text, wrap, write_html
+    from ..workbench.page import Section, counted, to_text, wrap, write_html
     from ..workbench.runs import locked, prepare
     from ..workbench.settings import Recipe
 
@@ -400,7 +400,7 @@ def demo(
     count = len(grid.methods) * len(grid.seeds)
     processes = min(require("joblib").cpu_count(), count, 4)  # of 0.8 GB each
     with _stage(
-        f"4. Comparing {len(grid.methods)} methods on {_counted(len(grid.seeds), 'seed')}: {train} "
+        f"4. Comparing {len(grid.methods)} methods on {counted(len(grid.seeds), 'seed')}: {train} "
         f"sentences to train on, {dev} to judge; {processes} at a time, one thread each"
     ):
         from ..compare.finetune import run_grid
@@ -416,10 +416,6 @@ def demo(
     compared = Section("Methods compared", penalty, [summary])
     write_html(page, title, [*shown, compared, *sections(records)])
     print(f"All tables and figures: {page}. In all {time.perf_counter() - start:.0f} s.")
-
-
-def _counted(number: int, name: str) -> str:
-    return f"{number} {name}" + "s" * (number != 1)
 
 
 @contextmanager

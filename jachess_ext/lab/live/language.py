@@ -63,14 +63,8 @@ def text_task(train: Sequence[str], dev: Sequence[str], name: str = "text") -> T
         if not texts:
             raise DataError(f"{name}: the {what} text is empty; expected pieces of text")
         parts.append(Examples(texts, None, [0] * len(texts)))
-    return TextTask(
-        name=name,
-        classes=(),
-        train=parts[0],
-        unlabelled=parts[0].part(0, 0),
-        dev=parts[1],
-        metric=Metric("perplexity", _no_metric),
-    )
+    rows, dev_rows = parts
+    return TextTask(name, (), rows, rows.part(0, 0), dev_rows, Metric("perplexity", _no_metric))
 
 
 def is_text(spec: str) -> bool:

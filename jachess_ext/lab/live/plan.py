@@ -125,14 +125,8 @@ class Plan:
         """Return the trial of a run; `keep` is the folder to save its model in."""
         rows = self.task.train
         candidate = next(c for c in self.candidates if c.model == ask.model)
-        return Trial(
-            model=candidate.model,
-            version=candidate.version,
-            task=replace(self.task, train=rows.part(0, ask.rows), unlabelled=rows.part(0, 0)),
-            seed=self.seed,
-            recipe=self.recipe,
-            keep=keep,
-        )
+        subset = replace(self.task, train=rows.part(0, ask.rows), unlabelled=rows.part(0, 0))
+        return Trial(candidate.model, candidate.version, subset, self.seed, self.recipe, keep)
 
 
 def make_plan(
@@ -182,16 +176,11 @@ def make_plan(
     judged = settings.dev_size or judged_rows(candidates, recipe, target, sizes)
     places = sorted(range(len(order)), key=order.__getitem__)
     task = replace(task, dev=task.dev.chosen([place for place in places if place < judged]))
+    count = len(task.dev)
     search.learn(
-        test_rows=len(task.dev),
-        costs={
-            candidate.model: (
-                candidate.judging_flops(len(task.dev)),
-                candidate.training_flops(1, recipe),
-            )
-            for candidate in candidates
-        },
-        parameters={candidate.model: candidate.parameters for candidate in candidates},
+        test_rows=count,
+        costs={c.model: (c.judging_flops(count), c.training_flops(1, recipe)) for c in candidates},
+        parameters={c.model: c.parameters for c in candidates},
         unusable=unusable,
     )
     return Plan(search, task, candidates, recipe, settings.seed)

@@ -151,6 +151,11 @@ def panels(
     return figure, axes
 
 
+def counted(number: int, name: str) -> str:
+    """Return 1 seed, 2 seeds."""
+    return f"{number} {name}" + "s" * (number != 1)
+
+
 def wrapped(name: str, width: int = 26) -> str:
     """Return a long name in lines of about `width` characters, broken after commas and spaces."""
     lines = [""]

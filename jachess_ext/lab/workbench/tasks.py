@@ -152,15 +152,10 @@ def file_task(train: Path, dev: Path, columns: Columns) -> Task:
             unreadable label, or with one class only.
         MissingExtra: `pandas` is not installed.
     """
-    records = {path: read_records(path) for path in (train, dev)}
-    if columns.pair is None and records[train] and "text_pair" in records[train][0]:
+    parts = [(str(path), read_records(path)) for path in (train, dev)]
+    if columns.pair is None and any("text_pair" in record for record in parts[0][1][:1]):
         columns = replace(columns, pair="text_pair")
-    return _task(
-        name=train.name.partition(".")[0],
-        train=(str(train), records[train]),
-        dev=(str(dev), records[dev]),
-        columns=columns,
-    )
+    return _task(train.name.partition(".")[0], parts[0], parts[1], columns)
 
 
 def folder_task(folder: Path, columns: Columns) -> Task:
@@ -321,13 +316,8 @@ def hub_task(name: str, columns: Columns) -> Task:
     names = getattr(feature, "names", None)  # of a ClassLabel, whose values are ids
     if str(getattr(feature, "dtype", "")).startswith("float"):
         columns = replace(columns, regression=True)
-    task = _task(
-        name=name,
-        train=(f"data set {name!r} (train)", list(splits["train"])),
-        dev=(f"data set {name!r} ({dev})", list(splits[dev])),
-        columns=columns,
-        ids=names,
-    )
+    parts = [(f"data set {name!r} ({split})", list(splits[split])) for split in ("train", dev)]
+    task = _task(name, parts[0], parts[1], columns, names)
     if glue and not task.regression:
         task = replace(task, metric=GLUE[glue])
     return replace(task, name=glue or name)

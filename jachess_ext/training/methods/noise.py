@@ -236,9 +236,9 @@ class SMART(Penalised, name="smart"):
                 moved = logits_of(called(**without_labels(noisy)))
             return row_mean(kl_divergence(target, moved, kind, symmetric=True), inputs, model)
 
-        # The ascent needs the gradient by δ alone: with the weights frozen none is computed for them.
-        # An engine of DeepSpeed prepares the step's one backward in its forward; the ascent is not
-        # that one, and goes past it.
+        # The ascent needs the gradient by δ alone: the weights are frozen, and none is computed for
+        # them.  An engine of DeepSpeed prepares the step's one backward in its forward; the ascent
+        # is not that one, and goes past it.
         for _ in range(self.adv_steps):
             with trained(dict.fromkeys(model.parameters(), False)):
                 divergence = apart(logits.detach(), without_engine(model))
