@@ -59,19 +59,6 @@ class Group(NamedTuple):
             yield Group(self.sign, numbers, max(0, min(self.squares - start, len(numbers))))
 
 
-def groups_by_sign(weights: Tensor) -> list[Group]:
-    """Return the directions of these weights ``[q]`` in groups of one sign.
-
-    Those of weight 0 stand at the end of the first group, without squares.
-    """
-    signs = weights.detach().sign().tolist()
-    plus, zero, minus = ([i for i, s in enumerate(signs) if s == sign] for sign in (1, 0, -1))
-    curved = [(sign, numbers) for sign, numbers in ((1, plus), (-1, minus)) if numbers]
-    (sign, numbers), *others = curved or [(1, [])]
-    first = Group(sign, numbers + zero, len(numbers))
-    return [first, *(Group(sign, numbers, len(numbers)) for sign, numbers in others)]
-
-
 class Derivatives(NamedTuple):
     """What a pass computes along p directions.
 
@@ -79,7 +66,7 @@ class Derivatives(NamedTuple):
         group: which directions.
         steps: the directions, ``[p, N, ...]`` of each tensor of x.
         jets: of each tensor that ``fn`` returns, along the directions as they went in.
-        first: J u_i, ``[p, N, ...]`` of each.
+        first: J u_i, ``[p, N, ...]`` of each; with weights, times √|w_i|.
         assemble: puts as many tensors into a nest like the one that ``fn`` returned.
         aux: ``(aux,)`` with has_aux, else ``()``.
     """
@@ -100,6 +87,11 @@ class Derivatives(NamedTuple):
     def second(self) -> list[Tensor]:
         """Return D²f[u_i, u_i], ``[squares, N, ...]``, or their sum, ``[1, N, ...]``."""
         return [jet.second for jet in self.jets]
+
+
+def roots_of(weights: Tensor) -> Tensor:
+    """Return √|w|, and 1 for a weight of 0, whose direction goes in as it is."""
+    return torch.where(weights == 0, 1, weights.abs()).sqrt()
 
 
 def take_apart(
@@ -201,7 +193,7 @@ class Rows:
             raise ValueError(f"chunk_size is {size}; expected 1 direction at least, or None")
         plan = [chunk for group in groups for chunk in group.chunks(size)]
         check = RowCheck.of(self) if self._check else None
-        roots = None if weights is None else torch.where(weights == 0, 1, weights.abs()).sqrt()
+        roots = None if weights is None else roots_of(weights)
         # Dropout draws the same mask in each pass, so that derivatives of all are of one function.
         generators = check.generators if check else Generators() if len(plan) > 1 else None
         for place, group in enumerate(plan):
@@ -213,16 +205,26 @@ class Rows:
                 steps = [step * to_ndim(roots[group.numbers], step.ndim) for step in steps]
             mixture = check.direction() if check and is_last else None
             derivatives = self._run(self.points, steps, group, second, mixture)
-            if roots is not None:
-                scaled = derivatives.first
-                first = [part / to_ndim(roots[group.numbers], part.ndim) for part in scaled]
-                derivatives = derivatives._replace(first=first)
             if check:
-                check.add(derivatives.first, group.numbers)
+                check.add(derivatives.first, group.numbers, roots)
                 if is_last:
                     check.compare([jet.first[-1].detach() for jet in derivatives.jets])
             # A tensor in aux is a view of all its streams, so those of one pass alone are kept.
             yield derivatives if is_last else derivatives._replace(aux=())
+
+    def groups(self, weights: Tensor | None) -> list[Group]:
+        """Return the directions in groups of one sign of their weights ``[q]``.
+
+        Those of weight 0 stand at the end of the first group, without squares.
+        """
+        if weights is None:
+            return [self.all_directions(self.count)]
+        signs = weights.detach().sign().tolist()
+        plus, zero, minus = ([i for i, s in enumerate(signs) if s == sign] for sign in (1, 0, -1))
+        curved = [(sign, numbers) for sign, numbers in ((1, plus), (-1, minus)) if numbers]
+        (sign, numbers), *others = curved or [(1, [])]
+        first = Group(sign, numbers + zero, len(numbers))
+        return [first, *(Group(sign, numbers, len(numbers)) for sign, numbers in others)]
 
     def all_directions(self, squares: int) -> Group:
         """Return all directions, the first of them with their squares."""

@@ -399,9 +399,11 @@ class RowCheck:
         tensor of x."""
         return self._rows.mixture(self._factors)
 
-    def add(self, first: list[Tensor], numbers: list[int]) -> None:
-        """Add the tangents of every result, ``[p, N, ...]``, along the directions ``numbers``."""
+    def add(self, first: list[Tensor], numbers: list[int], roots: Tensor | None) -> None:
+        """Add the tangents of every result, ``[p, N, ...]``, along directions times their roots."""
         factors = self._factors[numbers]
+        if roots is not None:
+            factors = factors / roots[numbers].unsqueeze(1)
         sums, sizes = [], []
         for tangents in first:
             tangents = tangents.detach()

@@ -23,7 +23,7 @@ from .api import graph_serves, jvp
 from .context import without_dynamo
 from .eager import Jet, paired_leaves
 from .layout import map_tensors
-from .row_passes import Derivatives, Rows, groups_by_sign, of_each_row, rows_depend, take_apart
+from .row_passes import Derivatives, Rows, of_each_row, roots_of, rows_depend, take_apart
 from .rows import MIXED, to_ndim
 from .rules.forward_mode import unwrapped
 
@@ -149,22 +149,22 @@ def _eager_laplacian(
     if factors is not None and (factors.ndim > 1 or _is_differentiated(factors)):
         # A sum in the pass takes directions scaled by √|w|, whose derivative is infinite at 0, and
         # one sign in all rows.  So the squares have streams of their own, which w multiplies here.
-        passes = list(rows.passes([rows.all_directions(rows.count)], chunk_size, "squares"))
+        passes = list(rows.passes(rows.groups(None), chunk_size, "squares"))
         squares = _joined([part.second for part in passes])
         total = [(to_ndim(factors, square.ndim) * square).sum(0) for square in squares]
         first = _joined([part.first for part in passes])
         return _result_of_rows(Laplacian, passes, first, total)
-    groups = [rows.all_directions(rows.count)] if factors is None else groups_by_sign(factors)
-    passes = list(rows.passes(groups, chunk_size, "sum", factors))
+    passes = list(rows.passes(rows.groups(factors), chunk_size, "sum", factors))
     # Of a tensor that fn returns the second order of a pass is one stream, the sum of its squares.
     sums = [[p.group.sign * second[0] for second in p.second] for p in passes if p.group.squares]
     sums = sums or [[torch.zeros_like(primal) for primal in passes[0].primals]]
     total = [reduce(torch.add, parts) for parts in zip(*sums, strict=True)]
     first = _joined([part.first for part in passes])
-    if factors is not None:  # back from the groups to the order of the directions
+    if factors is not None:  # from the groups back to the directions, in their order
         numbers = [number for part in passes for number in part.group.numbers]
         places = torch.tensor(numbers, dtype=torch.long, device=factors.device).argsort()
         first = [part[places] for part in first]
+        first = [part / to_ndim(roots_of(factors), part.ndim) for part in first]
     return _result_of_rows(Laplacian, passes, first, total)
 
 
@@ -210,7 +210,7 @@ def hessian_diagonal(
                 [12.]])
     """
     rows = Rows(fn, x, directions, has_aux, check)
-    passes = list(rows.passes([rows.all_directions(rows.count)], chunk_size, "squares"))
+    passes = list(rows.passes(rows.groups(None), chunk_size, "squares"))
     first, second = _joined([p.first for p in passes]), _joined([p.second for p in passes])
     return _result_of_rows(HessianDiagonal, passes, first, second)
 
