@@ -265,3 +265,9 @@ def test_the_laplacian_of_a_complex_amplitude() -> None:
     parts = torch.func.vmap(torch.func.hessian(lambda x: torch.view_as_real(amplitude(x))))(x)
     wanted = torch.view_as_complex(parts.diagonal(dim1=-2, dim2=-1).sum(-1))
     torch.testing.assert_close(jx.laplacian(amplitude, x)[2], wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_a_real_jet_to_a_complex_power() -> None:
+    x, u = torch.tensor([0.5, 2.0], dtype=torch.float64), torch.ones(2, 2, dtype=torch.float64)
+    jets = [jx.jet(f, x, u).streams for f in (lambda x: x**2j, lambda x: (x + 0j) ** 2j)]
+    torch.testing.assert_close(*jets)
