@@ -75,7 +75,7 @@ def parse_size(value: object) -> float:
             number, mark = match["number"], match["mark"]
             if mark is not None and number[0] != "0":
                 whole = number.replace(mark, "")
-                # A size is a whole number, so that the comma of "1,000" groups digits.  The point of
+                # A size is a whole number, so the comma of "1,000" groups digits.  The point of
                 # "1.000" may do so too, or be of a 1 printed as a float; two points can only group.
                 if mark == "." and number.count(".") == 1:
                     raise DoubtfulSize(
