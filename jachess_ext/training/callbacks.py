@@ -93,13 +93,13 @@ class _Periodic(TrainerCallback):
         """Return the entry for the first process to log, or None."""
         raise NotImplementedError
 
-    def begin(self, state: TrainerState) -> None:
+    def _begin(self, state: TrainerState) -> None:
         """Forget the run before."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.begin(state)
+        self._begin(state)
         self._measure_and_log(kwargs["model"], state, control)
 
     def on_step_end(
@@ -175,7 +175,7 @@ class SmoothnessMonitor(_Periodic):
         """Draw the Jacobian norms over the steps; see `SmoothnessProbe.plot`."""
         return self.probe.plot(ax)
 
-    def begin(self, state: TrainerState) -> None:
+    def _begin(self, state: TrainerState) -> None:
         self.probe.history.clear()
 
     def measure(self, model: nn.Module, state: TrainerState) -> dict[str, float]:
@@ -238,7 +238,7 @@ class NTKDrift(_Periodic):
         self._theta: Tensor | None = None
         self._found_start = False
 
-    def begin(self, state: TrainerState) -> None:
+    def _begin(self, state: TrainerState) -> None:
         self.history, self._theta = [], None
         if self._found_start and not state.global_step:
             self.start = None  # it is another run's
