@@ -79,7 +79,8 @@ def test_quoted_figures_are_not_older_than_what_they_measure() -> None:
 def test_a_program_is_what_it_computes() -> None:
     """Words may change between a measurement and now, and where a function stands; no number."""
     before = (
-        'S = 2.0\n\ndef double(x: Any, *, by: float = S) -> Any:\n    "Say."\n'
+        '"Say."\nfrom __future__ import annotations\nS = 2.0\n\n'
+        'def double(x: Any, *, by: float = S) -> Any:\n    "Say."\n'
         "    known: Any = x * by\n    return known + 1.5\n\nclass A:\n    def f(self): return S\n"
     )
     after = [
