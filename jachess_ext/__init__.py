@@ -61,27 +61,17 @@ __all__ = [
 ]
 
 _MODULES = ("ops", "scaling", "training")
-_NAMES = {
-    "JacHess": "smoothness",
-    "Jet": "jet",
-    "JetTensor": "jet",
-    "LightningSmoothnessMonitor": "lightning",
-    "MissingJetRule": "jet",
-    "Smoothness": "smoothness",
-    "SmoothnessMonitor": "training",
-    "SmoothnessProbe": "smoothness",
-    "Spectrum": "ntk",
-    "divergence": "jet",
-    "hessian_diagonal": "jet",
-    "hvp": "jet",
-    "jet": "jet",
-    "jvp": "jet",
-    "laplacian": "jet",
-    "measure_ntk": "ntk",
-    "ntk": "ntk",
-    "ntk_loss": "ntk",
-    "smoothness": "smoothness",
+_HOMES = {
+    "jet": (
+        *("Jet", "JetTensor", "MissingJetRule", "divergence", "hessian_diagonal", "hvp", "jet"),
+        *("jvp", "laplacian"),
+    ),
+    "lightning": ("LightningSmoothnessMonitor",),
+    "ntk": ("Spectrum", "measure_ntk", "ntk", "ntk_loss"),
+    "smoothness": ("JacHess", "Smoothness", "SmoothnessProbe", "smoothness"),
+    "training": ("SmoothnessMonitor",),
 }
+_NAMES = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -51,7 +51,7 @@ class MissingExtra(ImportError):
     """A library is needed and not installed; the message says how to install it."""
 
 
-def require(module: str) -> Any:
+def require(module: str) -> types.ModuleType:
     """Import and return a module.
 
     Raises:
@@ -71,10 +71,11 @@ def require(module: str) -> Any:
 
 def missing(part: str) -> list[str]:
     """Return the distributions that a part of `NEEDS` lacks; nothing is imported."""
-    return [_DISTRIBUTIONS.get(name, name) for name in NEEDS[part] if not _is_installed(name)]
+    return [_DISTRIBUTIONS.get(name, name) for name in NEEDS[part] if not is_installed(name)]
 
 
-def _is_installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
+    """Tell whether a module can be imported; nothing is."""
     try:
         return importlib.util.find_spec(module) is not None
     except ValueError:  # the entry of sys.modules is None: an import of it fails
@@ -128,7 +129,7 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, text + "\n")
 
 
-def finite(value: Any) -> Any:
+def finite(value: object) -> Any:
     """Return plain JSON values: arrays as lists, NaN and infinities as None."""
     if isinstance(value, dict):
         return {str(key): finite(item) for key, item in value.items()}
@@ -213,7 +214,7 @@ def parse_json(text: str, place: str, *, lenient: bool = False) -> Any:
         raise DataError(f"{place} is not JSON ({error})") from error
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     names = [name for name, _ in pairs]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"the name {shown(twice[0])} stands twice in one object")
@@ -270,7 +271,7 @@ def _is_plain(value: Any, hint: Any) -> bool:
     return isinstance(value, hint) and (hint is not float or math.isfinite(value))
 
 
-def _union_from_json(value: Any, hints: tuple[Any, ...], place: str) -> Any:
+def _union_from_json(value: object, hints: tuple[object, ...], place: str) -> object:
     faults = []
     for hint in hints:
         try:
@@ -281,7 +282,7 @@ def _union_from_json(value: Any, hints: tuple[Any, ...], place: str) -> Any:
     raise DataError(f"{fault} or null" if type(None) in hints else str(fault))
 
 
-def _object_from_json(value: Any, cls: Any, place: str) -> Any:
+def _object_from_json(value: Any, cls: Any, place: str) -> object:
     _expect(isinstance(value, Mapping), value, "an object", place)
     hints = typing.get_type_hints(cls)
     if unknown := sorted(set(map(str, value)) - set(hints)):

@@ -4,7 +4,7 @@ import platform
 import shutil
 import sys
 from importlib import metadata
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -33,13 +33,22 @@ def _below_floor(name: str, version: str | None) -> str | None:
     return f"{name} {version} is older than {floor}: `pip install -U '{name}>={floor}'`."
 
 
-def _gpu() -> dict[str, Any]:
+class _Device(TypedDict):
+    name: str
+    capability: str
+
+
+class _Gpu(TypedDict):
+    torch_cuda: str | None
+    visible: list[_Device]
+
+
+def _gpu() -> _Gpu:
     """Return torch's CUDA version (None for a CPU build), and the visible GPUs."""
-    devices = []
-    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        major, minor = torch.cuda.get_device_capability(index)
-        name = torch.cuda.get_device_name(index)
-        devices.append({"name": name, "capability": f"{major}.{minor}"})
+    devices: list[_Device] = []
+    for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        capability = "{}.{}".format(*torch.cuda.get_device_capability(i))
+        devices.append({"name": torch.cuda.get_device_name(i), "capability": capability})
     return {"torch_cuda": torch.version.cuda, "visible": devices}
 
 
@@ -59,7 +68,7 @@ def _runs_on(archs: str, capability: str) -> bool:
     return False
 
 
-def _cuda_problems(built: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
+def _cuda_problems(built: dict[str, str], gpu: _Gpu) -> list[str]:
     """Return a sentence with its fix for each GPU, driver or toolkit that goes unused."""
     if not gpu["visible"]:
         if shutil.which("nvidia-smi") and gpu["torch_cuda"] is None:
@@ -83,7 +92,7 @@ def _cuda_problems(built: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
     ]
 
 
-def _too_old(device: dict[str, Any]) -> bool:
+def _too_old(device: _Device) -> bool:
     return tuple(map(int, device["capability"].split("."))) < OLDEST_GPU
 
 
@@ -104,6 +113,7 @@ def report() -> dict[str, Any]:
     versions.update({name: _version(name) for name in _SHOWN})
     built, gpu = build_info(), _gpu()
     problems = [text for name, v in versions.items() if (text := _below_floor(name, v))]
+    # Without the library's file there was never a build: slower, and no problem to fix.
     pure = not STATE.path.is_file()
     if STATE.problem is not None and not pure:
         problems.append(STATE.problem[0].upper() + STATE.problem[1:])
@@ -113,6 +123,7 @@ def report() -> dict[str, Any]:
             "`pip install --no-build-isolation -e .`."
         )
     problems += _cuda_problems(built, gpu)
+    # Parts that lack the same packages share one line, and one command.
     parts: dict[str, list[str]] = {}
     for part in NEEDS:
         parts.setdefault(" ".join(missing(part)), []).append(part)
@@ -165,14 +176,12 @@ def main() -> int:
         )
     operators = facts["operators"]
     state = "none" if facts["pure"] else "loaded" if operators["loaded"] else "NOT loaded"
-    lines.append(f"operators     {state}")
-    lines += [f"              {kernel}" for kernel in operators["kernels"]]
+    lines += [f"operators     {state}", *(f"{'':<14}{name}" for name in operators["kernels"])]
     lines += [f"GPU           {d['name']} (sm {d['capability']})" for d in gpu["visible"]]
     lines += [f"problem: {text}" for text in facts["problems"]]
     lines += [f"note: {text}" for text in facts["notes"]]
     ready = "core ready: derivatives, smoothness, the NTK"
-    lines.append("fix the problems above" if facts["problems"] else ready)
-    print("\n".join(lines))
+    print(*lines, "fix the problems above" if facts["problems"] else ready, sep="\n")
     return 1 if facts["problems"] else 0
 
 

@@ -75,6 +75,7 @@ class LightningSmoothnessMonitor(Callback):
         self._measure(trainer, pl_module)
 
     def _measure(self, trainer: Trainer, module: LightningModule) -> None:
+        # The last step may be one of `every` and the end of training: it is measured once.
         if self.probe.measured(trainer.global_step):
             return
         model = module if self.attribute is None else getattr(module, self.attribute)

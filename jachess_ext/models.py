@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
 from .jet.context import EAGERLY
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 NO_LABEL = -100
 
@@ -116,7 +119,7 @@ def on_device_of(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Ten
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the user's model inside torch.compile, data-parallel wrappers and DeepSpeed's."""
     wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel)
-    while True:
+    while True:  # wrappers nest in any order
         if isinstance(model, wrappers) or is_deepspeed(model):
             model = cast(nn.Module, model.module)
         elif hasattr(model, "_orig_mod"):
@@ -127,7 +130,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def is_deepspeed(model: nn.Module) -> bool:
     """Tell whether the model is in an engine of DeepSpeed."""
-    deepspeed: Any = sys.modules.get("deepspeed")
+    # Never imported here: a model can be in its engine only where something else imported it.
+    deepspeed = sys.modules.get("deepspeed")
     return deepspeed is not None and isinstance(model, deepspeed.DeepSpeedEngine)
 
 
@@ -158,7 +162,7 @@ def token_tables(model: nn.Module) -> dict[nn.Module, bool]:
     that their ``get_input_embeddings`` returns.
     """
     check_whole(model)
-    inner: Any = unwrapped(model)
+    inner = unwrapped(model)
     stacks = (getattr(inner, f"get_{name}", lambda: None)() for name in ("encoder", "decoder"))
     encoder, decoder = (_table_of(stack) for stack in stacks)
     two = getattr(getattr(inner, "config", None), "is_encoder_decoder", False)
@@ -169,7 +173,7 @@ def token_tables(model: nn.Module) -> dict[nn.Module, bool]:
     return tables if whole is None else {whole: False}
 
 
-def token_table(model: nn.Module) -> Any:
+def token_table(model: nn.Module) -> nn.Embedding:
     """Return the first of `token_tables`, in which the ids of a batch are looked up.
 
     Raises:
@@ -178,15 +182,16 @@ def token_table(model: nn.Module) -> Any:
     table = next(iter(token_tables(model)), None)
     if table is None:
         raise ValueError(_NO_TABLE.format(type(unwrapped(model)).__name__))
-    return table
+    return cast(nn.Embedding, table)
 
 
-def _table_of(stack: Any) -> nn.Module | None:
+def _table_of(stack: nn.Module | None) -> nn.Module | None:
     """Return a stack's layer of token embeddings; None for other stacks, as those of images."""
     try:
-        layer = stack.get_input_embeddings()
+        layer = cast("PreTrainedModel", stack).get_input_embeddings()
     except (AttributeError, NotImplementedError):
         return None
+    # A vision model returns the convolution over its patches, whose weight has four dimensions.
     return layer if getattr(getattr(layer, "weight", None), "ndim", 0) == 2 else None
 
 
@@ -238,6 +243,7 @@ def hooked_embeddings(
                 lambda module, args, x, of_decoder=of_decoder: enter(x, of_decoder)
             )
             hooks.callback(handle.remove)
+        # Importing dynamo takes seconds; where nobody did, nothing is compiled.
         if "torch._dynamo" in sys.modules:
             hooks.enter_context(EAGERLY)
         yield batch
@@ -255,12 +261,11 @@ def _real_tokens(x: Tensor, batch: Mapping[str, Tensor], of_decoder: bool) -> Te
     if of_decoder:  # reads its own tokens, or the labels, or the encoder's tokens, one place later
         if isinstance(labels, Tensor) and labels.ndim == 2 and not labels.is_floating_point():
             mask = labels != -100
-        of_labels, mask = mask, batch.get("decoder_attention_mask")
-        mask = of_labels if mask is None else mask
+        decoder_mask = batch.get("decoder_attention_mask")
+        mask = mask if decoder_mask is None else decoder_mask
         mask = None if mask is None or mask.shape != x.shape[:2] else mask
-    return padding_mask(
-        {"inputs_embeds": x} | ({} if mask is None else {"attention_mask": mask}), check_rows=False
-    ).to(x.device)
+    inputs = {"inputs_embeds": x} if mask is None else {"inputs_embeds": x, "attention_mask": mask}
+    return padding_mask(inputs, check_rows=False).to(x.device)
 
 
 @contextmanager
@@ -308,20 +313,21 @@ def drawn_modules(model: nn.Module) -> tuple[str, ...] | None:
     They are in the attribute ``drawn_modules``; without it, they are those that transformers has
     not marked as loaded.
     """
-    inner: Any = unwrapped(model)
-    if hasattr(inner, "drawn_modules"):
-        return tuple(inner.drawn_modules)
+    inner = unwrapped(model)
+    recorded: Iterable[str] | None = getattr(inner, "drawn_modules", None)
+    if recorded is not None:
+        return tuple(recorded)
+    # Of a model that was built from its configuration, none is marked, and nothing is known.
     loaded = {name: getattr(p, "_is_hf_initialized", False) for name, p in inner.named_parameters()}
     if not any(loaded.values()):
         return None
-    drawn = (name for name, was_loaded in loaded.items() if not was_loaded)
-    return tuple(sorted({name.rpartition(".")[0] for name in drawn}))
+    return tuple(sorted({n.rpartition(".")[0] for n, marked in loaded.items() if not marked}))
 
 
 def without_peft(model: nn.Module) -> nn.Module:
     """Return the model inside torch.compile, data-parallel wrappers and peft."""
-    inner: Any = unwrapped(model)
-    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+    inner = unwrapped(model)
+    return getattr(inner, "get_base_model", lambda: inner)()
 
 
 def backbone_of(model: nn.Module) -> nn.Module:

@@ -50,7 +50,7 @@ def __getattr__(name: str) -> Any:
             f"torch {torch.__version__} has no {_WHERE[name]}, which jachess_ext needs here; use a "
             "torch that docs/compatibility.md names, or a newer jachess_ext"
         )
-    globals()[name] = value
+    globals()[name] = value  # the next access finds it there, without this function
     return value
 
 
@@ -60,6 +60,7 @@ def find(path: str) -> Any:
     place = "torch"
     for part in path.split(".")[1:]:
         place = f"{place}.{part}"
+        # An attribute of a package may be a module that nobody has imported yet.
         if not hasattr(value, part):
             try:
                 import_module(place)

@@ -212,11 +212,7 @@ class Pass:
 
 
 def run_model(
-    model: nn.Module,
-    batch: Mapping[str, Tensor],
-    enter: Enter,
-    *,
-    through_head: bool = True,
+    model: nn.Module, batch: Mapping[str, Tensor], enter: Enter, *, through_head: bool = True
 ) -> Pass:
     """Call ``model(**batch)`` with its embeddings x replaced by ``enter(x)``.
 

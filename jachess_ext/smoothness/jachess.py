@@ -114,10 +114,7 @@ class BaseNorms:
 
 
 def measure_base(
-    model: nn.Module,
-    batches: Iterable[Mapping[str, Tensor]],
-    settings: Settings,
-    seed: int | None,
+    model: nn.Module, batches: Iterable[Mapping[str, Tensor]], settings: Settings, seed: int | None
 ) -> BaseNorms:
     """Measure ``model`` in eval mode, averaged over the tokens of all batches of all ranks.
 

@@ -44,7 +44,7 @@ class Ranks:
         """Return the largest ``value`` over the ranks, on each of them; a collective."""
         return self._reduce(value, dist.ReduceOp.MAX)
 
-    def _reduce(self, value: Tensor, operation: Any) -> Tensor:
+    def _reduce(self, value: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
         if self.size > 1:
             # all_reduce writes in place, and the caller may still need its own value.
             value = value.detach().clone()
