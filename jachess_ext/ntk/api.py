@@ -14,20 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .._io import is_installed, require
 from ..jet.context import EAGERLY
 from ..models import unwrapped
 from .capture import Watched, capture, evaluating
 from .completeness import Probe, check_kernel, in_company, probe
 from .contract import Choice, Contribution, LinearForm, Settings, contract, plan
-from .outputs import (
-    Batch,
-    Chosen,
-    OutputMap,
-    Outputs,
-    Samples,
-    choose_parameters,
-    require_plain,
-)
+from .outputs import Batch, Chosen, OutputMap, Outputs, Samples, choose_parameters, require_plain
 
 Method = Literal["auto", "gram", "materialise", "per_sample", "explain"]
 T = TypeVar("T")
@@ -325,11 +318,7 @@ class Job:
         every = product(range(len(lefts)), range(len(rights)))
         pairs = self._ranks.share([(i, j) for i, j in every if j >= i or not self._symmetric])
         shown = progress if self._ranks.rank == 0 else False
-        with (
-            _bar(shown, len(pairs)) as advance,
-            EAGERLY,
-            torch.no_grad(),
-        ):
+        with _bar(shown, len(pairs)) as advance, EAGERLY, torch.no_grad():
             for side in [self._left] if self._symmetric else [self._left, self._right]:
                 if side.samples.count > self._block:
                     in_company(self._watched, self._outputs, side, self._company)
@@ -375,11 +364,8 @@ class Job:
         """Set the largest blocks that fit ``limit`` bytes; return the bytes of the workspace.
 
         Raises:
-            TypeError: the limit is no number of bytes.
-            ValueError: it is too small for a block of one sample.
+            ValueError: the limit is too small for a block of one sample.
         """
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
-            raise TypeError(f"memory_budget is {limit!r}; expected a number of bytes, or None")
         budget = min(_MOST, int(_SHARE * free_memory(self._device))) if limit is None else limit
         workspace = min(_WORKSPACE, max(1, budget // 8))
         samples, others = self._left.samples.count, self._right.samples.count
@@ -468,20 +454,13 @@ def _bar(progress: bool | None, total: int) -> Iterator[Callable[[], object]]:
     Args:
         progress: None: show a bar on a terminal, if tqdm is installed and there are several steps.
     """
-    if progress is False or (progress is None and total == 1):
+    if progress is False or (progress is None and (total == 1 or not is_installed("tqdm"))):
         yield lambda: None
         return
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:
-        if progress:
-            raise ImportError("progress=True needs tqdm: pip install tqdm") from None
-        yield lambda: None
-        return
-    # disable=None: silent unless standard error is a terminal.
-    with tqdm(
-        total=total, desc="NTK", unit="block", disable=None if progress is None else False
-    ) as shown:
+    # None: silent unless standard error is a terminal.
+    disable = None if progress is None else False
+    tqdm = require("tqdm.auto").tqdm
+    with tqdm(total=total, desc="NTK", unit="block", disable=disable) as shown:
         yield shown.update
 
 
@@ -510,16 +489,10 @@ class KernelRanks:
         """Read this process's place in ``group``.
 
         Raises:
-            RuntimeError: torch.distributed is not available or not initialised.
             ValueError: this process is not in the group.
         """
         if group is None:
             return cls(None, 0, 1)
-        if not dist.is_available() or not dist.is_initialized():
-            raise RuntimeError(
-                "group was given, but torch.distributed is not initialised; call "
-                "torch.distributed.init_process_group first (torchrun starts the processes)"
-            )
         rank = dist.get_rank(group)
         if rank < 0:
             raise ValueError("this process is not in the group; call ntk on the group's ranks only")

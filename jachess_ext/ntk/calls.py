@@ -70,60 +70,54 @@ def flat(args: Args, kwargs: Named) -> list[object]:
     return flat
 
 
-def _linear(arguments: Arguments, names: Names) -> Call | None:
-    if not _plain_weight(arguments, names):
+def _linear(args: Arguments, names: Names) -> Call | None:
+    if not _plain_weight(args, names):
         return None
-    return Call("linear", _roles(arguments, names), arguments["input"].detach())
+    return Call("linear", _roles(args, names), args["input"].detach())
 
 
-def _addmm(arguments: Arguments, names: Names) -> Call | None:
+def _addmm(args: Arguments, names: Names) -> Call | None:
     """Read bias + x W with W [d_in, d_out], transformers' Conv1D."""
-    arguments = {
-        "bias": arguments["input"],
-        "input": arguments["mat1"],
-        "weight": arguments["mat2"],
-    }
-    if arguments["bias"].dim() != 1 or not _plain_weight(arguments, names):
+    args = {"bias": args["input"], "input": args["mat1"], "weight": args["mat2"]}
+    if args["bias"].dim() != 1 or not _plain_weight(args, names):
         return None
-    return Call(
-        "linear", _roles(arguments, names), arguments["input"].detach(), {"transposed": True}
-    )
+    return Call("linear", _roles(args, names), args["input"].detach(), {"transposed": True})
 
 
-def _embedding(arguments: Arguments, names: Names) -> Call | None:
-    if arguments.get("max_norm") is not None:
-        raise ValueError(RENORMALISED.format(names.get(id(arguments["weight"]))))
-    if arguments.get("scale_grad_by_freq") or arguments.get("sparse"):
+def _embedding(args: Arguments, names: Names) -> Call | None:
+    if args.get("max_norm") is not None:
+        raise ValueError(RENORMALISED.format(names.get(id(args["weight"]))))
+    if args.get("scale_grad_by_freq") or args.get("sparse"):
         return None
-    padding = arguments.get("padding_idx")
-    rows = arguments["weight"].shape[0]
+    padding = args.get("padding_idx")
+    rows = args["weight"].shape[0]
     if padding is not None and padding < 0:
         padding += rows
     options = {"padding": padding, "rows": rows}
-    return Call("embedding", _roles(arguments, names), arguments["input"].detach(), options)
+    return Call("embedding", _roles(args, names), args["input"].detach(), options)
 
 
-def _take(arguments: Arguments, names: Names) -> Call | None:
+def _take(args: Arguments, names: Names) -> Call | None:
     """Read bias[ids], an embedding of width 1."""
-    if id(arguments["input"]) not in names or arguments["input"].dim() != 1:
+    if id(args["input"]) not in names or args["input"].dim() != 1:
         return None
-    if bool((arguments["index"] < 0).any()):
+    if bool((args["index"] < 0).any()):
         return None
-    options = {"padding": None, "rows": arguments["input"].shape[0]}
-    return Call("take", {"bias": names[id(arguments["input"])]}, arguments["index"], options)
+    options = {"padding": None, "rows": args["input"].shape[0]}
+    return Call("take", {"bias": names[id(args["input"])]}, args["index"], options)
 
 
-def _norm(kind: str, eps: float | None, arguments: Arguments, names: Names) -> Call | None:
+def _norm(kind: str, eps: float | None, args: Arguments, names: Names) -> Call | None:
     """Read a norm; `eps` is the function's default."""
-    if id(arguments["input"]) in names:
+    if id(args["input"]) in names:
         return None
-    options = {"shape": list(arguments["normalized_shape"]), "eps": arguments.get("eps", eps)}
-    return Call(kind, _roles(arguments, names), arguments["input"].detach(), options)
+    options = {"shape": list(args["normalized_shape"]), "eps": args.get("eps", eps)}
+    return Call(kind, _roles(args, names), args["input"].detach(), options)
 
 
-def _product(arguments: Arguments, names: Names) -> Call | None:
+def _product(args: Arguments, names: Names) -> Call | None:
     """Read weight * x, elementwise."""
-    values = list(arguments.values())
+    values = list(args.values())
     weights = [i for i, value in enumerate(values) if id(value) in names]
     if len(values) != 2 or len(weights) != 1:
         return None
@@ -135,19 +129,19 @@ def _product(arguments: Arguments, names: Names) -> Call | None:
     return Call("product", {"weight": names[id(weight)]}, other.detach())
 
 
-def _sum(arguments: Arguments, names: Names) -> Call | None:
+def _sum(args: Arguments, names: Names) -> Call | None:
     """Read bias + x, elementwise."""
-    call = _product(arguments, names)
+    call = _product(args, names)
     return None if call is None else Call("sum", {"bias": call.roles["weight"]}, None)
 
 
-def _plain_weight(arguments: Arguments, names: Names) -> bool:
+def _plain_weight(args: Arguments, names: Names) -> bool:
     """Tell whether the input is no parameter and the weight is a matrix."""
-    return id(arguments["input"]) not in names and arguments["weight"].dim() == 2
+    return id(args["input"]) not in names and args["weight"].dim() == 2
 
 
-def _roles(arguments: Arguments, names: Names) -> dict[str, str]:
-    roles = {role: names.get(id(arguments.get(role))) for role in ("weight", "bias")}
+def _roles(args: Arguments, names: Names) -> dict[str, str]:
+    roles = {role: names.get(id(args.get(role))) for role in ("weight", "bias")}
     return {role: name for role, name in roles.items() if name is not None}
 
 

@@ -19,7 +19,7 @@ from ..models import in_mode
 from .calls import CONTRIBUTE, Call, unchained
 from .contract import Contribution, Dense, add_up, as_real
 from .independence import Separation, apart, compare_companies, require_same_values, shuffled
-from .outputs import Batch, OutputMap, Samples
+from .outputs import Batch, OutputMap, Samples, require_outputs
 from .recorder import Recorder, SampleLayout, owners_of
 
 if TYPE_CHECKING:
@@ -122,25 +122,6 @@ def watched_forward(
         f = outputs(batch)
     require_outputs(f, count)
     return f, recorder.calls, recorder.unbatched
-
-
-def require_outputs(f: Tensor, count: int) -> None:
-    """Raise ValueError where f is not [count, C] of finite real numbers with a graph."""
-    if f.is_complex():
-        raise ValueError(
-            f"the outputs are {f.dtype}; a kernel is of real outputs: pass outputs=lambda out, "
-            "batch: torch.view_as_real(out).flatten(1), or the part of them that counts"
-        )
-    if f.shape[0] != count:
-        raise ValueError(f"the model gives {f.shape[0]} rows of outputs for {count} samples")
-    if not torch.isfinite(f).all():
-        rows = (~torch.isfinite(f)).any(1).nonzero()[:, 0].tolist()
-        raise ValueError(
-            f"the model's outputs are NaN or infinite for samples {rows} of a block; expected "
-            "finite logits"
-        )
-    if not f.requires_grad:
-        raise ValueError("the outputs do not depend on any parameter that requires gradients")
 
 
 def capture(
@@ -268,8 +249,5 @@ def _per_sample(
             )
             for of_parameter, gradient in zip(gradients, whole, strict=True):
                 of_parameter[-1].append(as_real(gradient).flatten())
-    stacked = (
-        torch.stack([torch.stack(sample) for sample in of_parameter], 1)
-        for of_parameter in gradients
-    )
+    stacked = (torch.stack([torch.stack(rows) for rows in part], 1) for part in gradients)
     return {name: Dense(gradient) for name, gradient in zip(names, stacked, strict=True)}

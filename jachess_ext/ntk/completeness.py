@@ -1,8 +1,7 @@
 """Check that the kernel holds all that a plain backward pass sees.
 
-With random signs w_{n,c} for a few
-samples (`probe`), or random weights for all (`in_company`), one ordinary backward pass gives, of
-every parameter,
+With random signs w_{n,c} for a few samples (`probe`), or random weights for all (`in_company`), one
+ordinary backward pass gives, of every parameter,
 
     g_θ = Σ_{n,c} w_{n,c} ∂f_{n,c}/∂θ,
 
@@ -16,22 +15,15 @@ of the finished kernel that shares none of its steps:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
-from .capture import (
-    Watched,
-    contributions,
-    evaluating,
-    learn_layout,
-    require_outputs,
-    watched_forward,
-)
+from .capture import Watched, contributions, evaluating, learn_layout, watched_forward
 from .contract import Contribution, Dense, Matches, Tied, as_real
 from .independence import SEPARATION_SEED, apart, compare_companies, shuffled
-from .outputs import NESTED, OutputMap, Samples
+from .outputs import NESTED, OutputMap, Samples, require_outputs
 from .recorder import SampleLayout
 from .rounding import PROBED, negligible, norm_of, round_off, tolerance
 
@@ -83,18 +75,14 @@ def probe(watched: Watched, outputs: OutputMap, samples: Samples) -> Probe:
     meter = _Meter(watched)
     with evaluating(watched.model):
         with torch.autograd.graph.saved_tensors_hooks(meter.saved, lambda saved: saved):
-            f, calls, unbatched = watched_forward(
-                watched, outputs, layout, samples.rows(rows), PROBED
-            )
+            batch = samples.rows(rows)
+            f, calls, unbatched = watched_forward(watched, outputs, layout, batch, PROBED)
         generator = torch.Generator("cpu").manual_seed(_PROBE_SEED)
         signs = (torch.randint(0, 2, f.shape, generator=generator, device="cpu") * 2 - 1).to(f)
         edges = [call.edge for call in calls]
-        inputs: list[GradientEdge | Tensor] = [*edges, *watched.parameters.values()]
-        gradients_of_all = torch.autograd.grad(
-            (f * signs).sum(),
-            inputs,  # type: ignore[arg-type]  # the stub knows no list of both
-            allow_unused=True,
-        )
+        # The stub knows no list of edges and tensors.
+        inputs = cast(list[Tensor], [*edges, *watched.parameters.values()])
+        gradients_of_all = torch.autograd.grad((f * signs).sum(), inputs, allow_unused=True)
         cotangents, whole = gradients_of_all[: len(edges)], gradients_of_all[len(edges) :]
         # A norm's backward multiplies the rounding of what cancels in it by up to 1 / √1e-5.
         least = 300 * torch.finfo(f.dtype).eps * norm_of(signs)
@@ -131,10 +119,9 @@ def in_company(watched: Watched, outputs: OutputMap, side: Probe, most: int) -> 
     total: dict[str, Tensor] = {}
     # Not signs: what adds a mean to each sample would not show where they add up to 0.
     generator = torch.Generator("cpu").manual_seed(SEPARATION_SEED)
-    weights = torch.randn(
-        side.weights.shape, generator=generator, dtype=torch.float64, device="cpu"
-    )
-    weights = weights.to(side.weights)
+    shape = side.weights.shape
+    normal = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+    weights = normal.to(side.weights)
     values = torch.empty_like(weights)
     with evaluating(watched.model):
         for part in range(parts):

@@ -404,11 +404,7 @@ def _choose(
 
 
 def _linear(
-    form: str,
-    lefts: list[Factors],
-    rights: list[Factors],
-    symmetric: bool,
-    settings: Settings,
+    form: str, lefts: list[Factors], rights: list[Factors], symmetric: bool, settings: Settings
 ) -> Tensor:
     """Return K, [C, N, C, M], of layers that share their inputs.
 

@@ -25,6 +25,7 @@ no mixing goes unseen in small blocks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -156,12 +157,8 @@ class Separation:
             factors: [n].
         """
         total = (f * self.weights * factors[:, None]).sum()
-        return torch.autograd.grad(
-            total,
-            edges,  # type: ignore[arg-type]  # the stub knows no list of both
-            retain_graph=True,
-            allow_unused=True,
-        )
+        inputs = cast(Sequence[Tensor], edges)  # torch's stub knows no list of edges and tensors
+        return torch.autograd.grad(total, inputs, retain_graph=True, allow_unused=True)
 
     def add(self, times: Tensor, cotangents: Sequence[Tensor | None]) -> None:
         """Add a pass.

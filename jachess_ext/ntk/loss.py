@@ -68,7 +68,7 @@ class Spectrum:
                 as round-off; None: 1e-9 for fp64, 1e-4 for other types.
 
         Raises:
-            TypeError: theta is no floating-point tensor.
+            TypeError: theta holds complex numbers.
             ValueError: not square, NaN, not symmetric, or with a clearly negative eigenvalue.
 
         Warns:
@@ -166,12 +166,10 @@ class Spectrum:
         """
         _require_real("residual", residual)
         size = len(self.eigenvalues)
-        if not isinstance(residual, Tensor) or residual.numel() != size:
-            shape = list(residual.shape) if isinstance(residual, Tensor) else None
+        if residual.numel() != size:
             raise ValueError(
-                f"residual is {shape or type(residual).__name__}, but "
-                f"the kernel has {size} rows; expected f0(X) − y as [N, C] or [N·C], one "
-                "number for each output of each sample"
+                f"residual is {list(residual.shape)}, but the kernel has {size} rows; expected "
+                "f0(X) − y as [N, C] or [N·C], one number for each output of each sample"
             )
         if not torch.isfinite(residual.detach()).all():
             raise ValueError("residual is NaN or infinite; expected f0(X) − y, finite numbers")
@@ -222,7 +220,7 @@ def ntk_loss(theta: Tensor | Spectrum, residual: Tensor, t: Tensor | float, lr: 
 
 def _require_real(name: str, values: Tensor) -> None:
     """Raise TypeError for complex numbers, whose imaginary parts a cast would drop."""
-    if isinstance(values, Tensor) and values.is_complex():
+    if values.is_complex():
         raise TypeError(
             f"{name} is {values.dtype}; expected real numbers: complex outputs count as pairs, "
             "torch.view_as_real"
@@ -231,9 +229,7 @@ def _require_real(name: str, values: Tensor) -> None:
 
 def _as_square(theta: Tensor) -> Tensor:
     """Return theta as [n, n] in double, detached."""
-    if not isinstance(theta, Tensor) or not theta.is_floating_point():
-        what = theta.dtype if isinstance(theta, Tensor) else type(theta).__name__
-        raise TypeError(f"theta is {what}; expected a floating-point tensor or a Spectrum")
+    _require_real("theta", theta)
     shape, half = list(theta.shape), theta.dim() // 2
     if theta.dim() not in (2, 4) or shape[:half] != shape[half:] or not theta.numel():
         raise ValueError(f"theta has shape {shape}; expected [N, C, N, C] or [n, n]")

@@ -84,11 +84,11 @@ class Samples:
     name: str = "batch"
 
     @classmethod
-    def of(cls, batch: object, name: str = "batch") -> Samples:
+    def of(cls, batch: Batch, name: str = "batch") -> Samples:
         """Read N, the length of the inputs' first dimension.
 
         Raises:
-            TypeError: neither a dict nor a tensor.
+            TypeError: a nested tensor.
             ValueError: no inputs, no samples, or tensors that disagree on how many there are.
         """
         values = [batch] if isinstance(batch, Tensor) else getattr(batch, "values", list)()
@@ -99,11 +99,6 @@ class Samples:
             )
         if isinstance(batch, Tensor):
             return cls(batch, _at_least_one(batch, name), name)
-        if not isinstance(batch, Mapping):
-            raise TypeError(
-                f"{name} must be a dict of tensors as a collator yields it, or one tensor, not "
-                f"{type(batch).__name__}"
-            )
         tensors = {key: v for key, v in batch.items() if isinstance(v, Tensor) and v.dim()}
         first = next((key for key in _INPUTS if key in tensors), next(iter(tensors), None))
         if first is None:
@@ -144,19 +139,14 @@ def _at_least_one(inputs: Tensor, name: str) -> int:
     return inputs.shape[0]
 
 
-def require_plain(model: object) -> None:
+def require_plain(model: nn.Module) -> None:
     """Raise for models that a kernel cannot look into.
 
     Raises:
-        TypeError: no module; a scripted or exported one.
+        TypeError: a scripted or exported module.
         ValueError: a parameter without numbers (offloaded, or never loaded); an embedding that
             rescales its table; tensors are made on the meta device.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"model is {type(model).__name__}; expected a torch.nn.Module, over whose parameters "
-            "the kernel is taken: pass the plain module"
-        )
     for name, module in model.named_modules():
         exported = isinstance(module, torch.fx.GraphModule) and "train" in vars(module)
         if exported or isinstance(module, torch.jit.RecursiveScriptModule):
@@ -185,7 +175,6 @@ def choose_parameters(model: nn.Module, parameters: Chosen) -> dict[str, nn.Para
             predicate (name, parameter) -> bool over those that require gradients.
 
     Raises:
-        TypeError: one string, or something that is neither names nor a predicate.
         ValueError: an unknown or frozen name; nothing left.
     """
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -193,13 +182,8 @@ def choose_parameters(model: nn.Module, parameters: Chosen) -> dict[str, nn.Para
         chosen = trainable
     elif callable(parameters):
         chosen = {name: p for name, p in trainable.items() if parameters(name, p)}
-    elif isinstance(parameters, Iterable) and not isinstance(parameters, str):
-        chosen = _named(model, parameters)
     else:
-        raise TypeError(
-            f"parameters is {parameters!r}; expected None, a list of names, or a predicate "
-            "(name, parameter) -> bool"
-        )
+        chosen = _named(model, parameters)
     if not chosen:
         raise ValueError(
             "there is no parameter to take the kernel over: none that requires gradients"
@@ -402,6 +386,25 @@ class OutputMap:
         generator = torch.Generator("cpu").manual_seed(seed)
         signs = torch.randint(0, 2, size, generator=generator, device="cpu") * 2 - 1
         return signs.to(logits) / math.sqrt(count)
+
+
+def require_outputs(f: Tensor, count: int) -> None:
+    """Raise ValueError where f is not [count, C] of finite real numbers with a graph."""
+    if f.is_complex():
+        raise ValueError(
+            f"the outputs are {f.dtype}; a kernel is of real outputs: pass outputs=lambda out, "
+            "batch: torch.view_as_real(out).flatten(1), or the part of them that counts"
+        )
+    if f.shape[0] != count:
+        raise ValueError(f"the model gives {f.shape[0]} rows of outputs for {count} samples")
+    if not torch.isfinite(f).all():
+        rows = (~torch.isfinite(f)).any(1).nonzero()[:, 0].tolist()
+        raise ValueError(
+            f"the model's outputs are NaN or infinite for samples {rows} of a block; expected "
+            "finite logits"
+        )
+    if not f.requires_grad:
+        raise ValueError("the outputs do not depend on any parameter that requires gradients")
 
 
 def _require_classes(labels: Tensor, counts: Tensor, classes: int) -> None:

@@ -192,13 +192,11 @@ class Recorder(TorchFunctionMode):
             self.unbatched.setdefault(name, reason)
 
     def _note_unknown(self, names: set[str], func: Function) -> None:
-        if self._learn:
-            for name in names:
-                inside = self._inside[-1] if self._inside else None
-                self._layout.unknown[name].add(inside)
-        else:
-            called = getattr(func, "__name__", str(func))
-            for name in names:
+        called = getattr(func, "__name__", str(func))
+        for name in names:
+            if self._learn:
+                self._layout.unknown[name].add(self._inside[-1] if self._inside else None)
+            else:
                 reason = f"it is used by {called}, in a way that is not covered"
                 self.unbatched.setdefault(name, reason)
 

@@ -15,7 +15,6 @@ from .models import batch, classifier
 GOOD = batch([5, 4])
 
 BATCHES: list[tuple[Any, type, str]] = [
-    ([1, 2], TypeError, "batch must be a dict of tensors .* not list"),
     ({}, ValueError, "batch holds no tensor of inputs; expected input_ids"),
     ({"input_ids": torch.zeros(0, 4).long()}, ValueError, r"batch is empty .*\[0, 4\]"),
     (GOOD | {"attention_mask": torch.ones(3, 5)}, ValueError,
@@ -43,14 +42,11 @@ ARGUMENTS: list[tuple[dict[str, Any], type, str]] = [
     ({"outputs": True}, ValueError, "outputs is True; expected"),
     ({"outputs": lambda out, batch: out.logits[0]}, ValueError, r"outputs should be \[n, C\]"),
     ({"method": "fast"}, ValueError, "method is 'fast'; expected one of 'auto', 'gram'"),
-    ({"parameters": "classifier.weight"}, TypeError, "parameters is 'classifier.weight'; expected"),
-    ({"parameters": 3}, TypeError, "parameters is 3; expected None, a list of names"),
     ({"parameters": ["clasifier.weight"]}, ValueError, "did you mean 'classifier.weight'"),
     ({"parameters": lambda name, p: False}, ValueError, "no parameter .* was chosen"),
     ({"parameters": []}, ValueError, "no parameter .* was chosen"),
     ({"memory_budget": 1000}, ValueError,
      "memory_budget is 1000 bytes, too few for one sample: .*pass at least"),
-    ({"memory_budget": 1e9}, TypeError, r"memory_budget is 1000000000.0; expected a number"),
 ]  # fmt: skip
 
 

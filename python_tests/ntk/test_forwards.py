@@ -251,17 +251,11 @@ MODELS: dict[str, tuple[Callable[[], Any], type, str]] = {
         TypeError,
         "module '0' is scripted, .* plain",
     ),
-    "exported": (
-        lambda: torch.export.export(_layers(), (inputs(),)),
-        TypeError,
-        "ExportedProgram; expected a torch.nn.Module.* pass the plain module",
-    ),
     "exported, as a module": (
         lambda: torch.export.export(_layers(), (inputs(),)).module(),
         TypeError,
         "the model is exported, .* plain",
     ),
-    "a function": (lambda: lambda x: x, TypeError, "function; expected a torch.nn.Module"),
     "on meta": (
         lambda: _layers().to("meta"),
         ValueError,

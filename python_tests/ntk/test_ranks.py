@@ -67,8 +67,3 @@ def test_shares_cover_the_work_once(count: int) -> None:
     parts = [KernelRanks(None, rank, count).share(work) for rank in range(count)]
     assert [item for part in parts for item in part] == work
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-def test_without_a_process_group() -> None:
-    with pytest.raises(RuntimeError, match=r"not initialised; call torch\.distributed\.init"):
-        jx.ntk(encoder(), batch(5), group="world")
