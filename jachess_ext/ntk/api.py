@@ -429,10 +429,10 @@ def _numbers(parameter: nn.Parameter) -> int:
 
 def _add(theta: Tensor, kernel: Tensor, rows: list[int], columns: list[int], twice: bool) -> None:
     """Add a block to Θ [C, N, C, M], and its mirror image if ``twice``."""
-    here, there = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
-    theta[:, here, :, there] += kernel
+    down, across = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+    theta[:, down, :, across] += kernel
     if twice:
-        theta[:, there, :, here] += kernel.permute(2, 3, 0, 1)
+        theta[:, across, :, down] += kernel.permute(2, 3, 0, 1)
 
 
 def free_memory(device: torch.device) -> int:

@@ -493,17 +493,17 @@ def _shared_ids(left_ids: Tensor, right_ids: Tensor) -> list[tuple[Tensor, Tenso
         return []
     place = torch.searchsorted(other_ids, ids).clamp(max=len(other_ids) - 1)
     shared = other_ids[place] == ids
-    here, there = shared.nonzero()[:, 0], place[shared]
-    if not len(here):
+    left, right = shared.nonzero()[:, 0], place[shared]  # numbers of each shared id on its side
+    if not len(left):
         return []
     sizes, size_of = torch.unique(
-        torch.stack([counts[here], other_counts[there]], 1), dim=0, return_inverse=True
+        torch.stack([counts[left], other_counts[right]], 1), dim=0, return_inverse=True
     )
     groups = []
-    for number, (k, other_k) in enumerate(sizes.tolist()):
-        mine = size_of == number
-        rows = starts[here[mine]][:, None] + torch.arange(k, device=ids.device)
-        columns = other_starts[there[mine]][:, None] + torch.arange(other_k, device=ids.device)
+    for i, (k, other_k) in enumerate(sizes.tolist()):
+        group = size_of == i
+        rows = starts[left[group]][:, None] + torch.arange(k, device=ids.device)
+        columns = other_starts[right[group]][:, None] + torch.arange(other_k, device=ids.device)
         groups.append((order[rows], other_order[columns]))
     return groups
 

@@ -120,9 +120,10 @@ class Separation:
             outside: parameters whose gradients no recorded call gives.
         """
         ones = torch.ones_like(f[:, 0])
-        both = self.differentiate(f, [*edges, *outside.values()], ones)
-        self.add(-ones, both[: len(edges)])
-        for (name, parameter), gradient in zip(outside.items(), both[len(edges) :], strict=True):
+        cotangents = self.differentiate(f, [*edges, *outside.values()], ones)
+        self.add(-ones, cotangents[: len(edges)])
+        gradients = cotangents[len(edges) :]
+        for (name, parameter), gradient in zip(outside.items(), gradients, strict=True):
             whole = torch.zeros_like(parameter) if gradient is None else gradient
             self._outside[name] = as_real(whole).flatten()
 
