@@ -1,4 +1,4 @@
-"""mkdocs: links out of docs/ to files of the repository become the files' names.
+"""mkdocs: links out of docs/ become the names of files, and rules.md gets its table.
 
 The site holds the pages of docs/ alone; a link to ../benchmarks/README.md, good where the
 repository is read, would be dead there.  One to a file that does not exist is an error.
@@ -11,14 +11,29 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mkdocs.exceptions import PluginError
-
 ROOT = Path(__file__).resolve().parents[1]
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(<?(\.\./[^)#>\s]+)(#[^)>]*)?>?\)")
 
 
+def rule_table() -> str:
+    """A row for each name of a torch function with a jet rule, its spellings and their kind."""
+    from jachess_ext.jet.registry import function_name, last_name, rule_kinds
+
+    rows: dict[tuple[str, str], set[str]] = {}
+    for function, kinds in rule_kinds().items():
+        key = last_name(function), ", ".join(kinds)
+        rows.setdefault(key, set()).add(f"`{function_name(function)}`")
+    table = [
+        f"| `{name}` | {', '.join(sorted(spelled))} | {kind} |"
+        for (name, kind), spelled in sorted(rows.items())
+    ]
+    return "\n".join(["| name | functions | answered by |", "|---|---|---|", *table])
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """The page with its links out of docs/ replaced."""
+    """The page with its links out of docs/ replaced, and the table of rules."""
+    if page.file.src_uri == "rules.md":
+        markdown = markdown.replace("<!-- table -->", rule_table())
     here = posixpath.dirname("docs/" + page.file.src_uri)
 
     def replaced(found: re.Match[str]) -> str:
@@ -26,6 +41,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         if place.startswith("docs/"):
             return found[0]
         if not (ROOT / place).exists():
+            from mkdocs.exceptions import PluginError
+
             raise PluginError(f"{page.file.src_uri} links to {place}, which does not exist")
         text = found[1].strip("`")
         return f"`{place}`" if text == place.rsplit("/")[-1] else f"{found[1]} (`{place}`)"

@@ -5,23 +5,27 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from operator import attrgetter
 from types import CodeType, FrameType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import CheckpointFunction
 
 from .. import torch_private
+from ._types import Args, Function
 
-Rule = Callable[..., Any]
+Rule: TypeAlias = Callable[..., Any]
+"""Returns what its torch function returns, with jets for tensors; so does the function itself."""
 R = TypeVar("R", bound=Rule)
+Functions: TypeAlias = "str | Function | Sequence[Functions]"
+"""Torch functions, or names that `spellings` looks up, in nests."""
 
-_RULES: dict[Any, Rule] = {}
-_GENERAL: dict[Any, Rule] = {}
+_RULES: dict[Function, Rule] = {}
+_GENERAL: dict[Function, Rule] = {}
 _NAMESPACES = tuple(
     space
     for space in (torch, torch.Tensor, F, torch.special, torch_private.find("torch._C._nn"))
@@ -35,13 +39,15 @@ _SAME = """
     matrix_exp matrix_exp mvlgamma multigammaln outer ger sigmoid expit trunc fix vstack row_stack
 """
 _PAIRS = zip(_SAME.split()[::2], _SAME.split()[1::2], strict=True)
-_BY_OTHER_NAME = {
-    function: known
-    for known, name in ((attrgetter(path)(torch), name) for path, name in _PAIRS)
+# A jet calls the function itself in place of its other name, and so meets that one's rule.  Torch
+# has a C++ entry of its own for each name (``torch.arccos`` is not ``torch.acos``), so that a rule
+# registered for one name would not answer the other.
+_BY_OTHER_NAME: dict[Function, Rule] = {
+    function: first_name
+    for first_name, name in ((attrgetter(path)(torch), name) for path, name in _PAIRS)
     for space in (torch, torch.Tensor, torch.special, torch.linalg)
-    if (function := getattr(space, name, None)) not in (None, known)
+    if (function := getattr(space, name, None)) not in (None, first_name)
 }
-"""Other names of functions, under which torch calls them where no jet is seen: jets call these."""
 
 
 class MissingJetRule(NotImplementedError):
@@ -54,7 +60,7 @@ class MissingJetRule(NotImplementedError):
     """
 
 
-def spellings(*names: str) -> list[Any]:
+def spellings(*names: str) -> list[Rule]:
     """Return every torch function with one of ``names``: ``torch.x``, ``Tensor.x``, ``F.x``, ...
 
     Raises:
@@ -68,14 +74,14 @@ def spellings(*names: str) -> list[Any]:
     for name in names:
         # torch.half is a dtype, torch.cpu a module, torch.__eq__ compares modules.
         spaces = (torch.Tensor,) if name.startswith("__") else _NAMESPACES
-        here = [f for space in spaces if callable(f := getattr(space, name, None))]
-        if not here:
+        spelled = [f for space in spaces if callable(f := getattr(space, name, None))]
+        if not spelled:
             raise AttributeError(f"torch has no function named {name!r} to register a jet rule for")
-        functions.extend(here)
+        functions.extend(spelled)
     return functions
 
 
-def built_in(name: str) -> list[Any]:
+def built_in(name: str) -> list[Rule]:
     """Return, in a list, the C++ function that torch's Python function ``name`` calls.
 
     The list is empty in a torch that does not expose it.
@@ -84,12 +90,12 @@ def built_in(name: str) -> list[Any]:
     return [] if function is None else [function]
 
 
-def attribute(name: str) -> Any:
+def attribute(name: str) -> Rule:
     """Return the getter that ``__torch_function__`` gets when ``tensor.<name>`` is read."""
     return getattr(torch.Tensor, name).__get__
 
 
-def jet_rule(*functions: Any) -> Callable[[R], R]:
+def jet_rule(*functions: Functions) -> Callable[[R], R]:
     """Register the decorated function as the jet rule of ``functions``.
 
     The rule has the torch function's own signature; one or more of its tensor arguments are
@@ -111,7 +117,7 @@ def jet_rule(*functions: Any) -> Callable[[R], R]:
     return register
 
 
-def recognise(*functions: Any) -> Callable[[R], R]:
+def recognise(*functions: Functions) -> Callable[[R], R]:
     """Register a function that is called before the rules of ``functions``.
 
     It is called as ``recogniser(rule, *args, **kwargs)`` with the ordinary rule, and returns a jet
@@ -124,10 +130,11 @@ def recognise(*functions: Any) -> Callable[[R], R]:
     """
 
     def before(recogniser: Rule, rule: Rule) -> Rule:
-        def recognised(*args: Any, **kwargs: Any) -> Any:
+        def recognised(*args: object, **kwargs: object) -> object:
             jet = recogniser(rule, *args, **kwargs)
             return rule(*args, **kwargs) if jet is None else jet
 
+        recognised.ordinary = rule  # type: ignore[attr-defined]
         return recognised
 
     def register(recogniser: R) -> R:
@@ -138,23 +145,22 @@ def recognise(*functions: Any) -> Callable[[R], R]:
     return register
 
 
-def _flatten(functions: Iterable[Any]) -> Iterator[Any]:
+def _flatten(functions: Iterable[Functions]) -> Iterator[Function]:
     for function in functions:
         if isinstance(function, str):
             yield from spellings(function)
-        elif isinstance(function, list | tuple):
+        elif isinstance(function, Sequence):
             yield from _flatten(function)
         else:
             yield function
 
 
-def find_rule(function: Any) -> Rule | None:
+def find_rule(function: Function) -> Rule | None:
     """Return the rule of a torch function, else the general one if it serves it, else None."""
-    rule = _RULES.get(function) or _GENERAL.get(function)
-    return _BY_OTHER_NAME.get(function) if rule is None else rule
+    return _RULES.get(function) or _GENERAL.get(function) or _BY_OTHER_NAME.get(function)
 
 
-def general_rule(function: Any, detail: str) -> Rule:
+def general_rule(function: Function, detail: str) -> Rule:
     """Return the general rule (`rules/forward_mode.py`) for a call that a function's own rule does
     not cover.
 
@@ -167,30 +173,56 @@ def general_rule(function: Any, detail: str) -> Rule:
     return rule
 
 
-def serve_generally(function: Any, rule: Rule) -> None:
+def serve_generally(function: Function, rule: Rule) -> None:
     """Register the general rule (`rules/forward_mode.py`) for a function."""
     _GENERAL[function] = rule
 
 
-def registered_functions() -> tuple[Any, ...]:
+def registered_functions() -> tuple[Rule, ...]:
     """Return every torch function that has a rule of its own (for tests)."""
     return tuple(_RULES)
 
 
-def function_name(function: Any) -> str:
+def rule_kinds() -> dict[Function, tuple[str, ...]]:
+    """Return for every torch function that takes jets what answers a call, in the order asked.
+
+    docs/rules.md says what each word means.
+
+    Example:
+        >>> rule_kinds()[torch.mul], rule_kinds()[torch.eq], rule_kinds()[torch.kron]
+        (('recogniser', 'formula'), ('value',), ('forward mode',))
+    """
+    kinds = {}
+    for function in {**_RULES, **_GENERAL, **_BY_OTHER_NAME}:
+        rule = _RULES.get(function)
+        kind = ["recogniser"] if hasattr(rule, "ordinary") else []
+        while (ordinary := getattr(rule, "ordinary", None)) is not None:
+            rule = ordinary
+        if rule is not None and rule.__qualname__.startswith("_on_primal."):
+            kind.append("value")
+        elif rule is not None:
+            opened = rule.__module__.rpartition(".")[2] in ("composite", "functional")
+            kind.append("composed" if opened else "formula")
+        if function in _GENERAL:
+            kind.append("forward mode")
+        kinds[function] = tuple(kind or ["other name"])
+    return kinds
+
+
+def function_name(function: object) -> str:
     """Return the full name: ``torch.nn.functional.gelu``, ``torch.Tensor.mT.__get__``."""
     if isinstance(function, torch_private.higher_order_operator):
         # torch.compile cannot trace resolve_name.
         return f"torch.ops.higher_order.{function.__name__}"
-    known = torch.overrides.resolve_name(function) if callable(function) else None
-    if known is not None:
-        return known
+    full_name = torch.overrides.resolve_name(function) if callable(function) else None
+    if full_name is not None:
+        return full_name
     name = getattr(function, "__qualname__", None) or str(function)
     module = getattr(function, "__module__", None)
     return f"{module}.{name}" if module else name
 
 
-def last_name(function: Any) -> str:
+def last_name(function: object) -> str:
     """Return the name that all spellings of a function share: ``gelu`` or ``mT``."""
     return function_name(function).removesuffix(".__get__").rpartition(".")[2]
 
@@ -214,7 +246,7 @@ _ADVICE = {
 }
 
 
-def missing_rule(function: Any, detail: str = "") -> MissingJetRule:
+def missing_rule(function: object, detail: str = "") -> MissingJetRule:
     """Return the error for an operation without a rule; it names operation, module and a fix."""
     name = function_name(function)
     reason = f": {detail}" if detail else ""
@@ -235,13 +267,19 @@ def missing_rule(function: Any, detail: str = "") -> MissingJetRule:
 def calling_modules() -> list[torch.nn.Module]:
     """Return every ``nn.Module`` whose forward is on the Python stack, innermost first."""
     modules: list[torch.nn.Module] = []
-    frame = sys._getframe(1)
-    while frame is not None:
+    for frame in _frames():
         owner = frame.f_locals.get("self")
         if isinstance(owner, torch.nn.Module) and (not modules or modules[-1] is not owner):
             modules.append(owner)
-        frame = frame.f_back  # type: ignore[assignment]
     return modules
+
+
+def _frames() -> Iterator[FrameType]:
+    """Yield the frames of the Python stack, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def _calling_module() -> str:
@@ -323,7 +361,7 @@ def surrounding_functions() -> int | None:
     return None if forward_mode_is_on() else len(_forwards_on_the_stack())
 
 
-def refuse_opaque_functions(function: Callable, args: Any, surrounding: int | None) -> None:
+def refuse_opaque_functions(function: Function, args: Args, surrounding: int | None) -> None:
     """Refuse a call from within an autograd Function, or reentrant checkpointing, that began after
     the pass; called where `forward_mode_is_on` is false.
 
@@ -335,6 +373,8 @@ def refuse_opaque_functions(function: Callable, args: Any, surrounding: int | No
         RuntimeError: the message names the Function and a way to avoid it.
     """
     forwards = _forwards_on_the_stack()
+    # Functions around the whole pass are harmless: they hold no jet.  Those that began since stand
+    # before them in the list, the outermost of them last.
     if len(forwards) > (surrounding or 0):
         raise _refusal(_class_of(forwards[-1 - (surrounding or 0)]))
     # After its forward, torch calls this function on what a Function returned as it came.
@@ -364,13 +404,7 @@ def _refusal(function: type | None) -> RuntimeError:
 def _forwards_on_the_stack() -> list[FrameType]:
     """Return the running calls of ``forward`` of autograd Functions, innermost first."""
     codes = _forward_codes(torch.autograd.Function.__subclasses__()[-1])
-    forwards = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code in codes:
-            forwards.append(frame)
-        frame = frame.f_back
-    return forwards
+    return [frame for frame in _frames() if frame.f_code in codes]
 
 
 @functools.lru_cache(maxsize=1)
@@ -379,14 +413,15 @@ def _forward_codes(newest: type) -> frozenset[CodeType | None]:
     return frozenset(_forward_code(function) for function in _classes())
 
 
-def _classes(below: type = torch.autograd.Function) -> Iterator[type]:
-    children: list[type] = below.__subclasses__()
-    for child in children:
+def _classes(
+    below: type[torch.autograd.Function] = torch.autograd.Function,
+) -> Iterator[type[torch.autograd.Function]]:
+    for child in below.__subclasses__():
         yield child
         yield from _classes(child)
 
 
-def _forward_code(function: Any) -> CodeType | None:
+def _forward_code(function: type[torch.autograd.Function]) -> CodeType | None:
     """Return the code of a Function's ``forward``, inside decorators that name what they wrap."""
     forward = inspect.unwrap(function.forward)
     while isinstance(forward, functools.partial):
@@ -402,8 +437,8 @@ def _class_of(forward: FrameType) -> type:
     """
     names = forward.f_code.co_varnames[:1]
     context = forward.f_locals.get(names[0]) if names else None
-    known: type | None = getattr(context, "_forward_cls", None)
-    return known or [c for c in _classes() if _forward_code(c) is forward.f_code][-1]
+    function: type | None = getattr(context, "_forward_cls", None)
+    return function or [c for c in _classes() if _forward_code(c) is forward.f_code][-1]
 
 
 # ---- complex numbers -------------------------------------------------------------------------
@@ -450,6 +485,6 @@ COVERED = OF_COMPLEX | frozenset(_ALSO_OF_REAL.split())
 
 
 @cache
-def takes_complex(function: Callable) -> bool:
+def takes_complex(function: Function) -> bool:
     """Return whether a torch function's rule holds for complex numbers."""
     return last_name(_BY_OTHER_NAME.get(function, function)) in COVERED
