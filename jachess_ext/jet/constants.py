@@ -8,16 +8,20 @@ slope, which gives NaN where that is infinite (a logarithm, root or power of an 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
+from ._types import Args, Function, Named
 from .layout import each_tensor, map_tensors, replace_tensors
 from .strides import memory_of, note_memory
 
-# Storages of the constants of every pass that exist.
-_STORAGES: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+if TYPE_CHECKING:
+    from .tensor import DerivativeTensor
+
+# Storages of the constants of every pass that exist.  Memory is noted, not tensors: a derivative
+# that is written into one view has to end all the others, too.
+_STORAGES: weakref.WeakValueDictionary[int, UntypedStorage] = weakref.WeakValueDictionary()
 
 
 def note_constant(tensor: Tensor) -> None:
@@ -27,8 +31,8 @@ def note_constant(tensor: Tensor) -> None:
 
 def forget_constant(tensor: Tensor) -> None:
     """Note that a derivative may be written into the memory of this tensor."""
-    if _STORAGES:
-        _STORAGES.pop(memory_of(tensor), None)
+    if _STORAGES and (memory := memory_of(tensor)) is not None:
+        _STORAGES.pop(memory, None)
 
 
 def is_constant(tensor: Tensor) -> bool:
@@ -36,7 +40,9 @@ def is_constant(tensor: Tensor) -> bool:
     return bool(_STORAGES) and memory_of(tensor) in _STORAGES
 
 
-def call_on_constants(func: Callable, args: tuple, named: dict, kind: type) -> Any:
+def call_on_constants(
+    func: Function, args: Args, kwargs: Named, kind: type[DerivativeTensor]
+) -> object:
     """Return a function of constants alone; NotImplemented where a derivative takes part, or where
     the result is a view, into which one may still be written.
 
@@ -45,24 +51,27 @@ def call_on_constants(func: Callable, args: tuple, named: dict, kind: type) -> A
     """
     if not _STORAGES:
         return NotImplemented
-    own: Any = [t for t in each_tensor((args, named)) if isinstance(t, kind)]
-    if not all(tensor.is_constant() for tensor in own):
+    constants = [t for t in each_tensor((args, kwargs)) if isinstance(t, kind)]
+    if not all(tensor.is_constant() for tensor in constants):
         return NotImplemented
-    primals = {id(tensor): tensor.primal for tensor in own}
+    primals = {id(t): t.primal for t in constants}  # type: ignore[attr-defined]  # all have one
     memories = {memory_of(plain) for plain in primals.values()}
 
     def plain(tensor: Tensor) -> Tensor:
         return primals.get(id(tensor), tensor)
 
-    result = func(*replace_tensors(args, plain), **replace_tensors(named, plain))
-    written = {id(primals[id(tensor)]): tensor for tensor in own}
+    result = func(*replace_tensors(args, plain), **replace_tensors(kwargs, plain))
+    # Torch returns the argument itself from a write in place, and the caller expects the tensor
+    # that it passed.  Anything else in an argument's memory is a view, which has to be a view of
+    # the jet: a derivative may be written into it later.  The rule makes it.
+    written = {id(primals[id(tensor)]): tensor for tensor in constants}
     for part in each_tensor(result):
         target = written.get(id(part))
-        known = target is not None and target.shape == part.shape and target.dtype == part.dtype
-        if not known and memory_of(part) in memories:
+        same = target is not None and target.shape == part.shape and target.dtype == part.dtype
+        if not same and memory_of(part) in memories:
             return NotImplemented
 
-    def wrapped(part: Tensor) -> Any:
-        return written[id(part)] if id(part) in written else own[0].as_constant(part)
+    def wrapped(part: Tensor) -> Tensor:
+        return written[id(part)] if id(part) in written else constants[0].as_constant(part)
 
     return map_tensors(result, wrapped)

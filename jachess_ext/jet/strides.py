@@ -13,18 +13,20 @@ once for each combination of shapes, strides, settings and arguments that share 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterator, MutableMapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
 
 from .. import torch_private
 from ..ops.library import transformed, unwatched, watching
+from ._types import Args, Function, Named
 from .layout import each_tensor, replace_tensors
 from .registry import MissingJetRule, attribute, missing_rule, spellings
 
-Jet = Any  # a `JetTensor`, whose file imports this one
+if TYPE_CHECKING:
+    from .tensor import JetTensor
 
 # Views whose rules are the same view of the stack ``[S, ...]``, or copy it where torch copies.
 _VIEWS = frozenset(
@@ -43,8 +45,8 @@ _VIEWS = frozenset(
 )
 _BASIC = (int, slice, type(None), type(Ellipsis))
 # Torch's layouts, by call; and the calls whose rules' results lay as torch's.
-_LAYOUTS: dict[Any, tuple[Layout, ...]] = {}
-_KNOWN_AS_TORCHS: set[Any] = set()
+_LAYOUTS: dict[Hashable, tuple[Layout, ...]] = {}
+_KNOWN_AS_TORCHS: set[Hashable] = set()
 _MOST_REMEMBERED = 4096
 
 
@@ -59,14 +61,14 @@ class Layout(NamedTuple):
 
     strides: tuple[int, ...]
     source: int | None
-    offset: int
+    offset: int | torch.SymInt
 
 
-def as_torch_lays_out(function: Callable, args: tuple, named: dict, result: Any) -> Any:
+def as_torch_lays_out(function: Function, args: Args, kwargs: Named, result: object) -> object:
     """Return ``result``, which the rule of ``function`` gave, laid out as torch's own result."""
     if function in _VIEWS or (function is torch.Tensor.__getitem__ and _is_basic(args[1])):
         return result
-    results: list[Any]
+    results: list[JetTensor]
     if isinstance(result, list | tuple):
         results = [part for part in each_tensor(result) if _is_jet(part)]
     else:
@@ -74,62 +76,67 @@ def as_torch_lays_out(function: Callable, args: tuple, named: dict, result: Any)
     if not results:
         return result
     tensors: list[Tensor] = []
-    for value in (*args, *named.values()) if named else args:
+    for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Tensor):
             tensors.append(value)
         elif isinstance(value, list | tuple | dict):
             tensors.extend(each_tensor(value))
-    expected, memories = _look_at(function, tensors, result)
-    if expected and all(_has_own_memory(part, memories) for part in results):
+    contiguous, memories = _look_at(function, tensors, result)
+    if contiguous and all(_has_own_memory(part, memories) for part in results):
         return result
     if len(results) == 1 and any(results[0] is tensor for tensor in tensors):  # a write in place
         return result
     if transformed():  # where a function may have no derivative of torch's, or no memory to see
         return result
-    key = (function, _key(args), _key(named), _sharing(tensors))
+    # What is left depends on which kernel torch picks: the strides of a sum of two transposed
+    # matrices, of `topk` along an inner dimension, of an attention.  No formula says it for every
+    # function, so torch's own function runs once on the primals, without gradients.
+    key = (function, _key(args), _key(kwargs), _sharing(tensors))
     computed = [part for part in results if part.made_streams is not None]
-    shown = tuple((part.streams.stride(), memory_of(part) in memories) for part in computed)
+    placing = tuple((part.streams.stride(), memory_of(part) in memories) for part in computed)
     try:
-        if (key, shown) in _KNOWN_AS_TORCHS:
+        if (key, placing) in _KNOWN_AS_TORCHS:
             return result
     except TypeError:  # an argument that cannot be hashed
-        return _laid_out(result, iter(_ask_torch(function, args, named, tensors)), tensors)
+        return _laid_out(result, iter(_ask_torch(function, args, kwargs, tensors)), tensors)
     if key not in _LAYOUTS:
         if len(_LAYOUTS) >= _MOST_REMEMBERED:  # shapes change with every batch
             _LAYOUTS.clear()
             _KNOWN_AS_TORCHS.clear()
-        _LAYOUTS[key] = _ask_torch(function, args, named, tensors)
+        _LAYOUTS[key] = _ask_torch(function, args, kwargs, tensors)
     laid_out = _laid_out(result, iter(_LAYOUTS[key]), tensors)
     if laid_out is result and computed:
-        _KNOWN_AS_TORCHS.add((key, shown))
+        _KNOWN_AS_TORCHS.add((key, placing))
     return laid_out
 
 
-def _look_at(function: Callable, tensors: list[Tensor], result: Any) -> tuple[bool, set[Any]]:
+def _look_at(
+    function: Function, tensors: list[Tensor], result: object
+) -> tuple[bool, set[int | None]]:
     """Return whether all arguments and torch's result are contiguous, and the memory of the jets.
 
     Notes that the function may have saved the jets for backward.
     """
-    expected, memories = function not in _NOT_CONTIGUOUS, set()
+    contiguous, memories = function not in _NOT_CONTIGUOUS, set()
     noting = torch.is_grad_enabled()
     for tensor in tensors:
         if not _is_jet(tensor):
-            expected = expected and (tensor.layout is not torch.strided or tensor.is_contiguous())
+            dense = tensor.layout is not torch.strided or tensor.is_contiguous()
+            contiguous = contiguous and dense
             continue
-        jet: Jet = tensor
-        streams = jet.made_streams
-        if streams is None or jet is result:
+        streams = tensor.made_streams
+        if streams is None or tensor is result:
             continue
-        if expected and not streams.is_contiguous():
-            expected = streams[0].is_contiguous()
-        memory = memory_of(jet)
+        if contiguous and not streams.is_contiguous():
+            contiguous = streams[0].is_contiguous()
+        memory = memory_of(tensor)
         memories.add(memory)
-        if noting and jet.jet_layout.run is not None:
-            jet.jet_layout.run.read.add(memory)
-    return expected, memories
+        if noting and tensor.jet_layout.run is not None:
+            tensor.jet_layout.run.read.add(memory)
+    return contiguous, memories
 
 
-def _has_own_memory(result: Jet, memories: set[Any]) -> bool:
+def _has_own_memory(result: JetTensor, memories: set[int | None]) -> bool:
     """Return whether a result is contiguous, in memory that no argument has."""
     streams = result.made_streams
     if streams is None:  # a deferred one, of an operator
@@ -137,7 +144,7 @@ def _has_own_memory(result: Jet, memories: set[Any]) -> bool:
     return streams.is_contiguous() and (not memories or memory_of(result) not in memories - {None})
 
 
-def renew_memory(target: Jet) -> None:
+def renew_memory(target: JetTensor) -> None:
     """Move a jet that is about to be written into, and all views of it, to new memory.
 
     Only if some function has read the old one: its rule may have saved what it read, where torch's
@@ -154,6 +161,7 @@ def renew_memory(target: Jet) -> None:
         return
     computed = [jet for jet in run.jets.values() if jet.made_streams is not None]
     views = [(jet, jet.streams) for jet in computed if memory_of(jet) == memory]
+    # All views move together: a write into one of them has to show in the others, as in torch.
     # Autograd's bases of the views: more than one where a jet was detached; the two have separate
     # gradients, and each sees what is written into the other.
     bases = {id(base): base for base in (_base(view) for _, view in views)}
@@ -175,23 +183,25 @@ def _same_view(view: Tensor, old: Tensor, new: Tensor) -> Tensor:
     if not (view.is_complex() or old.is_complex()):
         offset = view.storage_offset() - old.storage_offset() + new.storage_offset()
         return new.as_strided(view.shape, view.stride(), offset)
+    # Strides and offsets count entries, and a complex entry is two real ones: both are counted in
+    # real ones here, where a view of real parts may begin at an odd place.
     parts = torch.view_as_real(new) if new.is_complex() else new
     per_entry = 1 + view.is_complex(), 1 + old.is_complex()
     offset = view.storage_offset() * per_entry[0] - old.storage_offset() * per_entry[1]
     offset += parts.storage_offset()
     if not view.is_complex():
-        found = parts.as_strided(view.shape, view.stride(), offset)
-        return torch_private.neg_view(found) if view.is_neg() else found
+        moved = parts.as_strided(view.shape, view.stride(), offset)
+        return torch_private.neg_view(moved) if view.is_neg() else moved
     strides = (*(2 * stride for stride in view.stride()), 1)
-    found = torch.view_as_complex(parts.as_strided((*view.shape, 2), strides, offset))
-    return found.conj() if view.is_conj() else found
+    moved = torch.view_as_complex(parts.as_strided((*view.shape, 2), strides, offset))
+    return moved.conj() if view.is_conj() else moved
 
 
 def _base(view: Tensor) -> Tensor:
     return view if view._base is None else view._base
 
 
-def refuse_expanded(target: Jet) -> None:
+def refuse_expanded(target: JetTensor) -> None:
     """Raise MissingJetRule for a write into an expanded input, a view of it, or a copied view."""
     run = target.jet_layout.run
     if run is not None and run.expanded and memory_of(target) in run.expanded:
@@ -202,7 +212,7 @@ def refuse_expanded(target: Jet) -> None:
         )
 
 
-def refuse_overlap(target: Tensor, strides: tuple[int, ...], function: Callable) -> None:
+def refuse_overlap(target: Tensor, strides: tuple[int, ...], function: Function) -> None:
     """Raise MissingJetRule for a write into a view with these strides if its entries overlap.
 
     What torch leaves in such a place depends on the order of the writes.
@@ -213,10 +223,9 @@ def refuse_overlap(target: Tensor, strides: tuple[int, ...], function: Callable)
 
 def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Return whether two entries may lie in one place."""
-    reach = 1
-    for stride, size in sorted(
-        (n, size) for n, size in zip(strides, shape, strict=True) if size > 1
-    ):
+    # From the smallest stride on, each has to step over all that the smaller ones reach.
+    reach, pairs = 1, zip(strides, shape, strict=True)
+    for stride, size in sorted(pair for pair in pairs if pair[1] > 1):
         if stride < reach:
             return True
         reach += stride * (size - 1)
@@ -235,17 +244,17 @@ def laid_out_as_input(stack: Tensor, x: Tensor) -> Tensor:
     return stack_laid_out(stack, x.stride())
 
 
-def _is_basic(index: Any) -> bool:
+def _is_basic(index: object) -> bool:
     """Return whether an index gives a view."""
     parts = index if isinstance(index, tuple) else (index,)
     return all(isinstance(part, _BASIC) and not isinstance(part, bool) for part in parts)
 
 
-def _is_jet(value: Any) -> bool:
-    return getattr(type(value), "is_jet", False)
+def _is_jet(value: object) -> TypeGuard[JetTensor]:
+    return getattr(type(value), "is_jet", False)  # `JetTensor`'s file imports this one
 
 
-def memory_of(tensor: Any) -> Any:
+def memory_of(tensor: Tensor) -> int | None:
     """Return an identifier of a tensor's memory; None for a deferred jet, which has none yet, and
     where a transform of torch.func hides it."""
     plain = tensor.made_streams if _is_jet(tensor) else tensor
@@ -257,18 +266,18 @@ def memory_of(tensor: Any) -> Any:
         return None
 
 
-def note_memory(tensor: Any, noted: MutableMapping[int, Any]) -> None:
+def note_memory(tensor: Tensor, storages: MutableMapping[int, torch.UntypedStorage]) -> None:
     """Add the memory of a tensor to a (weak) mapping."""
     if (memory := memory_of(tensor)) is not None:
-        noted[memory] = _plain(tensor).untyped_storage()
+        storages[memory] = _plain(tensor).untyped_storage()
 
 
-def _key(value: Any) -> Any:
+def _key(value: object) -> Hashable:
     """Return what the layout of a result depends on in an argument, as a dictionary key."""
     if _is_jet(value) and value.made_streams is None:
         return (value.shape, value.dtype, value.device)
     if isinstance(value, Tensor):
-        plain: Any = _plain(value)
+        plain = _plain(value)
         strides = plain.stride() if plain.layout is torch.strided else ()
         flags = plain.is_conj(), plain.is_neg(), plain.is_cuda
         return (plain.shape, strides, plain.dtype, flags, type(value))
@@ -281,46 +290,44 @@ def _key(value: Any) -> Any:
     return (type(value), value)
 
 
-def _plain(tensor: Any) -> Tensor:
+def _plain(tensor: Tensor) -> Tensor:
     return tensor.streams if _is_jet(tensor) else tensor
 
 
-def _sharing(tensors: list[Tensor]) -> tuple[tuple[int, int, int], ...]:
+def _sharing(tensors: list[Tensor]) -> tuple[tuple[int, int, int | torch.SymInt], ...]:
     """Return which tensors lie in the memory of an earlier one, which, and how far behind it."""
-    first: dict[Any, tuple[int, int]] = {}
+    first: dict[int, tuple[int, int | torch.SymInt]] = {}
     shared = []
     for place, tensor in enumerate(tensors):
         memory = memory_of(tensor)
         if memory is None:
             continue
-        plain: Any = _plain(tensor)
-        earlier, start = first.setdefault(memory, (place, plain.storage_offset()))
+        begin = _plain(tensor).storage_offset()
+        earlier, start = first.setdefault(memory, (place, begin))
         if earlier != place:
-            shared.append((place, earlier, plain.storage_offset() - start))
+            shared.append((place, earlier, begin - start))
     return tuple(shared)
 
 
 @unwatched()
 def _ask_torch(
-    function: Callable, args: tuple, named: dict, tensors: list[Tensor]
+    function: Function, args: Args, kwargs: Named, tensors: list[Tensor]
 ) -> tuple[Layout, ...]:
     """Call the function on the primals, and return how torch lays out each tensor in the result."""
     devices = {t.device for t in tensors if t.device.type == "cuda"}
     with torch.no_grad(), torch.random.fork_rng(devices):
-        result = function(*replace_tensors(args, _primal), **replace_tensors(named, _primal))
+        result = function(*replace_tensors(args, _primal), **replace_tensors(kwargs, _primal))
     places = {memory_of(tensor): n for n, tensor in reversed(list(enumerate(tensors)))}
     places.pop(None, None)
     layouts = []
     for part in each_tensor(result):
         source = places.get(memory_of(part))
-        offset = 0
-        if source is not None:
-            offset = part.storage_offset() - _primal(tensors[source]).storage_offset()
-        layouts.append(Layout(part.stride(), source, offset))
+        start = 0 if source is None else _primal(tensors[source]).storage_offset()
+        layouts.append(Layout(part.stride(), source, part.storage_offset() - start))
     return tuple(layouts)
 
 
-def _primal(tensor: Any) -> Any:
+def _primal(tensor: Tensor) -> Tensor:
     """Return the primal of a jet; of a deferred one, zeros, since reading it would compute it."""
     if not _is_jet(tensor):
         return tensor
@@ -329,18 +336,19 @@ def _primal(tensor: Any) -> Any:
     return tensor.primal
 
 
-def _laid_out(result: Any, layouts: Iterator[Layout], tensors: list[Tensor]) -> Any:
+def _laid_out(result: object, layouts: Iterator[Layout], tensors: list[Tensor]) -> object:
     """Return a result with each jet in its own layout."""
     if isinstance(result, Tensor):
         layout = next(layouts)
         return _jet_laid_out(result, layout, tensors) if _is_jet(result) else result
     if isinstance(result, list | tuple):
         parts = [_laid_out(part, layouts, tensors) for part in result]
-        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
+        named = hasattr(result, "_fields")  # a named tuple takes its fields one by one
+        return type(result)(*(parts if named else [parts]))  # type: ignore[arg-type]
     return result
 
 
-def _jet_laid_out(jet: Jet, layout: Layout, tensors: list[Tensor]) -> Any:
+def _jet_laid_out(jet: JetTensor, layout: Layout, tensors: list[Tensor]) -> JetTensor:
     if any(jet is tensor for tensor in tensors):
         return jet
     if jet.made_streams is None and layout.source is None:
@@ -349,9 +357,11 @@ def _jet_laid_out(jet: Jet, layout: Layout, tensors: list[Tensor]) -> Any:
             jet.make_contiguous()
             return jet
     if layout.source is not None:
-        source: Jet = tensors[layout.source]
+        source = tensors[layout.source]
         if not _is_jet(source) or source.dtype != jet.dtype or memory_of(jet) == memory_of(source):
             return jet
+        # Torch's result is a view of the argument and the rule's a copy: the same view of the stack
+        # takes the rule's place, so that a write into either shows in both.
         stack = source.streams
         sizes, strides = (len(stack), *jet.shape), (stack.stride(0), *layout.strides)
         return jet.with_streams(
@@ -383,6 +393,8 @@ def stack_laid_out(streams: Tensor, strides: tuple[int, ...], copy: bool = False
     for dim, (size, stride) in enumerate(zip(shape[1:], strides, strict=True), start=1):
         if stride == 0 and size > 1:  # expanded: one entry stands for all
             streams = streams.narrow(dim, 0, 1)
+    # Strides of a dense tensor, in any order of dimensions: a contiguous copy with the largest
+    # stride first, turned back.
     order = sorted(range(1, streams.ndim), key=lambda dim: -strides[dim - 1])
     dense = streams.permute(0, *order)
     dense = dense.clone(memory_format=torch.contiguous_format) if copy else dense.contiguous()
@@ -392,6 +404,7 @@ def stack_laid_out(streams: Tensor, strides: tuple[int, ...], copy: bool = False
     laid_out = dense.permute(back).expand(shape)
     if _same_strides(shape[1:], laid_out.stride()[1:], strides):
         return laid_out
+    # Strides with gaps, as of a slice: scattered into zeros, which has a gradient, too.
     extent = 1 + sum((size - 1) * stride for size, stride in zip(shape[1:], strides, strict=True))
     stack = (shape, (extent, *strides))
     return (
