@@ -11,21 +11,22 @@ functions cost little beside matrix products.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops.gemm import rows_times
+from ._types import Function, T
 from .constants import call_on_constants, forget_constant, is_constant, note_constant
 from .context import call_rule
 from .derivative import DerivativeTensor, carries_derivatives, check_call, check_complex, check_run
 from .layout import JetLayout, each_tensor, replace_tensors
-from .registry import attribute, find_rule, missing_rule, spellings
+from .registry import R, attribute, find_rule, missing_rule, spellings
 from .rules.quantised import is_quantised
 from .strides import memory_of, note_memory, refuse_overlap
 from .tensor import JetTensor, lift
@@ -42,7 +43,7 @@ class Pass:
 
     def __init__(self, layout: JetLayout) -> None:
         self.layout = layout
-        self.read_only: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.read_only: WeakValueDictionary[int, torch.UntypedStorage] = WeakValueDictionary()
 
     def forbid_writes(self, primal: Tensor) -> None:
         """Refuse writes into this tensor's memory from now on."""
@@ -104,27 +105,30 @@ class DualTensor(DerivativeTensor):
     def device(self) -> torch.device:  # type: ignore[override]
         return self.primal.device
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return f"DualTensor(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
+        cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         check_call(cls, func, types, args, kwargs)
-        named = kwargs or {}
-        result = call_on_constants(func, args, named, DerivativeTensor)
+        kwargs = kwargs or {}
+        result = call_on_constants(func, args, kwargs, DerivativeTensor)
         if result is not NotImplemented:
             return result
         by_tangents = _TANGENTS.get(func)
-        result = NotImplemented if by_tangents is None else by_tangents(func, args, named)
-        result = _by_jet_rule(func, args, named) if result is NotImplemented else result
+        result = NotImplemented if by_tangents is None else by_tangents(func, args, kwargs)
+        result = _by_jet_rule(func, args, kwargs) if result is NotImplemented else result
         check_run(func, args, result)
         return result
 
 
 def _laid_out_as(primal: Tensor, tangent: Tensor) -> Tensor:
     """Return the tangent in the primal's strides, so that a function views or copies both alike."""
+    # The same function is called on both, and a reshape copies one of two tensors that lie
+    # differently: a write into the primal's view would then miss the tangent.  An expanded primal
+    # (stride 0) has no room for a tangent of its own at each place, and takes no writes.
     if tangent.stride() == primal.stride() or 0 in primal.stride():
         return tangent
     out = torch.empty_strided(
@@ -136,7 +140,7 @@ def _laid_out_as(primal: Tensor, tangent: Tensor) -> Tensor:
 # ---- dual tensors among arguments ---------------------------------------------------------------
 
 
-def _duals(*values: Any) -> list[DualTensor]:
+def _duals(*values: object) -> list[DualTensor]:
     """Return every dual tensor in arguments; ValueError if they are of different calls of `jvp`."""
     duals = [tensor for tensor in each_tensor(values) if isinstance(tensor, DualTensor)]
     if any(dual.of_pass is not duals[0].of_pass for dual in duals):
@@ -144,28 +148,28 @@ def _duals(*values: Any) -> list[DualTensor]:
     return duals
 
 
-def _replaced(value: Any, replace: Callable[[DualTensor], Any]) -> Any:
+def _replaced(value: T, replace: Callable[[DualTensor], object]) -> T:
     """Replace every dual tensor in arguments."""
     return replace_tensors(value, lambda t: replace(t) if isinstance(t, DualTensor) else t)
 
 
-def _primals(value: Any) -> Any:
+def _primals(value: T) -> T:
     """Replace every dual tensor in arguments by its primal."""
     return replace_tensors(value, lambda t: t.primal if isinstance(t, DualTensor) else t)
 
 
 # ---- functions whose tangent needs no rule ------------------------------------------------------
 
-_TANGENTS: dict[Any, Callable] = {}
+_TANGENTS: dict[Function, Callable] = {}
 
 
-def _tangent_of(*functions: Any) -> Callable[[Callable], Callable]:
-    """Register ``(func, args, named) -> result`` for functions or names of functions.
+def _tangent_of(*functions: str | Function) -> Callable[[R], R]:
+    """Register ``(func, args, kwargs) -> result`` for functions or names of functions.
 
     It may return NotImplemented, which leaves the call to the jet rule.
     """
 
-    def register(tangent: Callable) -> Callable:
+    def register(tangent: R) -> R:
         for function in functions:
             for spelling in spellings(function) if isinstance(function, str) else [function]:
                 _TANGENTS[spelling] = tangent
@@ -174,7 +178,7 @@ def _tangent_of(*functions: Any) -> Callable[[Callable], Callable]:
     return register
 
 
-_VIEWS_AND_SUMS = (
+_VIEWS_AND_SUMS: tuple[str | Function, ...] = (
     *("view", "reshape", "flatten", "unflatten", "transpose", "permute", "swapaxes", "swapdims"),
     *("movedim", "moveaxis", "t", "unsqueeze", "squeeze", "expand", "broadcast_to", "narrow"),
     *("chunk", "split", "split_with_sizes", "tensor_split", "unbind", "select", "__getitem__"),
@@ -187,58 +191,60 @@ _VIEWS_AND_SUMS = (
 
 
 @_tangent_of(*_VIEWS_AND_SUMS)
-def _linear_in_first(func: Callable, args: tuple, named: dict) -> Any:
+def _linear_in_first(func: Callable, args: tuple, kwargs: dict) -> object:
     """Apply the function to the tangent, if only its first argument has one."""
-    if len(_duals(args, named)) != 1 or not args or not isinstance(args[0], DualTensor):
+    if len(_duals(args, kwargs)) != 1 or not args or not isinstance(args[0], DualTensor):
         return NotImplemented
-    dual, *rest = args
-    primal = func(dual.primal, *rest, **named)
+    dual, *settings = args
+    primal = func(dual.primal, *settings, **kwargs)
     with torch.no_grad():
-        return _beside(primal, func(dual.tangent, *rest, **named), dual)
+        return _beside(primal, func(dual.tangent, *settings, **kwargs), dual)
 
 
 @_tangent_of("view_as", "reshape_as", "expand_as", "type_as")
-def _as_another(func: Callable, args: tuple, named: dict) -> Any:
+def _as_another(func: Callable, args: tuple, kwargs: dict) -> object:
     """Use the other tensor only for its shape or dtype."""
     if not isinstance(args[0], DualTensor):
         return NotImplemented
-    rest, named = _primals((args[1:], named))
-    return _linear_in_first(func, (args[0], *rest), named)
+    others, kwargs = _primals((args[1:], kwargs))
+    return _linear_in_first(func, (args[0], *others), kwargs)
 
 
 @_tangent_of("broadcast_tensors")
-def _broadcast(func: Callable, args: tuple, named: dict) -> Any:
+def _broadcast(func: Callable, args: tuple, kwargs: dict) -> object:
     tensors = args[0] if isinstance(args[0], list | tuple) else args
     shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
     return tuple(tensor.expand(shape) for tensor in tensors)
 
 
 @_tangent_of(torch.Tensor.__iter__)
-def _iterated(func: Callable, args: tuple, named: dict) -> Any:
+def _iterated(func: Callable, args: tuple, kwargs: dict) -> object:
     return iter(torch.unbind(args[0]))
 
 
-def _beside(primal: Any, tangent: Any, source: DualTensor) -> Any:
+def _beside(primal: object, tangent: Tensor | Sequence[Tensor], source: DualTensor) -> object:
     """Pair a linear function's results of a primal and of its tangent."""
     if isinstance(primal, list | tuple):
         pairs = zip(primal, tangent, strict=True)
         return type(primal)([_beside(x, t, source) for x, t in pairs])
-    if not isinstance(primal, Tensor) or not carries_derivatives(primal):
-        return primal
-    return DualTensor(primal, tangent, source.of_pass)
+    if isinstance(primal, Tensor) and isinstance(tangent, Tensor) and carries_derivatives(primal):
+        return DualTensor(primal, tangent, source.of_pass)
+    return primal
 
 
 @_tangent_of("add", "__add__", "__radd__", "sub", "subtract", "__sub__", "rsub", "__rsub__")
-def _sum(func: Callable, args: tuple, named: dict) -> Any:
+def _sum(func: Callable, args: tuple, kwargs: dict) -> object:
     """Apply the sum to the tangents; a constant's is zero."""
-    duals = _duals(args, named)
+    duals = _duals(args, kwargs)
     if len(args) != 2 or len(duals) != sum(isinstance(a, DualTensor) for a in args):
         return NotImplemented
-    primal = func(*_primals(args), **named)
+    primal = func(*_primals(args), **kwargs)
     with torch.no_grad():
+        # The tangent of a constant of any shape is a zero of no dimension, which broadcasts;
+        # shape and dtype of the sum are then the primal's.
         zero = duals[0].tangent.new_zeros(())
         parts = [a.tangent if isinstance(a, DualTensor) else zero for a in args]
-        tangent = func(*parts, **named).to(primal.dtype).expand(primal.shape)
+        tangent = func(*parts, **kwargs).to(primal.dtype).expand(primal.shape)
         return DualTensor(primal, tangent, duals[0].of_pass)
 
 
@@ -246,10 +252,10 @@ _PRODUCTS = ("mul", "multiply", "__mul__", "__rmul__", "matmul", "bmm", "mm", "m
 
 
 @_tangent_of(*_PRODUCTS, "__matmul__", torch.Tensor.__rmatmul__)
-def _product(func: Callable, args: tuple, named: dict) -> Any:
+def _product(func: Callable, args: tuple, kwargs: dict) -> object:
     """Compute a₁ b₀ + a₀ b₁, for a function that is linear in each factor."""
-    duals = _duals(args, named)
-    if len(args) != 2 or named:
+    duals = _duals(args, kwargs)
+    if len(args) != 2 or kwargs:
         return NotImplemented
     a, b = args
     primal = func(*_primals(args))
@@ -262,39 +268,39 @@ def _product(func: Callable, args: tuple, named: dict) -> Any:
 
 
 @_tangent_of("div", "divide", "true_divide", "__truediv__", "__div__")
-def _quotient(func: Callable, args: tuple, named: dict) -> Any:
-    return NotImplemented if named or len(args) != 2 else _linear_in_first(func, args, named)
+def _quotient(func: Callable, args: tuple, kwargs: dict) -> object:
+    return NotImplemented if kwargs or len(args) != 2 else _linear_in_first(func, args, kwargs)
 
 
 @_tangent_of("cat", "concat", "concatenate", "stack")
-def _joined(func: Callable, args: tuple, named: dict) -> Any:
+def _joined(func: Callable, args: tuple, kwargs: dict) -> object:
     """Join the tangents; those of constants are zero."""
-    if not args or not isinstance(args[0], list | tuple) or _duals(args[1:], named):
+    if not args or not isinstance(args[0], list | tuple) or _duals(args[1:], kwargs):
         return NotImplemented
-    tensors, *rest = args
-    primal = func(_primals(tensors), *rest, **named)
+    tensors, *settings = args
+    primal = func(_primals(tensors), *settings, **kwargs)
     with torch.no_grad():
         parts = [t.tangent if isinstance(t, DualTensor) else torch.zeros_like(t) for t in tensors]
-        tangent = func(parts, *rest, **named)
+        tangent = func(parts, *settings, **kwargs)
         return DualTensor(primal, tangent.to(primal.dtype), _duals(tensors)[0].of_pass)
 
 
 @_tangent_of("linear", "conv1d", "conv2d", "conv3d")
-def _affine(func: Callable, args: tuple, named: dict, weight: Any = None, bias: Any = None) -> Any:
+def _affine(func: Callable, args: tuple, kwargs: dict) -> object:
     """Apply the function to the tangent without the bias."""
     names = ("input", "weight", "bias")
-    given = dict(zip(names, args, strict=False)) | {n: named[n] for n in names if n in named}
-    rest = args[len(names) :], {n: v for n, v in named.items() if n not in names}
-    dual, weight, bias = (given.get(name) for name in names)
-    if not isinstance(dual, DualTensor) or _duals(weight, bias, rest) or is_quantised(weight):
+    options = dict(zip(names, args, strict=False)) | kwargs
+    dual, weight, bias = (options.pop(name, None) for name in names)
+    settings = args[len(names) :]
+    if _duals(weight, bias, settings, options) or is_quantised(weight):
         return NotImplemented
-    primal = func(dual.primal, weight, bias, *rest[0], **rest[1])
+    primal = func(dual.primal, weight, bias, *settings, **options)
     with torch.no_grad():
         dense = weight is not None and weight.layout is torch.strided
         if func is F.linear and dense and not torch.is_autocast_enabled(dual.device.type):
             tangent = rows_times(dual.tangent, weight)
         else:
-            tangent = func(dual.tangent, weight, None, *rest[0], **rest[1])
+            tangent = func(dual.tangent, weight, None, *settings, **options)
         return DualTensor(primal, tangent, dual.of_pass)
 
 
@@ -302,16 +308,16 @@ def _affine(func: Callable, args: tuple, named: dict, weight: Any = None, bias: 
 
 
 @_tangent_of("dropout", "dropout_")
-def _dropout(func: Callable, args: tuple, named: dict) -> Any:
+def _dropout(func: Callable, args: tuple, kwargs: dict) -> object:
     """Draw one mask for both, as torch draws it."""
-    given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | named
-    dual, p = given["input"], given.get("p", 0.5)
-    training = given.get("training", True) and given.get("train", True)
+    options = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
+    dual, p = options["input"], options.get("p", 0.5)
+    training = options.get("training", True) and options.get("train", True)
     if not training or p == 0:
         return dual
     with torch.no_grad():
         mask = F.dropout(torch.ones_like(dual.primal), p, True)
-    if given.get("inplace", False) or func.__name__.endswith("_"):
+    if options.get("inplace", False) or func.__name__.endswith("_"):
         _check_writable(func, dual)
         dual.primal.mul_(mask)
         dual.tangent.mul_(mask)
@@ -320,42 +326,44 @@ def _dropout(func: Callable, args: tuple, named: dict) -> Any:
 
 
 @_tangent_of("scaled_dot_product_attention")
-def _attention(func: Callable, args: tuple, named: dict) -> Any:
+def _attention(func: Callable, args: tuple, kwargs: dict) -> object:
     """Compute both by the jet rule, if there is dropout, since it draws the mask.
 
     The primal's graph is then that of a jet with zero tangents, and takes its memory.
     """
-    dropout_p = named.get("dropout_p", args[4] if len(args) > 4 else 0.0)
+    dropout_p = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
     if dropout_p == 0:
         return NotImplemented
     rule = find_rule(func)
     assert rule is not None
-    tangent = _tangent_of_the_next_draw(func, args, named)
-    jet_args, jet_named = _replaced((args, named), lambda d: lift(d.primal, d.of_pass.layout))
-    primal = call_rule(func, rule, jet_args, jet_named).streams[0]
-    return DualTensor(primal, tangent, _duals(args, named)[0].of_pass)
+    # The rule runs twice from one state of the generator: without gradients for the tangent, and
+    # with them for the primal, as stream 0 of a jet with zero tangents.
+    tangent = _tangent_of_the_next_draw(func, args, kwargs)
+    jet_args, jet_kwargs = _replaced((args, kwargs), lambda d: lift(d.primal, d.of_pass.layout))
+    primal = call_rule(func, rule, jet_args, jet_kwargs).streams[0]
+    return DualTensor(primal, tangent, _duals(args, kwargs)[0].of_pass)
 
 
 @_tangent_of(F.gumbel_softmax)
-def _gumbel_softmax(func: Callable, args: tuple, named: dict) -> Any:
-    tangent = _tangent_of_the_next_draw(func, args, named)
-    primal = func(*_primals(args), **_primals(named))
-    return DualTensor(primal, tangent, _duals(args, named)[0].of_pass)
+def _gumbel_softmax(func: Callable, args: tuple, kwargs: dict) -> object:
+    tangent = _tangent_of_the_next_draw(func, args, kwargs)
+    primal = func(*_primals(args), **_primals(kwargs))
+    return DualTensor(primal, tangent, _duals(args, kwargs)[0].of_pass)
 
 
-def _tangent_of_the_next_draw(func: Callable, args: tuple, named: dict) -> Tensor:
+def _tangent_of_the_next_draw(func: Callable, args: tuple, kwargs: dict) -> Tensor:
     """Call the jet rule, and leave the generator as it was for the primal."""
-    dual, rule = _duals(args, named)[0], find_rule(func)
+    dual, rule = _duals(args, kwargs)[0], find_rule(func)
     assert rule is not None
     devices = [dual.device] if dual.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
-        jet_args, jet_named = _replaced((args, named), _as_jet)
-        return call_rule(func, rule, jet_args, jet_named).streams[1]
+        jet_args, jet_kwargs = _replaced((args, kwargs), _as_jet)
+        return call_rule(func, rule, jet_args, jet_kwargs).streams[1]
 
 
 @_tangent_of("bernoulli", "rand_like", "randn_like")
-def _random_numbers(func: Callable, args: tuple, named: dict) -> Any:
-    return func(*_primals(args), **_primals(named))
+def _random_numbers(func: Callable, args: tuple, kwargs: dict) -> object:
+    return func(*_primals(args), **_primals(kwargs))
 
 
 # ---- everything else, by the rules of jets ------------------------------------------------------
@@ -364,30 +372,33 @@ def _random_numbers(func: Callable, args: tuple, named: dict) -> Any:
 _CHANGES_A_MODEL = (F.batch_norm, F.instance_norm)
 
 
-def _by_jet_rule(func: Callable, args: tuple, named: dict) -> Any:
+def _by_jet_rule(func: Callable, args: tuple, kwargs: dict) -> object:
     """Call the plain function on the primals, and the jet rule, without gradients, for tangents."""
     rule = find_rule(func)
     if rule is None:
         raise missing_rule(func)
-    duals = _duals(args, named)
+    duals = _duals(args, kwargs)
     if any(dual.dtype.is_complex for dual in duals):
         check_complex(func)
-    # Before the function may write into a primal; torch counts no writes in inference mode.
+    # The primal goes through `func` with its graph; the rule gets a copy of both, ``[2, ...]``, an
+    # order-1 jet along one direction, and only its stream 1 is used.  Copied before the function
+    # may write into a primal; torch counts no writes in inference mode.
     with torch.inference_mode(False), torch.no_grad():
         jets = {id(dual): _as_jet(dual) for dual in duals}
     versions = {key: jet.streams._version for key, jet in jets.items()}
-    jet_args, jet_named = _replaced((args, named), lambda dual: jets[id(dual)])
+    jet_args, jet_kwargs = _replaced((args, kwargs), lambda dual: jets[id(dual)])
 
     @torch.no_grad()
-    def by_rule() -> Any:
-        return call_rule(func, rule, jet_args, jet_named)
+    def by_rule() -> object:
+        return call_rule(func, rule, jet_args, jet_kwargs)
 
     by_jets = by_rule() if func in _CHANGES_A_MODEL else None
-    plain = func(*_primals(args), **_primals(named))
+    plain = func(*_primals(args), **_primals(kwargs))
     by_jets = by_jets if func in _CHANGES_A_MODEL else by_rule()
     with torch.no_grad():
         for dual in duals:
             jet = jets[id(dual)]
+            # The rule wrote into its copy, and the function into the primal: the tangent follows.
             if jet.streams._version != versions[id(dual)]:
                 _check_writable(func, dual)
                 refuse_overlap(jet, dual.tangent.stride(), func)
@@ -402,12 +413,13 @@ def _as_jet(dual: DualTensor) -> JetTensor:
     return JetTensor(streams, dual.of_pass.layout)
 
 
-def _paired(func: Callable, by_jets: Any, plain: Any, sources: dict[int, DualTensor]) -> Any:
+def _paired(func: Callable, by_jets: object, plain: Any, sources: dict[int, DualTensor]) -> object:
     """Pair the plain function's results with the tangents of the rule's."""
     if isinstance(by_jets, JetTensor):
         if id(by_jets) in sources:  # the argument itself, perhaps written into
             return sources[id(by_jets)]
         of_pass = next(iter(sources.values())).of_pass
+        # Torch returned a view of a primal, but the rule's tangent is a copy.
         if any(memory_of(dual.primal) == memory_of(plain) for dual in sources.values()):
             of_pass.forbid_writes(plain)
         elif by_jets.is_constant():
