@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import torch_private
 from ..ops.library import unwatched
+from ._types import Function
 from .context import without_autocast
 
 
@@ -49,6 +49,8 @@ class Deferred:
         self.pattern, self.shape, self.dtype, self.device = pattern, shape, dtype, device
         self._make = make
         self.contiguous = False  # whether the streams have to be
+        # The rule has not run yet, so autograd has saved nothing of the sources and would notice no
+        # write into them: the versions of now stand in for what a saved tensor remembers.
         self._sources = [(source, _version(source)) for source in sources]
         self._grad_enabled, self._hooks = torch.is_grad_enabled(), _saving_hooks()
 
@@ -92,7 +94,7 @@ class Deferred:
             )
 
 
-def _saving_hooks() -> Any:
+def _saving_hooks() -> tuple[Function, Function] | None:
     """Return the innermost hooks through which autograd saves tensors, or None.
 
     Non-reentrant checkpointing sets a pair of its own for every call and every recomputation: the

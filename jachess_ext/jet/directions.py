@@ -12,6 +12,7 @@ from ..ops.directions import Distribution as Distribution
 from ..ops.directions import sample_directions, token_numbers
 
 Use = Literal["directions", "dimensions", "calibration directions", "calibration dimensions"]
+# With the use, 62 bits: what is left of the operator's offset in an int64 without its sign.
 _RANK_BITS, _STEP_BITS, _DRAW_BITS = 11, 27, 22
 
 
@@ -65,6 +66,8 @@ class DrawCounter:
         Raises:
             ValueError: the step, the rank or the number of draws does not fit in its bits.
         """
+        # A step on the device cannot be checked without waiting for it: it is added at the end, to
+        # bits that are zero.
         on_device = isinstance(self.step, Tensor)
         offset = get_args(Use).index(self.use)
         parts = {"rank": _RANK_BITS, "step": _STEP_BITS, "drawn": _DRAW_BITS}

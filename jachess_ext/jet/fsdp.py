@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import contextmanager
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
 
+from ._types import Args, Function, Named, T
 from .dual import DualTensor
 from .layout import map_tensors
 from .tensor import JetTensor
@@ -36,7 +37,7 @@ def jets_through_fsdp() -> Iterator[None]:
     and free weights after its forward.  Autograd knows only the stack of a jet, and the primal of a
     dual tensor; and a deferred jet reads weights when its stack is computed.
     """
-    changed: list[tuple[dict, int, Any]] = []
+    changed: list[tuple[dict[int, Function], int, Function]] = []
     for module in _sharded_modules():
         for hooks, handing in (
             (module._forward_pre_hooks, _plain_to_pre_hook),
@@ -68,38 +69,38 @@ def _jets_through_ddp() -> Iterator[None]:
     if not _dist_is_on():
         yield
         return
-    opened: list[tuple[Any, list[Rebuild]]] = []
+    opened: list[tuple[RemovableHandle, list[Rebuild]]] = []
 
-    def before(module: nn.Module, args: Any) -> None:
+    def before(module: nn.Module, args: Args) -> None:
         if isinstance(module, nn.parallel.DistributedDataParallel):
             rebuild: list[Rebuild] = []
 
-            def plain(inner: nn.Module, args: Any, output: Any) -> Any:
+            def plain(inner: nn.Module, args: Args, output: T) -> T:
                 value, rebuild[:] = _opened(output)
                 return value
 
-            # The last hook, so that the others see jets.
+            # DDP's forward calls the inner module, then asks its output for the graph: a hook on
+            # the inner module is the last place between. It stands behind the module's other
+            # hooks, which see jets.
             opened.append((module.module.register_forward_hook(plain), rebuild))
 
-    def after(module: nn.Module, args: Any, output: Any) -> Any:
+    def after(module: nn.Module, args: Args, output: T) -> T:
         if not isinstance(module, nn.parallel.DistributedDataParallel):
             return output
         hook, rebuild = opened.pop()
         hook.remove()
         return _closed(output, rebuild)
 
-    with ExitStack() as hooks:
-        hooks.callback(lambda: [hook.remove() for hook, _ in opened])
-        for handle in (
-            register_module_forward_pre_hook(before),
-            register_module_forward_hook(after),
-        ):
-            hooks.callback(handle.remove)
-        yield
+    with register_module_forward_pre_hook(before), register_module_forward_hook(after):
+        try:
+            yield
+        finally:
+            for hook, _ in opened:  # of modules whose forward raised
+                hook.remove()
 
 
-def _plain_to_pre_hook(hook: Callable) -> Callable:
-    def handed(module: nn.Module, args: Any, kwargs: Any) -> Any:
+def _plain_to_pre_hook(hook: Callable) -> Function:
+    def handed(module: nn.Module, args: Args, kwargs: Named) -> tuple[Args, Named]:
         plain, rebuild = _opened((args, kwargs))
         changed = hook(module, *plain)
         return _closed(plain if changed is None else changed, rebuild)
@@ -107,8 +108,8 @@ def _plain_to_pre_hook(hook: Callable) -> Callable:
     return handed
 
 
-def _plain_to_hook(hook: Callable) -> Callable:
-    def handed(module: nn.Module, args: Any, output: Any) -> Any:
+def _plain_to_hook(hook: Callable) -> Function:
+    def handed(module: nn.Module, args: Args, output: T) -> T:
         plain, rebuild = _opened(output)
         changed = hook(module, args, plain)
         return _closed(plain if changed is None else changed, rebuild)
@@ -116,7 +117,7 @@ def _plain_to_hook(hook: Callable) -> Callable:
     return handed
 
 
-def _opened(value: Any) -> tuple[Any, list[Rebuild]]:
+def _opened(value: T) -> tuple[T, list[Rebuild]]:
     """Return ``value`` with plain tensors for jets, and the functions that restore each tensor."""
     rebuild: list[Rebuild] = []
 
@@ -133,6 +134,7 @@ def _opened(value: Any) -> tuple[Any, list[Rebuild]]:
     return map_tensors(value, plain), rebuild
 
 
-def _closed(value: Any, rebuild: list[Rebuild]) -> Any:
+def _closed(value: T, rebuild: list[Rebuild]) -> T:
+    # `map_tensors` meets the tensors in one order, so that the n-th comes back to the n-th.
     remaining = iter(rebuild)
     return map_tensors(value, lambda tensor: next(remaining)(tensor))

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
+from weakref import WeakValueDictionary
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from .. import torch_private
 from ..ops.library import MAX_DIRECTIONS as MAX_DIRECTIONS
 from ..ops.library import Streams
 from ._types import T
 from .registry import surrounding_functions
+
+if TYPE_CHECKING:
+    from .tensor import JetTensor
 
 ORDERS = (1, 2)
 Second = Literal["pairs", "squares", "sum"]
@@ -40,10 +43,11 @@ class Run:
     def __init__(self) -> None:
         self.ended = False
         self.detached = False
-        self.jets: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self.read: set[Any] = set()
-        self.given_out: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self.expanded: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        # Weak: a pass keeps no jet alive. By number, since jets compare element by element.
+        self.jets: WeakValueDictionary[int, JetTensor] = WeakValueDictionary()
+        self.read: set[int | None] = set()
+        self.given_out: WeakValueDictionary[int, UntypedStorage] = WeakValueDictionary()
+        self.expanded: WeakValueDictionary[int, UntypedStorage] = WeakValueDictionary()
 
 
 @dataclass(frozen=True)
@@ -164,7 +168,7 @@ def composed_rules() -> Iterator[None]:
 
 
 def map_tensors(
-    value: Any, apply: Callable[[Tensor], Any], other: Callable[[Any], Any] | None = None
+    value: Any, apply: Callable[[Tensor], object], other: Callable[[object], object] | None = None
 ) -> Any:
     """Replace every tensor in a nest of tuples, lists, dicts, dataclasses and whatever
     `torch.utils._pytree` knows.
@@ -173,7 +177,7 @@ def map_tensors(
         other: replaces anything else; None leaves it.
     """
 
-    def mapped(part: Any) -> Any:
+    def mapped(part: object) -> Any:
         return map_tensors(part, apply, other)
 
     if isinstance(value, Tensor):
@@ -189,6 +193,7 @@ def map_tensors(
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [field.name for field in dataclasses.fields(value) if field.init]
         return replace(value, **{name: mapped(getattr(value, name)) for name in fields})
+    # One level alone: below it may lie classes that pytree does not know, or takes apart otherwise.
     children, structure = torch_private.pytree.tree_flatten(
         value, is_leaf=lambda part: part is not value
     )
@@ -197,7 +202,7 @@ def map_tensors(
     return torch_private.pytree.tree_unflatten([mapped(part) for part in children], structure)
 
 
-def each_tensor(value: Any) -> Iterator[Tensor]:
+def each_tensor(value: object) -> Iterator[Tensor]:
     """Yield every tensor in a call's arguments or results, nested in tuples, lists and dicts."""
     if isinstance(value, Tensor):
         yield value
@@ -214,6 +219,7 @@ def replace_tensors(value: T, apply: Callable[[Tensor], object]) -> T:
 
     Tuples, lists and dicts are rebuilt; named tuples are left as they are.
     """
+    # Called for the arguments of every torch function of a pass.
     if isinstance(value, Tensor):
         return apply(value)  # type: ignore[return-value]  # a tensor for a tensor
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):

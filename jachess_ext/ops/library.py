@@ -15,16 +15,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.function import FunctionCtx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import torch_private
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 X = TypeVar("X", bound=Tensor)
+Results: TypeAlias = "Tensor | tuple[Tensor, ...]"
+Gradients: TypeAlias = "tuple[Tensor | None, ...]"
 
 MAX_DIRECTIONS = 4
 CUDA_DIRECTIONS = 2
@@ -61,8 +65,8 @@ class LibraryState(NamedTuple):
 
 def library_path() -> Path:
     """Return $JACHESS_OPS_LIBRARY (a build with sanitizers, say), else where the build puts it."""
-    if given := os.environ.get("JACHESS_OPS_LIBRARY"):
-        return Path(given)
+    if override := os.environ.get("JACHESS_OPS_LIBRARY"):
+        return Path(override)
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
     return Path(__file__).resolve().parents[1] / f"_ops{suffix}"
 
@@ -192,7 +196,7 @@ def transformed() -> bool:
 # and what is computed once, or outside of a checkpoint, is hidden from it.
 
 
-def watching() -> list[Any]:
+def watching() -> list[TorchDispatchMode]:
     """Return the dispatch modes that see the operators, without those by which torch traces graphs,
     which lie below them."""
     modes = torch_private.current_dispatch_modes()
@@ -216,10 +220,7 @@ def unwatched() -> Iterator[None]:
 
 
 def in_passes(
-    run: Callable[..., Tensor | tuple[Tensor, ...]],
-    jets: Sequence[Tensor],
-    q: int,
-    any_number: bool = False,
+    run: Callable[..., Results], jets: Sequence[Tensor], q: int, any_number: bool = False
 ) -> Any:
     """Return run(*jets, q), put together of calls with as many directions as the kernels take.
 
@@ -238,8 +239,8 @@ def in_passes(
 
 
 def _passes(
-    run: Callable[..., Tensor | tuple[Tensor, ...]], jets: Sequence[Tensor], q: int, most: int
-) -> Any:
+    run: Callable[..., Results], jets: Sequence[Tensor], q: int, most: int
+) -> Results:
     """Put a result together of passes.
 
     A mixed derivative needs its two directions alone, so with second order there is a pass for each
