@@ -27,8 +27,9 @@ from .. import torch_private
 
 F = TypeVar("F", bound=Callable[..., object])
 X = TypeVar("X", bound=Tensor)
-Results: TypeAlias = "Tensor | tuple[Tensor, ...]"
-Gradients: TypeAlias = "tuple[Tensor | None, ...]"
+Results: TypeAlias = Tensor | tuple[Tensor, ...]
+Y = TypeVar("Y", bound=Results)
+Gradients: TypeAlias = tuple[Tensor | None, ...]
 
 MAX_DIRECTIONS = 4
 CUDA_DIRECTIONS = 2
@@ -219,9 +220,7 @@ def unwatched() -> Iterator[None]:
 # ---- passes --------------------------------------------------------------------------------
 
 
-def in_passes(
-    run: Callable[..., Results], jets: Sequence[Tensor], q: int, any_number: bool = False
-) -> Any:
+def in_passes(run: Callable[..., Y], jets: Sequence[Tensor], q: int, any_number: bool = False) -> Y:
     """Return run(*jets, q), put together of calls with as many directions as the kernels take.
 
     Args:
@@ -238,9 +237,7 @@ def in_passes(
     return _passes(run, jets, q, most)
 
 
-def _passes(
-    run: Callable[..., Results], jets: Sequence[Tensor], q: int, most: int
-) -> Results:
+def _passes(run: Callable[..., Y], jets: Sequence[Tensor], q: int, most: int) -> Y:
     """Put a result together of passes.
 
     A mixed derivative needs its two directions alone, so with second order there is a pass for each
@@ -248,22 +245,25 @@ def _passes(
     """
     pairs = streams_of(jets[0], q).pairs
     second = bool(pairs)
-    halves = [tuple(range(i, min(i + most, q))) for i in range(0, q, most)]
+    groups = [tuple(range(i, min(i + most, q))) for i in range(0, q, most)]
     apart = [jet.unbind(0) for jet in jets]
     several = False
     results: dict[int, tuple[Tensor, ...]] = {}
-    for directions in pairs if second else halves:
+    for directions in pairs if second else groups:
         streams = [0, *(1 + i for i in directions)]
         if second:
             streams.append(1 + q + pairs.index((directions[0], directions[1])))
-        done = run(*(torch.stack([jet[s] for s in streams]) for jet in apart), len(directions))
-        several = isinstance(done, tuple)
-        whole = done if isinstance(done, tuple) else (done,)
-        columns = zip(*(jet.unbind(0) for jet in whole), strict=True)
+        jets_of_pass = run(
+            *(torch.stack([jet[s] for s in streams]) for jet in apart), len(directions)
+        )
+        several = isinstance(jets_of_pass, tuple)
+        outputs = jets_of_pass if isinstance(jets_of_pass, tuple) else (jets_of_pass,)
+        columns = zip(*(jet.unbind(0) for jet in outputs), strict=True)
+        # Streams that passes share are those of the first.
         for s, parts in zip(streams, columns, strict=True):
             results.setdefault(s, parts)
     stacked = tuple(map(torch.stack, zip(*(results[s] for s in sorted(results)), strict=True)))
-    return stacked if several else stacked[0]
+    return stacked if several else stacked[0]  # type: ignore[return-value]  # as of each pass
 
 
 # ---- what references share -----------------------------------------------------------------
@@ -406,15 +406,27 @@ def check_shape(name: str, tensor: Tensor | None, shape: Sequence[int]) -> None:
 # ---- registration --------------------------------------------------------------------------
 
 
+class Context(FunctionCtx):
+    """What autograd hands on from a forward to its backward, as `register` needs it.
+
+    Attributes:
+        constants: what is no tensor, set by the forward.
+    """
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    constants: tuple[Any, ...]
+
+
 def register(
     name: str,
     *,
-    fake: Callable[..., Any],
-    fake_backward: Callable[..., Any],
+    fake: Callable[..., Results],
+    fake_backward: Callable[..., Results],
     save: Callable[..., None],
-    backward: Callable[..., Any],
+    backward: Callable[..., Gradients],
     save_backward: Callable[..., None],
-    double_backward: Callable[..., Any],
+    double_backward: Callable[..., Gradients],
 ) -> None:
     """Register ``jachess::name`` and ``jachess::name_backward``, where the library is loaded.
 
@@ -425,6 +437,8 @@ def register(
     """
     if not loaded():
         return
+    # Two operators, each with a backward: `name`'s is `name_backward`, and that one's is torch code
+    # made of the reference, which autograd differentiates any number of times.
     torch.library.register_fake(f"jachess::{name}", fake)
     torch.library.register_fake(f"jachess::{name}_backward", fake_backward)
     torch.library.register_autograd(f"jachess::{name}", backward, setup_context=save)
@@ -435,12 +449,12 @@ def register(
 
 def register_operator(
     name: str,
-    reference: Callable[..., Any],
+    reference: Callable[..., Results],
     *,
     tensors: int,
     differentiable: int = 1,
-    fake: Callable[..., Any] | None = None,
-    fake_backward: Callable[..., Any] | None = None,
+    fake: Callable[..., Results] | None = None,
+    fake_backward: Callable[..., Results] | None = None,
     statistics: bool = False,
 ) -> None:
     """`register` an operator by the rule that its backward takes the gradients of its results, then
@@ -458,37 +472,41 @@ def register_operator(
     if not loaded():
         return
     schema = getattr(torch.ops.jachess, name).default._schema
-    arguments, kept = len(schema.arguments), len(schema.returns) if statistics else 0
+    # Arguments and results of the two operators, in order; those in brackets with statistics alone:
+    #     forward    `tensors` tensors, constants -> `results` results, [statistics]
+    #     backward   `results` gradients, `tensors` tensors, [all results, statistics], constants
+    #                -> `differentiable` gradients
+    arguments, saved_results = len(schema.arguments), len(schema.returns) if statistics else 0
     results = len(schema.returns) - statistics  # whose gradients come first in the backward
 
-    def gradients_like_inputs(*args: Any) -> Any:
+    def gradients_like_inputs(*args: Any) -> Results:
         gradients = tuple(contiguous_like(x) for x in args[results:][:differentiable])
         return gradients if differentiable > 1 else gradients[0]
 
-    def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def save(ctx: Context, inputs: tuple, output: tuple[Tensor, ...]) -> None:
         if statistics:  # saved values: a gradient in them would be dropped
             ctx.mark_non_differentiable(output[-1])
         ctx.save_for_backward(*inputs[:tensors], *(output if statistics else ()))
         ctx.constants = inputs[tensors:]
 
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, *gradients: Tensor) -> Gradients:
         operator = getattr(torch.ops.jachess, f"{name}_backward")
         of_inputs = operator(*gradients[:results], *ctx.saved_tensors, *ctx.constants)
         return _padded(of_inputs if differentiable > 1 else (of_inputs,), arguments)
 
-    def save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def save_backward(ctx: Context, inputs: tuple, output: Results) -> None:
         ctx.save_for_backward(*inputs[: results + tensors])
-        ctx.constants = inputs[results + tensors + kept :]
+        ctx.constants = inputs[results + tensors + saved_results :]
 
-    def double_backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+    def double_backward(ctx: Context, *cotangents: Tensor | None) -> Gradients:
         saved = ctx.saved_tensors
         gradients, inputs = saved[:-tensors], saved[-tensors:]
 
-        def forward(*leaves: Tensor) -> Any:
+        def forward(*leaves: Tensor) -> Results:
             return reference(*leaves, *inputs[differentiable:], *ctx.constants)
 
         second = gradient_of_backward(forward, inputs[:differentiable], gradients, cotangents)
-        return _padded(second, results + kept + arguments)
+        return _padded(second, results + saved_results + arguments)
 
     register(
         name,
@@ -501,10 +519,10 @@ def register_operator(
     )
 
 
-def register_without_derivative(name: str, fake: Callable[..., Any]) -> None:
+def register_without_derivative(name: str, fake: Callable[..., Results]) -> None:
     """Register the fake kernel, and a sentence in place of a derivative that would be zero."""
 
-    def backward(ctx: Any, *_: Any) -> Any:
+    def backward(ctx: Context, *_: Tensor) -> Gradients:
         raise RuntimeError(
             f"torch.ops.jachess.{name} has no derivative: call jachess_ext.ops.{name}, which takes "
             "its pure-torch reference where a gradient is asked for."
@@ -520,7 +538,7 @@ def contiguous_like(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _padded(gradients: Sequence[Tensor | None], length: int) -> tuple[Tensor | None, ...]:
+def _padded(gradients: Sequence[Tensor | None], length: int) -> Gradients:
     return (*gradients, *([None] * (length - len(gradients))))
 
 
@@ -531,7 +549,7 @@ def _alias(tensor: Tensor) -> Tensor:
 
 
 def gradient_of_backward(
-    forward: Callable[..., Any],
+    forward: Callable[..., Results],
     inputs: Sequence[Tensor],
     gradients: Sequence[Tensor],
     cotangents: Sequence[Tensor | None],
@@ -545,21 +563,28 @@ def gradient_of_backward(
         gradients: what the backward operator was given, shaped as y_1, ...
         cotangents: one per input, or None.
     """
+    # The backward operator is the linear map  gradients ↦ Jᵀ gradients.  Differentiating the
+    # reference's own backward gives both of its derivatives: by `gradients`, in which it is linear,
+    # and by `inputs`, through J, which takes second derivatives of the reference.
     keep_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        given, aliases = [_alias(g) for g in gradients], [_alias(tensor) for tensor in inputs]
+        weights, aliases = [_alias(g) for g in gradients], [_alias(tensor) for tensor in inputs]
         y = forward(*aliases)
-        first = torch.autograd.grad(y, aliases, given, create_graph=True, allow_unused=True)
+        first = torch.autograd.grad(y, aliases, weights, create_graph=True, allow_unused=True)
         pairs = [
             (g, c.to(g.dtype))
             for g, c in zip(first, cotangents, strict=True)
             if g is not None and c is not None and g.requires_grad
         ]
         if not pairs:
-            return [None] * (len(given) + len(aliases))
-        outputs, weights = zip(*pairs, strict=True)
+            return [None] * (len(weights) + len(aliases))
+        outputs, second_weights = zip(*pairs, strict=True)
         return list(
             torch.autograd.grad(
-                outputs, [*given, *aliases], weights, create_graph=keep_graph, allow_unused=True
+                outputs,
+                [*weights, *aliases],
+                second_weights,
+                create_graph=keep_graph,
+                allow_unused=True,
             )
         )

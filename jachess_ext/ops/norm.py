@@ -11,12 +11,12 @@ and w · y (+ bias on the primal).
 The operators also take a residual: they then normalise x + residual and return the sum, too.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from .library import (
+    Context,
+    Gradients,
     Streams,
     available,
     check_shape,
@@ -45,14 +45,16 @@ def normalised_jet(x: Tensor, eps: float, streams: Streams | None, centred: bool
         return t.mean(-1, keepdim=True)
 
     # Split, not sliced: the gradient of a slice fills a stack with zeros.
-    primal, rest = (x - mean(x) if centred else x).split([1, len(x) - 1])
+    primal, tangents = (x - mean(x) if centred else x).split([1, len(x) - 1])
     # Divided by a constant close to the root first, so that its square does not overflow.
     near = (mean(primal.detach().square()) + eps).sqrt()
     near = torch.where((near == 0) | near.isinf(), 1, near)
     r = torch.rsqrt(mean((primal / near).square()) + eps / near / near) / near
-    y, z = primal * r, rest * r
+    y, z = primal * r, tangents * r
     m = mean(y * z)
     parts = (z - m * y).split([streams.directions, streams.seconds])
+    # y_ij = z_ij − m_ij z_0, the last of `parts`, and what is bilinear in first order: −m_i z_j −
+    # m_j z_i is `crossed`, and `bent` stands before z_0.
     if streams.seconds:
         (slope, _), (first, _) = (t.split([streams.directions, streams.seconds]) for t in (m, z))
         bent = 3 * streams.quadratic(slope, slope) - mean(streams.quadratic(first, first))
@@ -260,71 +262,69 @@ def _register(centred: bool) -> None:
     name = "layer_norm_jet" if centred else "rms_norm_jet"
     parameters = 2 if centred else 1  # weight, bias; also of the statistics mean, 1 / deviation
 
-    def fake(x: Tensor, residual: Tensor | None, *_: Any) -> tuple[Tensor, ...]:
+    def fake(x: Tensor, residual: Tensor | None, *_: object) -> tuple[Tensor, ...]:
         y = contiguous_like(x)
         total = x.new_empty(0) if residual is None else torch.empty_like(y)
         dtype = wide_dtype(x.dtype)
         return y, total, *(x.new_empty(x.shape[:-1], dtype=dtype) for _ in range(parameters))
 
     def fake_backward(
-        gy: Tensor, gsum: Tensor | None, x: Tensor, weight: Tensor | None, *rest: Any
+        gy: Tensor, gsum: Tensor | None, x: Tensor, weight: Tensor | None, *settings: object
     ) -> tuple[Tensor, ...]:
-        size = x.shape[-1] if rest[-1] else 0
+        size = x.shape[-1] if settings[-1] else 0  # whether parameters need a gradient
         dtype = wide_dtype(x.dtype)
         return contiguous_like(x), *(x.new_empty(size, dtype=dtype) for _ in range(parameters))
 
-    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, residual, *given, ctx.eps, ctx.q = inputs
+    def save(ctx: Context, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+        x, residual, *affine, eps, q = inputs  # weight, and bias where centred
         _, total, *statistics = output
         # Statistics are saved values: a gradient in them would be dropped. That of an unused sum
         # stays None.
         ctx.mark_non_differentiable(*statistics, *((total,) if residual is None else ()))
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x if residual is None else total, given[0], *statistics)
-        ctx.has_residual = residual is not None
-        ctx.dtypes = [None if parameter is None else parameter.dtype for parameter in given]
+        ctx.save_for_backward(x if residual is None else total, affine[0], *statistics)
+        dtypes = [None if parameter is None else parameter.dtype for parameter in affine]
+        ctx.constants = eps, q, residual is not None, dtypes
 
-    def backward(
-        ctx: Any, gy: Tensor | None, gsum: Tensor | None, *_: Any
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, gy: Tensor | None, gsum: Tensor | None, *_: object) -> Gradients:
+        eps, q, has_residual, dtypes = ctx.constants
         needed = ctx.needs_input_grad[2 : 2 + parameters]
         if gy is None:  # only the sum was used
             gx, channels = gsum, [None] * parameters
         else:
             x, weight, *statistics = ctx.saved_tensors
             operator = getattr(torch.ops.jachess, f"{name}_backward")
-            gx, *of_channels = operator(
-                gy, gsum, x, weight, ctx.eps, ctx.q, *statistics, any(needed)
-            )
+            gx, *sums = operator(gy, gsum, x, weight, eps, q, *statistics, any(needed))
             channels = [
                 g.to(dtype) if need else None
-                for g, dtype, need in zip(of_channels, ctx.dtypes, needed, strict=True)
+                for g, dtype, need in zip(sums, dtypes, needed, strict=True)
             ]
-        return gx, gx if ctx.has_residual else None, *channels, None, None
+        return gx, gx if has_residual else None, *channels, None, None
 
-    def save_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        gy, gsum, x, weight, ctx.eps, ctx.q, *_, ctx.need_channels = inputs
+    def save_backward(ctx: Context, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+        gy, gsum, x, weight, eps, q, *_, need_channels = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(gy, x, weight)
-        ctx.has_gsum = gsum is not None
+        ctx.constants = eps, q, need_channels, gsum is not None
 
     def double_backward(
-        ctx: Any, cot_x: Tensor | None, *cot_channels: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+        ctx: Context, cot_x: Tensor | None, *cot_channels: Tensor | None
+    ) -> Gradients:
         gy, x, weight = ctx.saved_tensors
+        eps, q, need_channels, has_gsum = ctx.constants
         # No gradient depends on the bias; zeros stand in for it.
         ones = x.new_ones(x.shape[-1], dtype=wide_dtype(x.dtype))
-        given = [ones if weight is None else weight, torch.zeros_like(ones)][:parameters]
+        affine = [ones if weight is None else weight, torch.zeros_like(ones)][:parameters]
 
         def forward(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-            return _reference(x, weight, bias, ctx.eps, ctx.q, centred)
+            return _reference(x, weight, bias, eps, q, centred)
 
-        cotangents = cot_channels if ctx.need_channels else [None] * parameters
+        cotangents = cot_channels if need_channels else [None] * parameters
         ggy, gx, gweight, *_ = gradient_of_backward(
-            forward, [x, *given], [gy], [cot_x, *cotangents]
+            forward, [x, *affine], [gy], [cot_x, *cotangents]
         )
         gweight = None if weight is None else gweight
-        ggsum = cot_x if ctx.has_gsum else None
+        ggsum = cot_x if has_gsum else None  # the backward adds gsum to gx
         return ggy, ggsum, gx, gweight, *([None] * (3 + parameters))
 
     register(
