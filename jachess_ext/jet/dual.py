@@ -72,13 +72,11 @@ class DualTensor(DerivativeTensor):
         wrapper.of_pass = of_pass
         return wrapper
 
-    @property
-    def layout_of_pass(self) -> JetLayout:
-        return self.of_pass.layout
-
-    @property
-    def _recorded(self) -> Tensor:
-        return self.primal
+    layout_of_pass = property(attrgetter("of_pass.layout"))
+    _recorded = property(attrgetter("primal"))
+    shape = property(attrgetter("primal.shape"))  # type: ignore[assignment]
+    dtype = property(attrgetter("primal.dtype"))  # type: ignore[assignment]
+    device = property(attrgetter("primal.device"))  # type: ignore[assignment]
 
     def is_constant(self) -> bool:
         return is_constant(self.primal)
@@ -92,18 +90,6 @@ class DualTensor(DerivativeTensor):
     def with_primal(self, primal: Tensor) -> DualTensor:
         """Return the same tangent with another primal of this shape, in its dtype."""
         return DualTensor(primal, self.tangent.to(primal.dtype), self.of_pass)
-
-    @property
-    def shape(self) -> torch.Size:  # type: ignore[override]
-        return self.primal.shape
-
-    @property
-    def dtype(self) -> torch.dtype:  # type: ignore[override]
-        return self.primal.dtype
-
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        return self.primal.device
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return f"DualTensor(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
@@ -131,10 +117,7 @@ def _laid_out_as(primal: Tensor, tangent: Tensor) -> Tensor:
     # (stride 0) has no room for a tangent of its own at each place, and takes no writes.
     if tangent.stride() == primal.stride() or 0 in primal.stride():
         return tangent
-    out = torch.empty_strided(
-        primal.shape, primal.stride(), dtype=tangent.dtype, device=tangent.device
-    )
-    return out.copy_(tangent)
+    return tangent.new_empty_strided(primal.shape, primal.stride()).copy_(tangent)
 
 
 # ---- dual tensors among arguments ---------------------------------------------------------------

@@ -117,16 +117,13 @@ def make_layout(
         raise ValueError(f"second is {second!r}; expected one of {', '.join(get_args(Second))}")
     if directions < 1:
         raise ValueError("no direction was given; expected one at least")
-    if order == 1:
-        return JetLayout(directions, 1)
-    if second == "pairs":
-        if directions > MAX_DIRECTIONS:
-            raise ValueError(
-                f"{directions} directions were given, but a jet carries the pairs of 1 to "
-                f"{MAX_DIRECTIONS}; split them over several passes, or pass second='squares' or "
-                "'sum'"
-            )
-        return JetLayout(directions)
+    if order == 2 and second == "pairs" and directions > MAX_DIRECTIONS:
+        raise ValueError(
+            f"{directions} directions were given, but a jet carries the pairs of 1 to "
+            f"{MAX_DIRECTIONS}; split them over several passes, or pass second='squares' or 'sum'"
+        )
+    if order == 1 or second == "pairs":
+        return JetLayout(directions, order)
     squares = directions if squares is None else squares
     return JetLayout(directions, squares=squares, summed=second == "sum")
 

@@ -26,11 +26,7 @@ Functions: TypeAlias = "str | Function | Sequence[Functions]"
 
 _RULES: dict[Function, Rule] = {}
 _GENERAL: dict[Function, Rule] = {}
-_NAMESPACES = tuple(
-    space
-    for space in (torch, torch.Tensor, F, torch.special, torch_private.find("torch._C._nn"))
-    if space is not None
-)
+_NAMESPACES = (torch, torch.Tensor, F, torch.special, torch_private.find("torch._C._nn"))
 
 
 _SAME = """
@@ -134,7 +130,7 @@ def recognise(*functions: Functions) -> Callable[[R], R]:
             jet = recogniser(rule, *args, **kwargs)
             return rule(*args, **kwargs) if jet is None else jet
 
-        recognised.ordinary = rule  # type: ignore[attr-defined]
+        recognised.ordinary = getattr(rule, "ordinary", rule)  # type: ignore[attr-defined]
         return recognised
 
     def register(recogniser: R) -> R:
@@ -195,17 +191,14 @@ def rule_kinds() -> dict[Function, tuple[str, ...]]:
     kinds = {}
     for function in {**_RULES, **_GENERAL, **_BY_OTHER_NAME}:
         rule = _RULES.get(function)
-        kind = ["recogniser"] if hasattr(rule, "ordinary") else []
-        while (ordinary := getattr(rule, "ordinary", None)) is not None:
-            rule = ordinary
-        if rule is not None and rule.__qualname__.startswith("_on_primal."):
-            kind.append("value")
-        elif rule is not None:
-            opened = rule.__module__.rpartition(".")[2] in ("composite", "functional")
-            kind.append("composed" if opened else "formula")
-        if function in _GENERAL:
-            kind.append("forward mode")
-        kinds[function] = tuple(kind or ["other name"])
+        ordinary = getattr(rule, "ordinary", rule)
+        words = ["recogniser"] if ordinary is not rule else []
+        if ordinary is not None:
+            value = getattr(ordinary, "__qualname__", "").startswith("_on_primal.")
+            written_out = ordinary.__module__.endswith((".composite", ".functional"))
+            words.append("value" if value else "composed" if written_out else "formula")
+        words += ["forward mode"] if function in _GENERAL else []
+        kinds[function] = tuple(words) or ("other name",)
     return kinds
 
 

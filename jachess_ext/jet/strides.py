@@ -68,11 +68,8 @@ def as_torch_lays_out(function: Function, args: Args, kwargs: Named, result: obj
     """Return ``result``, which the rule of ``function`` gave, laid out as torch's own result."""
     if function in _VIEWS or (function is torch.Tensor.__getitem__ and _is_basic(args[1])):
         return result
-    results: list[JetTensor]
-    if isinstance(result, list | tuple):
-        results = [part for part in each_tensor(result) if _is_jet(part)]
-    else:
-        results = [result] if _is_jet(result) else []
+    parts = each_tensor(result) if isinstance(result, list | tuple) else [result]
+    results = [part for part in parts if _is_jet(part)]
     if not results:
         return result
     tensors: list[Tensor] = []
@@ -239,9 +236,8 @@ def laid_out_as_input(stack: Tensor, x: Tensor) -> Tensor:
     """
     if x.is_contiguous() or transformed():
         return stack
-    if overlaps(x.shape, x.stride()):
-        return stack_laid_out(stack, torch.empty_like(x, device="meta").stride())
-    return stack_laid_out(stack, x.stride())
+    expanded = overlaps(x.shape, x.stride())
+    return stack_laid_out(stack, (torch.empty_like(x, device="meta") if expanded else x).stride())
 
 
 def _is_basic(index: object) -> bool:
@@ -398,18 +394,15 @@ def stack_laid_out(streams: Tensor, strides: tuple[int, ...], copy: bool = False
     order = sorted(range(1, streams.ndim), key=lambda dim: -strides[dim - 1])
     dense = streams.permute(0, *order)
     dense = dense.clone(memory_format=torch.contiguous_format) if copy else dense.contiguous()
-    back = [0] * streams.ndim
-    for place, dim in enumerate((0, *order)):
-        back[dim] = place
+    back = sorted(range(streams.ndim), key=(0, *order).__getitem__)  # the inverse permutation
     laid_out = dense.permute(back).expand(shape)
     if _same_strides(shape[1:], laid_out.stride()[1:], strides):
         return laid_out
     # Strides with gaps, as of a slice: scattered into zeros, which has a gradient, too.
     extent = 1 + sum((size - 1) * stride for size, stride in zip(shape[1:], strides, strict=True))
     stack = (shape, (extent, *strides))
-    return (
-        streams.new_zeros(shape[0], extent).as_strided_scatter(streams, *stack).as_strided(*stack)
-    )
+    memory = streams.new_zeros(shape[0], extent)
+    return memory.as_strided_scatter(streams, *stack).as_strided(*stack)
 
 
 # Functions whose results in torch may be strided, or share memory, though their arguments are

@@ -39,6 +39,7 @@ def _gated_by_sigmoid(x: Tensor, v: Tensor, v1: Tensor, v2: Tensor) -> Derivativ
     s, s1, s2 = _sigmoid(v)
     g1 = s1 * v1
     g2 = s2 * v1 * v1 + s1 * v2
+    # Where σ' underflows to 0, an infinite x would make 0 · inf of terms whose limit is 0.
     b = torch.where(s1 == 0, torch.zeros_like(x), x)
     return x * s, s + b * g1, 2 * g1 + b * g2
 

@@ -12,7 +12,7 @@ shared memory go to the reference.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -153,9 +153,13 @@ def _reference(
 
     def times(a: Tensor, b: Tensor) -> Tensor:
         """Return a b for every stream and head; groups of heads share b."""
+        # [S, B, Hk, groups, T, ·] @ [S, B, Hk, 1, ·, ·]: keys and values are not repeated.
         product = a.unflatten(2, (key_heads, groups)) @ b.unsqueeze(3)
         return product.reshape(len(product), batch, heads, *product.shape[-2:])
 
+    # Every step is a jet of its own, [S, B, H, T, Tk]: s_i = q_i kᵀ + q kᵢᵀ and so on.  What does
+    # not depend on the input, as the mask and what is hidden, changes stream 0 alone: where it puts
+    # −inf there, p and with it every stream of p is 0.
     streams = streams_of(query, q, settings.summed)
     s = product_jet(settings.scale * widened(query), widened(key).mT, streams, times)
     if settings.softcap > 0:
@@ -164,8 +168,8 @@ def _reference(
     p = softmax_jet_reference(s, q, masked=True, summed=settings.summed)
     if settings.dropout_p > 0:
         assert seed is not None
-        kept = dropout_mask(batch, heads, queries, keys, settings.dropout_p, seed, p.device)
-        p = p * (kept.to(p.dtype) / (1 - settings.dropout_p))
+        mask = dropout_mask(batch, heads, queries, keys, settings.dropout_p, seed, p.device)
+        p = p * (mask.to(p.dtype) / (1 - settings.dropout_p))
     return product_jet(p, widened(value), streams, times).to(query.dtype)
 
 
@@ -208,8 +212,8 @@ def _tile_fits(device: int, element: int, streams: int, size: int, value_size: i
     """Tell whether the smallest tile of such heads fits a block's shared memory on this GPU."""
     from .._C import attention_jet_bytes
 
-    properties: Any = torch.cuda.get_device_properties(device)  # the stub lacks what follows
-    limit = properties.shared_memory_per_block_optin
+    properties = torch.cuda.get_device_properties(device)
+    limit = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
     return attention_jet_bytes(element, streams, size, value_size) <= limit
 
 
@@ -220,6 +224,7 @@ def _kernels_take(query: Tensor, value: Tensor, q: int) -> bool:
     size, value_size = int(query.shape[-1]), int(value.shape[-1])
     if query.dtype == torch.float64 or max(size, value_size) > _CUDA_HEAD:
         return False
+    # The tile of one pass is what has to fit, and passes take at most two directions.
     one_pass = min(q, CUDA_DIRECTIONS)
     streams = 1 + one_pass + (query.shape[0] > 1 + q)
     device = torch.cuda.current_device() if query.device.index is None else query.device.index
@@ -286,6 +291,7 @@ def attention_jet(
     scale = _default_scale(query) if scale is None else scale
     settings = Settings(q, scale, causal, *window, softcap or 0.0, dropout_p, summed)
     seed = number_on(query.device, dropout_seed) if dropout_p else None
+    # A sum of squares with a soft cap or dropout has no kernel; order 1 with them goes in passes.
     pairs_alone = bool(softcap or dropout_p)
     taken = available("attention_jet", query.device, sums=summed > 0)
     taken = taken and not (summed and pairs_alone)
@@ -307,12 +313,12 @@ def _empty_by_token(x: Tensor, heads: int, tokens: int, size: int) -> Tensor:
     return x.new_empty(*x.shape[:2], tokens, heads, size).transpose(2, 3)
 
 
-def _fake(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _fake(query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     y = _empty_by_token(query, query.shape[2], query.shape[3], value.shape[-1])
     return y, query.new_empty(query.shape[:-1], dtype=wide_dtype(query.dtype))
 
 
-def _fake_backward(gy: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+def _fake_backward(gy: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
     return tuple(_empty_by_token(x, *x.shape[2:]) for x in inputs[:3])
 
 

@@ -10,7 +10,7 @@ u = (⌊a/2⌋ + ½)/2^31 and φ = 2π b/2^32; a Rademacher number is −1 where
 """
 
 import math
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ def token_numbers(mask: Tensor) -> Tensor:
 
 def _product(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return the high and low word of a · b, in halves of b: int64 is signed."""
+    # Two words multiply to 64 bits, one more than int64 has; a word and half a word fit.
     low, high = a * (b & 0xFFFF), a * (b >> 16)
     return (high + (low >> 16)) >> 16, (low + ((high & 0xFFFF) << 16)) & _WORD
 
@@ -80,8 +81,8 @@ def philox4x32_10(counter: Words, seed: int | Tensor) -> Words:
         high_z, low_z = _product(0xCD9E8D57, z)
         x, y, z, w = high_z ^ y ^ key, low_z, high_x ^ w ^ key_w, low_x
         key, key_w = (key + 0x9E3779B9) & _WORD, (key_w + 0xBB67AE85) & _WORD
-    broadcast = torch.broadcast_tensors(x, y, z, w)
-    return broadcast[0], broadcast[1], broadcast[2], broadcast[3]
+    x, y, z, w = torch.broadcast_tensors(x, y, z, w)
+    return x, y, z, w
 
 
 def _check(
@@ -141,6 +142,7 @@ def sample_directions_reference(
 
     number = token.reshape(1, -1, 1).clamp_min(0)
     block = (index(q) << 18).view(-1, 1, 1) + index(groups * _LANES)
+    # As a tensor on the device where the offset is one: nothing waits for its number.
     low, high = (torch.ones_like(number) * word for word in (offset & _WORD, offset >> 32))
     words = philox4x32_10((block, number, low, high), seed)
     if distribution == "gaussian":
@@ -199,8 +201,10 @@ def sample_directions(
     return torch.ops.jachess.sample_directions(token, q, d, seed, offset, distribution, dtype)
 
 
-def _fake(token: Tensor, q: int, d: int, *rest: Any) -> Tensor:
-    return token.new_empty((q, *token.shape, d), dtype=rest[-1])
+def _fake(
+    token: Tensor, q: int, d: int, seed: Tensor, offset: Tensor, kind: str, dtype: torch.dtype
+) -> Tensor:
+    return token.new_empty((q, *token.shape, d), dtype=dtype)
 
 
 if loaded():

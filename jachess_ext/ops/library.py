@@ -177,9 +177,7 @@ def gpu_is_served(index: int | None = None) -> bool:
 
     True where there is no GPU: a tensor of one is then fake, and only its shape matters.
     """
-    if not torch.cuda.is_available():
-        return True
-    return torch.cuda.get_device_capability(index) >= OLDEST_GPU
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability(index) >= OLDEST_GPU
 
 
 def transformed() -> bool:
@@ -253,11 +251,9 @@ def _passes(run: Callable[..., Y], jets: Sequence[Tensor], q: int, most: int) ->
         streams = [0, *(1 + i for i in directions)]
         if second:
             streams.append(1 + q + pairs.index((directions[0], directions[1])))
-        jets_of_pass = run(
-            *(torch.stack([jet[s] for s in streams]) for jet in apart), len(directions)
-        )
-        several = isinstance(jets_of_pass, tuple)
-        outputs = jets_of_pass if isinstance(jets_of_pass, tuple) else (jets_of_pass,)
+        out = run(*(torch.stack([jet[s] for s in streams]) for jet in apart), len(directions))
+        several = isinstance(out, tuple)
+        outputs = out if isinstance(out, tuple) else (out,)
         columns = zip(*(jet.unbind(0) for jet in outputs), strict=True)
         # Streams that passes share are those of the first.
         for s, parts in zip(streams, columns, strict=True):
@@ -568,23 +564,19 @@ def gradient_of_backward(
     # and by `inputs`, through J, which takes second derivatives of the reference.
     keep_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        weights, aliases = [_alias(g) for g in gradients], [_alias(tensor) for tensor in inputs]
+        seeds, aliases = [_alias(g) for g in gradients], [_alias(tensor) for tensor in inputs]
         y = forward(*aliases)
-        first = torch.autograd.grad(y, aliases, weights, create_graph=True, allow_unused=True)
+        first = torch.autograd.grad(y, aliases, seeds, create_graph=True, allow_unused=True)
         pairs = [
             (g, c.to(g.dtype))
             for g, c in zip(first, cotangents, strict=True)
             if g is not None and c is not None and g.requires_grad
         ]
         if not pairs:
-            return [None] * (len(weights) + len(aliases))
-        outputs, second_weights = zip(*pairs, strict=True)
+            return [None] * (len(seeds) + len(aliases))
+        outputs, weights = zip(*pairs, strict=True)
         return list(
             torch.autograd.grad(
-                outputs,
-                [*weights, *aliases],
-                second_weights,
-                create_graph=keep_graph,
-                allow_unused=True,
+                outputs, [*seeds, *aliases], weights, create_graph=keep_graph, allow_unused=True
             )
         )

@@ -158,11 +158,11 @@ def ntk_gram_reference(
     other_step = max(1, _TILE_POSITIONS // other_positions)
     for i in range(0, count, step):
         rows = slice(i, i + step)
-        a, a_deltas = _flat(left, deltas, rows)
+        a, a_deltas = left[rows], [delta[:, rows] for delta in deltas]
         for j in range(i if symmetric else 0, other_count, other_step):
             columns = slice(j, j + other_step)
-            b, b_deltas = _flat(right, others, columns)
-            tile = _tile(a, a_deltas, b, b_deltas, positions, other_positions)
+            b, b_deltas = right[columns], [other[:, columns] for other in others]
+            tile = _tile(a, a_deltas, b, b_deltas)
             if symmetric and i == j:
                 tile = (tile + tile.permute(2, 3, 0, 1)) / 2  # exactly symmetric
             kernel[:, rows, :, columns] = tile
@@ -171,31 +171,20 @@ def ntk_gram_reference(
     return kernel
 
 
-def _tile(
-    a: Tensor,
-    deltas: list[Tensor],
-    b: Tensor,
-    others: list[Tensor],
-    positions: int,
-    other_positions: int,
-) -> Tensor:
-    """Return [C, rows, C, columns]; the inputs' Gram matrix serves every pair of outputs."""
-    gram = a @ b.T
-    outputs = deltas[0].shape[0]
-    shape = (a.shape[0] // positions, positions, b.shape[0] // other_positions, other_positions)
+def _tile(a: Tensor, deltas: list[Tensor], b: Tensor, others: list[Tensor]) -> Tensor:
+    """Return [C, n, C, m] of n samples a [n, T, d] and m samples b [m, T', d]."""
+    outputs, shape = len(deltas[0]), (*a.shape[:2], *b.shape[:2])
+    # [n T, m T'], which serves every pair of outputs.
+    gram = a.flatten(0, 1) @ b.flatten(0, 1).T
+    layers = [(x.flatten(1, 2), y.flatten(1, 2)) for x, y in zip(deltas, others, strict=True)]
     tile = gram.new_empty(outputs, shape[0], outputs, shape[2])
     for c in range(outputs):
         for d in range(outputs):
-            product = deltas[0][c] @ others[0][d].T
-            for delta, other in zip(deltas[1:], others[1:], strict=True):
+            product = layers[0][0][c] @ layers[0][1][d].T
+            for delta, other in layers[1:]:
                 product = torch.addmm(product, delta[c], other[d].T)
             tile[c, :, d] = (product * gram).view(shape).sum(3).sum(1)
     return tile
-
-
-def _flat(inputs: Tensor, cotangents: Sequence[Tensor], rows: slice) -> tuple[Tensor, list[Tensor]]:
-    """Return these samples' operands, samples and positions as one dimension."""
-    return inputs[rows].flatten(0, 1), [delta[:, rows].flatten(1, 2) for delta in cotangents]
 
 
 def _fake(

@@ -26,6 +26,7 @@ def softmax_stack(s: Tensor, streams: Streams, masked: bool = False, dim: int = 
     _, first, second = s.split([1, streams.directions, streams.seconds])
     c = first - (p * first).sum(dim, keepdim=True)
     y = [p.unsqueeze(0), p * c]
+    # cross = c_i p_j = p c_i c_j, whose sum over the row has to be taken off again.
     if streams.seconds:
         cross = streams.quadratic(c, y[1])
         y.append(cross + p * (second - (cross + p * second).sum(dim, keepdim=True)))
