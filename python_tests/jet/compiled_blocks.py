@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from functorch.compile import make_boxed_func
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
@@ -19,6 +20,19 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.modernbert.modeling_modernbert import ModernBertEncoderLayer
 
 WIDTH, HEADS, HEAD_SIZE = 16, 2, 8
+
+
+class SelfAttention(nn.Module):
+    """A norm, attention, a linear layer and a residual: what takes a quarter of a block's time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        heads = self.norm(x).view(*x.shape[:2], HEADS, HEAD_SIZE).transpose(1, 2)
+        attended = F.scaled_dot_product_attention(heads, heads, heads, attn_mask=attention_mask)
+        return x + F.gelu(self.attention(attended.transpose(1, 2).reshape(x.shape)))
 
 
 def bert() -> Any:
@@ -61,12 +75,17 @@ def llama() -> Any:
     return LlamaDecoderLayer(config, 0).eval()
 
 
-BLOCKS: dict[str, Callable[[], Any]] = {"bert": bert, "modernbert": modernbert, "llama": llama}
+BLOCKS: dict[str, Callable[[], Any]] = {
+    "attention": SelfAttention,
+    "bert": bert,
+    "modernbert": modernbert,
+    "llama": llama,
+}
 
 
 def call_of(name: str, block: nn.Module, tokens: int, dtype: torch.dtype) -> Any:
     """What `jx.jet` is given for a block: rotary blocks need their positions."""
-    if name == "bert":
+    if name in ("attention", "bert"):
         return block
     return functools.partial(block, position_embeddings=_rotary(tokens, dtype))
 

@@ -31,8 +31,8 @@ def operators(forward: bool = True, dtype: torch.dtype = torch.float64) -> list[
     """Every operator of torch's table with derivatives in this dtype, of those that have a forward
     mode, or of those that have none: a variant of a function may have none beside others that do.
     """
-    from torch.testing._internal.common_methods_invocations import op_db  # takes seconds
     from torch.testing._internal import common_utils
+    from torch.testing._internal.common_methods_invocations import op_db  # takes seconds
     from torch.testing._internal.opinfo import core
 
     # For each sample torch reads the source of every frame of the stack, to find a unittest: here

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
 }
+# Whether a backward operator is traced with its derivative and unknown sizes, which takes seconds
+TRACED = [False, pytest.param(True, marks=pytest.mark.slow)]
+
+
+def opcheck_backward(operator: Any, arguments: tuple[Any, ...], traced: bool) -> None:
+    """Try a backward operator's schema, registration and fake tensors, or all that torch tries."""
+    quick = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(operator, arguments, **({} if traced else {"test_utils": quick}))
 
 
 def dtype_bounds(float64: float) -> list[tuple[torch.dtype, float]]:

@@ -18,7 +18,9 @@ from python_tests.ops.cases import (
     DEVICES,
     DTYPES,
     STREAMS,
+    TRACED,
     jet_by_differences,
+    opcheck_backward,
     random_jet,
     relative_error,
     same_for_any_threads,
@@ -198,7 +200,8 @@ class OperatorTests:
 
     @pytest.mark.parametrize("device", DEVICES)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_opcheck(self, case: Case, device: str, dtype: torch.dtype) -> None:
+    @pytest.mark.parametrize("traced", TRACED)
+    def test_opcheck(self, case: Case, device: str, dtype: torch.dtype, traced: bool) -> None:
         """Of the backward operator, too; those of the norms take what the forward saved."""
         if dtype not in case.registration:
             return  # another case of this operator is checked in it
@@ -209,15 +212,14 @@ class OperatorTests:
         backward = getattr(torch.ops.jachess, f"{name}_backward")
         gy = random_jet(4, 3, 5, dtype=dtype, device=device, seed=1)
         if not name.endswith("norm_jet"):
-            torch.library.opcheck(backward, (gy.requires_grad_(), *arguments))
+            opcheck_backward(backward, (gy.requires_grad_(), *arguments), traced)
             return
         x, residual, weight, *_ = arguments
         with torch.no_grad():
             _, _, *saved = getattr(torch.ops.jachess, name)(x, None, *arguments[2:])
         need_weight = dtype == torch.float32
-        torch.library.opcheck(
-            backward, (gy, residual, x, weight, *arguments[-2:], *saved, need_weight)
-        )
+        arguments = (gy, residual, x, weight, *arguments[-2:], *saved, need_weight)
+        opcheck_backward(backward, arguments, traced)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("device", DEVICES)

@@ -140,6 +140,7 @@ def test_opcheck_of_strided_jets() -> None:
     torch.library.opcheck(torch.ops.jachess.gated_activation_jet, (*halves, "silu", 2))
     x = random_jet(4, 3, 5).requires_grad_().transpose(1, 2)
     torch.library.opcheck(torch.ops.jachess.activation_jet, (x, "silu", 2))
+    torch.library.opcheck(torch.ops.jachess.activation_jet_backward, (x, x, "silu", 2))
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -20,7 +20,9 @@ from python_tests.ops.cases import (
     DEVICES,
     DTYPES,
     STREAMS,
+    TRACED,
     jet_by_differences,
+    opcheck_backward,
     random_jet,
     relative_error,
     same_for_any_threads,
@@ -373,7 +375,8 @@ def test_saved_statistics() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_opcheck(device: str) -> None:
+@pytest.mark.parametrize("traced", TRACED)
+def test_opcheck(device: str, traced: bool) -> None:
     keywords = {"dtype": torch.float32, "device": device}
     leaves = inputs(heads=2, key_heads=1, queries=3, keys=5, value_size=8, size=8, **keywords)
     mask = torch.zeros(3, 5, device=device)
@@ -382,9 +385,8 @@ def test_opcheck(device: str) -> None:
     with torch.no_grad():  # plain settings: the reference's second derivative is slow
         y, stats = torch.ops.jachess.attention_jet(*leaves, mask, None, *NUMBERS)
     gy = torch.randn_like(y).requires_grad_()
-    torch.library.opcheck(
-        torch.ops.jachess.attention_jet_backward, (gy, *leaves, mask, None, y, stats, *NUMBERS)
-    )
+    arguments = (gy, *leaves, mask, None, y, stats, *NUMBERS)
+    opcheck_backward(torch.ops.jachess.attention_jet_backward, arguments, traced)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -9,6 +9,8 @@ from python_tests.ops.cases import (
     DEVICES,
     DTYPES,
     STREAMS,
+    TRACED,
+    opcheck_backward,
     random_jet,
     relative_error,
     same_for_any_threads,
@@ -221,7 +223,8 @@ def test_backward_refuses_what_does_not_fit_x() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_opcheck(device: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("traced", TRACED)
+def test_opcheck(device: str, dtype: torch.dtype, traced: bool) -> None:
     x = random_jet(4, 3, 5, dtype=dtype, device=device).requires_grad_()
     gfirst, gsecond = (
         random_jet(*shape, dtype=torch.float32, device=device) for shape in ((3,), (3, 2))
@@ -232,7 +235,7 @@ def test_opcheck(device: str, dtype: torch.dtype) -> None:
     torch.library.opcheck(namespace.jet_mean_squares, (x, mask, index, 2))
     torch.library.opcheck(namespace.jet_mean_squares, (x[:3].detach(), None, None, 2))
     arguments = (gfirst, gsecond, x, mask, index, 2)
-    torch.library.opcheck(namespace.jet_mean_squares_backward, arguments)
+    opcheck_backward(namespace.jet_mean_squares_backward, arguments, traced)
 
 
 @pytest.mark.slow
