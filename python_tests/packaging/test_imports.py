@@ -105,13 +105,18 @@ STARTS = [
     "from jachess_ext import jet, ntk, smoothness",
     "import jachess_ext.jet, jachess_ext.ntk.api, jachess_ext.smoothness.settings",
     "import jachess_ext.doctor, jachess_ext.training",
+    """import jachess_ext
+for name in jachess_ext.__all__:
+    getattr(jachess_ext, name)
+assert not [name for name in sys.modules if name.startswith("jachess_ext.lab")]""",
 ]
 
 
 def test_a_name_that_is_also_a_subpackage_is_the_function() -> None:
-    """However the package is met first: forks of one process, which has the libraries already."""
+    """However the package is met first: forks of one process, which has the libraries already.
+    No public name loads the lab."""
     code = f"""
-import os, sys, torch, transformers
+import os, sys, torch, transformers.trainer
 for start in {STARTS!r}:
     child = os.fork()
     if not child:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ast
 import io
-import sys
 import tokenize
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
-
-from python_tests import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "jachess_ext"
@@ -202,12 +199,3 @@ def test_no_part_imports_one_above_it() -> None:
     # `python -m jachess_ext` is the command, which is the lab's.
     into = [(m, o) for m, o, p, q in pairs if q.startswith("lab") and not p.startswith("lab")]
     assert into == [("jachess_ext.__main__", "jachess_ext.lab.cli")]
-
-
-def test_the_library_does_not_load_the_lab() -> None:
-    code = (
-        "import sys, jachess_ext as jx\n"
-        "[getattr(jx, name) for name in jx.__all__]\n"
-        "print(*(name for name in sys.modules if name.startswith('jachess_ext.lab')))"
-    )
-    assert processes.run([sys.executable, "-c", code], check=True).stdout.strip() == ""

@@ -17,6 +17,7 @@ import jachess_ext as jx
 from jachess_ext.models import gradient_of_tokens, leaf_embeddings
 from jachess_ext.training import METHODS
 from jachess_ext.training.corruption import perturbed_embeddings
+from python_tests.covering import pairs
 from python_tests.smoothness.tiny_models import LABELS, VOCABULARY, classifier, randomise
 
 from .runs import parameters, trainer
@@ -174,10 +175,11 @@ def refusal(case: str, method: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
-    "method",
-    [pytest.param(m, marks=[] if m in HOOKED else pytest.mark.slow) for m in LOUD if m != "none"],
+    "method, case",
+    pairs(
+        [m for m in LOUD if m != "none"], CASES, each=3, slow=[m for m in LOUD if m not in HOOKED]
+    ),
 )
 def test_every_method_acts_or_says_why_not(tmp_path: Path, method: str, case: str) -> None:
     sentence = refusal(case, method)

@@ -16,6 +16,7 @@ from jachess_ext.smoothness import estimators
 from jachess_ext.training import METHODS
 from jachess_ext.training.batches import with_decoder_inputs
 from jachess_ext.training.methods import noise
+from python_tests.covering import pairs
 from python_tests.smoothness.tiny_models import classifier
 
 from .runs import trainer
@@ -184,8 +185,7 @@ def drawn_per_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimators, "draw_directions", wide(estimators.draw_directions))
 
 
-@pytest.mark.parametrize("case", HEADS)
-@pytest.mark.parametrize("method", TRIED)
+@pytest.mark.parametrize("method, case", pairs(TRIED, HEADS, each=2))
 @pytest.mark.usefixtures("drawn_per_token")
 def test_padding_changes_no_loss(tmp_path: Path, method: str, case: str) -> None:
     """Of the inputs alone, of the labels alone; of tokens that have labels, both."""
@@ -201,8 +201,14 @@ def test_padding_changes_no_loss(tmp_path: Path, method: str, case: str) -> None
         assert found == pytest.approx(wanted, rel=1e-5), (inputs, labels)
 
 
-@pytest.mark.parametrize("case", [case for case in HEADS if case != "bert" and case != "bart"])
-@pytest.mark.parametrize("method", [name for name in TRIED if name not in CLIMBING])
+@pytest.mark.parametrize(
+    "method, case",
+    pairs(
+        [name for name in TRIED if name not in CLIMBING],
+        [case for case in HEADS if case not in ("bert", "bart")],
+        each=2,
+    ),
+)
 @pytest.mark.usefixtures("drawn_per_token")
 def test_tokens_without_a_label_do_not_count(tmp_path: Path, method: str, case: str) -> None:
     """The loss of some tokens and that of the others have the loss of all for their mean."""

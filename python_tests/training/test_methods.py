@@ -18,6 +18,7 @@ from jachess_ext.lab.workbench.models import Encoded
 from jachess_ext.smoothness import JacHess as Regulariser
 from jachess_ext.training import METHODS, MethodTrainer, parse_method, with_lora
 from jachess_ext.training.methods import SAM, JacHess, Jacobian
+from python_tests.covering import pairs
 from python_tests.smoothness.tiny_models import LABELS, classifier
 
 from .runs import (
@@ -162,14 +163,16 @@ def test_regression(tmp_path: Path, name: str) -> None:
     assert sum(losses[4:]) < sum(losses[:4])
 
 
-@pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize(
-    "family, name",
-    [("bert", "cross-holder-train"), ("bert", "r3f"), ("opt", "sam"), ("opt", "jacobian-joint")]
-    + [(family, "jachess-train") for family in ("bert", "gpt2", "opt")],
-)
-def test_lora_and_checkpointing(tmp_path: Path, family: str, name: str, lora: bool) -> None:
+LEARNERS = [
+    *(("bert", "cross-holder-train"), ("bert", "r3f"), ("opt", "sam"), ("opt", "jacobian-joint")),
+    *((family, "jachess-train") for family in ("bert", "gpt2", "opt")),
+]
+
+
+@pytest.mark.parametrize("learner, lora", pairs(LEARNERS, [True, False]))
+def test_lora_and_checkpointing(tmp_path: Path, learner: tuple[str, str], lora: bool) -> None:
     """Only adapters and the head move; checkpointing changes nothing."""
+    family, name = learner
     runs = []
     for checkpointing in (False, True):
         model = classifier(family, dtype=torch.float32, dropout=0.2 if family == "bert" else 0.0)

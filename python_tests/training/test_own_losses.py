@@ -15,6 +15,7 @@ from transformers import Trainer
 import jachess_ext as jx
 from jachess_ext.training import METHODS, Method, MethodMixin, MethodTrainer, parse_method
 from jachess_ext.training.methods import SAM, Loss
+from python_tests.covering import pairs
 from python_tests.smoothness.tiny_models import classifier
 
 from .runs import parameters, trainer
@@ -163,11 +164,7 @@ MODES = ("jachess-joint", "jachess-unlab", "corrupt-consistency-joint")
 NOT_IN_THE_LOSS = ("tapt", "wise-ft", "jachess-unlab")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "method",
-    [pytest.param(m, marks=pytest.mark.slow if m in SLOW else []) for m in (*LOUD, *MODES)],
-)
+@pytest.mark.parametrize("method, kind", pairs((*LOUD, *MODES), KINDS, each=5, slow=SLOW))
 def test_every_method_acts_or_says_why_not(tmp_path: Path, method: str, kind: str) -> None:
     more = {"unlab_lr_ratio": 1000.0} if method == "jachess-unlab" else {}
     result = outcome(tmp_path, KINDS[kind], loud(method, **more))
@@ -184,8 +181,7 @@ def test_every_method_acts_or_says_why_not(tmp_path: Path, method: str, kind: st
 SMOOTHING = [name for name, kind in METHODS.items() if "smoothing" in kind.parameters()]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", SMOOTHING)
+@pytest.mark.parametrize("method, kind", pairs(SMOOTHING, KINDS, each=2))
 def test_label_smoothing_acts_or_says_why_not(tmp_path: Path, method: str, kind: str) -> None:
     strengths = {"strength": 0.0} if "strength" in METHODS[method].parameters() else {}
     much, none = (METHODS[method](smoothing=e, **strengths) for e in (0.9, 1e-9))
@@ -247,8 +243,9 @@ def loss_alone(self: Any, model: Any, inputs: Any, **_: Any) -> Tensor:
     return model(**inputs).loss
 
 
-@pytest.mark.parametrize("loss", [bare_loss, loss_alone])
-@pytest.mark.parametrize("method", [m for m in LOUD if m != "tapt"])
+@pytest.mark.parametrize(
+    "method, loss", pairs([m for m in LOUD if m != "tapt"], [bare_loss, loss_alone])
+)
 def test_a_loss_without_outputs(tmp_path: Path, method: str, loss: Any) -> None:
     """Methods that do not read the outputs do without; others say what they need."""
     result = outcome(tmp_path, below(compute_loss=loss), method)
