@@ -47,7 +47,13 @@ class Wave(torch.nn.Module):
         return x[:, 0].cos() * x[:, 1:].sin().sum(1)
 
 
-@pytest.mark.parametrize("way", laplacian.WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, marks=() if way == laplacian.OURS else pytest.mark.slow)
+        for way in laplacian.WAYS
+    ],
+)
 def test_a_way_that_gives_another_laplacian_is_refused(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

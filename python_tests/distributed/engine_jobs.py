@@ -26,6 +26,7 @@ from transformers import default_data_collator
 import jachess_ext as jx
 from jachess_ext.smoothness.parallel import ranks_of
 from jachess_ext.training import METHODS, parse_method
+from python_tests.distributed import scale_job
 from python_tests.distributed.rank_jobs import SETTINGS, parameters, shard, train
 from python_tests.processes import die_with_parent
 from python_tests.smoothness.tiny_models import classifier
@@ -200,6 +201,7 @@ def torch_jobs(note: Callable[..., None], folder: Path) -> None:
     for job in (replicated, replicated_base, held, held_base):
         note(job.__name__, job)
     note("resumed ddp", resumed, folder / "ddp", 0, RESUMED)
+    note("scale", scale_job.runs, folder / "scale", dist.get_world_size())
 
 
 def deepspeed_jobs(note: Callable[..., None], folder: Path) -> None:

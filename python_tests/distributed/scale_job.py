@@ -1,12 +1,7 @@
-"""Two steps of the Trainer on every rank, by each method, for models that divide and that do not.
-
-torchrun … -m python_tests.distributed.scale_job FOLDER leaves `runs` in FOLDER/runs.pt.
-"""
+"""Two steps of the Trainer on every rank, by each method, for models that divide and that do not."""
 
 from __future__ import annotations
 
-import os
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,7 +11,6 @@ import torch
 from torch import Tensor
 from transformers import GPT2LMHeadModel
 
-from python_tests.processes import die_with_parent
 from python_tests.smoothness.tiny_models import classifier
 from python_tests.training.runs import examples, method_trainer, parameters
 from python_tests.training.test_accumulation import Scaling, mean_loss
@@ -87,11 +81,3 @@ def runs(folder: Path, ranks: int) -> dict[tuple[str, str, int], dict[str, Tenso
                 made.train()
                 found[method, kind, micro] = parameters(made.model)
     return found
-
-
-if __name__ == "__main__":
-    die_with_parent()  # the launcher gives every rank a session of its own
-    torch.set_num_threads(1)
-    results = runs(Path(sys.argv[1]), int(os.environ["WORLD_SIZE"]))
-    if os.environ["RANK"] == "0":
-        torch.save(results, Path(sys.argv[1]) / "runs.pt")

@@ -17,6 +17,7 @@ import jachess_ext as jx
 from python_tests import processes
 from python_tests.distributed.engine_jobs import STAGES
 from python_tests.distributed.rank_jobs import SETTINGS, shard
+from python_tests.distributed.scale_job import cases, runs
 from python_tests.distributed.test_data_parallel import (  # noqa: F401  a fixture among them
     assert_same,
     eight_steps,
@@ -108,6 +109,23 @@ def test_a_resumed_run_goes_on_bit_for_bit(jobs: str, name: str, engine: str) ->
         assert whole["state"] == resumed["state"] and whole["state"]["step"] == 5
         for of, value in whole["parameters"].items():
             assert torch.equal(resumed["parameters"][of], value), of
+
+
+@pytest.fixture(scope="module")
+def in_one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, dict[str, torch.Tensor]]:
+    return runs(tmp_path_factory.mktemp("scale"), 1)
+
+
+@pytest.mark.parametrize("method, kind", cases())
+def test_the_task_loss_has_one_size(in_one_process: Any, method: str, kind: str) -> None:
+    """On however many ranks and micro-batches a step is spread."""
+    expected = in_one_process[method, kind, 1]
+    for found in (in_one_process, *result("torch", "scale")):
+        for micro in (1, 2):
+            for name, value in found[method, kind, micro].items():
+                torch.testing.assert_close(
+                    value, expected[name], rtol=1e-6, atol=1e-8, msg=f"{micro} {name}"
+                )
 
 
 @pytest.mark.parametrize("stage", [pytest.param(stage, marks=needs_deepspeed) for stage in (1, 2)])

@@ -17,7 +17,7 @@ from jachess_ext.jet.registry import last_name
 
 from .calls import Call, make_call
 from .rule_table import Row
-from .test_rules import RULES
+from .test_rules import ONE_OF_EACH, RULES
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 """The last only where torch has no kernel for halves, which show all that it shows, and the cast to
@@ -89,7 +89,7 @@ def test_dtype_on_the_cpu(function: Any, row: Row) -> None:
     assert torch.float32 in tried
 
 
-@pytest.mark.parametrize("function, row", RULES)
+@pytest.mark.parametrize("function, row", ONE_OF_EACH)
 def test_dtype_on_a_gpu(function: Any, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plain call is fake, on "cuda"; the jet's is on the CPU, by the lists for a GPU."""
     monkeypatch.setattr(context, "_on_gpu", lambda device: True)

@@ -139,3 +139,14 @@ def test_models_that_divide_are_left_alone(tmp_path: Path) -> None:
         made.train()
     assert made.model_accepts_loss_kwargs
     assert not [w for w in caught if "num_items_in_batch" in str(w.message)]
+
+
+def test_a_loss_function_that_ignores_the_count(tmp_path: Path) -> None:
+    def loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(outputs.logits, labels)
+
+    settings = {"options": {"compute_loss_func": loss}, "gradient_accumulation_steps": 2}
+    with pytest.raises(
+        ValueError, match=r"compute_loss_func is given .* 2 times too large; return"
+    ):
+        trainer(tmp_path, **settings).train()
