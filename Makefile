@@ -20,7 +20,8 @@ build:
 
 test:
 	@$(PREPARE) test
-	@OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile python_tests -m "not slow and not sanitizers" $(ARGS)
+	@OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+		python_tests -m "not slow and not sanitizers" $(ARGS)
 
 test-all:
 	@$(PREPARE) test

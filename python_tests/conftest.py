@@ -28,8 +28,13 @@ def pytest_report_header() -> str | None:
     return f"torch {torch.__version__} ({build}) sees no GPU: tests marked cuda are left out"
 
 
+LONG = ("distributed", "test_compile.py", "test_cuda_shim_attention.py", "test_mutation.py")
+"""Files and folders of the longest files: a process that met one last would run alone."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out every test marked `cuda` unless torch sees a GPU: thousands of skips take time."""
+    items.sort(key=lambda item: not {item.path.name, item.path.parent.name} & {*LONG})
     if not torch.cuda.is_available():
         # a marker, not the keyword, which is also the name of folders
         left_out = [item for item in items if item.get_closest_marker("cuda")]

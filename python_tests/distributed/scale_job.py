@@ -1,4 +1,4 @@
-"""Two steps of the Trainer on every rank, by each method, for models that divide and that do not."""
+"""Two steps of the Trainer, by each method, for models that divide and that do not."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from jachess_ext import ops
+from python_tests.operators import OPERATORS
 
 Q, S = 2, 4
 
@@ -21,30 +22,20 @@ def _jet(*shape: int, streams: int = S, dtype: torch.dtype = torch.float32) -> T
 
 def signatures() -> dict[str, dict[str, Any]]:
     """Good arguments of every wrapper, by name."""
-    x, channels = _jet(3, 5), torch.ones(5)
-    rms = {"weight": channels, "eps": 1e-5, "q": Q}
-    norm = {"weight": channels, "bias": channels, "eps": 1e-5, "q": Q}
-    heads = {name: _jet(1, 2, 3, 4) for name in ("query", "key", "value")}
+    found = {
+        operator.name: operator.arguments([torch.ones(of) for of in operator.shapes(S)], Q)
+        for operator in OPERATORS.values()
+    }
+    found["attention_jet"] |= {"mask": torch.ones(3, 3, dtype=torch.bool), "window": (-1, -1)}
+    found["attention_jet"] |= {"softcap": 0.0, "dropout_p": 0.1, "dropout_seed": 0}
     sides = {
         "inputs": torch.ones(3, 4, 5),
         "cotangents": [torch.ones(2, 3, 4, 6), torch.ones(2, 3, 4, 1)],
         "other_inputs": torch.ones(2, 7, 5),
         "other_cotangents": [torch.ones(2, 2, 7, 6), torch.ones(2, 2, 7, 1)],
     }
-    mask, index = torch.ones(3, dtype=torch.bool), torch.tensor([0])
     drawn = {"token": torch.arange(3), "q": Q, "d": 5, "seed": 0, "offset": 0}
-    return {
-        "activation_jet": {"x": x, "kind": "gelu", "q": Q},
-        "gated_activation_jet": {"g": x, "u": x, "kind": "gelu", "q": Q},
-        "layer_norm_jet": {"x": x} | norm,
-        "add_layer_norm_jet": {"x": x, "residual": x} | norm,
-        "rms_norm_jet": {"x": x} | rms,
-        "add_rms_norm_jet": {"x": x, "residual": x} | rms,
-        "softmax_jet": {"x": x, "q": Q, "masked": False},
-        "attention_jet": heads
-        | {"mask": torch.ones(3, 3, dtype=torch.bool), "q": Q, "window": (-1, -1)}
-        | {"softcap": 0.0, "dropout_p": 0.1, "dropout_seed": 0},
-        "jet_mean_squares": {"x": x, "q": Q, "mask": mask, "index": index},
+    return found | {
         "ntk_gram": sides,
         "ntk_materialised": sides | {"workspace": 10**6},
         "sample_directions": drawn | {"distribution": "gaussian", "dtype": torch.float32},

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from jachess_ext import ops
+from python_tests.operators import OPERATORS
 
 pytestmark = pytest.mark.slow
 PAST = 2**31 + 2**12
@@ -29,11 +30,6 @@ def assert_tail(whole: Tensor, alone: Tensor) -> None:
     assert torch.equal(whole[:, -TAIL:], alone)
 
 
-def test_activation() -> None:
-    x = tall()
-    assert_tail(ops.activation_jet(x, "silu", 1), ops.activation_jet(x[:, -TAIL:], "silu", 1))
-
-
 def test_gated_activation_of_halves() -> None:
     """The second half lies past 2^31 in the storage of both."""
     gate, up = tall().chunk(2, -1)
@@ -41,17 +37,14 @@ def test_gated_activation_of_halves() -> None:
     assert_tail(whole, ops.gated_activation_jet(gate[:, -TAIL:], up[:, -TAIL:], "gelu", 1))
 
 
-@pytest.mark.parametrize("name", ["layer_norm_jet", "rms_norm_jet"])
-def test_norms(name: str) -> None:
-    x, operator = tall(), getattr(ops, name)
-    parameters = (torch.ones(D),) * (2 if name == "layer_norm_jet" else 1)
-    whole = operator(x, *parameters, 1e-5, 1)
-    assert_tail(whole, operator(x[:, -TAIL:], *parameters, 1e-5, 1))
-
-
-def test_softmax() -> None:
-    x = tall()
-    assert_tail(ops.softmax_jet(x, 1), ops.softmax_jet(x[:, -TAIL:], 1))
+@pytest.mark.parametrize(
+    "name", ["activation_jet", "layer_norm_jet", "rms_norm_jet", "softmax_jet"]
+)
+def test_rows(name: str) -> None:
+    x, operator = tall(), OPERATORS[name]
+    parameters = [torch.ones(D)] * len(operator.parameters)
+    whole = operator(x, *parameters, q=1)
+    assert_tail(whole, operator(x[:, -TAIL:], *parameters, q=1))
 
 
 def test_mean_squares_and_their_gradient() -> None:

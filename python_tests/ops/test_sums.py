@@ -14,6 +14,7 @@ from jachess_ext.jet import JetTensor, jet
 from jachess_ext.jet.layout import make_layout
 
 from ..models import oracles
+from ..operators import OPERATORS
 from .cases import DTYPES, random_jet, relative_error, same_for_any_threads
 
 BOUNDS = {torch.float64: 1e-12, torch.float32: 3e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -24,45 +25,36 @@ SHAPES = [(2,), (3, 270), (2, 3, 18), (0, 4)]
 Call = Callable[..., Tensor]
 
 
-def gated(kind: str, ending: str) -> Call:
-    def call(x: Tensor, q: int, summed: int) -> Tensor:
-        gate, up = x.chunk(2, -1)  # read where they lie
-        return getattr(ops, f"gated_activation_jet{ending}")(gate, up, kind, q, summed=summed)
-
-    return call
-
-
-def activation(kind: str, ending: str) -> Call:
-    return lambda x, q, summed: getattr(ops, f"activation_jet{ending}")(x, kind, q, summed=summed)
-
-
-def softmax(masked: bool, ending: str) -> Call:
-    return lambda x, q, summed: getattr(ops, f"softmax_jet{ending}")(x, q, masked, summed=summed)
-
-
 CASES = [
-    *((activation, kind) for kind in ops.ACTIVATION_KINDS),
-    *((gated, kind) for kind in ("silu", "gelu_tanh")),
-    *((softmax, masked) for masked in (False, True)),
+    *(("activation_jet", {"kind": kind}) for kind in ops.ACTIVATION_KINDS),
+    *(("gated_activation_jet", {"kind": kind}) for kind in ("silu", "gelu_tanh")),
+    *(("softmax_jet", {"masked": masked}) for masked in (False, True)),
 ]
-IDS = [f"{make.__name__}-{setting}" for make, setting in CASES]
+IDS = [f"{name}-{setting}" for name, settings in CASES for setting in settings.values()]
+
+
+def run(case: Any, x: Tensor, q: int, summed: int, ending: str = "") -> Tensor:
+    """Gate and up are read where they lie."""
+    operator, settings = OPERATORS[case[0]], case[1]
+    jets = x.chunk(len(operator.jets), -1)
+    return operator(*jets, q=q, summed=summed, ending=ending, **settings)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("make", "setting"), CASES, ids=IDS)
-def test_agrees_with_the_reference(make: Any, setting: Any, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_agrees_with_the_reference(case: Any, dtype: torch.dtype) -> None:
     """Results and gradients, against the reference in float64."""
     for q, summed in COUNTS:
         for shape in SHAPES:
-            if make is softmax and len(shape) < 2:
+            if case[0] == "softmax_jet" and len(shape) < 2:
                 continue
             x = random_jet(1 + q + (summed > 0), *shape).to(dtype)
-            if make is softmax and setting and x.numel():
+            if case[1] == {"masked": True} and x.numel():
                 x[0, 0] = -torch.inf
             x.requires_grad_()
             wide = x.detach().double().requires_grad_()
-            got = make(setting, "")(x, q, summed)
-            expected = make(setting, "_reference")(wide, q, summed)
+            got = run(case, x, q, summed)
+            expected = run(case, wide, q, summed, "_reference")
             assert got.dtype == dtype
             cotangent = random_jet(*got.shape, seed=1).to(dtype)
             (gradient,) = torch.autograd.grad(got, x, cotangent)
@@ -72,8 +64,8 @@ def test_agrees_with_the_reference(make: Any, setting: Any, dtype: torch.dtype) 
                 assert relative_error(gradient, wanted) < BOUNDS[dtype]
 
 
-@pytest.mark.parametrize(("make", "setting"), CASES, ids=IDS)
-def test_is_the_laplacian(make: Any, setting: Any) -> None:
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_is_the_laplacian(case: Any) -> None:
     """Against differences of torch's own function, which know no stream."""
     x, directions = random_jet(1, 3, 10)[0], random_jet(6, 3, 10)
     x = x + 0.1 * x.sign()  # away from a kink
@@ -83,30 +75,29 @@ def test_is_the_laplacian(make: Any, setting: Any) -> None:
         "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
         "silu": torch.nn.functional.silu,
     }
-    name = setting if isinstance(setting, str) else "softmax"
+    name = case[1].get("kind", "softmax")
     function = of_torch.get(name) or getattr(torch, name)
 
     def plain(x: Tensor) -> tuple[Tensor]:
-        if make is gated:
+        if case[0] == "gated_activation_jet":
             gate, up = x.chunk(2, -1)
             return (function(gate) * up,)
-        return (function(x, -1) if make is softmax else function(x),)
+        return (function(x, -1) if name == "softmax" else function(x),)
 
     expected = [oracles.mixed_difference(plain, x, u, u)[0] for u in directions[:4]]
     stack = torch.cat([x[None], directions, torch.zeros_like(x)[None]])
-    got = make(setting, "")(stack, 6, 4)
+    got = run(case, stack, 6, 4)
     torch.testing.assert_close(got[-1], sum(expected), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(("make", "setting"), CASES, ids=IDS)
-def test_second_derivatives_and_threads(make: Any, setting: Any) -> None:
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_second_derivatives_and_threads(case: Any) -> None:
     x = random_jet(6, 2, 6).requires_grad_()
-    run = make(setting, "")
-    assert torch.autograd.gradgradcheck(lambda x: run(x, 4, 3), (x,), fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda x: run(case, x, 4, 3), (x,), fast_mode=True)
     large = random_jet(12, 70, 300, dtype=torch.float32).requires_grad_()
 
     def results() -> list[Tensor]:
-        y = run(large, 10, 10)
+        y = run(case, large, 10, 10)
         return [y, *torch.autograd.grad(y.square().sum(), large)]
 
     assert same_for_any_threads(results)

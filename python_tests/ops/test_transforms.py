@@ -5,6 +5,7 @@ A custom operator with autograd of its own gives zero tangents to forward mode w
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -12,44 +13,25 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from jachess_ext import ops
+from python_tests.operators import OPERATORS
 from python_tests.ops.cases import random_jet
 
 Q, S = 2, 4
 Wrapper = Callable[..., Tensor]
-WRAPPERS: dict[str, tuple[Wrapper, list[Tensor]]] = {
-    "activation_jet": (lambda x: ops.activation_jet(x, "gelu", Q), [random_jet(S, 2, 5)]),
-    "gated_activation_jet": (
-        lambda g, u: ops.gated_activation_jet(g, u, "silu", Q),
-        [random_jet(S, 2, 5), random_jet(S, 2, 5, seed=1)],
-    ),
-    "softmax_jet": (lambda x: ops.softmax_jet(x, Q, True), [random_jet(S, 2, 5)]),
-    "layer_norm_jet": (
-        lambda x, w, b: ops.layer_norm_jet(x, w, b, 1e-5, Q),
-        [random_jet(S, 2, 5), random_jet(1, 5, seed=1)[0], random_jet(1, 5, seed=2)[0]],
-    ),
-    "rms_norm_jet": (
-        lambda x, w: ops.rms_norm_jet(x, w, 1e-5, Q),
-        [random_jet(S, 2, 5), random_jet(1, 5, seed=1)[0]],
-    ),
-    "add_layer_norm_jet": (
-        lambda x, r, w, b: torch.stack(ops.add_layer_norm_jet(x, r, w, b, 1e-5, Q)),
-        [
-            *(random_jet(S, 2, 5, seed=seed) for seed in range(2)),
-            *(random_jet(1, 5, seed=seed)[0] for seed in (2, 3)),
-        ],
-    ),
-    "attention_jet": (
-        lambda query, k, v: ops.attention_jet(query, k, v, q=Q, causal=True),
-        [random_jet(S, 1, 2, 4, 3, seed=seed) for seed in range(3)],
-    ),
-    "jet_mean_squares": (lambda x: ops.jet_mean_squares(x, Q)[1], [random_jet(S, 2, 5)]),
-}
 
 
-@pytest.fixture(params=WRAPPERS)
+def example(name: str) -> tuple[Wrapper, list[Tensor]]:
+    """A wrapper as a function of the tensors that it differentiates, and these."""
+    operator = OPERATORS[name]
+    shapes = enumerate(operator.shapes(S))
+    inputs = [random_jet(*shape, seed=number) for number, shape in shapes]
+    return partial(operator.flat, q=Q), inputs
+
+
+@pytest.fixture(params=OPERATORS)
 def wrapper(request: pytest.FixtureRequest) -> tuple[Wrapper, list[Tensor], list[Tensor]]:
     """A wrapper, its inputs and a direction for each."""
-    function, inputs = WRAPPERS[request.param]
+    function, inputs = example(request.param)
     generator = torch.Generator().manual_seed(9)
     directions = [torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in inputs]
     return function, inputs, directions
@@ -144,7 +126,7 @@ def test_compile_alone_keeps_the_operator() -> None:
         graphs.append(graph)
         return graph.forward
 
-    function, inputs = WRAPPERS["layer_norm_jet"]
+    function, inputs = example("layer_norm_jet")
     torch._dynamo.reset()
     torch.compile(function, fullgraph=True, backend=backend)(*inputs)
     assert [str(n.target) for n in graphs[0].graph.nodes if "jachess" in str(n.target)]
