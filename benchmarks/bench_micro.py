@@ -8,10 +8,11 @@ second order) at the sizes a step of the shape has:
                 once); for attention, as many batched matrix products of its own sizes
     composed    attention by the jet rules without operators, which write T × T tensors
 
-attention (`test_attention`): `jx.jvp` through causal attention, 8 heads of 64, one sequence; what
-the documents quote is measured in turn by `python -m benchmarks.derivatives --parts attention_jvp`.
-torch.func.jvp cannot go through fused attention, so its users write it out, or ask for the "math"
-backend, which is the same in C++.  Three ways:
+attention and MeanFlow (Geng et al. 2025, arXiv 2505.13447) are timed by `python -m
+benchmarks.derivatives --parts attention_jvp meanflow`, which takes its programs from here: `jx.jvp`
+through attention, 8 heads of 64, one sequence, beside torch.func.jvp, which cannot go through fused
+attention, so that its users write it out, or ask for the "math" backend, the same in C++.  Three
+ways:
 
     forward             output and tangent, nothing recorded
     forward + backward  gradients of a function of both, in query, key and value
@@ -19,15 +20,9 @@ backend, which is the same in C++.  Three ways:
                         backward goes through the output alone.  torch has no such switch: there
                         the tangent is detached after it was computed
 
-On a GPU, beside the Triton kernels of jvp_flash_attention (pip install jvp_flash_attention; not
-run so far), called as ``attention(query, key, value, causal=True)`` within torch.func.jvp:
-
-    python -m pytest benchmarks -k attention --device cuda --dtype bfloat16 \
-        --jvp-baseline jvp_flash_attention.jvp_attention:attention
-
-MeanFlow (`test_meanflow`; Geng et al. 2025, arXiv 2505.13447): a step of a small DiT (adaptive
-layer norms, fused attention) trained towards u = v - (t - r) du/dt, against a flow-matching step
-of the same model: forward, loss and backward, no optimiser.
+and a step of a small DiT (adaptive layer norms, fused attention) trained towards
+u = v - (t - r) du/dt, against a flow-matching step of the same model: forward, loss and backward,
+no optimiser.
 
 NTK (`test_gram`): `jachess::ntk_gram` (form A) of one layer against the same contraction by batched
 matrix products.  Sides are unequal, so that every form does all the work, and once symmetric, where
@@ -46,7 +41,6 @@ worst and its mean over the curves: 1 or more means that ours is as good or bett
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
@@ -70,10 +64,11 @@ from jachess_ext.jet.tensor import JetTensor
 from jachess_ext.scaling import fit
 from jachess_ext.scaling.laws import LAWS, Law, Points
 from jachess_ext.scaling.least_squares import huber
+from python_tests.operators import OPERATORS as TABLE
 
 # Operators ----------------------------------------------------------------------------------------
 
-Q, STREAMS, EPS = 2, 4, 1e-5
+Q, STREAMS = 2, 4
 # Products of streams in the jet of one product (Leibniz, S = 4), and in attention: two products
 # forward; backward one of them again, and the gradients of both factors of both.
 PAIRS = 9
@@ -82,15 +77,13 @@ PRODUCTS = {"forward": 2 * PAIRS, "backward": 5 * PAIRS}
 
 @dataclass(frozen=True)
 class Operator:
-    """How an operator is called, on jets ``[S, *rows, n]`` drawn for it.
+    """How much an operator moves, on jets ``[S, *rows, n]`` drawn for it.
 
     Attributes:
-        call: from the jets, the norm's weight and bias, and the shape, to the outputs.
         sizes: what follows ``[S, batch]`` in each jet, from the shape.
         moved: jets read or written, forward and backward; empty where products bound it.
     """
 
-    call: Callable[..., Tensor | tuple[Tensor, ...]]
     sizes: Callable[[Shape], list[tuple[int, ...]]]
     moved: dict[str, float]
 
@@ -113,33 +106,24 @@ def heads(shape: Shape) -> list[tuple[int, ...]]:
 
 
 OPERATORS = {
-    "activation_jet": Operator(
-        lambda x, w, b, s: ops.activation_jet(x, "gelu", Q), inner(1), moved(2, 3)
-    ),
-    "gated_activation_jet": Operator(
-        lambda g, u, w, b, s: ops.gated_activation_jet(g, u, "silu", Q), inner(2), moved(3, 5)
-    ),
-    "layer_norm_jet": Operator(
-        lambda x, w, b, s: ops.layer_norm_jet(x, w, b, EPS, Q), wide(1), moved(2, 3)
-    ),
-    "rms_norm_jet": Operator(
-        lambda x, w, b, s: ops.rms_norm_jet(x, w, EPS, Q), wide(1), moved(2, 3)
-    ),
-    "add_layer_norm_jet": Operator(
-        lambda x, y, w, b, s: ops.add_layer_norm_jet(x, y, w, b, EPS, Q), wide(2), moved(4, 4)
-    ),
-    "add_rms_norm_jet": Operator(
-        lambda x, y, w, b, s: ops.add_rms_norm_jet(x, y, w, EPS, Q), wide(2), moved(4, 4)
-    ),
-    "softmax_jet": Operator(
-        lambda x, w, b, s: ops.softmax_jet(x, Q),
-        lambda s: [(s.heads, s.tokens, s.tokens)],
-        moved(2, 3),
-    ),
-    "attention_jet": Operator(
-        lambda q, k, v, w, b, s: ops.attention_jet(q, k, v, q=Q, causal=causal(s)), heads, {}
-    ),
+    "activation_jet": Operator(inner(1), moved(2, 3)),
+    "gated_activation_jet": Operator(inner(2), moved(3, 5)),
+    "layer_norm_jet": Operator(wide(1), moved(2, 3)),
+    "rms_norm_jet": Operator(wide(1), moved(2, 3)),
+    "add_layer_norm_jet": Operator(wide(2), moved(4, 4)),
+    "add_rms_norm_jet": Operator(wide(2), moved(4, 4)),
+    "softmax_jet": Operator(lambda s: [(s.heads, s.tokens, s.tokens)], moved(2, 3)),
+    "attention_jet": Operator(heads, {}),
 }
+
+
+def apply_operator(figure: str, shape: Shape, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
+    """Call an operator with its jets, then the norm's weight and bias."""
+    settings: dict[str, dict[str, bool]] = {
+        "attention_jet": {"causal": causal(shape)},
+        "softmax_jet": {"masked": False},
+    }
+    return TABLE[figure](*tensors, q=Q, **settings.get(figure, {}))
 
 
 def causal(shape: Shape) -> bool:
@@ -232,7 +216,7 @@ def test_operator(
     elif program == "composed":
         step = in_one_way(lambda *x: composed_attention(*x, shape), jets, way)
     else:
-        step = in_one_way(lambda *x: operator.call(*x, weight, bias, shape), jets, way)
+        step = in_one_way(lambda *x: apply_operator(figure, shape, *x, weight, bias), jets, way)
     timed(step, f"{figure}, {way}, {shape.name}", **about)
 
 
@@ -260,17 +244,13 @@ def math_backend(query: Tensor, key: Tensor, value: Tensor, causal: bool = True)
         return fused(query, key, value, causal)
 
 
-def attention_named(name: str) -> Attend:
-    """Return ``MODULE:FUNCTION``, called with causal=True."""
-    module, _, function = name.partition(":")
-    attend = getattr(importlib.import_module(module), function)
-    return lambda *qkv: attend(*qkv, causal=True)
+PROGRAMS = {"written out": written_out, "math backend": math_backend}
 
 
 def attention_step(
     program: str, way: str, tokens: int, place: dict[str, Any], causal: bool = True
 ) -> Step:
-    """Return a jvp along random directions; ``program`` names the attention, "ours" is `jx.jvp`."""
+    """Return a jvp along random directions; ``program`` is "ours", `jx.jvp`, or of `PROGRAMS`."""
     torch.manual_seed(0)
     primals = tuple(torch.randn(1, HEADS, tokens, SIZE, **place) for _ in range(3))
     tangents = tuple(torch.randn(1, HEADS, tokens, SIZE, **place) for _ in range(3))
@@ -282,8 +262,7 @@ def attention_step(
         if program == "ours":
             attend = partial(fused, causal=causal)
             return jx.jvp(attend, primals, tangents, differentiable=way != "target")
-        known = {"written out": written_out, "math backend": math_backend}.get(program)
-        attend = partial(known, causal=causal) if known else attention_named(program)
+        attend = partial(PROGRAMS[program], causal=causal)
         output, tangent = torch.func.jvp(attend, primals, tangents)
         return output, tangent.detach() if way == "target" else tangent
 
@@ -365,30 +344,6 @@ def training_step(program: str, place: dict[str, Any], quick: bool = False) -> S
         loss().backward()
 
     return step
-
-
-@pytest.mark.parametrize("program", ["ours", "written out", "math backend", "--jvp-baseline"])
-@pytest.mark.parametrize("way", WAYS)
-def test_attention(
-    timed: Timed,
-    request: pytest.FixtureRequest,
-    place: dict[str, Any],
-    size: int,
-    way: str,
-    program: str,
-) -> None:
-    if program == "--jvp-baseline":
-        program = request.config.getoption("jvp_baseline") or pytest.skip("no --jvp-baseline")
-    step = attention_step(program, way, size, place)
-    timed(step, f"jvp of attention, {way}, H{HEADS}-T{size}-D{SIZE}-causal")
-
-
-@pytest.mark.parametrize("program", ["plain", "no graph", "kept graph", "torch.func"])
-def test_meanflow(timed: Timed, place: dict[str, Any], quick: bool, program: str) -> None:
-    if program == "torch.func" and place["device"] != "cpu" and place["dtype"].itemsize == 2:
-        pytest.skip("on a GPU torch.func.jvp of layer norm gives float32 tangents in 16 bits")
-    step = training_step(program, place, quick)
-    timed(step, "MeanFlow step, " + ("tiny" if quick else "DiT6x384-B2-T256"))
 
 
 @pytest.mark.parametrize("program", ["ours", "torch.func", "plain"])
@@ -613,7 +568,6 @@ SIZES: dict[str, tuple[list[Any], list[Any]]] = {
         ["encoder6-T32", "encoder6-T128", "encoder12-T128", "llama6-T128"],
         ["tiny", "llama-tiny"],
     ),
-    "test_attention": ([128, 256, 512, 1024, 2048], [32]),
     "test_gram": (LAYERS, QUICK_LAYERS),
     "test_fit": ([30], [2]),
 }

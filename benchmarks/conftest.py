@@ -19,9 +19,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--dtype", default="float32", choices=sorted(DTYPES))
     group.addoption("--threads", type=int, default=2, help="CPU threads; default 2")
     group.addoption("--quick", action="store_true", help="tiny sizes: does everything run?")
-    group.addoption(
-        "--jvp-baseline", metavar="MODULE:FUNCTION", help="attention to try in torch.func.jvp"
-    )
 
 
 @pytest.fixture

@@ -173,12 +173,12 @@ step attention 90 "$PYTHON" -m benchmarks.attention_gpu --dtype "$DTYPE" --resul
   ${QUICK:+--tokens 128}
 step step_vs_plain 150 "${DERIVATIVES[@]}" step_vs_plain
 micro operators test_operator
-micro jvp "attention or meanflow"
+step attention_jvp 60 "${DERIVATIVES[@]}" attention_jvp
 micro ntk "gram or large_product"
 step train_mode 60 "${DERIVATIVES[@]}" train_mode
 # torch.func.jvp of layer norm gives float32 tangents in 16 bits.
 step engine_vs_func 60 "$PYTHON" -m benchmarks.derivatives "${COMMON[@]}" --dtype float32 \
-  --parts engine_vs_func
+  --parts engine_vs_func meanflow
 step memory 60 "$PYTHON" -m benchmarks.memory "${COMMON[@]}"
 step step_vs_published 60 "${DERIVATIVES[@]}" step_vs_published
 step equal_spread 60 "$PYTHON" -m benchmarks.estimators --parts spread "${COMMON[@]}"

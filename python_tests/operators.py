@@ -37,9 +37,11 @@ class Operator:
         """Call the wrapper, or its reference where `ending` is "_reference".
 
         Args:
-            tensors: the jets, then the parameters; more parameters than there are are left out.
+            tensors: the jets, then the parameters; None stands for those that are missing, and
+                those that the operator has not are left out.
         """
-        arguments = dict(zip((*self.jets, *self.parameters), tensors, strict=False))
+        names = (*self.jets, *self.parameters)
+        arguments = dict.fromkeys(names) | dict(zip(names, tensors, strict=False))
         return getattr(ops, self.name + ending)(**arguments, q=q, **(self.settings | settings))
 
     def flat(self, *tensors: Tensor, q: int) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from jachess_ext import ops
 from jachess_ext.ops import library
+from python_tests.operators import OPERATORS
 from python_tests.ops.cases import (
     DEVICES,
     DTYPES,
@@ -34,31 +35,35 @@ class Case:
     Attributes:
         name: of the wrapper in `jachess_ext.ops`.
         leaves: of (streams, *shape, dtype=, device=): jets [streams, *shape], then parameters.
-        jets: how many of the leaves are jets.
-        call: of (wrapper or reference, q, *leaves).
         of_torch: torch's own function of the jets' primals and the parameters.
         shapes: behind the streams, that are compared with the reference.
         bounds: the relative error allowed against the reference in float64, by dtype.
         operator: the arguments of the compiled operator, of (q, *leaves).
+        settings: of the operator, of its first jet; those not named are the table's.
         fast_gradients: check gradients along random directions alone.
         registration: the dtypes in which `torch.library.opcheck` is run for it.
     """
 
     name: str
     leaves: Callable[..., list[Tensor]]
-    jets: int
-    call: Callable[..., Any]
     of_torch: Callable[..., Tensor]
     shapes: Sequence[tuple[int, ...]]
     bounds: dict[torch.dtype, float]
     operator: Callable[..., tuple[Any, ...]]
+    settings: Callable[[Tensor], dict[str, Any]]
     fast_gradients: bool = False
     registration: Sequence[torch.dtype] = (torch.float32, torch.bfloat16)
 
     def results(self, ending: str, q: int, *leaves: Tensor) -> tuple[Tensor, ...]:
         """The results of the wrapper, or of its reference where `ending` is "_reference"."""
-        results = self.call(getattr(ops, self.name + ending), q, *leaves)
+        settings = self.settings(leaves[0])
+        results = OPERATORS[self.name](*leaves, q=q, ending=ending, **settings)
         return results if isinstance(results, tuple) else (results,)
+
+    @property
+    def jets(self) -> int:
+        """How many of the leaves are jets."""
+        return len(OPERATORS[self.name].jets)
 
     def error(self, place: int, got: Tensor, expected: Tensor) -> float:
         """Of a gradient: a jet's by stream, a parameter's as a whole."""

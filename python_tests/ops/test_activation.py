@@ -30,12 +30,11 @@ def _case(kind: str, gated: bool) -> Case:
     return Case(
         name="gated_activation_jet" if gated else "activation_jet",
         leaves=leaves,
-        jets=1 + gated,
-        call=lambda f, q, *jets: f(*jets, kind, q),
         of_torch=of_torch,
         shapes=[(3, 173)],  # more elements than a block
         bounds=dict(dtype_bounds(1e-13)),
         operator=lambda q, *jets: (*jets, kind, q),
+        settings=lambda x: {"kind": kind},
         fast_gradients=gated and kind != "silu",
         registration=(torch.float32, torch.bfloat16) if kind == "gelu" else (),
     )

@@ -77,12 +77,6 @@ class Norm:
             scales = self.scales(shape[-1], wide, device) if affine else []
             return [*(x.to(device, dtype) for x in jets), *scales]
 
-        def call(f: Any, q: int, *given: Tensor) -> Any:
-            # one channel: no variance, or y is ±1, and eps alone leaves derivatives
-            eps = 1.0 if given[0].shape[-1] == 1 else EPS
-            jets = 1 + add
-            return f(*given[:jets], *self.padded(*given[jets:], eps, q))
-
         def operator(q: int, *given: Tensor) -> tuple[Any, ...]:
             x, residual, *scales = given if add else (given[0], None, *given[1:])
             return (x, residual, *self.padded(*scales, EPS, q))
@@ -94,12 +88,12 @@ class Norm:
         return Case(
             name=f"add_{self.name}_jet" if add else f"{self.name}_jet",
             leaves=leaves,
-            jets=1 + add,
-            call=call,
             of_torch=of_torch,
             shapes=[(2, 21, channels) for channels in ((8, 19, 100) if add else (1, 8, 19, 384))],
             bounds=dict(dtype_bounds(1e-11)),
             operator=operator,
+            # one channel: no variance, or y is ±1, and eps alone leaves derivatives
+            settings=lambda x: {"eps": 1.0 if x.shape[-1] == 1 else EPS},
             fast_gradients=add,
             # one operator: with a residual and parameters, and with neither
             registration={(True, True): [torch.float32], (False, False): [torch.bfloat16]}.get(

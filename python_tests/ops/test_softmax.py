@@ -14,12 +14,11 @@ def _case(masked: bool) -> Case:
     return Case(
         name="softmax_jet",
         leaves=lambda streams, *shape, **options: [random_jet(streams, *shape, **options)],
-        jets=1,
-        call=lambda f, q, x: f(x, q, masked),
         of_torch=lambda x: torch.softmax(x, -1),
         shapes=[(2, 21, scores) for scores in (8, 19, 128)],
         bounds=dict(dtype_bounds(1e-11)),
         operator=lambda q, x: (x, q, masked),
+        settings=lambda x: {"masked": masked},
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from jachess_ext.jet.layout import make_layout
 
 from ..models import oracles
 from ..operators import OPERATORS
-from .cases import DTYPES, random_jet, relative_error, same_for_any_threads
+from .cases import ACTIVATIONS, DTYPES, random_jet, relative_error, same_for_any_threads
 
 BOUNDS = {torch.float64: 1e-12, torch.float32: 3e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 COUNTS = [(1, 1), (2, 2), (3, 2), (5, 0), (7, 7), (40, 33)]
@@ -69,20 +70,14 @@ def test_is_the_laplacian(case: Any) -> None:
     """Against differences of torch's own function, which know no stream."""
     x, directions = random_jet(1, 3, 10)[0], random_jet(6, 3, 10)
     x = x + 0.1 * x.sign()  # away from a kink
-    of_torch = {
-        "gelu": torch.nn.functional.gelu,
-        "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-        "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
-        "silu": torch.nn.functional.silu,
-    }
     name = case[1].get("kind", "softmax")
-    function = of_torch.get(name) or getattr(torch, name)
+    function = ACTIVATIONS.get(name, partial(torch.softmax, dim=-1))
 
     def plain(x: Tensor) -> tuple[Tensor]:
         if case[0] == "gated_activation_jet":
             gate, up = x.chunk(2, -1)
             return (function(gate) * up,)
-        return (function(x, -1) if name == "softmax" else function(x),)
+        return (function(x),)
 
     expected = [oracles.mixed_difference(plain, x, u, u)[0] for u in directions[:4]]
     stack = torch.cat([x[None], directions, torch.zeros_like(x)[None]])
