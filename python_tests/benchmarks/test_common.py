@@ -17,8 +17,6 @@ from benchmarks.common import (
     build_model,
     interleaved,
     make_batch,
-    parse,
-    parser,
     penalty_step,
     plain_step,
     train_step,
@@ -86,17 +84,3 @@ def test_every_step_leaves_gradients(name: str) -> None:
     # The gradient of the sum: within the triangle inequality, and neither term alone.
     assert abs(penalty - plain) * 0.999 <= train <= (penalty + plain) * 1.001
     assert train != pytest.approx(penalty, rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [(["--repeats", "0"], "expected 1 or more"), (["--device", "cuda"], "torch sees no GPU")],
-)
-def test_bad_options_are_refused(
-    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if "cuda" in argv and torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    with pytest.raises(SystemExit):
-        parse(parser("title"), argv)
-    assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The estimator study's statistics against closed forms, and its document against its script."""
+"""The estimator study's statistics against closed forms."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import estimators
 from benchmarks.common import SHAPES, build_model, make_batch, regulariser
-from benchmarks.estimators import DOCUMENT, Estimator, compare, draw, tiny
+from benchmarks.estimators import Estimator, compare, draw, tiny
 from python_tests.benchmarks.test_common import gradient_norm
 
 
@@ -37,16 +37,11 @@ def test_squares_are_unbiased_against_exact_norms() -> None:
     assert parts.hessian == pytest.approx(whole.hessian * 10 / 6, rel=1e-9)
 
 
-def test_a_quick_run_says_what_its_ratio_is_made_of_and_the_document_has_all_tables() -> None:
+def test_a_quick_run_gives_ratios() -> None:
     given = "--quick --threads 1 --repeats 1 --parts spread --scopes first --draws 2"
     rows = estimators.main(given.split())
     assert [row.figure.split(":")[0] for row in rows] == list(estimators.OURS)
-    assert all(row.ratio > 0 and "relative variance" in row.note for row in rows)
-    text = DOCUMENT.read_text()
-    names = ["exact", *(f"{s} {n}" for s in ("all", "first") for n in ("jacobian", "hessian"))]
-    for name in names:
-        section = text.split(f"<!-- begin {name} -->")[1].split(f"<!-- end {name} -->")[0]
-        assert section.count("\n| ") > 3, name
+    assert all(row.ratio > 0 for row in rows)
 
 
 def test_the_reverse_step_by_layers_has_the_gradient_of_the_whole() -> None:

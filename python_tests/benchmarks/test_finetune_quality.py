@@ -66,20 +66,6 @@ def test_all_grids_run(
         assert (tmp_path / "out" / name / "report.html").is_file()
 
 
-def test_data_or_tasks_that_are_not_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = ["--model", str(tmp_path), "--data", str(tmp_path / "no"), "--out", str(tmp_path)]
-    given += ["--results", str(tmp_path / "results")]
-    assert finetune_quality.main(given) == 2
-    assert capsys.readouterr().err.count("finetune_quality: ") == 1
-    assert finetune_quality.main([*given, "--tasks", "sst2", "sst"]) == 2
-    assert "no task 'sst'; the chosen grids have cola, imdb," in capsys.readouterr().err
-    assert not (tmp_path / "results").exists()
-    grids = list(finetune_quality.GRIDS)
-    assert finetune_quality.chosen_grids(grids, ["mrpc"]) == ["main", "before", "few", "sizes"]
-
-
 def test_a_run_that_is_stopped_leaves_what_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

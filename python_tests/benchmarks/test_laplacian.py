@@ -12,6 +12,7 @@ from benchmarks import laplacian
 QUICK = ["--quick", "--repeats", "1", "--threads", "1"]
 
 
+@pytest.mark.slow
 def test_every_way_is_compared(tmp_path: Path) -> None:
     case = laplacian.QUICK[1]
     rows = laplacian.main([*QUICK, "--cases", case, "--results", str(tmp_path)])

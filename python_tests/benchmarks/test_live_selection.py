@@ -107,6 +107,7 @@ def test_costs_and_regrets_of_the_trial_are_those_of_the_definition() -> None:
     assert worst == pytest.approx(150), "the worst of all had the lowest loss at first"
 
 
+@pytest.mark.slow
 def test_from_models_to_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_model(tmp_path / "zoo" / "encoder", 8, 1)
     save_decoder(tmp_path / "zoo" / "decoder", 8, 2, 20)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import random
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,6 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from benchmarks import zoo as command
 from benchmarks.zoo import (
-    MEMBERS,
     Corpus,
     Member,
     Plan,
@@ -33,10 +29,8 @@ from benchmarks.zoo import (
     train_byte_pairs,
     train_wordpiece,
 )
-from examples.docstrings import file_sentences, source_files
 from jachess_ext._io import DataError
 from jachess_ext.lab.workbench.models import load_model, load_tokenizer
-from python_tests import processes
 
 TINY = (
     Member("bert", "bert", 8, 1, 2, 3, 1e-3),
@@ -153,10 +147,6 @@ def test_tokenizers_frame_texts_and_blocks_cut_them_end_to_end(train: Any) -> No
     assert (rows[:, 0] == whole[0]).all() and (rows[:, -1] == end).all()
     assert rows[:, 1:-1].flatten().tolist() == expected[: 10 * len(rows)]
     assert len(expected) - 10 * len(rows) < 10
-    with pytest.raises(ValueError, match="less than one block"):
-        blocks(TEXTS[:1], tokenizer, 128)
-    with pytest.raises(ValueError, match="no room for words"):
-        train(TEXTS, 5)
 
 
 def test_text_files_are_found_and_split(tmp_path: Path) -> None:
@@ -171,52 +161,3 @@ def test_text_files_are_found_and_split(tmp_path: Path) -> None:
     heading = " = A heading of more than six words = \n"
     text = heading + " well @-@ known <unk> of 1 @,@ 000 days he was\nab\n"
     assert list(paragraphs(text)) == ["well-known of 1,000 days he was"]
-
-
-def test_the_command_prints_a_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "text.txt").write_text("\n".join(TEXTS))
-    monkeypatch.setattr(command, "MEMBERS", TINY)
-    text = (tmp_path / "text.txt",)
-    assert command.main(text, tmp_path / "zoo", length=0.4, vocabulary=320) == 0
-    lines = capsys.readouterr().out.splitlines()
-    row = next(line for line in lines if line.split()[0] == "opt")
-    assert row.split()[4:6] == ["1", str(4 * 128)], "0.4 × 3 steps is one"
-    assert command.main((tmp_path / "zoo",), tmp_path / "other") == 2
-    assert "has no file that ends in" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_real_zoo_killed_once(tmp_path: Path) -> None:
-    """The six models at a tenth of their length on real text; kill -9 loses the model begun."""
-    sentences = [
-        " ".join(group)
-        for package in ("torch", "transformers")
-        for file in source_files(package)[:400]
-        for group in file_sentences(package, file)
-    ]
-    text, out = tmp_path / "text.txt", tmp_path / "zoo"
-    text.write_text("\n".join(sentences), encoding="utf-8")
-    arguments = ["--text", str(text), "--out", str(out), "--length", "0.1"]
-    call = [sys.executable, "-m", "benchmarks.zoo", *arguments]
-    root = Path(__file__).parents[2]
-    with processes.started(call, cwd=root, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("bert-96x2: step"):
-                break
-        process.kill()
-        process.stdout.close()
-    kept = out / "bert-32x1" / "model.safetensors"
-    assert [path.name for path in out.iterdir()] == ["bert-32x1"]
-    written, content = kept.stat().st_mtime_ns, kept.read_bytes()
-    time.sleep(0.01)
-    again = processes.run(call, cwd=root, check=True)
-    assert "bert-32x1 is there already" in again.stdout
-    assert kept.stat().st_mtime_ns == written and kept.read_bytes() == content
-    records = json.loads((out / "zoo.json").read_text())["models"]
-    assert [record["name"] for record in records] == [member.name for member in MEMBERS]
-    for record in records:
-        assert record["loss"] < record["loss_before"] - 0.5, record
-        load_model(out / record["name"], 2, load_tokenizer(out / record["name"]), seed=0)
