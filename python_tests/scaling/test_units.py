@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -81,12 +82,16 @@ def test_units_change_nothing(law: str, other: str) -> None:
         np.testing.assert_allclose(params[name], first[name] * unit, rtol=1e-3, err_msg=name)
 
 
+@cache
+def fits_of_rows() -> list[tuple[np.ndarray, Any]]:
+    """Each row of losses with the law chosen for it in the units as they are."""
+    return [(row, fit(curves.SIZES, row)) for row in noisy_losses()]
+
+
 @pytest.mark.parametrize("other", OTHERS)
 def test_units_change_no_interval_of_the_law_chosen(other: str) -> None:
     d, y, w = OTHERS[other]
-    losses = noisy_losses()
-    for row in losses:
-        first = fit(curves.SIZES, row)
+    for row, first in fits_of_rows():
         found = fit(curves.SIZES * d, row * y, weights=np.full(14, w))
         assert found.law == first.law
         ends, expected = found.interval(AHEAD * d), first.interval(AHEAD)
