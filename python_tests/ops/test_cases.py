@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from jachess_ext import ops
 from python_tests.models import oracles as model_oracles
 from python_tests.ntk import oracles as ntk_oracles
-from python_tests.ops import cases, ntk_sides, random_calls
+from python_tests.ops import bad_calls, cases, ntk_sides, random_calls
 
 CHECKS: dict[str, Callable[[Tensor, Tensor], float]] = {
     "operators": cases.relative_error,
@@ -38,3 +39,10 @@ def test_nan_is_an_infinite_error(check: str, stream: int, bad: float) -> None:
 def test_another_shape_is_an_error(check: str) -> None:
     with pytest.raises(AssertionError, match="would broadcast"):
         CHECKS[check](torch.ones(3, 1, 2), torch.ones(3, 2, 2))
+
+
+def test_a_new_operator_is_in_every_table() -> None:
+    """In `python_tests/operators.py`, from which wrong calls are made, and in the random calls."""
+    names = [name.removesuffix("_reference") for name in ops.__all__ if "_reference" in name]
+    assert {*names} == {*bad_calls.signatures()}
+    assert {*names} == {*random_calls.MAKERS, "sample_directions"}
