@@ -78,7 +78,7 @@ def test_another_torch_than_built_against(tmp_path: Path, monkeypatch: pytest.Mo
     assert state.problem.endswith("`pip install --no-build-isolation -e .`.")
 
 
-@pytest.mark.parametrize("version", ["2.9.1+cpu", "1.13.0"])
+@pytest.mark.parametrize("version", ["2.9.1+cpu", pytest.param("1.13.0", marks=pytest.mark.slow)])
 def test_a_torch_below_the_floor_is_one_sentence(version: str) -> None:
     code = f"import torch; torch.__version__ = {version!r}; import jachess_ext"
     done = processes.run([sys.executable, "-c", code])
