@@ -175,6 +175,7 @@ def choose_parameters(model: nn.Module, parameters: Chosen) -> dict[str, nn.Para
             predicate (name, parameter) -> bool over those that require gradients.
 
     Raises:
+        TypeError: a single string.
         ValueError: an unknown or frozen name; nothing left.
     """
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -182,6 +183,10 @@ def choose_parameters(model: nn.Module, parameters: Chosen) -> dict[str, nn.Para
         chosen = trainable
     elif callable(parameters):
         chosen = {name: p for name, p in trainable.items() if parameters(name, p)}
+    elif isinstance(parameters, str):  # which would be read letter by letter
+        raise TypeError(
+            f"parameters is {parameters!r}; expected None, a list of names, or a predicate"
+        )
     else:
         chosen = _named(model, parameters)
     if not chosen:

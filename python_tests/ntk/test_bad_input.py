@@ -42,6 +42,7 @@ ARGUMENTS: list[tuple[dict[str, Any], type, str]] = [
     ({"outputs": True}, ValueError, "outputs is True; expected"),
     ({"outputs": lambda out, batch: out.logits[0]}, ValueError, r"outputs should be \[n, C\]"),
     ({"method": "fast"}, ValueError, "method is 'fast'; expected one of 'auto', 'gram'"),
+    ({"parameters": "classifier.weight"}, TypeError, "parameters is 'classifier.weight'; expected"),
     ({"parameters": ["clasifier.weight"]}, ValueError, "did you mean 'classifier.weight'"),
     ({"parameters": lambda name, p: False}, ValueError, "no parameter .* was chosen"),
     ({"parameters": []}, ValueError, "no parameter .* was chosen"),

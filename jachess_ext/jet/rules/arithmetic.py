@@ -12,7 +12,7 @@ from torch import Tensor
 from ...torch_private import release
 from .._types import Dims, Operand
 from ..layout import replace_tensors
-from ..registry import Rule, attribute, find_rule, general_rule, jet_rule, spellings
+from ..registry import Functions, Rule, attribute, find_rule, general_rule, jet_rule, spellings
 from ..strides import note_memory
 from ..tensor import JetTensor, aligned, common_layout, constant, lift, primal_of
 from .pointwise import Derivatives, in_float32, push_forward, wide
@@ -387,7 +387,7 @@ _times_log("xlog1py", 1.0)
 # `registry.COVERED` lists the other functions that take complex jets.
 
 
-def _part(function: Callable[[Tensor], Tensor], *other_names: object) -> None:
+def _part(function: Callable[[Tensor], Tensor], *other_names: Functions) -> None:
     @jet_rule(function, *other_names)
     def rule(input: JetTensor) -> JetTensor:
         return input.with_streams(function(input.streams))
