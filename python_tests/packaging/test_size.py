@@ -15,13 +15,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
-    "jet": 6174,
-    "lab": 4699,
-    "ntk": 2141,
-    "ops": 1267,
-    "scaling": 3874,
-    "smoothness": 1083,
-    "training": 1991,
+    "jet": 6132,
+    "lab": 4617,
+    "ntk": 2145,
+    "ops": 1259,
+    "scaling": 3549,
+    "smoothness": 1081,
+    "training": 1904,
     ".": 770,
 }
 """Lines of code of each folder's Python files at most, without comments, docstrings and empty
@@ -29,26 +29,26 @@ lines; ".": those beside the folders. A commit may lower a number; one that rais
 its message."""
 
 ANY = {
-    "jet": 911,
-    "lab": 101,
+    "jet": 82,
+    "lab": 31,
     "ntk": 12,
-    "ops": 43,
-    "scaling": 53,
-    "smoothness": 16,
-    "training": 173,
-    ".": 35,
+    "ops": 3,
+    "scaling": 12,
+    "smoothness": 14,
+    "training": 23,
+    ".": 17,
 }
 """How often each folder says `Any` where a type could stand, at most; a commit may lower it."""
 PARTICIPLES = {"given", "found", "known", "own", "each", "kept", "named", "told", "rest"}
 """Names that say what was done to a thing; a variable has the name of what it is."""
 NAMED_SO = {
-    "jet": 150,
-    "lab": 15,
+    "jet": 1,
+    "lab": 0,
     "ntk": 0,
-    "ops": 9,
-    "scaling": 91,
+    "ops": 0,
+    "scaling": 1,
     "smoothness": 0,
-    "training": 21,
+    "training": 0,
     ".": 0,
 }
 """How many variables and arguments have one of `PARTICIPLES` for a name, at most."""
