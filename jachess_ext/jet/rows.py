@@ -401,9 +401,10 @@ class RowCheck:
 
     def add(self, first: list[Tensor], numbers: list[int], roots: Tensor | None) -> None:
         """Add the tangents of every result, ``[p, N, ...]``, along directions times their roots."""
-        factors = self._factors[numbers]
         if roots is not None:
-            factors = factors / roots[numbers].unsqueeze(1)
+            factors = self._factors[numbers] / roots[numbers].unsqueeze(1)
+        else:  # numbers in a row, unlike those of groups by sign: a slice is no copy
+            factors = self._factors[numbers[0] : numbers[-1] + 1]
         sums, sizes = [], []
         for tangents in first:
             tangents = tangents.detach()
