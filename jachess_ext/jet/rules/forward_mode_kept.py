@@ -25,7 +25,7 @@ WITH_GRADIENTS = full_names(
             view_copy vstack
         """,
         "torch.Tensor": """
-            __rmod__ acos acosh addbmm addmv addr aminmax angle asin asinh atan atanh corrcoef cosh
+            __rmod__ acos acosh addbmm addmv addr aminmax asin asinh atan atanh corrcoef cosh
             cov cross cummax cummin deg2rad diag diag_embed diagflat diagonal_scatter diff digamma
             erfinv fliplr flipud fmod frac frexp i0 index_fill index_put inner kron kthvalue ldexp
             lgamma lu lu_solve masked_scatter masked_select matrix_exp median mode msort mvlgamma

@@ -24,7 +24,7 @@ from .streamwise import (
     behind_streams,
     behind_streams_all,
     bilinear,
-    varargs,
+    reduced_dims,
     without_dimensions,
     write_in_place,
 )
@@ -180,12 +180,6 @@ for _name in (f"{_kind}avg_pool{_n}d" for _kind in ("", "adaptive_") for _n in (
     _pooling(_name, int(_name[-2]))
 
 
-def _reduce_dims(dim: Dims, ndim: int) -> list[int]:
-    if dim is None or dim == () or dim == []:
-        return list(range(1, ndim + 1))
-    return behind_streams_all(varargs(dim), ndim)
-
-
 def _reduction(name: str) -> None:
     function: Callable[..., Tensor] = getattr(torch, name)
 
@@ -201,8 +195,9 @@ def _reduction(name: str) -> None:
         keepdims: bool = False,
     ) -> JetTensor:
         """Accept NumPy's names ``axis`` and ``keepdims``, as torch does."""
-        dims = _reduce_dims(dim if axis is None else axis, input.ndim)
-        out = function(input.streams, dims, keepdim=keepdim or keepdims, dtype=dtype)
+        dims = reduced_dims(dim if axis is None else axis, input.ndim)
+        behind = behind_streams_all(dims, input.ndim)
+        out = function(input.streams, behind, keepdim=keepdim or keepdims, dtype=dtype)
         return input.with_streams(out)
 
 
