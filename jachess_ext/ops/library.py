@@ -15,15 +15,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import FunctionCtx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import torch_private
+
+if TYPE_CHECKING:  # torch keeps it private
+    from torch.utils._python_dispatch import TorchDispatchMode
 
 F = TypeVar("F", bound=Callable[..., object])
 X = TypeVar("X", bound=Tensor)
@@ -195,7 +197,7 @@ def transformed() -> bool:
 # and what is computed once, or outside of a checkpoint, is hidden from it.
 
 
-def watching() -> list[TorchDispatchMode]:
+def watching() -> "list[TorchDispatchMode]":
     """Return the dispatch modes that see the operators, without those by which torch traces graphs,
     which lie below them."""
     modes = torch_private.current_dispatch_modes()
