@@ -301,7 +301,10 @@ def test_scale(programs: Programs) -> None:
     check_case(programs("none"), tensors, q=1, scale=0.7)
 
 
-@pytest.mark.parametrize(("size", "value_size"), [(64, 64), (128, 128), (256, 256), (64, 256)])
+@pytest.mark.parametrize(
+    ("size", "value_size"),
+    [(256, 256), (64, 256), *(pytest.param(n, n, marks=pytest.mark.slow) for n in (64, 128))],
+)
 def test_large_heads(programs: Programs, size: int, value_size: int) -> None:
     """Several chunks of values; check_case runs each twice."""
     tensors = inputs(2, 4, torch.bfloat16, 1, 1, 1, 18, 34, size, value_size)
