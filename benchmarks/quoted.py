@@ -61,6 +61,8 @@ MEASURES = {
     ("laplacian", ""): (
         *(*_ATTENTION_FILES, "csrc/cpu/activation_jet.cpp", "csrc/cpu/softmax_jet.cpp"),
         *("jachess_ext/ops/softmax.py", "jachess_ext/ops/gemm.py"),
+        *("jachess_ext/jet/second_order.py", "jachess_ext/jet/row_passes.py"),
+        "jachess_ext/jet/rows.py",
     ),
     ("step_vs_plain", "JacHess step"): (
         *(*_ATTENTION_FILES, "csrc/cpu/activation_jet.cpp", "csrc/cpu/norm_jet.cpp"),
