@@ -15,10 +15,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
-    "jet": 6132,
+    "jet": 6130,
     "lab": 4617,
     "ntk": 2145,
-    "ops": 1259,
+    "ops": 1260,
     "scaling": 3549,
     "smoothness": 1081,
     "training": 1904,
