@@ -104,14 +104,16 @@ def of_streams(q: int, count: int) -> dict[str, Change]:
 STREAM_KINDS = tuple(of_streams(1, 2))
 # Functions whose results carry no derivative, so that most changes change nothing.
 CONSTANT = ("zero_", "fill_", "zeros_like", "new_zeros", "empty_like", "new_empty", "full_like")
-CONSTANT += ("new_full",)
+STEPS = ("round_", "floor_", "ceil_", "floor_divide", "floor_divide_")
+STEPS += ("__floordiv__", "__rfloordiv__", "__ifloordiv__")
+CONSTANT += ("new_full", *STEPS)
 UNSET = ("empty_like", "new_empty")
 # torch hands x + y over as Tensor.add, so that Tensor.__add__ is never asked; torch.is_tensor and
 # Tensor.__iter__ ask nobody.
 ARRIVE_AS_ANOTHER = ("__add__", "__radd__", "__sub__", "__mul__", "__rmul__", "__truediv__")
 ARRIVE_AS_ANOTHER += ("__div__", "__matmul__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
 ARRIVE_AS_ANOTHER += ("__ne__", "__lt__", "__le__", "__gt__", "__ge__", "nelement")
-ARRIVE_AS_ANOTHER += ("is_tensor", "__iter__")
+ARRIVE_AS_ANOTHER += ("is_tensor", "__iter__", "__ifloordiv__")
 
 
 class Seen:
@@ -323,6 +325,7 @@ OTHER_TESTS = {
     "narrow": ("jet/test_shapes.py", "reshape_and_narrow"),
     "_pack_padded_sequence": ("models/test_modules.py", "packed"),
     "_pad_packed_sequence": ("models/test_modules.py", "packed"),
+    **dict.fromkeys(STEPS, ("jet/test_traps.py", "steps_are_constant")),
 }
 ON_A_GPU = ("cuda",)
 
@@ -355,7 +358,7 @@ def rule_mutants() -> Iterator[Mutant]:
         for kind in STREAM_KINDS:
             install = _install_rule(functions, lambda rule, kind=kind: _streams(rule, kind))
             allowed = _allowed(name)
-            if name == "zero_" and kind == "gradient doubled":
+            if name in ("zero_", *STEPS) and kind == "gradient doubled":
                 allowed += (SURVIVED,)  # of zero
             yield Mutant(f"{name} / {kind}", install, tests, allowed)
     for name, argument in RULE_ARGUMENTS:
@@ -412,7 +415,9 @@ RULE_ARGUMENTS = [
 def _query_functions() -> set[Any]:
     from python_tests.jet.queries import QUERIES
 
-    return {function for row in QUERIES for function in row.functions()}
+    # Their results are plain tensors, as answers are.
+    steps = registry.spellings("floor_divide", "__floordiv__", "__rfloordiv__")
+    return {*steps, *(function for row in QUERIES for function in row.functions())}
 
 
 def _install_rule(
