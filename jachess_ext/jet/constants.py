@@ -8,16 +8,13 @@ slope, which gives NaN where that is infinite (a logarithm, root or power of an 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import Tensor, UntypedStorage
 
 from ._types import Args, Function, Named
 from .layout import each_tensor, map_tensors, replace_tensors
 from .strides import memory_of, note_memory
-
-if TYPE_CHECKING:
-    from .tensor import DerivativeTensor
 
 # Storages of the constants of every pass that exist.  Memory is noted, not tensors: a derivative
 # that is written into one view has to end all the others, too.
@@ -40,9 +37,7 @@ def is_constant(tensor: Tensor) -> bool:
     return bool(_STORAGES) and memory_of(tensor) in _STORAGES
 
 
-def call_on_constants(
-    func: Function, args: Args, kwargs: Named, kind: type[DerivativeTensor]
-) -> object:
+def call_on_constants(func: Function, args: Args, kwargs: Named, kind: type[Any]) -> object:
     """Return a function of constants alone; NotImplemented where a derivative takes part, or where
     the result is a view, into which one may still be written.
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 from weakref import WeakValueDictionary
 
 from torch import Tensor, UntypedStorage
@@ -18,9 +18,6 @@ from ..ops.library import MAX_DIRECTIONS as MAX_DIRECTIONS
 from ..ops.library import Streams
 from ._types import T
 from .registry import surrounding_functions
-
-if TYPE_CHECKING:
-    from .tensor import JetTensor
 
 ORDERS = (1, 2)
 Second = Literal["pairs", "squares", "sum"]
@@ -44,7 +41,7 @@ class Run:
         self.ended = False
         self.detached = False
         # Weak: a pass keeps no jet alive. By number, since jets compare element by element.
-        self.jets: WeakValueDictionary[int, JetTensor] = WeakValueDictionary()
+        self.jets: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self.read: set[int | None] = set()
         self.given_out: WeakValueDictionary[int, UntypedStorage] = WeakValueDictionary()
         self.expanded: WeakValueDictionary[int, UntypedStorage] = WeakValueDictionary()

@@ -25,7 +25,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,9 +34,6 @@ from torch import Tensor, nn
 from .. import torch_private
 from ._types import Function
 from .rules.forward_mode import unwrapped
-
-if TYPE_CHECKING:
-    from .row_passes import Rows
 
 MIXED = (
     "results of fn depend on other rows of x than their own (a mean over the batch, batch norm in "
@@ -370,7 +367,7 @@ class RowCheck:
         state: of the function (`state_of`); None where each call is checked.
     """
 
-    def __init__(self, rows: Rows, state: tuple[object, ...] | None) -> None:
+    def __init__(self, rows: Any, state: tuple[object, ...] | None) -> None:
         self._rows, self._state = rows, state
         self.generators = Generators()  # as they are when the call begins
         factors = mixed_factors(rows.count, rows.batch, rows.points[0], zero=True)
@@ -382,7 +379,7 @@ class RowCheck:
         self._sizes: list[Tensor] = []
 
     @classmethod
-    def of(cls, rows: Rows) -> RowCheck | None:
+    def of(cls, rows: Any) -> RowCheck | None:
         """Return the check; None, and count the call, where this one is not checked."""
         state = None
         if rows.count < FEW and not torch.compiler.is_exporting():

@@ -14,7 +14,7 @@ once for each combination of shapes, strides, settings and arguments that share 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, MutableMapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
@@ -25,8 +25,7 @@ from ._types import Args, Function, Named
 from .layout import each_tensor, replace_tensors
 from .registry import MissingJetRule, attribute, missing_rule, spellings
 
-if TYPE_CHECKING:
-    from .tensor import JetTensor
+Jet: TypeAlias = Any  # `JetTensor`, whose file imports this one
 
 # Views whose rules are the same view of the stack ``[S, ...]``, or copy it where torch copies.
 _VIEWS = frozenset(
@@ -133,7 +132,7 @@ def _look_at(
     return contiguous, memories
 
 
-def _has_own_memory(result: JetTensor, memories: set[int | None]) -> bool:
+def _has_own_memory(result: Jet, memories: set[int | None]) -> bool:
     """Return whether a result is contiguous, in memory that no argument has."""
     streams = result.made_streams
     if streams is None:  # a deferred one, of an operator
@@ -141,7 +140,7 @@ def _has_own_memory(result: JetTensor, memories: set[int | None]) -> bool:
     return streams.is_contiguous() and (not memories or memory_of(result) not in memories - {None})
 
 
-def renew_memory(target: JetTensor) -> None:
+def renew_memory(target: Jet) -> None:
     """Move a jet that is about to be written into, and all views of it, to new memory.
 
     Only if some function has read the old one: its rule may have saved what it read, where torch's
@@ -198,7 +197,7 @@ def _base(view: Tensor) -> Tensor:
     return view if view._base is None else view._base
 
 
-def refuse_expanded(target: JetTensor) -> None:
+def refuse_expanded(target: Jet) -> None:
     """Raise MissingJetRule for a write into an expanded input, a view of it, or a copied view."""
     run = target.jet_layout.run
     if run is not None and run.expanded and memory_of(target) in run.expanded:
@@ -246,7 +245,7 @@ def _is_basic(index: object) -> bool:
     return all(isinstance(part, _BASIC) and not isinstance(part, bool) for part in parts)
 
 
-def _is_jet(value: object) -> TypeGuard[JetTensor]:
+def _is_jet(value: object) -> TypeGuard[Jet]:
     return getattr(type(value), "is_jet", False)  # `JetTensor`'s file imports this one
 
 
@@ -344,7 +343,7 @@ def _laid_out(result: object, layouts: Iterator[Layout], tensors: list[Tensor]) 
     return result
 
 
-def _jet_laid_out(jet: JetTensor, layout: Layout, tensors: list[Tensor]) -> JetTensor:
+def _jet_laid_out(jet: Jet, layout: Layout, tensors: list[Tensor]) -> Jet:
     if any(jet is tensor for tensor in tensors):
         return jet
     if jet.made_streams is None and layout.source is None:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from .._io import is_installed, require
 from ..jet.context import EAGERLY
 from ..models import unwrapped
-from .capture import Watched, capture, evaluating
-from .completeness import Probe, check_kernel, in_company, probe
+from .capture import Probe, Watched, capture, evaluating
+from .completeness import check_kernel, in_company, probe
 from .contract import Choice, Contribution, LinearForm, Settings, contract, plan
 from .outputs import Batch, Chosen, OutputMap, Outputs, Samples, choose_parameters, require_plain
 

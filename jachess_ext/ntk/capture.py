@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +20,6 @@ from .contract import Contribution, Dense, add_up, as_real
 from .independence import Separation, apart, compare_companies, require_same_values, shuffled
 from .outputs import Batch, OutputMap, Samples, require_outputs
 from .recorder import Recorder, SampleLayout, owners_of
-
-if TYPE_CHECKING:
-    from .completeness import Probe
 
 
 @dataclass
@@ -59,6 +55,40 @@ class Watched:
             for module, roles in self.local.items()
         }
         return {module: roles for module, roles in active.items() if roles}
+
+
+@dataclass
+class Probe:
+    """Result of the check of a side.
+
+    Attributes:
+        samples: all samples of the side.
+        layout: how calls lay them out.
+        weights: w, [N, C]; zero for samples that were not probed.
+        gradients: g, by parameter.
+        contributions: of the probed samples, for w in place of C outputs.
+        activation_bytes: memory the forward pass keeps for one sample's backward.
+        noise: norm of a gradient below which it may be round-off alone (a bias of attention keys,
+            whose gradient is zero in exact arithmetic).
+        values: f, [N, C], in other company than the blocks'; None where one block holds all.
+    """
+
+    samples: Samples
+    layout: SampleLayout
+    weights: Tensor
+    gradients: dict[str, Tensor]
+    contributions: dict[str, Contribution]
+    activation_bytes: int
+    noise: float
+    values: Tensor | None = None
+
+    @property
+    def outputs(self) -> int:
+        return self.weights.shape[1]
+
+    def capture_bytes(self) -> int:
+        """Return the memory of one sample's contributions, all outputs."""
+        return -(-sum(part.nbytes(self.outputs) for part in self.contributions.values()) // 2)
 
 
 def learn_layout(watched: Watched, outputs: OutputMap, samples: Samples) -> SampleLayout:

@@ -14,55 +14,19 @@ of the finished kernel that shares none of its steps:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from .capture import Watched, contributions, evaluating, learn_layout, watched_forward
+from .capture import Probe, Watched, contributions, evaluating, learn_layout, watched_forward
 from .contract import Contribution, Dense, Matches, Tied, as_real
 from .independence import SEPARATION_SEED, apart, compare_companies, shuffled
 from .outputs import NESTED, OutputMap, Samples, require_outputs
-from .recorder import SampleLayout
 from .rounding import PROBED, negligible, norm_of, round_off, tolerance
 
 _NOT_WHOLE = "the recorded calls do not give its whole gradient"
 _PROBE_SEED = 0x50524F
-
-
-@dataclass
-class Probe:
-    """Result of the check of a side.
-
-    Attributes:
-        samples: all samples of the side.
-        layout: how calls lay them out.
-        weights: w, [N, C]; zero for samples that were not probed.
-        gradients: g, by parameter.
-        contributions: of the probed samples, for w in place of C outputs.
-        activation_bytes: memory the forward pass keeps for one sample's backward.
-        noise: norm of a gradient below which it may be round-off alone (a bias of attention keys,
-            whose gradient is zero in exact arithmetic).
-        values: f, [N, C], in other company than the blocks'; None where one block holds all.
-    """
-
-    samples: Samples
-    layout: SampleLayout
-    weights: Tensor
-    gradients: dict[str, Tensor]
-    contributions: dict[str, Contribution]
-    activation_bytes: int
-    noise: float
-    values: Tensor | None = None
-
-    @property
-    def outputs(self) -> int:
-        return self.weights.shape[1]
-
-    def capture_bytes(self) -> int:
-        """Return the memory of one sample's contributions, all outputs."""
-        return -(-sum(part.nbytes(self.outputs) for part in self.contributions.values()) // 2)
 
 
 def probe(watched: Watched, outputs: OutputMap, samples: Samples) -> Probe:

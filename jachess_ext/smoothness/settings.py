@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from ..jet.directions import Distribution, DrawCounter, Use, fresh_seed, fresh_seed_on
 from ..ops.directions import sample_directions
-
-if TYPE_CHECKING:
-    from .estimators import Pass
 
 Engine = Literal["jet", "reverse"]
 HessianNorm = Literal["per_dimension", "tensor"]
@@ -22,7 +19,7 @@ Layers = Literal["all", "logits"] | Sequence[int]
 Dimensions = int | Literal["all"]
 
 # Name → function of (model, batch, settings, random), see `estimators.measure`, which fills it.
-ENGINES: dict[str, Callable[..., tuple[Tensor, Tensor | None, Tensor, Pass]]] = {}
+ENGINES: dict[str, Callable[..., Any]] = {}
 
 # The |D| that λ is understood for: the sum over all d dimensions is scaled by |D|/d.
 REFERENCE_DIMENSIONS = 10

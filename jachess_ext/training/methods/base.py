@@ -21,7 +21,6 @@ from .settings import count_or_none, flag, nonnegative, share
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
-    from ..trainer import MethodMixin
 
 Outputs: TypeAlias = "ModelOutput | Mapping[str, Tensor] | tuple[Tensor, ...] | None"
 """What a model returns; None where neither the method nor the caller reads it."""
@@ -115,7 +114,7 @@ class Method:
             if declared.metadata and not declared.metadata["good"](value):
                 expected = declared.metadata["expected"]
                 raise ValueError(f"{declared.name} is {value!r}; expected {expected}")
-        self.trainer: MethodMixin  # of a bound method
+        self.trainer: Any  # of a bound method
 
     @classmethod
     def parameters(cls) -> dict[str, object]:
@@ -147,7 +146,7 @@ class Method:
 
     # A run --------------------------------------------------------------------------------------
 
-    def bind(self, trainer: MethodMixin) -> Self:
+    def bind(self, trainer: Any) -> Self:
         """Return a copy for the run of a trainer.
 
         Raises:
@@ -376,7 +375,7 @@ class WithModes(Penalised):
 class _Smoother(LabelSmoother):
     """transformers' label smoothing, which refuses labels that are not one class each."""
 
-    def __init__(self, epsilon: float, trainer: MethodMixin) -> None:
+    def __init__(self, epsilon: float, trainer: Any) -> None:
         super().__init__(epsilon=epsilon)
         self._trainer = trainer
 
