@@ -148,13 +148,25 @@ class _Bare(ast.NodeTransformer):
         return node
 
 
+def _defines(node: ast.stmt) -> bool:
+    """Tell whether a statement of a module or class only imports, or defines what is looked at."""
+    for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    return for_types or isinstance(
+        node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef | ast.Pass
+    )
+
+
 def program(sources: Iterable[str]) -> Counter[object]:
     """Return what files compute, wherever in them it stands: the bytecode of their functions,
-    without the names of variables, and what their modules assign."""
+    without the names of variables, their decorators, and what modules and classes run."""
     parts: Counter[object] = Counter()
     for source in sources:
         tree = ast.fix_missing_locations(_Bare().visit(ast.parse(source)))
-        parts.update(ast.dump(node) for node in tree.body if isinstance(node, ast.Assign))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef):
+                parts.update(ast.dump(part) for part in node.body if not _defines(part))
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                parts.update(map(ast.dump, node.decorator_list))
         waiting = [compile(tree, "", "exec")]
         while waiting:
             code = waiting.pop()
@@ -166,8 +178,13 @@ def program(sources: Iterable[str]) -> Counter[object]:
     return parts
 
 
-def _same_program(commit: str, paths: Sequence[str]) -> bool:
-    """Tell whether these files compute what they did at a commit."""
+@cache  # many rows are of one commit
+def _same_program(commit: str, paths: tuple[str, ...]) -> bool:
+    """Tell whether these files compute what they did at a commit, which has to be here."""
+    try:
+        git("merge-base", "--is-ancestor", commit, "HEAD")
+    except subprocess.CalledProcessError:
+        return False
     changed = git("diff", "--name-only", commit, "HEAD", "--", *paths).split()
     if any(not path.endswith(".py") for path in changed):
         return False
@@ -193,14 +210,11 @@ def outdated() -> list[str]:
             for row in sorted(rows(name), key=lambda row: row["date"])
             if f"{row['figure']}, {row['baseline']}".startswith(figure)
         }
-        for key, commit in newest.items():
-            try:
-                git("merge-base", "--is-ancestor", commit, "HEAD")
-            except subprocess.CalledProcessError:
-                stale.append(f"{name}.csv: {', '.join(key)}, of {commit}, which is not here")
-            else:
-                if not _same_program(commit, paths):
-                    stale.append(f"{name}.csv: {', '.join(key)}, of {commit}; changed since")
+        stale += [
+            f"{name}.csv: {', '.join(key)}, of {commit}; changed since, or not here"
+            for key, commit in newest.items()
+            if not _same_program(commit, paths)
+        ]
     return stale
 
 
