@@ -11,10 +11,6 @@ constexpr int64_t kWantedItems = 16;
 constexpr int64_t kMaxSplits = 4;
 constexpr int64_t kMinKeysPerSplit = 512;
 
-AttentionKernels choose_kernels(Storage storage) {
-  return (storage == Storage::f64 ? baseline::kernels() : best_kernels()).attention;
-}
-
 // From the shape alone: results must not depend on the number of threads.
 int64_t key_splits(const AttentionProblem& p) {
   const int64_t wanted = (kWantedItems + p.batch * p.key_heads - 1) / (p.batch * p.key_heads);
@@ -28,7 +24,7 @@ struct Cpu {
   static void forward(const char* /*op*/, const AttentionInputs& inputs, const Tensor& y,
                       const Tensor& stats) {
     const AttentionProblem& p = inputs.problem;
-    const AttentionKernels kernels = choose_kernels(p.storage);
+    const AttentionKernels kernels = best_kernels().attention;
     const JetHeads rows = jet_heads(y);
     if (p.any) {
       return torch::stable::parallel_for(
@@ -50,7 +46,7 @@ struct Cpu {
     AttentionGradients t = {jet_heads(gy),     jet_heads(y),    stats.const_data_ptr(),
                             jet_heads(gquery), jet_heads(gkey), jet_heads(gvalue),
                             key_splits(p),     nullptr};
-    const AttentionKernels kernels = choose_kernels(p.storage);
+    const AttentionKernels kernels = best_kernels().attention;
     if (p.any) {
       return torch::stable::parallel_for(0, pairs, 1, [&](int64_t begin, int64_t end) {
         kernels.sums_backward(p, t, begin, end);

@@ -1,6 +1,6 @@
 // The code that is compiled once per instruction set. The including file first sets JACHESS_ISA (a
-// namespace), JACHESS_VECTOR_BYTES, JACHESS_HAS_DOUBLE and the compiler's target. Include shared
-// headers before that, or the linker may keep a copy that an older processor cannot run.
+// namespace), JACHESS_VECTOR_BYTES and the compiler's target. Include shared headers before that,
+// or the linker may keep a copy that an older processor cannot run.
 #include "attention_backward.h"
 #include "attention_forward.h"
 #include "attention_sum.h"
@@ -12,9 +12,7 @@ namespace JACHESS_ISA {
 // Calls f with a null pointer of the accumulation type.
 template <typename F>
 void dispatch_accumulation(const AttentionProblem& p, const F& f) {
-#if JACHESS_HAS_DOUBLE
   if (p.storage == Storage::f64) return f(static_cast<double*>(nullptr));
-#endif
   f(static_cast<float*>(nullptr));
 }
 

@@ -5,6 +5,5 @@
 #pragma GCC target("arch=x86-64-v3")
 #define JACHESS_ISA v3
 #define JACHESS_VECTOR_BYTES 32
-#define JACHESS_HAS_DOUBLE 0
 #include "kernels_isa.h"
 #endif

@@ -5,6 +5,5 @@
 #pragma GCC target("arch=x86-64-v4,prefer-vector-width=512")
 #define JACHESS_ISA v4
 #define JACHESS_VECTOR_BYTES 64
-#define JACHESS_HAS_DOUBLE 0
 #include "kernels_isa.h"
 #endif
