@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <type_traits>
@@ -62,13 +63,20 @@ namespace v4 {
 Kernels kernels();
 }
 
-// The best that this processor can run.
-inline Kernels best_kernels() {
+// The best that this processor can run, and that torch's own variable allows.
+inline Kernels choose_kernels() {
 #if JACHESS_HAS_CLONES
-  if (__builtin_cpu_supports("x86-64-v4")) return v4::kernels();
-  if (__builtin_cpu_supports("x86-64-v3")) return v3::kernels();
+  const char* capability = std::getenv("ATEN_CPU_CAPABILITY");
+  const auto is = [&](const char* name) { return capability && !std::strcmp(capability, name); };
+  if (__builtin_cpu_supports("x86-64-v4") && !is("avx2") && !is("default")) return v4::kernels();
+  if (__builtin_cpu_supports("x86-64-v3") && !is("default")) return v3::kernels();
 #endif
   return baseline::kernels();
+}
+
+inline const Kernels& best_kernels() {
+  static const Kernels kernels = choose_kernels();
+  return kernels;
 }
 
 }  // namespace jachess
