@@ -47,17 +47,33 @@ struct Derivatives {
   T f0, f1, f2, f3;
 };
 
-enum class Activation : int { gelu, gelu_tanh, relu, silu, tanh, sigmoid, quick_gelu };
+enum class Activation : int {
+  gelu,
+  gelu_tanh,
+  relu,
+  silu,
+  tanh,
+  sigmoid,
+  quick_gelu,
+  softplus,
+  elu,
+  mish,
+  sin,
+  cos,
+  exp
+};
 
 // Expanded by every place that must know all kinds. To add a kind, add it to the enum and to this
 // list, and specialise ActivationOf below.
-#define JACHESS_FOR_EACH_ACTIVATION(DO) \
-  DO(gelu) DO(gelu_tanh) DO(relu) DO(silu) DO(tanh) DO(sigmoid) DO(quick_gelu)
+#define JACHESS_FOR_EACH_ACTIVATION(DO)                                                    \
+  DO(gelu)                                                                                 \
+  DO(gelu_tanh) DO(relu) DO(silu) DO(tanh) DO(sigmoid) DO(quick_gelu) DO(softplus) DO(elu) \
+      DO(mish) DO(sin) DO(cos) DO(exp)
 
-// sigma(v) and its first three derivatives in v, without cancellation for either sign of v.
+// sigma(v) and its first three derivatives in v, given e = exp(-|v|), without cancellation for
+// either sign of v.
 template <typename T>
-JACHESS_HD Derivatives<T> sigmoid_derivatives(T v) {
-  const T e = exp_nonpositive(-magnitude(v));
+JACHESS_HD Derivatives<T> sigmoid_derivatives(T v, T e) {
   const T inverse = T(1) / (T(1) + e);
   const T s = v < T(0) ? e * inverse : inverse;
   const T one_minus_2s = (v < T(0) ? T(1) - e : e - T(1)) * inverse;
@@ -65,15 +81,17 @@ JACHESS_HD Derivatives<T> sigmoid_derivatives(T v) {
   return {s, s1, s1 * one_minus_2s, s1 * (T(1) - T(6) * s1)};
 }
 
-// x * sigma(v(x)) for v with derivatives v1, v2, v3 in x, evaluated at `x_bounded`, beyond which
-// sigma is saturated to the last bit: unbounded powers of x would turn 0 * inf into NaN there.
 template <typename T>
-JACHESS_HD Derivatives<T> gated_by_sigmoid(T x, T x_bounded, T v, T v1, T v2, T v3) {
-  const Derivatives<T> s = sigmoid_derivatives(v);
-  const T g1 = s.f1 * v1;
-  const T g2 = s.f2 * v1 * v1 + s.f1 * v2;
-  const T g3 = s.f3 * v1 * v1 * v1 + T(3) * s.f2 * v1 * v2 + s.f1 * v3;
-  return {x * s.f0, s.f0 + x_bounded * g1, T(2) * g1 + x_bounded * g2, T(3) * g2 + x_bounded * g3};
+JACHESS_HD Derivatives<T> sigmoid_derivatives(T v) {
+  return sigmoid_derivatives(v, exp_nonpositive(-magnitude(v)));
+}
+
+// x w(x), for w and its derivatives at `x_bounded`, beyond which w is saturated to the last bit:
+// unbounded powers of x would turn 0 * inf into NaN there.
+template <typename T>
+JACHESS_HD Derivatives<T> times_x(T x, T x_bounded, const Derivatives<T>& w) {
+  return {x * w.f0, w.f0 + x_bounded * w.f1, T(2) * w.f1 + x_bounded * w.f2,
+          T(3) * w.f2 + x_bounded * w.f3};
 }
 
 template <Activation kind, typename T>
@@ -83,11 +101,10 @@ template <typename T>
 struct ActivationOf<Activation::gelu, T> {  // x Phi(x)
   static JACHESS_HD Derivatives<T> at(T x) {
     const T b = clamp_magnitude(x, T(40));  // exp(-40^2/2) is 0 in double
-    const T gauss = exp_nonpositive(T(-0.5) * b * b);
-    const T tail = normal_tail(b, gauss);
-    const T cdf = b < T(0) ? tail : T(1) - tail;
-    const T pdf = T(kInvSqrt2Pi) * gauss;
-    return {x * cdf, cdf + b * pdf, pdf * (T(2) - b * b), pdf * b * (b * b - T(4))};
+    const Normal<T> normal = normal_at(b);
+    const T cdf = b < T(0) ? normal.tail : T(1) - normal.tail;
+    const T pdf = T(kInvSqrt2Pi) * normal.gauss;
+    return times_x(x, b, {cdf, pdf, -b * pdf, (b * b - T(1)) * pdf});
   }
 };
 
@@ -96,8 +113,11 @@ struct ActivationOf<Activation::gelu_tanh, T> {  // x (1 + tanh u) / 2 = x sigma
   static JACHESS_HD Derivatives<T> at(T x) {
     const T c = T(2 * kSqrt2OverPi), a = T(0.044715);
     const T b = clamp_magnitude(x, T(22));  // sigma(2u) is 0 or 1 to the last bit in double
-    return gated_by_sigmoid(x, b, c * (b + a * b * b * b), c * (T(1) + T(3) * a * b * b),
-                            T(6) * c * a * b, T(6) * c * a);
+    const Derivatives<T> s = sigmoid_derivatives(c * (b + a * b * b * b));
+    const T v1 = c * (T(1) + T(3) * a * b * b), v2 = T(6) * c * a * b, v3 = T(6) * c * a;
+    return times_x(x, b,
+                   {s.f0, s.f1 * v1, s.f2 * v1 * v1 + s.f1 * v2,
+                    s.f3 * v1 * v1 * v1 + T(3) * s.f2 * v1 * v2 + s.f1 * v3});
   }
 };
 
@@ -112,15 +132,16 @@ template <typename T>
 struct ActivationOf<Activation::silu, T> {  // x sigma(x)
   static JACHESS_HD Derivatives<T> at(T x) {
     const T b = clamp_magnitude(x, T(800));
-    return gated_by_sigmoid(x, b, b, T(1), T(0), T(0));
+    return times_x(x, b, sigmoid_derivatives(b));
   }
 };
 
 template <typename T>
 struct ActivationOf<Activation::quick_gelu, T> {  // x sigma(1.702 x)
   static JACHESS_HD Derivatives<T> at(T x) {
-    const T b = clamp_magnitude(x, T(500));
-    return gated_by_sigmoid(x, b, T(1.702) * b, T(1.702), T(0), T(0));
+    const T b = clamp_magnitude(x, T(500)), c = T(1.702);
+    const Derivatives<T> s = sigmoid_derivatives(c * b);
+    return times_x(x, b, {s.f0, c * s.f1, c * c * s.f2, c * c * c * s.f3});
   }
 };
 
@@ -132,9 +153,70 @@ struct ActivationOf<Activation::sigmoid, T> {
 template <typename T>
 struct ActivationOf<Activation::tanh, T> {  // tanh x = 2 sigma(2x) - 1
   static JACHESS_HD Derivatives<T> at(T x) {
-    const Derivatives<T> s = sigmoid_derivatives(T(2) * x);
-    const T value = tanh_from_exp(x, exp_nonpositive(T(-2) * magnitude(x)));
-    return {value, T(4) * s.f1, T(8) * s.f2, T(16) * s.f3};
+    const T e = exp_nonpositive(T(-2) * magnitude(x));
+    const T inverse = T(1) / (T(1) + e);
+    const T value = tanh_from_share(x, e * inverse);
+    const T f1 = T(4) * (e * inverse) * inverse;
+    return {value, f1, T(-2) * value * f1, f1 * (T(4) - T(6) * f1)};
+  }
+};
+
+template <typename T>
+struct ActivationOf<Activation::softplus, T> {  // log(1 + exp x), and x beyond 20, as torch has it
+  static JACHESS_HD Derivatives<T> at(T x) {
+    const T e = exp_nonpositive(-magnitude(x));
+    const Derivatives<T> s = sigmoid_derivatives(x, e);
+    const bool linear = x > T(20);
+    return {linear ? x : (x < T(0) ? T(0) : x) + log1p_unit(e), linear ? T(1) : s.f0,
+            linear ? T(0) : s.f1, linear ? T(0) : s.f2};
+  }
+};
+
+template <typename T>
+struct ActivationOf<Activation::elu, T> {  // x or exp(x) - 1
+  static JACHESS_HD Derivatives<T> at(T x) {
+    const T below = x > T(0) ? T(0) : x;
+    const bool linear = x > T(0);
+    const T e = exp_of(below), bent = linear ? T(0) : e;
+    return {linear ? x : expm1_nonpositive(below), e, bent, bent};
+  }
+};
+
+template <typename T>
+struct ActivationOf<Activation::mish, T> {  // x t, t = tanh(softplus(x)): t' = (1 - t^2) sigma(x)
+  static JACHESS_HD Derivatives<T> at(T x) {
+    const T b = clamp_magnitude(x, T(800));  // t' is 0 there
+    const T e = exp_nonpositive(-magnitude(b));
+    const Derivatives<T> s = sigmoid_derivatives(b, e);
+    // t = n / d and 1 - t = m / d, with powers of exp(-|x|), none of which overflows
+    const bool negative = b < T(0);
+    const T n = negative ? e * (T(2) + e) : T(1) + (e + e);
+    const T m = negative ? T(2) : T(2) * e * e;
+    const T inverse = T(1) / (n + m);
+    const T t = n * inverse, w = (m * inverse) * (T(1) + t);
+    const T t1 = w * s.f0, t2 = w * s.f1 - T(2) * t * t1 * s.f0;
+    const T t3 = w * s.f2 - T(4) * t * t1 * s.f1 - T(2) * s.f0 * (t1 * t1 + t * t2);
+    return times_x(x, b, {t, t1, t2, t3});
+  }
+};
+
+template <typename T>
+struct ActivationOf<Activation::sin, T> {
+  static JACHESS_HD Derivatives<T> of(const SinCos<T>& v) { return {v.sin, v.cos, -v.sin, -v.cos}; }
+  static JACHESS_HD Derivatives<T> at(T x) { return of(sin_cos(x)); }
+};
+
+template <typename T>
+struct ActivationOf<Activation::cos, T> {
+  static JACHESS_HD Derivatives<T> of(const SinCos<T>& v) { return {v.cos, -v.sin, -v.cos, v.sin}; }
+  static JACHESS_HD Derivatives<T> at(T x) { return of(sin_cos(x)); }
+};
+
+template <typename T>
+struct ActivationOf<Activation::exp, T> {
+  static JACHESS_HD Derivatives<T> at(T x) {
+    const T e = exp_of(x);
+    return {e, e, e, e};
   }
 };
 

@@ -16,6 +16,20 @@ JACHESS_CLONES void derivatives(const T* __restrict x, T* __restrict f0, T* __re
     f2[i] = d.f2;
     if constexpr (with_third) f3[i] = d.f3;
   }
+  if constexpr (kind == Activation::sin || kind == Activation::cos) {
+    T largest = T(0);  // NaN leaves it alone
+#pragma omp simd reduction(max : largest)
+    for (int64_t i = 0; i < n; ++i) largest = magnitude(x[i]) > largest ? magnitude(x[i]) : largest;
+    if (largest <= T(kSinCosBound)) return;
+    for (int64_t i = 0; i < n; ++i) {
+      if (!(magnitude(x[i]) > T(kSinCosBound))) continue;
+      const Derivatives<T> d = ActivationOf<kind, T>::of({std::sin(x[i]), std::cos(x[i])});
+      f0[i] = d.f0;
+      f1[i] = d.f1;
+      f2[i] = d.f2;
+      if constexpr (with_third) f3[i] = d.f3;
+    }
+  }
 }
 
 }  // namespace

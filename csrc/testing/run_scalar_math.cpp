@@ -4,7 +4,7 @@
 //   run_scalar_math FUNCTION INPUT OUTPUT
 //
 // INPUT holds doubles, and OUTPUT gets as many, evaluated in the loop that the kernels have.
-#include "../scalar_math.h"
+#include "../jet_math.h"
 
 #include <fstream>
 #include <iostream>
@@ -31,8 +31,24 @@ int main(int, char** argument) {
   std::vector<double> values(static_cast<size_t>(input.tellg()) / sizeof(double));
   const auto bytes = static_cast<std::streamsize>(values.size() * sizeof(double));
   input.seekg(0).read(reinterpret_cast<char*>(values.data()), bytes);
-  if (function == "exp_nonpositive") {
-    evaluate(values, [](double x) JACHESS_INLINE { return exp_nonpositive(x); });
+  if (function == "exp") {
+    evaluate(values, [](double x) JACHESS_INLINE { return exp_of(x); });
+  } else if (function == "expm1_nonpositive") {
+    evaluate(values, [](double x) JACHESS_INLINE { return expm1_nonpositive(x); });
+  } else if (function == "log1p") {
+    evaluate(values, [](double x) JACHESS_INLINE { return log1p_unit(x); });
+  } else if (function == "gauss") {
+    evaluate(values, [](double x) JACHESS_INLINE { return normal_at(x).gauss; });
+  } else if (function == "normal_tail") {
+    evaluate(values, [](double x) JACHESS_INLINE { return normal_at(x).tail; });
+  } else if (function == "sin") {
+    evaluate(values, [](double x) JACHESS_INLINE { return sin_cos(x).sin; });
+  } else if (function == "cos") {
+    evaluate(values, [](double x) JACHESS_INLINE { return sin_cos(x).cos; });
+  } else if (function == "tanh") {
+    evaluate(values, [](double x) JACHESS_INLINE {
+      return ActivationOf<Activation::tanh, double>::at(x).f0;
+    });
   } else {
     std::cerr << "no function " << function << "\n";
     return 2;

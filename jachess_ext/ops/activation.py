@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .library import (
@@ -82,6 +83,45 @@ def _sigmoid(x: Tensor) -> Derivatives:
     return f, f1, -f1 * torch.tanh(x / 2)
 
 
+def softplus_derivatives(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Derivatives:
+    """f = ln(1 + exp βx) / β, which equals x from βx = 50 on, before exp overflows; f' = σ(βx)."""
+    s, s1, _ = _sigmoid(beta * x)
+    linear = beta * x > threshold
+    slope, curvature = s.masked_fill(linear, 1), (beta * s1).masked_fill(linear, 0)
+    return F.softplus(x, beta, min(threshold, 50.0)), slope, curvature
+
+
+def elu_derivatives(x: Tensor, alpha: float = 1.0) -> Derivatives:
+    """f = x above 0, α (exp x − 1) below."""
+    slope = alpha * torch.exp(x.clamp(max=0))
+    return F.elu(x, alpha), slope.masked_fill(x > 0, 1), slope.masked_fill(x > 0, 0)
+
+
+def _mish(x: Tensor) -> Derivatives:
+    """f = x tanh(softplus(x))."""
+    t, t1, t2 = _tanh(F.softplus(x))
+    s, s1, _ = _sigmoid(x)
+    slope, curvature = t1 * s, t2 * s * s + t1 * s1
+    # Where the slope underflows to 0, an infinite x would make 0 · inf.
+    b = torch.where(t1 * s == 0, torch.zeros_like(x), x)
+    return x * t, t + b * slope, 2 * slope + b * curvature
+
+
+def _sin(x: Tensor) -> Derivatives:
+    s = torch.sin(x)
+    return s, torch.cos(x), -s
+
+
+def _cos(x: Tensor) -> Derivatives:
+    c = torch.cos(x)
+    return c, -torch.sin(x), -c
+
+
+def _exp(x: Tensor) -> Derivatives:
+    e = torch.exp(x)
+    return e, e, e
+
+
 DERIVATIVES: dict[str, Callable[[Tensor], Derivatives]] = {
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
@@ -90,6 +130,12 @@ DERIVATIVES: dict[str, Callable[[Tensor], Derivatives]] = {
     "tanh": _tanh,
     "sigmoid": _sigmoid,
     "quick_gelu": _quick_gelu,
+    "softplus": softplus_derivatives,
+    "elu": elu_derivatives,
+    "mish": _mish,
+    "sin": _sin,
+    "cos": _cos,
+    "exp": _exp,
 }
 """x -> (f, f', f'') of each function that has a compiled operator, differentiable further."""
 ACTIVATION_KINDS: tuple[str, ...] = tuple(DERIVATIVES)

@@ -23,6 +23,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "softplus": F.softplus,
+    "elu": F.elu,
+    "mish": F.mish,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "exp": torch.exp,
 }
 # Whether a backward operator is traced with its derivative and unknown sizes, which takes seconds
 TRACED = [False, pytest.param(True, marks=pytest.mark.slow)]
@@ -58,8 +64,8 @@ def random_jet(
 
 
 def away_from_kink(x: Tensor, kind: str) -> Tensor:
-    """Keep relu's primal at least 0.05 from its kink, where no derivative exists."""
-    if kind == "relu":
+    """Keep the primal of relu and elu at least 0.05 from the kink, where no derivative exists."""
+    if kind in ("relu", "elu"):
         x[0] = x[0].sign() * x[0].abs().clamp_min(0.05)
     return x
 

@@ -15,7 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import ops
-from ...ops.activation import DERIVATIVES, Derivatives, pointwise_jet
+from ...ops.activation import (
+    DERIVATIVES,
+    Derivatives,
+    elu_derivatives,
+    pointwise_jet,
+    softplus_derivatives,
+)
 from ...ops.library import wide as wide
 from ..registry import Rule, find_rule, jet_rule, missing_rule, spellings
 from ..tensor import JetTensor, aligned
@@ -59,22 +65,23 @@ def pointwise(*names: str) -> Callable[[Callable[..., Derivatives]], Callable[..
 
     def register(derivatives: Callable[..., Derivatives]) -> Callable[..., Derivatives]:
         function = spellings(names[0])[0]
-        parameters = list(inspect.signature(derivatives).parameters)
-        place = parameters.index("inplace") - 1 if "inplace" in parameters else None
+        _, *parameters = inspect.signature(derivatives).parameters.values()
+        defaults = {parameter.name: parameter.default for parameter in parameters}
 
         @jet_rule(*names)
         def rule(input: JetTensor, *args: object, **kwargs: object) -> JetTensor:
-            options = (*args, *kwargs.values())
-            if not isinstance(input, JetTensor) or any(isinstance(o, JetTensor) for o in options):
+            options = dict(zip(defaults, args, strict=False)) | kwargs
+            if not isinstance(input, JetTensor) or any(
+                isinstance(option, JetTensor) for option in (*args, *kwargs.values())
+            ):
                 raise missing_rule(function, "only its first argument may be a jet")
-            inplace = place is not None and (
-                kwargs.get("inplace") or args[place : place + 1] == (True,)
-            )
+            inplace = options.pop("inplace", False)
             # A clone, since autograd saves what the formula sees, and the result is then written
             # into the memory of the input.
             jet = input.with_streams(input.streams.clone()) if inplace else input
-            settings = len(options) - ("inplace" in kwargs or place in range(len(args)))
-            if names[0] in ops.ACTIVATION_KINDS and not settings:
+            if names[0] in ops.ACTIVATION_KINDS and all(
+                value == defaults.get(name) for name, value in options.items()
+            ):
                 out = with_operator(names[0], jet, derivatives)
             else:
                 triple = in_float32(jet.primal, lambda x: derivatives(x, *args, **kwargs))
@@ -119,6 +126,8 @@ def of_operator(name: str) -> Callable[..., Derivatives]:
 
 
 sigmoid, silu, tanh, relu = map(of_operator, ("sigmoid", "silu", "tanh", "relu"))
+mish, sin, cos, exp = map(of_operator, ("mish", "sin", "cos", "exp"))
+softplus = pointwise("softplus")(softplus_derivatives)
 
 
 @jet_rule("gelu")
@@ -136,17 +145,7 @@ def leaky_relu(x: Tensor, negative_slope: float = 0.01, inplace: bool = False) -
 
 @pointwise("elu")
 def elu(x: Tensor, alpha: float = 1.0, inplace: bool = False) -> Derivatives:
-    slope = alpha * torch.exp(x.clamp(max=0))
-    return F.elu(x, alpha), slope.masked_fill(x > 0, 1), slope.masked_fill(x > 0, 0)
-
-
-@pointwise("softplus")
-def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Derivatives:
-    """Compute ln(1 + exp βx) / β, which equals x from βx = 50 on, before exp overflows."""
-    s, s1, _ = sigmoid(beta * x)
-    linear = beta * x > threshold
-    slope, curvature = s.masked_fill(linear, 1), (beta * s1).masked_fill(linear, 0)
-    return F.softplus(x, beta, min(threshold, 50.0)), slope, curvature
+    return elu_derivatives(x, alpha)
 
 
 @pointwise("selu")
@@ -197,15 +196,6 @@ def hardswish(x: Tensor, inplace: bool = False) -> Derivatives:
     return F.hardswish(x), gate + x * slope, 2 * slope
 
 
-@pointwise("mish")
-def mish(x: Tensor, inplace: bool = False) -> Derivatives:
-    """Compute x tanh(softplus(x))."""
-    t, t1, t2 = tanh(F.softplus(x))
-    s, s1, _ = sigmoid(x)
-    slope, curvature = t1 * s, t2 * s * s + t1 * s1
-    return x * t, t + x * slope, 2 * slope + x * curvature
-
-
 @pointwise("logsigmoid")
 def logsigmoid(x: Tensor) -> Derivatives:
     s, s1, _ = sigmoid(x)
@@ -233,12 +223,6 @@ def logit(x: Tensor, eps: float | None = None) -> Derivatives:
 
 
 # ---- elementary functions ----------------------------------------------------------------------
-
-
-@pointwise("exp")
-def exp(x: Tensor) -> Derivatives:
-    e = torch.exp(x)
-    return e, e, e
 
 
 @pointwise("expm1")
@@ -317,18 +301,6 @@ def sinc(x: Tensor) -> Derivatives:
 @pointwise("square")
 def square(x: Tensor) -> Derivatives:
     return x * x, 2 * x, torch.full_like(x, 2)
-
-
-@pointwise("sin")
-def sin(x: Tensor) -> Derivatives:
-    s = torch.sin(x)
-    return s, torch.cos(x), -s
-
-
-@pointwise("cos")
-def cos(x: Tensor) -> Derivatives:
-    c = torch.cos(x)
-    return c, -torch.sin(x), -c
 
 
 @pointwise("erf")
