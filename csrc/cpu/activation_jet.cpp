@@ -16,7 +16,7 @@
 namespace jachess {
 namespace {
 
-constexpr int64_t kBlock = 256;
+constexpr int64_t kBlock = 128;
 constexpr int64_t kGrain = 4096;  // elements a thread takes at least
 
 // Without a gate, u and gu are not touched, and the value, f0, is in y already.
