@@ -109,6 +109,28 @@ def test_extreme_and_missing_values(kind: str, dtype: torch.dtype) -> None:
     assert torch.isfinite(y[:, [0, 1, 2, 4, 5]]).all()
 
 
+@pytest.mark.parametrize("kind", ["sin", "cos"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_waves_of_large_arguments(kind: str, dtype: torch.dtype) -> None:
+    """Beyond what the kernel reduces, beside arguments that it does, torch's values."""
+    x = torch.tensor([1.0, -999_999.0, 1_000_001.0, -1e7, 1e15, 3e38, 2.0], dtype=dtype)
+    if dtype == torch.float64:
+        x = torch.cat([x, x.new_tensor([1e300])])
+    sin, cos = x.double().sin(), x.double().cos()
+    f0, f1 = (sin, cos) if kind == "sin" else (cos, -sin)
+    ones, error = torch.ones_like(x), 1e-15 if dtype == torch.float64 else 1e-7
+    jet = torch.stack([x, ones, ones, 0 * ones])
+    y = ops.activation_jet(jet, kind, 2)
+    torch.testing.assert_close(y.double(), torch.stack([f0, f1, f1, -f0]), rtol=0, atol=error)
+    gy = torch.stack([0 * ones, 0 * ones, 0 * ones, ones])  # of y_12, whose gradient is -f1
+    gx = torch.ops.jachess.activation_jet_backward(gy, jet, kind, 2)
+    torch.testing.assert_close(gx[0].double(), -f1, rtol=0, atol=error)
+    jet[0, 0] = torch.inf
+    y = ops.activation_jet(jet, kind, 2)
+    assert y[:, 0].isnan().all()
+    assert y[:, 1:].isfinite().all()
+
+
 def test_sixteen_bit_rounding_is_torchs() -> None:
     """relu's primal is x itself: every finite half and bfloat16 comes back bit for bit."""
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
