@@ -9,7 +9,12 @@ hand in plain torch; `jx.laplacian` within `torch.compile`; folx, jitted, in a p
 the same core.  The networks: an MLP of four layers of 128 with tanh, and the transformer of
 examples/laplacian.py, whose attention runs in its plain form in all ways but ours.  "heat" is that
 MLP in time and space, in float64, for the residual ∂f/∂t − Δf of a physics-informed network: D − 1
-second derivatives of D coordinates, by `jx.laplacian` with a weight of 0 and by double backward.
+second derivatives of D coordinates, by `jx.laplacian` with a weight of 0 and by double backward;
+"pinn32" and "pinn64" are the same for four layers of 50 in float32 and float64.
+
+float64 beside float32 (`--cases` with the names of `FUNCTIONS`): the jet of two directions and the
+sum of their second derivatives, 2,000 x 64 (attention: 10 heads of 200 tokens), through a function,
+forward and with its gradient.
 
 Figures: the value, without a graph; a training step, which is the gradient of the Laplacian's mean
 square in the parameters; and the most memory that torch's allocator held in each.  Ratios are ours
@@ -30,7 +35,7 @@ from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -40,6 +45,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import jachess_ext as jx
 from examples.laplacian import HEADS, Network
+from jachess_ext.jet.layout import make_layout
+from jachess_ext.jet.tensor import JetTensor
 from jachess_ext.lab.demo import peak_mebibytes
 
 from .common import (
@@ -77,18 +84,20 @@ class Case(NamedTuple):
 
     def make(self) -> tuple[nn.Module, Tensor]:
         """Return the network, from ``[N, D]`` to ``[N]``, and points; from seed 0, float32 but for
-        `Heat`."""
+        "heat" and "pinn64"."""
         torch.manual_seed(0)
         x = torch.randn(self.points, self.coordinates)
         if self.network == "transformer":
             return Network(self.coordinates), x
-        sizes = (self.coordinates, *[WIDTH] * LAYERS)
+        width = 50 if self.network.startswith("pinn") else WIDTH
+        sizes = (self.coordinates, *[width] * LAYERS)
         layers = [nn.Linear(*pair) for pair in pairwise(sizes)]
         hidden = [part for layer in layers for part in (layer, nn.Tanh())]
-        parts = (*hidden, nn.Linear(WIDTH, 1), nn.Flatten(0))
-        if self.network == "heat":
-            return Heat(*parts).double(), x.double()
-        return nn.Sequential(*parts), x
+        parts = (*hidden, nn.Linear(width, 1), nn.Flatten(0))
+        if self.network == "mlp":
+            return nn.Sequential(*parts), x
+        dtype = torch.float32 if self.network == "pinn32" else torch.float64
+        return Heat(*parts).to(dtype), x.to(dtype)
 
 
 CASES = {
@@ -97,10 +106,25 @@ CASES = {
         *(Case("mlp", *sizes) for sizes in ((2, 1024), (10, 256), (50, 64), (100, 64))),
         *(Case("transformer", *sizes) for sizes in ((8, 8), (8, 32), (32, 32))),
         *(Case("heat", *sizes) for sizes in ((2, 256), (2, 1024), (2, 4096), (4, 1024), (10, 256))),
+        *(Case(f"pinn{bits}", 2, n) for bits in (32, 64) for n in (256, 1000, 4000)),
         *(Case(network, 3, 4) for network in ("mlp", "transformer", "heat")),
     )
 }
 QUICK = ["mlp-D3-N4", "transformer-D3-N4", "heat-D3-N4"]
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "sin": torch.sin,
+    "exp": torch.exp,
+    "softplus": F.softplus,
+    "elu": F.elu,
+    "mish": F.mish,
+    "softmax": partial(F.softmax, dim=-1),
+    "layer_norm": partial(F.layer_norm, normalized_shape=(64,)),
+    "attention": lambda x: F.scaled_dot_product_attention(x, x, x),
+}
 _IN_A_ROW = 5  # a single run finds the data of the other ways in the caches
 
 
@@ -380,6 +404,45 @@ def measure(case: Case, options: Options) -> list[Row]:
     return rows
 
 
+def measure_function(name: str, options: Options) -> list[Row]:
+    """Return the rows of a function: float64 over float32, forward and with its gradient."""
+    heads = 2 if options.quick else 10
+    layout = make_layout(2, 2, "sum")
+
+    def streams(x: Tensor) -> Tensor:
+        return cast(JetTensor, FUNCTIONS[name](JetTensor(x, layout.of_a_new_run()))).streams
+
+    def forward(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return streams(x)
+
+    def step(x: Tensor) -> Tensor:
+        x = x.requires_grad_()
+        return torch.autograd.grad(streams(x), x, torch.ones_like(x))[0]
+
+    torch.manual_seed(0)
+    x = torch.randn(layout.streams, heads, 200, 64, dtype=torch.float64, device=options.device)
+    rows = []
+    for figure, run in (("forward", forward), ("forward and gradient", step)):
+        steps = {str(dtype): partial(run, x.to(dtype)) for dtype in (torch.float64, torch.float32)}
+        times = interleaved(
+            steps, repeats=options.rounds(), device=options.device, in_a_row=_IN_A_ROW
+        )
+        named = {"question": "laplacian", "shape": name, "figure": figure, "target": "≤ 2.3"}
+        ours, theirs = steps
+        rows.append(
+            compare_times(
+                replace(options, dtype=torch.float64),
+                times,
+                ours,
+                theirs,
+                baseline="float32",
+                **named,
+            )
+        )
+    return rows
+
+
 def _peak(step: Step, device: torch.device) -> float:
     peak = peak_megabytes(step, device)
     return peak_mebibytes(step) if peak is None else peak
@@ -388,6 +451,8 @@ def _peak(step: Step, device: torch.device) -> float:
 def _target(case: Case, figure: str, way: str) -> str:
     if case.network == "heat":  # none was set before
         return ""
+    if case.network.startswith("pinn"):
+        return "" if figure != "training step" else "≤ 1.3" if case.points == 256 else "≤ 1"
     many = case.coordinates >= 10
     if way == "double backward":
         few_many = {"value": (1 / 1.2, 1 / 3), "training step": (1 / 1.2, 1 / 2), "peak": (1, 0.5)}
@@ -402,7 +467,8 @@ def main(argv: Sequence[str] | None = None) -> list[Row]:
     assert __doc__ is not None
     arguments = parser(__doc__)
     arguments.set_defaults(threads=1)
-    arguments.add_argument("--cases", nargs="+", choices=CASES, help="default: all but tiny ones")
+    names = [*CASES, *FUNCTIONS]
+    arguments.add_argument("--cases", nargs="+", choices=names, help="default: all but tiny ones")
     arguments.add_argument("--folx", type=Path, help="a Python that has jax and folx")
     options = parse(arguments, argv)
     if options.extra.folx is not None:
@@ -410,11 +476,14 @@ def main(argv: Sequence[str] | None = None) -> list[Row]:
             arguments.error("--folx: it runs in float32 on the CPU; leave --dtype and --device out")
         cores = sorted(os.sched_getaffinity(0))[: torch.get_num_threads()]
         os.sched_setaffinity(0, cores)  # of both processes: the same cores
-    wanted = [name for name in CASES if name not in QUICK]
-    names = options.extra.cases or (QUICK if options.quick else wanted)
-    return [
-        row for name in names for row in finish(measure(CASES[name], options), "laplacian", options)
-    ]
+    wanted = [name for name in names if name not in QUICK]
+    rows = []
+    for name in options.extra.cases or (QUICK if options.quick else wanted):
+        measured = (
+            measure_function(name, options) if name in FUNCTIONS else measure(CASES[name], options)
+        )
+        rows += finish(measured, "laplacian", options)
+    return rows
 
 
 if __name__ == "__main__":

@@ -41,6 +41,20 @@ def test_the_residual_of_the_heat_equation() -> None:
     assert {(row.dtype, row.baseline) for row in rows} == {("float64", "double backward")}
 
 
+def test_float64_beside_float32() -> None:
+    """A row for each figure of a function, and the network of a PINN in the dtype of its name."""
+    rows = laplacian.main([*QUICK, "--cases", "tanh"])
+    assert [(row.shape, row.dtype, row.baseline) for row in rows] == [
+        ("tanh", "float64", "float32")
+    ] * 2
+    assert {row.figure for row in rows} == {"forward", "forward and gradient"}
+    assert all(row.ratio == pytest.approx(row.p50 / row.baseline_p50) for row in rows)
+    for name, dtype in (("pinn32", torch.float32), ("pinn64", torch.float64)):
+        model, x = laplacian.CASES[f"{name}-D2-N256"].make()
+        assert isinstance(model, laplacian.Heat) and x.shape == (256, 2)
+        assert {p.dtype for p in model.parameters()} == {x.dtype} == {dtype}
+
+
 class Wave(torch.nn.Module):
     """cos t Σ sin xᵢ."""
 
