@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         JetTensor,
         MissingJetRule,
         divergence,
+        forward_code,
         hessian_diagonal,
         hvp,
         jet,
@@ -46,6 +47,7 @@ __all__ = [
     "SmoothnessProbe",
     "Spectrum",
     "divergence",
+    "forward_code",
     "hessian_diagonal",
     "hvp",
     "jet",
@@ -63,8 +65,8 @@ __all__ = [
 _MODULES = ("ops", "scaling", "training")
 _HOMES = {
     "jet": (
-        *("Jet", "JetTensor", "MissingJetRule", "divergence", "hessian_diagonal", "hvp", "jet"),
-        *("jvp", "laplacian"),
+        *("Jet", "JetTensor", "MissingJetRule", "divergence", "forward_code", "hessian_diagonal"),
+        *("hvp", "jet", "jvp", "laplacian"),
     ),
     "lightning": ("LightningSmoothnessMonitor",),
     "ntk": ("Spectrum", "measure_ntk", "ntk", "ntk_loss"),

@@ -2,6 +2,7 @@
 
 from .api import jet, jvp
 from .eager import Jet
+from .functions import forward_code
 from .layout import JetLayout, composed_rules
 from .registry import MissingJetRule, jet_rule
 from .second_order import divergence, hessian_diagonal, hvp, laplacian
@@ -14,6 +15,7 @@ __all__ = [
     "MissingJetRule",
     "composed_rules",
     "divergence",
+    "forward_code",
     "hessian_diagonal",
     "hvp",
     "jet",

@@ -26,7 +26,7 @@ from .constants import call_on_constants, forget_constant, is_constant, note_con
 from .context import call_rule
 from .derivative import DerivativeTensor, carries_derivatives, check_call, check_complex, check_run
 from .layout import JetLayout, each_tensor, replace_tensors
-from .registry import R, attribute, find_rule, missing_rule, spellings
+from .registry import R, attribute, find_rule, is_apply, missing_rule, spellings
 from .rules.quantised import is_quantised
 from .strides import memory_of, note_memory, refuse_overlap
 from .tensor import JetTensor, lift
@@ -375,9 +375,14 @@ def _by_jet_rule(func: Callable, args: tuple, kwargs: dict) -> object:
     def by_rule() -> object:
         return call_rule(func, rule, jet_args, jet_kwargs)
 
-    by_jets = by_rule() if func in _CHANGES_A_MODEL else None
+    # What an autograd Function draws at random, it draws again for the primal.
+    draws = is_apply(func)
+    first = draws or func in _CHANGES_A_MODEL
+    devices = [duals[0].device] if duals[0].device.type == "cuda" else []
+    with torch.random.fork_rng(devices, enabled=draws):
+        by_jets = by_rule() if first else None
     plain = func(*_primals(args), **_primals(kwargs))
-    by_jets = by_jets if func in _CHANGES_A_MODEL else by_rule()
+    by_jets = by_jets if first else by_rule()
     with torch.no_grad():
         for dual in duals:
             jet = jets[id(dual)]

@@ -17,8 +17,10 @@ from .context import without_autocast, without_dynamo
 from .derivative import DerivativeTensor, carries_derivatives, kept_too_long
 from .dual import DualTensor, Pass
 from .fsdp import jets_through_fsdp
+from .functions import watch_functions
 from .layout import JetLayout, Second, make_layout, map_tensors
 from .passes import open_run
+from .rules.libraries import adopt_varlen
 from .rules.quantised import adopt_libraries
 from .strides import laid_out_as_input, note_memory, overlaps
 from .tensor import JetTensor, different_layouts, lift
@@ -250,6 +252,8 @@ def begin_pass(
 ) -> JetLayout:
     """Return the layout of a pass that begins now."""
     adopt_libraries()
+    adopt_varlen()
+    watch_functions()
     return make_layout(directions, order, second, squares).of_a_new_run()
 
 

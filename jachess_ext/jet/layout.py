@@ -17,7 +17,7 @@ from .. import torch_private
 from ..ops.library import MAX_DIRECTIONS as MAX_DIRECTIONS
 from ..ops.library import Streams
 from ._types import T
-from .registry import surrounding_functions
+from .registry import FORWARD_CODE, surrounding_functions
 
 ORDERS = (1, 2)
 Second = Literal["pairs", "squares", "sum"]
@@ -34,12 +34,15 @@ class Run:
         read: memory of jets that some function has read, and may have saved for backward.
         given_out: storages of jets of which a plain tensor was taken (`Tensor.detach`).
         detached: whether a plain tensor was taken of any jet (`Tensor.detach`).
+        forward_code: the Functions that were named around the pass (`forward_code`), so that a
+            backward that runs a checkpoint again knows them.
         expanded: storages of inputs that were expanded, and of views that had to be copied.
     """
 
     def __init__(self) -> None:
         self.ended = False
         self.detached = False
+        self.forward_code = FORWARD_CODE.get()
         # Weak: a pass keeps no jet alive. By number, since jets compare element by element.
         self.jets: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self.read: set[int | None] = set()

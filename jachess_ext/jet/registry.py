@@ -6,9 +6,10 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from functools import cache
 from operator import attrgetter
-from types import CodeType, FrameType
+from types import CodeType, FrameType, MethodType
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -153,7 +154,12 @@ def _flatten(functions: Iterable[Functions]) -> Iterator[Function]:
 
 def find_rule(function: Function) -> Rule | None:
     """Return the rule of a torch function, else the general one if it serves it, else None."""
-    return _RULES.get(function) or _GENERAL.get(function) or _BY_OTHER_NAME.get(function)
+    rule = _RULES.get(function) or _GENERAL.get(function) or _BY_OTHER_NAME.get(function)
+    if rule is None and is_apply(function):
+        return functools.partial(_SERVING[0], function.__self__)  # type: ignore[attr-defined]
+    if rule is None and getattr(function, "__name__", "") == "custom_function_call":
+        return _SERVING[0]  # what ``apply`` calls inside a transform of torch.func
+    return rule
 
 
 def general_rule(function: Function, detail: str) -> Rule:
@@ -291,13 +297,37 @@ def _calling_module() -> str:
 # ---- autograd Functions ----------------------------------------------------------------------
 #
 # An autograd Function runs its forward without gradients and has a backward of its own, which knows
-# no jets: what it returned would have lost its gradients.  So the pass stops; the error names the
-# library and a setting that avoids the Function.
+# no jets: what it returned would have lost its gradients.  `functions.py` serves some of those that
+# have a jet among their arguments; else the pass stops, and the error names the library and a
+# setting that avoids the Function.  Jets that a closure or a list carries are seen here, at the
+# first torch function that meets one.
 #
 # torch switches forward-mode differentiation off around a Function's forward, and otherwise only in
 # ``torch.inference_mode``; code inside that turns gradients on (a straight-through estimator, a
 # solver of fixed points) leaves it off.  Every call reads that switch; only where it is off is the
 # stack searched, which takes longer.  Without the switch, the stack is searched at every call.
+
+AutogradFunction: TypeAlias = type[torch.autograd.Function]
+APPLY: Function = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+FORWARD_CODE: ContextVar[frozenset[AutogradFunction]] = ContextVar(
+    "jachess_ext.forward_code", default=frozenset()
+)
+"""The Functions whose forward's own code runs on jets (`forward_code`)."""
+RUNNING_FORWARDS: ContextVar[int] = ContextVar("jachess_ext.running_forwards", default=0)
+"""How many of them run now."""
+_SERVING: list[Rule] = []
+
+
+def is_apply(function: Function) -> bool:
+    """Return whether this is the method ``apply`` of an autograd Function."""
+    return isinstance(function, MethodType) and function.__func__ is APPLY
+
+
+def serve_functions(rule: R) -> R:
+    """Register what answers ``apply`` of every autograd Function, which it takes first."""
+    _SERVING.append(rule)
+    return rule
+
 
 forward_mode_is_on: Callable[[], bool] = getattr(torch._C, "_is_fwd_grad_enabled", lambda: False)
 
@@ -331,6 +361,10 @@ _LIBRARIES = {
         "bitsandbytes",
         "use its layers Linear4bit or Linear8bitLt, imported (import bitsandbytes) before the "
         "pass; other products of it take no jets",
+    ),
+    "torch.nn.modules._functions": (
+        "a full backward hook of a module",
+        "remove it for the pass",
     ),
     "torch.nn.parallel": ("DDP", "call the model through jx.JacHess"),
     "torch.distributed": (
@@ -366,31 +400,46 @@ def refuse_opaque_functions(function: Function, args: Args, surrounding: int | N
         RuntimeError: the message names the Function and a way to avoid it.
     """
     forwards = _forwards_on_the_stack()
+    surrounding = surrounding if surrounding is None else surrounding + RUNNING_FORWARDS.get()
     # Functions around the whole pass are harmless: they hold no jet.  Those that began since stand
     # before them in the list, the outermost of them last.
     if len(forwards) > (surrounding or 0):
-        raise _refusal(_class_of(forwards[-1 - (surrounding or 0)]))
+        raise function_refusal(_class_of(forwards[-1 - (surrounding or 0)]))
     # After its forward, torch calls this function on what a Function returned as it came.
     returned_as_it_came = function is torch.Tensor.view_as and args[0] is args[-1]
     off_since_the_beginning = surrounding is not None or torch.is_inference_mode_enabled()
     if returned_as_it_came or not off_since_the_beginning:
-        raise _refusal(None)
+        raise function_refusal(None)
 
 
-def _refusal(function: type | None) -> RuntimeError:
+def function_refusal(function: type | None, detail: str = "") -> RuntimeError:
+    """Return the error for an autograd Function; ``detail`` says what it does that is not served.
+
+    Args:
+        function: None where it is not known.
+    """
     if function is CheckpointFunction:
         return RuntimeError(
             "a jet went into reentrant gradient checkpointing, which would lose its gradients; "
             "use gradient_checkpointing_enable(gradient_checkpointing_kwargs="
             '{"use_reentrant": False}), or checkpoint(..., use_reentrant=False)'
         )
-    name = f" {function.__module__}.{function.__qualname__}" if function is not None else ""
-    other = " Write what it computes with torch's own functions."
-    if not name:
-        other += " A full backward hook of a module is one: remove it for the pass."
+    if function is None:
+        return RuntimeError(
+            "a jet went into a torch.autograd.Function, which would lose its gradients. Write what "
+            "it computes with torch's own functions. A full backward hook of a module is one: "
+            "remove it for the pass."
+        )
+    name = f"{function.__module__}.{function.__qualname__}"
+    reason = detail or "would lose its gradients"
+    ways = (
+        f" jx.forward_code({function.__qualname__}) takes the derivatives of its forward's own "
+        "code; a jvp staticmethod of its own gives first ones; or write what it computes with "
+        "torch's own functions."
+    )
     return RuntimeError(
-        f"a jet went into {'the' if name else 'a'} torch.autograd.Function{name}, which would lose "
-        f"its gradients.{known_fix(name) or other}"
+        f"a jet went into the torch.autograd.Function {name}, which {reason}."
+        f"{known_fix(name) or ways}"
     )
 
 

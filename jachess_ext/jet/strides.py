@@ -23,7 +23,7 @@ from .. import torch_private
 from ..ops.library import transformed, unwatched, watching
 from ._types import Args, Function, Named
 from .layout import each_tensor, replace_tensors
-from .registry import MissingJetRule, attribute, missing_rule, spellings
+from .registry import MissingJetRule, attribute, is_apply, missing_rule, spellings
 
 Jet: TypeAlias = Any  # `JetTensor`, whose file imports this one
 
@@ -66,6 +66,8 @@ class Layout(NamedTuple):
 def as_torch_lays_out(function: Function, args: Args, kwargs: Named, result: object) -> object:
     """Return ``result``, which the rule of ``function`` gave, laid out as torch's own result."""
     if function in _VIEWS or (function is torch.Tensor.__getitem__ and _is_basic(args[1])):
+        return result
+    if is_apply(function):  # whose results are torch's own, or those of functions laid out already
         return result
     parts = each_tensor(result) if isinstance(result, list | tuple) else [result]
     results = [part for part in parts if _is_jet(part)]

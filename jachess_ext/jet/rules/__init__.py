@@ -14,5 +14,6 @@ from . import softmax as softmax
 from . import composite as composite  # isort: skip  composed of the rules above
 from . import sampling as sampling  # isort: skip  called before the rule of linear.py
 from . import memory as memory  # isort: skip  built from the rules above
+from . import libraries as libraries  # isort: skip  composed of the rules above
 from . import fused as fused  # isort: skip  called before the rules above
 from . import forward_mode as forward_mode  # isort: skip  for functions without a rule above

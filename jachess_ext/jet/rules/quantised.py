@@ -105,11 +105,10 @@ def _refuse_trained(function: Function, weight: Tensor) -> None:
 
 
 def adopt_libraries() -> None:
-    """Make bitsandbytes' products and BLOOM's GELU take jets, once they are imported.
+    """Make bitsandbytes' products take jets, once it is imported.
 
     Called at the start of every pass.
     """
-    _adopt_bloom()
     library: Any = sys.modules.get("bitsandbytes")
     # Without the attribute, it is still being imported.
     if library is None or not hasattr(library, "matmul_4bit"):
@@ -117,24 +116,6 @@ def adopt_libraries() -> None:
     if not hasattr(library.matmul_4bit, "takes_jets"):
         library.matmul_4bit = overridable(library.matmul_4bit, functools.partial(_4bit, library))
         library.matmul = overridable(library.matmul, _8bit)
-
-
-def _adopt_bloom() -> None:
-    """Send jets through what the autograd Function of transformers' BLOOM computes, its GELU."""
-    module = sys.modules.get("transformers.models.bloom.modeling_bloom")
-    function = getattr(module, "GeLUFunction", None)
-    if module is None or function is None or not hasattr(module, "bloom_gelu_forward"):
-        return
-    apply = function.apply
-    if hasattr(apply, "takes_jets"):
-        return
-
-    # The Function's forward is this formula; its backward, written by hand, knows no jets.
-    def asks_first(x: Tensor) -> Tensor:
-        return module.bloom_gelu_forward(x) if isinstance(x, DerivativeTensor) else apply(x)
-
-    asks_first.takes_jets = True  # type: ignore[attr-defined]
-    function.apply = staticmethod(asks_first)
 
 
 def overridable(function: Function, rule: Callable[..., JetTensor]) -> Function:
