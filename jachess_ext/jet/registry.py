@@ -266,14 +266,14 @@ def missing_rule(function: object, detail: str = "") -> MissingJetRule:
 def calling_modules() -> list[torch.nn.Module]:
     """Return every ``nn.Module`` whose forward is on the Python stack, innermost first."""
     modules: list[torch.nn.Module] = []
-    for frame in _frames():
+    for frame in frames():
         owner = frame.f_locals.get("self")
         if isinstance(owner, torch.nn.Module) and (not modules or modules[-1] is not owner):
             modules.append(owner)
     return modules
 
 
-def _frames() -> Iterator[FrameType]:
+def frames() -> Iterator[FrameType]:
     """Yield the frames of the Python stack, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -446,7 +446,7 @@ def function_refusal(function: type | None, detail: str = "") -> RuntimeError:
 def _forwards_on_the_stack() -> list[FrameType]:
     """Return the running calls of ``forward`` of autograd Functions, innermost first."""
     codes = _forward_codes(torch.autograd.Function.__subclasses__()[-1])
-    return [frame for frame in _frames() if frame.f_code in codes]
+    return [frame for frame in frames() if frame.f_code in codes]
 
 
 @functools.lru_cache(maxsize=1)

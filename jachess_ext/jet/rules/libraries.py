@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...ops.attention import visible_keys
 from ..functions import by_forward, library_rule
-from ..registry import AutogradFunction, function_refusal, jet_rule, missing_rule
+from ..registry import AutogradFunction, frames, function_refusal, jet_rule, missing_rule
 from ..strides import stack_laid_out
 from ..tensor import common_layout, lift
 from .attention import attention
@@ -123,8 +123,11 @@ def adopt_varlen() -> None:
 
 
 def _varlen(*args: object, **kwargs: object) -> tuple[Tensor, None, None]:
-    """Compute ``torch_attn::_varlen_attn``; without the sums of exponentials, its second result."""
+    """Compute ``torch_attn::_varlen_attn``; without its second result, the scores' logsumexp."""
     operator = torch.ops.torch_attn._varlen_attn
+    for frame in frames():
+        if frame.f_code.co_name == "varlen_attn" and frame.f_locals.get("return_aux") is not None:
+            raise missing_rule(operator, "called with return_aux")
     names = [argument.name for argument in operator.default._schema.arguments]
     options: dict[str, Any] = dict(zip(names, args, strict=False)) | kwargs
     q, k, v, starts, key_starts = (options.pop(name) for name in names[:5])

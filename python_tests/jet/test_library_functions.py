@@ -1,0 +1,743 @@
+"""Functions of libraries that are not installed here: stand-ins of the same names and signatures,
+which are real autograd Functions, against torch.func of a formula written out query by query."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import jachess_ext as jx
+from jachess_ext.jet import composed_rules
+
+NUMBERS = torch.Generator().manual_seed(5)
+CLOSE = {"rtol": 1e-10, "atol": 1e-11}
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=NUMBERS)
+
+
+# ---- the formulas ------------------------------------------------------------------------------
+
+
+def formula(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+) -> Tensor:
+    """Compute ``[B, T, H, d]`` query by query, as flash-attn's documentation says it."""
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    queries, keys, group = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
+    out = []
+    for b in range(len(q)):
+        for i in range(queries):
+            here = i + keys - queries
+            left = 0 if window_size[0] < 0 else max(here - window_size[0], 0)
+            right = keys if window_size[1] < 0 else here + window_size[1] + 1
+            right = min(right, here + 1, keys) if causal else min(right, keys)
+            for h in range(q.shape[2]):
+                if right <= left:
+                    out.append(q[b, i, h] * 0)
+                    continue
+                near = slice(left, right)
+                scores = scale * (k[b, near, h // group] @ q[b, i, h])
+                scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+                weights = (scores - scores.max()).exp()
+                out.append((weights / weights.sum()) @ v[b, near, h // group])
+    return torch.stack(out).reshape(q.shape)
+
+
+def formula_of_sequences(
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, key_starts: Tensor, **settings: Any
+) -> Tensor:
+    bounds = [zip(s[:-1].tolist(), s[1:].tolist(), strict=True) for s in (starts, key_starts)]
+    parts = [
+        formula(q[None, a:b], k[None, c:d], v[None, c:d], **settings)[0]
+        for (a, b), (c, d) in zip(*bounds, strict=True)
+    ]
+    return torch.cat(parts)
+
+
+# ---- stand-ins ---------------------------------------------------------------------------------
+
+
+def _backward(ctx: Any, *gradients: Tensor) -> Any:
+    raise AssertionError("its backward knows no jets")
+
+
+class FlashAttnFunc(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        dropout_p: float,
+        softmax_scale: float | None,
+        causal: bool,
+        window_size: tuple[int, int],
+        softcap: float,
+        alibi_slopes: Tensor | None,
+        deterministic: bool,
+        return_softmax: bool,
+        is_grad_enabled: bool,
+    ) -> Tensor:
+        out = formula(q, k, v, softmax_scale, causal, window_size, softcap)
+        return torch.empty_like(q).copy_(out)
+
+    backward = staticmethod(_backward)
+
+
+class FlashAttnVarlenFunc(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        dropout_p: float,
+        softmax_scale: float | None,
+        causal: bool,
+        window_size: tuple[int, int],
+        softcap: float,
+        alibi_slopes: Tensor | None,
+        deterministic: bool,
+        return_softmax: bool,
+        block_table: Tensor | None,
+        is_grad_enabled: bool,
+    ) -> Tensor:
+        settings = {"softmax_scale": softmax_scale, "causal": causal}
+        settings |= {"window_size": window_size, "softcap": softcap}
+        return formula_of_sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, **settings)
+
+    backward = staticmethod(_backward)
+
+
+class FlashAttnQKVPackedFunc(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv: Tensor,
+        dropout_p: float,
+        softmax_scale: float | None,
+        causal: bool,
+        window_size: tuple[int, int],
+        softcap: float,
+        alibi_slopes: Tensor | None,
+        deterministic: bool,
+        return_softmax: bool,
+        is_grad_enabled: bool,
+    ) -> Tensor:
+        return formula(*qkv.unbind(2), softmax_scale, causal, window_size, softcap)
+
+    backward = staticmethod(_backward)
+
+
+class FlashAttnVarlenKVPackedFunc(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        kv: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        dropout_p: float,
+        softmax_scale: float | None,
+        causal: bool,
+        window_size: tuple[int, int],
+        softcap: float,
+        alibi_slopes: Tensor | None,
+        deterministic: bool,
+        return_softmax: bool,
+        is_grad_enabled: bool,
+    ) -> Tensor:
+        return formula_of_sequences(
+            q, *kv.unbind(1), cu_seqlens_q, cu_seqlens_k, softmax_scale=softmax_scale, causal=causal
+        )
+
+    backward = staticmethod(_backward)
+
+
+class IndexFirstAxis(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, indices: Tensor) -> Tensor:
+        return input[indices]
+
+    backward = staticmethod(_backward)
+
+
+class IndexPutFirstAxis(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
+        out = torch.zeros(first_axis_dim, *values.shape[1:], dtype=values.dtype)
+        out[indices] = values
+        return out
+
+    backward = staticmethod(_backward)
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor:
+    settings = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    return FlashAttnFunc.apply(
+        q, k, v, *settings, deterministic, return_attn_probs, torch.is_grad_enabled()
+    )
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+) -> Tensor:
+    places = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    settings = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    last = (deterministic, return_attn_probs, block_table, torch.is_grad_enabled())
+    return FlashAttnVarlenFunc.apply(q, k, v, *places, *settings, *last)
+
+
+@pytest.fixture(autouse=True)
+def flash_attn(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The package: its functions and, by their modules, its Functions."""
+    package = ModuleType("flash_attn")
+    for function in (FlashAttnFunc, FlashAttnVarlenFunc, FlashAttnQKVPackedFunc):
+        monkeypatch.setattr(function, "__module__", "flash_attn.flash_attn_interface")
+    monkeypatch.setattr(FlashAttnVarlenKVPackedFunc, "__module__", "flash_attn.interface")
+    for function in (IndexFirstAxis, IndexPutFirstAxis):
+        monkeypatch.setattr(function, "__module__", "flash_attn.bert_padding")
+    package.flash_attn_func = flash_attn_func  # type: ignore[attr-defined]
+    package.flash_attn_varlen_func = flash_attn_varlen_func  # type: ignore[attr-defined]
+    return package
+
+
+# ---- the comparison ----------------------------------------------------------------------------
+
+
+def check(fn: Callable[..., Any], plain: Callable[..., Any], *points: Tensor) -> None:
+    """Compare values, first and second derivatives, their gradients, and jvp's other kind."""
+    steps = tuple(draw(2, *point.shape) for point in points)
+    inputs = tuple(point.clone().requires_grad_() for point in points)
+
+    def along(n: int, of: Callable[..., Any]) -> Callable[..., Tensor]:
+        return lambda *x: torch.func.jvp(of, x, tuple(step[n] for step in steps))[1]
+
+    expected = [plain(*inputs), along(0, plain)(*inputs), along(1, plain)(*inputs)]
+    expected.append(along(1, along(0, plain))(*inputs))
+    streams = torch.stack(expected)
+    jet = jx.jet(fn, inputs, steps)
+    torch.testing.assert_close(jet.streams, streams, **CLOSE)
+    mixed = draw(*streams.shape)
+    found = torch.autograd.grad((jet.streams * mixed).sum(), inputs)
+    wanted = torch.autograd.grad((streams * mixed).sum(), inputs)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+    for second in ("squares", "sum"):
+        squares = jx.jet(fn, points, steps, second=second).second.sum(0)
+        both = along(0, along(0, plain))(*points) + along(1, along(1, plain))(*points)
+        torch.testing.assert_close(squares, both, **CLOSE)
+    first = tuple(step[0] for step in steps)
+    value, tangent = jx.jvp(fn, points, first, differentiable=False)
+    torch.testing.assert_close((value, tangent), (expected[0], expected[1]), **CLOSE)
+    with composed_rules():
+        torch.testing.assert_close(jx.jet(fn, points, steps).streams, streams, **CLOSE)
+
+
+# ---- FlashAttention ----------------------------------------------------------------------------
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True},
+    "scaled": {"softmax_scale": 0.7, "causal": True},
+    "window": {"window_size": (2, 1)},
+    "one side": {"window_size": (-1, 0)},
+    "causal window": {"window_size": (1, 5), "causal": True},
+    "softcap": {"softcap": 1.5},
+    "all": {"softcap": 2.0, "window_size": (2, -1), "causal": True, "softmax_scale": 0.9},
+}
+
+
+@pytest.mark.parametrize("lengths", [(4, 4), (2, 4), (4, 2)])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_flash_attn_func(flash_attn: Any, name: str, lengths: tuple[int, int]) -> None:
+    """Of other lengths the last query stands beside the last key."""
+    queries, keys = lengths
+    points = draw(1, queries, 2, 3), draw(1, keys, 1, 3), draw(1, keys, 1, 3)
+    settings = SETTINGS[name]
+    check(
+        lambda *x: flash_attn.flash_attn_func(*x, **settings),
+        lambda *x: formula(*x, **settings),
+        *points,
+    )
+
+
+def test_constant_keys_and_other_strides(flash_attn: Any) -> None:
+    k, v = draw(1, 2, 5, 3).transpose(1, 2), draw(1, 5, 2, 3)
+    x = draw(1, 2, 5, 3)
+
+    def heads(attention: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda x: torch.sin(attention(x.transpose(1, 2), k, v, causal=True))
+
+    check(heads(flash_attn.flash_attn_func), heads(formula), x)
+    plain = heads(flash_attn.flash_attn_func)(x)
+    assert not plain.is_contiguous()
+    _, tangent = jx.jvp(heads(flash_attn.flash_attn_func), (x,), (x,))
+    assert tangent.stride() == plain.stride()
+    check(
+        lambda v: flash_attn.flash_attn_func(x, x, v), lambda v: formula(x, x, v), draw(1, 2, 5, 3)
+    )
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_flash_attn_varlen_func(flash_attn: Any, name: str) -> None:
+    starts = torch.tensor([0, 2, 6, 7], dtype=torch.int32)
+    key_starts = torch.tensor([0, 4, 8, 8], dtype=torch.int32)  # the last sequence has no key
+    settings = SETTINGS[name]
+    check(
+        lambda *x: flash_attn.flash_attn_varlen_func(*x, starts, key_starts, 4, 4, **settings),
+        lambda *x: formula_of_sequences(*x, starts, key_starts, **settings),
+        *(draw(7, 2, 3), draw(8, 2, 3), draw(8, 2, 3)),
+    )
+
+
+def test_packed() -> None:
+    last = (0.0, None, True, (-1, -1), 0.0, None, False, False, True)
+    check(
+        lambda x: FlashAttnQKVPackedFunc.apply(x, *last),
+        lambda x: formula(*x.unbind(2), causal=True),
+        draw(2, 4, 3, 2, 3),
+    )
+    starts = torch.tensor([0, 3, 5], dtype=torch.int32)
+    check(
+        lambda q, kv: FlashAttnVarlenKVPackedFunc.apply(q, kv, starts, starts, 3, 3, *last),
+        lambda q, kv: formula_of_sequences(q, *kv.unbind(1), starts, starts, causal=True),
+        *(draw(5, 2, 3), draw(5, 2, 2, 3)),
+    )
+
+
+def test_padding() -> None:
+    rows = torch.tensor([0, 2, 3])
+    check(lambda x: IndexFirstAxis.apply(x, rows), lambda x: x[rows], draw(5, 2, 2))
+    check(
+        lambda x: IndexPutFirstAxis.apply(x * x, rows, 5),
+        lambda x: torch.zeros(5, 2, dtype=x.dtype).index_copy(0, rows, x * x),
+        draw(3, 2),
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"dropout_p": 0.1}, {"alibi_slopes": torch.ones(2)}, {"return_attn_probs": True}],
+)
+def test_what_has_no_rule(flash_attn: Any, settings: dict[str, Any]) -> None:
+    x = draw(1, 3, 2, 4)
+    with pytest.raises(RuntimeError, match=r"which has no rule\. It belongs to FlashAttention"):
+        jx.jvp(lambda x: flash_attn.flash_attn_func(x, x, x, **settings), (x,), (x,))
+
+
+def test_another_library_with_a_function_of_this_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FlashAttnFunc, "__module__", "mine")
+    x = draw(1, 3, 2, 4)
+    with pytest.raises(RuntimeError, match=r"jx\.forward_code\(FlashAttnFunc\)"):
+        jx.jvp(lambda x: flash_attn_func(x, x, x), (x,), (x,))
+
+
+@pytest.mark.parametrize(
+    ("window", "scale"), [((-1, -1), None), ((-1, 0), 0.8), ((1, 0), None), ((2, 1), None)]
+)
+def test_varlen_attn_of_torch(window: tuple[int, int], scale: float | None) -> None:
+    """On the CPU torch has no kernel of it: the jets alone run."""
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    starts = torch.tensor([0, 2, 6], dtype=torch.int32)
+    x, steps = draw(6, 2, 4), draw(2, 6, 2, 4)
+    settings = {"scale": scale, "window_size": window}
+    jet = jx.jet(
+        lambda x: varlen.varlen_attn(x, x, x * x, starts, starts, 4, 4, **settings), x, steps
+    )
+
+    def plain(x: Tensor) -> Tensor:
+        places = (starts, starts)
+        return formula_of_sequences(x, x, x * x, *places, softmax_scale=scale, window_size=window)
+
+    def along(x: Tensor) -> Tensor:
+        return torch.func.jvp(plain, (x,), (steps[0],))[1]
+
+    expected = [plain(x), along(x), torch.func.jvp(plain, (x,), (steps[1],))[1]]
+    expected.append(torch.func.jvp(along, (x,), (steps[1],))[1])
+    torch.testing.assert_close(jet.streams, torch.stack(expected), **CLOSE)
+
+
+def test_what_varlen_attn_has_no_rule_for() -> None:
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    starts, x = torch.tensor([0, 2, 6], dtype=torch.int32), draw(6, 2, 4)
+    for name, value in (("return_aux", varlen.AuxRequest(lse=True)), ("seqused_k", starts[1:])):
+        fn = partial(varlen.varlen_attn, **{name: value})
+        places = (starts, starts, 4, 4)
+        with pytest.raises(jx.MissingJetRule, match=name):
+            jx.jvp(lambda x, fn=fn, places=places: fn(x, x, x, *places), (x,), (x,))
+
+
+# ---- transformers' attn_implementation="flash_attention_2" ---------------------------------------
+
+
+def unpad_input(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
+    """As flash_attn.bert_padding's."""
+    lengths = mask.sum(-1, dtype=torch.int32)
+    rows = mask.flatten().nonzero().flatten()
+    starts = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    return IndexFirstAxis.apply(x.flatten(0, 1), rows), rows, starts, int(lengths.max()), lengths
+
+
+def pad_input(x: Tensor, rows: Tensor, batch: int, seqlen: int) -> Tensor:
+    return IndexPutFirstAxis.apply(x, rows, batch * seqlen).unflatten(0, (batch, seqlen))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("family", ["Llama", "Gemma2"])
+def test_a_model_with_flash_attention(
+    flash_attn: Any, monkeypatch: pytest.MonkeyPatch, family: str, padded: bool
+) -> None:
+    """A model with padding, against torch.func of its eager attention."""
+    transformers = pytest.importorskip("transformers")
+    from transformers import modeling_flash_attention_utils as utils
+
+    functions = (flash_attn.flash_attn_func, flash_attn.flash_attn_varlen_func, None)
+    monkeypatch.setattr(
+        utils, "_lazy_imports", lambda *_, **__: (*functions, pad_input, unpad_input)
+    )
+    for name in ("_loaded_implementation", "_flash_fn", "_flash_varlen_fn", "_pad_fn", "_unpad_fn"):
+        monkeypatch.setattr(utils, name, None)
+    sizes = {"vocab_size": 11, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4}
+    own = {"sliding_window": 2, "attn_logit_softcapping": 3.0} if family == "Gemma2" else {}
+    config = getattr(transformers, f"{family}Config")(**sizes, **heads, **own)
+    torch.manual_seed(0)
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{family}Model")(config).double().eval()
+    for module in list(model.modules()):  # transformers' norms round to float32
+        for name, norm in module.named_children():
+            if type(norm).__name__.endswith("RMSNorm"):
+                setattr(module, name, torch.nn.RMSNorm(8, 1e-6, dtype=torch.float64))
+    x, steps = draw(2, 4, 8), draw(2, 2, 4, 8)
+    mask = torch.ones(2, 4, dtype=torch.long)
+    mask[0, : 2 * padded] = 0
+    places = (mask.cumsum(1) - 1).clamp_min(0)
+
+    def states(x: Tensor) -> Tensor:
+        out = model(
+            inputs_embeds=x, attention_mask=mask, position_ids=places, use_cache=False
+        ).last_hidden_state
+        return out[mask.bool()]
+
+    def along(x: Tensor) -> Tensor:
+        return torch.func.jvp(states, (x,), (steps[0],))[1]
+
+    # In float32, as eager attention asks it, the softmax of a row that is all padding is NaN.
+    softmax = torch.nn.functional.softmax
+    monkeypatch.setattr(
+        torch.nn.functional, "softmax", lambda scores, dim, dtype=None: softmax(scores, dim)
+    )
+    expected = [states(x), along(x), torch.func.jvp(states, (x,), (steps[1],))[1]]
+    expected.append(torch.func.jvp(along, (x,), (steps[1],))[1])
+    parameters = [p for p in model.parameters() if p.requires_grad and p.ndim > 1][1:]
+    wanted = torch.autograd.grad(expected[3].sin().sum(), parameters)
+    config._attn_implementation = "flash_attention_2"
+    jet = jx.jet(states, x, steps)
+    torch.testing.assert_close(jet.streams, torch.stack(expected), rtol=1e-8, atol=1e-9)
+    found = torch.autograd.grad(jet.second.sin().sum(), parameters)
+    torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-9)
+
+
+# ---- Liger Kernel ------------------------------------------------------------------------------
+
+
+class LigerRMSNormFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        X: Tensor,
+        W: Tensor | None,
+        eps: float,
+        offset: float = 0.0,
+        casting_mode: str = "llama",
+        in_place: bool = True,
+        row_mode: bool | None = None,
+    ) -> Tensor:
+        return rms_norm(X, W, eps, offset)
+
+    backward = staticmethod(_backward)
+
+
+class LigerSiLUMulFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, a: Tensor, b: Tensor, gate_multiplier: float = 1.0, down_multiplier: float = 1.0
+    ) -> Tensor:
+        return silu_mul(a, b, gate_multiplier, down_multiplier)
+
+    backward = staticmethod(_backward)
+
+
+class LigerRopeFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        position_ids: Tensor | None = None,
+        unsqueeze_dim: int = 1,
+        rotary_dim: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        angles = (cos[..., : (rotary_dim or cos.shape[-1]) // 2], sin)
+        return rotated(q, *angles), rotated(k, *angles)
+
+    backward = staticmethod(_backward)
+
+
+class LigerCrossEntropyFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        _input: Tensor,
+        target: Tensor,
+        weight: Tensor | None,
+        ignore_index: int = -100,
+        lse_square_scale: float = 0.0,
+        label_smoothing: float = 0.0,
+        reduction: str = "mean",
+        softcap: float | None = None,
+        return_z_loss: bool = False,
+        return_token_accuracy: bool = False,
+        return_predicted_tokens: bool = False,
+    ) -> tuple[Tensor, None, None, None]:
+        loss = cross_entropy(_input, target, weight, label_smoothing, reduction, softcap)
+        _input.zero_()  # where Liger keeps the gradient
+        return loss, None, None, None
+
+    backward = staticmethod(_backward)
+
+
+def rms_norm(x: Tensor, w: Tensor | None, eps: float, offset: float) -> Tensor:
+    normed = x / (x.pow(2).sum(-1, keepdim=True) / x.shape[-1] + eps).sqrt()
+    return normed if w is None else normed * (offset + w)
+
+
+def silu_mul(a: Tensor, b: Tensor, gate: float, down: float) -> Tensor:
+    return gate * a / (1 + (-gate * a).exp()) * b * down
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate pairs of entries i and i + r / 2 of ``[B, H, T, d]``, as complex numbers."""
+    half = cos.shape[-1]
+    angle = torch.complex(cos, sin[..., :half])
+    angle = angle[None, None] if angle.ndim == 2 else angle[:, None]
+    turned = torch.complex(x[..., :half], x[..., half : 2 * half]) * angle
+    return torch.cat([turned.real, turned.imag, x[..., 2 * half :]], -1)
+
+
+def cross_entropy(
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    smoothing: float,
+    reduction: str,
+    softcap: float | None,
+) -> Tensor:
+    """Compute it row by row; without smoothing where there is a weight."""
+    x = softcap * torch.tanh(x / softcap) if softcap else x
+    rows, scales = [], []
+    for row, label in zip(x, target.tolist(), strict=True):
+        if label == -100:
+            rows.append(row.sum() * 0)
+            continue
+        logs = row - row.exp().sum().log()
+        scales.append(1.0 if weight is None else float(weight[label]))
+        rows.append(-scales[-1] * ((1 - smoothing) * logs[label] + smoothing * logs.mean()))
+    losses = torch.stack(rows)
+    if reduction == "none":
+        return losses
+    return losses.sum() / sum(scales) if reduction == "mean" else losses.sum()
+
+
+LIGER = (LigerRMSNormFunction, LigerSiLUMulFunction, LigerRopeFunction, LigerCrossEntropyFunction)
+
+
+@pytest.fixture
+def liger(monkeypatch: pytest.MonkeyPatch) -> None:
+    for function in LIGER:
+        monkeypatch.setattr(function, "__module__", f"liger_kernel.ops.{function.__name__}")
+
+
+@pytest.mark.usefixtures("liger")
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_liger_rms_norm(offset: float) -> None:
+    apply = LigerRMSNormFunction.apply
+    settings = (1e-3, offset, "gemma", False)
+    weight = draw(6)
+    check(
+        lambda x: apply(x, weight, *settings),
+        lambda x: rms_norm(x, weight, 1e-3, offset),
+        draw(3, 6),
+    )
+    check(
+        lambda x, w: apply(x, w, *settings),
+        lambda x, w: rms_norm(x, w, 1e-3, offset),
+        draw(3, 6),
+        weight,
+    )
+    check(lambda x: apply(x, None, 1e-3), lambda x: rms_norm(x, None, 1e-3, 0.0), draw(2, 3, 6))
+
+
+@pytest.mark.usefixtures("liger")
+def test_gradients_of_a_liger_norm_reach_its_weight() -> None:
+    x, steps, weight = draw(3, 6), draw(2, 3, 6), draw(6).requires_grad_()
+    jet = jx.jet(lambda x: LigerRMSNormFunction.apply(x, weight, 1e-3, 1.0), x, steps)
+    plain = torch.func.jvp(
+        lambda x: torch.func.jvp(lambda x: rms_norm(x, weight, 1e-3, 1.0), (x,), (steps[0],))[1],
+        (x,),
+        (steps[1],),
+    )[1]
+    found, wanted = (torch.autograd.grad(t.sin().sum(), weight) for t in (jet.second[0], plain))
+    torch.testing.assert_close(found, wanted, **CLOSE)
+
+
+@pytest.mark.usefixtures("liger")
+@pytest.mark.parametrize("multipliers", [(), (0.7, 1.3)])
+def test_liger_silu_mul(multipliers: tuple[float, ...]) -> None:
+    check(
+        lambda a, b: LigerSiLUMulFunction.apply(a, b, *multipliers),
+        lambda a, b: silu_mul(a, b, *(multipliers or (1.0, 1.0))),
+        *(draw(3, 5), draw(3, 5)),
+    )
+
+
+@pytest.mark.usefixtures("liger")
+@pytest.mark.parametrize("batch", [(), (1,), (2,)])
+@pytest.mark.parametrize("part", [False, True])
+def test_liger_rope(batch: tuple[int, ...], part: bool) -> None:
+    angles = draw(*batch, 3, 2)
+    cos, sin = (torch.cat([t] * 2, -1) for t in (angles.cos(), angles.sin()))
+    d = 6 if part else 4
+
+    def sides(rotate: Callable[..., Any]) -> Callable[..., Tensor]:
+        return lambda q, k: torch.cat([t.flatten(1) for t in rotate(q * 1, k * 1, cos, sin)], 1)
+
+    check(
+        sides(LigerRopeFunction.apply),
+        sides(lambda q, k, cos, sin: [rotated(t, cos[..., :2], sin) for t in (q, k)]),
+        *(draw(2, 4, 3, d), draw(2, 2, 3, d)),
+    )
+    # A rotary_dim that cos and sin alone do not say.
+    half = (cos[..., :2], sin[..., :2])
+    found = jx.jvp(
+        lambda q: LigerRopeFunction.apply(q, q, *half, None, 1, 4)[0],
+        *[(q := draw(2, 1, 3, d),)] * 2,
+    )
+    torch.testing.assert_close(found[1], rotated(q, *half), **CLOSE)
+
+
+@pytest.mark.usefixtures("liger")
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize(
+    ("weighted", "smoothing", "softcap"),
+    [(False, 0.0, None), (True, 0.0, None), (False, 0.2, None), (False, 0.0, 3.0)],
+)
+def test_liger_cross_entropy(
+    reduction: str, weighted: bool, smoothing: float, softcap: float | None
+) -> None:
+    target = torch.tensor([1, -100, 0, 4])
+    weight = draw(5).abs() if weighted else None
+    last = (-100, 0.0, smoothing, reduction, softcap)
+    check(
+        lambda x: LigerCrossEntropyFunction.apply(x * 1, target, weight, *last)[0],
+        lambda x: cross_entropy(x, target, weight, smoothing, reduction, softcap),
+        draw(4, 5),
+    )
+    with pytest.raises(RuntimeError, match=r"which has no rule\. It belongs to Liger Kernel"):
+        jx.jvp(
+            lambda x: LigerCrossEntropyFunction.apply(x, target, None, -100, 1e-4)[0],
+            *[(draw(4, 5),)] * 2,
+        )
+
+
+def _loss(apply: Callable[..., Any], x: Tensor) -> Tensor:
+    return apply(x * 1, torch.tensor([1, -100, 0, 4], device=x.device), None)[0]
+
+
+def _turned(apply: Callable[..., Any], x: Tensor) -> Tensor:
+    cos, sin = torch.ones(3, 4, device=x.device), torch.full((3, 4), 0.5, device=x.device)
+    return apply(*[x[:, None, :3, :4].expand(4, 2, 3, 4) * 1] * 2, cos, sin)[1]
+
+
+REAL = {
+    "rms_norm.LigerRMSNormFunction": lambda apply, x: apply(x, x[0, 0], 1e-3, 1.0, "gemma", False),
+    "swiglu.LigerSiLUMulFunction": lambda apply, x: apply(x, x * x),
+    "cross_entropy.LigerCrossEntropyFunction": lambda apply, x: _loss(apply, x[:, 0]),
+    "rope.LigerRopeFunction": _turned,
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_liger_itself(name: str) -> None:
+    """On a GPU, or in triton's interpreter as far as that goes (TRITON_INTERPRET=1)."""
+    triton = pytest.importorskip("triton")
+    module, _, function = name.partition(".")
+    ops = pytest.importorskip(f"liger_kernel.ops.{module}")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu" and not triton.knobs.runtime.interpret:
+        pytest.skip("triton has no GPU here")
+    x, u = (draw(4, 5, 6).float().to(device) for _ in range(2))
+    apply = getattr(ops, function).apply
+    try:
+        expected = REAL[name](apply, x)
+    except triton.runtime.errors.InterpreterError as error:
+        pytest.skip(str(error))
+    stand_in = globals()[function].apply
+    slope = torch.func.jvp(lambda x: REAL[name](_without_context(stand_in), x), (x,), (u,))[1]
+    found = jx.jvp(lambda x: REAL[name](apply, x), (x,), (u,))
+    torch.testing.assert_close(found, (expected, slope.float()), rtol=1e-4, atol=1e-5)
+    assert found[0].stride() == expected.stride()
+
+
+def _without_context(apply: Any) -> Callable[..., Any]:
+    """Return the formula of a stand-in, which torch.func cannot take through ``apply``."""
+    return lambda *args: apply.__self__.forward(None, *args)
