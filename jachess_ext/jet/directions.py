@@ -117,8 +117,9 @@ def draw_directions(
             "pass embeddings, not token ids"
         )
     counter = DrawCounter(fresh_seed()) if counter is None else counter
-    real = torch.ones(like.shape[:-1], dtype=torch.bool, device=like.device)
-    token = token_numbers(real if mask is None else mask.to(like.device))
+    if mask is None:
+        mask = torch.ones(like.shape[:-1], dtype=torch.bool, device=like.device)
+    token = token_numbers(mask.to(like.device))
     return sample_directions(
         token,
         count,

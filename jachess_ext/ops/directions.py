@@ -40,7 +40,7 @@ def token_numbers(mask: Tensor) -> Tensor:
                 [-1,  2,  3]])
     """
     real = mask.bool()
-    return torch.where(real, real.flatten().cumsum(0).view(real.shape) - 1, -1)
+    return real.flatten().cumsum(0).view(real.shape) * real - 1
 
 
 def _product(a: int, b: Tensor) -> tuple[Tensor, Tensor]:

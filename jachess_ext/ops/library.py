@@ -484,6 +484,7 @@ def register_operator(
     def save(ctx: Context, inputs: tuple, output: tuple[Tensor, ...]) -> None:
         if statistics:  # saved values: a gradient in them would be dropped
             ctx.mark_non_differentiable(output[-1])
+            ctx.set_materialize_grads(False)  # zeros for the statistics, which nothing reads
         ctx.save_for_backward(*inputs[:tensors], *(output if statistics else ()))
         ctx.constants = inputs[tensors:]
 

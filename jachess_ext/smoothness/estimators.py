@@ -62,13 +62,14 @@ from .settings import (
     check_every,
     layer_indices,
     sample_dimensions,
+    stacked,
     token_weights,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Enter = Callable[[Tensor], Tensor]
+Enter = Callable[[Tensor, Tensor], Tensor]
 PREFIX = "smoothness/"
 _NO_HIDDEN_STATES = (
     "the model returned no hidden states; expected a transformers model (or one like it) that "
@@ -200,12 +201,14 @@ class Pass:
 
     Attributes:
         embeddings: ``[B, T, d]``, the plain embeddings x.
+        mask: ``[B, T]``, true at real tokens.
         blocks: K tensors ``[B, T, d]``, the model's ``hidden_states[1:]``.
         output: the model's output, plain tensors only.
         logits: the model's logits (a jet in a jet pass that went through the head), or None.
     """
 
     embeddings: Tensor
+    mask: Tensor
     blocks: list[Tensor]
     output: Any
     logits: Tensor | None
@@ -214,7 +217,7 @@ class Pass:
 def run_model(
     model: nn.Module, batch: Mapping[str, Tensor], enter: Enter, *, through_head: bool = True
 ) -> Pass:
-    """Call ``model(**batch)`` with its embeddings x replaced by ``enter(x)``.
+    """Call ``model(**batch)`` with its embeddings x replaced by ``enter(x, mask)``.
 
     Args:
         enter: makes a jet of x, or returns x itself.
@@ -224,7 +227,7 @@ def run_model(
     Raises:
         ValueError: the model returns no hidden states, or has no embedding layer to hook.
     """
-    seen: list[Tensor] = []
+    seen: list[tuple[Tensor, Tensor]] = []
     collected: list[Tensor] = []
 
     def keep_states(module: nn.Module, args: object, output: object) -> object:
@@ -238,8 +241,8 @@ def run_model(
     def replace(x: Tensor, real: Tensor) -> Tensor:
         if seen:
             raise ValueError(TWO_STACKS)
-        seen.append(x)
-        entered = enter(x)
+        seen.append((x, real))
+        entered = enter(x, real)
         if isinstance(entered, JetTensor):
             hooks.enter_context(open_run(entered.jet_layout.run))
         return entered
@@ -254,7 +257,7 @@ def run_model(
     if not states or len(states) < 2:
         raise ValueError(_NO_HIDDEN_STATES)
     plain = map_tensors(output, primal_of)
-    return Pass(seen[0], list(states[1:]), plain, _field(output, "logits"))
+    return Pass(*seen[0], list(states[1:]), plain, _field(output, "logits"))
 
 
 def _field(output: object, name: str) -> Any:
@@ -290,10 +293,9 @@ def chi_correction(pairs: int) -> float:
 
 def safe_sqrt(squares: Tensor) -> Tensor:
     """Take square roots with derivative 0, not infinity, at 0 (a norm's subgradient there)."""
-    # The inner where keeps the root's infinite slope at 0 out of backward, where it would meet
-    # a cotangent of 0 and become NaN.
-    zero = squares == 0
-    return torch.where(zero, 0, torch.where(zero, 1, squares).sqrt())
+    # 1 stands in for 0, whose root has an infinite slope: it would meet a cotangent of 0 and become
+    # NaN. threshold hands no gradient on there; torch.where would launch more kernels.
+    return F.threshold(squares, 0, 1).sqrt().add(squares == 0, alpha=-1)
 
 
 def hessian_norm(squares: Tensor, settings: Settings, *, scale: float, pairs: int = 0) -> Tensor:
@@ -357,57 +359,62 @@ def measure_jet(
     (u_iᵀ H_{t,j} u_i')² has ‖H_{t,j}‖², since u_i and u_i' are independent.  More than 4 directions
     take several passes of about as many each; their squares are averaged before any root.
     """
-    mask = padding_mask(batch, check_rows=settings.check_values)
+    if settings.check_values:
+        padding_mask(batch)  # raises where a row has no token
     passes = math.ceil(settings.directions / MAX_DIRECTIONS)
     # Passes of nearly equal size: a pass of one direction would have no pair, and no Hessian.
     share, remainder = divmod(settings.directions, passes)
-    jacobian: list[Any] = []  # of each layer, sums over directions and over pairs
-    hessian: list[Any] = []
-    pairs = 0
-    for number in range(passes):
-        this = _jet_pass(model, batch, mask, settings, random, share + (number < remainder))
+    counts = [share + (number < remainder) for number in range(passes)]
+    pairs = sum(math.comb(count, 2) for count in counts)
+    jacobian: list[Tensor] = []  # mean squares over the passes
+    hessian: list[Tensor] = []
+    for number, count in enumerate(counts):
+        this = _jet_pass(model, batch, settings, random, count)
         blocks = [_as_jet(block) for block in chosen_blocks(this, settings)]
+        streams = [block.streams for block in blocks]
         if number == 0:
             # D is drawn once: the squares of all passes are to be means of the same ‖H_{t,j}‖².
-            result, tokens = this, block_tokens(blocks[0], mask, settings)
-            widths = [block.shape[-1] for block in blocks]
-            sampled = [sample_dimensions(width, settings, random.dimensions) for width in widths]
-            jacobian, hessian = [0] * len(blocks), [0] * len(blocks)
-        layout = blocks[0].jet_layout
-        pairs += len(layout.pairs)
-        for k, (block, (indices, _)) in enumerate(zip(blocks, sampled, strict=True)):
-            streams = block.streams
-            first, second = jet_mean_squares(
-                streams,
-                layout.directions,
-                tokens.to(streams.device),
-                None if indices is None else indices.to(streams.device),
-            )
+            result, tokens = this, block_tokens(blocks[0], this.mask, settings)
+            widths, device = [block.shape[-1] for block in blocks], streams[0].device
+            sampled = sample_dimensions(widths, settings, random.dimensions, device)
+        squares = [
+            jet_mean_squares(of_layer, count, tokens.to(of_layer.device), indices)
+            for of_layer, (indices, _) in zip(streams, sampled, strict=True)
+        ]
+        jacobian = _with_share(jacobian, [first for first, _ in squares], count / sum(counts))
+        if settings.second_order:
             # Of the tensor norm only the sum over D is wanted, whose root is taken once.
-            second = second if settings.per_dimension else second.sum(-1, keepdim=True)
-            jacobian[k] = jacobian[k] + first * layout.directions
-            hessian[k] = hessian[k] + second * len(layout.pairs)
-    squares = torch.stack(jacobian) / settings.directions
+            seconds = [s if settings.per_dimension else s.sum(-1, keepdim=True) for _, s in squares]
+            hessian = _with_share(hessian, seconds, math.comb(count, 2) / pairs)
     norms = None
     if settings.second_order:
-        norms = torch.stack(
-            [
-                hessian_norm(of_layer / pairs, settings, scale=scale, pairs=pairs)
-                for of_layer, (_, scale) in zip(hessian, sampled, strict=True)
-            ]
-        )
-    return squares if settings.squared else safe_sqrt(squares), norms, tokens, result
+        # Layers that are one tensor have one width, and so one scale.
+        scales = [scale for _, scale in sampled[: len(hessian)]]
+        parts = [
+            hessian_norm(of_layers, settings, scale=scale, pairs=pairs)
+            for of_layers, scale in zip(hessian, scales, strict=True)
+        ]
+        norms = parts[0] if len(parts) == 1 else torch.cat(parts)
+    (means,) = jacobian
+    return means if settings.squared else safe_sqrt(means), norms, tokens, result
+
+
+def _with_share(total: list[Tensor], of_pass: list[Tensor], share: float) -> list[Tensor]:
+    """Add the layers' means of a pass, of which there are several where its share is not 1."""
+    means = stacked(of_pass)
+    if share != 1:
+        means = [mean * share for mean in means]
+    return [a + b for a, b in zip(total, means, strict=True)] if total else means
 
 
 def _jet_pass(
     model: nn.Module,
     batch: Mapping[str, Tensor],
-    mask: Tensor,
     settings: Settings,
     random: Randomness,
     count: int,
 ) -> Pass:
-    def enter(x: Tensor) -> JetTensor:
+    def enter(x: Tensor, mask: Tensor) -> JetTensor:
         directions = draw_directions(
             x.detach(),
             count,
@@ -534,7 +541,7 @@ def build_graph(
     mask = padding_mask(batch)
     entered: list[Tensor] = []
 
-    def enter(x: Tensor) -> Tensor:
+    def enter(x: Tensor, mask: Tensor) -> Tensor:
         check_point(x, "x")
         x = x if x.requires_grad else x.detach().requires_grad_()
         if settings.check_values and not torch.isfinite(x).all():
@@ -570,7 +577,9 @@ def _jacobian(graph: Graph, block: Tensor) -> Tensor:
 def _hessian(graph: Graph, block: Tensor) -> Tensor:
     """Return ``[B, T]``, the sums over D of the norms ‖H_{t,j}‖ of a block."""
     width = block.shape[-1]
-    indices, scale = sample_dimensions(width, graph.settings, graph.random.dimensions)
+    ((indices, scale),) = sample_dimensions(
+        [width], graph.settings, graph.random.dimensions, block.device
+    )
     chosen = range(width) if indices is None else indices.tolist()
 
     def norm(t: int) -> Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, get_args
 
@@ -345,7 +346,7 @@ class JacHess:
         self.temperature = temperature
         self.step: int | Tensor = 0
         self.skipped: Counter[int] = Counter()
-        self._copies: dict[str, tuple[Tensor, Tensor]] = {}
+        self._copies: dict[str, tuple[tuple[object, ...], Tensor]] = {}
         self.base: BaseNorms | None = None
         self._alone = False  # the base norms were measured where no other rank was seen
 
@@ -417,11 +418,12 @@ class JacHess:
             self.model, stand_in(batch) if empty else batch, self.settings, random
         )
         terms = self._layer_terms(norms)
-        weights = self._copied("weights", self.layer_weights(len(terms)), terms)
-        loss = self.strength * (terms * weights).sum()
+        sources = self.weights, self.base, self.temperature
+        weights = self._copied("weights", sources, lambda: self.layer_weights(len(terms)), terms)
+        loss = self.strength * terms.dot(weights)
         # A row without a token makes a term NaN, as an overflow does. Alone it is told apart after
         # the fact, without a read of the device; with other ranks it was ruled out above.
-        rows = padding_mask(batch, check_rows=False) if ranks.size == 1 else None
+        rows = result.mask if ranks.size == 1 else None
         layer = None if capturing() else nonfinite_layer(terms, loss, ranks, rows)
         if layer == len(terms):
             # The number past the last layer stands for rows without a token.
@@ -442,15 +444,16 @@ class JacHess:
             out.loss, out.empty = out.stand_in_loss(), True
         return out
 
-    def _copied(self, name: str, value: Tensor, like: Tensor) -> Tensor:
-        """Return the value in another's dtype and on its device; copied once, since the host waits
-        for a copy, and a CUDA graph cannot capture it."""
-        before, copy = self._copies.get(name, (None, None))
-        if copy is None or (copy.device, copy.dtype) != (like.device, like.dtype):
-            before = None
-        if copy is None or before is None or not torch.equal(before, value):
-            copy = value.to(like)
-            self._copies[name] = value, copy
+    def _copied(
+        self, name: str, sources: tuple[object, ...], value: Callable[[], Tensor], like: Tensor
+    ) -> Tensor:
+        """Return the value in another's dtype and on its device; made and copied once from the same
+        sources, since the host waits for a copy, and a CUDA graph cannot capture it."""
+        before, copy = self._copies.get(name, (sources, None))
+        same = copy is not None and all(map(operator.is_, before, sources))
+        if copy is None or not same or _kind(copy) != _kind(like):
+            copy = value().to(like)
+            self._copies[name] = sources, copy
         return copy
 
     def zero_loss(self, loss: Tensor, ranks: Ranks) -> Tensor:
@@ -490,10 +493,10 @@ class JacHess:
         if self.normalize:
             base, counts = self._require_base(), norms.tokens.sum(1)
             jacobian = _token_mean(norms.jacobian_tokens, counts)
-            jacobian = jacobian / self._copied("jacobian", base.jacobian, jacobian)
-            if norms.hessian_tokens is not None and base.hessian is not None:
+            jacobian = jacobian / self._copied("jacobian", (base,), lambda: base.jacobian, jacobian)
+            if norms.hessian_tokens is not None and (of_base := base.hessian) is not None:
                 mean = _token_mean(norms.hessian_tokens, counts)
-                hessian = mean / self._copied("hessian", base.hessian, mean)
+                hessian = mean / self._copied("hessian", (base,), lambda: of_base, mean)
         if hessian is None:
             return jacobian
         return jacobian + (hessian if self.hessian_gradient else hessian.detach())
@@ -554,6 +557,10 @@ def capturing() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
+def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return tensor.shape, tensor.dtype, tensor.device
+
+
 def _token_mean(tokens: Tensor, counts: Tensor) -> Tensor:
     """Average over a row's tokens, then over rows: ``[K, B, T]`` → ``[K]``."""
     return (tokens.sum(-1) / counts).mean(-1)
@@ -564,22 +571,20 @@ def nonfinite_layer(
 ) -> int | None:
     """Return the first layer whose term is not finite on any rank, or None; a collective.
 
-    Where a row of the mask ``rows`` has no real token, return the number of layers instead: a
-    single number tells both, since the host waits for a GPU to read one.
+    Where a row of the mask ``rows`` has no real token, return the number of layers instead: one
+    read tells both, since the host waits for a GPU at each.
     """
-    bad = ~torch.isfinite(terms.detach())
-    bad[0] |= ~torch.isfinite(loss.detach()) & ~bad.any()  # only the sum overflows
-    count = len(terms)
-    # Counted from the end, the first bad layer is the largest number: one maximum finds it, over
-    # the layers and then over the ranks.
-    from_the_end = torch.arange(count, 0, -1, device=terms.device)
-    place = (bad * from_the_end).max()
+    parts = [terms.detach(), loss.detach().reshape(1)]
     if rows is not None:
-        place = place.where(rows.to(place.device).any(1).all(), count + 1)
-    worst = int(ranks.max(place))
-    if worst > count:
+        # Infinite where a row has no token.
+        parts.append(rows.to(terms.device).any(1).reciprocal())
+    # 0 times what is not finite is NaN, which stays NaN in the sum over the ranks.
+    count, zeros = len(terms), ranks.sum(torch.cat(parts) * 0).tolist()
+    finite = [zero == 0 for zero in zeros]
+    if not all(finite[count + 1 :]):
         return count
-    return count - worst if worst else None
+    # Where only the sum overflows, the first layer stands for it.
+    return None if all(finite) else finite.index(False) % count
 
 
 class _Base(TypedDict):

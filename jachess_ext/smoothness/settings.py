@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..jet.directions import Distribution, DrawCounter, Use, fresh_seed, fresh_seed_on
-from ..ops.directions import sample_directions
+from ..ops.directions import number_on, sample_directions
 
 Engine = Literal["jet", "reverse"]
 HessianNorm = Literal["per_dimension", "tensor"]
@@ -162,25 +162,41 @@ def layer_indices(layers: Layers, count: int) -> list[int]:
     return [k % count for k in chosen]
 
 
-def sample_dimensions(
-    width: int, settings: Settings, counter: DrawCounter
-) -> tuple[Tensor | None, float]:
-    """Draw the set D of a layer, and give the scale of its sum.
+def stacked(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return K tensors of one shape as a single ``[K, ...]``; others one by one, ``[1, ...]``."""
+    if len({tensor.shape for tensor in tensors}) == 1:
+        return [torch.stack([*tensors])]
+    return [tensor.unsqueeze(0) for tensor in tensors]
 
-    D holds the dimensions with the smallest of ``width`` independent normal numbers: every subset
-    is as likely as any other, and the same on every device.  They are drawn on the CPU, or where
-    the counter's step is.
+
+def sample_dimensions(
+    widths: Sequence[int], settings: Settings, counter: DrawCounter, device: torch.device
+) -> list[tuple[Tensor | None, float]]:
+    """Draw the set D of each layer, and give the scale of its sum.
+
+    D holds the dimensions with the smallest of a layer's independent normal numbers: every subset
+    is as likely as any other, and the same on every device.  They are drawn on the device that
+    needs them: the host would wait for a copy.
+
+    Args:
+        widths: how many dimensions each layer has.
 
     Returns:
-        (indices or None for all of them, scale).  The scale keeps the meaning of λ: it is 1 of a
-        sampled D, and `REFERENCE_DIMENSIONS`/d of all dimensions.  The tensor norm has all.
+        (indices or None for all of them, scale) of each layer.  The scale keeps the meaning of λ:
+        it is 1 of a sampled D, and `REFERENCE_DIMENSIONS`/d of all dimensions.  The tensor norm has
+        all.
     """
+    size = settings.dimensions
     if not settings.per_dimension:
-        return None, 1.0
-    if settings.dimensions == "all":
-        return None, min(REFERENCE_DIMENSIONS, width) / width
-    device = counter.step.device if isinstance(counter.step, Tensor) else "cpu"
-    token = torch.zeros((), dtype=torch.int64, device=device)
-    numbers = sample_directions(token, 1, width, seed=counter.seed, offset=counter.next_offset())
-    order = numbers.flatten().argsort(stable=True)
-    return order[: min(settings.dimensions, width)], 1.0
+        return [(None, 1.0) for _ in widths]
+    if size == "all":
+        return [(None, min(REFERENCE_DIMENSIONS, width) / width) for width in widths]
+    layers = torch.arange(len(widths), device=device)
+    seed, offsets = number_on(device, counter.seed), layers + counter.next_offset()
+    counter.drawn += len(widths) - 1  # a draw for each layer
+    numbers = [
+        sample_directions(layers[0], 1, width, seed=seed, offset=offset).flatten()
+        for width, offset in zip(widths, offsets, strict=True)
+    ]
+    orders = [order for rows in stacked(numbers) for order in rows.argsort(stable=True)]
+    return [(order[:size], 1.0) for order in orders]

@@ -42,7 +42,8 @@ def _jacobian(graph: Graph, block: Tensor) -> Tensor:
 def _hessian(graph: Graph, block: Tensor) -> Tensor:
     """Return ``[B, T]``, the sums over D of the norms ‖H_{t,j}‖ of a block."""
     width = block.shape[-1]
-    indices, scale = sample_dimensions(width, graph.settings, graph.random.dimensions)
+    draw = graph.settings, graph.random.dimensions, block.device
+    ((indices, scale),) = sample_dimensions([width], *draw)
     chosen = range(width) if indices is None else sorted(indices.tolist())
 
     def norm(t: int) -> Tensor:

@@ -64,8 +64,24 @@ def test_dimensions_are_drawn_afresh_each_step() -> None:
 def test_more_directions_keep_the_dimensions() -> None:
     plain, other = Randomness.from_seed(9), Randomness.from_seed(9)
     draw_directions(torch.zeros(2, 3, 8), 4, counter=other.directions)
-    subsets = [sample_dimensions(20, Settings(), each.dimensions)[0] for each in (plain, other)]
+    subsets = [
+        sample_dimensions([20], Settings(), random.dimensions, torch.device("cpu"))[0][0]
+        for random in (plain, other)
+    ]
     assert torch.equal(*subsets)
+
+
+def test_layers_drawn_together_and_apart_have_the_same_dimensions() -> None:
+    """Of one width, whose numbers are sorted as one tensor, of several, and after a first call."""
+    cpu = torch.device("cpu")
+    together, apart, mixed = (Randomness.from_seed(9).dimensions for _ in range(3))
+    subsets = sample_dimensions([20, 20, 20], Settings(), together, cpu)
+    first, _ = sample_dimensions([20, 20], Settings(), apart, cpu)
+    (last,) = sample_dimensions([20], Settings(), apart, cpu)
+    assert torch.equal(first[0], subsets[0][0]) and torch.equal(last[0], subsets[2][0])
+    unequal = sample_dimensions([20, 7, 20], Settings(), mixed, cpu)
+    assert torch.equal(unequal[0][0], subsets[0][0]) and len(unequal[1][0]) == 7
+    assert torch.equal(unequal[2][0], subsets[2][0]) and unequal[1][0].max() < 7
 
 
 def test_steps_draw_different_directions() -> None:
@@ -126,8 +142,9 @@ def test_dimensions_are_a_uniform_subset() -> None:
     draws, width, size = 4000, 20, 5
     counter = DrawCounter(0, "dimensions")
     member = torch.zeros(draws, width)
-    for row in member:
-        indices, scale = sample_dimensions(width, Settings(dimensions=size), counter)
+    settings, cpu = Settings(dimensions=size), torch.device("cpu")
+    sampled = sample_dimensions([width] * draws, settings, counter, cpu)
+    for row, (indices, scale) in zip(member, sampled, strict=True):
         assert scale == 1 and len(indices.unique()) == size
         row[indices] = 1
     together = member.T @ member / draws
