@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .torch_private import require_torch as _require_torch
 
 if TYPE_CHECKING:
+    from .graphs import graphed
     from .jet import (
         Jet,
         JetTensor,
@@ -48,6 +49,7 @@ __all__ = [
     "Spectrum",
     "divergence",
     "forward_code",
+    "graphed",
     "hessian_diagonal",
     "hvp",
     "jet",
@@ -64,6 +66,7 @@ __all__ = [
 
 _MODULES = ("ops", "scaling", "training")
 _HOMES = {
+    "graphs": ("graphed",),
     "jet": (
         *("Jet", "JetTensor", "MissingJetRule", "divergence", "forward_code", "hessian_diagonal"),
         *("hvp", "jet", "jvp", "laplacian"),

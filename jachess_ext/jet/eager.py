@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import torch_private
+from ..ops import library
 from ..ops.library import transformed
 from . import rules  # noqa: F401  registers the rules
 from ._types import Function
@@ -69,10 +70,14 @@ def eager_jet(
     fn: Function, x: object, directions: object, order: int, second: Second = "pairs"
 ) -> Any:
     """Compute `jet` outside ``torch.compile``."""
-    # A transform of torch.func, or torch.export, lets no value be read: NaN passes there.
-    readable = not (transformed() or torch.compiler.is_exporting())
+    readable = values_are_read()
     inputs = check_inputs(x, directions, check_values=readable)
     return run_pass(fn, inputs, begin_pass(inputs.count, order, second))
+
+
+def values_are_read() -> bool:
+    """Return whether x can be looked at: torch.func, torch.export and CUDA graphs let NaN pass."""
+    return not (transformed() or torch.compiler.is_exporting() or library.capturing())
 
 
 def run_pass(fn: Function, inputs: Inputs, layout: JetLayout) -> Any:

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops.library import constant_when_compiled, transformed
+from ..ops import library
+from ..ops.library import constant_when_compiled
 from ._types import Function
 from .context import without_dynamo
 from .eager import (
@@ -24,6 +25,7 @@ from .eager import (
     output_and_aux,
     paired_leaves,
     to_jets,
+    values_are_read,
     without_tangent,
 )
 from .fsdp import jets_through_fsdp
@@ -152,13 +154,14 @@ class Rows:
             pairs = zip(step_leaves, self.points, strict=True)
             self._directions = [of_each_row(step, point) for step, point in pairs]
             self.count = len(self._directions[0])
-        readable = not (transformed() or torch.compiler.is_exporting())
+        readable = values_are_read()
         for number, (name, point) in enumerate(points):
             if readable:
                 check_finite(point, name)
             if self._directions is not None:
                 check_directions(self._directions[number], point, name, self._directions[0])
-        self._check = check and self.batch > 1 and self.count > 0
+        looks = check and not library.capturing()
+        self._check = looks and self.batch > 1 and self.count > 0
 
     def weights(self, weights: Sequence[float] | Tensor) -> Tensor:
         """Return the weights as a tensor ``[q]`` or ``[q, N]`` of x's dtype.
@@ -192,6 +195,11 @@ class Rows:
         if size is not None and size < 1:
             raise ValueError(f"chunk_size is {size}; expected 1 direction at least, or None")
         plan = [chunk for group in groups for chunk in group.chunks(size)]
+        if len(plan) > 1 and library.capturing():
+            raise ValueError(
+                f"fn has to run {len(plan)} times with the same random numbers, whose state a CUDA "
+                "graph cannot set back: leave out chunk_size, and weights of both signs"
+            )
         check = RowCheck.of(self) if self._check else None
         roots = None if weights is None else roots_of(weights)
         # Dropout draws the same mask in each pass, so that derivatives of all are of one function.
@@ -251,7 +259,12 @@ class Rows:
 
     def _steps(self, numbers: list[int]) -> list[Tensor]:
         """Return p of the directions, ``[p, N, ...]`` of each tensor of x."""
-        index = torch.tensor(numbers, dtype=torch.long, device=self.points[0].device)
+        # Numbers in a row, as all are without weights, are made on the device: nothing is copied.
+        device, start = self.points[0].device, numbers[0] if numbers else 0
+        if numbers == [*range(start, start + len(numbers))]:
+            index = torch.arange(start, start + len(numbers), device=device)
+        else:
+            index = torch.tensor(numbers, dtype=torch.long, device=device)
         if self._directions is not None:
             return [step[index] for step in self._directions]
         # Coordinates are numbered through all tensors of x: one of another tensor has a step of 0

@@ -189,6 +189,14 @@ def transformed() -> bool:
     return nested > 0 or forward_ad._current_level >= 0
 
 
+def capturing() -> bool:
+    """Return whether a CUDA graph captures what runs now, where the host cannot read a result.
+
+    Called as ``library.capturing()``, so that a test can replace it in one place.
+    """
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 # ---- dispatch modes ------------------------------------------------------------------------
 #
 # A mode of torch.utils._python_dispatch sees every operator and may keep what it returns: selective

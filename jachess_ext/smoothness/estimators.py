@@ -46,7 +46,7 @@ from ..models import (
     unwrapped,
     without_labels,
 )
-from ..ops import jet_mean_squares
+from ..ops import jet_mean_squares, library
 from ..ops.library import wide_dtype, widened
 from ..ops.norm import normalised_jet
 from .parallel import is_sharded
@@ -172,6 +172,7 @@ def smoothness(
         hessian_norm=hessian_norm,
         squared=squared,
         distribution=distribution,
+        check_values=not library.capturing(),
     )
     return measure(model, batch, settings, Randomness.from_seed(seed, step))[0]
 

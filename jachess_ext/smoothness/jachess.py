@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from .._io import DataError, from_json
+from ..graphs import in_graphed
 from ..jet.directions import Distribution
 from ..models import in_mode, is_deepspeed, padding_mask
+from ..ops import library
 from .estimators import Smoothness, measure
 from .parallel import Ranks, has_tokens, raise_together, ranks_of, stand_in, zero_of_gradients
 from .settings import (
@@ -269,10 +271,10 @@ class JacHess:
             `JacHessOutput`), log it and count it in ``skipped``.
 
     Attributes:
-        step: number of the next step.  Where a CUDA graph is to capture steps, set it to an int64
-            scalar on the model's device, ``torch.zeros((), dtype=torch.int64, device="cuda")``, and
-            take a step before: every replay counts it up and draws anew.  A step that is captured
-            is not checked for norms that are not finite.
+        step: number of the next step.  In a CUDA graph (`jx.graphed`) it is an int64 scalar on the
+            model's device, which every replay counts up to draw anew; without a ``seed`` steps then
+            draw theirs from the device's generator.  A step that is captured is not checked for
+            norms that are not finite.
         skipped: how often each layer was the first without a finite norm.
 
     A model in DistributedDataParallel, in an engine of DeepSpeed, under ``replicate`` or
@@ -347,6 +349,7 @@ class JacHess:
         self.step: int | Tensor = 0
         self.skipped: Counter[int] = Counter()
         self._copies: dict[str, tuple[tuple[object, ...], Tensor]] = {}
+        self._captured: list[Tensor] = []
         self.base: BaseNorms | None = None
         self._alone = False  # the base norms were measured where no other rank was seen
 
@@ -405,6 +408,8 @@ class JacHess:
         if self.needs_base:
             self._require_base()
         ranks = ranks_of(self.model)
+        if in_graphed() or library.capturing():
+            self._prepare_capture(ranks)
         # calibrate ran before the model was wrapped: each rank has the norms of its own batches,
         # and the penalty needs those of all.
         if ranks.size > 1 and self._alone and self.base is not None:
@@ -424,7 +429,7 @@ class JacHess:
         # A row without a token makes a term NaN, as an overflow does. Alone it is told apart after
         # the fact, without a read of the device; with other ranks it was ruled out above.
         rows = result.mask if ranks.size == 1 else None
-        layer = None if capturing() else nonfinite_layer(terms, loss, ranks, rows)
+        layer = None if library.capturing() else nonfinite_layer(terms, loss, ranks, rows)
         if layer == len(terms):
             # The number past the last layer stands for rows without a token.
             padding_mask(batch)  # raises
@@ -444,6 +449,32 @@ class JacHess:
             out.loss, out.empty = out.stand_in_loss(), True
         return out
 
+    def _prepare_capture(self, ranks: Ranks) -> None:
+        """Count steps on the device, where a graph goes on counting.
+
+        Raises:
+            ValueError: a step with these settings reads results on the host.
+        """
+        reads = {
+            f"engine={self.settings.engine!r}": self.settings.engine != "jet",
+            "on_nonfinite='skip'": self.on_nonfinite == "skip",
+            f"a model on {ranks.size} ranks": ranks.size > 1,
+        }
+        for setting in (setting for setting, applies in reads.items() if applies):
+            raise ValueError(
+                f"{setting} needs results on the host, which a CUDA graph does not read; use "
+                "engine='jet', on_nonfinite='raise' and one process, or run steps as they are"
+            )
+        if isinstance(self.step, Tensor):
+            return
+        if library.capturing():
+            raise ValueError(
+                "step is a number, which stays the same in every replay of a CUDA graph: use "
+                "jx.graphed, or set it to torch.tensor(0, device='cuda') and take a step first"
+            )
+        device = next(self.model.parameters()).device
+        self.step = torch.full((), self.step, dtype=torch.int64, device=device)
+
     def _copied(
         self, name: str, sources: tuple[object, ...], value: Callable[[], Tensor], like: Tensor
     ) -> Tensor:
@@ -454,6 +485,8 @@ class JacHess:
         if copy is None or not same or _kind(copy) != _kind(like):
             copy = value().to(like)
             self._copies[name] = sources, copy
+        if library.capturing():
+            self._captured.append(copy)  # a graph goes on reading its memory
         return copy
 
     def zero_loss(self, loss: Tensor, ranks: Ranks) -> Tensor:
@@ -550,11 +583,6 @@ class JacHess:
         if isinstance(self.weights, Tensor):
             return self.weights.tolist()
         return None if self.base is None else self.layer_weights(len(self.base.jacobian)).tolist()
-
-
-def capturing() -> bool:
-    """Return whether a CUDA graph captures what runs now, where the host cannot read a result."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import jachess_ext as jx
-from jachess_ext.smoothness import jachess
+from jachess_ext.ops import library
 from python_tests.ops.cases import DEVICES
 
 from .host_reads import HostReads
@@ -144,7 +144,7 @@ def test_a_captured_step_reads_nothing_on_the_host(
     with HostReads() as eager:
         reg(batch)  # checks that the norms are finite
     assert "tolist" in eager.reads
-    monkeypatch.setattr(jachess, "capturing", lambda: True)
+    monkeypatch.setattr(library, "capturing", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)  # transformers
     with HostReads() as captured:
         reg(batch).total.backward()

@@ -1,0 +1,285 @@
+"""`jx.graphed`: a step as a CUDA graph, whose kernels the host launches all at once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from . import torch_private
+
+P = ParamSpec("P")
+R = TypeVar("R")
+if TYPE_CHECKING:
+    Leaves = Sequence[tuple[torch_private.pytree.KeyPath, object]]  # of a nest, with their places
+
+
+def graphed(
+    step: Callable[P, R],
+    *,
+    parameters: Iterable[Tensor] | None = None,
+    warmup: int = 3,
+    check_every: int = 100,
+) -> Callable[P, R]:
+    """Return a function that takes the same steps, from a CUDA graph after the first few.
+
+    A penalty's step launches hundreds of small kernels, for which a GPU waits most of the time; a
+    graph launches them at once.  Each call is one step: the first ``warmup`` run as they are, on a
+    stream of their own, and the next is captured.  From then on the arguments are copied into those
+    of the capture and the graph is replayed, with new random numbers: dropout, and directions of a
+    `JacHess`, whose step is moved to the GPU.  Replays give what eager steps give, to the bit.
+
+    A graph is a list of kernels: Python does not run again.  Numbers of Python are those of the
+    capture (a penalty's strength), memory has to stay where it was (load weights with
+    ``load_state_dict``, leave the optimizer), and nothing is read: a step that is not finite is
+    neither refused nor skipped.  Changed arguments and numbers of an optimizer are refused.
+    On the CPU the steps run as they are, which a warning says once.
+
+    ``torch.cuda.make_graphed_callables`` makes a graph of a module's forward, and one of its
+    backward.  It takes no jets (their stack is not an argument of the module), runs the warm-up as
+    further steps, and leaves the loss, its penalty and the optimizer outside.
+
+    Args:
+        step: takes nests of tensors of fixed shapes on one GPU (batches padded to one length, the
+            last one dropped) and returns a nest of tensors.  It calls ``zero_grad``, ``backward``
+            and an optimizer's ``step``, which needs ``capturable=True`` where it has that setting,
+            and a tensor as its learning rate where that changes.
+        parameters: of a step that leaves gradients to an optimizer outside of it; they are set to
+            the call's own, and have to be None when it begins.  None: step leaves none.
+        warmup: calls before the capture, 1 at least; 3 and more for a compiled model.
+        check_every: calls between two looks for results that are not finite, each of which waits
+            for the GPU.
+
+    Raises:
+        ValueError: a call differs from the capture; gradients add up over calls (accumulation); an
+            optimizer's step is not capturable; ``warmup`` or ``check_every`` is not positive.
+        TypeError: step returns something other than tensors.
+        FloatingPointError: a result is not finite.
+        RuntimeError: torch's own, where step reads a tensor's value (``.item()``).
+
+    Example:
+        >>> reg = jx.JacHess(model, weights="uniform")
+        >>> on_gpu = model.device.type == "cuda"
+        >>> optimizer = torch.optim.AdamW(model.parameters(), capturable=on_gpu)
+        >>> @jx.graphed
+        ... def step(batch):
+        ...     optimizer.zero_grad()
+        ...     loss = reg(batch).total
+        ...     loss.backward()
+        ...     optimizer.step()
+        ...     return loss
+        >>> bool(step(batch).isfinite())
+        True
+    """
+    for name, value in (("warmup", warmup), ("check_every", check_every)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}; expected a number of calls from 1 up")
+    return _Graphed(step, None if parameters is None else list(parameters), warmup, check_every)
+
+
+_in_graphed = False
+
+
+def in_graphed() -> bool:
+    """Return whether a step of `graphed` runs, which is captured now or will be."""
+    return _in_graphed
+
+
+def on_gpu(leaves: Sequence[object]) -> bool:
+    """Return whether one of them is a tensor on a GPU."""
+    return any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in leaves)
+
+
+@contextmanager
+def side_stream() -> Iterator[None]:
+    """Run on another stream, as what is captured later has to."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+def capture(run: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+    """Return a graph of ``run`` and the tensors that each replay writes its results into."""
+    graph = torch.cuda.CUDAGraph()
+    # A loader's thread may pin memory meanwhile.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        results = run()
+    return graph, results
+
+
+class _Backward(TorchFunctionMode):
+    """Note whether a backward ran, which leaves gradients in parameters."""
+
+    ran = False
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        self.ran |= func is Tensor.backward
+        return func(*args, **(kwargs or {}))
+
+
+class _Graphed(Generic[R]):
+    def __init__(
+        self, step: Callable[..., R], parameters: list[Tensor] | None, warmup: int, every: int
+    ) -> None:
+        self._step, self._parameters = step, parameters
+        self._warmup, self._check_every = warmup, every
+        self._calls, self._eager = 0, False
+        self._optimizers: list[Optimizer] = []
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, *args: object, **kwargs: object) -> R:
+        flat, nest = torch_private.pytree.tree_flatten_with_path((args, kwargs))
+        if not self._calls and not on_gpu([leaf for _, leaf in flat]):
+            self._eager = True
+            warnings.warn(
+                "no argument of the step is a tensor on a GPU, so that its steps run as they are: "
+                "a CUDA graph needs the batch on the GPU",
+                stacklevel=2,
+            )
+        self._calls += 1
+        if self._eager:
+            return self._step(*args, **kwargs)
+        if any(p.grad is not None for p in self._parameters or ()):
+            raise ValueError(
+                "parameters have gradients when the step begins, to which a graph adds nothing: "
+                "it has no gradient accumulation; call zero_grad() after each optimizer's step"
+            )
+        if self._calls <= self._warmup:
+            results = self._warm_up(args, kwargs)
+        else:
+            results = self._replay(flat, nest)
+        return torch_private.pytree.tree_unflatten(results, self._nest)
+
+    def _warm_up(self, args: Sequence[object], kwargs: dict[str, object]) -> list[Tensor]:
+        self._stepped = False
+        handle = register_optimizer_step_pre_hook(self._note)
+        try:
+            with side_stream(), _Backward() as backward:
+                results = self._run(args, kwargs)
+        finally:
+            handle.remove()
+        if backward.ran and not self._stepped and self._parameters is None:
+            raise ValueError(
+                "a call of the step ended without an optimizer's step, so that gradients would "
+                "add up over calls: a graph has no gradient accumulation; let the step take "
+                "all micro-batches, or pass parameters= where the optimizer is outside"
+            )
+        return results
+
+    def _replay(self, flat: Leaves, nest: torch_private.pytree.TreeSpec) -> list[Tensor]:
+        if self._graph is None:
+            self._capture(flat, nest)
+        assert self._graph is not None
+        self._check(flat, nest)
+        with torch.no_grad():
+            for static, (_, leaf) in zip(self._static, flat, strict=True):
+                if isinstance(static, Tensor) and isinstance(leaf, Tensor):
+                    static.copy_(leaf, non_blocking=True)
+        self._graph.replay()
+        for parameter, gradient in zip(self._parameters or (), self._gradients, strict=True):
+            parameter.grad = gradient
+        finite = self._calls % self._check_every or all(r.isfinite().all() for r in self._results)
+        if not finite:
+            raise FloatingPointError(
+                f"call {self._calls}: a result of the step is not finite, which is looked for in "
+                f"every {self._check_every} calls: lower the learning rate, use a wider dtype, and "
+                "go on from an earlier checkpoint"
+            )
+        return [result.clone() for result in self._results]
+
+    def _note(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        """Note an optimizer that takes a step."""
+        if any(group.get("capturable") is False for group in optimizer.param_groups):
+            raise ValueError(
+                f"{type(optimizer).__name__} counts its steps on the host: a graph needs "
+                "capturable=True"
+            )
+        self._stepped = True
+        if optimizer not in self._optimizers:
+            self._optimizers.append(optimizer)
+
+    def _run(self, args: Sequence[object], kwargs: dict[str, object]) -> list[Tensor]:
+        """Take a step; return the tensors of its result."""
+        global _in_graphed
+        _in_graphed = True
+        try:
+            result = self._step(*args, **kwargs)
+        finally:
+            _in_graphed = False
+        tensors, self._nest = torch_private.pytree.tree_flatten(result)
+        for tensor in tensors:
+            if not isinstance(tensor, Tensor):
+                raise TypeError(
+                    f"the step returned a {type(tensor).__name__}, which no replay computes anew; "
+                    "expected tensors, or nests of them"
+                )
+        return [tensor.detach() for tensor in tensors]
+
+    def _capture(self, flat: Leaves, nest: torch_private.pytree.TreeSpec) -> None:
+        self._static = [_copy(leaf) for _, leaf in flat]
+        self._arguments = nest
+        self._numbers = [_numbers(optimizer) for optimizer in self._optimizers]
+        args, kwargs = torch_private.pytree.tree_unflatten(self._static, nest)
+        self._graph, self._results = capture(lambda: self._run(args, kwargs))
+        self._gradients = [parameter.grad for parameter in self._parameters or ()]
+
+    def _check(self, flat: Leaves, nest: torch_private.pytree.TreeSpec) -> None:
+        """Raise ValueError where a replay would not be the step that is asked for."""
+        if nest != self._arguments:
+            raise ValueError(
+                "the step's arguments are nested otherwise than those of the captured step; "
+                "expected the same names and numbers of tensors"
+            )
+        for static, (path, leaf) in zip(self._static, flat, strict=True):
+            expected, actual = _kind(static), _kind(leaf)
+            if expected != actual:
+                place = torch_private.pytree.keystr(path[1:])
+                raise ValueError(
+                    f"the step's argument {place} is {actual}, but was {expected} when it was "
+                    "captured: pad batches to one length, and drop a smaller last one "
+                    "(drop_last=True)"
+                )
+        for optimizer, groups in zip(self._optimizers, self._numbers, strict=True):
+            for before, now in zip(groups, optimizer.param_groups, strict=True):
+                for name, number in before.items():
+                    if now[name] != number:
+                        raise ValueError(
+                            f"{name} of {type(optimizer).__name__} is {now[name]}, but was "
+                            f"{number} when its step was captured: pass a tensor on the GPU, "
+                            f"{name}=torch.tensor({number}, device='cuda'), which schedulers fill"
+                        )
+
+
+def _numbers(optimizer: Optimizer) -> list[dict[str, object]]:
+    """Return the settings of each group of parameters that a graph takes for constants."""
+    return [
+        {k: v for k, v in group.items() if k != "params" and not isinstance(v, Tensor)}
+        for group in optimizer.param_groups
+    ]
+
+
+def _copy(leaf: object) -> object:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+
+
+def _kind(leaf: object) -> str:
+    if isinstance(leaf, Tensor):
+        return f"{leaf.dtype} {list(leaf.shape)} on {leaf.device}"
+    return repr(leaf)

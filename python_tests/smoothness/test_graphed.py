@@ -1,0 +1,372 @@
+"""`jx.graphed`: what it refuses, and steps that are those of the function itself.
+
+On the CPU, with a graph that runs the function again in place of its kernels; on a GPU, with one.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import jachess_ext as jx
+from jachess_ext import graphs
+from jachess_ext.ops import library
+
+from .host_reads import HostReads
+from .tiny_models import classifier, token_batch
+
+BATCH = token_batch([4, 3])
+
+
+class Rerun:
+    """Stands in for a graph: a replay runs the function, and writes into the first results."""
+
+    def __init__(self, run: Callable[[], list[Tensor]]) -> None:
+        self.run, self.results = run, run()
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        if self.replays > 1:  # a capture runs nothing: what it ran here is the first replay
+            for result, value in zip(self.results, self.run(), strict=True):
+                result.copy_(value)
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have `graphed` capture and replay on the CPU; the host's reads meanwhile."""
+    reads: list[str] = []
+
+    def capture(run: Callable[[], list[Tensor]]) -> tuple[Rerun, list[Tensor]]:
+        def watched() -> list[Tensor]:
+            with monkeypatch.context() as patch, HostReads() as host:
+                patch.setattr(library, "capturing", lambda: True)
+                patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+                results = run()
+            reads.extend(host.reads)
+            return results
+
+        graph = Rerun(watched)
+        return graph, graph.results
+
+    monkeypatch.setattr(graphs, "capture", capture)
+    monkeypatch.setattr(graphs, "side_stream", nullcontext)
+    monkeypatch.setattr(graphs, "on_gpu", lambda leaves: True)
+    return reads
+
+
+def batches(count: int, device: str = "cpu") -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    shape = BATCH["input_ids"].shape
+    return [
+        {
+            "input_ids": torch.randint(1, 7, shape, generator=generator).to(device),
+            "attention_mask": BATCH["attention_mask"].to(device),
+            "labels": torch.randint(2, (2,), generator=generator).to(device),
+        }
+        for _ in range(count)
+    ]
+
+
+class Descent(torch.optim.Optimizer):
+    """On the CPU torch's optimizers read their rate, or their number of steps."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p -= p.grad * group["lr"]
+
+
+def training(
+    model: nn.Module, wrap: Callable[[Any], Any], device: str = "cpu", **settings: Any
+) -> tuple[Any, list[Tensor]]:
+    """Losses of eight steps of JacHess on other data each, and the parameters after them."""
+    reg = jx.JacHess(model, weights="uniform", seed=5, **settings)
+    rate = torch.tensor(1e-2, device=device)
+    if device == "cuda":
+        optimizer: Any = torch.optim.AdamW(model.parameters(), lr=rate, capturable=True)
+    else:
+        optimizer = Descent(model.parameters(), {"lr": rate})
+
+    def step(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        optimizer.zero_grad()
+        out = reg(batch)
+        out.total.backward()
+        optimizer.step()
+        return {"loss": out.total, "jacobian": out.jacobian}
+
+    step = wrap(step)
+    torch.manual_seed(3)
+    results = []
+    for number, batch in enumerate(batches(8, device)):
+        rate.fill_(1e-2 / (1 + number))
+        results.append(step(batch))
+    parameters = [p.detach() for p in model.parameters()]
+    return reg, [tensor for result in results for tensor in result.values()] + parameters
+
+
+def dropping(device: str = "cpu") -> nn.Module:
+    model = copy.deepcopy(classifier("bert", attention="sdpa")).to(device).train()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.1
+        if hasattr(module, "dropout_prob"):
+            module.dropout_prob = 0.1
+    return model
+
+
+@pytest.mark.parametrize("settings", [{}, {"normalize": True}, {"directions": 5}])
+def test_replayed_steps_are_the_eager_ones(simulated: list[str], settings: Any) -> None:
+    """And the captured one has the host read nothing."""
+    _, expected = training(dropping(), lambda step: step, **settings)
+    reg, actual = training(dropping(), jx.graphed, **settings)
+    assert not simulated
+    assert isinstance(reg.step, Tensor) and reg.step.item() == 8
+    for theirs, ours in zip(expected, actual, strict=True):
+        assert torch.equal(theirs.detach(), ours)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_replayed_steps_are_the_eager_ones_on_a_gpu(dtype: torch.dtype) -> None:
+    _, expected = training(dropping("cuda").to(dtype), lambda step: step, "cuda")
+    reg, actual = training(dropping("cuda").to(dtype), jx.graphed, "cuda")
+    assert reg.step.item() == 8
+    losses = [float(loss) for loss in expected[:16:2]]
+    assert len(set(losses)) == 8
+    for theirs, ours in zip(expected, actual, strict=True):
+        assert torch.equal(theirs.detach(), ours)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ["laplacian", "jvp"])
+def test_derivatives_are_captured(name: str) -> None:
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)).cuda()
+    step = jx.graphed(lambda x: derivatives(net, x)[name], warmup=2)
+    for x in torch.randn(5, 4, 3, device="cuda"):
+        assert torch.equal(step(x), derivatives(net, x)[name].detach())
+
+
+def derivatives(net: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    return {
+        "laplacian": jx.laplacian(net, x).laplacian,
+        "jvp": jx.jvp(net, (x,), (torch.ones_like(x),))[1],
+        "jet": jx.jet(net, x, torch.stack([x, x])).second,
+        "diagonal": jx.hessian_diagonal(net, x).diagonal,
+        "divergence": jx.divergence(lambda x: net(x) * x, x).divergence,
+    }
+
+
+def test_derivatives_read_nothing_while_they_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    x = torch.randn(4, 3)
+    with HostReads() as eager:
+        expected = derivatives(net, x)
+    assert eager.reads
+    monkeypatch.setattr(library, "capturing", lambda: True)
+    with HostReads() as captured:
+        values = derivatives(net, x)
+        sum(value.sum() for value in values.values()).backward()
+    assert not captured.reads
+    for name, value in values.items():
+        torch.testing.assert_close(value, expected[name])
+    with pytest.raises(ValueError, match=r"fn has to run 3 times .* leave out chunk_size"):
+        jx.laplacian(net, x, chunk_size=1)
+
+
+# ---- what is refused ----------------------------------------------------------------------------
+
+
+def linear(**settings: Any) -> tuple[Any, Callable[..., Tensor]]:
+    net = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), **{"lr": 0.1} | settings)
+
+    def step(x: Tensor, scale: float = 1.0) -> Tensor:
+        optimizer.zero_grad()
+        loss = (net(x) * scale).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return optimizer, step
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda s: s(torch.ones(5, 3)), r"\[0\] is torch.float32 \[5, 3\] on cpu, but was"),
+        (lambda s: s(torch.ones(4, 3).double()), r"\[0\] is torch.float64 \[4, 3\] on cpu, but"),
+        (lambda s: s(torch.ones(4, 3, device="meta")), r"\[4, 3\] on meta, but was .* on cpu"),
+        (lambda s: s(torch.ones(4, 3), 2.0), "nested otherwise"),
+        (lambda s: s(x=torch.ones(4, 3)), "nested otherwise"),
+        (lambda s: s([torch.ones(4, 3)]), "nested otherwise"),
+    ],
+)
+def test_another_batch(simulated: list[str], call: Callable[[Any], Tensor], sentence: str) -> None:
+    step = jx.graphed(linear()[1], warmup=1)
+    for _ in range(3):
+        step(torch.ones(4, 3))
+    with pytest.raises(ValueError, match=sentence):
+        call(step)
+
+
+def test_another_number(simulated: list[str]) -> None:
+    optimizer, plain = linear()
+    step = jx.graphed(plain, warmup=1)
+    for _ in range(2):
+        step(torch.ones(4, 3), 2.0)
+    with pytest.raises(ValueError, match=r"argument \[1\] is 3.0, but was 2.0"):
+        step(torch.ones(4, 3), 3.0)
+    optimizer.param_groups[0]["lr"] = 0.01
+    with pytest.raises(ValueError, match=r"lr of SGD is 0.01, but was 0.1 .* pass a tensor"):
+        step(torch.ones(4, 3), 2.0)
+
+
+def test_an_optimizer_that_counts_on_the_host(simulated: list[str]) -> None:
+    net = nn.Linear(3, 1)
+    optimizer = torch.optim.Adam(net.parameters())
+
+    def step(x: Tensor) -> Tensor:
+        loss = net(x).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    with pytest.raises(ValueError, match=r"Adam counts its steps on the host: .* capturable=True"):
+        jx.graphed(step)(torch.ones(4, 3))
+
+
+def test_accumulated_gradients(simulated: list[str]) -> None:
+    net = nn.Linear(3, 1)
+
+    def micro_batch(x: Tensor) -> Tensor:
+        loss = net(x).mean()
+        loss.backward()
+        return loss
+
+    with pytest.raises(ValueError, match="without an optimizer's step, so that gradients would"):
+        jx.graphed(micro_batch)(torch.ones(4, 3))
+
+
+def test_gradients_for_an_optimizer_outside(simulated: list[str]) -> None:
+    net = nn.Linear(3, 1)
+    memory = [torch.zeros_like(p) for p in net.parameters()]
+    runs = []
+
+    def backward(x: Tensor) -> Tensor:
+        loss = net(x).mean()
+        gradients = torch.autograd.grad(loss, [*net.parameters()])
+        runs.append(x)
+        for parameter, place, gradient in zip(net.parameters(), memory, gradients, strict=True):
+            place.copy_(gradient)
+            if len(runs) <= 2:  # a replay writes into memory, and sets no attribute
+                parameter.grad = place
+        return loss
+
+    step = jx.graphed(backward, parameters=net.parameters(), warmup=1)
+    for call in range(4):
+        x = torch.full((4, 3), float(call))
+        step(x)
+        assert net.weight.grad is not None and torch.equal(net.weight.grad, x[:1])
+        with pytest.raises(ValueError, match="no gradient accumulation; call zero_grad"):
+            step(x)
+        net.zero_grad()
+
+
+@pytest.mark.cuda
+def test_gradients_for_an_optimizer_outside_on_a_gpu() -> None:
+    net = nn.Linear(3, 1).cuda()
+
+    def backward(x: Tensor) -> Tensor:
+        loss = net(x).mean()
+        loss.backward()
+        return loss
+
+    step = jx.graphed(backward, parameters=net.parameters(), warmup=2)
+    for call in range(5):
+        x = torch.full((4, 3), float(call), device="cuda")
+        step(x)
+        assert net.weight.grad is not None and torch.equal(net.weight.grad, x[:1])
+        net.zero_grad()
+
+
+def test_results_that_no_replay_computes(simulated: list[str]) -> None:
+    with pytest.raises(TypeError, match="returned a float, which no replay computes anew"):
+        jx.graphed(lambda x: {"loss": x.mean(), "count": 3.0})(torch.ones(2))
+
+
+def test_results_are_looked_at_every_few_calls(simulated: list[str]) -> None:
+    step = jx.graphed(lambda x: x.log(), warmup=1, check_every=3)
+    for value in (1.0, -1.0):  # the second is the capture
+        step(torch.full((2,), value))
+    with pytest.raises(FloatingPointError, match=r"call 3: a result .* every 3 calls"):
+        step(torch.full((2,), -1.0))
+    kept = step(torch.ones(2))
+    step(torch.full((2,), 2.0))
+    assert torch.equal(kept, torch.zeros(2)), "a result is the caller's own"
+
+
+@pytest.mark.parametrize("name", ["warmup", "check_every"])
+def test_numbers_of_calls(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is 0; expected a number of calls from 1 up"):
+        jx.graphed(lambda x: x, **{name: 0})
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"on_nonfinite": "skip"}, "on_nonfinite='skip' needs results on the host"),
+        ({"engine": "reverse"}, "engine='reverse' needs results on the host"),
+    ],
+)
+def test_a_penalty_that_reads(simulated: list[str], settings: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        training(dropping(), jx.graphed, **settings)
+
+
+def test_a_step_that_would_stay_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    reg = jx.JacHess(dropping(), weights="uniform")
+    monkeypatch.setattr(library, "capturing", lambda: True)
+    with pytest.raises(ValueError, match="step is a number, which stays the same in every replay"):
+        reg(BATCH)
+
+
+# ---- the CPU ------------------------------------------------------------------------------------
+
+
+def test_on_the_cpu_steps_run_as_they_are() -> None:
+    """Which is said once, and shapes may change."""
+    _, expected = training(dropping(), lambda step: step)
+    with pytest.warns(UserWarning, match="run as they are: a CUDA graph needs the batch on") as w:
+        reg, actual = training(dropping(), jx.graphed)
+    assert len([x for x in w if "CUDA graph" in str(x.message)]) == 1
+    assert reg.step == 8 and not isinstance(reg.step, Tensor)
+    for theirs, ours in zip(expected, actual, strict=True):
+        assert torch.equal(theirs, ours)
+    with warnings.catch_warnings(record=True):
+        double = jx.graphed(lambda x: x + x)
+        assert [len(double(torch.ones(n))) for n in (2, 3)] == [2, 3]
+
+
+def test_what_a_graph_reads_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights of the layers on the device, when other ones replace them."""
+    reg = jx.JacHess(dropping(), weights=[0.25, 0.75])
+    reg.step = torch.tensor(0)
+    reg(BATCH)
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "capturing", lambda: True)
+        reg(BATCH)
+    memory = weakref.ref(reg._copies["weights"][1])
+    reg.weights = "uniform"
+    reg(BATCH)
+    assert memory() is not reg._copies["weights"][1] and memory() is not None
