@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from . import torch_private
+from .jet._types import Args, Function, Named
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -122,11 +123,7 @@ class _Backward(TorchFunctionMode):
     ran = False
 
     def __torch_function__(
-        self,
-        func: Callable[..., object],
-        types: object,
-        args: Sequence[object] = (),
-        kwargs: dict[str, object] | None = None,
+        self, func: Function, types: object, args: Args = (), kwargs: Named | None = None
     ) -> object:
         self.ran |= func is Tensor.backward
         return func(*args, **(kwargs or {}))

@@ -24,13 +24,17 @@ Log = Callable[[dict[str, float]], None]
 
 
 class StepLog:
-    """Means of figures between log entries, summed on their device without a wait per step."""
+    """Means of figures between log entries, summed on their device without a wait per step.
+
+    Attributes:
+        sums: float64 by name, since the last entry.
+    """
 
     # To read a number from a GPU stalls the host until the step has run, so that the sums stay
     # tensors until an entry is due.  In float64, since a sum over 500 steps loses digits in
     # bfloat16.
     def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
+        self.sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
 
     def add(self, **figures: Tensor | None) -> None:
@@ -38,7 +42,7 @@ class StepLog:
         for name, value in figures.items():
             if value is not None:
                 value = value.detach().double()
-                self._sums[name] = self._sums[name] + value if name in self._sums else value
+                self.sums[name] = self.sums[name] + value if name in self.sums else value
                 self._counts[name] = self._counts.get(name, 0) + 1
 
     def take(self, world_size: int = 1) -> dict[str, float]:
@@ -46,8 +50,8 @@ class StepLog:
 
         With a ``world_size`` above 1 every rank has to call it (a collective).
         """
-        mine = {name: (total.tolist(), self._counts[name]) for name, total in self._sums.items()}
-        self._sums, self._counts = {}, {}
+        mine = {name: (total.tolist(), self._counts[name]) for name, total in self.sums.items()}
+        self.sums, self._counts = {}, {}
         ranks = [mine]
         if world_size > 1:
             from accelerate.utils import gather_object

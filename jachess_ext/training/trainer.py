@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,7 +18,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
+from .. import graphs
 from ..models import NO_LABEL, in_mode
+from ..ops import library
 from ..smoothness.parallel import ranks_of
 from .batches import (
     Batch,
@@ -94,14 +97,19 @@ class MethodMixin(_Base):
         method: a `Method`, or text for `parse_method`.
         unlabelled_dataset: rows for TAPT and the modes joint and unlab, whose labels are dropped;
             other methods ignore it.
+        graphed: run forward and backward of training batches as a CUDA graph (`jx.graphed`), for
+            methods none, jachess in mode train and those derived from it.  Batches need one shape:
+            a collator that pads to a fixed length, and ``dataloader_drop_last=True``.  On a CPU it
+            changes nothing but for a warning.
 
     Attributes:
         method: the method, bound to this trainer.
 
     Raises:
         ValueError: a method without the unlabelled data or tokenizer it needs; mode unlab, SAM,
-            FreeLB or a placebo in fp16 or in several processes; several GPUs in one process; in
-            the first step, a method of which nothing took effect.
+            FreeLB or a placebo in fp16 or in several processes; several GPUs in one process;
+            ``graphed`` with another method, accumulation or several processes; in the first step, a
+            method of which nothing took effect.
         TypeError: ``method`` is neither a `Method` nor text.
     """
 
@@ -112,6 +120,7 @@ class MethodMixin(_Base):
         *args: Any,
         method: Method | str = "none",
         unlabelled_dataset: Rows | None = None,
+        graphed: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -131,6 +140,14 @@ class MethodMixin(_Base):
                 "strength=0.01), not jachess_ext.JacHess, or text such as 'jachess,strength=0.01'"
             )
         self.method = self._unbound.bind(self)
+        self._graphed = graphed
+        self._graph: Callable[..., tuple[Tensor, dict[str, Tensor]]] | None = None
+        alone = self.args.gradient_accumulation_steps * self.args.world_size == 1
+        if graphed and not (alone and self.method.capturable):
+            raise self.method.error(
+                "cannot run with graphed=True: a CUDA graph takes none, or jachess in mode train "
+                "without a placebo, in one process and without gradient accumulation"
+            )
         self.add_callback(_Schedule(self))
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
@@ -227,7 +244,7 @@ class MethodMixin(_Base):
         fp16's loss scaling skips steps by itself.  The loss of a batch without any label is a mean
         over nothing, NaN with a gradient of zero, and passes.
         """
-        if self.args.fp16:
+        if self.args.fp16 or library.capturing():
             return True
         # One rank's NaN is every rank's: DistributedDataParallel adds the gradients up, and ranks
         # that went different ways would wait for each other's collectives for ever.
@@ -279,7 +296,25 @@ class MethodMixin(_Base):
 
         if self._acted is not None:
             self._acted.add("step")
-        return self.method.step(run, inputs)
+        if not self._graphed:
+            return self.method.step(run, inputs)
+        if self._graph is None:
+            step = functools.partial(self._logged_step, model)
+            self._graph = graphs.graphed(step, parameters=self.model.parameters())
+        loss, figures = self._graph(self._prepare_inputs(inputs), num_items_in_batch)
+        self.step_log.add(**figures)
+        return loss
+
+    def _logged_step(
+        self, model: nn.Module, inputs: dict[str, Tensor], num_items_in_batch: Tensor | int | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Go forward and backward; return the loss and the figures that a replay computes anew."""
+        log, self.step_log = self.step_log, StepLog()
+        try:
+            loss = super().training_step(model, inputs, num_items_in_batch)
+            return loss, self.step_log.sums
+        finally:
+            self.step_log = log
 
     # Data ---------------------------------------------------------------------------------------
 
@@ -290,6 +325,8 @@ class MethodMixin(_Base):
         return sampler
 
     def _prepare_inputs(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        if graphs.in_graphed():  # prepared before: here nothing can be read
+            return inputs
         inputs = without_padding_targets(self.model, super()._prepare_inputs(inputs))
         inputs = with_decoder_inputs(self.model, inputs)
         return self._left_padding(self.model, inputs)
@@ -338,7 +375,7 @@ class MethodMixin(_Base):
     # Around training ----------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        self.step_log = StepLog()
+        self.step_log, self._graph = StepLog(), None
         if self.method.mode != "train" and self.unlabelled_dataset is not None:
             generator = torch.Generator()
             self.unlabelled = UnlabelledBatches(

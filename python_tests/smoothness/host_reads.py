@@ -1,14 +1,19 @@
-"""Calls by which the host reads a tensor's values, told apart on the CPU."""
+"""Calls by which the host reads a tensor's values, and CUDA graphs without a GPU."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from jachess_ext import graphs
+from jachess_ext.ops import library
 
 # What C++ calls is seen as an operator alone; a method that reads the memory of a tensor on the
 # CPU, as a function alone.
@@ -66,3 +71,50 @@ class HostReads:
 
     def __exit__(self, *_: object) -> None:
         self._modes.close()
+
+
+class Rerun:
+    """Stands in for a graph: a replay runs the function, and writes where the first run wrote.
+
+    Args:
+        parameters: whose gradients it writes, too.
+    """
+
+    def __init__(self, run: Callable[[], list[Tensor]], parameters: Sequence[Tensor]) -> None:
+        self.run, self.results, self.parameters = run, run(), parameters
+        self.gradients = [parameter.grad for parameter in parameters]
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        if self.replays == 1:  # a capture runs nothing: what it ran here is the first replay
+            return
+        for result, value in zip(self.results, self.run(), strict=True):
+            result.copy_(value)
+        for parameter, memory in zip(self.parameters, self.gradients, strict=True):
+            if memory is not None:
+                memory.copy_(parameter.grad)
+
+
+def simulate_graphs(
+    monkeypatch: pytest.MonkeyPatch, parameters: Sequence[Tensor] = ()
+) -> list[str]:
+    """Have `graphed` capture and replay on the CPU; return the host's reads meanwhile, a list."""
+    reads: list[str] = []
+
+    def capture(run: Callable[[], list[Tensor]]) -> tuple[Rerun, list[Tensor]]:
+        def watched() -> list[Tensor]:
+            with monkeypatch.context() as patch, HostReads() as host:
+                patch.setattr(library, "capturing", lambda: True)
+                patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+                results = run()
+            reads.extend(host.reads)
+            return results
+
+        graph = Rerun(watched, parameters)
+        return graph, graph.results
+
+    monkeypatch.setattr(graphs, "capture", capture)
+    monkeypatch.setattr(graphs, "side_stream", nullcontext)
+    monkeypatch.setattr(graphs, "on_gpu", lambda leaves: True)
+    return reads

@@ -9,7 +9,6 @@ import copy
 import warnings
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -17,50 +16,17 @@ import torch
 from torch import Tensor, nn
 
 import jachess_ext as jx
-from jachess_ext import graphs
 from jachess_ext.ops import library
 
-from .host_reads import HostReads
+from .host_reads import HostReads, simulate_graphs
 from .tiny_models import classifier, token_batch
 
 BATCH = token_batch([4, 3])
 
 
-class Rerun:
-    """Stands in for a graph: a replay runs the function, and writes into the first results."""
-
-    def __init__(self, run: Callable[[], list[Tensor]]) -> None:
-        self.run, self.results = run, run()
-        self.replays = 0
-
-    def replay(self) -> None:
-        self.replays += 1
-        if self.replays > 1:  # a capture runs nothing: what it ran here is the first replay
-            for result, value in zip(self.results, self.run(), strict=True):
-                result.copy_(value)
-
-
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Have `graphed` capture and replay on the CPU; the host's reads meanwhile."""
-    reads: list[str] = []
-
-    def capture(run: Callable[[], list[Tensor]]) -> tuple[Rerun, list[Tensor]]:
-        def watched() -> list[Tensor]:
-            with monkeypatch.context() as patch, HostReads() as host:
-                patch.setattr(library, "capturing", lambda: True)
-                patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-                results = run()
-            reads.extend(host.reads)
-            return results
-
-        graph = Rerun(watched)
-        return graph, graph.results
-
-    monkeypatch.setattr(graphs, "capture", capture)
-    monkeypatch.setattr(graphs, "side_stream", nullcontext)
-    monkeypatch.setattr(graphs, "on_gpu", lambda leaves: True)
-    return reads
+    return simulate_graphs(monkeypatch)
 
 
 def batches(count: int, device: str = "cpu") -> list[dict[str, Tensor]]:

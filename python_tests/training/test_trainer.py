@@ -13,9 +13,10 @@ from transformers import Trainer
 
 from jachess_ext.smoothness import BaseNorms
 from python_tests import processes
+from python_tests.smoothness.host_reads import simulate_graphs
 from python_tests.smoothness.tiny_models import BLOCKS, LABELS, classifier
 
-from .runs import assert_same_parameters, entries, examples, furthest, trainer
+from .runs import SGD, assert_same_parameters, entries, examples, furthest, trainer
 
 UNLABELLED = examples(8, seed=5, labels=False)
 
@@ -189,6 +190,79 @@ def test_unlab_in_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(type(made.args), "world_size", property(lambda self: 2))
     with pytest.raises(ValueError, match=r"method='jachess-unlab' runs in one process"):
         made.method.bind(made)
+
+
+# ---- steps as a CUDA graph -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["none", "jachess,strength=0.2,seed=0"])
+def test_graphed_steps_are_the_eager_ones(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the CPU, with a graph that runs the step again: what is copied, logged and reset."""
+    runs = []
+    for graphed in (False, True):
+        made = trainer(
+            tmp_path / str(graphed), method, max_steps=7, options={"graphed": graphed}, **SGD
+        )
+        reads = []
+        if graphed:
+            reads = simulate_graphs(monkeypatch, list(made.model.parameters()))
+        made.train()
+        runs.append((made, entries(made, "loss")))
+    assert not reads and made._graph._graph.replays == 4
+    (eager, of_eager), (replayed, of_replayed) = runs
+    assert furthest(eager.model, replayed.model) == 0
+    assert furthest(eager.model, classifier("bert", dtype=torch.float32)) > 0
+    times = ("epoch", "step", "grad_norm")
+    for a, b in zip(of_eager, of_replayed, strict=True):
+        assert a.keys() == b.keys() and len(a) > 3
+        assert all(b[name] == pytest.approx(a[name], rel=1e-6) for name in a if name not in times)
+
+
+@pytest.mark.cuda
+def test_graphed_steps_are_the_eager_ones_on_a_gpu(tmp_path: Path) -> None:
+    models = []
+    for graphed in (False, True):
+        made = trainer(
+            tmp_path / str(graphed),
+            "jachess,strength=0.2,seed=0",
+            max_steps=7,
+            options={"graphed": graphed},
+            use_cpu=False,
+        )
+        made.train()
+        models.append(made.model)
+    assert furthest(*models) == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("sam", {}),
+        ("r3f", {}),
+        ("jachess,mode=joint", {}),
+        ("jachess,placebo=true", {}),
+        ("jachess", {"gradient_accumulation_steps": 2}),
+    ],
+)
+def test_what_is_no_graph(tmp_path: Path, method: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="cannot run with graphed=True: a CUDA graph takes none"):
+        trainer(tmp_path, method, unlabelled=UNLABELLED, options={"graphed": True}, **settings)
+
+
+def test_graphed_on_the_cpu(tmp_path: Path) -> None:
+    plain = trainer(tmp_path / "plain", {"strength": 0.2, "seed": 0}, max_steps=3)
+    plain.train()
+    made = trainer(
+        tmp_path / "graphed",
+        {"strength": 0.2, "seed": 0},
+        max_steps=3,
+        options={"graphed": True},
+    )
+    with pytest.warns(UserWarning, match="run as they are: a CUDA graph needs the batch on"):
+        made.train()
+    assert furthest(plain.model, made.model) == 0
 
 
 def test_without_transformers() -> None:

@@ -72,6 +72,7 @@ class Method:
         name: its name in `METHODS`.
         modes: the modes it has, the default first; empty without modes.
         control: reports count it among the methods that this package's own have to beat.
+        capturable: whether a step is the same list of kernels each time, as a CUDA graph needs.
         any_task: leave out what the task or the data does not allow, in place of an error.
         one_process: refuse to run in several processes or under fp16's loss scaling.
         needs_unlabelled, needs_tokenizer: whether it needs them with these settings.
@@ -88,7 +89,7 @@ class Method:
     control: ClassVar[bool] = True
     any_task: ClassVar[bool] = False
     # Without an annotation, so that they are no settings until a subclass declares them.
-    needs_unlabelled = needs_tokenizer = one_process = False
+    needs_unlabelled = needs_tokenizer = one_process = capturable = False
     mode, strength, placebo, smoothing = "train", 1.0, False, 0.0
     _drawn_for = -1  # the step that `generator` draws for
 
@@ -321,6 +322,8 @@ class Method:
 
 class Plain(Method, name="none"):
     """The task loss alone."""
+
+    capturable = True
 
 
 class LabelSmoothing(Method, name="label-smoothing"):

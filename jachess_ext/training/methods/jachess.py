@@ -119,6 +119,10 @@ class JacHess(WithModes, name="jachess"):
 
     # A run --------------------------------------------------------------------------------------
 
+    @property
+    def capturable(self) -> bool:  # type: ignore[override]
+        return self.mode == "train" and not self.placebo
+
     def acting(self) -> set[str]:
         idle = self.mode == "unlab" or self.strength == 0
         return super().acting() - ({"loss"} if idle else set())
@@ -190,7 +194,7 @@ class JacHess(WithModes, name="jachess"):
             draws = drawing_apart(*step_key(self.regulariser))
             with draws, in_mode(model, self.dropout):
                 out = self.regulariser(self.trainer.next_unlabelled())
-        self.trainer.step_log.add(skipped=torch.tensor(float(out.skipped is not None)))
+        self.trainer.step_log.add(skipped=torch.full((), float(out.skipped is not None)))
         if out.skipped is not None:
             # fp16's loss scaling needs gradients, and skips the step at a NaN
             return Loss(task * math.nan if self.trainer.args.fp16 else out.loss, outputs)
