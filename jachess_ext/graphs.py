@@ -35,7 +35,8 @@ def graphed(
     graph launches them at once.  Each call is one step: the first ``warmup`` run as they are, on a
     stream of their own, and the next is captured.  From then on the arguments are copied into those
     of the capture and the graph is replayed, with new random numbers: dropout, and directions of a
-    `JacHess`, whose step is moved to the GPU.  Replays give what eager steps give, to the bit.
+    `JacHess`, whose step is moved to the GPU.  Replays give what eager steps give, to the bit where
+    both get the same mask: that of a batch without padding transformers drops only eagerly.
 
     A graph is a list of kernels: Python does not run again.  Numbers of Python are those of the
     capture (a penalty's strength), memory has to stay where it was (load weights with

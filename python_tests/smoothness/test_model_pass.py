@@ -204,5 +204,6 @@ def test_no_head_on_primals_for_logits() -> None:
 def test_run_model_hands_out_the_embeddings() -> None:
     model, batch = classifier("bert"), with_positions(token_batch([3, 2], total=4))
     assert (batch["input_ids"] == PAD).any()
-    result = run_model(model, batch, lambda x: x)
+    result = run_model(model, batch, lambda x, mask: x)
     torch.testing.assert_close(result.embeddings, model.get_input_embeddings()(batch["input_ids"]))
+    assert torch.equal(result.mask, batch["attention_mask"].bool())
