@@ -53,16 +53,17 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Where each dimension stands in `index`: -1 nowhere, -2 more than once.
+// Where each dimension stands in `index`: -1 nowhere, -2 more than once. For one block.
 __global__ void __launch_bounds__(kThreads)
     position_kernel(const int64_t* __restrict__ index, int64_t chosen, int64_t channels,
                     int32_t* __restrict__ position) {
-  const int64_t j = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (j >= channels) return;
-  int32_t found = -1;
-  for (int64_t k = 0; k < chosen; ++k)
-    if (index[k] == j) found = found == -1 ? static_cast<int32_t>(k) : -2;
-  position[j] = found;
+  for (int64_t j = threadIdx.x; j < channels; j += kThreads) position[j] = -1;
+  __syncthreads();
+  for (int64_t k = threadIdx.x; k < chosen; k += kThreads) {
+    const int64_t j = index[k];
+    if (j < 0 || j >= channels) continue;
+    if (atomicCAS(position + j, -1, static_cast<int32_t>(k)) != -1) atomicExch(position + j, -2);
+  }
 }
 
 template <typename T>
@@ -113,8 +114,8 @@ int jet_mean_squares_cuda(TokenShape shape, TokenBuffers b, Queue queue) {
 
 int jet_mean_squares_backward_cuda(TokenShape shape, TokenBuffers b, Queue queue) {
   if (b.position != nullptr) {
-    const int error = launch(position_kernel, ceil_divide(shape.channels, kThreads), kThreads,
-                             queue, b.index, shape.chosen, shape.channels, b.position);
+    const int error = launch(position_kernel, 1, kThreads, queue, b.index, shape.chosen,
+                             shape.channels, b.position);
     if (error != 0) return error;
   }
   return dispatch_bytes(shape.storage, [&](auto* typed) {

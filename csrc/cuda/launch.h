@@ -36,6 +36,12 @@ inline size_t shared_memory_limit(int device) {
   return static_cast<size_t>(bytes);
 }
 
+inline int multiprocessors(int device) {
+  int count = 0;
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
 // The shared memory a kernel was started with.
 __device__ inline char* dynamic_shared_memory() {
   extern __shared__ __align__(16) char memory[];

@@ -5,10 +5,15 @@
 //     right [128 columns, 128 bytes]     //    cotangents', per pair of outputs
 //     then  [rows, columns]  <-  both, multiplied  ->  sums per pair of samples  ->  scratch
 //
+// Where there are fewer tiles than multiprocessors, several blocks share one, each with some of the
+// pairs of outputs.
+//
 // Features go by in stages of 128 bytes, layer after layer; the next ones are on their way while
 // one is multiplied, on the tensor cores. A sample may reach over several tiles, so each tile
 // leaves its own sums, and a second kernel adds those of a pair of samples in their order: the
 // result does not depend on the order in which blocks run. float64 has no kernel.
+#include <algorithm>
+
 #include "mma.h"
 
 namespace jachess {
@@ -58,6 +63,7 @@ struct DeviceSide {
 struct DeviceProblem {
   DeviceSide left, right;
   int64_t outputs;
+  int64_t parts, each;  // blocks of a tile, and the pairs of outputs of one of them
   int layers, stages;
   int lanes;            // that add the columns of one sample, a power of two
   bool symmetric, add;  // add: to what the result holds
@@ -193,18 +199,27 @@ __device__ inline typename GramTile<T>::Sums multiply(const Factor& left, const 
 
 // ---- sums per pair of samples -----------------------------------------------------------------
 
+// The rows of a side that a tile has: how many, and the position of the first in its sample.
+struct Strip {
+  int64_t position;
+  int rows;
+};
+
+__device__ inline Strip strip_of(const DeviceSide& side, int64_t first) {
+  const int64_t rest = side.rows - first;
+  return {first % side.positions, rest < side.tile ? static_cast<int>(rest) : side.tile};
+}
+
 // Rows [begin, end) of a tile that belong to one sample.
 struct Segment {
   int begin, end;
 };
 
-// Segment `number` of the tile of rows from `first` on; empty where there is none.
-__device__ inline Segment segment_of(const DeviceSide& side, int64_t first, int number) {
-  const int64_t sample = first / side.positions + number;
-  int64_t begin = sample * side.positions - first, end = begin + side.positions;
-  const int64_t rows = side.rows - first < side.tile ? side.rows - first : side.tile;
+// Segment `number` of a strip; empty where there is none.
+__device__ inline Segment segment_of(const DeviceSide& side, const Strip& strip, int number) {
+  int64_t begin = number * side.positions - strip.position, end = begin + side.positions;
   begin = begin < 0 ? 0 : begin;
-  end = end < rows ? end : rows;
+  end = end < strip.rows ? end : strip.rows;
   return {static_cast<int>(begin), static_cast<int>(end < begin ? begin : end)};
 }
 
@@ -229,13 +244,13 @@ __device__ inline void store_products(const typename GramTile<T>::Sums& gram,
 
 // out[left segment][right segment] = sums of the products, in the order of rows, then of columns.
 template <typename T>
-__device__ inline void sum_segments(const DeviceProblem& p, int64_t row, int64_t column,
+__device__ inline void sum_segments(const DeviceProblem& p, const Strip& left, const Strip& right,
                                     float* products, float* out) {
   using Tile = GramTile<T>;
   const int down = static_cast<int>(p.left.segments), across = static_cast<int>(p.right.segments);
   __syncthreads();
   for (int i = threadIdx.x; i < down * Tile::kColumns; i += kThreads) {
-    const Segment rows = segment_of(p.left, row, i / Tile::kColumns);
+    const Segment rows = segment_of(p.left, left, i / Tile::kColumns);
     float* line = products + i % Tile::kColumns;
     float sum = 0;
     for (int r = rows.begin; r < rows.end; ++r) sum += line[r * Tile::kLine];
@@ -248,8 +263,8 @@ __device__ inline void sum_segments(const DeviceProblem& p, int64_t row, int64_t
     const int pair = begin + static_cast<int>(threadIdx.x) / p.lanes;
     float sum = 0;
     if (pair < pairs) {
-      const Segment rows = segment_of(p.left, row, pair / across);
-      const Segment columns = segment_of(p.right, column, pair % across);
+      const Segment rows = segment_of(p.left, left, pair / across);
+      const Segment columns = segment_of(p.right, right, pair % across);
       if (rows.begin < rows.end)
         for (int c = columns.begin + lane; c < columns.end; c += p.lanes)
           sum += products[rows.begin * Tile::kLine + c];
@@ -266,8 +281,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     gram_kernel(const __grid_constant__ DeviceProblem p, float* __restrict__ scratch) {
   using Tile = GramTile<T>;
   const DeviceSide &left = p.left, &right = p.right;
-  const int64_t row = static_cast<int64_t>(blockIdx.x) / right.tiles * Tile::kRows;
-  const int64_t column = static_cast<int64_t>(blockIdx.x) % right.tiles * Tile::kColumns;
+  const int64_t tile = blockIdx.x / p.parts;
+  const int64_t row = tile / right.tiles * Tile::kRows;
+  const int64_t column = tile % right.tiles * Tile::kColumns;
   if (p.symmetric) {  // only pairs of samples with the right one not before the left one are wanted
     const int64_t end = column + Tile::kColumns;
     const int64_t last = (end < right.rows ? end : right.rows) - 1;
@@ -281,46 +297,65 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   const typename Tile::Sums gram =
       multiply<T>({left, 0, 1, 0}, {right, 0, 1, 0}, p.stages, places, shared);
-  const int64_t pairs = left.segments * right.segments;
-  float* out = scratch + blockIdx.x * p.outputs * p.outputs * pairs;
-  for (int64_t c = 0; c < p.outputs; ++c) {
-    for (int64_t d = 0; d < p.outputs; ++d) {
-      const typename Tile::Sums sums = multiply<T>(
-          {left, 1, 1 + p.layers, c}, {right, 1, 1 + p.layers, d}, p.stages, places, shared);
-      store_products<T>(gram, sums, products);
-      sum_segments<T>(p, row, column, products, out);
-      out += pairs;
-    }
+  const Strip rows = strip_of(left, row), columns = strip_of(right, column);
+  const int64_t pairs = left.segments * right.segments, all = p.outputs * p.outputs;
+  const int64_t begin = blockIdx.x % p.parts * p.each;
+  const int64_t end = begin + p.each < all ? begin + p.each : all;
+  float* out = scratch + (tile * all + begin) * pairs;
+  for (int64_t n = begin; n < end; ++n) {
+    const typename Tile::Sums sums =
+        multiply<T>({left, 1, 1 + p.layers, n / p.outputs}, {right, 1, 1 + p.layers, n % p.outputs},
+                    p.stages, places, shared);
+    store_products<T>(gram, sums, products);
+    sum_segments<T>(p, rows, columns, products, out);
+    out += pairs;
   }
 }
 
-// One element of the result [C, N, C, M] per thread: the sum over the tiles that the two samples
-// reach over.
+// The tiles that a sample reaches over, and how many samples the first of them meets before it.
+struct Reach {
+  int64_t first, last;
+  int before;
+};
+
+template <int tile>
+__device__ inline Reach reach_of(const DeviceSide& side, int64_t sample) {
+  const int64_t row = sample * side.positions, first = row / tile;
+  const int positions = side.positions < tile ? static_cast<int>(side.positions) : tile;
+  const int rows = static_cast<int>(row - first * tile);
+  return {first, (row + side.positions - 1) / tile, (rows + positions - 1) / positions};
+}
+
+// Row [c, n] of the result [C, N, C, M] per block: sums over the tiles that the two samples reach
+// over.
+template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
     gram_sum_kernel(const __grid_constant__ DeviceProblem p, const float* __restrict__ scratch,
                     float* __restrict__ result) {
+  using Tile = GramTile<T>;
   const DeviceSide &left = p.left, &right = p.right;
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const int64_t m = at % right.samples, d = at / right.samples % p.outputs;
-  const int64_t n = at / (right.samples * p.outputs) % left.samples;
-  const int64_t c = at / (right.samples * p.outputs * left.samples);
-  if (c >= p.outputs) return;
-  if (p.symmetric && (m < n || (m == n && d < c))) return;
-  const int64_t bottom = ((n + 1) * left.positions - 1) / left.tile;
-  const int64_t end = ((m + 1) * right.positions - 1) / right.tile;
-  double sum = 0;
-  for (int64_t i = n * left.positions / left.tile; i <= bottom; ++i) {
-    for (int64_t j = m * right.positions / right.tile; j <= end; ++j) {
-      const int64_t tile = ((i * right.tiles + j) * p.outputs + c) * p.outputs + d;
-      const int64_t above = n - i * left.tile / left.positions;
-      const int64_t before = m - j * right.tile / right.positions;
-      sum += scratch[(tile * left.segments + above) * right.segments + before];
+  const unsigned samples = static_cast<unsigned>(right.samples);
+  const unsigned width = static_cast<unsigned>(p.outputs) * samples;
+  const int64_t c = blockIdx.x / left.samples, n = blockIdx.x % left.samples;
+  const Reach down = reach_of<Tile::kRows>(left, n);
+  for (unsigned at = threadIdx.x; at < width; at += kThreads) {
+    const int64_t d = at / samples, m = at % samples;
+    if (p.symmetric && (m < n || (m == n && d < c))) continue;
+    const Reach across = reach_of<Tile::kColumns>(right, m);
+    double sum = 0;
+    for (int64_t i = down.first; i <= down.last; ++i) {
+      for (int64_t j = across.first; j <= across.last; ++j) {
+        const int64_t tile = ((i * right.tiles + j) * p.outputs + c) * p.outputs + d;
+        const int above = i == down.first ? down.before : 0;
+        const int before = j == across.first ? across.before : 0;
+        sum += scratch[(tile * left.segments + above) * right.segments + before];
+      }
     }
+    float* target = result + static_cast<int64_t>(blockIdx.x) * width + at;
+    if (p.add) sum += *target;
+    *target = static_cast<float>(sum);
+    if (p.symmetric) result[((d * left.samples + m) * p.outputs + c) * right.samples + n] = *target;
   }
-  if (p.add) sum += result[at];
-  result[at] = static_cast<float>(sum);
-  if (p.symmetric)
-    result[((d * left.samples + m) * p.outputs + c) * right.samples + n] = result[at];
 }
 
 // ---- host -----------------------------------------------------------------------------------
@@ -353,9 +388,13 @@ DeviceProblem device_problem(const GramProblem& p) {
   return device;
 }
 
-// Blocks of gram_sum_kernel.
-int64_t sum_blocks(const GramProblem& p) {
-  return ceil_divide(p.outputs * p.left.samples * p.outputs * p.right.samples, kThreads);
+// Shares the pairs of outputs of a tile out among blocks, as long as no multiprocessor gets two.
+void share_pairs(DeviceProblem& p, int multiprocessors) {
+  int64_t tiles = p.left.tiles * p.right.tiles;
+  if (p.symmetric) tiles = (tiles + p.right.tiles) / 2;  // the others have nothing to do
+  const int64_t pairs = p.outputs * p.outputs, most = multiprocessors / tiles;
+  p.each = ceil_divide(pairs, most < 1 ? 1 : most);
+  p.parts = ceil_divide(pairs, p.each);
 }
 
 }  // namespace
@@ -364,9 +403,10 @@ GramScratch ntk_gram_scratch(const GramProblem& problem) {
   GramScratch scratch = {};
   dispatch_products(problem.storage, [&](auto* typed) {
     const DeviceProblem p = device_problem<std::remove_pointer_t<decltype(typed)>>(problem);
-    const int64_t blocks = p.left.tiles * p.right.tiles, sums = sum_blocks(problem);
-    scratch = {blocks * p.outputs * p.outputs * p.left.segments * p.right.segments,
-               blocks > sums ? blocks : sums};
+    const int64_t tiles = p.left.tiles * p.right.tiles;
+    const int64_t rows = p.outputs * p.left.samples, width = p.outputs * p.right.samples;
+    scratch = {tiles * p.outputs * p.outputs * p.left.segments * p.right.segments,
+               std::max({tiles, rows, width})};
     return 0;
   });
   return scratch;
@@ -380,6 +420,7 @@ int ntk_gram_cuda(const GramProblem& problem, float* scratch, float* result, Que
     p.stages = GramTile<T>::shared_bytes(3) <= limit ? 3 : 2;
     const size_t bytes = GramTile<T>::shared_bytes(p.stages);
     if (bytes > limit) return kNoTileFits;
+    share_pairs(p, multiprocessors(queue.device));
     int error = 0;
     for (int64_t first = 0; first < problem.layers && error == 0; first += kMostLayers) {
       const int64_t rest = problem.layers - first;
@@ -389,10 +430,11 @@ int ntk_gram_cuda(const GramProblem& problem, float* scratch, float* result, Que
         p.left.operands[1 + l] = problem.left.cotangents[first + l];
         p.right.operands[1 + l] = problem.right.cotangents[first + l];
       }
-      error = launch_with_shared(gram_kernel<T>, p.left.tiles * p.right.tiles, kThreads, bytes,
-                                 queue, p, scratch);
+      error = launch_with_shared(gram_kernel<T>, p.left.tiles * p.right.tiles * p.parts, kThreads,
+                                 bytes, queue, p, scratch);
       if (error == 0)
-        error = launch(gram_sum_kernel, sum_blocks(problem), kThreads, queue, p, scratch, result);
+        error = launch(gram_sum_kernel<T>, p.outputs * p.left.samples, kThreads, queue, p, scratch,
+                       result);
     }
     return error;
   });

@@ -72,6 +72,8 @@ inline bool backwards = false;
 inline std::function<void()> body;
 // A block's limit of shared memory: that of sm_90 unless a test sets another.
 inline size_t shared_limit = 227 * 1024;
+inline int processors = 1;             // of the device
+inline std::vector<int64_t> launched;  // the blocks of each launch
 
 [[noreturn]] inline void fail(const char* what) {
   std::fprintf(stderr, "cuda shim: %s (block %u, thread %u)\n", what, blockIdx.x, current);
@@ -270,6 +272,14 @@ inline int __syncthreads_or(int value) {
   return result;
 }
 
+inline int atomicCAS(int* at, int expected, int value) {
+  __atomic_compare_exchange_n(at, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  return expected;  // what was there
+}
+inline int atomicExch(int* at, int value) {
+  return __atomic_exchange_n(at, value, __ATOMIC_RELAXED);
+}
+
 inline int __any_sync(unsigned mask, int value) {
   jachess::shim::whole_warp(mask);
   const int* all = jachess::shim::exchange(value);
@@ -291,6 +301,8 @@ T __shfl_xor_sync(unsigned mask, T value, int offset) {
 namespace jachess {
 
 inline size_t shared_memory_limit(int /*device*/) { return shim::shared_limit; }
+
+inline int multiprocessors(int /*device*/) { return shim::processors; }
 
 inline char* dynamic_shared_memory() { return shim::dynamic_shared.get(); }
 
@@ -320,6 +332,7 @@ int launch_with_shared(Kernel kernel, int64_t blocks, int threads, size_t shared
     shim::planned(threads / 32, shim::stages_of(arguments...), shared_bytes);
     return 0;
   }
+  shim::launched.push_back(blocks);
   gridDim.x = static_cast<unsigned>(blocks);
   blockDim.x = static_cast<unsigned>(threads);
   shim::body = [&] { kernel(arguments...); };

@@ -5,7 +5,8 @@
 //
 // A tensor's value is its number of elements, its strides and its last size, as
 // N,OUTPUT,SAMPLE,POSITION,SIZE; there are inputs and cotangents0.., and other_ of each unless the
-// problem is symmetric. The result [C, N, C, M] is written.
+// problem is symmetric. The result [C, N, C, M] is written, and the blocks of the first
+// launch.
 #include "../cuda/launchers.h"
 #include "options.h"
 
@@ -38,6 +39,7 @@ struct Side {
 
 int main(int count, char** argument) {
   parse_options(count, argument);
+  processors = integer("processors");
   const Storage storage = static_cast<Storage>(integer("storage"));
   const int64_t layers = integer("layers"), element = element_bytes(storage);
   const bool symmetric = integer("symmetric") != 0;
@@ -55,5 +57,6 @@ int main(int count, char** argument) {
   const auto numbers = [](Buffer& buffer) { return reinterpret_cast<float*>(buffer.data()); };
   const int error = ntk_gram_cuda(problem, numbers(scratch), numbers(result), {nullptr, 0});
   write(result);
+  if (error == 0) output.write(reinterpret_cast<const char*>(launched.data()), sizeof(int64_t));
   return exit_status(error);
 }

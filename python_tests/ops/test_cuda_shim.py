@@ -267,7 +267,7 @@ def test_mean_squares(
     bound = BOUNDS[wide]
     x = random_jet(streams, 11, channels, dtype=dtype)
     some = torch.arange(11) % 3 != 1
-    few = torch.tensor([channels - 1, 0, 7, 3])
+    few = torch.randperm(320)[:300] if channels == 320 else torch.tensor([channels - 1, 0, 7, 3])
     for mask, index in ((None, None), (some, None), (some, few), (None, few)):
         parts = int(mask is not None) + 2 * int(index is not None)
         inputs = [] if mask is None else [mask]

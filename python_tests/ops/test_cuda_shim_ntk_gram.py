@@ -54,14 +54,28 @@ def run(
     right: Side | None,
     shared_limit: int = LARGE,
     backwards: bool = False,
+    processors: int = 132,
 ) -> Tensor:
-    """The kernel's result [C, N, C, M]."""
+    """The kernel's result [C, N, C, M], on a device of so many multiprocessors."""
+    return run_and_count(program, left, right, shared_limit, backwards, processors)[0]
+
+
+def run_and_count(
+    program: Path,
+    left: Side,
+    right: Side | None,
+    shared_limit: int = LARGE,
+    backwards: bool = False,
+    processors: int = 132,
+) -> tuple[Tensor, int]:
+    """The result, and the blocks of the first launch."""
     dtype, outputs = left[0].dtype, left[1][0].shape[0]
     options: dict[str, object] = {
         "storage": STORAGE.index(dtype),
         "outputs": outputs,
         "layers": len(left[1]),
         "symmetric": int(right is None),
+        "processors": processors,
     }
     data = []
     for prefix, side in (("", left), ("other_", right)):
@@ -73,22 +87,23 @@ def run(
         for name, tensor in zip(names, [inputs, *deltas], strict=True):
             options[f"{prefix}{name}"] = described(tensor)
             data.append(stored(tensor))
-    found = run_program(program, options, data, shared_limit=shared_limit, backwards=backwards)
+    output = run_program(program, options, data, shared_limit=shared_limit, backwards=backwards)
+    numbers, blocks = output[:-8], int.from_bytes(output[-8:], "little")
     count = (left if right is None else right)[0].shape[0]
     shape = (outputs, left[0].shape[0], outputs, count)
-    return torch.frombuffer(found, dtype=torch.float32).view(shape)
+    return torch.frombuffer(numbers, dtype=torch.float32).view(shape), blocks
 
 
 def check_case(program: Path, left: Side, right: Side | None, shared_limit: int = LARGE) -> None:
     """Against the CPU operator and every gradient written out; and the same run backwards, where a
-    missing barrier shows as another result."""
+    missing barrier shows as another result, and with one block for all pairs of outputs."""
     got = run(program, left, right, shared_limit)
     assert ops.available("ntk_gram", "cpu")
     cpu = ops.ntk_gram(*left, *(right or ()))
     bound = BOUNDS[left[0].dtype]
     assert error(got, cpu.double()) < bound
     assert error(got, expected(left, left if right is None else right)) < bound
-    assert torch.equal(got, run(program, left, right, shared_limit, backwards=True))
+    assert torch.equal(got, run(program, left, right, shared_limit, backwards=True, processors=1))
     if right is None:
         assert torch.equal(got, got.permute(2, 3, 0, 1))
 
@@ -117,6 +132,23 @@ def test_single_precision_of_unequal_and_unaligned_sides(programs: Programs) -> 
     left = make_side(3, 7, 11, 37, (13, 6), dtype=torch.float32)
     right = make_side(3, 5, 30, 37, (13, 6), seed=1, dtype=torch.float32)
     check_case(programs("none"), left, right, SMALL)
+
+
+@pytest.mark.parametrize(
+    ("processors", "unequal", "symmetric"),
+    [(1, 3, 9), (6, 6, 9), (12, 9, 18), (15, 15, 18), (24, 15, 27), (132, 27, 81)],
+)
+def test_blocks_share_the_pairs_of_outputs(
+    programs: Programs, processors: int, unequal: int, symmetric: int
+) -> None:
+    """Nine pairs, of three tiles, or of nine of which six are wanted: no multiprocessor gets two
+    blocks that work where tiles are fewer, and the bits are those of one block a tile."""
+    left = make_side(3, 14, 20, 8, (8,), dtype=torch.bfloat16)
+    right = make_side(3, 6, 20, 8, (8,), seed=1, dtype=torch.bfloat16)
+    for a, b, blocks in ((left, right, unequal), (left, None, symmetric)):
+        got, launched = run_and_count(programs("none"), a, b, processors=processors)
+        assert launched == blocks
+        assert torch.equal(got, run(programs("none"), a, b, processors=1))
 
 
 def test_double_precision_has_no_kernel(programs: Programs) -> None:
