@@ -7,8 +7,9 @@ With inputs a_n ∈ R^{T×d} and cotangents δ^l_{n,c} ∈ R^{T×e_l} of layers 
         K[c, n, c', m] = Σ_l Σ_{blocks of rows r} ⟨G^l_{n,c}[r], G^l_{m,c'}[r]⟩
 
 A, `jachess::ntk_gram`, multiplies the two Gram matrices while their tiles are in registers or
-cache. B writes a block of rows of every per-sample gradient, small enough for the cache, and
-multiplies it with torch's matrix products.
+cache; on a GPU torch's products take single positions and wide layers, where writing the tiles
+costs less (`tiles_by_torch`). B writes a block of rows of every per-sample gradient, small enough
+for the cache, and multiplies it with torch's matrix products.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ from .library import (
     widened,
 )
 
-_TILE_POSITIONS = 512  # along a side of a tile of form A's reference, which stays in cache
+# Rows, of outputs and positions, along a side of a tile of form A in torch: in a CPU's cache, and
+# enough for every multiprocessor of a GPU.
+_TILE_ROWS, _GPU_TILE_ROWS = 512, 4096
+_FEW_PAIRS = 4  # of positions, for which the kernel's sums cost more than its products
+_WIDE = 2000  # features, from which 16-bit products take longer than their tiles' way to memory
 WORKSPACE = 128 * 2**20
 # On a Zen 4 core (1 MiB of L2, 32 MiB of L3), blocks of 3 to 6 MiB are written at 75 to 90 % of the
 # rate of large products and multiplied at 100 %; 36 MiB of fresh memory at 28 and 80 %.
@@ -47,13 +52,13 @@ def _differentiated(*operands: Tensor | Sequence[Tensor] | None) -> bool:
     return transformed() or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
 
 
-def _sides(
+def _checked(
     inputs: Tensor,
     cotangents: Sequence[Tensor],
     other_inputs: Tensor | None,
     other_cotangents: Sequence[Tensor] | None,
-) -> tuple[Tensor, list[Tensor], Tensor, list[Tensor]]:
-    """Check and widen both sides; without another, the right side is the left one.
+) -> tuple[Tensor, Sequence[Tensor], Tensor, Sequence[Tensor]]:
+    """Check both sides; without another, the right side is the left one.
 
     Raises:
         ValueError: shapes that do not fit together; one side of the right without the other.
@@ -61,10 +66,10 @@ def _sides(
     """
     if (other_inputs is None) != (other_cotangents is None):
         raise ValueError("pass both other_inputs and other_cotangents, or neither.")
-    left = _side(inputs, cotangents)
+    _check_side(inputs, cotangents)
     if other_inputs is None or other_cotangents is None:
-        return *left, *left
-    right = _side(other_inputs, other_cotangents)
+        return inputs, cotangents, inputs, cotangents
+    _check_side(other_inputs, other_cotangents)
     if inputs.dtype != other_inputs.dtype:
         raise TypeError(
             f"inputs has dtype {inputs.dtype} and other_inputs {other_inputs.dtype}; expected the "
@@ -77,16 +82,17 @@ def _sides(
             "left and right differ in their feature sizes, or in their numbers of outputs or "
             "layers: give the cotangents of the same layers in the same order."
         )
-    return *left, *right
+    return inputs, cotangents, other_inputs, other_cotangents
 
 
-def _side(inputs: Tensor, cotangents: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+def _check_side(inputs: Tensor, cotangents: Sequence[Tensor]) -> None:
     if inputs.dim() != 3 or not cotangents or cotangents[0].dim() != 4:
         raise ValueError(
             f"inputs have shape {list(inputs.shape)} and cotangents "
             f"{[list(delta.shape) for delta in cotangents]}; expected [N, T, d] and at least one "
             "[C, N, T, e]."
         )
+    wide_dtype(inputs.dtype)
     for delta in cotangents:
         check_shape("a cotangent", delta, (len(cotangents[0]), *inputs.shape[:2], delta.shape[-1]))
         if delta.dtype != inputs.dtype:
@@ -94,10 +100,30 @@ def _side(inputs: Tensor, cotangents: Sequence[Tensor]) -> tuple[Tensor, list[Te
                 f"a cotangent has dtype {delta.dtype} and inputs {inputs.dtype}; expected the same "
                 "for all: convert one with .to()."
             )
+
+
+def _sides(
+    inputs: Tensor,
+    cotangents: Sequence[Tensor],
+    other_inputs: Tensor | None,
+    other_cotangents: Sequence[Tensor] | None,
+) -> tuple[Tensor, list[Tensor], Tensor, list[Tensor]]:
+    """Check as `_checked`, and widen."""
+    a, deltas, b, others = _checked(inputs, cotangents, other_inputs, other_cotangents)
+    left = _widened(a, deltas)
+    return *left, *(left if other_inputs is None else _widened(b, others))
+
+
+def _widened(inputs: Tensor, cotangents: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     a, deltas = widened(inputs), [widened(delta) for delta in cotangents]
-    # A position without a cotangent adds nothing, whatever its inputs hold: 0 · inf would be NaN.
-    unused = torch.stack([~delta.ne(0).any(-1).any(0) for delta in deltas]).all(0)
-    return a.masked_fill(unused[..., None] & ~a.isfinite(), 0), deltas
+    # Finite inputs stay, since the gradient of a cotangent that is zero needs them.
+    return a.masked_fill(_unused(deltas) & ~a.isfinite(), 0), deltas
+
+
+def _unused(cotangents: Sequence[Tensor]) -> Tensor:
+    """Return [N, T, 1], where no cotangent is: such a position adds nothing, whatever its inputs
+    hold, though 0 · inf would be NaN."""
+    return ~torch.stack([delta.ne(0).any(-1).any(0) for delta in cotangents]).any(0)[..., None]
 
 
 # ---- form A --------------------------------------------------------------------------------
@@ -135,9 +161,44 @@ def ntk_gram(
     served = available("ntk_gram", inputs.device) and not _differentiated(*operands)
     if not served or (inputs.is_cuda and inputs.dtype == torch.float64):
         return ntk_gram_reference(*operands)
+    if inputs.is_cuda and tiles_by_torch(*_checked(*operands)[:3]):
+        return _gram_by_torch(*operands)
     return torch.ops.jachess.ntk_gram(
         inputs, list(cotangents), other_inputs, list(other_cotangents or [])
     )
+
+
+def _gram_by_torch(
+    inputs: Tensor,
+    cotangents: Sequence[Tensor],
+    other_inputs: Tensor | None = None,
+    other_cotangents: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """Sum as `ntk_gram`, in products of the operands as they are; not to be differentiated."""
+    a, deltas, b, others = _checked(inputs, cotangents, other_inputs, other_cotangents)
+    left = right = a.masked_fill(_unused(deltas), 0)
+    if other_inputs is not None:
+        right = b.masked_fill(_unused(others), 0)
+    return _tiles(left, deltas, right, others, _GPU_TILE_ROWS)
+
+
+def tiles_by_torch(inputs: Tensor, cotangents: Sequence[Tensor], other_inputs: Tensor) -> bool:
+    """Tell whether torch's products on a GPU take form A of these sizes faster than the kernel.
+
+    Args:
+        inputs, cotangents: of the left side, as for `ntk_gram`.
+        other_inputs: of the right side.
+
+    Example:
+        >>> single = torch.empty(8, 1, 384), torch.empty(2, 8, 1, 384), torch.empty(5, 4, 384)
+        >>> tiles_by_torch(single[0], [single[1]], single[2])  # 1 by 4 positions
+        True
+    """
+    pairs = inputs.shape[1] * other_inputs.shape[1]
+    features = inputs.shape[-1] + sum(delta.shape[-1] for delta in cotangents)
+    if not all(tensor.numel() for tensor in (inputs, other_inputs, *cotangents)):
+        return False
+    return pairs <= _FEW_PAIRS or (features > _WIDE and inputs.itemsize == 2)
 
 
 def ntk_gram_reference(
@@ -147,22 +208,31 @@ def ntk_gram_reference(
     other_cotangents: Sequence[Tensor] | None = None,
 ) -> Tensor:
     """Sum as `ntk_gram`, in pure torch, on any device."""
-    left, deltas, right, others = _sides(inputs, cotangents, other_inputs, other_cotangents)
-    symmetric = other_inputs is None
-    outputs, count, positions, _ = deltas[0].shape
+    return _tiles(*_sides(inputs, cotangents, other_inputs, other_cotangents), _TILE_ROWS)
+
+
+def _tiles(
+    left: Tensor, deltas: Sequence[Tensor], right: Tensor, others: Sequence[Tensor], most: int
+) -> Tensor:
+    """Return K by tiles of at most ``most`` rows a side, at least one sample's.
+
+    Where ``right`` is ``left``, which each function makes anew, so are the cotangents.
+    """
+    symmetric = right is left
+    delta = _side_by_side(deltas)
+    other = delta if symmetric else _side_by_side(others)
+    outputs, count, positions, _ = delta.shape
     other_count, other_positions = right.shape[:2]
-    kernel = left.new_zeros(outputs, count, outputs, other_count)
-    if not positions or not other_positions:
+    kernel = left.new_zeros(outputs, count, outputs, other_count, dtype=wide_dtype(left.dtype))
+    if not positions or not other_positions or not outputs:
         return kernel
-    step = max(1, _TILE_POSITIONS // positions)
-    other_step = max(1, _TILE_POSITIONS // other_positions)
+    step = max(1, most // (positions * outputs))
+    other_step = max(1, most // (other_positions * outputs))
     for i in range(0, count, step):
         rows = slice(i, i + step)
-        a, a_deltas = left[rows], [delta[:, rows] for delta in deltas]
         for j in range(i if symmetric else 0, other_count, other_step):
             columns = slice(j, j + other_step)
-            b, b_deltas = right[columns], [other[:, columns] for other in others]
-            tile = _tile(a, a_deltas, b, b_deltas)
+            tile = _tile(left[rows], delta[:, rows], right[columns], other[:, columns])
             if symmetric and i == j:
                 tile = (tile + tile.permute(2, 3, 0, 1)) / 2  # exactly symmetric
             kernel[:, rows, :, columns] = tile
@@ -171,20 +241,25 @@ def ntk_gram_reference(
     return kernel
 
 
-def _tile(a: Tensor, deltas: list[Tensor], b: Tensor, others: list[Tensor]) -> Tensor:
+def _side_by_side(cotangents: Sequence[Tensor]) -> Tensor:
+    """Return [C, N, T, Σ e_l], whose products are the sums of those of all layers."""
+    return torch.cat(list(cotangents), -1) if len(cotangents) > 1 else cotangents[0]
+
+
+def _tile(a: Tensor, delta: Tensor, b: Tensor, other: Tensor) -> Tensor:
     """Return [C, n, C, m] of n samples a [n, T, d] and m samples b [m, T', d]."""
-    outputs, shape = len(deltas[0]), (*a.shape[:2], *b.shape[:2])
-    # [n T, m T'], which serves every pair of outputs.
-    gram = a.flatten(0, 1) @ b.flatten(0, 1).T
-    layers = [(x.flatten(1, 2), y.flatten(1, 2)) for x, y in zip(deltas, others, strict=True)]
-    tile = gram.new_empty(outputs, shape[0], outputs, shape[2])
-    for c in range(outputs):
-        for d in range(outputs):
-            product = layers[0][0][c] @ layers[0][1][d].T
-            for delta, other in layers[1:]:
-                product = torch.addmm(product, delta[c], other[d].T)
-            tile[c, :, d] = (product * gram).view(shape).sum(3).sum(1)
-    return tile
+    gram = _products(a.flatten(0, 1), b.flatten(0, 1))
+    products = _products(delta.flatten(0, 2), other.flatten(0, 2))
+    # [C, n, T, C, m, T'] times the inputs' products, which serve every pair of outputs.
+    products = products.view(*delta.shape[:3], *other.shape[:3])
+    return (products * gram.view(*a.shape[:2], 1, *b.shape[:2])).sum((2, 5))
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """Return a bᵀ in the dtype of sums; a [m, k], b [n, k]."""
+    if a.is_cuda and a.itemsize == 2:
+        return torch.mm(a, b.T, out_dtype=torch.float32)
+    return widened(a) @ widened(b).T
 
 
 def _fake(

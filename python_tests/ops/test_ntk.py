@@ -308,6 +308,86 @@ def test_compiles_to_one_graph() -> None:
     assert torch.equal(compiled(a, deltas[0]), 2 * ops.ntk_gram(a, deltas))
 
 
+# ---- form A by torch's products: on a GPU, but for the dtype of the results of products ---------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rows", [1, 30, 4096])
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("size", SIZES)
+def test_by_torch(
+    size: str, dtype: torch.dtype, rows: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sample a tile, several, and all; layers side by side."""
+    monkeypatch.setattr(ntk, "_GPU_TILE_ROWS", rows)
+    samples, positions, inputs, widths = SIZES[size]
+    samples = min(samples, 20)
+    left = make_side(2, samples, positions, inputs, widths, dtype=dtype, device=device)
+    right = make_side(2, 7, positions + 2, inputs, widths, seed=1, dtype=dtype, device=device)
+    bound = 1e-12 if dtype == torch.float64 else 1e-5  # of products of rounded operands, in float32
+    assert error(ntk._gram_by_torch(*left, *right), expected(left, right)) < bound
+    got = ntk._gram_by_torch(*left)
+    assert error(got, expected(left, left)) < bound
+    assert torch.equal(got, got.permute(2, 3, 0, 1))
+
+
+@pytest.mark.parametrize("run", [ntk._gram_by_torch, ops.ntk_gram_reference, ops.ntk_gram])
+def test_other_cotangents_of_the_same_inputs(run: Callable[..., Tensor]) -> None:
+    left, (_, others) = make_side(2, 6, 3, 8, (5, 4)), make_side(2, 6, 3, 8, (5, 4), seed=1)
+    got = run(*left, left[0], others)
+    assert error(got, expected(left, (left[0], others))) < 1e-13
+
+
+def test_by_torch_of_positions_without_cotangents() -> None:
+    """They may hold anything; what is not finite elsewhere is not lost."""
+    a, deltas = make_side(2, 6, 3, 8, (5, 4), dtype=torch.float32)
+    for delta in deltas:
+        delta[:, :, 1] = 0
+    wanted = expected((a, deltas), (a, deltas))
+    a[:, 1] = torch.inf
+    assert error(ntk._gram_by_torch(a, deltas), wanted) < 1e-6
+    assert error(ntk._gram_by_torch(a, deltas, a, deltas), wanted) < 1e-6
+    deltas[1][1, 4, 1, 3] = torch.nan
+    finite = torch.ones(2, 6, dtype=torch.bool)
+    finite[1, 4] = False
+    got = ntk._gram_by_torch(a.nan_to_num(posinf=1), deltas)
+    assert torch.equal(got.isfinite(), finite[:, :, None, None] & finite[None, None])
+
+
+@pytest.mark.parametrize(
+    ("positions", "widths", "dtype", "by_torch"),
+    [
+        ((1, 1), (384,), torch.float32, True),
+        ((2, 2), (384,), torch.bfloat16, True),
+        ((1, 5), (384,), torch.bfloat16, False),
+        ((8, 8), (1616,), torch.bfloat16, False),
+        ((8, 8), (1617,), torch.bfloat16, True),
+        ((8, 8), (1000, 617), torch.float16, True),
+        ((8, 8), (1617,), torch.float32, False),
+        ((0, 8), (1617,), torch.bfloat16, False),
+        ((1, 1), (384, 0), torch.float32, False),
+    ],
+)
+def test_what_torch_takes_on_a_gpu(
+    positions: tuple[int, int], widths: tuple[int, ...], dtype: torch.dtype, by_torch: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Up to four pairs of positions, and 16 bits of more than 2,000 features; nothing empty."""
+    monkeypatch.setattr(ntk, "available", lambda name, device: True)
+    calls = []
+    monkeypatch.setattr(ntk, "_gram_by_torch", lambda *operands: calls.append(operands))
+    with FakeTensorMode():
+        sides = [
+            (torch.empty(3, t, 384, dtype=dtype, device="cuda:0"),
+             [torch.empty(2, 3, t, e, dtype=dtype, device="cuda:0") for e in widths])
+            for t in positions
+        ]  # fmt: skip
+        ops.ntk_gram(*sides[0], *sides[1])
+        products = ntk._products(sides[0][0].flatten(0, 1), sides[1][0].flatten(0, 1))
+    assert products.dtype == torch.float32
+    assert calls == ([(*sides[0], *sides[1])] if by_torch else [])
+
+
 # ---- form B alone: how it cuts gradients, weights and workspace --------------------------------
 
 WORKSPACES = [1, 40_000, 10**6, WORKSPACE]
