@@ -43,7 +43,7 @@ worst and its mean over the curves: 1 or more means that ours is as good or bett
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any
@@ -245,35 +245,61 @@ def math_backend(query: Tensor, key: Tensor, value: Tensor, causal: bool = True)
         return fused(query, key, value, causal)
 
 
-PROGRAMS = {"written out": written_out, "math backend": math_backend}
+def flash(query: Tensor, key: Tensor, value: Tensor, causal: bool = True) -> Tensor:
+    """Run jvp_flash_attention's kernels, made for torch.func.jvp; they need Triton."""
+    from jvp_flash_attention.jvp_attention import JVPAttn
+
+    return JVPAttn.fwd_dual(query, key, value, causal=causal)
+
+
+PROGRAMS: dict[str, Callable[..., Tensor]] = {
+    "written out": written_out,
+    "math backend": math_backend,
+    "jvp_flash_attention": flash,
+}
+
+
+def attention_jvp(
+    program: str, way: str, qkv: Sequence[Tensor], directions: Sequence[Tensor], causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Return output and tangent; ``program`` is "ours", `jx.jvp`, or of `PROGRAMS`."""
+    primals, tangents = tuple(qkv), tuple(directions)
+    if program == "ours":
+        attend = partial(fused, causal=causal)
+        return jx.jvp(attend, primals, tangents, differentiable=way != "target")
+    output, tangent = torch.func.jvp(partial(PROGRAMS[program], causal=causal), primals, tangents)
+    return output, tangent.detach() if way == "target" else tangent
 
 
 def attention_step(
-    program: str, way: str, tokens: int, place: dict[str, Any], causal: bool = True
+    program: str,
+    way: str,
+    tokens: int,
+    place: dict[str, Any],
+    causal: bool = True,
+    sizes: tuple[int, int, int] = (1, HEADS, SIZE),
 ) -> Step:
-    """Return a jvp along random directions; ``program`` is "ours", `jx.jvp`, or of `PROGRAMS`."""
-    torch.manual_seed(0)
-    primals = tuple(torch.randn(1, HEADS, tokens, SIZE, **place) for _ in range(3))
-    tangents = tuple(torch.randn(1, HEADS, tokens, SIZE, **place) for _ in range(3))
-    gradients = way != "forward"
-    for primal in primals:
-        primal.requires_grad_(gradients)
+    """Return a jvp along random directions, as `attention_jvp`.
 
-    def derivative() -> tuple[Tensor, Tensor]:
-        if program == "ours":
-            attend = partial(fused, causal=causal)
-            return jx.jvp(attend, primals, tangents, differentiable=way != "target")
-        attend = partial(PROGRAMS[program], causal=causal)
-        output, tangent = torch.func.jvp(attend, primals, tangents)
-        return output, tangent.detach() if way == "target" else tangent
+    Args:
+        sizes: sequences, heads and their size.
+    """
+    torch.manual_seed(0)
+    batch, heads, size = sizes
+    qkv, directions = torch.randn(2, 3, batch, heads, tokens, size, **place)
+    gradients = way != "forward"
+    primals = [x.clone().requires_grad_(gradients) for x in qkv]
 
     def step() -> None:
         with torch.set_grad_enabled(gradients):
-            output, tangent = derivative()
+            output, tangent = attention_jvp(program, way, primals, directions, causal)
             if gradients:
                 torch.autograd.grad((output * tangent).sum(), primals)
 
     return step
+
+
+_DIFFERENCE = 5e-3  # near the cube root of float32's rounding
 
 
 class Block(nn.Module):
@@ -335,14 +361,23 @@ def training_step(program: str, place: dict[str, Any], quick: bool = False) -> S
         inputs = (x, r, t), (velocity, torch.zeros_like(r), torch.ones_like(t))
         if program == "torch.func":
             output, slope = torch.func.jvp(model, *inputs)
+        elif program == "central differences":
+            output = model(x, r, t)
+            with torch.no_grad():
+                ahead, behind = (
+                    model(x + h * velocity, r, t + h) for h in (_DIFFERENCE, -_DIFFERENCE)
+                )
+            slope = (ahead - behind) / (2 * _DIFFERENCE)
         else:
             output, slope = jx.jvp(model, *inputs, differentiable=program == "kept graph")
         target = velocity - (t - r)[:, None, None] * slope.detach()
         return (output - target).square().mean()
 
-    def step() -> None:
+    def step() -> Tensor:
         model.zero_grad(set_to_none=True)
-        loss().backward()
+        result = loss()
+        result.backward()
+        return result.detach()
 
     return step
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import platform
 import random
 import subprocess
@@ -583,12 +584,15 @@ def stamped() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Return the checkout's short hash, with "+" where tracked package files differ from it."""
+    """Return the checkout's short hash, with "+" where tracked package files differ from it.
+
+    A checkout without a history, as it travels to a GPU, has that of $JACHESS_COMMIT.
+    """
     try:
         head = git("rev-parse", "--short=10", "HEAD")
         changed = git("status", "--porcelain", "-uno", "--", "jachess_ext", "csrc", "benchmarks")
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get("JACHESS_COMMIT", "")[:10] or "unknown"
     lines = [line for line in changed.splitlines() if "benchmarks/results" not in line]
     return head + ("+" if lines else "")
 

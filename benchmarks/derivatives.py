@@ -289,7 +289,7 @@ def attention_jvp(shape: Shape, options: Options) -> Steps:
 def meanflow(shape: Shape, options: Options) -> Steps:
     """Return MeanFlow's steps and a flow-matching step of the same model."""
     place = {"device": options.device, "dtype": options.dtype}
-    programs = ("no graph", "kept graph", "torch.func", "plain")
+    programs = ("no graph", "kept graph", "torch.func", "central differences", "plain")
     return {name: training_step(name, place, shape.family != "dit") for name in programs}
 
 
@@ -431,7 +431,10 @@ PARTS = {
     "meanflow": Part(
         meanflow,
         ("dit6-T256",),
-        [(way, "plain", "") for way in ("no graph", "kept graph", "torch.func")],
+        [
+            (way, "plain", "")
+            for way in ("no graph", "kept graph", "torch.func", "central differences")
+        ],
     ),
     "compiled_block": Part(
         compiled_block,

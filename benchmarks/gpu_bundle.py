@@ -1,7 +1,7 @@
 """Makes the folder that travels to a rented GPU: sources and a prebuilt library.
 
     make gpu-bundle
-    # there, in the folder: benchmarks/gpu_run.sh tests, then benchmarks/gpu_run.sh figures
+    # there, in the folder: benchmarks/gpu_run.sh short, or tests and then figures
 
 The library is built for one architecture and Python version, others than this machine's too: the
 operators hold no Python, and the small module `_C` is compiled with that Python's headers. What
@@ -22,7 +22,9 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from .common import ROOT, commit
+
+PEERS = ROOT / "build" / "peers"  # wheels, see gpu_run.sh
 LIMIT = 64 * 2**20
 LEFT_OUT = ("benchmarks/results/", "docs/", "examples/", ".github/")
 
@@ -36,11 +38,12 @@ def tracked_files() -> list[str]:
 
 
 def copy_sources(to: Path) -> None:
-    """Copy the files that git tracks, without results and documentation."""
+    """Copy the files that git tracks, without results and documentation, and write their commit."""
     for name in tracked_files():
         if not name.startswith(LEFT_OUT):
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, to / name)
+    (to / "COMMIT").write_text(commit() + "\n")
 
 
 def suffix_and_headers(python: str) -> tuple[str, str]:
@@ -81,6 +84,8 @@ def build_library(to: Path, arch: str, suffix: str, headers: str) -> None:
     for library in (to / "jachess_ext").glob("*.so"):
         call(["strip", "--strip-unneeded", str(library)], to)
     shutil.rmtree(to / "build", ignore_errors=True)
+    if PEERS.exists():
+        shutil.copytree(PEERS, to / "build" / "peers")
 
 
 def compile_info(built: Path, sources: Path, headers: str, target: Path) -> None:

@@ -1,11 +1,16 @@
 #!/usr/bin/env bash
-# On a machine with a GPU, in two commands of at most ten minutes each, without a network:
+# On a machine with a GPU, in commands of at most ten minutes each, without a network:
 #
+#   benchmarks/gpu_run.sh short                 # what is open, the most telling first: 400 s
 #   BUDGET=285 benchmarks/gpu_run.sh tests      # does the library load; operators right; races
 #   BUDGET=365 benchmarks/gpu_run.sh figures    # how fast
-#   (so that both fit a quarter of an hour; without BUDGET, 570 s each)
-#   DRY_RUN=1 …                      # goes on without a GPU: tests are collected and skipped
+#   (so that the last two fit a quarter of an hour; without BUDGET, 570 s each)
+#   DRY_RUN=1 …                      # goes on without a GPU: tests are skipped, figures are a CPU's
 #   QUICK=1 …                        # small shapes, to see that everything runs: about half of it
+#
+# Rows have the commit of the checkout, or where what travelled has no history, of $JACHESS_COMMIT or
+# the bundle. Of build/peers, wheels of programs that `short` times beside ours:
+#   pip download jvp_flash_attention==0.14.0 --no-deps -d build/peers
 #
 # Results are in $OUT, or benchmarks/results/gpu. Needs python3 with torch (CUDA), numpy, pytest,
 # pytest-benchmark, hypothesis and transformers. `make gpu-bundle` makes a folder with all else,
@@ -21,14 +26,18 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 COMMAND=${1:-}
-if [ "$COMMAND" != tests ] && [ "$COMMAND" != figures ]; then
-  echo "gpu_run: the argument is '$COMMAND'; expected tests or figures" >&2
+if [ "$COMMAND" != short ] && [ "$COMMAND" != tests ] && [ "$COMMAND" != figures ]; then
+  echo "gpu_run: the argument is '$COMMAND'; expected short, tests or figures" >&2
   exit 2
 fi
 PYTHON=${PYTHON:-python3}
 RESULTS=${OUT:-benchmarks/results/gpu}
 DTYPE=${DTYPE:-bfloat16}
+DEVICE=${DRY_RUN:+cpu}
+DEVICE=${DEVICE:-cuda}
+[ "$COMMAND" = short ] && BUDGET=${BUDGET:-400}
 BUDGET=${BUDGET:-570}
+export JACHESS_COMMIT=${JACHESS_COMMIT:-$(cat COMMIT 2>/dev/null)}
 WORK=build/gpu_run/$COMMAND
 rm -rf "$WORK"
 mkdir -p "$RESULTS" "$WORK"
@@ -77,7 +86,7 @@ step() {
 }
 
 {
-  echo "commit: $(git rev-parse HEAD 2>/dev/null || echo unknown)"
+  echo "commit: $(git rev-parse HEAD 2>/dev/null || echo "${JACHESS_COMMIT:-unknown}")"
   echo "date: $(date -u +%Y-%m-%dT%H:%M:%SZ)"
   nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --format=csv,noheader
   nvcc --version | tail -n 2
@@ -94,7 +103,7 @@ export TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-$CAPABILITY}
 # nothing about the library.
 step doctor 120 "$PYTHON" -c 'from jachess_ext.ops import library as l
 assert l.STATE.problem is None, l.STATE.problem
-assert ("attention_jet", "cuda") in l.STATE.kernels, "the library has no CUDA kernels"'
+assert ("attention_jet", "'"$DEVICE"'") in l.STATE.kernels, "the library has no CUDA kernels"'
 if [ $? -eq 1 ]; then
   FAILED=0
   if ! step build 200 env JACHESS_FORCE_CUDA=1 "$PYTHON" setup.py build_ext --inplace; then
@@ -126,19 +135,81 @@ PYTEST=("$PYTHON" -m pytest -m "cuda and not slow" -v -p no:cacheprovider --tb=s
 in_processes() {
   printf '%s\n' "$@" | xargs -P 8 -I FILE sh -c '"$@" FILE; s=$?
     [ "$s" -eq 0 ] || [ "$s" -eq 5 ] || { CUDA_LAUNCH_BLOCKING=1 "$@" -x FILE; exit "$s"; }' \
-    sh "${PYTEST[@]}"
+    sh "${PYTEST[@]}" ${KEYWORDS:+-k "$KEYWORDS"}
 }
 export -f in_processes
 
-# files NAME SECONDS FILE...: a step of these files of tests.
+# files NAME SECONDS FILE...: a step of these files of tests, or of those that $KEYWORDS chooses.
 files() {
   local name=$1 limit=$2
   shift 2
   step "$name" "$limit" bash -c "$(declare -p PYTEST); in_processes \"\$@\"" bash "$@"
 }
 
-# For the sanitizers: 16 bits, which take the asynchronous copies, both numbers of streams.
-SANITIZED=${SANITIZED:-heads_of_models and ([float16-4-64-causal or bfloat16-2-128-padded)}
+# For the sanitizers: 16 bits, which take the asynchronous copies, both numbers of streams; and two
+# warps that share a strip of rows, by named barriers of their own.
+SANITIZED=${SANITIZED:-models and ([float16-4-64-causal or bfloat16-2-128-padded or bfloat16-4-128)}
+
+# sanitize TOOL SECONDS EXPRESSION: attention's tests of that expression. Each tensor is an allocation
+# of its own, so that an access beyond its end is seen; torch's kernels, which the references run, are
+# left out.
+sanitize() {
+  if ! command -v compute-sanitizer >/dev/null; then
+    echo "$1: not run, compute-sanitizer was not found" | tee -a "$SUMMARY"
+    UNFINISHED=1
+    return
+  fi
+  step "$1" "$2" env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
+    compute-sanitizer --tool "$1" --kernel-regex kns=jachess --error-exitcode 3 \
+    "${PYTEST[@]}" -x "${ATTENTION[@]}" -k "$3"
+}
+ATTENTION=(python_tests/ops/test_attention*.py)
+PRODUCTS="gram or large_product"
+
+# Each script by itself, the most telling first: what the budget cuts off is at the end.
+ON=(--device "$DEVICE" --results "$WORK" ${QUICK:+--quick})
+COMMON=("${ON[@]}" --dtype "$DTYPE")
+MICRO=("$PYTHON" -m pytest benchmarks -q -p no:cacheprovider --device "$DEVICE" --dtype "$DTYPE"
+  --benchmark-max-time=0.1 --benchmark-columns=min,median,iqr,rounds ${QUICK:+--quick})
+DERIVATIVES=("$PYTHON" -m benchmarks.derivatives)
+micro() { step "$1" "$3" "${MICRO[@]}" -k "$2" --benchmark-json "$WORK/$1.json"; }
+
+if [ "$COMMAND" = short ]; then
+  NEW="heads_of_models and bfloat16-4-128 or scores"
+  KEYWORDS=$NEW files new 20 "${ATTENTION[@]}"
+  sanitize racecheck 40 "$NEW"
+  files operators 60 "${ATTENTION[@]}" python_tests/ops/test_{jet_mean_squares,ntk}.py
+  TOKENS=(2048 4096)
+  CASES=(--cases mlp-D10-N256 mlp-D100-N64 transformer-D8-N32 transformer-D32-N32)
+  SIZES=(--samples 32 --tokens 32 64)
+  [ -n "${QUICK:-}" ] && TOKENS=(128) CASES=() SIZES=()
+  step attention 60 "$PYTHON" -m benchmarks.attention_gpu --dtype "$DTYPE" --results "$WORK" \
+    --tokens "${TOKENS[@]}"
+  if command -v ncu >/dev/null; then
+    step ncu 40 ncu --kernel-name-base demangled --kernel-name regex:jachess --launch-count 3 \
+      --section SpeedOfLight --section Occupancy --section WarpStateStats "$PYTHON" -c '
+import torch
+from jachess_ext import ops
+x = torch.randn(3, 4, 2, 16, 2048, 128, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+ops.attention_jet(*x, q=2).sum().backward()'
+  else
+    echo "ncu: not run, it was not found" | tee -a "$SUMMARY"
+    UNFINISHED=1
+  fi
+  for wheel in build/peers/*.whl; do
+    [ -e "$wheel" ] && "$PYTHON" -m zipfile -e "$wheel" "$WORK/peers"
+  done
+  step peers 60 env PYTHONPATH="$WORK/peers" "$PYTHON" -m benchmarks.peers "${COMMON[@]}"
+  # torch.func.jvp of layer norm gives float32 tangents in 16 bits.
+  step meanflow 20 "${DERIVATIVES[@]}" "${ON[@]}" --parts meanflow --repeats 5
+  step step_vs_plain 20 "${DERIVATIVES[@]}" "${COMMON[@]}" --parts step_vs_plain --repeats 5
+  step laplacian 20 "$PYTHON" -m benchmarks.laplacian "${ON[@]}" --ways "double backward" \
+    "${CASES[@]}" --repeats 5
+  step kernel 20 "$PYTHON" -m benchmarks.ntk "${ON[@]}" --parts time "${SIZES[@]}" \
+    --methods jacobian vmap-grad --repeats 3
+  micro gram "$PRODUCTS" 40
+  finish
+fi
 
 if [ "$COMMAND" = tests ]; then
   files first 100 python_tests/ops/test_attention.py
@@ -147,42 +218,26 @@ if [ "$COMMAND" = tests ]; then
     python_tests/ops/test_{activation,directions,jet_mean_squares,norm,ntk,softmax}.py \
     python_tests/ops/test_{transforms,large_offsets}.py \
     python_tests/{jet,models,smoothness}/test_devices.py
-  # Each tensor an allocation of its own, so that an access beyond its end is seen; torch's kernels,
-  # which the references run, are left out.
-  for tool in racecheck memcheck; do
-    if command -v compute-sanitizer >/dev/null; then
-      step "$tool" 100 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
-        compute-sanitizer --tool "$tool" --kernel-regex kns=jachess --error-exitcode 3 \
-        "${PYTEST[@]}" -x python_tests/ops/test_attention.py -k "$SANITIZED"
-    else
-      echo "$tool: not run, compute-sanitizer was not found" | tee -a "$SUMMARY"
-      UNFINISHED=1
-    fi
-  done
+  sanitize racecheck 100 "$SANITIZED"
+  sanitize memcheck 100 "$SANITIZED"
   finish
 fi
 
-# Each script by itself, the most telling first: what the budget cuts off is at the end.
-COMMON=(--device cuda --dtype "$DTYPE" --results "$WORK")
-[ -n "${QUICK:-}" ] && COMMON+=(--quick)
-MICRO=("$PYTHON" -m pytest benchmarks -q -p no:cacheprovider --device cuda --dtype "$DTYPE"
-  --benchmark-max-time=0.1 --benchmark-columns=min,median,iqr,rounds ${QUICK:+--quick})
-DERIVATIVES=("$PYTHON" -m benchmarks.derivatives "${COMMON[@]}" --parts)
-micro() { step "$1" 60 "${MICRO[@]}" -k "$2" --benchmark-json "$WORK/$1.json"; }
 step attention 90 "$PYTHON" -m benchmarks.attention_gpu --dtype "$DTYPE" --results "$WORK" \
   ${QUICK:+--tokens 128}
-step step_vs_plain 150 "${DERIVATIVES[@]}" step_vs_plain
-micro operators test_operator
-step attention_jvp 60 "${DERIVATIVES[@]}" attention_jvp
-micro ntk "gram or large_product"
-step train_mode 60 "${DERIVATIVES[@]}" train_mode
+step step_vs_plain 150 "${DERIVATIVES[@]}" "${COMMON[@]}" --parts step_vs_plain
+micro operators test_operator 60
+step attention_jvp 60 "${DERIVATIVES[@]}" "${COMMON[@]}" --parts attention_jvp
+micro ntk "$PRODUCTS" 60
+step train_mode 60 "${DERIVATIVES[@]}" "${COMMON[@]}" --parts train_mode
 # torch.func.jvp of layer norm gives float32 tangents in 16 bits.
-step engine_vs_func 60 "$PYTHON" -m benchmarks.derivatives "${COMMON[@]}" --dtype float32 \
-  --parts engine_vs_func meanflow
+step engine_vs_func 60 "${DERIVATIVES[@]}" "${ON[@]}" --parts engine_vs_func meanflow
 step memory 60 "$PYTHON" -m benchmarks.memory "${COMMON[@]}"
-step step_vs_published 60 "${DERIVATIVES[@]}" step_vs_published
+step step_vs_published 60 "${DERIVATIVES[@]}" "${COMMON[@]}" --parts step_vs_published
 step equal_spread 60 "$PYTHON" -m benchmarks.estimators --parts spread "${COMMON[@]}"
-step profile 40 "${DERIVATIVES[@]}" profile --shapes encoder12-T128 --repeats 3
-step published24 90 "${DERIVATIVES[@]}" step_vs_published --shapes encoder24-T128 --repeats 3
+step profile 40 "${DERIVATIVES[@]}" "${COMMON[@]}" --parts profile \
+  --shapes encoder12-T128 --repeats 3
+step published24 90 "${DERIVATIVES[@]}" "${COMMON[@]}" --parts step_vs_published \
+  --shapes encoder24-T128 --repeats 3
 
 finish

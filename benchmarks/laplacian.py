@@ -251,9 +251,10 @@ WAYS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
 }
 
 
-def ways_of(model: nn.Module) -> list[str]:
-    """Return which ways a network is timed in."""
-    return [OURS, "double backward"] if isinstance(model, Heat) else list(WAYS)
+def ways_of(model: nn.Module, wanted: Sequence[str] | None = None) -> list[str]:
+    """Return which ways a network is timed in, ours among them: all, or of those ``wanted``."""
+    ways = [OURS, "double backward"] if isinstance(model, Heat) else list(WAYS)
+    return [way for way in ways if way == OURS or wanted is None or way in wanted]
 
 
 def value(way: str, model: nn.Module, x: Tensor) -> Tensor:
@@ -334,8 +335,10 @@ def folx(python: Path | None, model: nn.Module, x: Tensor) -> Iterator[Folx | No
 # Checks, times, memory --------------------------------------------------------------------------
 
 
-def check(model: nn.Module, x: Tensor, other: Folx | None) -> None:
-    """Hold every way against double backward in float64.
+def check(
+    model: nn.Module, x: Tensor, other: Folx | None, wanted: Sequence[str] | None = None
+) -> None:
+    """Hold every way, or those ``wanted``, against double backward in float64.
 
     Raises:
         RuntimeError: relative errors in L2 above the square root of the dtype's rounding.
@@ -344,8 +347,9 @@ def check(model: nn.Module, x: Tensor, other: Folx | None) -> None:
     exact = copy.deepcopy(model).double(), x.double()
     for figure, run in zip(FIGURES, (value, training_step), strict=True):
         expected = run("double backward", *exact)
-        found = {(way, torch.float64): run(way, *exact) for way in ways_of(model)}
-        found |= {(way, x.dtype): run(way, model, x) for way in ways_of(model)}
+        ways = ways_of(model, wanted)
+        found = {(way, torch.float64): run(way, *exact) for way in ways}
+        found |= {(way, x.dtype): run(way, model, x) for way in ways}
         if other is not None:
             found["folx", torch.float32] = other.found[figure].to(x.device)
         for (way, dtype), result in found.items():
@@ -362,13 +366,13 @@ def measure(case: Case, options: Options) -> list[Row]:
     frozen = copy.deepcopy(model).requires_grad_(False)
     rows = []
     with folx(None if isinstance(model, Heat) else options.extra.folx, model, x) as other:
-        check(model, x, other)
+        check(model, x, other, options.extra.ways)
         for figure in FIGURES:
             steps: dict[str, Step] = {
                 way: partial(value, way, frozen, x)
                 if figure == "value"
                 else partial(training_step, way, model, x)
-                for way in ways_of(model)
+                for way in ways_of(model, options.extra.ways)
             }
             runs = steps if other is None else steps | {"folx": partial(other.run, figure)}
             times = interleaved(
@@ -469,6 +473,7 @@ def main(argv: Sequence[str] | None = None) -> list[Row]:
     arguments.set_defaults(threads=1)
     names = [*CASES, *FUNCTIONS]
     arguments.add_argument("--cases", nargs="+", choices=names, help="default: all but tiny ones")
+    arguments.add_argument("--ways", nargs="+", choices=WAYS, help="beside ours; default: all")
     arguments.add_argument("--folx", type=Path, help="a Python that has jax and folx")
     options = parse(arguments, argv)
     if options.extra.folx is not None:

@@ -52,6 +52,14 @@ def test_a_part_gives_finite_rows_and_a_csv(
         assert len(list(csv.DictReader(file))) == len(rows) > 0
 
 
+def test_ways_of_meanflow_have_one_loss() -> None:
+    place = {"device": torch.device("cpu"), "dtype": torch.float64}
+    ways = ("no graph", "kept graph", "torch.func", "central differences")
+    losses = torch.stack([bench_micro.training_step(way, place, quick=True)() for way in ways])
+    torch.testing.assert_close(losses, losses[2].expand(4), rtol=1e-4, atol=0)
+    assert not torch.allclose(losses[2], bench_micro.training_step("plain", place, True)())
+
+
 def test_a_short_run_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "QUICK_STEPS", 100)
     rows = soak.main(["--quick", "--threads", "1"])

@@ -55,6 +55,11 @@ def test_float64_beside_float32() -> None:
         assert {p.dtype for p in model.parameters()} == {x.dtype} == {dtype}
 
 
+def test_ways_that_are_chosen_are_compared_alone() -> None:
+    rows = laplacian.main([*QUICK, "--cases", laplacian.QUICK[0], "--ways", "collapsed by hand"])
+    assert {row.baseline for row in rows} == {"collapsed by hand"}
+
+
 class Wave(torch.nn.Module):
     """cos t Σ sin xᵢ."""
 

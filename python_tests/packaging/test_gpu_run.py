@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_bundle
+from benchmarks import common, gpu_bundle
 from python_tests import processes
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu_run.sh"
@@ -55,6 +56,58 @@ def test_all_steps_of_the_figures(tmp_path: Path) -> None:
     assert returned == 0 and summary.count(": ok") == len(summary.splitlines()) > 10
 
 
+STEPS = {
+    "new": 20,
+    "racecheck": 40,
+    "operators": 60,
+    "attention": 60,
+    "ncu": 40,
+    "peers": 60,
+    "meanflow": 20,
+    "step_vs_plain": 20,
+    "laplacian": 20,
+    "kernel": 20,
+    "gram": 40,
+}
+
+
+@pytest.mark.parametrize("failing", [None, "test_attention", "benchmarks.peers"])
+def test_short_goes_on_where_a_step_fails(tmp_path: Path, failing: str | None) -> None:
+    """In its order, each within its limit, all within the 400 s."""
+    python = f'case "$*" in *{failing or "no-such"}*) exit 1;; esac'
+    tools = {"compute-sanitizer": "exit 0", "ncu": "exit 0"}
+    summary, returned = run(tmp_path, python, command="short", budget=None, tools=tools)
+    lines = re.findall(r"^(\w+): (\w+) \(exit \d+\), \d+ s of (\d+)$", summary, re.MULTILINE)
+    assert [name for name, *_ in lines] == ["doctor", "gpu", *STEPS]
+    assert {name: int(limit) for name, _, limit in lines[2:]} == STEPS
+    assert sum(STEPS.values()) <= 400
+    failed = {None: set(), "test_attention": {"new", "operators"}, "benchmarks.peers": {"peers"}}
+    assert {name for name, word, _ in lines if word != "ok"} == failed[failing]
+    assert returned == bool(failing)
+
+
+def test_rows_of_a_copy_without_history_have_the_commit_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def git(*arguments: str) -> str:
+        raise subprocess.CalledProcessError(128, arguments)
+
+    monkeypatch.setattr(common, "git", git)
+    monkeypatch.setenv("JACHESS_COMMIT", "0123456789abcdef")
+    assert common.commit() == "0123456789"
+    monkeypatch.delenv("JACHESS_COMMIT")
+    assert common.commit() == "unknown"
+
+
+def test_the_commit_travels_with_the_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_bundle, "tracked_files", list)
+    tmp_path.joinpath("bundle").mkdir()
+    gpu_bundle.copy_sources(tmp_path / "bundle")
+    assert (tmp_path / "bundle" / "COMMIT").read_text() == common.commit() + "\n"
+
+
 def test_a_doctor_that_is_cut_builds_nothing(tmp_path: Path) -> None:
     summary, returned = run(tmp_path, 'case "$*" in *STATE*) sleep 60;; esac')
     assert "doctor: cut (exit 124)" in summary and "build: " not in summary and returned == 3
@@ -75,18 +128,25 @@ def test_every_sanitized_test_reaches_a_kernel() -> None:
 def test_asks_for_a_command(tmp_path: Path, command: str) -> None:
     done = processes.run(["bash", SCRIPT, *filter(None, [command])])
     assert done.returncode == 2
-    assert f"the argument is '{command}'; expected tests or figures" in done.stderr
+    assert f"the argument is '{command}'; expected short, tests or figures" in done.stderr
 
 
 def run(
-    tmp_path: Path, python: str, command: str = "tests", seconds: int | None = None
+    tmp_path: Path,
+    python: str,
+    command: str = "tests",
+    seconds: int | None = None,
+    budget: str | None = "6",
+    tools: dict[str, str] | None = None,
 ) -> tuple[str, int]:
     """The summary and exit status of the script with a python that does this instead.
 
     Args:
         seconds: the limit of every step, which by the script's own rules is 5 at least.
+        budget: of all steps; None: the script's own.
+        tools: what else is installed, and what it does.
     """
-    commands = {"python": python, "nvidia-smi": "echo 9.0"}
+    commands = {"python": python, "nvidia-smi": "echo 9.0", **(tools or {})}
     if seconds:
         commands["timeout"] = f'shift 3; exec /usr/bin/timeout -k 5 {seconds} "$@"'
     for name, body in commands.items():
@@ -100,7 +160,7 @@ def run(
         "PATH": f"{tmp_path}:/usr/bin:/bin",
         "PYTHON": str(tmp_path / "python"),
         "OUT": str(tmp_path / "out"),
-        "BUDGET": "6",
+        **({} if budget is None else {"BUDGET": budget}),
     }
     done = processes.run(["bash", script, command], env=environment)
     return (tmp_path / "out" / f"summary-{command}.txt").read_text(), done.returncode
