@@ -297,6 +297,35 @@ def meanflow() -> str:
     )  # fmt: skip
 
 
+_RUN_4 = "9cda67b"  # the last commit that has run on a GPU
+
+
+def gpu(name: str, *parts: tuple[str, str, str], places: int = 1) -> str:
+    """Return what the newest commit's rows of results/gpu say, or that there are none.
+
+    Args:
+        parts: words around a spread over shapes, "{} times as long", and the figure and baseline
+            that it is of; a part without rows is left out.
+    """
+    measured = rows(f"gpu/{name}") if (RESULTS / "gpu" / f"{name}.csv").exists() else []
+    commit = max(measured, key=lambda row: row["date"])["commit"] if measured else ""
+    cells = []
+    for words, figure, baseline in parts:
+        spread = [
+            float(row["ratio"])
+            for row in measured
+            if (row["commit"], row["figure"], row["baseline"]) == (commit, figure, baseline)
+            and row["ratio"]
+        ]
+        cells += [words.format(_spread(spread, places))] if spread else []
+    if not cells:
+        return "not measured at this commit"
+    text = ", ".join(cells)
+    if commit == _RUN_4:
+        return f"not measured at this commit; run 4: {text}"
+    return f"{text} ({measured[-1]['device']}, {commit})"
+
+
 def front() -> str:
     """Return the README's rows."""
     shape = "dit-6x384-B2-T256"
@@ -315,20 +344,40 @@ def front() -> str:
         for size in ("N32-T32", "N32-T64", "N64-T64")
         for other in ("jacobian", "vmap-grad")
     ]
+    laplacians = [
+        _spread([ratios("laplacian", s, figure, "double backward")[-1] for s in _LAPLACIANS], 2)
+        for figure in ("value", "training step")
+    ]
+    slower = "{} times as long"
     return table(
-        ["what", "measured"],
+        ["what", "on a CPU", "on a GPU"],
         [
             ["J u through attention, causal or not, 128 to 2,048 tokens, against `torch.func.jvp` "
              "of attention written out",
              f"{forward} times faster; with its backward {backward} (than torch's math backend "
-             f"{mathematical})"],
-            ["the same, causal, 1,024 and 2,048 tokens", f"{memory} of its memory"],
+             f"{mathematical})",
+             gpu("peers", *(
+                 ("{} times faster than " + words, "jx.jvp, forward", f"{other}, forward")
+                 for words, other in (("torch's math backend", "math backend"),
+                                      ("`jvp_flash_attention`", "jvp_flash_attention"))
+             ))],
+            ["the same, causal, 1,024 and 2,048 tokens", f"{memory} of its memory",
+             gpu("memory", ("{} of its memory", "jx.jvp, forward", "torch.func.jvp"))],
             ["a MeanFlow step of a small DiT, against a plain step", f"{step} times as long "
-             f"(with `torch.func.jvp` {func})"],
+             f"(with `torch.func.jvp` {func})",
+             gpu("meanflow", (slower, "no graph", "plain"),
+                 ("with `torch.func.jvp` {}", "torch.func", "plain"),
+                 ("by central differences {}", "central differences", "plain"), places=2)],
             ["a training step with JacHess, against a plain one",
-             f"{_spread(plain)} times as long"],
+             f"{_spread(plain)} times as long", gpu("step_vs_plain", (slower, *_STEP))],
+            ["Laplacians of MLPs and transformers, against double backward",
+             f"{laplacians[0]} of its time; a training step {laplacians[1]}",
+             gpu("laplacian", ("{} of its time", "value", "double backward"),
+                 ("a training step {}", "training step", "double backward"), places=2)],
             ["the NTK of a 6-layer encoder, against per-sample gradients by `torch.func`",
-             f"{_spread(kernels)} times faster"],
+             f"{_spread(kernels)} times faster",
+             gpu("ntk_methods", ("{} times faster than the Jacobian", "jx.ntk", "jacobian"),
+                 ("{} than vmap of grad", "jx.ntk", "vmap-grad"))],
         ],
     )  # fmt: skip
 

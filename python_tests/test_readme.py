@@ -76,6 +76,29 @@ def test_quoted_figures_are_not_older_than_what_they_measure() -> None:
     assert not quoted.outdated()
 
 
+def test_a_gpu_s_rows_are_those_of_its_newest_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until there are any but run 4's, these are quoted as what they are."""
+    monkeypatch.setattr(quoted, "RESULTS", tmp_path)
+    parts = ("{} times as long", "ours", "theirs"), ("with that {}", "that", "theirs")
+    assert quoted.gpu("steps", *parts) == "not measured at this commit"
+    (tmp_path / "gpu").mkdir()
+    lines = ["date,commit,device,figure,baseline,ratio", "1,9cda67b,H100,ours,theirs,2",
+             "1,9cda67b,H100,ours,theirs,3.04"]  # fmt: skip
+    path = tmp_path / "gpu" / "steps.csv"
+    path.write_text("\n".join(lines))
+    quoted.rows.cache_clear()
+    run_4 = "not measured at this commit; run 4: 2.0 to 3.0 times as long"
+    assert quoted.gpu("steps", *parts) == run_4
+    lines += ["2,abc,H200,ours,theirs,1.5", "2,abc,H200,ours,theirs,", "2,abc,H200,that,theirs,4"]
+    path.write_text("\n".join(lines))
+    quoted.rows.cache_clear()
+    newest = "1.5 to 1.5 times as long, with that 4.0 to 4.0 (H200, abc)"
+    assert quoted.gpu("steps", *parts) == newest
+    quoted.rows.cache_clear()
+
+
 def test_a_program_is_what_it_computes() -> None:
     """Words may change between a measurement and now, and where a function stands; no number."""
     before = (
