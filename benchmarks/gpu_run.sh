@@ -148,7 +148,8 @@ files() {
 
 # For the sanitizers: 16 bits, which take the asynchronous copies, both numbers of streams; and two
 # warps that share a strip of rows, by named barriers of their own.
-SANITIZED=${SANITIZED:-models and ([float16-4-64-causal or bfloat16-2-128-padded or bfloat16-4-128)}
+KERNELS="[float16-4-64-causal or bfloat16-2-128-padded or bfloat16-4-128-causal"
+SANITIZED=${SANITIZED:-heads_of_models and ($KERNELS)}
 
 # sanitize TOOL SECONDS EXPRESSION: attention's tests of that expression. Each tensor is an allocation
 # of its own, so that an access beyond its end is seen; torch's kernels, which the references run, are
@@ -175,18 +176,20 @@ DERIVATIVES=("$PYTHON" -m benchmarks.derivatives)
 micro() { step "$1" "$3" "${MICRO[@]}" -k "$2" --benchmark-json "$WORK/$1.json"; }
 
 if [ "$COMMAND" = short ]; then
-  NEW="heads_of_models and bfloat16-4-128 or scores"
-  KEYWORDS=$NEW files new 20 "${ATTENTION[@]}"
-  sanitize racecheck 40 "$NEW"
-  files operators 60 "${ATTENTION[@]}" python_tests/ops/test_{jet_mean_squares,ntk}.py
+  NEW="heads_of_models and bfloat16-4-128"
+  KEYWORDS="$NEW or hybrid or scores" files new 20 "${ATTENTION[@]}"
+  sanitize racecheck 40 "$NEW-causal or hybrid or scores"
+  files operators 50 "${ATTENTION[@]}" python_tests/ops/test_{jet_mean_squares,ntk}.py
   TOKENS=(2048 4096)
   CASES=(--cases mlp-D10-N256 mlp-D100-N64 transformer-D8-N32 transformer-D32-N32)
   SIZES=(--samples 32 --tokens 32 64)
   [ -n "${QUICK:-}" ] && TOKENS=(128) CASES=() SIZES=()
   step attention 60 "$PYTHON" -m benchmarks.attention_gpu --dtype "$DTYPE" --results "$WORK" \
-    --tokens "${TOKENS[@]}"
+    --tokens "${TOKENS[@]}" ${DRY_RUN:+--dry-run}
+  step pieces 30 "$PYTHON" -m benchmarks.attention_gpu --dtype "$DTYPE" --results "$WORK" \
+    --parts ${DRY_RUN:+--dry-run}
   if command -v ncu >/dev/null; then
-    step ncu 40 ncu --kernel-name-base demangled --kernel-name regex:jachess --launch-count 3 \
+    step ncu 30 ncu --kernel-name-base demangled --kernel-name regex:jachess --launch-count 3 \
       --section SpeedOfLight --section Occupancy --section WarpStateStats "$PYTHON" -c '
 import torch
 from jachess_ext import ops
@@ -201,13 +204,13 @@ ops.attention_jet(*x, q=2).sum().backward()'
   done
   step peers 60 env PYTHONPATH="$WORK/peers" "$PYTHON" -m benchmarks.peers "${COMMON[@]}"
   # torch.func.jvp of layer norm gives float32 tangents in 16 bits.
-  step meanflow 20 "${DERIVATIVES[@]}" "${ON[@]}" --parts meanflow --repeats 5
-  step step_vs_plain 20 "${DERIVATIVES[@]}" "${COMMON[@]}" --parts step_vs_plain --repeats 5
-  step laplacian 20 "$PYTHON" -m benchmarks.laplacian "${ON[@]}" --ways "double backward" \
+  step meanflow 15 "${DERIVATIVES[@]}" "${ON[@]}" --parts meanflow --repeats 5
+  step step_vs_plain 15 "${DERIVATIVES[@]}" "${COMMON[@]}" --parts step_vs_plain --repeats 5
+  step laplacian 15 "$PYTHON" -m benchmarks.laplacian "${ON[@]}" --ways "double backward" \
     "${CASES[@]}" --repeats 5
-  step kernel 20 "$PYTHON" -m benchmarks.ntk "${ON[@]}" --parts time "${SIZES[@]}" \
+  step kernel 15 "$PYTHON" -m benchmarks.ntk "${ON[@]}" --parts time "${SIZES[@]}" \
     --methods jacobian vmap-grad --repeats 3
-  micro gram "$PRODUCTS" 40
+  micro gram "$PRODUCTS" 35
   finish
 fi
 
