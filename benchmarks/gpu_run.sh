@@ -181,15 +181,16 @@ if [ "$COMMAND" = short ]; then
   sanitize racecheck 40 "$NEW-causal or hybrid or scores"
   files operators 50 "${ATTENTION[@]}" python_tests/ops/test_{jet_mean_squares,ntk}.py
   TOKENS=(2048 4096)
-  CASES=(--cases mlp-D10-N256 mlp-D100-N64 transformer-D8-N32 transformer-D32-N32)
+  SHAPES=(--shapes encoder6-T32 encoder6-T128)
+  CASES=(--cases mlp-D10-N256 transformer-D8-N32 mlp-D50-N64 transformer-D32-N32)
   SIZES=(--samples 32 --tokens 32 64)
-  [ -n "${QUICK:-}" ] && TOKENS=(128) CASES=() SIZES=()
+  [ -n "${QUICK:-}" ] && TOKENS=(128) SHAPES=() CASES=() SIZES=()
   step attention 60 "$PYTHON" -m benchmarks.attention_gpu --dtype "$DTYPE" --results "$WORK" \
     --tokens "${TOKENS[@]}" ${DRY_RUN:+--dry-run}
   step pieces 30 "$PYTHON" -m benchmarks.attention_gpu --dtype "$DTYPE" --results "$WORK" \
     --parts ${DRY_RUN:+--dry-run}
   if command -v ncu >/dev/null; then
-    step ncu 30 ncu --kernel-name-base demangled --kernel-name regex:jachess --launch-count 3 \
+    step ncu 20 ncu --kernel-name-base demangled --kernel-name regex:jachess --launch-count 3 \
       --section SpeedOfLight --section Occupancy --section WarpStateStats "$PYTHON" -c '
 import torch
 from jachess_ext import ops
@@ -205,12 +206,12 @@ ops.attention_jet(*x, q=2).sum().backward()'
   step peers 60 env PYTHONPATH="$WORK/peers" "$PYTHON" -m benchmarks.peers "${COMMON[@]}"
   # torch.func.jvp of layer norm gives float32 tangents in 16 bits.
   step meanflow 15 "${DERIVATIVES[@]}" "${ON[@]}" --parts meanflow --repeats 5
-  step step_vs_plain 15 "${DERIVATIVES[@]}" "${COMMON[@]}" --parts step_vs_plain --repeats 5
-  step laplacian 15 "$PYTHON" -m benchmarks.laplacian "${ON[@]}" --ways "double backward" \
-    "${CASES[@]}" --repeats 5
+  step steps 20 "${DERIVATIVES[@]}" "${COMMON[@]}" --parts step_vs_plain "${SHAPES[@]}" --repeats 5
+  step laplacian 20 "$PYTHON" -m benchmarks.laplacian "${ON[@]}" --ways "double backward" \
+    "${CASES[@]}" --repeats 3
   step kernel 15 "$PYTHON" -m benchmarks.ntk "${ON[@]}" --parts time "${SIZES[@]}" \
     --methods jacobian vmap-grad --repeats 3
-  micro gram "$PRODUCTS" 35
+  micro gram "$PRODUCTS" 30
   finish
 fi
 

@@ -62,13 +62,13 @@ STEPS = {
     "operators": 50,
     "attention": 60,
     "pieces": 30,
-    "ncu": 30,
+    "ncu": 20,
     "peers": 60,
     "meanflow": 15,
-    "step_vs_plain": 15,
-    "laplacian": 15,
+    "steps": 20,
+    "laplacian": 20,
     "kernel": 15,
-    "gram": 35,
+    "gram": 30,
 }
 
 
