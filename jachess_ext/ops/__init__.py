@@ -20,7 +20,8 @@ from .activation import (
     gated_activation_jet,
     gated_activation_jet_reference,
 )
-from .attention import attention_jet, attention_jet_reference
+from .attention import attention_jet
+from .attention_reference import attention_jet_reference
 from .directions import sample_directions, sample_directions_reference, token_numbers
 from .library import available, build_info
 from .norm import (

@@ -338,6 +338,14 @@ class Streams:
         products = self._squared(a) * self._squared(b)
         return products.sum(0, keepdim=True) if self.summed else products
 
+    def quadratic_gradient(self, g: Tensor, a: Tensor) -> Tensor:
+        """Return the gradient of a, ``[q, ...]``, from that of ``quadratic(a, a)``."""
+        gradient = torch.zeros_like(a)
+        for i, j, n in self.terms():
+            for one, other in ((i, j), (j, i)):
+                gradient[one - 1] += g[n - 1 - self.directions] * a[other - 1]
+        return gradient
+
     def crossed(
         self, a: Tensor, b: Tensor, times: Callable[[Tensor, Tensor], Tensor] = torch.mul
     ) -> Tensor:
@@ -424,6 +432,22 @@ class Context(FunctionCtx):
     constants: tuple[Any, ...]
 
 
+_PYTHON = torch.library.Library("jachess", "FRAGMENT")
+_DEFINED: set[str] = set()
+
+
+def define_operator(name: str, signature: str, kernel: Callable[..., Results]) -> None:
+    """Define ``jachess::name`` by torch code, for every device, with the library or without it.
+
+    Args:
+        signature: as of a schema, "(Tensor x) -> Tensor".
+        kernel: runs below autograd; autocast still sees what it calls.
+    """
+    _PYTHON.define(name + signature)
+    _PYTHON.impl(name, kernel, "CompositeExplicitAutograd")
+    _DEFINED.add(name)
+
+
 def register(
     name: str,
     *,
@@ -434,14 +458,14 @@ def register(
     save_backward: Callable[..., None],
     double_backward: Callable[..., Gradients],
 ) -> None:
-    """Register ``jachess::name`` and ``jachess::name_backward``, where the library is loaded.
+    """Register ``jachess::name`` and ``jachess::name_backward``, where there are such operators.
 
     Args:
         fake, fake_backward: as of `torch.library.register_fake`.
         save, backward: of the forward operator, as of `torch.library.register_autograd`.
         save_backward, double_backward: of the backward operator.
     """
-    if not loaded():
+    if not (loaded() or name in _DEFINED):
         return
     # Two operators, each with a backward: `name`'s is `name_backward`, and that one's is torch code
     # made of the reference, which autograd differentiates any number of times.
@@ -475,7 +499,7 @@ def register_operator(
         statistics: whether the last result is there for the backward alone, which then takes all
             results behind the tensors.
     """
-    if not loaded():
+    if not (loaded() or name in _DEFINED):
         return
     schema = getattr(torch.ops.jachess, name).default._schema
     # Arguments and results of the two operators, in order; those in brackets with statistics alone:

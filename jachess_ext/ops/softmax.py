@@ -33,6 +33,37 @@ def softmax_stack(s: Tensor, streams: Streams, masked: bool = False, dim: int = 
     return torch.cat(y)
 
 
+def softmax_stack_gradient(g: Tensor, s: Tensor, streams: Streams) -> Tensor:
+    """Return the gradient of a stack s, [S, ..., N], from that of its softmax over the last
+    dimension, rows whose primal scores are all −inf apart: they have none.
+
+    Without autograd, which does not reach into operators. With h_n = g_n − Σ p g_n and
+    w_i = g_i + Σ_n h_n c_j:
+
+        s̄_n = p h_n;   s̄_i = p (w_i − Σ p w_i);   s̄ = p (p̄ − Σ p p̄),
+        p̄ = g + Σ_i (g_i − Σ p w_i) c_i + Σ_n h_n (t_n − Σ p t_n),   t_n = s_n + c_i c_j
+    """
+    hidden = torch.isneginf(s[0]).all(-1, keepdim=True)
+    p = torch.softmax(s[0].masked_fill(hidden, 0), -1).masked_fill(hidden, 0)
+
+    def centred(x: Tensor) -> Tensor:
+        return x - (p * x).sum(-1, keepdim=True)
+
+    sizes = [1, streams.directions, streams.seconds]
+    _, first, second = s.split(sizes)
+    gradient, g_first, g_second = g.split(sizes)
+    c, w = centred(first), g_first
+    parts = []
+    if streams.seconds:
+        h = centred(g_second)
+        parts = [p * h]
+        w = w + streams.quadratic_gradient(h, c)
+        gradient = gradient + (h * centred(second + streams.quadratic(c, c))).sum(0)
+    parts.insert(0, p * centred(w))
+    gradient = gradient + ((g_first - (p * w).sum(-1, keepdim=True)) * c).sum(0)
+    return torch.cat([p * centred(gradient), *parts])
+
+
 def softmax_jet_reference(x: Tensor, q: int, masked: bool = False, summed: int = 0) -> Tensor:
     """Push a jet as `softmax_jet`, in pure torch, on any device."""
     return softmax_stack(widened(x), streams_of(x, q, summed), masked).to(x.dtype)

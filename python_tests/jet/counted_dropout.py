@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jachess_ext.ops.attention import dropout_mask
+from jachess_ext.ops.attention_reference import dropout_mask
 
 
 def attention_with_counted_dropout(

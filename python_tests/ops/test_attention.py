@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from jachess_ext import ops
 from jachess_ext.ops import attention, library
-from jachess_ext.ops.attention import dropout_mask
+from jachess_ext.ops.attention_reference import Settings, dropout_mask
 from python_tests import processes
 from python_tests.ops.cases import (
     DEVICES,
@@ -750,23 +750,20 @@ def test_which_heads_the_cuda_kernels_take(
     taken: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The others go to the reference, without an error."""
+    """The others go to the composite, without an error."""
     properties = SimpleNamespace(shared_memory_per_block_optin=shared)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(attention, "available", lambda name, device, sums: True)
-    calls = []
-
-    def reference(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
-        calls.append(1)
-        return query.new_empty(*query.shape[:-1], value.shape[-1])
-
-    monkeypatch.setattr(attention, "_reference", reference)
+    monkeypatch.setattr(
+        attention, "available", lambda name, device, sums=False: name == "attention_jet"
+    )
     with FakeTensorMode():
         query = torch.empty(streams, 1, 2, 3, size, dtype=dtype, device="cuda:0")
         value = torch.empty(streams, 1, 2, 3, value_size, dtype=dtype, device="cuda:0")
         y = ops.attention_jet(query, query, value, q=q)
+        settings = Settings(q, 1.0, False, -1, -1, 0.0, 0.0, 0)
+        way = attention.serves(attention.Call(query, query, value, settings))
     assert y.shape == (streams, 1, 2, 3, value_size) and y.dtype == dtype
-    assert bool(calls) != taken
+    assert way == ("fused" if taken else "composite")
 
 
 def test_an_old_gpu_gets_the_references(monkeypatch: pytest.MonkeyPatch) -> None:

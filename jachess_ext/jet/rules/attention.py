@@ -17,7 +17,7 @@ from ..directions import fresh_seed_on
 from ..registry import jet_rule
 from ..tensor import JetTensor, common_layout, lift
 from .linear import matmul_jets, products_fuse
-from .patterns import RepeatedHeads, fusable
+from .patterns import RepeatedHeads, attends
 from .softmax import along, softmax_streams
 
 
@@ -114,7 +114,7 @@ def _operator_covers(
     if mask is not None and (isinstance(mask, JetTensor) or mask.requires_grad or mask.ndim > 4):
         return False
     heads = query.shape[:2] if not grouped else (query.shape[0], key.shape[1])
-    return key.shape[:2] == value.shape[:2] == heads and fusable("attention_jet", query)
+    return key.shape[:2] == value.shape[:2] == heads and attends(query)
 
 
 def _heads_once(key: JetTensor, value: JetTensor) -> tuple[Tensor, Tensor]:

@@ -32,6 +32,7 @@ from .patterns import (
     ShiftedMeanSquare,
     Square,
     Sum,
+    attends,
     fusable,
     promise,
 )
@@ -187,7 +188,7 @@ def repeated_heads(
     if kwargs or self.ndim != 5 or self.pattern is not None:
         return None
     batch, heads, times, tokens, size = self.shape
-    if self.streams.stride(3) or not fusable("attention_jet", self):
+    if self.streams.stride(3) or not attends(self):
         return None
     shape = torch.Size((batch, heads * times, tokens, size))
     if tuple(varargs(*sizes)) != shape:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
+from ...ops.library import transformed
 from .._types import Args, Named
 from ..deferred import Deferred, Pattern
 from ..registry import Rule
@@ -108,8 +109,8 @@ def promise(
     return JetTensor.deferred(deferred, like.jet_layout)
 
 
-def fusable(operator: str, first: JetTensor, *operands: JetTensor) -> bool:
-    """Return whether the jets have one shape, dtype and layout, which ``operator`` can take."""
+def alike(first: JetTensor, *operands: JetTensor) -> bool:
+    """Return whether the jets have one shape, dtype and layout, of which there are operators."""
     return (
         not first.jet_layout.composed
         and not first.dtype.is_complex
@@ -120,6 +121,18 @@ def fusable(operator: str, first: JetTensor, *operands: JetTensor) -> bool:
             for jet in operands
         )
         and first.ndim > 0  # operators work along the last dimension
-        and ops.available(operator, first.device, sums=first.jet_layout.summed)
         and first.jet_layout.has_operators
     )
+
+
+def fusable(operator: str, first: JetTensor, *operands: JetTensor) -> bool:
+    """Return whether the jets are `alike` and ``operator`` has a kernel for them."""
+    return alike(first, *operands) and ops.available(
+        operator, first.device, sums=first.jet_layout.summed
+    )
+
+
+def attends(jet: JetTensor) -> bool:
+    """Return whether `ops.attention_jet` takes the jet in memory linear in the tokens, which it
+    does with a kernel or without one, but not within transforms."""
+    return alike(jet) and not transformed()

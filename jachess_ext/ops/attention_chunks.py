@@ -1,0 +1,405 @@
+"""Attention's jets by large matrix products, over chunks of queries and heads.
+
+Every stream of the scores is one product of operands side by side, [q_12 q_1 q_2 q_0] times
+[k_0 k_2 k_1 k_12], and every stream of the weights and of the scores' gradients is multiplied once,
+by what it meets side by side. The products are those of the jet, none twice: 3, 5 and 9 times plain
+attention's for 2, 3 and 4 streams. A chunk has a bounded number of scores, so that memory is linear
+in T and Tk, and sums are kept in float32, or float64.
+
+`attention_jet_composite` makes weights and gradients with the softmax's operator, on any device and
+for any jet; `attention_jet_hybrid` is the CUDA kernels' forward and a backward of which a kernel
+makes them. Their second derivatives are the reference's, which builds T × Tk tensors.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .attention_reference import (
+    Part,
+    Settings,
+    Softmax,
+    check_settings,
+    dropout_factor,
+    hidden,
+    softcap_gradient,
+    softcap_jet,
+    weights,
+)
+from .library import (
+    CUDA_DIRECTIONS,
+    IN_PASSES,
+    MAX_DIRECTIONS,
+    Streams,
+    available,
+    check_shape,
+    streams_of,
+    wide_dtype,
+)
+from .softmax import softmax_jet_reference, softmax_stack_gradient
+
+COMPOSITE_SCORES = 2**23
+"""How many scores a chunk of the composite has at most, of all streams."""
+HYBRID_SCORES = 2**25
+"""How many a chunk of the hybrid has, of all streams, in 16 bits."""
+
+Gradients: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""Of query, key and value."""
+
+
+# ---- chunks --------------------------------------------------------------------------------
+
+
+class Chunk(NamedTuple):
+    """Queries of the heads that share some key heads, and the first keys, which they see.
+
+    Key heads of several entries of the batch are n in one dimension; the queries of a group lie
+    under each other: [S, n, group · rows, D] against [S, n, keys, D].
+    """
+
+    batch: slice
+    key_heads: slice
+    group: int
+    rows: slice
+    keys: int
+
+    @property
+    def heads(self) -> slice:
+        """Return the query heads."""
+        return slice(self.key_heads.start * self.group, self.key_heads.stop * self.group)
+
+    def rows_of(self, x: Tensor) -> Tensor:
+        """Return the chunk of [S, B, H, T, D], a view [S, B', H', rows, D]."""
+        return x[:, self.batch, self.heads, self.rows]
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        """Return the chunk of [S, B, H, T, D] as [S, n, group · rows, D]."""
+        return self.rows_of(x).unflatten(2, (-1, self.group)).flatten(3, 4).flatten(1, 2)
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        """Return the chunk of [S, B, Hk, Tk, D] as [S, n, keys, D]."""
+        return x[:, self.batch, self.key_heads, : self.keys].flatten(1, 2)
+
+    def part(self, query: Tensor, keys: int, mask: Tensor | None) -> Part:
+        """Return which scores these are, of `keys` in all."""
+        _, batch, heads, tokens = query.shape[:4]
+        number = torch.arange(batch * heads, device=query.device).view(batch, heads)
+        if mask is not None:
+            mask = mask.expand(batch, heads, tokens, keys)
+            mask = mask[self.batch, self.heads, self.rows, : self.keys]
+        rows = torch.arange(self.rows.start, self.rows.stop, device=query.device)
+        return Part(number[self.batch, self.heads], rows, self.keys, mask)
+
+
+def chunks(query: Tensor, key: Tensor, settings: Settings, scores: int) -> Iterator[Chunk]:
+    """Yield chunks of at most so many scores of all streams, but one row of a group at least.
+
+    Rows come first, then heads of one entry of the batch, then whole entries.
+    """
+    (streams, batch, heads, tokens), (key_heads, keys) = query.shape[:4], key.shape[2:4]
+    group = heads // max(key_heads, 1)
+    free = scores // max(streams * group * keys, 1)
+    rows = max(min(free, tokens), 1)
+    rows -= rows % 64 if 64 < rows < tokens else 0  # whole tiles of a matrix product
+    step_of_heads = max(min(free // rows, key_heads), 1)
+    step = max(min(free // (rows * step_of_heads), batch), 1) if step_of_heads == key_heads else 1
+    right = 0 if settings.causal else settings.right
+    for b in range(0, batch, step):
+        for h in range(0, key_heads, step_of_heads):
+            for r in range(0, tokens, rows):
+                end = min(r + rows, tokens)
+                yield Chunk(
+                    slice(b, min(b + step, batch)),
+                    slice(h, min(h + step_of_heads, key_heads)),
+                    group,
+                    slice(r, end),
+                    keys if right < 0 else min(keys, end + right),
+                )
+
+
+Maker: TypeAlias = Callable[[Chunk], tuple[Tensor, Tensor]]
+"""From a chunk to weights and the gradients of q kᵀ, both [S, n, group · rows, keys]."""
+
+
+# ---- products ------------------------------------------------------------------------------
+
+
+class Term(NamedTuple):
+    """A term of a product's jet: factor · (stream a)(stream b), which adds to stream s.
+
+    Attributes:
+        of: (s, a, b).
+    """
+
+    of: tuple[int, int, int]
+    factor: int = 1
+
+
+def _terms(streams: Streams) -> list[Term]:
+    """Return all terms of a product."""
+    terms = [Term((0, 0, 0))]
+    for s in range(1, streams.streams):
+        terms += [Term((s, s, 0)), Term((s, 0, s))]
+    for i, j, s in streams.terms():
+        terms += [Term((s, i, j), 2)] if i == j else [Term((s, i, j)), Term((s, j, i))]
+    return terms
+
+
+def _multiply(out: Tensor, a: Tensor, b: Tensor, *, beta: float = 0.0, alpha: float = 1.0) -> None:
+    """Compute out = beta · out + alpha · a b, batches of matrices, with sums of out's dtype."""
+    if a.is_cuda and a.dtype == b.dtype != out.dtype:
+        torch.baddbmm(out, a, b, out.dtype, beta=beta, alpha=alpha, out=out)
+    else:
+        wide = (x.to(out.dtype) for x in (a, b))
+        torch.baddbmm(out, *wide, beta=beta, alpha=alpha, out=out)
+
+
+def _side_by_side(x: Tensor, parts: Sequence[tuple[int, int]]) -> Tensor:
+    """Return [..., N · D] of streams of x, [S, ..., D], each times its factor."""
+    return torch.cat([x[s] if factor == 1 else factor * x[s] for s, factor in parts], -1)
+
+
+def _outer_jet(
+    x: Tensor, y: Tensor, streams: Streams, places: tuple[int, int, int], alpha: float
+) -> Tensor:
+    """Return [S, n, rows, keys], a product of operands side by side for each stream.
+
+    Args:
+        x, y: [S, n, rows, D] and [S, n, keys, D].
+        places: where in a term the streams of the result, of x and of y stand.
+    """
+    target, left, right = places
+    result = x.new_empty(*x.shape[:3], y.shape[2], dtype=wide_dtype(x.dtype))
+    for s in range(streams.streams):
+        terms = [term for term in _terms(streams) if term.of[target] == s]
+        factors = _side_by_side(x, [(term.of[left], term.factor) for term in terms])
+        others = _side_by_side(y, [(term.of[right], 1) for term in terms])
+        _multiply(result[s], factors, others.mT, alpha=alpha)
+    return result
+
+
+class Products:
+    """The products of weights, or of scores' gradients, with streams of another operand, added to
+    sums [n, rows, S · D], whose blocks of D columns are the streams of the result.
+
+    Targets of one stream mostly lie next to each other, and are then one product.
+
+    Args:
+        places: where in a term the streams of the weights, of the operand and of the result stand.
+    """
+
+    def __init__(self, streams: Streams, places: tuple[int, int, int]) -> None:
+        left, right, target = places
+        count = streams.streams
+        # What all streams add to stands second: stream 0 of a gradient, the last of a result.
+        hub = 0 if target else count - 1
+        others = [s for s in range(count) if s != hub]
+        order = [*others[:1], hub, *others[1:]]
+        self.columns = [order.index(s) for s in range(count)]
+        self.runs: list[tuple[int, int, list[tuple[int, int]]]] = []
+        for stream in range(count):
+            terms = [term for term in _terms(streams) if term.of[left] == stream]
+            part_at = {self.columns[t.of[target]]: (t.of[right], t.factor) for t in terms}
+            end = -1
+            for column, part in sorted(part_at.items()):
+                if column != end:
+                    self.runs.append((stream, column, []))
+                self.runs[-1][2].append(part)
+                end = column + 1
+
+    def add(self, sums: Tensor, left: Tensor, x: Tensor) -> None:
+        """Add the products of left, [S, n, rows, ·], with x, [S, n, ·, D], to sums."""
+        size = x.shape[-1]
+        for stream, column, parts in self.runs:
+            target = sums[..., column * size : (column + len(parts)) * size]
+            _multiply(target, left[stream], _side_by_side(x, parts), beta=1.0)
+
+    def streams(self, sums: Tensor) -> Tensor:
+        """Return the sums [..., S · D] as [S, ..., D]."""
+        blocks = sums.unflatten(-1, (len(self.columns), -1)).unbind(-2)
+        return torch.stack([blocks[column] for column in self.columns])
+
+
+# ---- forward and backward ------------------------------------------------------------------
+
+
+def empty_by_token(x: Tensor, heads: int, tokens: int, size: int) -> Tensor:
+    """Return an empty [S, B, heads, tokens, size], laid out as [S, B, tokens, heads, size]."""
+    return x.new_empty(*x.shape[:2], tokens, heads, size).transpose(2, 3)
+
+
+def _check(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: Settings
+) -> Streams:
+    """Refuse what products of slices would take without a word; return what the stacks hold."""
+    check_settings(mask, settings)
+    heads, key_heads = query.shape[2], key.shape[2]
+    if heads % key_heads if key_heads else heads:
+        raise ValueError(
+            f"query has {heads} heads and key {key_heads}; expected a multiple, so that each key "
+            "head serves equally many query heads."
+        )
+    check_shape("key", key, (*query.shape[:2], *key.shape[2:4], query.shape[4]))
+    check_shape("value", value, (*key.shape[:4], value.shape[4]))
+    return streams_of(query, settings.q, settings.summed)
+
+
+def _narrow(weights: Tensor, query: Tensor) -> Tensor:
+    """Return weights or gradients as products take them: [S, n, rows, keys], in bfloat16 where the
+    jet is, but never in float16, in which small gradients would be lost."""
+    return weights.to(query.dtype) if query.dtype == torch.bfloat16 else weights
+
+
+def _as_scores(x: Tensor, part: Part) -> Tensor:
+    """Return [S, n, group · rows, keys] as [S, B', H', T', Tk']."""
+    return x.view(len(x), *part.heads.shape, len(part.rows), part.keys)
+
+
+def _has_softmax(s: Tensor, settings: Settings) -> bool:
+    """Tell whether the softmax's operator takes all directions of the scores at once."""
+    q, summed = settings.q, settings.summed > 0
+    if s.device.type in IN_PASSES:
+        at_once = q <= CUDA_DIRECTIONS
+    else:
+        at_once = q <= MAX_DIRECTIONS or summed or len(s) == 1 + q
+    return at_once and available("softmax_jet", s.device, sums=summed)
+
+
+def _softmax(s: Tensor, settings: Settings) -> Softmax:
+    return torch.ops.jachess.softmax_jet if _has_softmax(s, settings) else softmax_jet_reference
+
+
+def composite_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    settings: Settings,
+) -> Tensor:
+    """Push jets as `attention_jet`, with the operator's arguments."""
+    streams = _check(query, key, value, mask, settings)
+    products = Products(streams, (1, 2, 0))
+    y = empty_by_token(query, query.shape[2], query.shape[3], value.shape[4])
+    for chunk in chunks(query, key, settings, COMPOSITE_SCORES):
+        rows, keys = chunk.of_queries(query), chunk.of_keys(key)
+        s = _outer_jet(rows, keys, streams, (0, 1, 2), settings.scale)
+        part = chunk.part(query, key.shape[3], mask)
+        p = weights(_as_scores(s, part), part, seed, settings, _softmax(s, settings)).view_as(s)
+        sums = p.new_zeros(*p.shape[1:3], len(y) * y.shape[-1])
+        products.add(sums, _narrow(p, query), chunk.of_keys(value))
+        target = chunk.rows_of(y)
+        target.copy_(products.streams(sums).view(target.shape))
+    return y
+
+
+def _weights_and_gradient(
+    s: Tensor, gp: Tensor, part: Part, seed: Tensor | None, settings: Settings
+) -> tuple[Tensor, Tensor]:
+    """Return the weights' jet and the gradient of s, that of scale · q kᵀ; s may be written to.
+
+    Args:
+        s, gp: [S, B', H', T', Tk'], gp the gradient of the weights.
+    """
+    streams = streams_of(s, settings.q, settings.summed)
+    capped = softcap_jet(s, settings.softcap, streams) if settings.softcap else s
+    capped[0] = hidden(capped[0], part, settings)
+    arguments = (capped, settings.q, True, settings.summed)
+    p = _softmax(s, settings)(*arguments)
+    factor = dropout_factor(part, seed, settings, p.dtype)
+    if factor is not None:
+        p, gp = p * factor, gp * factor
+    if _has_softmax(s, settings):
+        gs = torch.ops.jachess.softmax_jet_backward(gp, *arguments)
+    else:
+        gs = softmax_stack_gradient(gp, capped, streams)
+    return p, softcap_gradient(gs, s, settings.softcap, streams) if settings.softcap else gs
+
+
+def composite_backward(
+    gy: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    settings: Settings,
+) -> Gradients:
+    """Return the gradients of query, key and value; weights are made again from the scores."""
+    streams = _check(query, key, value, mask, settings)
+
+    def make(chunk: Chunk) -> tuple[Tensor, Tensor]:
+        rows, keys = chunk.of_queries(query), chunk.of_keys(key)
+        s = _outer_jet(rows, keys, streams, (0, 1, 2), settings.scale)
+        rows, keys = chunk.of_queries(gy), chunk.of_keys(value)
+        gp = _outer_jet(rows, keys, streams, (1, 0, 2), 1.0)
+        part = chunk.part(query, key.shape[3], mask)
+        p, gs = _weights_and_gradient(
+            _as_scores(s, part), _as_scores(gp, part), part, seed, settings
+        )
+        gs = settings.scale * gs
+        return _narrow(p, query).view_as(s), _narrow(gs, query).view_as(s)
+
+    return _gradients(make, gy, query, key, value, settings, COMPOSITE_SCORES)
+
+
+def hybrid_backward(
+    gy: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    y: Tensor,
+    statistics: Tensor,
+    settings: Settings,
+) -> Gradients:
+    """Return the gradients of query, key and value, from what the CUDA forward returned, too."""
+
+    def make(chunk: Chunk) -> tuple[Tensor, Tensor]:
+        part = chunk.part(query, key.shape[3], None)
+        heads, rows = part.heads.flatten(), chunk.rows
+        both = torch.ops.jachess.attention_jet_scores(
+            *(gy, query, key, value, mask, seed, y, statistics, *settings),
+            *(int(heads[0]), len(heads), rows.start, rows.stop - rows.start, chunk.keys),
+        )
+        # [S, heads, rows, keys or more]: a row's end is padded.
+        under = [x.unflatten(1, (-1, chunk.group)).flatten(2, 3) for x in both]
+        return under[0][..., : chunk.keys], under[1][..., : chunk.keys]
+
+    return _gradients(make, gy, query, key, value, settings, HYBRID_SCORES)
+
+
+def _gradients(
+    make: Maker,
+    gy: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    settings: Settings,
+    scores: int,
+) -> Gradients:
+    """Return the gradients of query, key and value from each chunk's weights and gradients."""
+    streams = streams_of(query, settings.q, settings.summed)
+    of_query, of_key, of_value = (Products(streams, p) for p in ((0, 2, 1), (0, 1, 2), (1, 0, 2)))
+    wide = wide_dtype(query.dtype)
+    gquery, gkey, gvalue = (empty_by_token(x, *x.shape[2:5]) for x in (query, key, value))
+    sums = [x.new_zeros(*x.shape[1:4], len(x) * x.shape[4], dtype=wide) for x in (key, value)]
+    for chunk in chunks(query, key, settings, scores):
+        p, gs = make(chunk)
+        # Views, which the products are added to: `flatten` might copy.
+        of_chunk = [
+            x[chunk.batch, chunk.key_heads, : chunk.keys].view(p.shape[1], chunk.keys, x.shape[3])
+            for x in sums
+        ]
+        of_key.add(of_chunk[0], gs.mT, chunk.of_queries(query))
+        of_value.add(of_chunk[1], p.mT, chunk.of_queries(gy))
+        rows = gs.new_zeros(*gs.shape[1:3], len(query) * query.shape[4], dtype=wide)
+        of_query.add(rows, gs, chunk.of_keys(key))
+        target = chunk.rows_of(gquery)
+        target.copy_(of_query.streams(rows).view(target.shape))
+    gkey.copy_(of_key.streams(sums[0]))
+    gvalue.copy_(of_value.streams(sums[1]))
+    return gquery, gkey, gvalue

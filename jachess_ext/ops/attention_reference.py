@@ -1,0 +1,244 @@
+"""Scaled dot-product attention on jets in pure torch, and its steps one by one.
+
+    s = scale · q kᵀ (Leibniz);  softcap · tanh(s / softcap);  + mask;  p = softmax(s);  y = p v
+
+(docs/how_it_works.md). Dropout multiplies every stream of p by the same keep / (1 − dropout_p),
+after the softmax.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .activation import DERIVATIVES, pointwise_jet, product_jet
+from .directions import number_on, philox4x32_10
+from .library import Streams, streams_of, widened
+from .softmax import softmax_jet_reference
+
+DROPOUT_COUNTER = 0x4A414354
+"""Last word of the counters of attention's dropout ("JACT"); no other draw uses it."""
+
+
+Softmax: TypeAlias = Callable[[Tensor, int, bool, int], Tensor]
+"""As `softmax_jet`."""
+
+
+class Settings(NamedTuple):
+    """Arguments of `attention_jet` other than tensors, in the order of the operator's schema; the
+    window is (left, right)."""
+
+    q: int
+    scale: float
+    causal: bool
+    left: int
+    right: int
+    softcap: float
+    dropout_p: float
+    summed: int
+
+
+class Part(NamedTuple):
+    """A rectangle of scores: of some heads, which queries see the first `keys` keys.
+
+    Attributes:
+        heads: [B', H'] int64, each head's number b · H + h.
+        rows: [T'] int64, the queries' positions.
+        keys: Tk'.
+        mask: as of `attention_jet`, broadcastable to [B', H', T', Tk'].
+    """
+
+    heads: Tensor
+    rows: Tensor
+    keys: int
+    mask: Tensor | None
+
+
+def softcap_jet(s: Tensor, softcap: float, streams: Streams) -> Tensor:
+    """The jet of c tanh(s/c): f' = tanh'(s/c), f'' = tanh''(s/c) / c."""
+    t, t1, t2 = DERIVATIVES["tanh"](s[0] / softcap)
+    return pointwise_jet((softcap * t, t1, t2 / softcap), s, streams)
+
+
+def softcap_gradient(g: Tensor, s: Tensor, softcap: float, streams: Streams) -> Tensor:
+    """Return the gradient of s from that of its `softcap_jet`, without autograd."""
+    t, t1, t2 = DERIVATIVES["tanh"](s[0] / softcap)
+    curvature, third = t2 / softcap, -2 * (t1 * t1 + t * t2) / softcap**2
+    q = streams.directions
+    gradient = t1 * g
+    gradient[0] += curvature * (g[1:] * s[1:]).sum(0)
+    if streams.seconds:
+        first, g_second = s[1 : 1 + q], g[1 + q :]
+        gradient[0] += third * (g_second * streams.quadratic(first, first)).sum(0)
+        gradient[1 : 1 + q] += curvature * streams.quadratic_gradient(g_second, first)
+    return gradient
+
+
+def _visible_keys(part: Part, settings: Settings) -> Tensor | None:
+    """Return [T', Tk'] bool, True where query i sees key j; None where each sees every key.
+
+    Causal: j ≤ i, both counted from the first; window: i − left ≤ j ≤ i + right, −1 unlimited.
+    """
+    left, right = settings.left, 0 if settings.causal else settings.right
+    if left < 0 and right < 0:
+        return None
+    ahead = torch.arange(part.keys, device=part.rows.device) - part.rows[:, None]
+    visible = torch.ones_like(ahead, dtype=torch.bool)
+    if left >= 0:
+        visible &= ahead >= -left
+    if right >= 0:
+        visible &= ahead <= right
+    return visible
+
+
+def _kept(heads: Tensor, rows: Tensor, keys: int, p: float, seed: int | Tensor) -> Tensor:
+    row = rows.view(-1, 1)
+    quad = torch.arange((keys + 3) // 4, device=rows.device)
+    counter = torch.full_like(quad, DROPOUT_COUNTER)
+    words = philox4x32_10((heads[..., None, None], row, quad, counter), seed)
+    number = torch.stack(words, -1).flatten(-2)[..., :keys]
+    return (number >> 8).double() * 2.0**-24 >= p
+
+
+def dropout_mask(
+    batch: int,
+    heads: int,
+    queries: int,
+    keys: int,
+    p: float,
+    seed: int | Tensor,
+    device: torch.device,
+) -> Tensor:
+    """Return [B, H, T, Tk] bool, True where a weight is kept, as the kernels do bit for bit.
+
+    Philox counter (b·H + h, i, j // 4, "JACT"), key = seed; of its four words number j % 4 decides:
+    kept where (word >> 8) · 2⁻²⁴ ≥ p.
+    """
+    head = torch.arange(batch * heads, device=device).view(batch, heads)
+    return _kept(head, torch.arange(queries, device=device), keys, p, seed)
+
+
+def dropout_factor(
+    part: Part, seed: Tensor | None, settings: Settings, dtype: torch.dtype
+) -> Tensor | None:
+    """Return [B', H', T', Tk'] of what dropout multiplies weights by; None without dropout."""
+    if settings.dropout_p == 0:
+        return None
+    assert seed is not None
+    kept = _kept(part.heads, part.rows, part.keys, settings.dropout_p, seed)
+    return kept.to(dtype) / (1 - settings.dropout_p)
+
+
+def hidden(primal: Tensor, part: Part, settings: Settings) -> Tensor:
+    """Return the primal scores [B', H', T', Tk'] with mask, causality and window applied.
+
+    The mask is added, so that a NaN it hides stays one, as in torch's attention and the kernels.
+    """
+    mask = part.mask
+    if mask is not None and mask.dtype == torch.bool:
+        hides = torch.zeros_like(mask, dtype=primal.dtype).masked_fill(~mask, -math.inf)
+        primal = primal + hides
+    elif mask is not None:
+        primal = primal + mask.to(primal.dtype)
+    visible = _visible_keys(part, settings)
+    return primal if visible is None else primal.masked_fill(visible.logical_not(), -math.inf)
+
+
+def weights(
+    s: Tensor,
+    part: Part,
+    seed: Tensor | None,
+    settings: Settings,
+    softmax: Softmax = softmax_jet_reference,
+) -> Tensor:
+    """Return the jet [S, B', H', T', Tk'] of attention's weights, from that of scale · q kᵀ."""
+    # What does not depend on the input, as the mask and what is hidden, changes stream 0 alone:
+    # where it puts −inf there, p and with it every stream of p is 0.
+    if settings.softcap > 0:
+        s = softcap_jet(s, settings.softcap, streams_of(s, settings.q, settings.summed))
+    s = torch.cat([hidden(s[0], part, settings).unsqueeze(0), s[1:]])
+    p = softmax(s, settings.q, True, settings.summed)
+    factor = dropout_factor(part, seed, settings, p.dtype)
+    return p if factor is None else p * factor
+
+
+def check_settings(mask: Tensor | None, settings: Settings) -> None:
+    """Refuse what torch would accept without a word."""
+    if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(
+            f"mask has dtype {mask.dtype}; expected bool (True takes part) or a float dtype "
+            "(added to the scores): convert it with .to()."
+        )
+    if min(settings.left, settings.right) < -1:
+        raise ValueError(
+            f"window is {(settings.left, settings.right)}; expected how many keys to the left and "
+            "to the right take part, −1 for no limit."
+        )
+    if not 0 <= settings.softcap < math.inf:
+        raise ValueError(
+            f"softcap is {settings.softcap}; expected a positive bound, or 0 for none."
+        )
+    if not 0 <= settings.dropout_p < 1:
+        raise ValueError(
+            f"dropout_p is {settings.dropout_p}; expected a probability below 1, or 0 for none."
+        )
+
+
+def reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    settings: Settings,
+) -> Tensor:
+    """Push jets as `attention_jet_reference`, with the operator's arguments."""
+    check_settings(mask, settings)
+    (batch, heads, queries, _), (key_heads, keys) = query.shape[1:], key.shape[2:4]
+    groups = heads // key_heads if key_heads else 1
+
+    def times(a: Tensor, b: Tensor) -> Tensor:
+        """Return a b for every stream and head; groups of heads share b."""
+        # [S, B, Hk, groups, T, ·] @ [S, B, Hk, 1, ·, ·]: keys and values are not repeated.
+        product = a.unflatten(2, (key_heads, groups)) @ b.unsqueeze(3)
+        return product.reshape(len(product), batch, heads, *product.shape[-2:])
+
+    # Every step is a jet of its own, [S, B, H, T, Tk]: s_i = q_i kᵀ + q kᵢᵀ and so on.
+    streams = streams_of(query, settings.q, settings.summed)
+    s = product_jet(settings.scale * widened(query), widened(key).mT, streams, times)
+    numbers = torch.arange(batch * heads, device=query.device).view(batch, heads)
+    rows = torch.arange(queries, device=query.device)
+    p = weights(s, Part(numbers, rows, keys, mask), seed, settings)
+    return product_jet(p, widened(value), streams, times).to(query.dtype)
+
+
+def default_scale(query: Tensor) -> float:
+    """Return D^(−1/2)."""
+    return 1 / math.sqrt(max(query.shape[-1:].numel(), 1))
+
+
+def attention_jet_reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    q: int,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    dropout_p: float = 0.0,
+    dropout_seed: int | Tensor = 0,
+    summed: int = 0,
+) -> Tensor:
+    """Push jets as `attention_jet`, in pure torch, on any device.
+
+    It builds T × Tk tensors; an additive mask may require a gradient here.
+    """
+    scale = default_scale(query) if scale is None else scale
+    settings = Settings(q, scale, causal, *window, softcap or 0.0, dropout_p, summed)
+    seed = number_on(query.device, dropout_seed)
+    return reference(query, key, value, mask, seed, settings)

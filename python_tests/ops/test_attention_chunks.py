@@ -1,0 +1,293 @@
+"""Attention by products over chunks: the composite, and the loop of the hybrid's backward, against
+the pure-torch reference in float64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from jachess_ext import ops
+from jachess_ext.ops import attention_chunks, library
+from jachess_ext.ops.attention_reference import Settings, default_scale
+from python_tests.ops.cases import TRACED, opcheck_backward, random_jet, relative_error
+
+BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+SUMS = {2: 2, 3: 1, 5: 5}
+"""Directions of a sum of squares, and how many are summed."""
+STACKS = [
+    *((q, 0, 1 + q + pairs) for q in range(1, 7) for pairs in {0, q * (q - 1) // 2}),
+    *((q, summed, 2 + q) for q, summed in SUMS.items()),
+]
+"""(q, summed, S)."""
+QUERIES, KEYS = 20, 23
+
+
+def masks(kind: str) -> Tensor:
+    """[2, 1 or 4, T, Tk]: bool, query 4 sees nothing in one entry; or numbers, −inf too."""
+    numbers = random_jet(2, 4, QUERIES, KEYS, seed=8)
+    if kind == "bool":
+        seen = numbers[:, :1] > -0.5
+        seen[1, :, 4] = False
+        return seen
+    return numbers.masked_fill(numbers > 1, -math.inf)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "scale": {"scale": 0.7},
+    "causal": {"causal": True},
+    "window": {"window": (5, 2)},
+    "causal window": {"causal": True, "window": (3, -1)},
+    "softcap": {"softcap": 1.5},
+    "dropout": {"dropout_p": 0.3, "dropout_seed": -(2**40) - 7},
+    "bool mask": {"mask": "bool"},
+    "bias": {"mask": "bias"},
+    "all": {"mask": "bool", "causal": True, "softcap": 2.0, "dropout_p": 0.2, "dropout_seed": 3},
+}
+
+
+def heads(
+    streams: int, *, groups: int = 2, keys: int = KEYS, dtype: torch.dtype = torch.float64
+) -> list[Tensor]:
+    """Query, key and value as a model lays them out, [S, B, T, H, D] seen as heads; two entries,
+    two key heads, values of another width."""
+    shapes = [(QUERIES, 2 * groups, 5), (keys, 2, 5), (keys, 2, 3)]
+    jets = [random_jet(streams, 2, *shape, dtype=dtype, seed=n) for n, shape in enumerate(shapes)]
+    return [jet.transpose(2, 3).requires_grad_() for jet in jets]
+
+
+def composite(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    q: int,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    dropout_p: float = 0.0,
+    dropout_seed: int = 0,
+    summed: int = 0,
+) -> Tensor:
+    """The operator, with the arguments of the wrapper."""
+    scale = default_scale(query) if scale is None else scale
+    settings = Settings(q, scale, causal, *window, softcap, dropout_p, summed)
+    seed = torch.tensor(dropout_seed, device=query.device)
+    return torch.ops.jachess.attention_jet_composite(query, key, value, mask, seed, *settings)
+
+
+def with_gradients(operator: Any, leaves: list[Tensor], **settings: Any) -> list[Tensor]:
+    settings = dict(settings)
+    mask = settings.pop("mask", None)
+    mask = masks(mask) if isinstance(mask, str) else mask
+    y = operator(*leaves, mask, **settings)
+    gy = random_jet(*y.shape, seed=9).to(y)
+    return [y, *torch.autograd.grad(y, leaves, gy)]
+
+
+def error(leaves: list[Tensor], **settings: Any) -> float:
+    """The largest, of result and gradients, stream by stream, against the reference in float64."""
+    got = with_gradients(composite, leaves, **settings)
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    expected = with_gradients(ops.attention_jet_reference, wide, **settings)
+    assert all(g.dtype == leaf.dtype for g, leaf in zip(got[1:], leaves, strict=True))
+    return max(relative_error(g, e) for g, e in zip(got, expected, strict=True))
+
+
+@pytest.fixture(params=[1, 700, 10**9], ids=["rows", "parts", "whole"])
+def scores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Chunks of one row of a group, of some rows or heads, and one chunk."""
+    monkeypatch.setattr(attention_chunks, "COMPOSITE_SCORES", request.param)
+    return request.param
+
+
+@pytest.fixture(params=["operators", "torch"])
+def softmax(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The softmax by its operators, or as where there is no kernel."""
+    if request.param == "torch":
+        monkeypatch.setattr(library, "STATE", library.STATE._replace(kernels=frozenset()))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(("q", "summed", "streams"), [(1, 0, 2), (2, 0, 4), (3, 2, 5)])
+@pytest.mark.usefixtures("scores", "softmax")
+def test_settings_agree_with_the_reference(q: int, summed: int, streams: int, name: str) -> None:
+    assert error(heads(streams), q=q, summed=summed, **SETTINGS[name]) < 1e-12
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize(("q", "summed", "streams"), STACKS)
+def test_stacks_agree_with_the_reference(
+    q: int, summed: int, streams: int, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_chunks, "COMPOSITE_SCORES", 9 * streams * groups * KEYS)
+    # As on a GPU, whose softmax takes two directions at once.
+    monkeypatch.setattr(attention_chunks, "IN_PASSES", ("cpu",))
+    leaves = heads(streams, groups=groups)
+    assert error(leaves, q=q, summed=summed, causal=True) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["plain", "all"])
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.usefixtures("scores")
+def test_dtypes(dtype: torch.dtype, name: str) -> None:
+    for q, summed, streams in [(2, 0, 4), (3, 3, 5)]:
+        settings = {"q": q, "summed": summed, **SETTINGS[name]}
+        assert error(heads(streams, dtype=dtype), **settings) < BOUNDS[dtype]
+
+
+# ---- derivatives, and what the operator is held to ---------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["plain", "all"])
+@pytest.mark.parametrize(("q", "summed", "streams"), [(2, 0, 4), (3, 2, 5)])
+def test_second_derivatives(q: int, summed: int, streams: int, name: str) -> None:
+    leaves = [leaf.detach()[:, :, :, :3, :2].requires_grad_() for leaf in heads(streams, groups=1)]
+    settings = {"q": q, "summed": summed, **SETTINGS[name]}
+    if "mask" in settings:
+        settings["mask"] = masks("bool")[:, :, :3, :3]
+
+    def run(*leaves: Tensor) -> Tensor:
+        return composite(*leaves, **settings)
+
+    assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("traced", TRACED)
+def test_opcheck(traced: bool) -> None:
+    leaves = heads(4, dtype=torch.float32)
+    settings = (2, 0.5, True, 3, -1, 2.0, 0.25, 0)
+    arguments = (*leaves, masks("bias"), torch.tensor(7), *settings)
+    torch.library.opcheck(torch.ops.jachess.attention_jet_composite, arguments)
+    with torch.no_grad():
+        y = torch.ops.jachess.attention_jet_composite(*arguments)
+    gy = torch.randn_like(y).requires_grad_()
+    backward = torch.ops.jachess.attention_jet_composite_backward
+    plain = (2, 0.5, False, -1, -1, 0.0, 0.0, 0)  # the reference's second derivative is slow
+    opcheck_backward(backward, (gy, *leaves, None, None, *plain), traced)
+
+
+@pytest.mark.parametrize("empty", ["batch", "heads", "queries", "keys", "size", "value_size"])
+def test_empty(empty: str) -> None:
+    names = ("batch", "heads", "queries", "keys", "size", "value_size")
+    batch, count, queries, keys, size, value_size = (0 if name == empty else 2 for name in names)
+    shapes = [(queries, size), (keys, size), (keys, value_size)]
+    leaves = [random_jet(4, batch, count, *shape).requires_grad_() for shape in shapes]
+    results = [with_gradients(f, leaves, q=2) for f in (composite, ops.attention_jet_reference)]
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_a_query_that_sees_nothing_gives_zeros() -> None:
+    results = with_gradients(composite, heads(4), q=2, mask="bool")
+    assert not results[0][:, 1, :, 4].any() and not results[1][:, 1, :, 4].any()
+    assert results[0][:, 0, :, 4].all() and all(x.isfinite().all() for x in results)
+
+
+@pytest.mark.parametrize("softmax", ["operators", "torch"], indirect=True)
+def test_a_nan_is_seen(softmax: None) -> None:
+    """In every result that depends on it, of its own entry alone."""
+    for which in range(3):
+        leaves = [x.detach().clone() for x in heads(4)]
+        leaves[which][2, 1, 0, 3, 1] = math.nan
+        leaves = [x.requires_grad_() for x in leaves]
+        spoilt = [
+            [x.isnan().transpose(0, 1).flatten(1).any(1).tolist() for x in results]
+            for results in (
+                with_gradients(f, leaves, q=2) for f in (composite, ops.attention_jet_reference)
+            )
+        ]
+        assert spoilt[0] == spoilt[1] and spoilt[0][0] == [False, True]
+
+
+def test_small_gradients_of_float16_are_not_lost() -> None:
+    """Those of a loss scaled by 1e-4, spread over the scores, are below float16's numbers."""
+    narrow = [leaf.detach() for leaf in heads(4, dtype=torch.float16)]
+    gy = (random_jet(4, 2, 4, QUERIES, 3, seed=9) * 1e-4).half()
+    settings = (None, None, 2, 0.5, False, -1, -1, 0.0, 0.0, 0)
+    backward = torch.ops.jachess.attention_jet_composite_backward
+    expected = backward(gy.double(), *(x.double() for x in narrow), *settings)
+    for got, wanted in zip(backward(gy, *narrow, *settings), expected, strict=True):
+        assert relative_error(got, wanted) < 3e-3
+
+
+@pytest.mark.parametrize(
+    "place, shape, said",
+    [
+        (1, (4, 2, 3, KEYS, 5), "query has 4 heads and key 3"),
+        (1, (5, 2, 2, KEYS, 5), r"key has shape \[5, 2, 2, 23, 5\]; expected \[4, 2, 2, 23, 5\]"),
+        (1, (4, 1, 2, KEYS, 5), "key has shape"),
+        (2, (4, 2, 2, KEYS - 1, 5), "value has shape"),
+        (0, (4, 2, 4, QUERIES, 6), "key has shape"),
+        (0, (3, 2, 4, QUERIES, 5), "key has shape"),
+    ],
+)
+def test_refuses_what_does_not_fit(place: int, shape: tuple[int, ...], said: str) -> None:
+    leaves: list[Tensor] = heads(4)
+    leaves[place] = torch.ones(shape, dtype=torch.float64)
+    with pytest.raises(ValueError, match=said):
+        composite(*leaves, q=2)
+
+
+# ---- what it costs -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("q", "streams", "products"), [(1, 2, 3), (2, 3, 5), (2, 4, 9)])
+@pytest.mark.parametrize("scores", [10**4, 10**9])
+def test_multiplies_no_more_than_a_jet_needs(
+    q: int, streams: int, products: int, scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of plain attention's two products forward, five backward."""
+    monkeypatch.setattr(attention_chunks, "COMPOSITE_SCORES", scores)
+    jets = [torch.randn(streams, 1, 2, 70, 16) for _ in range(4)]
+    settings = Settings(q, 0.25, False, -1, -1, 0.0, 0.0, 0)
+    plain = 2 * 2 * 70 * 70 * 16
+    with FlopCounterMode(display=False) as counter:
+        attention_chunks.composite_forward(*jets[:3], None, None, settings)
+    assert counter.get_total_flops() == 2 * plain * products
+    with FlopCounterMode(display=False) as counter:
+        attention_chunks.composite_backward(*jets, None, None, settings)
+    # The weights and their gradient, then one of each of the three.
+    assert counter.get_total_flops() == 5 * plain * products
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest tensor that an operator returned, in bytes."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        for result in tree_leaves(results):
+            if isinstance(result, Tensor):
+                self.bytes = max(self.bytes, result.untyped_storage().nbytes())
+        return results
+
+
+@pytest.mark.parametrize("name", ["plain", "all"])
+def test_no_tensor_grows_with_the_square_of_the_tokens(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sum of squares, forward and backward; twice the tokens, at most twice the memory."""
+    monkeypatch.setattr(attention_chunks, "COMPOSITE_SCORES", 2**16)
+    softcap, dropout_p = (2.0, 0.2) if name == "all" else (0.0, 0.0)
+    settings = Settings(3, 0.5, name == "all", -1, -1, softcap, dropout_p, 3)
+    sizes = []
+    for tokens in (128, 256, 512):
+        jets = [torch.randn(5, 1, 2, tokens, 8) for _ in range(4)]
+        with Largest() as largest:
+            attention_chunks.composite_forward(*jets[:3], None, torch.tensor(3), settings)
+            attention_chunks.composite_backward(*jets, None, torch.tensor(3), settings)
+        sizes.append(largest.bytes)
+    assert sizes[2] <= 2 * sizes[1] <= 4 * sizes[0]
+    assert sizes[2] < 2 * 512**2  # a stream of scores, were they bytes
