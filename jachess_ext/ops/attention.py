@@ -6,7 +6,7 @@ many scores (`attention_chunks`); products alone where no kernel takes the call;
 reference, which builds T × Tk tensors, within transforms.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from .attention_chunks import (
     hybrid_backward,
 )
 from .attention_reference import (
+    Call,
     Settings,
     default_scale,
     reference,
@@ -72,15 +73,6 @@ HYBRID_FROM = 2**24
 above 64 need a quarter, and so do graphs, which launch without the host."""
 
 
-class Call(NamedTuple):
-    """What decides who serves a call; the fields are arguments of `attention_jet`."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    settings: Settings
-
-
 class Way(NamedTuple):
     """A line of the rule: `name` serves what no line before it applies to.
 
@@ -112,7 +104,7 @@ def _capturing() -> bool:
 
 
 def _pays_as_products(call: Call) -> bool:
-    query, key, value, _ = call
+    query, key, value = call[:3]
     if query.dtype != torch.bfloat16 or not available("attention_jet_scores", query.device):
         return False
     wide = max(int(query.shape[-1]), int(value.shape[-1])) > 64
@@ -159,7 +151,7 @@ def serves(call: Call) -> str:
 
     Example:
         >>> heads, settings = torch.ones(2, 1, 1, 3, 4), Settings(1, 0.5, False, -1, -1, 0, 0, 0)
-        >>> serves(Call(heads, heads, heads, settings)) in ("fused", "composite")
+        >>> serves(Call(heads, heads, heads, None, None, settings)) in ("fused", "composite")
         True
     """
     for way in WAYS:
@@ -228,12 +220,13 @@ def attention_jet(
     scale = default_scale(query) if scale is None else scale
     settings = Settings(q, scale, causal, *window, softcap or 0.0, dropout_p, summed)
     seed = number_on(query.device, dropout_seed) if dropout_p else None
-    way = serves(Call(query, key, value, settings))
+    call = Call(query, key, value, mask, seed, settings)
+    way = serves(call)
     if way == "reference":
-        return reference(query, key, value, mask, seed, settings)
+        return reference(call)
     operators = torch.ops.jachess
     if way == "composite":
-        return operators.attention_jet_composite(query, key, value, mask, seed, *settings)
+        return operators.attention_jet_composite(*call[:5], *settings)
     operator = operators.attention_jet if way == "fused" else operators.attention_jet_hybrid
 
     def run(query: Tensor, key: Tensor, value: Tensor, q: int) -> Tensor:
@@ -267,15 +260,16 @@ def _fake_backward(gy: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
     return tuple(empty_by_token(x, *x.shape[2:]) for x in inputs[:3])
 
 
-def _of_arguments(kernel: Callable[..., Results], tensors: int = 5) -> Callable[..., Results]:
-    """Return a function of an operator's arguments from one whose last one is its settings."""
-    return lambda *arguments: kernel(*arguments[:tensors], Settings(*arguments[tensors:]))
+def _call(arguments: Sequence) -> Call:
+    """Return a call from the tensors and numbers of an operator."""
+    query, key, value, mask, seed, *numbers = arguments
+    return Call(query, key, value, mask, seed, Settings(*numbers))
 
 
 def _register(name: str, fake: Callable[..., Results], statistics: bool) -> None:
     register_operator(
         name,
-        _of_arguments(reference),
+        lambda *arguments: reference(_call(arguments)),
         tensors=5,
         differentiable=3,
         fake=fake,
@@ -287,12 +281,12 @@ def _register(name: str, fake: Callable[..., Results], statistics: bool) -> None
 define_operator(
     "attention_jet_composite",
     f"({_TENSORS}, {_SETTINGS}) -> Tensor y",
-    _of_arguments(composite_forward),
+    lambda *arguments: composite_forward(_call(arguments)),
 )
 define_operator(
     "attention_jet_composite_backward",
     f"(Tensor gy, {_TENSORS}, {_SETTINGS}) -> {_GRADIENTS}",
-    _of_arguments(composite_backward, 6),
+    lambda gy, *arguments: composite_backward(gy, _call(arguments)),
 )
 define_operator(
     "attention_jet_hybrid",
@@ -302,7 +296,9 @@ define_operator(
 define_operator(
     "attention_jet_hybrid_backward",
     f"(Tensor gy, {_TENSORS}, Tensor y, Tensor stats, {_SETTINGS}) -> {_GRADIENTS}",
-    _of_arguments(hybrid_backward, 8),
+    lambda gy, q, k, v, mask, seed, y, statistics, *settings: hybrid_backward(
+        gy, _call((q, k, v, mask, seed, *settings)), y, statistics
+    ),
 )
 _register("attention_jet", _fake, statistics=True)
 _register("attention_jet_hybrid", _fake, statistics=True)

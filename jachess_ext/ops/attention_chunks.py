@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from .attention_reference import (
+    Call,
     Part,
-    Settings,
     Softmax,
     check_settings,
     dropout_factor,
@@ -35,7 +35,6 @@ from .library import (
     Streams,
     available,
     check_shape,
-    streams_of,
     wide_dtype,
 )
 from .softmax import softmax_jet_reference, softmax_stack_gradient
@@ -82,30 +81,32 @@ class Chunk(NamedTuple):
         """Return the chunk of [S, B, Hk, Tk, D] as [S, n, keys, D]."""
         return x[:, self.batch, self.key_heads, : self.keys].flatten(1, 2)
 
-    def part(self, query: Tensor, keys: int, mask: Tensor | None) -> Part:
-        """Return which scores these are, of `keys` in all."""
-        _, batch, heads, tokens = query.shape[:4]
-        number = torch.arange(batch * heads, device=query.device).view(batch, heads)
+    def part(self, call: Call) -> Part:
+        """Return which scores these are."""
+        _, batch, heads, tokens = call.query.shape[:4]
+        device, mask = call.query.device, call.mask
         if mask is not None:
-            mask = mask.expand(batch, heads, tokens, keys)
+            mask = mask.expand(batch, heads, tokens, call.key.shape[3])
             mask = mask[self.batch, self.heads, self.rows, : self.keys]
-        rows = torch.arange(self.rows.start, self.rows.stop, device=query.device)
+        number = torch.arange(batch * heads, device=device).view(batch, heads)
+        rows = torch.arange(self.rows.start, self.rows.stop, device=device)
         return Part(number[self.batch, self.heads], rows, self.keys, mask)
 
 
-def chunks(query: Tensor, key: Tensor, settings: Settings, scores: int) -> Iterator[Chunk]:
+def chunks(call: Call, scores: int) -> Iterator[Chunk]:
     """Yield chunks of at most so many scores of all streams, but one row of a group at least.
 
     Rows come first, then heads of one entry of the batch, then whole entries.
     """
-    (streams, batch, heads, tokens), (key_heads, keys) = query.shape[:4], key.shape[2:4]
+    streams, batch, heads, tokens = call.query.shape[:4]
+    key_heads, keys = call.key.shape[2:4]
     group = heads // max(key_heads, 1)
     free = scores // max(streams * group * keys, 1)
     rows = max(min(free, tokens), 1)
     rows -= rows % 64 if 64 < rows < tokens else 0  # whole tiles of a matrix product
     step_of_heads = max(min(free // rows, key_heads), 1)
     step = max(min(free // (rows * step_of_heads), batch), 1) if step_of_heads == key_heads else 1
-    right = 0 if settings.causal else settings.right
+    right = 0 if call.settings.causal else call.settings.right
     for b in range(0, batch, step):
         for h in range(0, key_heads, step_of_heads):
             for r in range(0, tokens, rows):
@@ -119,7 +120,7 @@ def chunks(query: Tensor, key: Tensor, settings: Settings, scores: int) -> Itera
                 )
 
 
-Maker: TypeAlias = Callable[[Chunk], tuple[Tensor, Tensor]]
+Maker: TypeAlias = Callable[[Chunk], tuple[Tensor, ...]]
 """From a chunk to weights and the gradients of q kᵀ, both [S, n, group · rows, keys]."""
 
 
@@ -230,11 +231,10 @@ def empty_by_token(x: Tensor, heads: int, tokens: int, size: int) -> Tensor:
     return x.new_empty(*x.shape[:2], tokens, heads, size).transpose(2, 3)
 
 
-def _check(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: Settings
-) -> Streams:
-    """Refuse what products of slices would take without a word; return what the stacks hold."""
-    check_settings(mask, settings)
+def _check(call: Call) -> None:
+    """Refuse what products of slices would take without a word."""
+    query, key, value = call[:3]
+    check_settings(call.mask, call.settings)
     heads, key_heads = query.shape[2], key.shape[2]
     if heads % key_heads if key_heads else heads:
         raise ValueError(
@@ -243,7 +243,6 @@ def _check(
         )
     check_shape("key", key, (*query.shape[:2], *key.shape[2:4], query.shape[4]))
     check_shape("value", value, (*key.shape[:4], value.shape[4]))
-    return streams_of(query, settings.q, settings.summed)
 
 
 def _narrow(weights: Tensor, query: Tensor) -> Tensor:
@@ -257,137 +256,105 @@ def _as_scores(x: Tensor, part: Part) -> Tensor:
     return x.view(len(x), *part.heads.shape, len(part.rows), part.keys)
 
 
-def _has_softmax(s: Tensor, settings: Settings) -> bool:
+def _has_softmax(call: Call) -> bool:
     """Tell whether the softmax's operator takes all directions of the scores at once."""
-    q, summed = settings.q, settings.summed > 0
-    if s.device.type in IN_PASSES:
+    query, q, summed = call.query, call.settings.q, call.settings.summed > 0
+    if query.device.type in IN_PASSES:
         at_once = q <= CUDA_DIRECTIONS
     else:
-        at_once = q <= MAX_DIRECTIONS or summed or len(s) == 1 + q
-    return at_once and available("softmax_jet", s.device, sums=summed)
+        at_once = q <= MAX_DIRECTIONS or summed or len(query) == 1 + q
+    return at_once and available("softmax_jet", query.device, sums=summed)
 
 
-def _softmax(s: Tensor, settings: Settings) -> Softmax:
-    return torch.ops.jachess.softmax_jet if _has_softmax(s, settings) else softmax_jet_reference
+def _softmax(call: Call) -> Softmax:
+    return torch.ops.jachess.softmax_jet if _has_softmax(call) else softmax_jet_reference
 
 
-def composite_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    seed: Tensor | None,
-    settings: Settings,
-) -> Tensor:
-    """Push jets as `attention_jet`, with the operator's arguments."""
-    streams = _check(query, key, value, mask, settings)
-    products = Products(streams, (1, 2, 0))
+def _scores(chunk: Chunk, call: Call) -> Tensor:
+    """Return the jet of scale · q kᵀ, [S, n, group · rows, keys]."""
+    rows, keys = chunk.of_queries(call.query), chunk.of_keys(call.key)
+    return _outer_jet(rows, keys, call.streams, (0, 1, 2), call.settings.scale)
+
+
+def composite_forward(call: Call) -> Tensor:
+    """Push jets as `attention_jet`."""
+    _check(call)
+    query, value = call.query, call.value
+    products = Products(call.streams, (1, 2, 0))
     y = empty_by_token(query, query.shape[2], query.shape[3], value.shape[4])
-    for chunk in chunks(query, key, settings, COMPOSITE_SCORES):
-        rows, keys = chunk.of_queries(query), chunk.of_keys(key)
-        s = _outer_jet(rows, keys, streams, (0, 1, 2), settings.scale)
-        part = chunk.part(query, key.shape[3], mask)
-        p = weights(_as_scores(s, part), part, seed, settings, _softmax(s, settings)).view_as(s)
-        sums = p.new_zeros(*p.shape[1:3], len(y) * y.shape[-1])
+    for chunk in chunks(call, COMPOSITE_SCORES):
+        s, part = _scores(chunk, call), chunk.part(call)
+        p = weights(_as_scores(s, part), part, call, _softmax(call)).view_as(s)
+        sums = p.new_zeros(*p.shape[1:3], len(y) * y.shape[4])
         products.add(sums, _narrow(p, query), chunk.of_keys(value))
         target = chunk.rows_of(y)
         target.copy_(products.streams(sums).view(target.shape))
     return y
 
 
-def _weights_and_gradient(
-    s: Tensor, gp: Tensor, part: Part, seed: Tensor | None, settings: Settings
-) -> tuple[Tensor, Tensor]:
+def _weights_and_gradient(s: Tensor, gp: Tensor, part: Part, call: Call) -> tuple[Tensor, Tensor]:
     """Return the weights' jet and the gradient of s, that of scale · q kᵀ; s may be written to.
 
     Args:
         s, gp: [S, B', H', T', Tk'], gp the gradient of the weights.
     """
-    streams = streams_of(s, settings.q, settings.summed)
+    settings, streams = call.settings, call.streams
     capped = softcap_jet(s, settings.softcap, streams) if settings.softcap else s
     capped[0] = hidden(capped[0], part, settings)
     arguments = (capped, settings.q, True, settings.summed)
-    p = _softmax(s, settings)(*arguments)
-    factor = dropout_factor(part, seed, settings, p.dtype)
+    p = _softmax(call)(*arguments)
+    factor = dropout_factor(part, call, p.dtype)
     if factor is not None:
         p, gp = p * factor, gp * factor
-    if _has_softmax(s, settings):
+    if _has_softmax(call):
         gs = torch.ops.jachess.softmax_jet_backward(gp, *arguments)
     else:
         gs = softmax_stack_gradient(gp, capped, streams)
     return p, softcap_gradient(gs, s, settings.softcap, streams) if settings.softcap else gs
 
 
-def composite_backward(
-    gy: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    seed: Tensor | None,
-    settings: Settings,
-) -> Gradients:
+def composite_backward(gy: Tensor, call: Call) -> Gradients:
     """Return the gradients of query, key and value; weights are made again from the scores."""
-    streams = _check(query, key, value, mask, settings)
+    _check(call)
 
-    def make(chunk: Chunk) -> tuple[Tensor, Tensor]:
-        rows, keys = chunk.of_queries(query), chunk.of_keys(key)
-        s = _outer_jet(rows, keys, streams, (0, 1, 2), settings.scale)
-        rows, keys = chunk.of_queries(gy), chunk.of_keys(value)
-        gp = _outer_jet(rows, keys, streams, (1, 0, 2), 1.0)
-        part = chunk.part(query, key.shape[3], mask)
-        p, gs = _weights_and_gradient(
-            _as_scores(s, part), _as_scores(gp, part), part, seed, settings
-        )
-        gs = settings.scale * gs
-        return _narrow(p, query).view_as(s), _narrow(gs, query).view_as(s)
+    def make(chunk: Chunk) -> tuple[Tensor, ...]:
+        s, part = _scores(chunk, call), chunk.part(call)
+        rows, keys = chunk.of_queries(gy), chunk.of_keys(call.value)
+        gp = _as_scores(_outer_jet(rows, keys, call.streams, (1, 0, 2), 1.0), part)
+        p, gs = _weights_and_gradient(_as_scores(s, part), gp, part, call)
+        both = (p, call.settings.scale * gs)
+        return tuple(_narrow(x, call.query).view_as(s) for x in both)
 
-    return _gradients(make, gy, query, key, value, settings, COMPOSITE_SCORES)
+    return _gradients(make, gy, call, COMPOSITE_SCORES)
 
 
-def hybrid_backward(
-    gy: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    seed: Tensor | None,
-    y: Tensor,
-    statistics: Tensor,
-    settings: Settings,
-) -> Gradients:
+def hybrid_backward(gy: Tensor, call: Call, y: Tensor, statistics: Tensor) -> Gradients:
     """Return the gradients of query, key and value, from what the CUDA forward returned, too."""
+    operators, settings = torch.ops.jachess, call.settings
+    shares = operators.attention_jet_shares(gy, y, settings.q)
 
-    def make(chunk: Chunk) -> tuple[Tensor, Tensor]:
-        part = chunk.part(query, key.shape[3], None)
-        heads, rows = part.heads.flatten(), chunk.rows
-        both = torch.ops.jachess.attention_jet_scores(
-            *(gy, query, key, value, mask, seed, y, statistics, *settings),
-            *(int(heads[0]), len(heads), rows.start, rows.stop - rows.start, chunk.keys),
+    def make(chunk: Chunk) -> tuple[Tensor, ...]:
+        batch, heads, rows = chunk.batch, chunk.heads, chunk.rows
+        count = (batch.stop - batch.start) * (heads.stop - heads.start)
+        both = operators.attention_jet_scores(
+            *(gy, *call[:5], statistics, shares, *settings),
+            *(batch.start * call.query.shape[2] + heads.start, count),
+            *(rows.start, rows.stop - rows.start, chunk.keys),
         )
-        # [S, heads, rows, keys or more]: a row's end is padded.
-        under = [x.unflatten(1, (-1, chunk.group)).flatten(2, 3) for x in both]
-        return under[0][..., : chunk.keys], under[1][..., : chunk.keys]
+        return tuple(x.unflatten(1, (-1, chunk.group)).flatten(2, 3) for x in both)
 
-    return _gradients(make, gy, query, key, value, settings, HYBRID_SCORES)
+    return _gradients(make, gy, call, HYBRID_SCORES)
 
 
-def _gradients(
-    make: Maker,
-    gy: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    settings: Settings,
-    scores: int,
-) -> Gradients:
+def _gradients(make: Maker, gy: Tensor, call: Call, scores: int) -> Gradients:
     """Return the gradients of query, key and value from each chunk's weights and gradients."""
-    streams = streams_of(query, settings.q, settings.summed)
-    of_query, of_key, of_value = (Products(streams, p) for p in ((0, 2, 1), (0, 1, 2), (1, 0, 2)))
+    query, key, value = call[:3]
+    places = ((0, 2, 1), (0, 1, 2), (1, 0, 2))
+    of_query, of_key, of_value = (Products(call.streams, of) for of in places)
     wide = wide_dtype(query.dtype)
     gquery, gkey, gvalue = (empty_by_token(x, *x.shape[2:5]) for x in (query, key, value))
     sums = [x.new_zeros(*x.shape[1:4], len(x) * x.shape[4], dtype=wide) for x in (key, value)]
-    for chunk in chunks(query, key, settings, scores):
+    for chunk in chunks(call, scores):
         p, gs = make(chunk)
         # Views, which the products are added to: `flatten` might copy.
         of_chunk = [

@@ -40,6 +40,22 @@ class Settings(NamedTuple):
     summed: int
 
 
+class Call(NamedTuple):
+    """Arguments of `attention_jet`; seed: an int64 scalar, None without dropout."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    seed: Tensor | None
+    settings: Settings
+
+    @property
+    def streams(self) -> Streams:
+        """Return what the stacks hold."""
+        return streams_of(self.query, self.settings.q, self.settings.summed)
+
+
 class Part(NamedTuple):
     """A rectangle of scores: of some heads, which queries see the first `keys` keys.
 
@@ -120,15 +136,13 @@ def dropout_mask(
     return _kept(head, torch.arange(queries, device=device), keys, p, seed)
 
 
-def dropout_factor(
-    part: Part, seed: Tensor | None, settings: Settings, dtype: torch.dtype
-) -> Tensor | None:
+def dropout_factor(part: Part, call: Call, dtype: torch.dtype) -> Tensor | None:
     """Return [B', H', T', Tk'] of what dropout multiplies weights by; None without dropout."""
-    if settings.dropout_p == 0:
+    p = call.settings.dropout_p
+    if p == 0:
         return None
-    assert seed is not None
-    kept = _kept(part.heads, part.rows, part.keys, settings.dropout_p, seed)
-    return kept.to(dtype) / (1 - settings.dropout_p)
+    assert call.seed is not None
+    return _kept(part.heads, part.rows, part.keys, p, call.seed).to(dtype) / (1 - p)
 
 
 def hidden(primal: Tensor, part: Part, settings: Settings) -> Tensor:
@@ -146,21 +160,16 @@ def hidden(primal: Tensor, part: Part, settings: Settings) -> Tensor:
     return primal if visible is None else primal.masked_fill(visible.logical_not(), -math.inf)
 
 
-def weights(
-    s: Tensor,
-    part: Part,
-    seed: Tensor | None,
-    settings: Settings,
-    softmax: Softmax = softmax_jet_reference,
-) -> Tensor:
+def weights(s: Tensor, part: Part, call: Call, softmax: Softmax = softmax_jet_reference) -> Tensor:
     """Return the jet [S, B', H', T', Tk'] of attention's weights, from that of scale · q kᵀ."""
     # What does not depend on the input, as the mask and what is hidden, changes stream 0 alone:
     # where it puts −inf there, p and with it every stream of p is 0.
+    settings = call.settings
     if settings.softcap > 0:
-        s = softcap_jet(s, settings.softcap, streams_of(s, settings.q, settings.summed))
+        s = softcap_jet(s, settings.softcap, call.streams)
     s = torch.cat([hidden(s[0], part, settings).unsqueeze(0), s[1:]])
     p = softmax(s, settings.q, True, settings.summed)
-    factor = dropout_factor(part, seed, settings, p.dtype)
+    factor = dropout_factor(part, call, p.dtype)
     return p if factor is None else p * factor
 
 
@@ -186,15 +195,9 @@ def check_settings(mask: Tensor | None, settings: Settings) -> None:
         )
 
 
-def reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    seed: Tensor | None,
-    settings: Settings,
-) -> Tensor:
-    """Push jets as `attention_jet_reference`, with the operator's arguments."""
+def reference(call: Call) -> Tensor:
+    """Push jets as `attention_jet_reference`."""
+    query, key, value, mask, _, settings = call
     check_settings(mask, settings)
     (batch, heads, queries, _), (key_heads, keys) = query.shape[1:], key.shape[2:4]
     groups = heads // key_heads if key_heads else 1
@@ -206,12 +209,11 @@ def reference(
         return product.reshape(len(product), batch, heads, *product.shape[-2:])
 
     # Every step is a jet of its own, [S, B, H, T, Tk]: s_i = q_i kᵀ + q kᵢᵀ and so on.
-    streams = streams_of(query, settings.q, settings.summed)
-    s = product_jet(settings.scale * widened(query), widened(key).mT, streams, times)
+    s = product_jet(settings.scale * widened(query), widened(key).mT, call.streams, times)
     numbers = torch.arange(batch * heads, device=query.device).view(batch, heads)
     rows = torch.arange(queries, device=query.device)
-    p = weights(s, Part(numbers, rows, keys, mask), seed, settings)
-    return product_jet(p, widened(value), streams, times).to(query.dtype)
+    p = weights(s, Part(numbers, rows, keys, mask), call)
+    return product_jet(p, widened(value), call.streams, times).to(query.dtype)
 
 
 def default_scale(query: Tensor) -> float:
@@ -241,4 +243,4 @@ def attention_jet_reference(
     scale = default_scale(query) if scale is None else scale
     settings = Settings(q, scale, causal, *window, softcap or 0.0, dropout_p, summed)
     seed = number_on(query.device, dropout_seed)
-    return reference(query, key, value, mask, seed, settings)
+    return reference(Call(query, key, value, mask, seed, settings))

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from jachess_ext import ops
 from jachess_ext.ops import attention, library
-from jachess_ext.ops.attention_reference import Settings, dropout_mask
+from jachess_ext.ops.attention_reference import Call, Settings, dropout_mask
 from python_tests import processes
 from python_tests.ops.cases import (
     DEVICES,
@@ -761,7 +761,7 @@ def test_which_heads_the_cuda_kernels_take(
         value = torch.empty(streams, 1, 2, 3, value_size, dtype=dtype, device="cuda:0")
         y = ops.attention_jet(query, query, value, q=q)
         settings = Settings(q, 1.0, False, -1, -1, 0.0, 0.0, 0)
-        way = attention.serves(attention.Call(query, query, value, settings))
+        way = attention.serves(Call(query, query, value, None, None, settings))
     assert y.shape == (streams, 1, 2, 3, value_size) and y.dtype == dtype
     assert way == ("fused" if taken else "composite")
 

@@ -3,6 +3,7 @@ the pure-torch reference in float64."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -14,9 +15,15 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from jachess_ext import ops
-from jachess_ext.ops import attention_chunks, library
-from jachess_ext.ops.attention_reference import Settings, default_scale
-from python_tests.ops.cases import TRACED, opcheck_backward, random_jet, relative_error
+from jachess_ext.ops import attention, attention_chunks, library
+from jachess_ext.ops.attention_reference import Call, Part, Settings, default_scale
+from python_tests.ops.cases import (
+    DEVICES,
+    TRACED,
+    opcheck_backward,
+    random_jet,
+    relative_error,
+)
 
 BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 SUMS = {2: 2, 3: 1, 5: 5}
@@ -54,12 +61,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def heads(
-    streams: int, *, groups: int = 2, keys: int = KEYS, dtype: torch.dtype = torch.float64
+    streams: int, *, groups: int = 2, dtype: torch.dtype = torch.float64, device: str = "cpu"
 ) -> list[Tensor]:
     """Query, key and value as a model lays them out, [S, B, T, H, D] seen as heads; two entries,
     two key heads, values of another width."""
-    shapes = [(QUERIES, 2 * groups, 5), (keys, 2, 5), (keys, 2, 3)]
-    jets = [random_jet(streams, 2, *shape, dtype=dtype, seed=n) for n, shape in enumerate(shapes)]
+    shapes = [(QUERIES, 2 * groups, 5), (KEYS, 2, 5), (KEYS, 2, 3)]
+    jets = [
+        random_jet(streams, 2, *shape, dtype=dtype, device=device, seed=n)
+        for n, shape in enumerate(shapes)
+    ]
     return [jet.transpose(2, 3).requires_grad_() for jet in jets]
 
 
@@ -88,7 +98,7 @@ def composite(
 def with_gradients(operator: Any, leaves: list[Tensor], **settings: Any) -> list[Tensor]:
     settings = dict(settings)
     mask = settings.pop("mask", None)
-    mask = masks(mask) if isinstance(mask, str) else mask
+    mask = masks(mask).to(leaves[0].device) if isinstance(mask, str) else mask
     y = operator(*leaves, mask, **settings)
     gy = random_jet(*y.shape, seed=9).to(y)
     return [y, *torch.autograd.grad(y, leaves, gy)]
@@ -136,13 +146,14 @@ def test_stacks_agree_with_the_reference(
     assert error(leaves, q=q, summed=summed, causal=True) < 1e-12
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["plain", "all"])
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.usefixtures("scores")
-def test_dtypes(dtype: torch.dtype, name: str) -> None:
+def test_dtypes(dtype: torch.dtype, name: str, device: str) -> None:
     for q, summed, streams in [(2, 0, 4), (3, 3, 5)]:
         settings = {"q": q, "summed": summed, **SETTINGS[name]}
-        assert error(heads(streams, dtype=dtype), **settings) < BOUNDS[dtype]
+        assert error(heads(streams, dtype=dtype, device=device), **settings) < BOUNDS[dtype]
 
 
 # ---- derivatives, and what the operator is held to ---------------------------------------------
@@ -250,13 +261,13 @@ def test_multiplies_no_more_than_a_jet_needs(
     """Of plain attention's two products forward, five backward."""
     monkeypatch.setattr(attention_chunks, "COMPOSITE_SCORES", scores)
     jets = [torch.randn(streams, 1, 2, 70, 16) for _ in range(4)]
-    settings = Settings(q, 0.25, False, -1, -1, 0.0, 0.0, 0)
+    call = Call(*jets[:3], None, None, Settings(q, 0.25, False, -1, -1, 0.0, 0.0, 0))
     plain = 2 * 2 * 70 * 70 * 16
     with FlopCounterMode(display=False) as counter:
-        attention_chunks.composite_forward(*jets[:3], None, None, settings)
+        attention_chunks.composite_forward(call)
     assert counter.get_total_flops() == 2 * plain * products
     with FlopCounterMode(display=False) as counter:
-        attention_chunks.composite_backward(*jets, None, None, settings)
+        attention_chunks.composite_backward(jets[3], call)
     # The weights and their gradient, then one of each of the three.
     assert counter.get_total_flops() == 5 * plain * products
 
@@ -285,9 +296,109 @@ def test_no_tensor_grows_with_the_square_of_the_tokens(
     sizes = []
     for tokens in (128, 256, 512):
         jets = [torch.randn(5, 1, 2, tokens, 8) for _ in range(4)]
+        call = Call(*jets[:3], None, torch.tensor(3), settings)
         with Largest() as largest:
-            attention_chunks.composite_forward(*jets[:3], None, torch.tensor(3), settings)
-            attention_chunks.composite_backward(*jets, None, torch.tensor(3), settings)
+            attention_chunks.composite_forward(call)
+            attention_chunks.composite_backward(jets[3], call)
         sizes.append(largest.bytes)
     assert sizes[2] <= 2 * sizes[1] <= 4 * sizes[0]
     assert sizes[2] < 2 * 512**2  # a stream of scores, were they bytes
+
+
+# ---- the hybrid's backward ---------------------------------------------------------------------
+
+
+def shares_by_hand(gy: Tensor, y: Tensor, q: int) -> Tensor:
+    """What the kernel makes once of a call is not needed by hand."""
+    SHARES.append(gy)
+    return gy.new_zeros(gy.shape[:-1])
+
+
+SHARES: list[Tensor] = []
+
+
+def scores_by_hand(*arguments: Any) -> list[Tensor]:
+    """Weights and gradients of q kᵀ, head by head, rows at multiples of 8 elements, as the kernel
+    of a GPU gives them: products of streams that are sets of directions, 0, 1, 2, and 3 for both.
+    """
+    gy, query, key, value, mask, seed, statistics, shares = arguments[:8]
+    call = Call(query, key, value, mask, seed, Settings(*arguments[8:16]))
+    first_head, count, first, rows, keys = arguments[16:]
+    streams, _, heads, tokens, _ = query.shape
+    assert len(statistics) == len(shares) == streams and gy.dtype == query.dtype
+    results = [query.new_full((streams, count, rows, -keys // 8 * -8), 7.0) for _ in range(2)]
+    for n in range(count):
+        b, h = divmod(first_head + n, heads)
+        here = slice(first, first + rows)
+        q, g = (x[:, b, h, here].double() for x in (query, gy))
+        k, v = (x[:, b, h * key.shape[2] // heads, :keys].double() for x in (key, value))
+        s = torch.zeros(streams, 1, 1, rows, keys, dtype=torch.float64)
+        gp = torch.zeros_like(s)
+        for one, other in itertools.product(range(streams), repeat=2):
+            if one & other == 0 and one | other < streams:
+                s[one | other] += call.settings.scale * q[one] @ k[other].mT
+                gp[one] += g[one | other] @ v[other].mT
+        if mask is not None:
+            mask_here = mask.expand(-1, heads, tokens, -1)[b, h, here, :keys]
+        part = Part(
+            torch.tensor([[b * heads + h]]),
+            torch.arange(first, first + rows),
+            keys,
+            None if mask is None else mask_here,
+        )
+        p, gs = attention_chunks._weights_and_gradient(s, gp, part, call)
+        results[0][:, n, :, :keys] = p[:, 0, 0]
+        results[1][:, n, :, :keys] = gs[:, 0, 0] * call.settings.scale
+    return [x[..., :keys] for x in results]
+
+
+@pytest.fixture
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels of a GPU that the hybrid asks, on the CPU."""
+    for name, kernel in (("shares", shares_by_hand), ("scores", scores_by_hand)):
+        monkeypatch.setattr(torch.ops.jachess, f"attention_jet_{name}", kernel, raising=False)
+    monkeypatch.setattr(attention, "serves", lambda call: "hybrid")
+    SHARES.clear()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("scores", [1, 700, 10**9])
+@pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 3), (2, 4)])
+@pytest.mark.usefixtures("by_hand")
+def test_the_hybrid_agrees_with_the_reference(
+    q: int, streams: int, scores: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_chunks, "HYBRID_SCORES", scores)
+    leaves, settings = heads(streams), {"q": q, **SETTINGS[name]}
+    got = with_gradients(ops.attention_jet, leaves, **settings)
+    expected = with_gradients(ops.attention_jet_reference, leaves, **settings)
+    assert max(map(relative_error, got, expected)) < 1e-10
+    assert len(SHARES) == 1  # once a backward, not once a chunk
+
+
+@pytest.mark.parametrize(("q", "streams"), [(3, 4), (3, 7)])
+@pytest.mark.usefixtures("by_hand")
+def test_the_hybrid_in_passes(q: int, streams: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "IN_PASSES", ("cpu",))
+    leaves = heads(streams, dtype=torch.bfloat16)
+    got = with_gradients(ops.attention_jet, leaves, q=q, causal=True)
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    expected = with_gradients(ops.attention_jet_reference, wide, q=q, causal=True)
+    assert max(map(relative_error, got, expected)) < BOUNDS[torch.bfloat16]
+    assert len(SHARES) == (2 if streams == 4 else 3)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 3), (2, 4)])
+def test_the_hybrid_on_a_gpu(
+    q: int, streams: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "HYBRID_FROM", 1)
+    monkeypatch.setattr(attention_chunks, "HYBRID_SCORES", 3000)
+    leaves = heads(streams, dtype=torch.bfloat16, device="cuda")
+    settings = {"q": q, **SETTINGS[name]}
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    expected = with_gradients(ops.attention_jet_reference, wide, **settings)
+    got = with_gradients(ops.attention_jet, leaves, **settings)
+    assert max(map(relative_error, got, expected)) < BOUNDS[torch.bfloat16]
