@@ -1,4 +1,4 @@
-"""mkdocs: links out of docs/ become the names of files, and rules.md gets its table.
+"""mkdocs: links out of docs/ become the names of files, and pages get their tables.
 
 The site holds the pages of docs/ alone; a link to ../benchmarks/README.md, good where the
 repository is read, would be dead there.  One to a file that does not exist is an error.
@@ -30,10 +30,22 @@ def rule_table() -> str:
     return "\n".join(["| name | functions | answered by |", "|---|---|---|", *table])
 
 
+def attention_table() -> str:
+    """A row for each line of the rule that decides who serves a call of attention."""
+    from jachess_ext.ops.attention import WAYS
+
+    rows = [f"| {way.calls} | {way.name} |" for way in WAYS]
+    return "\n".join(["| the first that applies | served by |", "|---|---|", *rows])
+
+
+TABLES = {"rules.md": rule_table, "how_it_works.md": attention_table}
+"""Of a page: what stands in it at `<!-- table -->`."""
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """The page with its links out of docs/ replaced, and the table of rules."""
-    if page.file.src_uri == "rules.md":
-        markdown = markdown.replace("<!-- table -->", rule_table())
+    """The page with its links out of docs/ replaced, and its table from the code."""
+    if table := TABLES.get(page.file.src_uri):
+        markdown = markdown.replace("<!-- table -->", table())
     here = posixpath.dirname("docs/" + page.file.src_uri)
 
     def replaced(found: re.Match[str]) -> str:

@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
+from docs.hooks import ROOT, attention_table
 from jachess_ext import ops
 from jachess_ext.ops import attention, library
 from jachess_ext.ops.attention_reference import Call, Settings, dropout_mask
@@ -723,6 +725,99 @@ def test_passes_of_two_directions_agree(
     assert merged.data_ptr() == y.data_ptr()
 
 
+def line_of(call: Call) -> int:
+    """The number of the line of the rule that serves a call."""
+    line = next(n for n, way in enumerate(attention.WAYS) if way.applies(call))
+    assert attention.WAYS[line].name == attention.serves(call)
+    return line
+
+
+def call_of(
+    streams: int = 4,
+    queries: int = 4096,
+    keys: int = 4096,
+    size: int = 64,
+    dtype: torch.dtype = torch.bfloat16,
+    device: str = "cuda",
+    value_size: int | None = None,
+    **settings: Any,
+) -> Call:
+    """A call of one head, fake."""
+    numbers = {"q": 2, "scale": 1.0, "causal": False, "left": -1, "right": -1, "softcap": 0.0}
+    numbers |= {"dropout_p": 0.0, "summed": 0} | settings
+    with FakeTensorMode():
+        shapes = [(queries, size), (keys, size), (keys, value_size or size)]
+        jets = [torch.empty(streams, 1, 1, *s, dtype=dtype, device=device) for s in shapes]
+    return Call(jets[0], jets[1], jets[2], None, None, Settings(**numbers))
+
+
+NO_KERNEL, CAPPED_SUM, NOT_ON_A_GPU, HYBRID, FUSED = range(1, 6)
+
+
+@pytest.mark.parametrize(
+    ("line", "settings"),
+    [
+        (NO_KERNEL, {"device": "meta"}),
+        (NO_KERNEL, {"summed": 2}),
+        (CAPPED_SUM, {"summed": 2, "softcap": 1.0, "device": "cpu"}),
+        (CAPPED_SUM, {"summed": 2, "dropout_p": 0.1, "device": "cpu"}),
+        (NOT_ON_A_GPU, {"dtype": torch.float64}),
+        (NOT_ON_A_GPU, {"size": 264}),
+        (NOT_ON_A_GPU, {"value_size": 264}),
+        (HYBRID, {}),
+        (HYBRID, {"streams": 2, "q": 1}),
+        (HYBRID, {"size": 128, "queries": 2048, "keys": 2048}),
+        (HYBRID, {"value_size": 72, "queries": 1024}),
+        (FUSED, {"keys": 4095}),
+        (FUSED, {"size": 128, "queries": 2048, "keys": 2047}),
+        (FUSED, {"dtype": torch.float16}),
+        (FUSED, {"dtype": torch.float32, "streams": 2, "q": 1}),
+        (FUSED, {"device": "cpu"}),
+        (FUSED, {"device": "cpu", "softcap": 1.0, "dropout_p": 0.1}),
+        (FUSED, {"device": "cpu", "summed": 2}),
+        (FUSED, {"device": "cpu", "dtype": torch.float64, "size": 300}),
+    ],
+)
+def test_who_serves(line: int, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = {(f"attention_jet{end}", "cuda") for end in ("", "_scores")}
+    kernels.add(("attention_jet", "cpu"))
+    monkeypatch.setattr(library, "STATE", library.STATE._replace(kernels=frozenset(kernels)))
+    properties = SimpleNamespace(shared_memory_per_block_optin=LARGEST)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    call = call_of(**settings)
+    assert line_of(call) == line
+    kernels.remove(("attention_jet_scores", "cuda"))
+    monkeypatch.setattr(library, "STATE", library.STATE._replace(kernels=frozenset(kernels)))
+    assert line_of(call) == (FUSED if line == HYBRID else line)
+    monkeypatch.setattr(library, "STATE", library.STATE._replace(kernels=frozenset()))
+    assert line_of(call) == NO_KERNEL
+    with forward_ad.dual_level():
+        assert line_of(call) == 0
+    assert torch.func.vmap(lambda _: torch.tensor(line_of(call)))(torch.ones(2)).tolist() == [0, 0]
+
+
+def test_a_graph_asks_for_products_from_a_quarter_of_the_scores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attention, "available", lambda name, device, sums=False: True)
+    monkeypatch.setattr(attention, "_kernels_take", lambda query, value, q: True)
+    calls = [call_of(keys=1024), call_of(keys=1023), call_of(keys=1024, size=128, queries=1024)]
+    assert [line_of(call) for call in calls] == [FUSED, FUSED, FUSED]
+    monkeypatch.setattr(attention, "_capturing", lambda: True)
+    assert [line_of(call) for call in calls] == [HYBRID, FUSED, HYBRID]
+
+
+def test_the_page_prints_the_rule() -> None:
+    page = (ROOT / "docs/how_it_works.md").read_text(encoding="utf-8")
+    assert "<!-- table -->" in page
+    rows = attention_table().splitlines()[2:]
+    for row, way in zip(rows, attention.WAYS, strict=True):
+        assert row == f"| {way.calls} | {way.name} |"
+        assert f"*{way.name}*" in page, "the page does not say what it is"
+    assert f"from {attention.HYBRID_FROM // 2**20} M scores" in rows[HYBRID]
+
+
+LARGEST = 227 * 1024  # on sm_90
 SMALLEST = 99 * 1024  # what a block may have of shared memory on sm_86, 8.9 and 12.0
 
 
@@ -733,11 +828,11 @@ SMALLEST = 99 * 1024  # what a block may have of shared memory on sm_86, 8.9 and
         (128, 128, torch.float16, 4, 11, SMALLEST, True),
         (128, 128, torch.float32, 2, 4, SMALLEST, False),
         (128, 128, torch.float32, 4, 11, 163 * 1024, True),
-        (256, 256, torch.bfloat16, 2, 4, 227 * 1024, True),
-        (256, 256, torch.float32, 2, 4, 227 * 1024, False),
-        (264, 64, torch.bfloat16, 1, 2, 227 * 1024, False),
-        (64, 264, torch.bfloat16, 1, 2, 227 * 1024, False),
-        (8, 8, torch.float64, 1, 2, 227 * 1024, False),
+        (256, 256, torch.bfloat16, 2, 4, LARGEST, True),
+        (256, 256, torch.float32, 2, 4, LARGEST, False),
+        (264, 64, torch.bfloat16, 1, 2, LARGEST, False),
+        (64, 264, torch.bfloat16, 1, 2, LARGEST, False),
+        (8, 8, torch.float64, 1, 2, LARGEST, False),
     ],
 )
 def test_which_heads_the_cuda_kernels_take(

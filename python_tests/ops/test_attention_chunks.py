@@ -250,6 +250,21 @@ def test_refuses_what_does_not_fit(place: int, shape: tuple[int, ...], said: str
         composite(*leaves, q=2)
 
 
+@pytest.mark.slow
+def test_compiles_to_one_graph() -> None:
+    """A sum of squares with a soft cap, which no kernel takes."""
+
+    def loss(*leaves: Tensor) -> Tensor:
+        y = ops.attention_jet(2 * leaves[0], *leaves[1:], q=3, summed=2, softcap=2.0)
+        return y.transpose(2, 3).flatten(3).square().sum()
+
+    leaves = heads(5, dtype=torch.float32)
+    eager = torch.autograd.grad(loss(*leaves), leaves)
+    compiled = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*leaves), leaves)
+    for got, expected in zip(compiled, eager, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
 # ---- what it costs -----------------------------------------------------------------------------
 
 
