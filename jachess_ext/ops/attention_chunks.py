@@ -148,7 +148,7 @@ def _terms(streams: Streams) -> list[Term]:
     return terms
 
 
-def _multiply(out: Tensor, a: Tensor, b: Tensor, *, beta: float = 0.0, alpha: float = 1.0) -> None:
+def multiply(out: Tensor, a: Tensor, b: Tensor, *, beta: float = 0.0, alpha: float = 1.0) -> None:
     """Compute out = beta · out + alpha · a b, batches of matrices, with sums of out's dtype."""
     if a.is_cuda and a.dtype == b.dtype != out.dtype:
         torch.baddbmm(out, a, b, out.dtype, beta=beta, alpha=alpha, out=out)
@@ -177,7 +177,7 @@ def _outer_jet(
         terms = [term for term in _terms(streams) if term.of[target] == s]
         factors = _side_by_side(x, [(term.of[left], term.factor) for term in terms])
         others = _side_by_side(y, [(term.of[right], 1) for term in terms])
-        _multiply(result[s], factors, others.mT, alpha=alpha)
+        multiply(result[s], factors, others.mT, alpha=alpha)
     return result
 
 
@@ -215,7 +215,7 @@ class Products:
         size = x.shape[-1]
         for stream, column, parts in self.runs:
             target = sums[..., column * size : (column + len(parts)) * size]
-            _multiply(target, left[stream], _side_by_side(x, parts), beta=1.0)
+            multiply(target, left[stream], _side_by_side(x, parts), beta=1.0)
 
     def streams(self, sums: Tensor) -> Tensor:
         """Return the sums [..., S · D] as [S, ..., D]."""
