@@ -196,7 +196,7 @@ class Products:
         count = streams.streams
         # What all streams add to stands second: stream 0 of a gradient, the last of a result.
         hub = 0 if target else count - 1
-        others = [s for s in range(count) if s != hub]
+        others = [s for s in (*range(1, count), 0) if s != hub]
         order = [*others[:1], hub, *others[1:]]
         self.columns = [order.index(s) for s in range(count)]
         self.runs: list[tuple[int, int, list[tuple[int, int]]]] = []

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from jachess_ext import ops
 from jachess_ext.ops import attention, attention_chunks, library
 from jachess_ext.ops.attention_reference import Call, Part, Settings, default_scale
+from jachess_ext.ops.library import Streams
 from python_tests.ops.cases import (
     DEVICES,
     TRACED,
@@ -222,10 +223,12 @@ def test_a_nan_is_seen(softmax: None) -> None:
 
 
 def test_small_gradients_of_float16_are_not_lost() -> None:
-    """Those of a loss scaled by 1e-4, spread over the scores, are below float16's numbers."""
+    """Those of scores are about 1e-6, of which float16 has but a few numbers, and the keys large:
+    the gradients of queries are well within it."""
     narrow = [leaf.detach() for leaf in heads(4, dtype=torch.float16)]
-    gy = (random_jet(4, 2, 4, QUERIES, 3, seed=9) * 1e-4).half()
-    settings = (None, None, 2, 0.5, False, -1, -1, 0.0, 0.0, 0)
+    narrow[:2] = [32 * x for x in narrow[:2]]
+    gy = (0.05 * random_jet(4, 2, 4, QUERIES, 3, seed=9)).half()
+    settings = (None, None, 2, 0.5 / 32**2, False, -1, -1, 0.0, 0.0, 0)
     backward = torch.ops.jachess.attention_jet_composite_backward
     expected = backward(gy.double(), *(x.double() for x in narrow), *settings)
     for got, wanted in zip(backward(gy, *narrow, *settings), expected, strict=True):
@@ -285,6 +288,15 @@ def test_multiplies_no_more_than_a_jet_needs(
         attention_chunks.composite_backward(jets[3], call)
     # The weights and their gradient, then one of each of the three.
     assert counter.get_total_flops() == 5 * plain * products
+
+
+@pytest.mark.parametrize("streams", [2, 3, 4])
+@pytest.mark.parametrize("places", [(1, 2, 0), (0, 2, 1), (0, 1, 2), (1, 0, 2)])
+def test_targets_of_a_stream_are_one_product(streams: int, places: tuple[int, int, int]) -> None:
+    """Of results and of all three gradients: what a stream is multiplied by lies side by side."""
+    stacks = Streams(min(streams - 1, 2), order=2 if streams == 4 else 1)
+    assert stacks.streams == streams
+    assert len(attention_chunks.Products(stacks, places).runs) == streams
 
 
 class Largest(TorchDispatchMode):
