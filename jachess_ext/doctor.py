@@ -141,8 +141,8 @@ def report() -> dict[str, Any]:
     if pure:
         notes.append(
             "This is the installation without compiled operators: everything works, by formulas in "
-            "torch, slower, and attention takes memory that grows with the square of the tokens. "
-            "To compile them: `make build` in a checkout, or a wheel for this Python."
+            "torch, slower. To compile them: `make build` in a checkout, or a wheel for this "
+            "Python."
         )
     if not gpu["visible"]:
         notes.append("No GPU is visible: everything runs on the CPU.")

@@ -170,6 +170,7 @@ class Mutant:
 TESTS_OF = {
     "activation_jet": ("ops/test_activation.py",),
     "attention_jet": ("ops/test_attention.py",),
+    "attention_jet_composite": ("ops/test_attention_chunks.py",),
     "gated_activation_jet": ("ops/test_activation.py",),
     "jet_mean_squares": ("ops/test_jet_mean_squares.py",),
     "layer_norm_jet": ("ops/test_norm.py",),

@@ -39,8 +39,9 @@ from .library import (
 )
 from .softmax import softmax_jet_reference, softmax_stack_gradient
 
-COMPOSITE_SCORES = 2**23
-"""How many scores a chunk of the composite has at most, of all streams."""
+COMPOSITE_SCORES = 2**21
+"""How many scores a chunk of the composite has at most, of all streams, on a CPU, whose caches they
+fit; elsewhere, where a chunk is tens of launches, it has 16 times as many."""
 HYBRID_SCORES = 2**25
 """How many a chunk of the hybrid has, of all streams, in 16 bits."""
 
@@ -276,13 +277,17 @@ def _scores(chunk: Chunk, call: Call) -> Tensor:
     return _outer_jet(rows, keys, call.streams, (0, 1, 2), call.settings.scale)
 
 
+def _most_scores(call: Call) -> int:
+    return COMPOSITE_SCORES * (1 if call.query.device.type == "cpu" else 16)
+
+
 def composite_forward(call: Call) -> Tensor:
     """Push jets as `attention_jet`."""
     _check(call)
     query, value = call.query, call.value
     products = Products(call.streams, (1, 2, 0))
     y = empty_by_token(query, query.shape[2], query.shape[3], value.shape[4])
-    for chunk in chunks(call, COMPOSITE_SCORES):
+    for chunk in chunks(call, _most_scores(call)):
         s, part = _scores(chunk, call), chunk.part(call)
         p = weights(_as_scores(s, part), part, call, _softmax(call)).view_as(s)
         sums = p.new_zeros(*p.shape[1:3], len(y) * y.shape[4])
@@ -325,7 +330,7 @@ def composite_backward(gy: Tensor, call: Call) -> Gradients:
         both = (p, call.settings.scale * gs)
         return tuple(_narrow(x, call.query).view_as(s) for x in both)
 
-    return _gradients(make, gy, call, COMPOSITE_SCORES)
+    return _gradients(make, gy, call, _most_scores(call))
 
 
 def hybrid_backward(gy: Tensor, call: Call, y: Tensor, statistics: Tensor) -> Gradients:

@@ -123,8 +123,7 @@ STATE = _load(library_path())
 if STATE.problem is not None:
     warnings.warn(
         f"jachess_ext: {STATE.problem} Until then formulas in torch "
-        "are used, which are as right but slower, and attention needs memory that grows with the "
-        "square of the tokens.",
+        "are used, which are as right but slower.",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -441,11 +440,13 @@ def define_operator(name: str, signature: str, kernel: Callable[..., Results]) -
 
     Args:
         signature: as of a schema, "(Tensor x) -> Tensor".
-        kernel: runs below autograd; autocast still sees what it calls.
+        kernel: runs below autograd, and within a dispatch mode without transforms; autocast sees
+            what it calls.
     """
-    _PYTHON.define(name + signature)
-    _PYTHON.impl(name, kernel, "CompositeExplicitAutograd")
-    _DEFINED.add(name)
+    if name not in _DEFINED:  # a module that is loaded anew replaces its kernels
+        _PYTHON.define(name + signature)
+        _DEFINED.add(name)
+    _PYTHON.impl(name, kernel, "CompositeExplicitAutograd", allow_override=True)
 
 
 def register(

@@ -3,7 +3,7 @@ by the dtype, streams and size of heads that they are compiled for.
 
     python -m pytest -p python_tests.ops.kernel_calls python_tests/ops/test_attention.py -k cpu
 
-What goes to the reference on a GPU (float64, wide heads) tests no kernel there.
+What goes to the composite on a GPU (float64, wide heads) tests no kernel there.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import sys
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from jachess_ext import ops
 from jachess_ext.ops import attention, attention_chunks, library
 from jachess_ext.ops.attention_reference import Call, Part, Settings, default_scale
 from jachess_ext.ops.library import Streams
+from python_tests import processes
 from python_tests.ops.cases import (
     DEVICES,
     TRACED,
@@ -288,6 +291,32 @@ def test_multiplies_no_more_than_a_jet_needs(
         attention_chunks.composite_backward(jets[3], call)
     # The weights and their gradient, then one of each of the three.
     assert counter.get_total_flops() == 5 * plain * products
+
+
+_PEAK = """
+import torch
+import jachess_ext as jx
+from benchmarks.common import status_megabytes
+torch.set_num_threads(1)
+def step(tokens):
+    x = torch.randn(1, 1, tokens, 8)
+    weight = torch.randn(8, 8, requires_grad=True)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    y = jx.jet(lambda x: attend(x @ weight, x, x), x, torch.randn(3, *x.shape), second="sum")
+    y.streams[-1].square().sum().backward()
+step(64)
+before = status_megabytes("VmHWM")
+step({tokens})
+print(status_megabytes("VmHWM") - before)
+"""
+
+
+def test_a_laplacian_without_kernels_needs_memory_linear_in_the_tokens() -> None:
+    """As on a GPU: its streams are five matrices of scores, each 64 MiB at T = 4,096."""
+    command = [sys.executable, "-W", "ignore", "-c", _PEAK.format(tokens=4096)]
+    environment = {**os.environ, "JACHESS_OPS_LIBRARY": "/missing.so"}
+    done = processes.run(command, check=True, env=environment)
+    assert float(done.stdout) < 150
 
 
 @pytest.mark.parametrize("streams", [2, 3, 4])
