@@ -180,19 +180,25 @@ inline void check_backward_tensors(const char* op, const AttentionProblem& p, co
         " for query ", shape_of(query), "; expected what attention_jet returned for it.");
 }
 
-// [S, B, heads, tokens, size], laid out as [S, B, tokens, heads, size], in x's dtype. Not a view: a
-// custom operator's result that is one could not be written to in place.
-inline Tensor new_by_token(const Tensor& x, int64_t heads, int64_t tokens, int64_t size) {
-  const int64_t shape[] = {x.size(0), x.size(1), heads, tokens, size};
-  const int64_t row = heads * size, batch = tokens * row;
-  const int64_t strides[] = {x.size(1) * batch, batch, size, row, 1};
+// In x's dtype. Not a view: a custom operator's result that is one could not be written to in
+// place.
+template <size_t dims>
+Tensor new_strided(const Tensor& x, const int64_t (&shape)[dims], const int64_t (&strides)[dims]) {
   int32_t dtype = 0, device = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(x.get(), &device));
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(5, shape, strides, dtype, device,
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dims, shape, strides, dtype, device,
                                                   static_cast<int32_t>(x.get_device()), &handle));
   return Tensor(handle);
+}
+
+// [S, B, heads, tokens, size], laid out as [S, B, tokens, heads, size], in x's dtype.
+inline Tensor new_by_token(const Tensor& x, int64_t heads, int64_t tokens, int64_t size) {
+  const int64_t shape[] = {x.size(0), x.size(1), heads, tokens, size};
+  const int64_t row = heads * size, batch = tokens * row;
+  const int64_t strides[] = {x.size(1) * batch, batch, size, row, 1};
+  return new_strided(x, shape, strides);
 }
 
 // [S, B, H, T] in the accumulation dtype: the jet of log L, L = sum e^s the softmax's denominator;

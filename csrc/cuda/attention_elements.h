@@ -268,4 +268,75 @@ __device__ inline void quotient_jet(const float* d, float* n) {
   for (int s = 0; s < S; ++s) n[s] = d[0] == 0 ? 0 : n[s];
 }
 
+// ---- weights and scores' gradients of a tile, from the saved l and R ----------------------------
+
+// Zeros in the place of scores that take no part.
+template <int S, int N, bool of_keys>
+__device__ inline void clear_hidden(const ScoreRules& rules, const ScoreTile<N, of_keys>& tile,
+                                    float (&w)[S][N / 8][4]) {
+  if (!tile.changed) return;
+  for_each_jet(w, [&](int n, int e, const float*, float* jet) {
+    const bool hidden = tile.added(rules, n, e) == kMinusInfinity;
+    JACHESS_UNROLL
+    for (int k = 0; k < S; ++k) jet[k] = hidden ? 0 : jet[k];
+  });
+}
+
+// From the products of the scores to the weights' jets, in place; where the score is capped, the
+// scores themselves are kept in the tile.
+template <int S, bool of_keys, int N, typename Normaliser>
+__device__ inline void weigh(const ScoreRules& rules, const ScoreTile<N, of_keys>& tile,
+                             const Normaliser& normaliser, float (&w)[S][N / 8][4]) {
+  float scale = rules.scale;
+  if (rules.softcap != 0 || rules.numbers) {
+    for_each_jet(w, [&](int n, int e, const float*, float* jet) {
+      scale_jet<S>(scale, jet);
+      if (rules.softcap != 0) {
+        JACHESS_UNROLL
+        for (int k = 0; k < S; ++k) tile.score(k, n, e) = jet[k];
+        cap_score<S>(rules.softcap, jet);
+      }
+      if (rules.numbers) jet[0] += tile.added(rules, n, e);
+    });
+    scale = 1;
+  }
+  for_each_jet(w, [&](int n, int e, const float* score, float* p) {
+    float z[S];
+    JACHESS_UNROLL
+    for (int k = 0; k < S; ++k) z[k] = scale * score[k] - normaliser(k, n, e);
+    exp_jet<S>(z, p);
+  });
+  clear_hidden<S>(rules, tile, w);
+}
+
+// From the weights p and their gradients gp to the scores' gradients, in place of gp.
+template <int S, bool of_keys, int N, typename Share>
+__device__ inline void differentiate(const ScoreRules& rules, const ScoreTile<N, of_keys>& tile,
+                                     const Share& share, const float (&p)[S][N / 8][4],
+                                     float (&gp)[S][N / 8][4]) {
+  constexpr int q = kDirections<S>, P = kPairs<S>;
+  for_each_jet(gp, [&](int n, int e, const float* grad, float* out) {
+    const float factor = tile.dropped ? tile.factor(rules, n, e) : 1;
+    float weight[S], g[S], gs[S] = {};
+    JACHESS_UNROLL
+    for (int k = 0; k < S; ++k) {
+      weight[k] = p[k][n][e];
+      g[k] = factor * grad[k] - share(k, n, e);
+    }
+    product_jet_backward_add<q, P>(weight, g, gs);
+    if (rules.softcap != 0) {
+      float s[S], uncapped[S];
+      JACHESS_UNROLL
+      for (int k = 0; k < S; ++k) s[k] = tile.score(k, n, e);
+      const Derivatives<float> d = softcap_derivatives(s[0], rules.softcap);
+      pointwise_jet_backward<q, P>(d.f1, d.f2, d.f3, s, gs, uncapped);
+      JACHESS_UNROLL
+      for (int k = 0; k < S; ++k) gs[k] = uncapped[k];
+    }
+    JACHESS_UNROLL
+    for (int k = 0; k < S; ++k) out[k] = rules.scale * gs[k];
+  });
+  clear_hidden<S>(rules, tile, gp);  // a weight of 0 is not enough: R may be NaN
+}
+
 }  // namespace jachess

@@ -5,7 +5,7 @@
 //     gp = k (ȳ ⊗ᵀ v),   R = Σ_d ȳ ⊗ᵀ y,   gs = p ⊗ᵀ (gp − R)   (R: through the normaliser l),
 //     v̄ = (k p) ⊗ᵀ ȳ,   q̄ = scale gs ⊗ᵀ k,   k̄ = scale gs ⊗ᵀ q.
 //
-// One kernel computes R. Then one kernel serves four roles, a launch each: its blocks own up to 64
+// One kernel computes R. One kernel serves four roles, a launch each: its blocks own up to 64
 // tokens of a head, 16 a warp, and go over the others. Blocks that own queries write q̄; those that
 // own keys go over the queries of all heads that share the key, and write k̄, v̄ or, with one
 // direction in bfloat16 or float32, whose registers hold the sums of both, the two. So no sum is
@@ -33,75 +33,6 @@ template <typename T, int S>
 constexpr int kWidest = sizeof(T) == 4 ? (S == 4 ? 16 : 32) : 64;
 template <int S, int V, Role role>
 constexpr int kTile = role == Role::query && V == 128 ? 16 : attention_tile(S);
-
-// Zeros in the place of scores that take no part.
-template <int S, int N, bool of_keys>
-__device__ inline void clear_hidden(const ScoreRules& rules, const ScoreTile<N, of_keys>& tile,
-                                    float (&w)[S][N / 8][4]) {
-  if (!tile.changed) return;
-  for_each_jet(w, [&](int n, int e, const float*, float* jet) {
-    const bool hidden = tile.added(rules, n, e) == kMinusInfinity;
-    JACHESS_UNROLL
-    for (int k = 0; k < S; ++k) jet[k] = hidden ? 0 : jet[k];
-  });
-}
-
-// From the products of the scores to the weights' jets, in place; where the score is capped, the
-// scores themselves are kept in the tile.
-template <int S, bool of_keys, int N, typename Normaliser>
-__device__ inline void weigh(const ScoreRules& rules, const ScoreTile<N, of_keys>& tile,
-                             const Normaliser& normaliser, float (&w)[S][N / 8][4]) {
-  float scale = rules.scale;
-  if (rules.softcap != 0 || rules.numbers) {
-    for_each_jet(w, [&](int n, int e, const float*, float* jet) {
-      scale_jet<S>(scale, jet);
-      if (rules.softcap != 0) {
-        JACHESS_UNROLL
-        for (int k = 0; k < S; ++k) tile.score(k, n, e) = jet[k];
-        cap_score<S>(rules.softcap, jet);
-      }
-      if (rules.numbers) jet[0] += tile.added(rules, n, e);
-    });
-    scale = 1;
-  }
-  for_each_jet(w, [&](int n, int e, const float* score, float* p) {
-    float z[S];
-    JACHESS_UNROLL
-    for (int k = 0; k < S; ++k) z[k] = scale * score[k] - normaliser(k, n, e);
-    exp_jet<S>(z, p);
-  });
-  clear_hidden<S>(rules, tile, w);
-}
-
-// From the weights p and their gradients gp to the scores' gradients, in place of gp.
-template <int S, bool of_keys, int N, typename Share>
-__device__ inline void differentiate(const ScoreRules& rules, const ScoreTile<N, of_keys>& tile,
-                                     const Share& share, const float (&p)[S][N / 8][4],
-                                     float (&gp)[S][N / 8][4]) {
-  constexpr int q = kDirections<S>, P = kPairs<S>;
-  for_each_jet(gp, [&](int n, int e, const float* grad, float* out) {
-    const float factor = tile.dropped ? tile.factor(rules, n, e) : 1;
-    float weight[S], g[S], gs[S] = {};
-    JACHESS_UNROLL
-    for (int k = 0; k < S; ++k) {
-      weight[k] = p[k][n][e];
-      g[k] = factor * grad[k] - share(k, n, e);
-    }
-    product_jet_backward_add<q, P>(weight, g, gs);
-    if (rules.softcap != 0) {
-      float s[S], uncapped[S];
-      JACHESS_UNROLL
-      for (int k = 0; k < S; ++k) s[k] = tile.score(k, n, e);
-      const Derivatives<float> d = softcap_derivatives(s[0], rules.softcap);
-      pointwise_jet_backward<q, P>(d.f1, d.f2, d.f3, s, gs, uncapped);
-      JACHESS_UNROLL
-      for (int k = 0; k < S; ++k) gs[k] = uncapped[k];
-    }
-    JACHESS_UNROLL
-    for (int k = 0; k < S; ++k) out[k] = rules.scale * gs[k];
-  });
-  clear_hidden<S>(rules, tile, gp);  // a weight of 0 is not enough: R may be NaN
-}
 
 template <typename T, int S, int V, Role role>
 __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
@@ -303,24 +234,28 @@ int launch_roles(const AttentionArguments& args, const AttentionProblem& problem
 
 }  // namespace
 
-int attention_jet_backward_cuda(const AttentionProblem& problem, JetHeads gy, JetHeads y,
-                                const void* stats, void* shares, JetHeads gquery, JetHeads gkey,
-                                JetHeads gvalue, Queue queue) {
+int attention_jet_shares_cuda(const AttentionProblem& problem, JetHeads gy, JetHeads y,
+                              void* shares, Queue queue) {
+  const AttentionArguments args = attention_arguments(problem, nullptr);
+  return dispatch_attention(problem, [&](auto* typed, auto streams) {
+    using T = std::remove_pointer_t<decltype(typed)>;
+    using Stored = std::conditional_t<sizeof(T) == 2, Bits16, T>;
+    const int64_t queries = problem.batch * problem.heads * problem.queries;
+    return launch(shares_kernel<Stored, decltype(streams)::value>, ceil_divide(queries, kMostWarps),
+                  kMostWarps * kWarp, queue, args, gy, y,
+                  Elements{false, problem.storage == Storage::f16}, static_cast<float*>(shares));
+  });
+}
+
+int attention_jet_backward_cuda(const AttentionProblem& problem, JetHeads gy, const void* stats,
+                                const void* shares, JetHeads gquery, JetHeads gkey, JetHeads gvalue,
+                                Queue queue) {
   AttentionArguments args = attention_arguments(problem, const_cast<void*>(stats));
   args.shares = static_cast<const float*>(shares);
   return dispatch_attention(problem, [&](auto* typed, auto streams) {
     using T = std::remove_pointer_t<decltype(typed)>;
     constexpr int S = decltype(streams)::value;
-    args.aligned = heads_aligned<T>(problem.query, problem.size) &&
-                   heads_aligned<T>(problem.key, problem.size) &&
-                   heads_aligned<T>(problem.value, problem.value_size) &&
-                   heads_aligned<T>(gy, problem.value_size);
-    const int64_t queries = problem.batch * problem.heads * problem.queries;
-    using Stored = std::conditional_t<sizeof(T) == 2, Bits16, T>;
-    int error = launch(
-        shares_kernel<Stored, S>, ceil_divide(queries, kMostWarps), kMostWarps * kWarp, queue, args,
-        gy, y, Elements{false, problem.storage == Storage::f16}, static_cast<float*>(shares));
-    if (error != 0) return error;
+    args.aligned = backward_aligned<T>(problem, gy);
     constexpr int V = kWidest<T, S>;
     args.value_out = gvalue;
     if constexpr (S == 2 && sizeof(T) == 2) {

@@ -335,10 +335,10 @@ int launch_forward(AttentionArguments args, const AttentionProblem& problem, Que
   AttentionPlan& plan = args.plan;
   plan.depth = depth_of(args.size);
   plan.second_depth = value_size < columns ? value_size : columns;
-  plan.chunks = (value_size + columns - 1) / columns;
+  plan.chunks = value_size > 0 ? (value_size + columns - 1) / columns : 1;  // for the statistics
   const int scratch = Exchange<T, S, N, share>::kBytes + share * scratch_of<S>(problem, N, false);
   if (!make_plan<T, S, share * N>(problem.queries, 1, Jets::none, scratch,
-                                  shared_memory_limit(queue.device), plan))
+                                  shared_memory_limit(queue.device), plan, kResident / share))
     return kNoTileFits;
   // With one strip a block, and one block a multiprocessor, the warps would be too few.
   if (share > 1 && plan.warps == 1 && problem.queries > kStrip) return kNoTileFits;

@@ -10,11 +10,14 @@
 // registers hold are shared out over blocks.
 #pragma once
 
+#include <algorithm>
+
 #include "attention_elements.h"
 
 namespace jachess {
 
 constexpr int kMostWarps = 4;
+constexpr int kResident = 8;  // warps of 255 registers that a multiprocessor holds
 
 // How a launch cuts its work, and where everything lies in shared memory (bytes).
 struct AttentionPlan {
@@ -65,13 +68,15 @@ int scratch_of(const AttentionProblem& problem, int tile, bool capped) {
   return needed ? attention_scratch(tile, 0) : 0;
 }
 
-// Plans with `depth`, `second_depth` and `chunks` given, for tiles of N other tokens: the largest
-// block of which two fit a multiprocessor, else the largest that fits one; false where none does.
-// own: tokens of a head; kept: how many operands of own tokens stay in shared memory; jets: whose
-// jets lie there, own queries' or others'; scratch: bytes of a warp's.
+// Plans with `depth`, `second_depth` and `chunks` given, for tiles of N other tokens: of what fits
+// a block, the most warps that a multiprocessor holds, then two stages, then the largest block;
+// false where nothing does. own: tokens of a head; kept: how many operands of own tokens stay in
+// shared memory; jets: whose jets lie there, own queries' or others'; scratch: bytes of a strip's;
+// resident: strips whose registers a multiprocessor holds.
 enum class Jets { none, own, other };
 template <typename T, int S, int N>
-bool make_plan(int64_t own, int kept, Jets jets, int scratch, size_t limit, AttentionPlan& plan) {
+bool make_plan(int64_t own, int kept, Jets jets, int scratch, size_t limit, AttentionPlan& plan,
+               int resident = kResident) {
   constexpr int jet = 2 * S * static_cast<int>(sizeof(float));
   constexpr int element = static_cast<int>(sizeof(T));
   plan.line = attention_row(element, plan.depth) / element;
@@ -83,24 +88,31 @@ bool make_plan(int64_t own, int kept, Jets jets, int scratch, size_t limit, Atte
   plan.second = N * row;
   plan.jets = plan.second + N * second_row;
   plan.stage = plan.jets + (jets == Jets::other ? N * jet : 0);
-  // A multiprocessor has 1 kB more than a block may take, and keeps 1 kB for itself of each block.
-  for (const size_t share : {(limit - 1024) / 2, limit}) {
-    for (plan.warps = kMostWarps; plan.warps > 0; plan.warps /= 2) {
-      if (plan.warps > 1 && own <= plan.warps / 2 * kStrip) continue;
-      const int rows = plan.warps * kStrip;
-      plan.tiles = static_cast<int>((own + rows - 1) / rows);
-      plan.own_second = rows * row;
-      plan.own_jets = plan.own_second + (kept == 2 ? rows * second_row : 0);
-      plan.first_stage = plan.own_jets + (jets == Jets::own ? rows * jet : 0);
-      for (plan.stages = 2; plan.stages > 0; --plan.stages) {
-        plan.scratch = plan.first_stage + plan.stages * plan.stage;
-        plan.bytes = plan.scratch + plan.warps * scratch;
-        if (static_cast<size_t>(plan.bytes) <= share && (plan.warps > 1 || share == limit))
-          return true;
-      }
+  const AttentionPlan sizes = plan;
+  int best = 0;
+  for (int warps = kMostWarps; warps > 0; warps /= 2) {
+    if (warps > 1 && own <= warps / 2 * kStrip) continue;
+    for (int stages = 2; stages > 0; --stages) {
+      AttentionPlan next = sizes;
+      next.warps = warps;
+      next.stages = stages;
+      const int rows = warps * kStrip;
+      next.tiles = static_cast<int>((own + rows - 1) / rows);
+      next.own_second = rows * row;
+      next.own_jets = next.own_second + (kept == 2 ? rows * second_row : 0);
+      next.first_stage = next.own_jets + (jets == Jets::own ? rows * jet : 0);
+      next.scratch = next.first_stage + stages * plan.stage;
+      next.bytes = next.scratch + warps * scratch;
+      const size_t bytes = static_cast<size_t>(next.bytes);
+      if (bytes > limit) continue;
+      // A multiprocessor has 1 kB more than a block may take, and keeps 1 kB of each for itself.
+      const int blocks = static_cast<int>((limit + 1024) / (bytes + 1024));
+      const int worth = 4 * warps * std::min(blocks, resident / warps) + stages;
+      if (worth > best) plan = next;
+      best = std::max(best, worth);
     }
   }
-  return false;
+  return best > 0;
 }
 
 // Whether all rows of a tensor of heads of `size` are aligned.
@@ -109,14 +121,29 @@ bool heads_aligned(const JetHeads& x, int64_t size) {
   return is_aligned<T>(x.data, x.stream, x.batch, x.head, x.token, size);
 }
 
+// Whether those of all that the backward loads are.
+template <typename T>
+bool backward_aligned(const AttentionProblem& problem, const JetHeads& gy) {
+  return heads_aligned<T>(problem.query, problem.size) &&
+         heads_aligned<T>(problem.key, problem.size) &&
+         heads_aligned<T>(problem.value, problem.value_size) &&
+         heads_aligned<T>(gy, problem.value_size);
+}
+
+// Calls f(Int<S>).
+template <typename F>
+int dispatch_attention_streams(const AttentionProblem& problem, const F& f) {
+  const int streams = 1 + problem.q + problem.pairs;
+  if (streams == 2) return f(Int<2>{});
+  return streams == 3 ? f(Int<3>{}) : f(Int<4>{});
+}
+
 // Calls f(null pointer of the storage type, Int<S>); kNoTileFits for what the kernels do not serve.
 template <typename F>
 int dispatch_attention(const AttentionProblem& problem, const F& f) {
   if (problem.q > 2) return kNoTileFits;
   return dispatch_products(problem.storage, [&](auto* typed) {
-    const int streams = 1 + problem.q + problem.pairs;
-    if (streams == 2) return f(typed, Int<2>{});
-    return streams == 3 ? f(typed, Int<3>{}) : f(typed, Int<4>{});
+    return dispatch_attention_streams(problem, [&](auto streams) { return f(typed, streams); });
   });
 }
 

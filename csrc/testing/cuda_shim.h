@@ -316,8 +316,8 @@ template <typename... Arguments>
 int stages_of(const Arguments&...) {
   return 0;
 }
-template <typename Arguments>
-auto stages_of(const Arguments& arguments) -> decltype(arguments.plan.stages) {
+template <typename Arguments, typename... More>
+auto stages_of(const Arguments& arguments, const More&...) -> decltype(arguments.plan.stages) {
   return arguments.plan.stages;
 }
 

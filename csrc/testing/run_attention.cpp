@@ -6,8 +6,10 @@
 // A tensor's value is its number of elements and its strides, as N,STREAM,BATCH,HEAD,ROW (of the
 // mask: N,KIND,BATCH,HEAD,QUERY,KEY); INPUT holds the elements one tensor after the other. Without
 // `gy` the forward runs and writes y and stats; with it the backward, which also reads both and
-// writes the three gradients. With `plans` no kernel runs, and a line for each launch is written:
-// its warps, stages and bytes of shared memory.
+// writes the three gradients or, with `chunk` (FIRST_HEAD,HEADS,FIRST_ROW,ROWS,KEYS,LINE), weights
+// and scores' gradients of a chunk, whose rows lie LINE elements apart, all bytes 0x7F before. With
+// `plans` no kernel runs, and a line for each launch is written: its warps, stages and bytes of
+// shared memory.
 #include "../cuda/launchers.h"
 #include "options.h"
 
@@ -101,12 +103,28 @@ int main(int count, char** argument) {
   Heads gy = read_heads("gy", element), y = read_heads("y", element);
   stats = read(static_cast<int64_t>(stats.size()));
   Buffer shares(stats.size());
+  int error = attention_jet_shares_cuda(problem, gy.view, y.view, shares.data(), queue);
+  if (options.count("chunk")) {
+    const std::vector<int64_t> c = integers("chunk");
+    const int64_t stream = c[1] * c[3] * c[5];
+    const size_t bytes = static_cast<size_t>((1 + problem.q + problem.pairs) * stream * element);
+    Buffer weights(bytes, 0x7F), grads = weights;
+    const ScoreChunk chunk = {c[0],   c[1], c[2],           c[3],        c[4],
+                              stream, c[5], weights.data(), grads.data()};
+    if (error == 0)
+      error =
+          attention_jet_scores_cuda(problem, gy.view, stats.data(), shares.data(), chunk, queue);
+    if (planned) return exit_status(error);
+    write(weights);
+    write(grads);
+    return exit_status(error);
+  }
   Result gquery(problem, problem.heads, problem.queries, problem.size),
       gkey(problem, problem.key_heads, problem.keys, problem.size),
       gvalue(problem, problem.key_heads, problem.keys, problem.value_size);
-  const int error =
-      attention_jet_backward_cuda(problem, gy.view, y.view, stats.data(), shares.data(),
-                                  gquery.view, gkey.view, gvalue.view, queue);
+  if (error == 0)
+    error = attention_jet_backward_cuda(problem, gy.view, stats.data(), shares.data(), gquery.view,
+                                        gkey.view, gvalue.view, queue);
   if (planned) return exit_status(error);
   write(gquery.buffer);
   write(gkey.buffer);

@@ -50,7 +50,7 @@ _WITH_BACKWARD = (
     *("layer_norm_jet", "rms_norm_jet", "softmax_jet"),
 )
 _OPERATORS = (
-    *("ntk_gram", "sample_directions"),
+    *("attention_jet_scores", "attention_jet_shares", "ntk_gram", "sample_directions"),
     *(name + end for name in _WITH_BACKWARD for end in ("", "_backward")),
 )
 
@@ -551,13 +551,19 @@ def register_operator(
     )
 
 
-def register_without_derivative(name: str, fake: Callable[..., Results]) -> None:
-    """Register the fake kernel, and a sentence in place of a derivative that would be zero."""
+def register_without_derivative(
+    name: str, fake: Callable[..., Results], instead: str | None = None
+) -> None:
+    """Register the fake kernel, and a sentence in place of a derivative that would be zero.
+
+    Args:
+        instead: the function of jachess_ext.ops that has one; None: `name`.
+    """
 
     def backward(ctx: Context, *_: Tensor) -> Gradients:
         raise RuntimeError(
-            f"torch.ops.jachess.{name} has no derivative: call jachess_ext.ops.{name}, which takes "
-            "its pure-torch reference where a gradient is asked for."
+            f"torch.ops.jachess.{name} has no derivative: call jachess_ext.ops.{instead or name}, "
+            "which takes its pure-torch reference where a gradient is asked for."
         )
 
     if loaded():
@@ -616,3 +622,21 @@ def gradient_of_backward(
                 outputs, [*seeds, *aliases], weights, create_graph=keep_graph, allow_unused=True
             )
         )
+
+
+# ---- what has kernels on CUDA alone ----------------------------------------------------------
+
+
+def _fake_shares(gy: Tensor, y: Tensor, q: int) -> Tensor:
+    return y.new_empty(y.shape[:-1], dtype=wide_dtype(y.dtype))
+
+
+def _fake_scores(gy: Tensor, query: Tensor, *rest: int) -> tuple[Tensor, ...]:
+    _, heads, _, rows, keys = rest[-5:]
+    line = (keys + 7) // 8 * 8
+    shape, strides = (len(query), heads, rows, keys), (heads * rows * line, rows * line, line, 1)
+    return tuple(query.new_empty_strided(shape, strides) for _ in range(2))
+
+
+register_without_derivative("attention_jet_shares", _fake_shares, "attention_jet")
+register_without_derivative("attention_jet_scores", _fake_scores, "attention_jet")

@@ -4,6 +4,7 @@ A few cases run unsanitized in every suite; the slow ones cover every number of 
 setting under the address, undefined-behaviour and thread sanitizers.
 """
 
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ BOUNDS = {
     torch.bfloat16: 2e-2,
     torch.float16: 3e-3,
 }
+BFLOAT16 = torch.bfloat16
 SMALL = 99 * 1024  # what a block may have of shared memory on sm_86, sm_89 and sm_120
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ for the shim")
@@ -59,9 +61,11 @@ def run_attention(
     shared_limit: int = LARGE,
     backwards: bool = False,
     plans: bool = False,
+    chunk: tuple[int, ...] = (),
 ) -> bytearray:
     """Run the forward, or the backward if `tensors` has a "gy"; the output's bytes. `plans`: of
-    each launch, its warps, stages and bytes of shared memory, as text; no kernel runs."""
+    each launch, its warps, stages and bytes of shared memory, as text; no kernel runs. `chunk`:
+    run_attention's, for weights and scores' gradients."""
     query, key, value = (tensors[name] for name in ("query", "key", "value"))
     q = settings["q"]
     left, right = settings.get("window", (-1, -1))
@@ -84,6 +88,7 @@ def run_attention(
         "right": 0 if settings.get("causal") else right,
         **{name: described(tensor) for name, tensor in tensors.items()},
         **({"plans": 1} if plans else {}),
+        **({"chunk": ",".join(map(str, chunk))} if chunk else {}),
     }
     data = [stored(tensors[name]) for name in ("query", "key", "value")]
     if mask is not None:
@@ -164,6 +169,58 @@ def check_case(
         assert relative_error(got, gradient) < BOUNDS[dtype]
     assert offset == len(output)
     assert output == backward(backwards=True)
+
+
+def check_scores(
+    program: Path,
+    tensors: dict[str, Tensor],
+    mask: Tensor | None = None,
+    rows: int = 64,
+    shared_limit: int = LARGE,
+    **settings: Any,
+) -> None:
+    """Weights and scores' gradients of chunks of two heads and `rows` queries: the products made of
+    them in float64 are the reference's gradients; and the same run backwards."""
+    leaves = [t.double().requires_grad_() for t in tensors.values()]
+    expected = ops.attention_jet_reference(*leaves, mask, **settings)
+    gy = random_jet(*expected.transpose(2, 3).shape, seed=9).bfloat16().transpose(2, 3)
+    gradients = torch.autograd.grad(expected, leaves, gy.double())
+    output = run_attention(program, tensors, mask, [], settings, shared_limit)
+    y, offset = by_token(output, 0, expected.bfloat16())
+    stats = torch.frombuffer(output, dtype=torch.float32, offset=offset)
+
+    (streams, batch, heads, queries, _), (key_heads, all_keys) = y.shape, leaves[1].shape[2:4]
+    results = [torch.zeros_like(leaf) for leaf in leaves]
+    for head in range(0, batch * heads, 2):
+        for row in range(0, queries, rows):
+            count, height = min(2, batch * heads - head), min(rows, queries - row)
+            keys = min(all_keys, row + height) if settings.get("causal") else all_keys
+            line = keys + 4 + keys % 2  # an even number
+            scores = [
+                run_attention(
+                    *(program, {**tensors, "gy": gy, "y": y}, mask, [stats], settings),
+                    *(shared_limit, backwards, False, (head, count, row, height, keys, line)),
+                )
+                for backwards in (False, True)
+            ]
+            assert scores[0] == scores[1]
+            both = torch.frombuffer(scores[0], dtype=torch.bfloat16)
+            both = both.view(2, streams, count, height, line)
+            assert (both[..., keys:].view(torch.int16) == 0x7F7F).all()  # as the driver left it
+            p, gs = both[..., :keys].double()
+            for n in range(count):
+                b, h = divmod(head + n, heads)
+                at = (b, h, slice(row, row + height))
+                of_keys = (b, h // (heads // key_heads), slice(keys))
+                for i, j in itertools.product(range(streams), repeat=2):  # bits are directions
+                    if i & j or (i | j) >= streams:
+                        continue
+                    g = gs[i | j, n]
+                    results[0][i][at] += g @ leaves[1][j][of_keys].detach()
+                    results[1][j][of_keys] += g.mT @ leaves[0][i][at].detach()
+                    results[2][j][of_keys] += p[i, n].mT @ gy[i | j][at].double()
+    for result, gradient in zip(results, gradients, strict=True):
+        assert relative_error(result, gradient) < BOUNDS[torch.bfloat16]
 
 
 def padding_mask(dtype: torch.dtype, queries: int, keys: int) -> Tensor:
@@ -404,54 +461,141 @@ def test_the_least_shared_memory_is_what_the_launchers_need(
     tensors = inputs(q, streams, dtype, 1, 1, 1, 17, 17, 40, 24)
     least = attention_jet_bytes(dtype.itemsize, streams, 40, 24)
     check_case(programs("none"), tensors, None, least, q=q, softcap=2.0)
+    if dtype == BFLOAT16:
+        check_scores(programs("none"), tensors, None, 64, least, q=q, softcap=2.0)
     refuses(programs("none"), tensors, q, least - 1)
 
 
+AMPERE = 163 * 1024  # of sm_80
 PLANS = {
-    (2, 64): {"forward": [(4, 2, 92160)], "backward": [(4, 2, 74752)] * 2},
-    (2, 128): {
+    (LARGE, 2, 64): {
+        "forward": [(4, 2, 92160)],
+        "backward": [(4, 2, 74752), (4, 2, 74752)],
+        "scores": [(8, 2, 111616)],
+    },
+    (LARGE, 2, 128): {
         "forward": [(4, 2, 104448)],
         "backward": [(4, 2, 105472), (4, 1, 104960), (4, 2, 105472)],
+        "scores": [(8, 2, 209920)],
     },
-    (4, 64): {
+    (LARGE, 4, 64): {
         "forward": [(4, 2, 73728)],
         "backward": [(4, 2, 112640), (4, 2, 111616), (4, 2, 74752)],
+        "scores": [(8, 2, 149504)],
     },
-    (4, 128): {
-        "forward": [(4, 1, 114688)],
-        "backward": [(2, 1, 105472), (2, 1, 104960), (4, 1, 104960)],
+    (LARGE, 4, 128): {
+        "forward": [(8, 2, 229376)],
+        "backward": [(4, 2, 210944), (4, 2, 209920), (4, 1, 104960)],
+        "scores": [(8, 1, 210944)],
+    },
+    (AMPERE, 2, 64): {
+        "forward": [(4, 1, 55296)],
+        "backward": [(4, 2, 74752), (4, 2, 74752)],
+        "scores": [(8, 2, 111616)],
+    },
+    (AMPERE, 2, 128): {
+        "forward": [(4, 1, 69632)],
+        "backward": [(2, 1, 52736), (4, 2, 140288), (4, 1, 70144)],
+        "scores": [(8, 1, 140288)],
+    },
+    (AMPERE, 4, 64): {
+        "forward": [(4, 2, 73728)],
+        "backward": [(4, 2, 112640), (4, 2, 111616), (4, 2, 74752)],
+        "scores": [(8, 2, 149504)],
+    },
+    (AMPERE, 4, 128): {
+        "forward": [(8, 1, 159744)],
+        "backward": [(2, 2, 140288), (2, 2, 140288), (4, 2, 140288)],
+        "scores": [(4, 1, 140288)],
+    },
+    (SMALL, 2, 64): {
+        "forward": [(4, 2, 92160)],
+        "backward": [(4, 2, 74752), (4, 2, 74752)],
+        "scores": [(8, 1, 74752)],
+    },
+    (SMALL, 2, 128): {
+        "forward": [(4, 1, 69632)],
+        "backward": [(4, 1, 88064), (2, 1, 70144), (4, 1, 70144)],
+        "scores": [(2, 1, 87296)],
+    },
+    (SMALL, 4, 64): {
+        "forward": [(4, 2, 73728)],
+        "backward": [(4, 1, 94208), (4, 1, 92672), (4, 2, 74752)],
+        "scores": [(4, 1, 74752)],
+    },
+    (SMALL, 4, 128): {
+        "forward": [(4, 1, 96256)],
+        "backward": [(1, 1, 70144), (1, 1, 70144), (2, 1, 70144)],
+        "scores": [(1, 1, 70144)],
     },
 }
-"""By streams and size of heads: warps, stages and bytes of each launch with tiles, in bfloat16
-without a mask; a few bytes more can cost a stage or half of the warps."""
+"""By a block's shared memory, streams and size of heads: warps, stages and bytes of each launch
+with tiles, in bfloat16 without a mask; a few bytes more can cost a stage or half of the warps."""
 
 
-@pytest.mark.parametrize(("streams", "size"), PLANS)
-def test_plans(programs: Programs, streams: int, size: int) -> None:
-    """Two blocks fit a multiprocessor of sm_90 where each has at most 115,712 bytes."""
-    tensors = inputs(streams // 2, streams, torch.bfloat16, 1, 1, 1, 64, 64, size)
-    y = torch.zeros_like(tensors["query"])
-    found = {}
-    for direction, more in {"forward": {}, "backward": {"gy": y, "y": y}}.items():
-        given = {**tensors, **more}
-        saved = [torch.zeros(streams, 1, 1, 64)] if more else []
-        text = run_attention(programs("none"), given, None, saved, {"q": streams // 2}, plans=True)
+@pytest.mark.parametrize(("limit", "streams", "size"), PLANS)
+def test_plans(programs: Programs, limit: int, streams: int, size: int) -> None:
+    """Two blocks fit a multiprocessor of sm_90 where each has at most 115,712 bytes, one of sm_80
+    where 82,944, and one of sm_86, sm_89 and sm_120 where 50,176. Two warps share a strip of
+    queries, which makes eight a block, only where two strips fit."""
+    tensors = inputs(streams // 2, streams, BFLOAT16, 1, 1, 1, 64, 64, size)
+    y, stats = torch.zeros_like(tensors["query"]), torch.zeros(streams, 1, 1, 64)
+    saved = {**tensors, "gy": y, "y": y}
+    calls: dict[str, tuple[Any, ...]] = {
+        "forward": (tensors, None, []),
+        "backward": (saved, None, [stats]),
+        "scores": (saved, None, [stats]),
+    }
+    plans = {}
+    for name, arguments in calls.items():
+        chunk = (0, 1, 0, 64, 64, 64) if name == "scores" else ()
+        text = run_attention(
+            programs("none"), *arguments, {"q": streams // 2}, limit, plans=True, chunk=chunk
+        )
         launches = [tuple(map(int, line.split())) for line in text.decode().splitlines()]
-        found[direction] = [launch for launch in launches if launch[1]]
-    print(f"{streams} streams, heads of {size}: {found}")
-    assert found == PLANS[streams, size]
+        plans[name] = [launch for launch in launches if launch[1]]
+    print(f"{limit} bytes, {streams} streams, heads of {size}: {plans}")
+    assert plans == PLANS[limit, streams, size]
 
 
-def test_warps_share_a_strip_only_where_two_strips_fit(programs: Programs) -> None:
-    """Else four warps, with all scores of their own, are more than two that share them."""
-    tensors = inputs(2, 4, torch.bfloat16, 1, 1, 1, 64, 64, 128)
+SCORES: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = {
+    "causal, in chunks": (
+        inputs(2, 4, BFLOAT16, key_heads=1, size=24),
+        {"causal": True, "rows": 16},
+    ),
+    "two blocks": (inputs(2, 4, BFLOAT16, heads=3, key_heads=3, queries=70, size=64), {}),
+    "one direction": (inputs(1, 2, BFLOAT16, key_heads=1, keys=99, size=24), {"rows": 32}),
+    "a window": (inputs(2, 3, BFLOAT16, size=40, value_size=24), {"window": (5, 3)}),
+    "a soft cap and dropout": (
+        inputs(2, 4, BFLOAT16, 1, 1, 1, keys=64, size=24),
+        {"softcap": 3.0, "dropout_p": 0.3, "dropout_seed": 5},
+    ),
+    "hidden keys": (
+        inputs(2, 4, BFLOAT16, 1, 1, 1, 20, 50, 16),
+        {"mask": padding_mask(torch.bool, 20, 50)},
+    ),
+    "a mask of numbers": (
+        inputs(2, 4, BFLOAT16, 1, 1, 1, 20, 50, 16),
+        {"mask": padding_mask(torch.float32, 20, 50), "shared_limit": SMALL},
+    ),
+    "wide heads": (inputs(2, 4, BFLOAT16, 1, 1, 1, queries=70, keys=50, size=128), {}),
+    "rows anywhere, of two batch entries": (
+        inputs(2, 4, BFLOAT16, 2, 3, 3, 9, 11, 18, 7, aligned=False),
+        {"scale": -0.7},
+    ),
+    "a window behind, with dropout": (
+        inputs(1, 2, BFLOAT16, 1, 4, 2, queries=50, keys=130, size=16, value_size=72),
+        {"window": (4, -1), "dropout_p": 0.5, "dropout_seed": -7, "rows": 20},
+    ),
+    "one query, wide values": (inputs(2, 3, BFLOAT16, 1, 1, 1, 1, 17, 8, 256), {}),
+}
+"""What check_scores tries: tensors and arguments."""
 
-    def plan(limit: int) -> list[int]:
-        text = run_attention(programs("none"), tensors, None, [], {"q": 2}, limit, plans=True)
-        return [int(number) for number in text.decode().split()]
 
-    assert plan(SMALL) == [4, 1, 96256]  # of sm_86, sm_89 and sm_120
-    assert plan(163 * 1024) == [8, 1, 159744]  # of sm_80
+@pytest.mark.parametrize("case", SCORES)
+def test_scores(programs: Programs, case: str) -> None:
+    tensors, settings = SCORES[case]
+    check_scores(programs("none"), tensors, q=(len(tensors["query"]) + 1) // 2, **settings)
 
 
 # ---- slow: everything, under sanitizers --------------------------------------------------------
@@ -543,3 +687,11 @@ def test_no_access_is_unordered(programs: Programs, dtype: torch.dtype, shared_l
     tensors = inputs(2, 4, dtype, heads=2, key_heads=1, queries=37, keys=70, size=72)
     mask = padding_mask(torch.bool, 37, 70)
     check_case(programs("thread"), tensors, mask, shared_limit, q=2, softcap=3.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SCORES)
+@pytest.mark.parametrize("sanitizer", ["address", "thread"])
+def test_scores_sanitized(programs: Programs, case: str, sanitizer: str) -> None:
+    tensors, settings = SCORES[case]
+    check_scores(programs(sanitizer), tensors, q=(len(tensors["query"]) + 1) // 2, **settings)
