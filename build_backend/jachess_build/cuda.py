@@ -16,8 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-# Ampere, Hopper with its own instructions, both Blackwells; the last also as PTX for what follows.
-DEFAULT_ARCHS = ("8.0", "9.0a", "10.0", "12.0+PTX")
+# Ampere, Hopper with its own instructions, both Blackwells; the first also as PTX for what lies in
+# between (11.0, Thor), the last for what follows.
+DEFAULT_ARCHS = ("8.0+PTX", "9.0a", "10.0", "12.0+PTX")
 OLDEST = (8, 0)
 
 

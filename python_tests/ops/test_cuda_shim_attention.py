@@ -331,6 +331,17 @@ def _check_stats(
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize(("keys", "value_size"), [(0, 8), (6, 0)])
+def test_no_keys_and_values_of_no_width(programs: Programs, keys: int, value_size: int) -> None:
+    """There is nothing to multiply, but log Σ e^score is what it is: −inf, or the scores' own."""
+    tensors = inputs(2, 4, torch.float32, 1, 1, 1, 20, keys, 16)
+    tensors["value"] = tensors["value"][..., :value_size]
+    output = run_attention(programs("none"), tensors, None, [], {"q": 2})
+    y = torch.frombuffer(output, dtype=torch.float32)[: 4 * 20 * value_size]
+    assert not y.any()
+    _check_stats(output, 4 * y.numel(), tensors, None)
+
+
 @pytest.mark.parametrize("spoilt", ["key", "value"])
 @pytest.mark.parametrize("boolean", [True, False])
 def test_a_hidden_nan_is_a_nan_as_in_torch(programs: Programs, boolean: bool, spoilt: str) -> None:

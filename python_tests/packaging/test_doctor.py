@@ -107,6 +107,8 @@ def test_old_packages_are_named_with_the_fix(monkeypatch: pytest.MonkeyPatch) ->
         ("9.0a", "10.0", False),
         ("8.0 9.0a 10.0+PTX", "12.0", True),
         ("8.0 9.0a 10.0+PTX", "7.5", False),
+        ("8.0 9.0a 10.0 12.0+PTX", "11.0", False),
+        ("8.0+PTX 9.0a 10.0 12.0+PTX", "11.0", True),
     ],
 )
 def test_which_gpus_a_build_serves(archs: str, capability: str, runs: bool) -> None:
