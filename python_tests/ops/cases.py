@@ -1,5 +1,6 @@
 """Inputs, and oracles that share no code with the operators, for the operator tests."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -118,6 +119,19 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
     size = expected.abs().reshape(len(expected), -1).amax(1).clamp_min(1e-12)
     errors = (got - expected).abs().reshape(len(got), -1).amax(1) / size
     return float(errors.nan_to_num(nan=math.inf, posinf=math.inf).max())
+
+
+def add_score_products(
+    gradients: Sequence[Tensor], p: Tensor, gs: Tensor, query: Tensor, key: Tensor, gy: Tensor
+) -> None:
+    """Add to the gradients [S, tokens, size] of a head's query, key and value what weights p and
+    scores' gradients gs [S, T, Tk] make of them; the bits of a stream's number are directions."""
+    p, gs, query, key, gy = (x.detach().double() for x in (p, gs, query, key, gy))
+    for i, j in itertools.product(range(len(p)), repeat=2):
+        if i & j == 0 and i | j < len(p):
+            gradients[0][i] += gs[i | j] @ key[j]
+            gradients[1][j] += gs[i | j].mT @ query[i]
+            gradients[2][j] += p[i].mT @ gy[i | j]
 
 
 def same_for_any_threads(run: Callable[[], Sequence[Tensor]]) -> bool:

@@ -1,5 +1,6 @@
 """`jachess::attention_jet` against finite differences, its reference, and autograd's own checks."""
 
+import itertools
 import math
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from python_tests.ops.cases import (
     DTYPES,
     STREAMS,
     TRACED,
+    add_score_products,
     jet_by_differences,
     opcheck_backward,
     random_jet,
@@ -661,6 +663,73 @@ def test_the_reference_gives_masks_their_gradient() -> None:
     assert torch.autograd.gradcheck(
         lambda mask: ops.attention_jet_reference(*leaves, mask, q=2), mask
     )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_statistics_without_keys_or_width_of_values(device: str) -> None:
+    """log Σ e^score is what it is: −inf, or the scores' own."""
+    for sizes in ({"keys": 0}, {"value_size": 0}):
+        query, key, value = inputs(**sizes, dtype=torch.float32, device=device)
+        _, stats = torch.ops.jachess.attention_jet(query, key, value, None, None, *NUMBERS)
+        torch.testing.assert_close(stats[0], (0.5 * query[0] @ key[0].mT).logsumexp(-1))
+        assert stats[1:].isfinite().all() and bool(stats[1:].any()) == bool(key.numel())
+
+
+@pytest.mark.parametrize("device", DEVICES[1:])
+@pytest.mark.parametrize(("streams", "size"), [(2, 64), (3, 40), (4, 64), (4, 128)])
+def test_scores(streams: int, size: int, device: str) -> None:
+    """Weights and scores' gradients of causal chunks: the products made of them are the gradients;
+    the same run to run."""
+    leaves = inputs(
+        streams,
+        batch=2,
+        heads=4,
+        key_heads=2,
+        queries=150,
+        size=size,
+        dtype=torch.bfloat16,
+        device=device,
+    )
+    numbers = (streams // 2 + streams % 2, size**-0.5, True, -1, -1, 0.0, 0.0, 0)
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    expected = ops.attention_jet_reference(*wide, q=numbers[0], causal=True)
+    gy = random_jet(*expected.shape, seed=9).to(device, torch.bfloat16)
+    gradients = torch.autograd.grad(expected, wide, gy.double())
+    operators = torch.ops.jachess
+    y, stats = operators.attention_jet(*leaves, None, None, *numbers)
+    shares = operators.attention_jet_shares(gy, y, numbers[0])
+    results = [torch.zeros_like(leaf) for leaf in wide]
+    chunks = itertools.product([(0, 3), (3, 5)], [(0, 70), (70, 80)])
+    for (head, count), (row, height) in chunks:
+        arguments = (gy, *leaves, None, None, stats, shares, *numbers)
+        place = (head, count, row, height, row + height)
+        p, gs = operators.attention_jet_scores(*arguments, *place)
+        again = operators.attention_jet_scores(*arguments, *place)
+        assert torch.equal(p, again[0]) and torch.equal(gs, again[1])
+        for n in range(count):
+            b, h = divmod(head + n, 4)
+            of_keys = (slice(None), b, h // 2, slice(row + height))
+            of_rows = (slice(None), b, h, slice(row, row + height))
+            add_score_products(
+                [results[0][of_rows], *(result[of_keys] for result in results[1:])],
+                *(p[:, n], gs[:, n], leaves[0][of_rows], leaves[1][of_keys], gy[of_rows]),
+            )
+    for result, gradient in zip(results, gradients, strict=True):
+        assert relative_error(result, gradient) < BOUNDS[torch.bfloat16]
+
+
+def test_shapes_of_scores() -> None:
+    """Known without a GPU: rows start at multiples of 16 bytes; and there is no derivative."""
+    leaves = inputs(queries=7, keys=11, dtype=torch.bfloat16, device="meta")
+    y = leaves[0].new_empty(4, 1, 2, 7, 4).requires_grad_()
+    shares = torch.ops.jachess.attention_jet_shares(y, y, 2)
+    assert shares.shape == (4, 1, 2, 7) and shares.dtype == torch.float32
+    arguments = (y, *leaves, None, None, shares, shares, *NUMBERS, 0, 1, 2, 0, 5, 11)
+    for scores in torch.ops.jachess.attention_jet_scores(*arguments):
+        assert scores.shape == (4, 2, 5, 11) and scores.stride() == (160, 80, 16, 1)
+        assert scores.dtype == torch.bfloat16
+    with pytest.raises(RuntimeError, match=r"no derivative: call jachess_ext.ops.attention_jet,"):
+        shares.sum().backward()
 
 
 def test_backward_refuses_what_does_not_fit() -> None:

@@ -4,7 +4,6 @@ A few cases run unsanitized in every suite; the slow ones cover every number of 
 setting under the address, undefined-behaviour and thread sanitizers.
 """
 
-import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from jachess_ext import ops
 from jachess_ext._C import attention_jet_bytes
-from python_tests.ops.cases import random_jet, relative_error
+from python_tests.ops.cases import add_score_products, random_jet, relative_error
 from python_tests.ops.shim import (
     CSRC,
     LARGE,
@@ -207,18 +206,15 @@ def check_scores(
             both = torch.frombuffer(scores[0], dtype=torch.bfloat16)
             both = both.view(2, streams, count, height, line)
             assert (both[..., keys:].view(torch.int16) == 0x7F7F).all()  # as the driver left it
-            p, gs = both[..., :keys].double()
             for n in range(count):
                 b, h = divmod(head + n, heads)
-                at = (b, h, slice(row, row + height))
-                of_keys = (b, h // (heads // key_heads), slice(keys))
-                for i, j in itertools.product(range(streams), repeat=2):  # bits are directions
-                    if i & j or (i | j) >= streams:
-                        continue
-                    g = gs[i | j, n]
-                    results[0][i][at] += g @ leaves[1][j][of_keys].detach()
-                    results[1][j][of_keys] += g.mT @ leaves[0][i][at].detach()
-                    results[2][j][of_keys] += p[i, n].mT @ gy[i | j][at].double()
+                of_keys = (slice(None), b, h // (heads // key_heads), slice(keys))
+                of_rows = (slice(None), b, h, slice(row, row + height))
+                add_score_products(
+                    [results[0][of_rows], *(result[of_keys] for result in results[1:])],
+                    *both[:, :, n, :, :keys],
+                    *(leaves[0][of_rows], leaves[1][of_keys], gy[of_rows]),
+                )
     for result, gradient in zip(results, gradients, strict=True):
         assert relative_error(result, gradient) < BOUNDS[torch.bfloat16]
 
