@@ -631,8 +631,8 @@ def _fake_shares(gy: Tensor, y: Tensor, q: int) -> Tensor:
     return y.new_empty(y.shape[:-1], dtype=wide_dtype(y.dtype))
 
 
-def _fake_scores(gy: Tensor, query: Tensor, *rest: int) -> tuple[Tensor, ...]:
-    _, heads, _, rows, keys = rest[-5:]
+def _fake_scores(gy: Tensor, query: Tensor, *numbers: int) -> tuple[Tensor, ...]:
+    _, heads, _, rows, keys = numbers[-5:]
     line = (keys + 7) // 8 * 8
     shape, strides = (len(query), heads, rows, keys), (heads * rows * line, rows * line, line, 1)
     return tuple(query.new_empty_strided(shape, strides) for _ in range(2))
