@@ -540,6 +540,22 @@ PLANS = {
 with tiles, in bfloat16 without a mask; a few bytes more can cost a stage or half of the warps."""
 
 
+def launches(
+    program: Path,
+    tensors: dict[str, Tensor],
+    mask: Tensor | None,
+    saved: list[Tensor],
+    q: int,
+    limit: int,
+    chunk: tuple[int, ...] = (),
+) -> list[tuple[int, ...]]:
+    """Warps, stages and bytes of each launch with tiles."""
+    arguments = (program, tensors, mask, saved, {"q": q}, limit)
+    text = run_attention(*arguments, plans=True, chunk=chunk).decode()
+    plans = [tuple(map(int, line.split())) for line in text.splitlines()]
+    return [plan for plan in plans if plan[1]]
+
+
 @pytest.mark.parametrize(("limit", "streams", "size"), PLANS)
 def test_plans(programs: Programs, limit: int, streams: int, size: int) -> None:
     """Two blocks fit a multiprocessor of sm_90 where each has at most 115,712 bytes, one of sm_80
@@ -556,13 +572,18 @@ def test_plans(programs: Programs, limit: int, streams: int, size: int) -> None:
     plans = {}
     for name, arguments in calls.items():
         chunk = (0, 1, 0, 64, 64, 64) if name == "scores" else ()
-        text = run_attention(
-            programs("none"), *arguments, {"q": streams // 2}, limit, plans=True, chunk=chunk
-        )
-        launches = [tuple(map(int, line.split())) for line in text.decode().splitlines()]
-        plans[name] = [launch for launch in launches if launch[1]]
+        plans[name] = launches(programs("none"), *arguments, streams // 2, limit, chunk)
     print(f"{limit} bytes, {streams} streams, heads of {size}: {plans}")
     assert plans == PLANS[limit, streams, size]
+
+
+def test_each_block_costs_a_kilobyte_more(programs: Programs) -> None:
+    """A multiprocessor has one more than a block may take: two blocks of two stages, or of one."""
+    tensors = inputs(2, 4, BFLOAT16, 1, 1, 1, 64, 64, 64)
+    two, one = (4, 2, 73728), (4, 1, 55296)
+    least = 2 * (two[2] + 1024) - 1024
+    assert launches(programs("none"), tensors, None, [], 2, least) == [two]
+    assert launches(programs("none"), tensors, None, [], 2, least - 1) == [one]
 
 
 SCORES: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = {
