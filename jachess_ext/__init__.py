@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         laplacian,
     )
     from .jet.api import jvp
+    from .jet.twice import twice_differentiable
     from .lightning import LightningSmoothnessMonitor
     from .ntk import Spectrum, measure_ntk, ntk, ntk_loss
     from .smoothness import JacHess, Smoothness, SmoothnessProbe, smoothness
@@ -62,6 +63,7 @@ __all__ = [
     "scaling",
     "smoothness",
     "training",
+    "twice_differentiable",
 ]
 
 _MODULES = ("ops", "scaling", "training")
@@ -71,6 +73,7 @@ _HOMES = {
         *("Jet", "JetTensor", "MissingJetRule", "divergence", "forward_code", "hessian_diagonal"),
         *("hvp", "jet", "jvp", "laplacian"),
     ),
+    "jet.twice": ("twice_differentiable",),
     "lightning": ("LightningSmoothnessMonitor",),
     "ntk": ("Spectrum", "measure_ntk", "ntk", "ntk_loss"),
     "smoothness": ("JacHess", "Smoothness", "SmoothnessProbe", "smoothness"),

@@ -7,7 +7,8 @@ reference, which builds T × Tk tensors, within transforms.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from .directions import number_on
 from .library import (
     CUDA_DIRECTIONS,
     Results,
+    alias,
     available,
     constant_when_compiled,
     define_operator,
@@ -237,6 +239,62 @@ def attention_jet(
     return in_passes(run, (query, key, value), q, any_number=any_number).transpose(2, 3)
 
 
+# ---- the second backward -------------------------------------------------------------------
+
+
+def second_backward(
+    gy: Tensor,
+    inputs: Sequence[Tensor],
+    cotangents: Sequence[Tensor | None],
+    attention: Callable[..., Tensor],
+) -> list[Tensor | None]:
+    """Return the gradients of Σ_k <cotangents_k, g_k> in [gy, *inputs], where (g_1, g_2, g_3) is
+    attention's backward of gy at inputs, in memory linear in the tokens.
+
+    That sum is <gy, J c>, J c the derivative of attention along the cotangents c: a stream of a jet
+    of one order more, linear in gy, and its gradients in inputs are that jet's own backward.
+
+    Args:
+        gy: [S, B, H, T, Dv]; S = 1, attention itself, or S = 2, the operator with q = 1.
+        inputs: query, key and value, [S, ...].
+        cotangents: of their gradients; None is 0.
+        attention: `attention_jet` with what it takes beside the jets and q.
+    """
+    keep_graph, streams = torch.is_grad_enabled(), len(gy)
+    with torch.enable_grad():
+        points = [alias(x) for x in inputs]
+        jets = [
+            torch.cat([x, torch.zeros_like(x) if c is None else c])
+            for x, c in zip(points, cotangents, strict=True)
+        ]
+        along = attention(*jets, q=streams)[streams:]
+        gradients = torch.autograd.grad(along, points, gy, create_graph=keep_graph)
+    return [along if keep_graph else along.detach(), *gradients]
+
+
+def _second_backward(
+    gradients: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    cotangents: Sequence[Tensor | None],
+    constants: Sequence[Any],
+) -> list[Tensor | None] | None:
+    """Answer for one direction without second order: the reference's own builds T × Tk tensors."""
+    settings, (gy,), (*jets, mask, seed) = Settings(*constants), gradients, inputs
+    if len(gy) > 2:
+        return None
+    attention = partial(
+        attention_jet,
+        mask=mask,
+        scale=settings.scale,
+        causal=settings.causal,
+        window=(settings.left, settings.right),
+        softcap=settings.softcap,
+        dropout_p=settings.dropout_p,
+        dropout_seed=0 if seed is None else seed,
+    )
+    return second_backward(gy, jets, cotangents, attention)
+
+
 # ---- registration --------------------------------------------------------------------------
 
 _TENSORS = "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? dropout_seed"
@@ -275,6 +333,7 @@ def _register(name: str, fake: Callable[..., Results], statistics: bool) -> None
         fake=fake,
         fake_backward=_fake_backward,
         statistics=statistics,
+        second_backward=_second_backward,
     )
 
 

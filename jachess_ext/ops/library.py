@@ -487,6 +487,7 @@ def register_operator(
     fake: Callable[..., Results] | None = None,
     fake_backward: Callable[..., Results] | None = None,
     statistics: bool = False,
+    second_backward: Callable[..., Sequence[Tensor | None] | None] | None = None,
 ) -> None:
     """`register` an operator by the rule that its backward takes the gradients of its results, then
     its own arguments.
@@ -499,6 +500,9 @@ def register_operator(
             argument, or like the differentiable ones.
         statistics: whether the last result is there for the backward alone, which then takes all
             results behind the tensors.
+        second_backward: from the backward's gradients, the forward's tensors, the cotangents of
+            the backward's results and the constants to what `gradient_of_backward` returns, or None
+            to have it made of the reference.
     """
     if not (loaded() or name in _DEFINED):
         return
@@ -537,7 +541,11 @@ def register_operator(
         def forward(*leaves: Tensor) -> Results:
             return reference(*leaves, *inputs[differentiable:], *ctx.constants)
 
-        second = gradient_of_backward(forward, inputs[:differentiable], gradients, cotangents)
+        second = None
+        if second_backward is not None:
+            second = second_backward(gradients, inputs, cotangents, ctx.constants)
+        if second is None:
+            second = gradient_of_backward(forward, inputs[:differentiable], gradients, cotangents)
         return _padded(second, results + saved_results + arguments)
 
     register(
@@ -580,7 +588,7 @@ def _padded(gradients: Sequence[Tensor | None], length: int) -> Gradients:
     return (*gradients, *([None] * (length - len(gradients))))
 
 
-def _alias(tensor: Tensor) -> Tensor:
+def alias(tensor: Tensor) -> Tensor:
     # A view, not a detached copy: with create_graph the result stays connected to the outer graph.
     view = tensor.view_as(tensor)
     return view if view.requires_grad else view.requires_grad_()
@@ -606,7 +614,7 @@ def gradient_of_backward(
     # and by `inputs`, through J, which takes second derivatives of the reference.
     keep_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        seeds, aliases = [_alias(g) for g in gradients], [_alias(tensor) for tensor in inputs]
+        seeds, aliases = [alias(g) for g in gradients], [alias(tensor) for tensor in inputs]
         y = forward(*aliases)
         first = torch.autograd.grad(y, aliases, seeds, create_graph=True, allow_unused=True)
         pairs = [

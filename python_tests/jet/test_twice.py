@@ -1,0 +1,522 @@
+"""Second backwards through attention, against torch's math attention, which has them."""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointError, checkpoint
+
+import jachess_ext as jx
+from jachess_ext import ops
+from jachess_ext.jet import twice
+from jachess_ext.ops.attention import dropout_mask
+
+Context = Callable[[], AbstractContextManager[object]]
+Heads = tuple[Tensor, Tensor, Tensor]
+
+
+def math_attention() -> AbstractContextManager[object]:
+    return sdpa_kernel(SDPBackend.MATH)
+
+
+@pytest.fixture(autouse=True)
+def _no_warning() -> Iterator[None]:
+    """No call may go to math attention unnoticed, and each test sees the warnings anew."""
+    twice._warned.clear()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="jx.twice_differentiable")
+        yield
+
+
+def heads(
+    heads: int = 4,
+    key_heads: int = 4,
+    queries: int = 9,
+    keys: int = 9,
+    size: int = 8,
+    value_size: int = 8,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> Heads:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    return (
+        draw(2, heads, queries, size).requires_grad_(),
+        draw(2, key_heads, keys, size).requires_grad_(),
+        draw(2, key_heads, keys, value_size).requires_grad_(),
+    )
+
+
+def penalty(attention: Callable[..., Tensor], inputs: list[Tensor], order: int) -> list[Tensor]:
+    """Return the gradients of a function of attention, and those of their squares, and so on."""
+    y = attention(*inputs)
+    weights = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view_as(y)
+    value, results = (y.sin() * weights).sum(), []
+    for _ in range(order):
+        gradients = torch.autograd.grad(value, inputs, create_graph=True)
+        results += gradients
+        value = torch.stack([g.square().sum() for g in gradients]).sum()
+    return [result.detach() for result in results]
+
+
+HIDES = torch.ones(9, 9, dtype=torch.bool).tril(3)
+HIDES[4] = False  # a query that sees no key
+BIAS = torch.linspace(-2, 1, 2 * 9 * 9, dtype=torch.float64).view(2, 1, 9, 9)
+SETTINGS: dict[str, tuple[dict[str, int], dict[str, object]]] = {
+    "plain": ({}, {}),
+    "causal": ({}, {"is_causal": True}),
+    "causal, fewer queries": ({"queries": 5}, {"is_causal": True}),
+    "causal, fewer keys": ({"keys": 5}, {"is_causal": True}),
+    "grouped": ({"key_heads": 2}, {"enable_gqa": True}),
+    "one key head": ({"key_heads": 1}, {"enable_gqa": True, "is_causal": True}),
+    "boolean mask": ({}, {"attn_mask": HIDES}),
+    "bias": ({}, {"attn_mask": BIAS}),
+    "wider values": ({"value_size": 12}, {}),
+    "scale": ({}, {"scale": 0.3}),
+    "heads of 256": ({"size": 256, "value_size": 256, "heads": 1, "key_heads": 1}, {}),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_three_orders_are_those_of_math_attention(name: str) -> None:
+    shapes, options = SETTINGS[name]
+    inputs = list(heads(**shapes))
+
+    def attention(*inputs: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*inputs, **options)
+
+    with jx.twice_differentiable():
+        results = penalty(attention, inputs, 3)
+    with math_attention():
+        expected = penalty(attention, inputs, 3)
+    for result, value in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, value, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("needed", [(0,), (1,), (2,), (0, 2), (1, 2)])
+def test_gradients_of_some_inputs(needed: tuple[int, ...]) -> None:
+    inputs = heads()
+    for n, x in enumerate(inputs):
+        x.requires_grad_(n in needed)
+    chosen = [inputs[n] for n in needed]
+
+    def attention(*chosen: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*inputs)
+
+    with jx.twice_differentiable():
+        results = penalty(attention, chosen, 2)
+    with math_attention():
+        expected = penalty(attention, chosen, 2)
+    torch.testing.assert_close(results, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": HIDES[:3, :3]}])
+def test_differences_agree(options: dict[str, object]) -> None:
+    inputs = heads(heads=1, key_heads=1, queries=3, keys=3, size=2, value_size=3)
+
+    def attention(*inputs: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*inputs, **options)
+
+    with jx.twice_differentiable():
+        assert torch.autograd.gradcheck(attention, inputs)
+        assert torch.autograd.gradgradcheck(attention, inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_smaller_dtypes_err_as_math_attention_does(dtype: torch.dtype) -> None:
+    def errors(context: Context) -> list[float]:
+        exact, rounded = heads(queries=40, keys=40), heads(queries=40, keys=40, dtype=dtype)
+        with math_attention():
+            expected = penalty(F.scaled_dot_product_attention, list(exact), 2)
+        with context():
+            results = penalty(F.scaled_dot_product_attention, list(rounded), 2)
+        assert all(result.dtype == dtype for result in results)
+        return [
+            float((a.double() - b).norm() / b.norm())
+            for a, b in zip(results, expected, strict=True)
+        ]
+
+    # Math attention rounds its matrices of scores to 16 bits, so ours may be better by any factor.
+    for ours, maths in zip(errors(jx.twice_differentiable), errors(math_attention), strict=True):
+        assert ours < 2 * maths
+
+
+def test_autocast() -> None:
+    inputs = heads(dtype=torch.float32)
+
+    def gradients(context: Context) -> list[Tensor]:
+        with context(), torch.autocast("cpu", torch.bfloat16):
+            y = F.scaled_dot_product_attention(*inputs)
+            assert y.dtype == torch.bfloat16
+            first = torch.autograd.grad(y.float().sin().sum(), inputs, create_graph=True)
+        return list(torch.autograd.grad(sum(g.square().sum() for g in first), inputs))
+
+    for ours, maths in zip(
+        gradients(jx.twice_differentiable), gradients(math_attention), strict=True
+    ):
+        assert ours.dtype == torch.float32
+        assert (ours - maths).norm() < 0.03 * maths.norm()
+
+
+# ---- dropout -----------------------------------------------------------------------------------
+
+
+def test_dropout_keeps_one_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle is a formula with the mask of that seed; the second backward would differ from it
+    with any other."""
+    monkeypatch.setattr(twice, "fresh_seed_on", lambda device: torch.tensor(11))
+    inputs = heads()
+    keeps = dropout_mask(2, 4, 9, 9, 0.4, 11, torch.device("cpu"))
+
+    def formula(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        weights = (query @ key.mT / math.sqrt(8)).softmax(-1)
+        return (weights * keeps / 0.6) @ value
+
+    with jx.twice_differentiable():
+        results = penalty(
+            lambda *x: F.scaled_dot_product_attention(*x, dropout_p=0.4), list(inputs), 3
+        )
+    expected = penalty(formula, list(inputs), 3)
+    torch.testing.assert_close(results, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_dropout_draws_from_torchs_generator() -> None:
+    inputs = heads()
+
+    def draw(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        with jx.twice_differentiable():
+            return F.scaled_dot_product_attention(*inputs, dropout_p=0.5)
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+
+
+# ---- modules and their surroundings ------------------------------------------------------------
+
+
+def module_gradients(module: nn.Module, x: Tensor, context: Context) -> list[Tensor]:
+    parameters = list(module.parameters())
+    with context():
+        (force,) = torch.autograd.grad(module(x).sin().sum(), x, create_graph=True)
+        return list(torch.autograd.grad(force.square().sum(), [x, *parameters]))
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_modules_that_call_attention_from_python(train: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True).double()
+    layer.train(train)
+    x = torch.randn(2, 7, 16, dtype=torch.float64, requires_grad=True)
+    results = module_gradients(layer, x, jx.twice_differentiable)
+    expected = module_gradients(layer, x, math_attention)
+    torch.testing.assert_close(results, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_attention_of_a_module_is_served() -> None:
+    attention = nn.MultiheadAttention(16, 2, batch_first=True)
+    x = torch.randn(1, 64, 16, requires_grad=True)
+    with jx.twice_differentiable():
+        y, _ = attention(x, x, x, need_weights=False)
+    names, nodes = [], [y.grad_fn]
+    while nodes:
+        if node := nodes.pop():
+            names.append(node.name())
+            nodes += [below for below, _ in node.next_functions]
+    assert "_AttentionBackward" in names
+
+
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_a_language_model(key_heads: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=32,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=key_heads,
+            attn_implementation="sdpa",
+        )
+    ).double()
+    ids = torch.randint(32, (2, 9))
+    mask = torch.ones_like(ids)
+    mask[0, 7:] = 0
+    parameters = list(model.parameters())
+    vector = [torch.randn_like(p) for p in parameters]
+
+    def product(context: Context) -> list[Tensor]:
+        with context():
+            loss = model(ids, attention_mask=mask, labels=ids).loss
+            gradients = torch.autograd.grad(loss, parameters, create_graph=True)
+            return list(torch.autograd.grad(gradients, parameters, vector))
+
+    results, expected = product(jx.twice_differentiable), product(math_attention)
+    torch.testing.assert_close(results, expected, rtol=1e-9, atol=1e-11)
+
+
+def block(x: Tensor, weight: Tensor) -> Tensor:
+    hidden = (x @ weight).unflatten(-1, (2, -1)).transpose(1, 2)
+    return F.scaled_dot_product_attention(hidden, hidden, hidden, is_causal=True)
+
+
+def test_checkpointing() -> None:
+    weight = torch.randn(8, 8, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
+
+    def gradient(context: Context, saves: bool) -> Tensor:
+        with context():
+            y = checkpoint(block, x, weight, use_reentrant=False) if saves else block(x, weight)
+            (force,) = torch.autograd.grad(y.sin().sum(), x, create_graph=True)
+            return torch.autograd.grad(force.square().sum(), weight)[0]
+
+    ours = gradient(jx.twice_differentiable, True)
+    torch.testing.assert_close(ours, gradient(math_attention, False), rtol=1e-9, atol=1e-11)
+
+
+def test_a_checkpoint_recomputed_outside_is_refused() -> None:
+    """What torch's attention saves has the shapes of what ours saves, in another order."""
+    weight = torch.randn(8, 8, requires_grad=True)
+    with jx.twice_differentiable():
+        y = checkpoint(block, torch.randn(2, 5, 8), weight, use_reentrant=False)
+    with pytest.raises(CheckpointError):
+        y.sum().backward()
+
+
+def test_a_graph_is_used_once_unless_retained() -> None:
+    inputs = heads()
+    with jx.twice_differentiable():
+        y = F.scaled_dot_product_attention(*inputs).sum()
+    y.backward(retain_graph=True)
+    y.backward()
+    with pytest.raises(RuntimeError, match="a second time"):
+        y.backward()
+
+
+def test_a_write_in_place_is_noticed() -> None:
+    query, key, value = heads()
+    query = query * 1
+    with jx.twice_differentiable():
+        y = F.scaled_dot_product_attention(query, key, value).sum()
+    query.detach().zero_()
+    with pytest.raises(RuntimeError, match="inplace"):
+        y.backward()
+
+
+def test_compiled_code_is_torchs() -> None:
+    inputs = heads(dtype=torch.float32)
+
+    @torch.compile(backend="aot_eager")
+    def attention(*inputs: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*inputs).sin()
+
+    with jx.twice_differentiable():
+        results = torch.autograd.grad(attention(*inputs).sum(), inputs)
+    expected = torch.autograd.grad(F.scaled_dot_product_attention(*inputs).sin().sum(), inputs)
+    torch.testing.assert_close(results, expected)
+
+
+def test_jets_within_have_their_rule() -> None:
+    inputs = tuple(x.detach() for x in heads())
+    tangents = tuple(torch.ones_like(x) for x in inputs)
+    expected = jx.jvp(F.scaled_dot_product_attention, inputs, tangents)
+    with jx.twice_differentiable():
+        results = jx.jvp(F.scaled_dot_product_attention, inputs, tangents)
+    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+
+
+def test_without_gradients_it_is_torchs() -> None:
+    inputs = heads()
+    with torch.no_grad(), jx.twice_differentiable():
+        y = F.scaled_dot_product_attention(*inputs)
+    assert torch.equal(y, F.scaled_dot_product_attention(*inputs))
+
+
+def test_contexts_within_each_other() -> None:
+    with jx.twice_differentiable():
+        expected = penalty(F.scaled_dot_product_attention, list(heads()), 2)
+        with jx.twice_differentiable():
+            results = penalty(F.scaled_dot_product_attention, list(heads()), 2)
+    torch.testing.assert_close(results, expected)
+
+
+# ---- memory ------------------------------------------------------------------------------------
+
+
+class Largest(TorchDispatchMode):
+    """Record the number of elements of the largest tensor that any operator returned."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple) else (result,):
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+def largest(tokens: int, context: Context, **options: object) -> int:
+    inputs = heads(heads=1, key_heads=1, queries=tokens, keys=tokens, dtype=torch.float32)
+    with Largest() as mode, context():
+        penalty(lambda *x: F.scaled_dot_product_attention(*x, **options), list(inputs), 2)
+    return mode.elements
+
+
+@pytest.mark.parametrize("options", [{}, {"dropout_p": 0.1}])
+def test_no_matrix_of_tokens_by_tokens(options: dict[str, object]) -> None:
+    few, many = (largest(n, jx.twice_differentiable, **options) for n in (256, 1024))
+    assert many <= 4 * few < 256**2
+    assert largest(256, math_attention) >= 2 * 256**2
+
+
+def test_the_operators_second_backward_builds_none_either() -> None:
+    """With one direction: also of jets, such as a penalty's, that are differentiated twice."""
+
+    def elements(tokens: int) -> int:
+        inputs = [
+            torch.stack([x, x.cos()]).detach().requires_grad_() for x in heads(1, 1, tokens, tokens)
+        ]
+        with Largest() as mode:
+            penalty(lambda *jets: ops.attention_jet(*jets, q=1), inputs, 2)
+        return mode.elements
+
+    few, many = elements(256), elements(1024)
+    assert many <= 4 * few
+    assert many < 1024**2 / 8
+
+
+# ---- what goes to math attention ---------------------------------------------------------------
+
+
+def test_a_mask_with_a_gradient_goes_to_math_attention() -> None:
+    inputs = heads()
+    bias = BIAS.clone().requires_grad_()
+    twice_with_bias = [*inputs, bias]
+    with jx.twice_differentiable(), pytest.warns(RuntimeWarning, match="its mask requires"):
+        results = penalty(F.scaled_dot_product_attention, twice_with_bias, 2)
+    with math_attention():
+        expected = penalty(F.scaled_dot_product_attention, twice_with_bias, 2)
+    torch.testing.assert_close(results, expected)
+    with jx.twice_differentiable(), warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once
+        penalty(F.scaled_dot_product_attention, twice_with_bias, 2)
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (lambda x: x[:, 0], "not .batch"),
+        (lambda x: x[:1] if x.shape[2] == 5 else x, "differ in their batch"),
+    ],
+)
+def test_shapes_of_math_attention(change: Callable[[Tensor], Tensor], reason: str) -> None:
+    inputs = [change(x.detach()).requires_grad_() for x in heads(keys=5)]
+    with jx.twice_differentiable(), pytest.warns(RuntimeWarning, match=reason):
+        results = penalty(F.scaled_dot_product_attention, inputs, 2)
+    with math_attention():
+        expected = penalty(F.scaled_dot_product_attention, inputs, 2)
+    torch.testing.assert_close(results, expected)
+
+
+def test_transforms_go_to_math_attention() -> None:
+    query, key, value = (x.detach() for x in heads())
+
+    def energy(query: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value).sin().sum()
+
+    def squared_force(query: Tensor) -> Tensor:
+        return torch.func.grad(energy)(query).square().sum()
+
+    with jx.twice_differentiable(), pytest.warns(RuntimeWarning, match="a transform of torch.func"):
+        result = torch.func.grad(squared_force)(query)
+    with math_attention():
+        torch.testing.assert_close(result, torch.func.grad(squared_force)(query))
+
+
+# ---- random programs ---------------------------------------------------------------------------
+
+
+def random_program(seed: int) -> tuple[Callable[..., Tensor], list[Tensor]]:
+    """Return a function of few layers, attention of random settings among them, and its inputs."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def choose(*options: object) -> object:
+        return options[int(torch.randint(len(options), (), generator=generator))]
+
+    def draw(*shape: int) -> Tensor:
+        scale = shape[-1] ** -0.5
+        return (
+            scale * torch.randn(shape, generator=generator, dtype=torch.float64)
+        ).requires_grad_()
+
+    batch, tokens, count = choose(1, 3), choose(1, 2, 7, 33), choose(1, 2, 4)
+    key_heads = choose(*(n for n in (1, 2, 4) if count % n == 0))
+    size = choose(1, 2, 8)
+    width = count * size
+    settings = []
+    inputs = [draw(batch, tokens, width)]
+    for _ in range(choose(1, 2, 3)):
+        kind = choose("plain", "causal", "boolean", "bias", "scale")
+        options: dict[str, object] = {"enable_gqa": key_heads != count}
+        if kind == "causal":
+            options["is_causal"] = True
+        elif kind == "boolean":
+            options["attn_mask"] = torch.rand(tokens, tokens, generator=generator) > 0.3
+        elif kind == "bias":
+            options["attn_mask"] = draw(batch, 1, tokens, tokens).detach()
+        elif kind == "scale":
+            options["scale"] = choose(0.1, 1.0)
+        shares = choose(True, False)  # keys are values: one tensor in two places
+        activation = choose(torch.tanh, torch.sin, F.gelu, F.silu, F.softplus)
+        inputs += [draw(width, width), draw(width, key_heads * size), draw(width, key_heads * size)]
+        settings.append((options, shares, activation))
+
+    def program(x: Tensor, *weights: Tensor) -> Tensor:
+        def split(y: Tensor, heads: int) -> Tensor:
+            return y.unflatten(-1, (heads, size)).transpose(1, 2)
+
+        for n, (options, shares, activation) in enumerate(settings):
+            to_query, to_key, to_value = weights[3 * n : 3 * n + 3]
+            key = split(x @ to_key, key_heads)
+            value = key if shares else split(x @ to_value, key_heads)
+            y = F.scaled_dot_product_attention(split(x @ to_query, count), key, value, **options)
+            x = x + activation(y.transpose(1, 2).flatten(-2))
+        return x + 0 * sum(w.sum() for w in weights)
+
+    return program, inputs
+
+
+def check_program(seed: int) -> None:
+    program, inputs = random_program(seed)
+    with jx.twice_differentiable():
+        results = penalty(program, inputs, 2)
+    with math_attention():
+        expected = penalty(program, inputs, 2)
+    size = max(float(value.abs().max()) for value in expected)
+    for result, value in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, value, rtol=1e-8, atol=1e-10 * max(size, 1))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_programs(seed: int) -> None:
+    check_program(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(30, 300, 30))
+def test_more_random_programs(first: int) -> None:
+    for seed in range(first, first + 30):
+        check_program(seed)
