@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         laplacian,
     )
     from .jet.api import jvp
+    from .jet.gradient_loss import gradient_loss
     from .jet.twice import twice_differentiable
     from .lightning import LightningSmoothnessMonitor
     from .ntk import Spectrum, measure_ntk, ntk, ntk_loss
@@ -50,6 +51,7 @@ __all__ = [
     "Spectrum",
     "divergence",
     "forward_code",
+    "gradient_loss",
     "graphed",
     "hessian_diagonal",
     "hvp",
@@ -73,6 +75,7 @@ _HOMES = {
         *("Jet", "JetTensor", "MissingJetRule", "divergence", "forward_code", "hessian_diagonal"),
         *("hvp", "jet", "jvp", "laplacian"),
     ),
+    "jet.gradient_loss": ("gradient_loss",),
     "jet.twice": ("twice_differentiable",),
     "lightning": ("LightningSmoothnessMonitor",),
     "ntk": ("Spectrum", "measure_ntk", "ntk", "ntk_loss"),
