@@ -1,0 +1,223 @@
+"""Programs of others that differentiate a backward, unmodified but for the context around them.
+
+Each is compared with itself on torch's math attention, which it would have to run on otherwise.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from types import ModuleType
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import jachess_ext as jx
+from jachess_ext.jet import twice
+
+Context = Callable[[], AbstractContextManager[object]]
+
+
+def math_attention() -> AbstractContextManager[object]:
+    return sdpa_kernel(SDPBackend.MATH)
+
+
+def check(program: Callable[[], list[Tensor]]) -> None:
+    """Run a program in both ways, from one state of the generator."""
+    results = []
+    for context in (jx.twice_differentiable, math_attention):
+        torch.manual_seed(0)
+        with context():
+            results.append(program())
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-11)
+
+
+@pytest.fixture(autouse=True)
+def _warned() -> Iterator[None]:
+    twice._warned.clear()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="jx.twice_differentiable")
+        yield
+
+
+# ---- libraries ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def transformers() -> ModuleType:
+    module: ModuleType = pytest.importorskip("transformers")
+    return module
+
+
+class LanguageModel(nn.Module):
+    """A Llama as curvature libraries want a model: from ids to what cross entropy takes."""
+
+    def __init__(self, transformers: ModuleType, activation: str = "silu") -> None:
+        super().__init__()
+        config = transformers.LlamaConfig(
+            vocab_size=32,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            hidden_act=activation,
+            attn_implementation="sdpa",
+        )
+        self.model = transformers.LlamaForCausalLM(config).double()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.model(ids).logits.transpose(1, 2)
+
+
+IDS = torch.arange(18).view(2, 9) % 11
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+def test_pyhessian(transformers: ModuleType) -> None:
+    pyhessian = pytest.importorskip("pyhessian")
+
+    def program() -> list[Tensor]:
+        model = LanguageModel(transformers)
+        hessian = pyhessian.hessian(model, nn.CrossEntropyLoss(), data=(IDS, IDS), cuda=False)
+        values, _ = hessian.eigenvalues(maxIter=8, tol=0, top_n=1)
+        return [torch.tensor(values, dtype=torch.float64)]
+
+    check(program)
+
+
+def test_curvlinops(transformers: ModuleType) -> None:
+    """It differentiates a backward forwards, by torch.func, where math attention serves.
+
+    Of SiLU torch has no forward derivative of the backward, so this Llama has a GELU.
+    """
+    curvlinops = pytest.importorskip("curvlinops")
+
+    def program() -> list[Tensor]:
+        model = LanguageModel(transformers, "gelu")
+        hessian = curvlinops.HessianLinearOperator(
+            model, nn.CrossEntropyLoss(), list(model.parameters()), [(IDS, IDS)]
+        )
+        return [hessian @ torch.randn(hessian.shape[1], dtype=torch.float64)]
+
+    with pytest.warns(RuntimeWarning, match="a transform of torch.func"):
+        check(program)
+
+
+# ---- what papers' code does --------------------------------------------------------------------
+
+
+def encoder(width: int = 16) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(width, 2, 2 * width, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double()
+
+
+def gradients_of(loss: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return [g for g in gradients if g is not None]
+
+
+def test_a_force_field() -> None:
+    """Energies and forces of atoms that see each other within a radius, padded to one length."""
+
+    class Field(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.encoder, self.energy = nn.Linear(3, 16), encoder(), nn.Linear(16, 1)
+
+        def forward(self, positions: Tensor, padding: Tensor) -> Tensor:
+            hidden = self.encoder(self.embed(positions), src_key_padding_mask=padding)
+            return self.energy(hidden).squeeze(-1).masked_fill(padding, 0).sum(-1)
+
+    def program() -> list[Tensor]:
+        field = Field().double()
+        positions = torch.randn(3, 6, 3, dtype=torch.float64, requires_grad=True)
+        padding = torch.arange(6) >= torch.tensor([[6], [4], [5]])
+        energies = field(positions, padding)
+        (slope,) = torch.autograd.grad(energies.sum(), positions, create_graph=True)
+        targets = torch.randn_like(slope)
+        loss = energies.square().mean() + 100 * F.mse_loss(-slope, targets)
+        return gradients_of(loss, list(field.parameters()))
+
+    check(program)
+
+
+def test_a_gradient_penalty() -> None:
+    """A critic with attention over the places of a picture, as in SAGAN."""
+
+    class Critic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.out = nn.Conv2d(1, 16, 3, 2, 1), nn.Linear(16, 1)
+            self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+        def forward(self, pictures: Tensor) -> Tensor:
+            places = F.leaky_relu(self.conv(pictures), 0.2).flatten(2).mT
+            mixed, _ = self.attention(places, places, places, need_weights=False)
+            return self.out((places + mixed).mean(1))
+
+    def program() -> list[Tensor]:
+        critic = Critic().double()
+        real, fake = torch.randn(2, 4, 1, 8, 8, dtype=torch.float64)
+        between = torch.lerp(
+            real, fake, torch.rand(4, 1, 1, 1, dtype=torch.float64)
+        ).requires_grad_()
+        (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+        penalty = (slope.flatten(1).norm(dim=1) - 1).square().mean()
+        loss = critic(fake).mean() - critic(real).mean() + 10 * penalty
+        return gradients_of(loss, list(critic.parameters()))
+
+    check(program)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_second_order_maml(steps: int) -> None:
+    """With two steps the outer gradient holds third derivatives too."""
+
+    def program() -> list[Tensor]:
+        model = nn.Sequential(nn.Linear(3, 16), encoder(), nn.Linear(16, 1)).double()
+        weights = dict(model.named_parameters())
+        x, y = torch.randn(2, 5, 3, dtype=torch.float64), torch.randn(2, 5, 1, dtype=torch.float64)
+        moved: dict[str, Tensor] = dict(weights)
+        for _ in range(steps):
+            inner = F.mse_loss(functional_call(model, moved, (x,)), y)
+            slopes = torch.autograd.grad(inner, list(moved.values()), create_graph=True)
+            moved = {n: w - 0.05 * g for (n, w), g in zip(moved.items(), slopes, strict=True)}
+        outer = F.mse_loss(functional_call(model, moved, (x.flip(1),)), y.flip(1))
+        return gradients_of(outer, list(weights.values()))
+
+    check(program)
+
+
+def test_an_influence_function() -> None:
+    """(H + λ)⁻¹ g by conjugate gradients over products with the Hessian."""
+
+    def program() -> list[Tensor]:
+        model = nn.Sequential(nn.Linear(3, 16), encoder(), nn.Linear(16, 1)).double()
+        parameters = list(model.parameters())
+        x, y = torch.randn(4, 5, 3, dtype=torch.float64), torch.randn(4, 5, 1, dtype=torch.float64)
+        loss = F.mse_loss(model(x), y)
+        slopes = torch.autograd.grad(loss, parameters, create_graph=True)
+        flat = torch.cat([g.flatten() for g in slopes])
+
+        def product(v: Tensor) -> Tensor:
+            parts = torch.autograd.grad(flat @ v, parameters, retain_graph=True)
+            return torch.cat([p.flatten() for p in parts]) + 10 * v
+
+        right = torch.cat(
+            [g.flatten() for g in torch.autograd.grad(F.mse_loss(model(x[:1]), y[:1]), parameters)]
+        )
+        result, residual = torch.zeros_like(right), right.clone()
+        step, size = residual.clone(), residual @ residual
+        for _ in range(6):
+            pushed = product(step)
+            length = size / (step @ pushed)
+            result, residual = result + length * step, residual - length * pushed
+            size, before = residual @ residual, size
+            step = residual + size / before * step
+        return [result]
+
+    check(program)
