@@ -202,12 +202,19 @@ def _parts(value: object, ids: list[int]) -> list[Any]:
         return []
     ids.append(id(value))
     if isinstance(value, types.FunctionType):
+        if _is_of_torch(value):  # dynamo knows it by itself, and cannot read its defaults
+            return []
         cells = value.__closure__ or ()
         return [value.__defaults__, value.__kwdefaults__, *[cell.cell_contents for cell in cells]]
     parts = [getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)]
     if hasattr(value, "__dict__"):
         parts.append(vars(value))
     return parts
+
+
+@constant_when_compiled
+def _is_of_torch(function: types.FunctionType) -> bool:
+    return function.__module__.startswith("torch.")
 
 
 @constant_when_compiled

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import jachess_ext as jx
-from benchmarks import bench_micro, derivatives, memory, ntk, soak
+from benchmarks import bench_micro, derivatives, memory, ntk, soak, unmodified
 from benchmarks.common import (
     ROOT,
     SHAPES,
@@ -214,3 +214,13 @@ def test_the_published_protocols_hessian_has_no_gradient(monkeypatch: pytest.Mon
         norms.append(gradient_norm(model))
     assert values[0] > values[1] * 1.0001  # it adds to the value ...
     assert norms[0] == pytest.approx(norms[1], rel=1e-12)  # ... and to no gradient
+
+
+@pytest.mark.slow
+def test_programs_of_others() -> None:
+    """Each part runs; a derivative is truer than differences of any width."""
+    rows = unmodified.main(QUICK)
+    assert {row.question for row in rows} >= {*unmodified.PROGRAMS, "truth", "forces-memory"}
+    errors = {(row.note, row.figure): row.p50 for row in rows if row.question == "truth"}
+    for (note, figure), error in errors.items():
+        assert figure == "du/dt, jx.jvp" or error > 10 * errors[note, "du/dt, jx.jvp"]

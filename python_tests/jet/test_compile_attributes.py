@@ -259,3 +259,28 @@ def test_a_hook_that_computes_a_weight_stays_in_the_graph() -> None:
     compiled = torch.compile(lambda x: _jvp(module, x), backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), _jvp(module, x))
     assert type(layer.weight) is Tensor
+
+
+class Activated(nn.Module):
+    """As torch's TransformerEncoderLayer, which holds F.relu itself."""
+
+    def __init__(self, activation: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(x) * x
+
+
+def test_functions_of_torch_are_held_as_they_are() -> None:
+    """Dynamo cannot read the defaults of those it knows."""
+    module = Activated(nn.functional.relu)
+    x = torch.tensor([-1.0, 2.0])
+
+    @functools.partial(torch.compile, fullgraph=True, backend="eager")
+    def slope(x: Tensor) -> Tensor:
+        return jx.jvp(module, (x,), (torch.ones_like(x),))[1]
+
+    assert torch.equal(slope(x), torch.tensor([0.0, 4.0]))
+    module.activation = torch.square
+    torch.testing.assert_close(slope(x), 3 * x**2)
