@@ -38,7 +38,10 @@ DOCUMENTS = (
     "docs/measured.md",
     "docs/derivatives.md",
     "docs/limits.md",
+    "docs/tutorials/gradient_penalties.md",
     "docs/tutorials/laplacian.md",
+    "docs/tutorials/meanflow.md",
+    "docs/tutorials/nested.md",
 )
 FIGURE = ROOT / "docs" / "images" / "attention.png"
 _TOKENS = (128, 1024, 2048)
@@ -67,6 +70,10 @@ MEASURES = {
     ("step_vs_plain", "JacHess step"): (
         *(*_ATTENTION_FILES, "csrc/cpu/activation_jet.cpp", "csrc/cpu/norm_jet.cpp"),
         *("csrc/cpu/jet_mean_squares.cpp", "jachess_ext/ops/gemm.py"),
+    ),
+    ("unmodified", ""): (
+        *(*_ATTENTION_FILES, "jachess_ext/jet/dual.py", "jachess_ext/jet/twice.py"),
+        *("jachess_ext/jet/gradient_loss.py", "jachess_ext/jet/second_order.py"),
     ),
     ("ntk_methods", "jx.ntk, jacobian"): _KERNEL_FILES,
     ("ntk_methods", "jx.ntk, vmap-grad"): _KERNEL_FILES,
@@ -326,6 +333,75 @@ def gpu(name: str, *parts: tuple[str, str, str], places: int = 1) -> str:
     return f"{text} ({measured[-1]['device']}, {commit})"
 
 
+def _time_and_memory(question: str, size: int, figure: str, baseline: str) -> list[str]:
+    """Return the last ratios of time and of memory of a program of others."""
+    measured = {
+        row["question"]: f"{float(row['ratio']):.2f}"
+        for row in sorted(rows("unmodified"), key=lambda row: row["date"])
+        if (row["shape"], row["figure"], row["baseline"])
+        == (f"{question}-{size}", figure, baseline)
+    }
+    return [measured[question], measured[f"{question}-memory"]]
+
+
+def second_backward() -> str:
+    """Return second backwards over those through math attention: docs/tutorials."""
+    ways = ("twice_differentiable", "gradient_loss", "gradient_loss, compiled")
+    body = [
+        [f"forces, {size:,} tokens"]
+        + [", ".join(_time_and_memory("forces", size, way, "math attention")) for way in ways]
+        for size in (512, 1024, 2048)
+    ]
+    hessian = ", ".join(_time_and_memory("hessian", 1024, ways[0], "math attention"))
+    return table(
+        [
+            "time, memory",
+            *(f"`{way.split(',')[0]}`{way[13:]}" if "," in way else f"`{way}`" for way in ways),
+        ],
+        [*body, ["Hessian-vector product, 1,024 tokens", hessian, "", ""]],
+    )
+
+
+def meanflow_dit() -> str:
+    """Return a MeanFlow step of diffusers' DiT over a plain one: docs/tutorials."""
+    labels = {
+        "jx.jvp": "`jx.jvp`",
+        "torch.func": "`torch.func.jvp`, math attention",
+        "differences": "central differences",
+    }
+    return table(
+        ["du/dt by", "time", "peak memory"],
+        [
+            [label, *_time_and_memory("meanflow", 256, way, "plain")]
+            for way, label in labels.items()
+        ],
+    )
+
+
+def truth() -> str:
+    """Return the error of du/dt, by how it is taken: docs/tutorials."""
+    errors = {
+        (row["figure"], row["note"]): f"{float(row['ratio']):.2g}"
+        for row in sorted(rows("unmodified"), key=lambda row: row["date"])
+        if row["question"] == "truth"
+    }
+    notes = ("float32", "bfloat16 autocast")
+    figures = dict.fromkeys(figure for figure, _ in errors)
+    return table(
+        ["", *notes],
+        [
+            [figure.removeprefix("du/dt, "), *(errors[figure, note] for note in notes)]
+            for figure in figures
+        ],
+    )
+
+
+def nested() -> str:
+    """Return what Δ² costs: docs/tutorials."""
+    ratio = _last("unmodified", "nested-1000", "jx.laplacian", "torch.func", 2)
+    return table(["", "time"], [["`torch.func.hessian` of `jx.laplacian`", ratio]])
+
+
 def front() -> str:
     """Return the README's rows."""
     shape = "dit-6x384-B2-T256"
@@ -485,8 +561,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "front": front,
     "laplacian": laplacian,
     "meanflow": meanflow,
+    "meanflow-dit": meanflow_dit,
+    "nested": nested,
+    "second-backward": second_backward,
     "steps": steps,
     "sweep": sweep,
+    "truth": truth,
     "works-with": works_with,
 }
 
