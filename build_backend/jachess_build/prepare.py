@@ -40,7 +40,10 @@ NEEDS = {
     "build": ("", ()),
     "demo": ("[demo]", _DEMO),
     "examples": ("[examples]", (*_DEMO, *_TRAINERS, "bitsandbytes", "lightning", "trl")),
-    "docs": ("[docs]", ("material", "mkdocs", "mkdocstrings", "mkdocstrings_handlers")),
+    "docs": (
+        "[docs]",
+        ("material", "mkdocs", "mkdocs_jupyter", "mkdocstrings", "mkdocstrings_handlers"),
+    ),
     "test": ("[test]", _TEST),
     "check": ("[test]", ("mypy", "ruff", "clang_format")),
 }
