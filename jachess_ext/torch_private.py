@@ -31,7 +31,7 @@ _WHERE = {
     "pop_dispatch_mode": "torch.utils._python_dispatch._pop_mode",
     "push_dispatch_mode": "torch.utils._python_dispatch._push_mode",
     "pytree": "torch.utils._pytree",
-    "single_level_function": "torch.autograd.function._SingleLevelFunction",
+    "set_grad_enabled": "torch._C._set_grad_enabled",
     "replicate": "torch.distributed._composable.replicate",
 }
 

@@ -17,51 +17,51 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import MethodType
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode, handle_torch_function
 
 from .. import torch_private
 from ..ops.library import transformed
+from . import registry
 from ._types import Args, Named
 from .context import without_autocast
 from .derivative import DerivativeTensor, carries_derivatives
 from .layout import each_tensor, map_tensors
-from .registry import (
-    APPLY,
-    FORWARD_CODE,
-    RUNNING_FORWARDS,
-    AutogradFunction,
-    Rule,
-    attribute,
-    function_refusal,
-    serve_functions,
-    spellings,
-)
+from .registry import AutogradFunction, Rule, function_refusal
 from .strides import memory_of, note_memory, stack_laid_out
 from .tensor import JetTensor, common_layout
 
-_LIBRARY_RULES: dict[str, tuple[str, Rule]] = {}
+Options: TypeAlias = dict[str, Any]
+"""The arguments of a forward by their names."""
+_LIBRARY_RULES: dict[str, tuple[str, set[str], Rule]] = {}
 
 
-def library_rule(library: str, *names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for the Functions of a library, which need not be installed.
+def library_rule(library: str, *names: str, takes: str) -> Callable[[Rule], Rule]:
+    """Register a rule for Functions of a library, which need not be installed.
 
-    It is called with the Function, then with the arguments of its forward by their names; those
-    that it does not name have to be absent, None or False.
+    It is called with `Options`.
 
     Args:
         library: part of the name of the Functions' module.
         names: names of the classes.
+        takes: the arguments that the rule takes, or that change no number; a call with another one
+            that is not absent, None, False or 0 is refused.
     """
 
     def register(rule: Rule) -> Rule:
-        _LIBRARY_RULES.update(dict.fromkeys(names, (library, rule)))
+        _LIBRARY_RULES.update(dict.fromkeys(names, (library, set(takes.split()), rule)))
         return rule
 
     return register
+
+
+def is_off(value: object) -> bool:
+    """Return whether an argument asks for nothing."""
+    return not isinstance(value, Tensor) and not value
 
 
 @contextmanager
@@ -98,11 +98,11 @@ def forward_code(*functions: AutogradFunction) -> Iterator[None]:
             raise TypeError(
                 f"forward_code takes subclasses of torch.autograd.Function, not {function!r}"
             )
-    token = FORWARD_CODE.set(FORWARD_CODE.get() | {*functions})
+    token = registry.FORWARD_CODE.set(registry.FORWARD_CODE.get() | {*functions})
     try:
         yield
     finally:
-        FORWARD_CODE.reset(token)
+        registry.FORWARD_CODE.reset(token)
 
 
 def watch_functions() -> None:
@@ -113,42 +113,46 @@ def watch_functions() -> None:
     """
     # The base of torch.autograd.Function, whose method its ``apply`` calls: ``f = Square.apply``
     # binds that one when a module is imported.
-    base = torch_private.single_level_function
-    if "apply" in vars(base):
+    base = torch_private.find("torch.autograd.function._SingleLevelFunction")
+    if base is None or "apply" in vars(base):
         return
 
     def asks_first(function: AutogradFunction, *args: object, **kwargs: object) -> object:
         jets = [v for v in (*args, *kwargs.values()) if isinstance(v, DerivativeTensor)]
         if jets:
-            apply = MethodType(APPLY, function)  # a class may have an ``apply`` of its own
+            apply = MethodType(registry.APPLY, function)  # a class may have an ``apply`` of its own
             return handle_torch_function(apply, jets, *args, **kwargs)
         return super(base, function).apply(*args, **kwargs)  # type: ignore[misc]
 
     base.apply = classmethod(asks_first)
 
 
-@serve_functions
 def call(function: AutogradFunction, *args: object, **kwargs: object) -> object:
     """Answer ``function.apply(*args, **kwargs)`` with jets among the arguments."""
-    layout = common_layout(*args, *kwargs.values())
-    if function in FORWARD_CODE.get() or (layout.run and function in layout.run.forward_code):
-        return by_forward(function, args, kwargs)
-    library, rule = _LIBRARY_RULES.get(function.__name__, ("", None))
+    run = common_layout(*args, *kwargs.values()).run
+    if function in registry.FORWARD_CODE.get() | (run.forward_code if run else set()):
+        return _by_forward(function, args, kwargs)
+    library, takes, rule = _LIBRARY_RULES.get(function.__name__, ("", set(), None))
     if rule is not None and library in function.__module__:
+        options = _by_name(function, args, kwargs)
+        if on := [name for name in options if not (name in takes or is_off(options[name]))]:
+            raise function_refusal(function, f"was called with {on[0]}, which has no rule")
         with without_autocast(next(each_tensor(args)).device.type):
-            return rule(function, **_by_name(function, args, kwargs))
+            return rule({name: value for name, value in options.items() if name in takes})
     if function.jvp is not torch.autograd.Function.jvp:
         return _by_jvp(function, args, kwargs)
     raise function_refusal(function)
 
 
+registry.SERVING.append(call)
+
+
 def _has_setup(function: AutogradFunction) -> bool:
-    """Return whether its forward takes no context, which `setup_context` is given."""
+    """Return whether its forward takes no context, which `setup_context` gets."""
     return function.setup_context is not torch.autograd.Function.setup_context
 
 
-def _by_name(function: AutogradFunction, args: Args, kwargs: Named) -> dict[str, object]:
-    """Return the arguments of its forward by their names, with the defaults of what is absent."""
+def _by_name(function: AutogradFunction, args: Args, kwargs: Named) -> Options:
     context = () if _has_setup(function) else (None,)
     bound = inspect.signature(function.forward).bind(*context, *args, **kwargs)
     bound.apply_defaults()
@@ -156,6 +160,7 @@ def _by_name(function: AutogradFunction, args: Args, kwargs: Named) -> dict[str,
 
 
 # ---- its own jvp -------------------------------------------------------------------------------
+
 
 _PLAIN = (*(bool, int, float, complex, str, type(None), type, torch.dtype, torch.device), Tensor)
 
@@ -170,65 +175,53 @@ def _by_jvp(function: AutogradFunction, args: Args, kwargs: Named) -> object:
         raise function_refusal(function, "was called inside a transform of torch.func")
     # Only what is an argument itself is an input to torch: a jet in a list goes on to forward.
     inputs = [arg.primal if isinstance(arg, JetTensor) else arg for arg in args]
-    outputs, context, others = _with_context(function, inputs, kwargs)
-    if others and torch.is_grad_enabled() and any(t.requires_grad for t in each_tensor(inputs)):
-        # What forward computes has no graph, so that neither has what jvp makes of it.
-        raise function_refusal(
-            function,
-            "keeps for its jvp what is neither an input nor an output, through which gradients "
-            "would be lost: have it keep these alone, or take the pass without gradients "
-            "(torch.no_grad(), jx.jvp(..., differentiable=False))",
-        )
-    several = isinstance(outputs, tuple)
+    outputs, context, constants = _with_context(function, inputs, kwargs)
     values: Args = outputs if isinstance(outputs, tuple) else (outputs,)
     tangents = []
     for direction in range(1, 1 + layout.directions):
         along = function.jvp(context, *[_tangent(arg, direction) for arg in args])
         tangents.append(along if isinstance(along, tuple) else (along,))
-    results = [
-        _joined(function, value, along, jets)
-        for value, *along in zip(values, *tangents, strict=True)
-    ]
-    return tuple(results) if several else results[0]
+    parts = zip(values, *tangents, strict=True)
+    results = tuple(
+        value if id(value) in constants else _joined(function, value, along, jets)
+        for value, *along in parts
+    )
+    return results if isinstance(outputs, tuple) else results[0]
 
 
 def _with_context(
     function: AutogradFunction, inputs: Sequence[object], kwargs: Named
-) -> tuple[object, Any, bool]:
-    """Apply a Function to plain tensors; also return its context, and whether that holds tensors
-    which are neither inputs nor outputs."""
-    noted: list[tuple[Any, Args | None, bool]] = []
+) -> tuple[object, FunctionCtx, set[int]]:
+    """Apply a Function to plain tensors; also return its context, and the ids of the outputs that
+    are marked as not differentiable."""
+    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in each_tensor(inputs))
+    member = "setup_context" if _has_setup(function) else "forward"
+    notes: list[tuple[FunctionCtx, tuple[Tensor, ...], set[int]]] = []
 
-    def note(context: Any, outputs: object) -> None:
+    def noting(context: FunctionCtx, *args: object) -> object:
+        result = getattr(function, member)(context, *args)
         if context.dirty_tensors:
             raise function_refusal(function, "writes into its arguments")
-        same = {id(tensor) for tensor in each_tensor([inputs, outputs])}
+        same = {id(tensor) for tensor in each_tensor([args, result])}
         saved = context.saved_for_forward or context.to_save
-        leaves = torch_private.pytree.tree_leaves([saved, vars(context)])
-        others = any(
-            id(leaf) not in same and carries_derivatives(leaf)
-            if isinstance(leaf, Tensor)
-            else not isinstance(leaf, _PLAIN)
-            for leaf in leaves
-        )
-        noted.append((context, context.saved_for_forward, others))
+        for part in torch_private.pytree.tree_leaves([saved, vars(context)]):
+            harmless = not carries_derivatives(part) if isinstance(part, Tensor) else True
+            # What forward computes has no graph, so that neither has what jvp makes of it.
+            if wanted and id(part) not in same and not (isinstance(part, _PLAIN) and harmless):
+                raise function_refusal(
+                    function,
+                    "keeps for its jvp what is neither an input nor an output, through which "
+                    "gradients are lost (torch.no_grad() or differentiable=False asks for none)",
+                )
+        constants = {id(tensor) for tensor in context.non_differentiable or ()}
+        notes.append((context, context.saved_for_forward, constants))
+        return result
 
-    def forward(context: object, *args: object) -> object:
-        outputs = function.forward(context, *args)
-        note(context, outputs)
-        return outputs
-
-    def setup_context(context: object, inputs: object, output: object) -> None:
-        function.setup_context(context, inputs, output)  # type: ignore[arg-type]
-        note(context, output)
-
-    member = setup_context if _has_setup(function) else forward
-    members = {member.__name__: staticmethod(member)}
-    noting = cast(AutogradFunction, type(function.__name__, (function,), members))
-    outputs = noting.apply(*inputs, **kwargs)
-    context, saved, others = noted[0]
-    context.saved_for_forward = saved  # which torch forgets after its own call of jvp
-    return outputs, context, others
+    watched = type(function.__name__, (function,), {member: staticmethod(noting)})
+    outputs = cast(AutogradFunction, watched).apply(*inputs, **kwargs)
+    context, saved, constants = notes[0]
+    context.saved_for_forward = saved  # which torch forgets
+    return outputs, context, constants
 
 
 def _tangent(argument: object, direction: int) -> Tensor | None:
@@ -248,11 +241,7 @@ def _joined(
         return value
     stack = [value, *(torch.zeros_like(value) if t is None else t for t in tangents)]
     if any(part.shape != value.shape or part.dtype != value.dtype for part in stack):
-        raise function_refusal(
-            function,
-            f"has a jvp that returned {[(list(t.shape), t.dtype) for t in stack[1:]]} for an "
-            f"output {list(value.shape)} of {value.dtype}",
-        )
+        raise function_refusal(function, "has a jvp whose tangents do not fit the outputs")
     jet = jets[0].with_streams(stack_laid_out(torch.stack(stack), value.stride()))
     run = jet.jet_layout.run
     if run is not None and memory_of(value) in {memory_of(source) for source in jets}:
@@ -273,9 +262,6 @@ class _Context:
     def mark_non_differentiable(self, *outputs: Tensor) -> None:
         self.constants.extend(outputs)
 
-    def __getattr__(self, name: str) -> object:
-        raise AttributeError(f"a forward under jx.forward_code has no context with {name!r}")
-
     def ignore(self, *args: object) -> None:
         """Save nothing: only backward would read it; what is written in place is a jet."""
 
@@ -293,7 +279,7 @@ class _OneFunction(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable, types: Iterable[type], args: tuple = (), kwargs: dict | None = None
     ) -> object:
-        if func is _SET_GRADIENTS:
+        if func is torch_private.set_grad_enabled:
             return None
         if args and isinstance(args[0], DerivativeTensor):
             if func in _DETACH:
@@ -307,26 +293,22 @@ class _OneFunction(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-_SET_GRADIENTS = torch._C._set_grad_enabled
-_DETACH = {*spellings("detach", "detach_"), attribute("data")}
-_READ = {
-    getattr(Tensor, name)
-    for name in ("item", "tolist", "numpy", "__array__", "__float__", "__int__", "__complex__")
-}
+_DETACH = {*registry.spellings("detach", "detach_"), registry.attribute("data")}
+_NUMBERS = "item tolist numpy __array__ __float__ __int__ __complex__"
+_READ = {getattr(Tensor, name) for name in _NUMBERS.split()}
 
 
-def by_forward(function: AutogradFunction, args: Args, kwargs: Named) -> object:
+def _by_forward(function: AutogradFunction, args: Args, kwargs: Named) -> object:
     """Return what a Function's forward makes of jets."""
     context = _Context(args)
-    running = RUNNING_FORWARDS.set(RUNNING_FORWARDS.get() + 1)
-    try:
-        with _OneFunction(function):
-            if _has_setup(function):
-                outputs = function.forward(*args, **kwargs)
-                function.setup_context(cast(Any, context), args, outputs)
-            else:
-                outputs = function.forward(context, *args, **kwargs)
-    finally:
-        RUNNING_FORWARDS.reset(running)
+    with _OneFunction(function):
+        if _has_setup(function):
+            outputs = function.forward(*args, **kwargs)
+            function.setup_context(context, args, outputs)
+        else:
+            outputs = function.forward(context, *args, **kwargs)
     constants = {id(tensor) for tensor in context.constants}
     return map_tensors(outputs, lambda t: t.detach() if id(t) in constants else t)
+
+
+registry.RUN_FORWARDS.add(_by_forward.__code__)

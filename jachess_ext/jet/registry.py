@@ -156,9 +156,9 @@ def find_rule(function: Function) -> Rule | None:
     """Return the rule of a torch function, else the general one if it serves it, else None."""
     rule = _RULES.get(function) or _GENERAL.get(function) or _BY_OTHER_NAME.get(function)
     if rule is None and is_apply(function):
-        return functools.partial(_SERVING[0], function.__self__)  # type: ignore[attr-defined]
+        return functools.partial(SERVING[0], function.__self__)  # type: ignore[attr-defined]
     if rule is None and getattr(function, "__name__", "") == "custom_function_call":
-        return _SERVING[0]  # what ``apply`` calls inside a transform of torch.func
+        return SERVING[0]  # what ``apply`` calls inside a transform of torch.func
     return rule
 
 
@@ -313,20 +313,15 @@ FORWARD_CODE: ContextVar[frozenset[AutogradFunction]] = ContextVar(
     "jachess_ext.forward_code", default=frozenset()
 )
 """The Functions whose forward's own code runs on jets (`forward_code`)."""
-RUNNING_FORWARDS: ContextVar[int] = ContextVar("jachess_ext.running_forwards", default=0)
-"""How many of them run now."""
-_SERVING: list[Rule] = []
+RUN_FORWARDS: set[CodeType] = set()
+"""The code that runs these forwards, each of which torch does not run."""
+SERVING: list[Rule] = []
+"""What answers ``apply`` of every Function, which it takes first (functions.py)."""
 
 
 def is_apply(function: Function) -> bool:
     """Return whether this is the method ``apply`` of an autograd Function."""
     return isinstance(function, MethodType) and function.__func__ is APPLY
-
-
-def serve_functions(rule: R) -> R:
-    """Register what answers ``apply`` of every autograd Function, which it takes first."""
-    _SERVING.append(rule)
-    return rule
 
 
 forward_mode_is_on: Callable[[], bool] = getattr(torch._C, "_is_fwd_grad_enabled", lambda: False)
@@ -400,7 +395,8 @@ def refuse_opaque_functions(function: Function, args: Args, surrounding: int | N
         RuntimeError: the message names the Function and a way to avoid it.
     """
     forwards = _forwards_on_the_stack()
-    surrounding = surrounding if surrounding is None else surrounding + RUNNING_FORWARDS.get()
+    if surrounding is not None:
+        surrounding += sum(frame.f_code in RUN_FORWARDS for frame in frames())
     # Functions around the whole pass are harmless: they hold no jet.  Those that began since stand
     # before them in the list, the outermost of them last.
     if len(forwards) > (surrounding or 0):

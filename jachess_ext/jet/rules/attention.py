@@ -31,40 +31,24 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
 ) -> Tensor:
     """Compute softmax(q kᵀ · scale + mask) v, where any of query, key, value, mask are jets.
 
     Shapes ``[..., H, T, d]``; ``attn_mask`` is boolean (True takes part) or additive, such as T5's
-    relative position bias, which is a jet where parameters carry derivatives.
+    relative position bias, which is a jet where parameters carry derivatives.  ``window``, which
+    takes no mask beside it, and ``softcap`` are those of `ops.attention_jet`; torch's has neither.
     """
-    return attention(
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa=enable_gqa
-    )
-
-
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    *,
-    enable_gqa: bool = False,
-    window: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-) -> Tensor:
-    """Compute attention, also with the ``window`` (where there is no mask) and the ``softcap`` that
-    torch's function lacks and `ops.attention_jet` has."""
     jets = (query, key, value)
     # The operator holds no scores ``[B, H, T, T]``: its memory grows with T, not T².
-    if _operator_covers(jets, mask, enable_gqa):
+    if _operator_covers(jets, attn_mask, enable_gqa):
         query, key, value = jets
         out = ops.attention_jet(
             query.streams,
             *_heads_once(key, value),
-            mask,
+            attn_mask,
             q=query.jet_layout.directions,
             summed=query.jet_layout.squares,
             scale=scale,
@@ -82,14 +66,14 @@ def attention(
         value = value.repeat_interleave(groups, -3)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     if window != (-1, -1):
-        mask = visible_keys(query.shape[-2], key.shape[-2], False, window, query.device)
+        attn_mask = visible_keys(query.shape[-2], key.shape[-2], False, window, query.device)
     if softcap:
         scores = softcap * torch.tanh(_scores(query, key, None, False, scale / softcap))
-        bias = _additive_mask(mask, is_causal, scores.shape[-2:], query)
+        bias = _additive_mask(attn_mask, is_causal, scores.shape[-2:], query)
         scores = scores if bias is None else scores + bias
     else:
-        scores = _scores(query, key, mask, is_causal, scale)
-    layout = common_layout(query, key, value, mask)  # the scores may be constant
+        scores = _scores(query, key, attn_mask, is_causal, scale)
+    layout = common_layout(query, key, value, attn_mask)  # the scores may be constant
     weights = along(lift(scores, layout), -1, None, partial(softmax_streams, masked=True))
     return torch.matmul(F.dropout(weights, dropout_p, dropout_p > 0), value)
 

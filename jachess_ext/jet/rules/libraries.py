@@ -1,6 +1,6 @@
-"""Functions of FlashAttention, Liger Kernel, transformers and torch's varlen attention, by name.
+"""Functions of FlashAttention, Liger Kernel and transformers by name, and torch's varlen attention.
 
-None of the libraries is imported.  A setting that a rule does not cover is refused, as any other
+None of the libraries is imported.  A setting that a rule does not take is refused, as any other
 Function is.
 """
 
@@ -14,105 +14,68 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...ops.attention import visible_keys
-from ..functions import by_forward, library_rule
-from ..registry import AutogradFunction, frames, function_refusal, jet_rule, missing_rule
+from ..functions import Options, is_off, library_rule
+from ..registry import frames, jet_rule, missing_rule
 from ..strides import stack_laid_out
 from ..tensor import common_layout, lift
-from .attention import attention
-
-
-def _refuse(function: AutogradFunction, **settings: object) -> None:
-    """Refuse settings that are neither absent nor switched off."""
-    for name, value in settings.items():
-        if isinstance(value, Tensor) or value:
-            raise function_refusal(function, f"was called with {name}, which has no rule")
-
+from .attention import scaled_dot_product_attention
 
 # ---- FlashAttention ----------------------------------------------------------------------------
 
 
-@library_rule("flash_attn", "FlashAttnFunc", "FlashAttnVarlenFunc")
-@library_rule("flash_attn", "FlashAttnKVPackedFunc", "FlashAttnVarlenKVPackedFunc")
-@library_rule("flash_attn", "FlashAttnQKVPackedFunc", "FlashAttnVarlenQKVPackedFunc")
-def flash_attention(
-    function: AutogradFunction,
-    *,
-    dropout_p: float,
-    softmax_scale: float | None,
-    causal: bool,
-    q: Tensor | None = None,
-    k: Tensor | None = None,
-    v: Tensor | None = None,
-    kv: Tensor | None = None,
-    qkv: Tensor | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    cu_seqlens: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    deterministic: bool = False,
-    is_grad_enabled: bool = True,
-    max_seqlen: object = None,
-    max_seqlen_q: object = None,
-    max_seqlen_k: object = None,
-    **others: object,
-) -> Tensor:
+@library_rule(
+    "flash_attn",
+    *("FlashAttnFunc", "FlashAttnKVPackedFunc", "FlashAttnQKVPackedFunc", "FlashAttnVarlenFunc"),
+    *("FlashAttnVarlenKVPackedFunc", "FlashAttnVarlenQKVPackedFunc"),
+    takes="q k v kv qkv softmax_scale causal window_size softcap cu_seqlens cu_seqlens_q "
+    "cu_seqlens_k max_seqlen max_seqlen_q max_seqlen_k deterministic is_grad_enabled",
+)
+def flash_attention(options: Options) -> Tensor:
     """Compute FlashAttention 2: ``[B, T, H, d]``, or ``[tokens, H, d]`` of several sequences."""
-    _refuse(function, dropout_p=dropout_p, **others)
-    if qkv is not None:
-        q, k, v = qkv.unbind(-3)
-    elif kv is not None:
-        k, v = kv.unbind(-3)
-    assert q is not None and k is not None and v is not None
-    settings = softmax_scale, causal, tuple(window_size), softcap
-    starts = cu_seqlens if cu_seqlens_q is None else cu_seqlens_q
-    if starts is None:
-        return _flash(q, k, v, *settings)
-    return _sequences(q, k, v, starts, starts if cu_seqlens_k is None else cu_seqlens_k, *settings)
+    if "qkv" in options:
+        q, k, v = options["qkv"].unbind(-3)
+    else:
+        q = options["q"]
+        k, v = options["kv"].unbind(-3) if "kv" in options else (options["k"], options["v"])
+    window, softcap = options.get("window_size", (-1, -1)), options.get("softcap", 0.0)
+    settings = options["softmax_scale"], options["causal"], window, softcap
+    starts = options.get("cu_seqlens", options.get("cu_seqlens_q"))
+    if not isinstance(starts, Tensor):
+        return _attention(q, k, v, *settings)
+    return _of_sequences(q, k, v, starts, options.get("cu_seqlens_k", starts), *settings)
 
 
-def _flash(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float | None,
-    causal: bool,
-    window: tuple[int, ...],
-    softcap: float,
-) -> Tensor:
+def _attention(q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> Tensor:
     """Return attention of ``[B, T, H, d]``, laid out as q.
 
     The last query stands beside the last key, where torch sets the first beside the first; a query
     that sees no key gives zeros.
     """
+    scale, causal, (left, right), softcap = settings
     layout = common_layout(q, k, v)
     query, key, value = (lift(tensor, layout).transpose(1, 2) for tensor in (q, k, v))
-    left, right = max(window[0], -1), 0 if causal else max(window[1], -1)
+    window = max(left, -1), 0 if causal else max(right, -1)
     queries, keys = query.shape[2], key.shape[2]
     mask, size = None, max(queries, keys)
     if queries != keys:  # the lower right corner of a square
-        mask = visible_keys(size, size, False, (left, right), q.device)
+        mask = visible_keys(size, size, False, window, q.device)
         mask = None if mask is None else mask[size - queries :, size - keys :]
-        left = right = -1
-    out = attention(
-        *(query, key, value, mask),
-        scale=scale,
-        enable_gqa=True,
-        window=(left, right),
-        softcap=softcap,
+        window = -1, -1
+    out = scaled_dot_product_attention(
+        *(query, key, value, mask), scale=scale, enable_gqa=True, window=window, softcap=softcap
     )
-    out = lift(out.transpose(1, 2), layout)
+    out = lift(out, layout)
     strides = torch.empty_like(lift(q, layout).primal, device="meta").stride()
-    return out.with_streams(stack_laid_out(out.streams, strides))
+    return out.with_streams(stack_laid_out(out.streams.transpose(2, 3), strides))
 
 
-def _sequences(
-    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, key_starts: Tensor, *settings: Any
+def _of_sequences(
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, key_starts: Tensor, *settings: object
 ) -> Tensor:
     """Return attention of sequences that lie one behind another: ``[tokens, H, d]``."""
     lengths, key_lengths = (cu.diff().tolist() for cu in (starts, key_starts))
     parts = zip(q.split(lengths), k.split(key_lengths), v.split(key_lengths), strict=True)
-    return torch.cat([_flash(*(x.unsqueeze(0) for x in part), *settings)[0] for part in parts])
+    return torch.cat([_attention(*(x.unsqueeze(0) for x in part), *settings)[0] for part in parts])
 
 
 def adopt_varlen() -> None:
@@ -122,139 +85,96 @@ def adopt_varlen() -> None:
         jet_rule(operator, operator.default)(_varlen)
 
 
-def _varlen(*args: object, **kwargs: object) -> tuple[Tensor, None, None]:
+def _varlen(*args: object) -> tuple[Tensor, None, None]:
     """Compute ``torch_attn::_varlen_attn``; without its second result, the scores' logsumexp."""
     operator = torch.ops.torch_attn._varlen_attn
-    for frame in frames():
-        if frame.f_code.co_name == "varlen_attn" and frame.f_locals.get("return_aux") is not None:
-            raise missing_rule(operator, "called with return_aux")
     names = [argument.name for argument in operator.default._schema.arguments]
-    options: dict[str, Any] = dict(zip(names, args, strict=False)) | kwargs
-    q, k, v, starts, key_starts = (options.pop(name) for name in names[:5])
-    causal, scale = options.pop("is_causal", False), options.pop("scale", None)
-    window = options.pop("window_size", None) or (-1, -1)
-    for name in ("max_q", "max_k", "enable_gqa", "num_splits"):
-        options.pop(name, None)
-    if any(value is not None for value in options.values()):
-        raise missing_rule(operator, f"called with {', '.join(options)}")
+    options: Options = dict(zip(names, args, strict=False))
+    callers = [frame.f_locals for frame in frames() if frame.f_code.co_name == "varlen_attn"]
+    options |= {"return_aux": callers[0].get("return_aux")} if callers else {}
+    for name in ("return_aux", "seqused_k", "block_table"):
+        if not is_off(options.get(name)):
+            raise missing_rule(operator, f"called with {name}")
+    q, k, v, starts, key_starts = (options[name] for name in names[:5])
+    settings = options.get("scale"), options["is_causal"], options.get("window_size") or (-1, -1)
     key_starts = starts if key_starts is None else key_starts
-    return _sequences(q, k, v, starts, key_starts, scale, causal, tuple(window), 0.0), None, None
+    return _of_sequences(q, k, v, starts, key_starts, *settings, 0.0), None, None
 
 
-@library_rule("flash_attn", "IndexFirstAxis")
-def index_first_axis(function: AutogradFunction, *, input: Tensor, indices: Tensor) -> Tensor:
-    """Return the rows that are no padding."""
-    return input[indices]
+@library_rule("flash_attn", "IndexFirstAxis", takes="input indices")
+def rows_without_padding(options: Options) -> Tensor:
+    return options["input"][options["indices"]]
 
 
-@library_rule("flash_attn", "IndexPutFirstAxis")
-def index_put_first_axis(
-    function: AutogradFunction, *, values: Tensor, indices: Tensor, first_axis_dim: int
-) -> Tensor:
-    """Return rows of zeros, in which some are set."""
-    return values.new_zeros(first_axis_dim, *values.shape[1:]).index_copy(0, indices, values)
+@library_rule("flash_attn", "IndexPutFirstAxis", takes="values indices first_axis_dim")
+def rows_with_padding(options: Options) -> Tensor:
+    values = options["values"]
+    zeros = values.new_zeros(options["first_axis_dim"], *values.shape[1:])
+    return zeros.index_copy(0, options["indices"], values)
 
 
 # ---- Liger Kernel ------------------------------------------------------------------------------
 
 
-@library_rule("liger_kernel", "LigerRMSNormFunction")
-def liger_rms_norm(
-    function: AutogradFunction,
-    *,
-    X: Tensor,
-    W: Tensor | None,
-    eps: float,
-    offset: float = 0.0,
-    casting_mode: object = "llama",
-    in_place: bool = True,
-    row_mode: object = None,
-    **others: object,
-) -> Tensor:
+@library_rule(
+    "liger_kernel",
+    "LigerRMSNormFunction",
+    takes="X W eps offset casting_mode in_place row_mode",
+)
+def liger_rms_norm(options: Options) -> Tensor:
     """Compute x (mean x² + ε)^(−1/2) · (offset + w); halves in float32, whatever the mode."""
-    _refuse(function, **others)
-    weight = W + offset if W is not None and offset else W
-    return F.rms_norm(X, X.shape[-1:], weight, eps)
+    x, weight, offset = options["X"], options["W"], options.get("offset", 0.0)
+    weight = weight + offset if weight is not None and offset else weight
+    return F.rms_norm(x, x.shape[-1:], weight, options["eps"])
 
 
-@library_rule("liger_kernel", "LigerSiLUMulFunction")
-def liger_silu_mul(
-    function: AutogradFunction,
-    *,
-    a: Tensor,
-    b: Tensor,
-    gate_multiplier: float = 1.0,
-    down_multiplier: float = 1.0,
-    **others: object,
-) -> Tensor:
-    """Compute silu(a) · b."""
-    _refuse(function, **others)
-    out = F.silu(a if gate_multiplier == 1 else a * gate_multiplier) * b
-    return out if down_multiplier == 1 else out * down_multiplier
+@library_rule("liger_kernel", "LigerSiLUMulFunction", takes="a b gate_multiplier down_multiplier")
+def liger_silu_mul(options: Options) -> Tensor:
+    gate, down = options.get("gate_multiplier", 1), options.get("down_multiplier", 1)
+    out = F.silu(options["a"] if gate == 1 else options["a"] * gate) * options["b"]
+    return out if down == 1 else out * down
 
 
-@library_rule("liger_kernel", "LigerRopeFunction")
-def liger_rope(
-    function: AutogradFunction,
-    *,
-    q: Tensor,
-    k: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    position_ids: object = None,
-    unsqueeze_dim: int = 1,
-    rotary_dim: int | None = None,
-    **others: object,
-) -> tuple[Tensor, Tensor]:
+@library_rule(
+    "liger_kernel",
+    "LigerRopeFunction",
+    takes="q k cos sin position_ids unsqueeze_dim rotary_dim",
+)
+def liger_rope(options: Options) -> tuple[Tensor, Tensor]:
     """Rotate the first ``rotary_dim`` numbers of queries and keys ``[B, H, T, d]``."""
-    _refuse(function, **others)
-    if cos.ndim == 4:
-        _refuse(function, cos_and_sin_of_four_dimensions=True)
-    size = cos.shape[-1] if rotary_dim is None else rotary_dim
-    # [T, r] or [B, T, r], of which the halves are alike.
-    cos, sin = (angle[..., : size // 2].unsqueeze(-3) for angle in (cos, sin))
+    size = options.get("rotary_dim") or options["cos"].shape[-1]
+    half, heads = size // 2, options["unsqueeze_dim"]
+    # [T, r] or [B, T, r], of which the halves are alike; or with a dimension for the heads.
+    angles = [options[name][..., :half] for name in ("cos", "sin")]
+    cos, sin = ((a.squeeze(heads) if a.ndim == 4 else a).unsqueeze(-3) for a in angles)
 
     def rotated(x: Tensor) -> Tensor:
-        left, right, rest = x.split([size // 2, size // 2, x.shape[-1] - size], -1)
-        parts = [left * cos - right * sin, right * cos + left * sin, rest]
+        left, right, others = x.split([half, half, x.shape[-1] - size], -1)
+        parts = [left * cos - right * sin, right * cos + left * sin, others]
         out = torch.cat(parts, -1).to(x.dtype)
         return out.transpose(1, 2).contiguous().transpose(1, 2)  # as Liger leaves it
 
-    return rotated(q), rotated(k)
+    return rotated(options["q"]), rotated(options["k"])
 
 
-@library_rule("liger_kernel", "LigerCrossEntropyFunction")
-def liger_cross_entropy(
-    function: AutogradFunction,
-    *,
-    _input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    ignore_index: int = -100,
-    lse_square_scale: float = 0.0,
-    label_smoothing: float = 0.0,
-    reduction: str = "mean",
-    softcap: float | None = None,
-    **others: object,
-) -> tuple[Tensor, None, None, None]:
+@library_rule(
+    "liger_kernel",
+    "LigerCrossEntropyFunction",
+    takes="_input target weight ignore_index label_smoothing reduction softcap",
+)
+def liger_cross_entropy(options: Options) -> tuple[Tensor, None, None, None]:
     """Compute the cross entropy of logits ``[N, V]``; without the further results."""
-    _refuse(function, lse_square_scale=lse_square_scale, **others)
-    logits = softcap * torch.tanh(_input / softcap) if softcap else _input
-    loss = F.cross_entropy(
-        logits,
-        target,
-        weight,
-        ignore_index=ignore_index,
-        reduction=reduction,
-        label_smoothing=label_smoothing,
-    )
-    return loss, None, None, None
+    softcap = options.pop("softcap", None)
+    logits, target = options.pop("_input"), options.pop("target")
+    logits = softcap * torch.tanh(logits / softcap) if softcap else logits
+    return F.cross_entropy(logits, target, **options), None, None, None
 
 
 # ---- transformers ------------------------------------------------------------------------------
 
 
-@library_rule("transformers.models.bloom", "GeLUFunction")
-def bloom_gelu(function: AutogradFunction, **arguments: object) -> object:
-    """Compute BLOOM's GELU, whose forward is the formula and whose backward its derivative."""
-    return by_forward(function, tuple(arguments.values()), {})
+@library_rule("transformers.models.bloom", "GeLUFunction", takes="input")
+def bloom_gelu(options: Options) -> Tensor:
+    """Compute BLOOM's GELU, whose forward is this formula."""
+    module = sys.modules["transformers.models.bloom.modeling_bloom"]
+    return module.bloom_gelu_forward(options["input"])
