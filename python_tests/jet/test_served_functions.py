@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import jachess_ext as jx
+from jachess_ext.torch_private import release
 
 Formula = Callable[[Tensor], Tensor]
 NUMBERS = torch.Generator().manual_seed(3)
@@ -156,8 +157,11 @@ class _Several(torch.autograd.Function):
 
 def test_several_inputs_and_outputs() -> None:
     y = U[2]
-    value, whole, constant = jx.jet(lambda x: _Several.apply(x, y, 3), X, U, order=1)
+    value, whole, constant, same = jx.jet(
+        lambda x: (*_Several.apply(x, y, 3), x + 0), X, U, order=1
+    )
     torch.testing.assert_close(value.first, 3 * U * y, **CLOSE)
+    assert torch.equal(same.first, U)
     assert torch.equal(whole, X.round().long())
     assert torch.equal(constant.primal, y) and not constant.first.any()
     value, _, square = jx.jet(lambda x: _Several.apply(x, x * x, 1), X, U, order=1)
@@ -497,7 +501,7 @@ def _saved(ctx: Any, x: Tensor) -> Tensor:
         (_number, r"reads a number out of a jet \(item\)"),
         (lambda ctx, x: torch.from_numpy(x.numpy()), r"reads a number out of a jet \(numpy\)"),
         (_inference, "changes the inference mode"),
-        (_own_graph, ""),
+        (_own_graph, "no jet rule for"),
         (_saved, "saved_tensors"),
     ],
 )
@@ -527,3 +531,30 @@ def test_autocast_inside_a_forward(named: bool) -> None:
         expected = F.linear(x, x)
     assert value.dtype == tangent.dtype == torch.bfloat16
     torch.testing.assert_close(value, expected)
+
+
+class _Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(W.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Cube.apply(_Compiled.apply(x @ self.weight))
+
+
+_Compiled = _exponential("setup", "output")
+
+
+@pytest.mark.skipif(release(torch.__version__) < (2, 12), reason="takes no module into a graph")
+def test_in_a_graph() -> None:
+    layer = _Layer()
+
+    def tangent(x: Tensor, u: Tensor) -> Tensor:
+        return jx.jvp(layer, (x,), (u,))[1]
+
+    with jx.forward_code(_Cube):
+        found = torch.compile(tangent, backend="aot_eager", fullgraph=True)(X, U[0])
+    plain = _first(lambda x: (x @ layer.weight).exp() ** 3, X, U[0])
+    torch.testing.assert_close(found, plain, **CLOSE)
+    gradients = [torch.autograd.grad(t.sin().sum(), layer.weight) for t in (found, plain)]
+    torch.testing.assert_close(*gradients, **CLOSE)
