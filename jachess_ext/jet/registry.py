@@ -201,8 +201,8 @@ def rule_kinds() -> dict[Function, tuple[str, ...]]:
         words = ["recogniser"] if ordinary is not rule else []
         if ordinary is not None:
             value = getattr(ordinary, "__qualname__", "").startswith("_on_primal.")
-            written_out = ordinary.__module__.endswith((".composite", ".functional"))
-            words.append("value" if value else "composed" if written_out else "formula")
+            composed = ordinary.__module__.endswith((".composite", ".functional", ".libraries"))
+            words.append("value" if value else "composed" if composed else "formula")
         words += ["forward mode"] if function in _GENERAL else []
         kinds[function] = tuple(words) or ("other name",)
     return kinds

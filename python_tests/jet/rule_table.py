@@ -749,6 +749,8 @@ ROUNDED = (
 OF_LIBRARIES = (
     "bitsandbytes.autograd._functions.matmul",
     "bitsandbytes.autograd._functions.matmul_4bit",
+    "torch_attn._varlen_attn",
+    "torch_attn._varlen_attn.default",
 )
 
 
