@@ -123,12 +123,17 @@ inline void check_same(const char* op, const char* name, const Tensor& t, const 
         ": move it there with .to(", like, ".device).");
 }
 
-// A per-channel parameter (weight, bias) of n channels, any supported dtype, on x's device.
+// A per-channel parameter (weight, bias) of any supported dtype, on x's device: as long as x's last
+// dimension or, for rows `apart`, of x's last two dimensions.
 inline void check_channels(const char* op, const char* name, const std::optional<Tensor>& t,
-                           const Tensor& x, int64_t n) {
+                           const Tensor& x, bool apart) {
   if (!t.has_value()) return;
-  check(t->dim() == 1 && t->size(0) == n, op, name, " has shape ", shape_of(*t), "; expected [", n,
-        "], the last dimension of x, which is ", shape_of(x), ".");
+  const int64_t n = x.size(x.dim() - 1), rows = apart ? x.size(x.dim() - 2) : 0;
+  const bool fits = t->dim() == (apart ? 2 : 1) && t->size(t->dim() - 1) == n;
+  const std::string expected = (apart ? std::to_string(rows) + ", " : "") + std::to_string(n);
+  check(fits && (!apart || t->size(0) == rows), op, name, " has shape ", shape_of(*t),
+        "; expected [", expected, "], the last dimension", apart ? "s" : "", " of x, which is ",
+        shape_of(x), ".");
   check(is_supported_dtype(t->scalar_type()), op, name, " has dtype ", dtype_name(t->scalar_type()),
         "; expected ", kSupportedDtypes, ": convert it with .to().");
   check(t->device() == x.device(), op, name,

@@ -10,17 +10,19 @@ STABLE_TORCH_LIBRARY(jachess, m) {
       "gated_activation_jet_backward(Tensor gy, Tensor g, Tensor u, str kind, int q, int summed=0)"
       " -> (Tensor gg, Tensor gu)");
   m.def(
-      "layer_norm_jet(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, int q)"
+      "layer_norm_jet(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, int q,"
+      " int summed=0)"
       " -> (Tensor y, Tensor sum, Tensor mean, Tensor rstd)");
   m.def(
       "layer_norm_jet_backward(Tensor gy, Tensor? gsum, Tensor x, Tensor? weight, float eps, int q,"
-      " Tensor mean, Tensor rstd, bool need_weight) -> (Tensor gx, Tensor gweight, Tensor gbias)");
+      " Tensor mean, Tensor rstd, bool need_weight, int summed=0) -> (Tensor gx, Tensor gweight, "
+      "Tensor gbias)");
   m.def(
-      "rms_norm_jet(Tensor x, Tensor? residual, Tensor? weight, float eps, int q)"
+      "rms_norm_jet(Tensor x, Tensor? residual, Tensor? weight, float eps, int q, int summed=0)"
       " -> (Tensor y, Tensor sum, Tensor rstd)");
   m.def(
       "rms_norm_jet_backward(Tensor gy, Tensor? gsum, Tensor x, Tensor? weight, float eps, int q,"
-      " Tensor rstd, bool need_weight) -> (Tensor gx, Tensor gweight)");
+      " Tensor rstd, bool need_weight, int summed=0) -> (Tensor gx, Tensor gweight)");
   m.def(
       "attention_jet(Tensor query, Tensor key, Tensor value, Tensor? mask,"
       " Tensor? dropout_seed, int q, float scale, bool causal, int window_left, int window_right,"

@@ -28,10 +28,21 @@ inline Tensor new_statistics(const Tensor& x, const std::vector<int64_t>& sizes,
   return shape.rows == 0 || shape.n == 0 ? new_wide_zeros(x, sizes) : new_wide(x, sizes);
 }
 
+// The number of classes of rows: those of x [S, ..., classes, n] with a weight [classes, n] have
+// each its own parameters, else all have those of one class.
+inline int64_t check_parameters(const char* op, const std::optional<Tensor>& weight,
+                                const std::optional<Tensor>& bias, const Tensor& x) {
+  const bool apart = weight.has_value() && weight->dim() == 2 && x.dim() > 2;
+  check_channels(op, "weight", weight, x, apart);
+  check_channels(op, "bias", bias, x, apart);
+  return apart ? weight->size(0) : 1;
+}
+
 // Layer norm subtracts the mean, adds a bias and saves the mean; RMS norm does none of these.
 struct NormForward {
-  int pairs;
+  JetStreams streams;
   RowShape shape;
+  int64_t classes;
   Tensor x;
   std::optional<Tensor> residual;
   Tensor y, sum, rstd;  // sum: x + residual; of no element without a residual
@@ -43,15 +54,15 @@ struct NormForward {
 inline NormForward prepare_norm(const char* op, const Tensor& x,
                                 const std::optional<Tensor>& residual,
                                 const std::optional<Tensor>& weight,
-                                const std::optional<Tensor>& bias, int64_t q, bool centred) {
-  const int pairs = check_jet(op, "x", x, q);
+                                const std::optional<Tensor>& bias, int64_t q, int64_t summed,
+                                bool sums, bool centred) {
+  const JetStreams streams = check_streams(op, "x", x, q, summed, sums);
   const RowShape shape = row_shape(op, x);
   if (residual.has_value()) check_same(op, "residual", *residual, x);
-  check_channels(op, "weight", weight, x, shape.n);
-  check_channels(op, "bias", bias, x, shape.n);
   const std::vector<int64_t> none = {0}, rows = shape_of_rows(x);
-  return {pairs,
+  return {streams,
           shape,
+          check_parameters(op, weight, bias, x),
           torch::stable::contiguous(x),
           dense(residual),
           new_contiguous(x),
@@ -61,8 +72,9 @@ inline NormForward prepare_norm(const char* op, const Tensor& x,
 }
 
 struct NormBackward {
-  int pairs;
+  JetStreams streams;
   RowShape shape;
+  int64_t classes;
   Tensor gy;
   std::optional<Tensor> gsum;
   Tensor x, rstd;
@@ -78,17 +90,20 @@ inline NormBackward prepare_norm_backward(const char* op, const char* forward, c
                                           const std::optional<Tensor>& gsum, const Tensor& x,
                                           const std::optional<Tensor>& weight, int64_t q,
                                           const std::optional<Tensor>& mean, const Tensor& rstd,
-                                          bool need_weight) {
-  const int pairs = check_jet(op, "x", x, q);
+                                          bool need_weight, int64_t summed, bool sums) {
+  const JetStreams streams = check_streams(op, "x", x, q, summed, sums);
   const RowShape shape = row_shape(op, x);
   check_same(op, "gy", gy, x);
   if (gsum.has_value()) check_same(op, "gsum", *gsum, x);
-  check_channels(op, "weight", weight, x, shape.n);
+  const int64_t classes = check_parameters(op, weight, std::nullopt, x);
   if (mean.has_value()) check_statistics(op, forward, *mean, x, shape.rows);
   check_statistics(op, forward, rstd, x, shape.rows);
-  const std::vector<int64_t> channels = {need_weight ? shape.n : 0};
-  return {pairs,
+  std::vector<int64_t> channels = {need_weight ? shape.n : 0};
+  if (need_weight && weight.has_value() && weight->dim() == 2)
+    channels.insert(channels.begin(), classes);
+  return {streams,
           shape,
+          classes,
           torch::stable::contiguous(gy),
           dense(gsum),
           torch::stable::contiguous(x),
@@ -101,34 +116,37 @@ inline NormBackward prepare_norm_backward(const char* op, const char* forward, c
 
 // The operators of one device, around what both norms share there:
 //     Device::Guard                     for the time of a call, of x's device
-//     Device::forward<centred>(op, norm, weight, bias, eps, q)
-//     Device::backward<centred>(op, norm, weight, q, need_weight)
+//     Device::sums                      as of check_streams
+//     Device::forward<centred>(op, norm, weight, bias, eps)
+//     Device::backward<centred>(op, norm, weight, need_weight)
 // which fill the results; x is not empty.
 template <typename Device>
 struct NormOperators {
   template <bool centred>
   static NormForward forward(const char* op, const Tensor& x, const std::optional<Tensor>& residual,
                              const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
-                             double eps, int64_t q) {
-    const NormForward norm = prepare_norm(op, x, residual, weight, bias, q, centred);
+                             double eps, int64_t q, int64_t summed) {
+    const NormForward norm =
+        prepare_norm(op, x, residual, weight, bias, q, summed, Device::sums, centred);
     const typename Device::Guard guard(x.get_device());
-    if (!norm.empty()) Device::template forward<centred>(op, norm, weight, bias, eps, q);
+    if (!norm.empty()) Device::template forward<centred>(op, norm, weight, bias, eps);
     return norm;
   }
 
   static std::tuple<Tensor, Tensor, Tensor, Tensor> layer_norm_jet(
       const Tensor& x, const std::optional<Tensor>& residual, const std::optional<Tensor>& weight,
-      const std::optional<Tensor>& bias, double eps, int64_t q) {
-    const NormForward norm = forward<true>("layer_norm_jet", x, residual, weight, bias, eps, q);
+      const std::optional<Tensor>& bias, double eps, int64_t q, int64_t summed) {
+    const NormForward norm =
+        forward<true>("layer_norm_jet", x, residual, weight, bias, eps, q, summed);
     return {norm.y, norm.sum, *norm.mean, norm.rstd};
   }
 
   static std::tuple<Tensor, Tensor, Tensor> rms_norm_jet(const Tensor& x,
                                                          const std::optional<Tensor>& residual,
                                                          const std::optional<Tensor>& weight,
-                                                         double eps, int64_t q) {
+                                                         double eps, int64_t q, int64_t summed) {
     const NormForward norm =
-        forward<false>("rms_norm_jet", x, residual, weight, std::nullopt, eps, q);
+        forward<false>("rms_norm_jet", x, residual, weight, std::nullopt, eps, q, summed);
     return {norm.y, norm.sum, norm.rstd};
   }
 
@@ -137,31 +155,29 @@ struct NormOperators {
                                const std::optional<Tensor>& gsum, const Tensor& x,
                                const std::optional<Tensor>& weight, int64_t q,
                                const std::optional<Tensor>& mean, const Tensor& rstd,
-                               bool need_weight) {
-    const NormBackward norm =
-        prepare_norm_backward(op, forward, gy, gsum, x, weight, q, mean, rstd, need_weight);
+                               bool need_weight, int64_t summed) {
+    const NormBackward norm = prepare_norm_backward(op, forward, gy, gsum, x, weight, q, mean, rstd,
+                                                    need_weight, summed, Device::sums);
     const typename Device::Guard guard(x.get_device());
-    if (!norm.empty()) Device::template backward<centred>(op, norm, weight, q, need_weight);
+    if (!norm.empty()) Device::template backward<centred>(op, norm, weight, need_weight);
     return norm;
   }
 
   static std::tuple<Tensor, Tensor, Tensor> layer_norm_jet_backward(
       const Tensor& gy, const std::optional<Tensor>& gsum, const Tensor& x,
       const std::optional<Tensor>& weight, double /*eps*/, int64_t q, const Tensor& mean,
-      const Tensor& rstd, bool need_weight) {
+      const Tensor& rstd, bool need_weight, int64_t summed) {
     const NormBackward norm = backward<true>("layer_norm_jet_backward", "layer_norm_jet", gy, gsum,
-                                             x, weight, q, mean, rstd, need_weight);
+                                             x, weight, q, mean, rstd, need_weight, summed);
     return {norm.gx, norm.gweight, *norm.gbias};
   }
 
-  static std::tuple<Tensor, Tensor> rms_norm_jet_backward(const Tensor& gy,
-                                                          const std::optional<Tensor>& gsum,
-                                                          const Tensor& x,
-                                                          const std::optional<Tensor>& weight,
-                                                          double /*eps*/, int64_t q,
-                                                          const Tensor& rstd, bool need_weight) {
+  static std::tuple<Tensor, Tensor> rms_norm_jet_backward(
+      const Tensor& gy, const std::optional<Tensor>& gsum, const Tensor& x,
+      const std::optional<Tensor>& weight, double /*eps*/, int64_t q, const Tensor& rstd,
+      bool need_weight, int64_t summed) {
     const NormBackward norm = backward<false>("rms_norm_jet_backward", "rms_norm_jet", gy, gsum, x,
-                                              weight, q, std::nullopt, rstd, need_weight);
+                                              weight, q, std::nullopt, rstd, need_weight, summed);
     return {norm.gx, norm.gweight};
   }
 

@@ -8,6 +8,7 @@
 
 #include "../norm_arguments.h"
 #include "norm_rows.h"
+#include "norm_sum.h"
 #include "streams.h"
 #include "tensors.h"
 
@@ -39,16 +40,19 @@ struct NormForwardData {
   T *y, *sum;
   A *mean, *rstd;
   RowShape shape;
+  int64_t streams, classes;
 };
 
-template <bool centred, int q, int P, typename T>
-void norm_rows(const NormForwardData<T>& data, double eps, int64_t begin, int64_t end) {
+// Calls run(x, weight, bias, y, mean, rstd) for every row, with room for its statistics.
+template <typename T, typename Run>
+void norm_rows(const NormForwardData<T>& data, int64_t begin, int64_t end, const Run& run) {
   using A = accumulate_t<T>;
-  constexpr int S = 1 + q + P;
+  const int64_t S = data.streams;
   const int64_t n = data.shape.n, rows = data.shape.rows, stride = rows * n;
   std::vector<A> in = scratch_of<T>(S * n), out = scratch_of<T>(S * n);
+  std::vector<A> mean(static_cast<size_t>(S)), rstd(static_cast<size_t>(S));
   for (int64_t r = begin; r < end; ++r) {
-    const int64_t at = r * n;
+    const int64_t at = r * n, parameters = r % data.classes * n;
     const T* from = data.x + at;
     if (data.residual != nullptr) {
       for (int64_t s = 0; s < S; ++s)
@@ -58,12 +62,11 @@ void norm_rows(const NormForwardData<T>& data, double eps, int64_t begin, int64_
     }
     const Window<const A> x = read_streams(from, stride, S, n, in.data(), n);
     const Window<A> y = output_streams(data.y + at, stride, out.data(), n);
-    A mean[S], rstd[S];
-    norm_row<centred, q, P, A>(x, n, data.weight, data.bias, static_cast<A>(eps), y, mean, rstd);
+    run(x, data.weight + parameters, data.bias + parameters, y, mean.data(), rstd.data());
     write_streams(y, data.y + at, stride, S, n);
-    for (int s = 0; s < S; ++s) {
-      if constexpr (centred) data.mean[s * rows + r] = mean[s];
-      data.rstd[s * rows + r] = rstd[s];
+    for (int64_t s = 0; s < S; ++s) {
+      if (data.mean != nullptr) data.mean[s * rows + r] = mean[static_cast<size_t>(s)];
+      data.rstd[s * rows + r] = rstd[static_cast<size_t>(s)];
     }
   }
 }
@@ -76,18 +79,23 @@ struct NormBackwardData {
   const A *weight, *mean, *rstd;
   T* gx;
   RowShape shape;
+  int64_t streams, classes;
 };
 
-// The rows [begin, end); their weight gradients are added to gweight and gbias, which may be null.
-template <bool centred, int q, int P, typename T>
+// Calls run(row, mean, rstd) for the rows [begin, end) of one class of parameters, counted within
+// it; their weight gradients are added to gweight and gbias, which may be null.
+template <typename T, typename Run>
 void norm_rows_backward(const NormBackwardData<T>& data, accumulate_t<T>* gweight,
-                        accumulate_t<T>* gbias, int64_t begin, int64_t end) {
+                        accumulate_t<T>* gbias, int64_t of_class, int64_t begin, int64_t end,
+                        const Run& run) {
   using A = accumulate_t<T>;
-  constexpr int S = 1 + q + P;
+  const int64_t S = data.streams;
   const int64_t n = data.shape.n, rows = data.shape.rows, stride = rows * n;
   std::vector<A> in = scratch_of<T>(S * n), grad = scratch_of<T>(S * n);
   std::vector<A> grad_sum = scratch_of<T>(S * n), out = scratch_of<T>(S * n);
-  for (int64_t r = begin; r < end; ++r) {
+  std::vector<A> mean(static_cast<size_t>(S)), rstd(static_cast<size_t>(S));
+  for (int64_t number = begin; number < end; ++number) {
+    const int64_t r = number * data.classes + of_class;
     const int64_t at = r * n;
     NormBackwardRow<A> row = {};
     row.x = read_streams(data.x + at, stride, S, n, in.data(), n);
@@ -95,25 +103,24 @@ void norm_rows_backward(const NormBackwardData<T>& data, accumulate_t<T>* gweigh
     if (data.gsum != nullptr)
       row.gsum = read_streams(data.gsum + at, stride, S, n, grad_sum.data(), n);
     row.gx = output_streams(data.gx + at, stride, out.data(), n);
-    row.weight = data.weight;
+    row.weight = data.weight + of_class * n;
     row.gweight = gweight;
     row.gbias = gbias;
-    A mean[S], rstd[S];
-    for (int s = 0; s < S; ++s) {
-      if constexpr (centred) mean[s] = data.mean[s * rows + r];
-      rstd[s] = data.rstd[s * rows + r];
+    for (int64_t s = 0; s < S; ++s) {
+      if (data.mean != nullptr) mean[static_cast<size_t>(s)] = data.mean[s * rows + r];
+      rstd[static_cast<size_t>(s)] = data.rstd[s * rows + r];
     }
-    norm_row_backward<centred, q, P, A>(row, n, mean, rstd);
+    run(row, mean.data(), rstd.data());
     write_streams(row.gx, data.gx + at, stride, S, n);
   }
 }
 
-// Adds the chunks' weight gradients in order.
+// Adds the weight gradients of a class's chunks in order.
 template <typename A>
-void add_chunks(const std::vector<A>& partial, int64_t chunks, int64_t n, A* gweight, A* gbias) {
+void add_chunks(const A* partial, int64_t chunks, int64_t n, A* gweight, A* gbias) {
   const int64_t per_chunk = gbias != nullptr ? 2 * n : n;
   for (int64_t c = 0; c < chunks; ++c) {
-    const A* chunk = &partial[static_cast<size_t>(c * per_chunk)];
+    const A* chunk = partial + c * per_chunk;
     for (int64_t i = 0; i < n; ++i) gweight[i] = c == 0 ? chunk[i] : gweight[i] + chunk[i];
     if (gbias == nullptr) continue;
     for (int64_t i = 0; i < n; ++i) gbias[i] = c == 0 ? chunk[n + i] : gbias[i] + chunk[n + i];
@@ -122,16 +129,17 @@ void add_chunks(const std::vector<A>& partial, int64_t chunks, int64_t n, A* gwe
 
 struct Cpu {
   using Guard = NoGuard;
+  static constexpr bool sums = true;
 
   template <bool centred>
   static void forward(const char* /*op*/, const NormForward& norm,
                       const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
-                      double eps, int64_t q) {
+                      double eps) {
     dispatch_dtype(norm.x.scalar_type(), [&](auto* typed) {
       using T = std::remove_pointer_t<decltype(typed)>;
       using A = accumulate_t<T>;
-      const int64_t n = norm.shape.n;
-      const std::vector<A> w = channels(weight, n, A(1)), b = channels(bias, n, A(0));
+      const int64_t n = norm.shape.n, entries = norm.classes * n;
+      const std::vector<A> w = channels(weight, entries, A(1)), b = channels(bias, entries, A(0));
       NormForwardData<T> pointers = {};
       pointers.x = input<T>(norm.x);
       pointers.weight = w.data();
@@ -139,16 +147,32 @@ struct Cpu {
       pointers.y = data<T>(norm.y);
       pointers.rstd = data<A>(norm.rstd);
       pointers.shape = norm.shape;
+      pointers.streams = norm.x.size(0);
+      pointers.classes = norm.classes;
       if (centred) pointers.mean = data<A>(*norm.mean);
       if (norm.residual.has_value()) {
         pointers.residual = input<T>(*norm.residual);
         pointers.sum = data<T>(norm.sum);
       }
-      const int64_t grain = std::max<int64_t>(1, 8192 / (n * norm.x.size(0)));
-      dispatch_streams(q, norm.pairs, [&](auto q_, auto P_) {
-        torch::stable::parallel_for(0, norm.shape.rows, grain, [&](int64_t begin, int64_t end) {
-          norm_rows<centred, decltype(q_)::value, decltype(P_)::value, T>(pointers, eps, begin,
-                                                                          end);
+      const A shift = static_cast<A>(eps);
+      const auto in_parallel = [&](const auto& run_rows) {
+        const int64_t grain = std::max<int64_t>(1, 8192 / (n * norm.x.size(0)));
+        torch::stable::parallel_for(0, norm.shape.rows, grain, run_rows);
+      };
+      if (norm.streams.any) {
+        return in_parallel([&](int64_t begin, int64_t end) {
+          std::vector<A> bent(static_cast<size_t>(n));
+          norm_rows(pointers, begin, end, [&](auto x, auto* w, auto* b, auto y, A* mean, A* rstd) {
+            norm_row_sum<centred, A>(norm.streams, x, n, w, b, shift, y, mean, rstd, bent.data());
+          });
+        });
+      }
+      dispatch_streams(norm.streams.q, norm.streams.pairs, [&](auto q_, auto P_) {
+        in_parallel([&](int64_t begin, int64_t end) {
+          norm_rows(pointers, begin, end, [&](auto x, auto* w, auto* b, auto y, A* mean, A* rstd) {
+            norm_row<centred, decltype(q_)::value, decltype(P_)::value, A>(x, n, w, b, shift, y,
+                                                                           mean, rstd);
+          });
         });
       });
     });
@@ -156,14 +180,15 @@ struct Cpu {
 
   template <bool centred>
   static void backward(const char* /*op*/, const NormBackward& norm,
-                       const std::optional<Tensor>& weight, int64_t q, bool need_weight) {
-    const int64_t n = norm.shape.n, rows = norm.shape.rows;
+                       const std::optional<Tensor>& weight, bool need_weight) {
+    // Chunks are of rows that share parameters.
+    const int64_t n = norm.shape.n, classes = norm.classes, rows = norm.shape.rows / classes;
     const int64_t per_chunk = std::max(kMinRowsPerChunk, (rows + kMaxChunks - 1) / kMaxChunks);
     const int64_t chunks = (rows + per_chunk - 1) / per_chunk;
     dispatch_dtype(norm.x.scalar_type(), [&](auto* typed) {
       using T = std::remove_pointer_t<decltype(typed)>;
       using A = accumulate_t<T>;
-      const std::vector<A> w = channels(weight, n, A(1));
+      const std::vector<A> w = channels(weight, classes * n, A(1));
       const NormBackwardData<T> pointers = {input<T>(norm.gy),
                                             norm.gsum.has_value() ? input<T>(*norm.gsum) : nullptr,
                                             input<T>(norm.x),
@@ -171,22 +196,38 @@ struct Cpu {
                                             centred ? input<A>(*norm.mean) : nullptr,
                                             input<A>(norm.rstd),
                                             data<T>(norm.gx),
-                                            norm.shape};
+                                            norm.shape,
+                                            norm.x.size(0),
+                                            classes};
       const int64_t wide = centred ? 2 * n : n;
-      std::vector<A> partial(need_weight ? static_cast<size_t>(chunks * wide) : 0, A(0));
-      dispatch_streams(q, norm.pairs, [&](auto q_, auto P_) {
-        torch::stable::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
+      std::vector<A> partial(need_weight ? static_cast<size_t>(classes * chunks * wide) : 0, A(0));
+      const auto in_parallel = [&](const auto& run) {
+        torch::stable::parallel_for(0, classes * chunks, 1, [&](int64_t begin, int64_t end) {
           for (int64_t c = begin; c < end; ++c) {
             A* gw = need_weight ? partial.data() + c * wide : nullptr;
             A* gb = need_weight && centred ? gw + n : nullptr;
-            norm_rows_backward<centred, decltype(q_)::value, decltype(P_)::value, T>(
-                pointers, gw, gb, c * per_chunk, std::min(rows, (c + 1) * per_chunk));
+            const int64_t first = c % chunks * per_chunk;
+            norm_rows_backward(pointers, gw, gb, c / chunks, first,
+                               std::min(rows, first + per_chunk), run);
           }
         });
-      });
-      if (need_weight)
-        add_chunks(partial, chunks, n, data<A>(norm.gweight),
-                   centred ? data<A>(*norm.gbias) : nullptr);
+      };
+      if (norm.streams.any) {
+        in_parallel([&](const NormBackwardRow<A>& row, const A* mean, const A* rstd) {
+          std::vector<A> numbers(static_cast<size_t>(4 * norm.x.size(0)));
+          norm_row_sum_backward<centred, A>(norm.streams, row, n, mean, rstd, numbers.data());
+        });
+      } else {
+        dispatch_streams(norm.streams.q, norm.streams.pairs, [&](auto q_, auto P_) {
+          in_parallel([&](const NormBackwardRow<A>& row, const A* mean, const A* rstd) {
+            norm_row_backward<centred, decltype(q_)::value, decltype(P_)::value, A>(row, n, mean,
+                                                                                    rstd);
+          });
+        });
+      }
+      for (int64_t k = 0; need_weight && k < classes; ++k)
+        add_chunks(partial.data() + k * chunks * wide, chunks, n, data<A>(norm.gweight) + k * n,
+                   centred ? data<A>(*norm.gbias) + k * n : nullptr);
     });
   }
 };

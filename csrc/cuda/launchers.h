@@ -46,14 +46,15 @@ struct ActivationBuffers {
 int activation_jet_cuda(ActivationShape shape, Activation kind, ActivationBuffers buffers,
                         Queue queue);
 
-// n = rows * channels; centred: layer norm, else RMS norm.
+// n = rows * channels; rows whose number leaves the same remainder by `classes` share parameters.
+// centred: layer norm, else RMS norm.
 struct NormShape {
   JetShape jet;
-  int64_t rows, channels;
+  int64_t rows, channels, classes;
   bool centred;
 };
 
-// [channels] of any storage type, or null.
+// [classes, channels] of any storage type, or null.
 struct NormParameter {
   const void* data;
   Storage storage;
@@ -71,9 +72,13 @@ struct NormBuffers {
 int norm_jet_cuda(NormShape shape, NormBuffers buffers, double eps, Queue queue);
 
 // gx is the gradient through the norm, plus gsum where it is not null. partial is room for
-// [min(rows, kNormBlocks), 2 (RMS norm: 1), channels] in the accumulation type, or null where no
-// weight gradient is wanted; gweight (and gbias) [channels] are written only where it is given.
-constexpr int64_t kNormBlocks = 1024;
+// [blocks, 2 (RMS norm: 1), channels] in the accumulation type, or null where no weight gradient is
+// wanted; gweight (and gbias) [classes, channels] are written only where it is given.
+inline int64_t norm_blocks(const NormShape& shape) {  // as many of every class
+  const int64_t rows = shape.rows / shape.classes,
+                most = shape.classes < 1024 ? 1024 / shape.classes : 1;
+  return shape.classes * (rows < most ? rows : most);
+}
 struct NormBackwardBuffers {
   const void *gy, *gsum, *x;
   NormParameter weight;

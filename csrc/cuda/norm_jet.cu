@@ -24,6 +24,7 @@ struct Parameter {
   static constexpr bool kWritten = false;
   const NormParameter& parameter;
   float otherwise;
+  int64_t start;  // of the row's class
 
   template <typename... Anything>
   __device__ inline void store(const Anything&...) const {}
@@ -33,7 +34,7 @@ struct Parameter {
                               JetPack<A, W, 1>& to) const {
     const auto load_as = [&](auto* typed) {
       using T = const std::remove_pointer_t<decltype(typed)>;
-      const Streams<1, T> from(parameter.data, i, 0);
+      const Streams<1, T> from(parameter.data, start + i, 0);
       const bool aligned = reinterpret_cast<uintptr_t>(from.data) % (W * sizeof(T)) == 0;
       from.load(0, valid, {aligned && valid >= W, parameter.storage == Storage::f16}, to);
     };
@@ -96,7 +97,8 @@ __global__ void __launch_bounds__(kMaxThreads)
   square_jet_finish<q, P>(sums, static_cast<A>(n), v);
   rsqrt_jet<q, P>(v, static_cast<A>(eps), rstd);
 
-  const Parameter weights = {b.weight, 1}, biases = {b.bias, 0};
+  const int64_t of_class = blockIdx.x % shape.classes * n;
+  const Parameter weights = {b.weight, 1, of_class}, biases = {b.bias, 0, of_class};
   const auto normalise = [&](int64_t, const A* jet, const A* weight, const A* bias, A* y) {
     A c[S];
     centre(jet, c);
@@ -145,7 +147,7 @@ __global__ void __launch_bounds__(kMaxThreads, P > 0 ? 2 : 3)
     }
     const Streams<S, const T> x(b.x, number * n, stride), gy(b.gy, number * n, stride);
     const Streams<S, const T> gsum(b.gsum, number * n, stride);
-    const Parameter weights = {b.weight, 1};
+    const Parameter weights = {b.weight, 1, number % shape.classes * n};
     // The centred x, and gy times the weight.
     const auto prepare = [&](const A* jet, const A* g, A weight, A* c, A* scaled) {
       JACHESS_UNROLL
@@ -200,23 +202,26 @@ __global__ void __launch_bounds__(kMaxThreads, P > 0 ? 2 : 3)
 
 constexpr int kSumColumns = 32, kSumSegments = 8;
 
-// Adds the blocks' partials [blocks, columns], the columns being gweight's and then gbias': each of
-// kSumSegments threads of a column adds every kSumSegments-th, then one adds theirs in order.
+// Adds the partials [blocks, columns] of every class' blocks, the columns being gweight's and then
+// gbias': each of kSumSegments threads of a column adds every kSumSegments-th, then one adds theirs
+// in order.
 template <typename A>
 __global__ void __launch_bounds__(kSumColumns* kSumSegments)
-    sum_partials_kernel(const A* partial, int64_t blocks, int64_t columns, int64_t channels,
-                        A* gweight, A* gbias) {
+    sum_partials_kernel(const A* partial, int64_t blocks, int64_t classes, int64_t columns,
+                        int64_t channels, A* gweight, A* gbias) {
   __shared__ A segments[kSumSegments][kSumColumns];
   const int lane = threadIdx.x % kSumColumns, segment = threadIdx.x / kSumColumns;
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kSumColumns + lane;
+  const int64_t of_class = blockIdx.x % classes;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) / classes * kSumColumns + lane;
   A sum = A(0);
   if (i < columns)
-    for (int64_t b = segment; b < blocks; b += kSumSegments) sum += partial[b * columns + i];
+    for (int64_t b = segment; b < blocks / classes; b += kSumSegments)
+      sum += partial[(b * classes + of_class) * columns + i];
   segments[segment][lane] = sum;
   __syncthreads();
   if (segment != 0 || i >= columns) return;
   for (int k = 1; k < kSumSegments; ++k) sum += segments[k][lane];
-  (i < channels ? gweight[i] : gbias[i - channels]) = sum;
+  (i < channels ? gweight + i : gbias + i - channels)[of_class * channels] = sum;
 }
 
 // Enough threads for a row, in whole warps.
@@ -238,8 +243,7 @@ int norm_jet_cuda(NormShape shape, NormBuffers b, double eps, Queue queue) {
 }
 
 int norm_jet_backward_cuda(NormShape shape, NormBackwardBuffers b, Queue queue) {
-  const int64_t most = b.partial != nullptr ? kNormBlocks : shape.rows;
-  const int64_t blocks = shape.rows < most ? shape.rows : most;
+  const int64_t blocks = b.partial != nullptr ? norm_blocks(shape) : shape.rows;
   const int64_t columns = (shape.centred ? 2 : 1) * shape.channels;
   return dispatch_jets(shape.jet, [&](auto* typed, auto q, auto P) {
     using T = std::remove_pointer_t<decltype(typed)>;
@@ -253,9 +257,10 @@ int norm_jet_backward_cuda(NormShape shape, NormBackwardBuffers b, Queue queue) 
                            threads_of(shape.channels, kPack<T>), shared ? bytes : 0, queue, shape,
                            b, elements, shared);
     if (error != 0 || b.partial == nullptr) return error;
-    return launch(sum_partials_kernel<A>, ceil_divide(columns, kSumColumns),
+    return launch(sum_partials_kernel<A>, ceil_divide(columns, kSumColumns) * shape.classes,
                   kSumColumns * kSumSegments, queue, static_cast<const A*>(b.partial), blocks,
-                  columns, shape.channels, static_cast<A*>(b.gweight), static_cast<A*>(b.gbias));
+                  shape.classes, columns, shape.channels, static_cast<A*>(b.gweight),
+                  static_cast<A*>(b.gbias));
   });
 }
 

@@ -58,9 +58,9 @@ NormParameter norm_parameter(const std::optional<Tensor>& t) {
 }
 
 template <typename Norm>
-NormShape norm_shape(const char* op, const Norm& norm, int64_t q) {
-  return {jet_shape(op, norm.x, q, norm.pairs), norm.shape.rows, norm.shape.n,
-          norm.mean.has_value()};
+NormShape norm_shape(const char* op, const Norm& norm) {
+  return {jet_shape(op, norm.x, norm.streams.q, norm.streams.pairs), norm.shape.rows, norm.shape.n,
+          norm.classes, norm.mean.has_value()};
 }
 
 TokenShape token_shape(const MeanSquaresInputs& in) {
@@ -127,26 +127,26 @@ struct Cuda {
 
   template <bool centred>
   static void forward(const char* op, const NormForward& norm, const std::optional<Tensor>& weight,
-                      const std::optional<Tensor>& bias, double eps, int64_t q) {
+                      const std::optional<Tensor>& bias, double eps) {
     const std::optional<Tensor> w = dense(weight), b = dense(bias);
     const NormBuffers buffers = {pointer(norm.x),   pointer(norm.residual), norm_parameter(w),
                                  norm_parameter(b), target(norm.y),         target(norm.sum),
                                  target(norm.mean), target(norm.rstd)};
-    start(op, norm.x, norm_jet_cuda, norm_shape(op, norm, q), buffers, eps);
+    start(op, norm.x, norm_jet_cuda, norm_shape(op, norm), buffers, eps);
   }
   template <bool centred>
   static void backward(const char* op, const NormBackward& norm,
-                       const std::optional<Tensor>& weight, int64_t q, bool need_weight) {
+                       const std::optional<Tensor>& weight, bool need_weight) {
+    const NormShape shape = norm_shape(op, norm);
     const std::optional<Tensor> w = dense(weight);
     std::optional<Tensor> partial;
     if (need_weight)
-      partial =
-          new_wide(norm.x, {std::min(norm.shape.rows, kNormBlocks), centred ? 2 : 1, norm.shape.n});
+      partial = new_wide(norm.x, {norm_blocks(shape), centred ? 2 : 1, shape.channels});
     const NormBackwardBuffers buffers = {
         pointer(norm.gy),     pointer(norm.gsum), pointer(norm.x), norm_parameter(w),
         pointer(norm.mean),   pointer(norm.rstd), target(norm.gx), target(partial),
         target(norm.gweight), target(norm.gbias)};
-    start(op, norm.x, norm_jet_backward_cuda, norm_shape(op, norm, q), buffers);
+    start(op, norm.x, norm_jet_backward_cuda, shape, buffers);
   }
 
   static void softmax(const char* op, const SoftmaxInputs& in, const Tensor& result) {

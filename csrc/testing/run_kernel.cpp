@@ -73,7 +73,7 @@ void normalise(const std::string& op, NormShape shape, Storage parameters, int64
   const int64_t streams = 1 + shape.jet.q + shape.jet.pairs, all = streams * shape.jet.n * element;
   const int64_t statistics = streams * shape.rows * wide, channels = shape.channels * wide;
   const bool layer = shape.centred, add = op.rfind("add_", 0) == 0;
-  const int64_t parameter = shape.channels * element_bytes(parameters);
+  const int64_t parameter = shape.classes * shape.channels * element_bytes(parameters);
   const auto pointer = [](Buffer& buffer) { return buffer.empty() ? nullptr : buffer.data(); };
   if (!ends_with(op, "_backward")) {
     Buffer x = read(all), residual = read(add ? all : 0), weight = read(parameter);
@@ -95,9 +95,10 @@ void normalise(const std::string& op, NormShape shape, Storage parameters, int64
   }
   Buffer gy = read(all), gsum = read(add ? all : 0), x = read(all), weight = read(parameter);
   Buffer mean = read(layer ? statistics : 0), rstd = read(statistics);
-  const int64_t blocks = shape.rows < kNormBlocks ? shape.rows : kNormBlocks;
+  const int64_t blocks = norm_blocks(shape);
   Buffer partial = make(blocks * (layer ? 2 : 1) * channels);
-  Buffer gx = make(all), gweight = make(channels), gbias = make(layer ? channels : 0);
+  Buffer gx = make(all), gweight = make(shape.classes * channels);
+  Buffer gbias = make(layer ? shape.classes * channels : 0);
   norm_jet_backward_cuda(shape,
                          {gy.data(),
                           pointer(gsum),
@@ -124,7 +125,8 @@ int main(int count, char** argument) {
   const int64_t wide = storage == Storage::f64 ? 8 : 4, element = element_bytes(storage);
   const int64_t streams = 1 + q + pairs, n = rows * channels;
   const JetShape jet = {storage, q, pairs, n};
-  const NormShape norm = {jet, rows, channels, op.find("layer_norm") != std::string::npos};
+  const NormShape norm = {jet, rows, channels, integer("classes"),
+                          op.find("layer_norm") != std::string::npos};
   const SoftmaxShape softmax = {jet, rows, channels, choice != 0};
   Buffer result = make(streams * n * element);
 

@@ -41,7 +41,10 @@ IN_PASSES = ("cuda",)
 OLDEST_GPU = (8, 0)
 """The lowest compute capability of a GPU that the CUDA kernels run on."""
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-SUMS = ("activation_jet", "attention_jet", "gated_activation_jet", "softmax_jet")
+SUMS = (
+    *("activation_jet", "attention_jet", "gated_activation_jet"),
+    *("layer_norm_jet", "rms_norm_jet", "softmax_jet"),
+)
 """What has kernels on the CPU that take `Streams.summed`, and any number of directions."""
 _FIX = "rebuild it with `make build`, or `pip install --no-build-isolation -e .`"
 _GET = "install a wheel built for this Python and platform, or build it with `make build`"

@@ -63,10 +63,18 @@ def normalised_jet(x: Tensor, eps: float, streams: Streams | None, centred: bool
 
 
 def _reference(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, q: int, centred: bool
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    q: int,
+    summed: int,
+    centred: bool,
 ) -> Tensor:
-    channels = x.shape[-1:]
-    y = normalised_jet(widened(x), eps, streams_of(x, q), centred)
+    # Rows that have each their own, as of the compiled operators.
+    apart = weight is not None and weight.ndim == 2 and x.ndim > 2
+    channels = x.shape[-2:] if apart else x.shape[-1:]
+    y = normalised_jet(widened(x), eps, streams_of(x, q, summed), centred)
     check_shape("weight", weight, channels)
     check_shape("bias", bias, channels)
     if weight is not None:
@@ -82,44 +90,54 @@ def _sum(x: Tensor, residual: Tensor) -> Tensor:
 
 
 def layer_norm_jet_reference(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, q: int
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, q: int, summed: int = 0
 ) -> Tensor:
     """Push a jet as `layer_norm_jet`, in pure torch, on any device."""
-    return _reference(x, weight, bias, eps, q, centred=True)
+    return _reference(x, weight, bias, eps, q, summed, centred=True)
 
 
-def rms_norm_jet_reference(x: Tensor, weight: Tensor | None, eps: float, q: int) -> Tensor:
+def rms_norm_jet_reference(
+    x: Tensor, weight: Tensor | None, eps: float, q: int, summed: int = 0
+) -> Tensor:
     """Push a jet as `rms_norm_jet`, in pure torch, on any device."""
-    return _reference(x, weight, None, eps, q, centred=False)
+    return _reference(x, weight, None, eps, q, summed, centred=False)
 
 
 def add_layer_norm_jet_reference(
-    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, q: int
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    q: int,
+    summed: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Push jets as `add_layer_norm_jet`, in pure torch, on any device."""
     total = _sum(x, residual)
-    return layer_norm_jet_reference(total, weight, bias, eps, q), total
+    return layer_norm_jet_reference(total, weight, bias, eps, q, summed), total
 
 
 def add_rms_norm_jet_reference(
-    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, q: int
+    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, q: int, summed: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Push jets as `add_rms_norm_jet`, in pure torch, on any device."""
     total = _sum(x, residual)
-    return rms_norm_jet_reference(total, weight, eps, q), total
+    return rms_norm_jet_reference(total, weight, eps, q, summed), total
 
 
 def layer_norm_jet(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, q: int
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, q: int, summed: int = 0
 ) -> Tensor:
     """Push a 2-jet through layer normalisation over the last dimension.
 
     Args:
         x: a stacked jet [S, ..., D].
-        weight: [D] or None; may have another dtype than x.
-        bias: [D] or None, added to the primal only; may have another dtype than x.
+        weight: [D] or None; may have another dtype than x. Or [C, D] of x [S, ..., C, D], every row
+            of which has its own, as the groups of a group norm.
+        bias: of weight's shape ([D] without one) or None, added to the primal only; may have
+            another dtype than x.
         eps: added to the variance.
-        q: number of directions, 1 to 4.
+        q, summed: as for `activation_jet`.
 
     Returns:
         [S, ..., D] of x's dtype.
@@ -130,20 +148,28 @@ def layer_norm_jet(
         tensor([[-1.,  1.],
                 [ 0.,  0.]])
     """
-    if not available("layer_norm_jet", x.device):
-        return layer_norm_jet_reference(x, weight, bias, eps, q)
+    if not available("layer_norm_jet", x.device, sums=summed > 0):
+        return layer_norm_jet_reference(x, weight, bias, eps, q, summed)
     operator = torch.ops.jachess.layer_norm_jet
-    return in_passes(lambda x, q: operator(x, None, weight, bias, eps, q)[0], [x], q)
+    return in_passes(
+        lambda x, q: operator(x, None, weight, bias, eps, q, summed)[0], [x], q, any_number=True
+    )
 
 
 def add_layer_norm_jet(
-    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, q: int
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    q: int,
+    summed: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Add two 2-jets and push the sum through layer normalisation, in one pass.
 
     Args:
         residual: a stacked jet of x's shape, dtype and device.
-        x, weight, bias, eps, q: as for `layer_norm_jet`.
+        x, weight, bias, eps, q, summed: as for `layer_norm_jet`.
 
     Returns:
         norm(x + residual), and the sum x + residual that a pre-norm model goes on with, both
@@ -155,20 +181,24 @@ def add_layer_norm_jet(
         tensor([[-1.,  1.],
                 [ 0.,  0.]])
     """
-    if not available("layer_norm_jet", x.device):
-        return add_layer_norm_jet_reference(x, residual, weight, bias, eps, q)
+    if not available("layer_norm_jet", x.device, sums=summed > 0):
+        return add_layer_norm_jet_reference(x, residual, weight, bias, eps, q, summed)
     operator = torch.ops.jachess.layer_norm_jet
-    return in_passes(lambda x, r, q: operator(x, r, weight, bias, eps, q)[:2], [x, residual], q)
+    return in_passes(
+        lambda x, r, q: operator(x, r, weight, bias, eps, q, summed)[:2],
+        [x, residual],
+        q,
+        any_number=True,
+    )
 
 
-def rms_norm_jet(x: Tensor, weight: Tensor | None, eps: float, q: int) -> Tensor:
+def rms_norm_jet(x: Tensor, weight: Tensor | None, eps: float, q: int, summed: int = 0) -> Tensor:
     """Push a 2-jet through RMS normalisation over the last dimension.
 
     Args:
-        weight: [D] or None; may have another dtype than x. Where a model scales by 1 + w, as
-            Gemma does, give 1 + w.
+        weight: as for `layer_norm_jet`. Where a model scales by 1 + w, as Gemma does, give 1 + w.
         eps: added to the mean square.
-        x, q: as for `layer_norm_jet`.
+        x, q, summed: as for `layer_norm_jet`.
 
     Returns:
         [S, ..., D] of x's dtype.
@@ -179,14 +209,16 @@ def rms_norm_jet(x: Tensor, weight: Tensor | None, eps: float, q: int) -> Tensor
         tensor([[1., 1.],
                 [0., 0.]])
     """
-    if not available("rms_norm_jet", x.device):
-        return rms_norm_jet_reference(x, weight, eps, q)
+    if not available("rms_norm_jet", x.device, sums=summed > 0):
+        return rms_norm_jet_reference(x, weight, eps, q, summed)
     operator = torch.ops.jachess.rms_norm_jet
-    return in_passes(lambda x, q: operator(x, None, weight, eps, q)[0], [x], q)
+    return in_passes(
+        lambda x, q: operator(x, None, weight, eps, q, summed)[0], [x], q, any_number=True
+    )
 
 
 def add_rms_norm_jet(
-    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, q: int
+    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, q: int, summed: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Add two 2-jets and push the sum through RMS normalisation, in one pass.
 
@@ -198,10 +230,15 @@ def add_rms_norm_jet(
         tensor([[2., 2., 2.],
                 [2., 2., 2.]])
     """
-    if not available("rms_norm_jet", x.device):
-        return add_rms_norm_jet_reference(x, residual, weight, eps, q)
+    if not available("rms_norm_jet", x.device, sums=summed > 0):
+        return add_rms_norm_jet_reference(x, residual, weight, eps, q, summed)
     operator = torch.ops.jachess.rms_norm_jet
-    return in_passes(lambda x, r, q: operator(x, r, weight, eps, q)[:2], [x, residual], q)
+    return in_passes(
+        lambda x, r, q: operator(x, r, weight, eps, q, summed)[:2],
+        [x, residual],
+        q,
+        any_number=True,
+    )
 
 
 # ---- mean squares --------------------------------------------------------------------------
@@ -271,12 +308,14 @@ def _register(centred: bool) -> None:
     def fake_backward(
         gy: Tensor, gsum: Tensor | None, x: Tensor, weight: Tensor | None, *settings: object
     ) -> tuple[Tensor, ...]:
-        size = x.shape[-1] if settings[-1] else 0  # whether parameters need a gradient
+        need_channels = settings[2 + parameters]  # behind eps, q and the statistics
+        shape = x.shape[-1:] if weight is None else weight.shape
+        size = shape if need_channels else (0,)
         dtype = wide_dtype(x.dtype)
         return contiguous_like(x), *(x.new_empty(size, dtype=dtype) for _ in range(parameters))
 
     def save(ctx: Context, inputs: tuple, output: tuple[Tensor, ...]) -> None:
-        x, residual, *affine, eps, q = inputs  # weight, and bias where centred
+        x, residual, *affine, eps, q, summed = inputs  # weight, and bias where centred
         _, total, *statistics = output
         # Statistics are saved values: a gradient in them would be dropped. That of an unused sum
         # stays None.
@@ -284,40 +323,41 @@ def _register(centred: bool) -> None:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x if residual is None else total, affine[0], *statistics)
         dtypes = [None if parameter is None else parameter.dtype for parameter in affine]
-        ctx.constants = eps, q, residual is not None, dtypes
+        ctx.constants = eps, q, summed, residual is not None, dtypes
 
     def backward(ctx: Context, gy: Tensor | None, gsum: Tensor | None, *_: object) -> Gradients:
-        eps, q, has_residual, dtypes = ctx.constants
+        eps, q, summed, has_residual, dtypes = ctx.constants
         needed = ctx.needs_input_grad[2 : 2 + parameters]
         if gy is None:  # only the sum was used
             gx, channels = gsum, [None] * parameters
         else:
             x, weight, *statistics = ctx.saved_tensors
             operator = getattr(torch.ops.jachess, f"{name}_backward")
-            gx, *sums = operator(gy, gsum, x, weight, eps, q, *statistics, any(needed))
+            gx, *sums = operator(gy, gsum, x, weight, eps, q, *statistics, any(needed), summed)
             channels = [
                 g.to(dtype) if need else None
                 for g, dtype, need in zip(sums, dtypes, needed, strict=True)
             ]
-        return gx, gx if has_residual else None, *channels, None, None
+        return gx, gx if has_residual else None, *channels, None, None, None
 
     def save_backward(ctx: Context, inputs: tuple, output: tuple[Tensor, ...]) -> None:
-        gy, gsum, x, weight, eps, q, *_, need_channels = inputs
+        gy, gsum, x, weight, eps, q, *_, need_channels, summed = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(gy, x, weight)
-        ctx.constants = eps, q, need_channels, gsum is not None
+        ctx.constants = eps, q, summed, need_channels, gsum is not None
 
     def double_backward(
         ctx: Context, cot_x: Tensor | None, *cot_channels: Tensor | None
     ) -> Gradients:
         gy, x, weight = ctx.saved_tensors
-        eps, q, need_channels, has_gsum = ctx.constants
+        eps, q, summed, need_channels, has_gsum = ctx.constants
         # No gradient depends on the bias; zeros stand in for it.
         ones = x.new_ones(x.shape[-1], dtype=wide_dtype(x.dtype))
-        affine = [ones if weight is None else weight, torch.zeros_like(ones)][:parameters]
+        scale = ones if weight is None else weight
+        affine = [scale, torch.zeros_like(scale, dtype=ones.dtype)][:parameters]
 
         def forward(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-            return _reference(x, weight, bias, eps, q, centred)
+            return _reference(x, weight, bias, eps, q, summed, centred)
 
         cotangents = cot_channels if need_channels else [None] * parameters
         ggy, gx, gweight, *_ = gradient_of_backward(
@@ -325,7 +365,7 @@ def _register(centred: bool) -> None:
         )
         gweight = None if weight is None else gweight
         ggsum = cot_x if has_gsum else None  # the backward adds gsum to gx
-        return ggy, ggsum, gx, gweight, *([None] * (3 + parameters))
+        return ggy, ggsum, gx, gweight, *([None] * (4 + parameters))
 
     register(
         name,

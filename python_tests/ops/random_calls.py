@@ -143,14 +143,19 @@ def _gated_activation(m: Maker) -> Call:
 
 def _norm(name: str, bias: bool, residual: bool) -> Callable[[Maker], Call]:
     def make(m: Maker) -> Call:
-        shape, q, eps = m.shape(m.choose.randint(2, 3)), m.q, 10.0 ** -m.choose.randint(2, 8)
+        shape, eps = m.shape(m.choose.randint(2, 3)), 10.0 ** -m.choose.randint(2, 8)
+        summed = m.summed()
+        q = m.q
         jets = [m.jet(shape) for _ in range(1 + residual)]
         others = [m.channels(shape[-1]) for _ in range(1 + bias)]
+        if len(shape) == 3 and others[0] is not None and m.choose.random() < 0.3:
+            # every row its own
+            others = [x if x is None else m.numbers(shape[1:], x.dtype) for x in others]
         # Of one channel x / sqrt(x^2 + eps) is left: terms of rstd^3 cancel in its derivatives.
         primal = sum(jet[0].double() for jet in jets)
         square = 0.0 if bias or not primal.numel() else float(primal.square().min())
         scale = (square + eps) ** -1.5 if shape[-1] == 1 else 0.0
-        return Call(name, jets, others, lambda f, *tensors: f(*tensors, eps, q), scale)
+        return Call(name, jets, others, lambda f, *tensors: f(*tensors, eps, q, summed), scale)
 
     return make
 

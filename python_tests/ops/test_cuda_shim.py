@@ -5,6 +5,7 @@ It shows index maps, masks, reductions and barriers right where no GPU is. It ca
 kernels run on a GPU, nor how fast.
 """
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -84,8 +85,13 @@ def run_program(
     outputs: list[Tensor],
     kind: int,
     backwards: bool = False,
+    classes: int = 1,
 ) -> list[Tensor]:
-    """Run one launcher; the results have the shapes and dtypes of `outputs`."""
+    """Run one launcher; the results have the shapes and dtypes of `outputs`.
+
+    Args:
+        classes: of a norm, those of rows with parameters of their own.
+    """
     channels = x.shape[-1]
     options = {
         "op": op,
@@ -94,6 +100,7 @@ def run_program(
         "pairs": x.shape[0] - 1 - q,
         "rows": x[0].numel() // channels,
         "channels": channels,
+        "classes": classes,
         "kind": kind,
     }
     data = shim.run_program(program, options, list(map(as_bytes, inputs)), backwards=backwards)
@@ -213,6 +220,25 @@ def test_more_rows_than_blocks(program: Path, rows: int, channels: int) -> None:
     got = run_program(program, "layer_norm_jet_backward", x, 1, inputs, list(wanted), stored)
     for g, w in zip(got, wanted, strict=True):
         assert relative_error(g[None], w[None]) < 1e-12
+
+
+# the blocks of the backward: one of several rows of a class, and one a class
+@pytest.mark.parametrize(("rows", "classes", "channels"), [(2, 3, 37), (700, 3, 5), (2, 1100, 4)])
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+def test_norm_of_classes(program: Path, norm: str, rows: int, classes: int, channels: int) -> None:
+    """Rows with parameters of their own, as the CPU has them."""
+    x, gy = (random_jet(4, rows, classes, channels, seed=seed) for seed in range(2))
+    parameters = list(random_jet(2, classes, channels, seed=7))[: 1 + (norm == "layer_norm")]
+    y, _, *statistics = getattr(torch.ops.jachess, f"{norm}_jet")(x, None, *parameters, 1e-5, 2)
+    backward = getattr(torch.ops.jachess, f"{norm}_jet_backward")
+    wanted = list(backward(gy, None, x, parameters[0], 1e-5, 2, *statistics, True))
+    run = partial(run_program, program, x=x, q=2, kind=STORAGE.index(x.dtype), classes=classes)
+    outputs = [y, *statistics]
+    got = run(op=f"{norm}_jet", inputs=[x, *parameters], outputs=outputs)
+    inputs = [gy, x, parameters[0], *statistics]
+    got += run(op=f"{norm}_jet_backward", inputs=inputs, outputs=wanted)
+    for ours, theirs in zip(got, [*outputs, *wanted], strict=True):
+        assert relative_error(ours[None], theirs[None]) < 1e-12
 
 
 @pytest.mark.parametrize("d", [1, 37, 300])

@@ -14,6 +14,7 @@ from python_tests.ops.cases import (
     DTYPES,
     dtype_bounds,
     jet_by_differences,
+    opcheck_backward,
     random_jet,
     relative_error,
     same_for_any_threads,
@@ -51,9 +52,11 @@ class Norm:
         return getattr(torch.ops.jachess, f"{self.name}_jet_backward")
 
     def padded(self, *rest: Any) -> list[Any]:
-        """Parameters, eps and q, with None for the parameters that are missing."""
-        *given, eps, q = rest
-        return [*given, *[None] * (self.parameters - len(given)), eps, q]
+        """Parameters, then numbers, with None for the parameters that are missing."""
+        given, numbers = list(rest), []
+        while given and not isinstance(given[-1], Tensor | None):
+            numbers.insert(0, given.pop())
+        return [*given, *[None] * (self.parameters - len(given)), *numbers]
 
     def of_torch(self, x: Tensor, *given: Tensor) -> Tensor:
         return getattr(F, self.name)(x, x.shape[-1:], *given, eps=EPS)
@@ -196,6 +199,83 @@ def test_backward_refuses_what_does_not_fit_x(norm: Norm) -> None:
             given = [*statistics[:place], bad, *statistics[place + 1 :]]
             with pytest.raises(RuntimeError, match=f"expected what {norm.name}_jet returned"):
                 norm.backward(x, None, x, None, EPS, 2, *given, False)
+
+
+# ---- rows with parameters of their own, and sums of squares -------------------------------------
+
+Q_AND_SUMMED = [(1, 0), (2, 0), (3, 0), (5, 0), (1, 1), (4, 2), (6, 6)]
+
+
+def group_leaves(norm: Norm, streams: int, *shape: int) -> list[Tensor]:
+    """A jet [streams, *shape], and parameters of the shape's last two dimensions."""
+    scales = random_jet(2, *shape[-2:], seed=7)[: norm.parameters]
+    return [t.requires_grad_() for t in (random_jet(streams, *shape), *scales)]
+
+
+def test_group_norm_by_differences() -> None:
+    """Groups of channels are rows with parameters of their own."""
+    x, weight, bias = random_jet(4, 2, 6, 7), *random_jet(2, 6, seed=7)
+
+    def of_torch(x: Tensor) -> Tensor:
+        return F.group_norm(x, 3, weight, bias, EPS)
+
+    scales = [p.view(3, 2, 1).expand(3, 2, 7).flatten(1) for p in (weight, bias)]
+    y = ops.layer_norm_jet(x.view(4, 2, 3, 14), *scales, EPS, 2).view(x.shape)
+    assert relative_error(y, jet_by_differences(of_torch, x, 2)) < 1e-7
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", [(2, 3, 7), (1, 1, 40), (19, 2, 5), (3, 70, 3), (2, 0, 3)])
+@pytest.mark.parametrize(("q", "summed"), Q_AND_SUMMED)
+def test_rows_with_parameters_of_their_own(
+    norm: Norm, q: int, summed: int, shape: tuple[int, ...], device: str
+) -> None:
+    """Results and gradients of all, against the reference and run to run."""
+    leaves = [x.detach().to(device) for x in group_leaves(norm, 1 + q + (summed > 0), *shape)]
+    leaves = [x.requires_grad_() for x in leaves]
+
+    def results(call: Any) -> list[Tensor]:
+        y = call(*leaves, EPS, q, summed)
+        return [y, *torch.autograd.grad(y, leaves, random_jet(*y.shape, seed=1).to(y))]
+
+    own, reference = (getattr(ops, f"{norm.name}_jet{end}") for end in ("", "_reference"))
+    got = results(own)
+    for ours, theirs in zip(got, results(reference), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+    assert same_for_any_threads(lambda: results(own))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize(("q", "summed"), Q_AND_SUMMED)
+def test_gradients_of_sums(norm: Norm, q: int, summed: int, add: bool, apart: bool) -> None:
+    """First and second, of jets and parameters."""
+    leaves = group_leaves(norm, 1 + q + (summed > 0), 2, 2, 3)
+    if not apart:
+        leaves[1:] = [p.detach()[0].requires_grad_() for p in leaves[1:]]
+    if add:
+        leaves[1:1] = [random_jet(*leaves[0].shape, seed=5).requires_grad_()]
+    function = norm.add if add else norm.call
+
+    def f(*leaves: Tensor) -> Any:
+        return function(*leaves, 0.3, q, summed)
+
+    assert torch.autograd.gradcheck(f, leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(f, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("need_weight", [False, True])
+def test_opcheck_of_sums(norm: Norm, need_weight: bool) -> None:
+    """Forward and backward, of rows with parameters of their own."""
+    x, *scales = group_leaves(norm, 5, 2, 2, 3)
+    if not need_weight:
+        scales = [p.detach() for p in scales]
+    forward = getattr(torch.ops.jachess, f"{norm.name}_jet")
+    torch.library.opcheck(forward, (x, None, *scales, EPS, 3, 2))
+    with torch.no_grad():
+        _, _, *saved = forward(x, None, *scales, EPS, 3, 2)
+    arguments = (x.detach(), None, x, scales[0], EPS, 3, *saved, need_weight, 2)
+    opcheck_backward(norm.backward, arguments, traced=False)
 
 
 # ---- with a residual ---------------------------------------------------------------------------

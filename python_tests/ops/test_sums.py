@@ -30,15 +30,18 @@ CASES = [
     *(("activation_jet", {"kind": kind}) for kind in ops.ACTIVATION_KINDS),
     *(("gated_activation_jet", {"kind": kind}) for kind in ("silu", "gelu_tanh")),
     *(("softmax_jet", {"masked": masked}) for masked in (False, True)),
+    *((f"{name}_norm_jet", {"eps": 1e-5}) for name in ("layer", "rms", "add_layer", "add_rms")),
 ]
 IDS = [f"{name}-{setting}" for name, settings in CASES for setting in settings.values()]
 
 
 def run(case: Any, x: Tensor, q: int, summed: int, ending: str = "") -> Tensor:
-    """Gate and up are read where they lie."""
+    """Gate and up are read where they lie; a norm and its sum are the halves of one result."""
     operator, settings = OPERATORS[case[0]], case[1]
     jets = x.chunk(len(operator.jets), -1)
-    return operator(*jets, q=q, summed=summed, ending=ending, **settings)
+    scales = random_jet(len(operator.parameters), jets[0].shape[-1], seed=3).to(x.dtype).unbind()
+    result = operator(*jets, *scales, q=q, summed=summed, ending=ending, **settings)
+    return result if isinstance(result, Tensor) else torch.cat(result, -1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -47,7 +50,7 @@ def test_agrees_with_the_reference(case: Any, dtype: torch.dtype) -> None:
     """Results and gradients, against the reference in float64."""
     for q, summed in COUNTS:
         for shape in SHAPES:
-            if case[0] == "softmax_jet" and len(shape) < 2:
+            if not case[0].endswith("activation_jet") and len(shape) < 2:
                 continue
             x = random_jet(1 + q + (summed > 0), *shape).to(dtype)
             if case[1] == {"masked": True} and x.numel():
@@ -72,11 +75,18 @@ def test_is_the_laplacian(case: Any) -> None:
     x = x + 0.1 * x.sign()  # away from a kink
     name = case[1].get("kind", "softmax")
     function = ACTIVATIONS.get(name, partial(torch.softmax, dim=-1))
+    add, norm = case[0].startswith("add_"), "layer" if "layer" in case[0] else "rms"
 
     def plain(x: Tensor) -> tuple[Tensor]:
         if case[0] == "gated_activation_jet":
             gate, up = x.chunk(2, -1)
             return (function(gate) * up,)
+        if "norm" in case[0]:
+            total = sum(x.chunk(2, -1)) if add else x
+            scales = random_jet(1 + (norm == "layer"), total.shape[-1], seed=3).unbind()
+            of_torch = getattr(torch.nn.functional, f"{norm}_norm")
+            normed = of_torch(total, total.shape[-1:], *scales, eps=1e-5)
+            return (torch.cat([normed, total], -1) if add else normed,)
         return (function(x),)
 
     expected = [oracles.mixed_difference(plain, x, u, u)[0] for u in directions[:4]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -31,8 +32,7 @@ def layer_norm(
     fixed = not isinstance(weight, JetTensor) and not isinstance(bias, JetTensor)
     fixed = fixed and len(normalized_shape) == 1
     if fixed and isinstance(input, JetTensor) and fusable("layer_norm_jet", input):
-        settings = (weight, bias, eps, input.jet_layout.directions)
-        return _fused(input, ops.layer_norm_jet, ops.add_layer_norm_jet, *settings)
+        return _fused(input, ops.layer_norm_jet, ops.add_layer_norm_jet, weight, bias, eps)
     out = _normalised(input, len(normalized_shape), eps, centred=True)
     return _affine(out, weight, bias, input.dtype)
 
@@ -44,6 +44,7 @@ def _fused(
     *settings: object,
 ) -> JetTensor:
     """Call the operator; a deferred residual sum is computed by the operator that includes it."""
+    settings = (*settings, input.jet_layout.directions, input.jet_layout.squares)
     pending = input.pattern
     if isinstance(pending, Sum):
         out, total = with_sum(pending.a.streams, pending.b.streams, *settings)
@@ -55,12 +56,19 @@ def _fused(
 def _normalised(input: Tensor, dimensions: int, eps: float, centred: bool) -> Tensor:
     """Normalise a jet, or a plain tensor whose parameters move, over the last dimensions, without
     parameters; halves in float32."""
+    x = wide(input).flatten(-dimensions)
+    name = "layer_norm_jet" if centred else "rms_norm_jet"
+    if isinstance(x, JetTensor) and fusable(name, x):
+        alone, with_sum = getattr(ops, name), getattr(ops, f"add_{name}")
+        out = _fused(x, alone, with_sum, *([None] * (1 + centred)), eps)
+        return out.reshape(input.shape)
     # Not composed of the rules of mean, square and rsqrt: the closed form (`ops.norm`) passes over
     # the streams less often, and divides before it squares, so that no square overflows.
-    layout = input.jet_layout if isinstance(input, JetTensor) else None
-    streams = wide(input.streams if isinstance(input, JetTensor) else input.unsqueeze(0))
-    out = normalised_jet(streams.flatten(-dimensions), eps, layout, centred).reshape(streams.shape)
-    return input.with_streams(out) if isinstance(input, JetTensor) else out[0]
+    layout = x.jet_layout if isinstance(x, JetTensor) else None
+    streams = x.streams if isinstance(x, JetTensor) else x.unsqueeze(0)
+    stack = normalised_jet(streams, eps, layout, centred)
+    result = x.with_streams(stack) if isinstance(x, JetTensor) else stack[0]
+    return result.reshape(input.shape)
 
 
 @jet_rule("rms_norm")
@@ -82,8 +90,7 @@ def rms_norm(
 
 def rms_norm_operator(input: JetTensor, weight: Tensor | None, eps: float) -> JetTensor:
     """Call the RMS norm's operator; also used by the spellings that `fused.py` recognises."""
-    settings = (weight, eps, input.jet_layout.directions)
-    return _fused(input, ops.rms_norm_jet, ops.add_rms_norm_jet, *settings)
+    return _fused(input, ops.rms_norm_jet, ops.add_rms_norm_jet, weight, eps)
 
 
 def _affine(out: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -140,8 +147,20 @@ def group_norm(
     cudnn_enabled: bool = True,
 ) -> Tensor:
     """Normalise each group of channels of ``[N, C, ...]``, then scale and shift each channel."""
-    x = wide(input).reshape(input.shape[0], num_groups, -1)
-    out = _normalised(x, 1, eps, centred=True).reshape(input.shape)
+    x = input.reshape(input.shape[0], num_groups, -1)
+    moving = isinstance(weight, JetTensor) or isinstance(bias, JetTensor)
+    fixed = weight is not None and not moving
+    if fixed and isinstance(x, JetTensor) and fusable("layer_norm_jet", x):
+        # A group is a row of the layer norm's operator, with parameters of its own.
+        places = (num_groups, input.shape[1] // num_groups, math.prod(input.shape[2:]))
+        scale, shift = (
+            None if v is None else v.reshape(*places[:2], 1).expand(places).flatten(1)
+            for v in (weight, bias)
+        )
+        settings = (eps, x.jet_layout.directions, x.jet_layout.squares)
+        out = ops.layer_norm_jet(x.streams, scale, shift, *settings)
+        return x.with_streams(out).reshape(input.shape)
+    out = _normalised(wide(x), 1, eps, centred=True).reshape(input.shape)
     return _affine_of_channels(out, weight, bias, input.dtype)
 
 
