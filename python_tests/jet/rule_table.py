@@ -423,6 +423,9 @@ NORMS = [
     Near(["rms_norm"], [X((2, 4)), (4,), P(4), 1e-3]),
     Near(["rms_norm"], [X((2, 4)), (4,)]),
     Near(["group_norm"], [X((2, 4, 3)), 2, P(4), P(4)]),
+    Near(["group_norm"], [X((2, 4, 2, 3)), 2, P(4), None]),
+    Near(["group_norm"], [X((2, 4)), 2, None, P(4)]),
+    Near(["group_norm"], [X((2, 4, 3)), 2, X((4,)), P(4)]),
     Near(
         ["batch_norm"],
         [X((2, 4, 3)), P(4), P(4, **POSITIVE), P(4), P(4)],

@@ -223,10 +223,16 @@ def test_refusals() -> None:
                 )
 
 
+ENGINE = (
+    *("activation_jet", "attention_jet", "gated_activation_jet", "softmax_jet"),
+    *("layer_norm_jet", "layer_norm_jet", "rms_norm_jet", "add_layer_norm_jet"),
+)
+
+
 def test_the_engine_calls_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a sum, and of order 1 along more than four directions; squares one by one are composed."""
     calls: list[tuple[str, int]] = []
-    for name in ("activation_jet", "attention_jet", "gated_activation_jet", "softmax_jet"):
+    for name in dict.fromkeys(ENGINE):
         own = getattr(ops, name)
 
         def counted(*args: Any, own: Any = own, name: str = name, **named: Any) -> Tensor:
@@ -238,13 +244,15 @@ def test_the_engine_calls_the_operators(monkeypatch: pytest.MonkeyPatch) -> None
     def f(x: Any) -> Any:
         heads = [x.view(1, 2, 2, 8)] * 3
         attended = torch.nn.functional.scaled_dot_product_attention(*heads)
-        return torch.tanh(x) * x, torch.sigmoid(x), torch.softmax(x, -1), attended
+        grouped = torch.nn.functional.group_norm(x, 4, torch.ones(8), torch.ones(8))
+        normed = torch.nn.functional.layer_norm(x, (4, 8)), torch.nn.functional.rms_norm(x, (8,))
+        added = torch.nn.functional.layer_norm(x + attended.view(4, 8), (8,))
+        return torch.tanh(x) * x, torch.sigmoid(x), torch.softmax(x, -1), grouped, *normed, added
 
     x, directions = torch.randn(4, 8), torch.randn(6, 4, 8)
     for settings, summed in [({"second": "sum"}, 6), ({"order": 1}, 0)]:
         jet(f, x, directions, **settings)
-        names = ("activation_jet", "attention_jet", "gated_activation_jet", "softmax_jet")
-        assert sorted(calls) == [(name, summed) for name in names]
+        assert sorted(calls) == sorted((name, summed) for name in ENGINE)
         calls.clear()
     jet(f, x, directions, second="squares")
     assert not calls

@@ -147,7 +147,7 @@ def group_norm(
     cudnn_enabled: bool = True,
 ) -> Tensor:
     """Normalise each group of channels of ``[N, C, ...]``, then scale and shift each channel."""
-    x = input.reshape(input.shape[0], num_groups, -1)
+    x = input.unflatten(1, (num_groups, -1)).flatten(2)
     moving = isinstance(weight, JetTensor) or isinstance(bias, JetTensor)
     fixed = weight is not None and not moving
     if fixed and isinstance(x, JetTensor) and fusable("layer_norm_jet", x):
