@@ -161,24 +161,22 @@ def ntk_gram(
     served = available("ntk_gram", inputs.device) and not _differentiated(*operands)
     if not served or (inputs.is_cuda and inputs.dtype == torch.float64):
         return ntk_gram_reference(*operands)
-    if inputs.is_cuda and tiles_by_torch(*_checked(*operands)[:3]):
-        return _gram_by_torch(*operands)
+    if inputs.is_cuda:
+        a, deltas, b, others = _checked(*operands)
+        if tiles_by_torch(a, deltas, b):
+            return _gram_by_torch(a, deltas, b, others)
     return torch.ops.jachess.ntk_gram(
         inputs, list(cotangents), other_inputs, list(other_cotangents or [])
     )
 
 
 def _gram_by_torch(
-    inputs: Tensor,
-    cotangents: Sequence[Tensor],
-    other_inputs: Tensor | None = None,
-    other_cotangents: Sequence[Tensor] | None = None,
+    a: Tensor, deltas: Sequence[Tensor], b: Tensor, others: Sequence[Tensor]
 ) -> Tensor:
     """Sum as `ntk_gram`, in products of the operands as they are; not to be differentiated."""
-    a, deltas, b, others = _checked(inputs, cotangents, other_inputs, other_cotangents)
-    left = right = a.masked_fill(_unused(deltas), 0)
-    if other_inputs is not None:
-        right = b.masked_fill(_unused(others), 0)
+    left = a.masked_fill(_unused(deltas), 0)
+    itself = b is a and others is deltas
+    right = left if itself else b.masked_fill(_unused(others), 0)
     return _tiles(left, deltas, right, others, _GPU_TILE_ROWS)
 
 

@@ -326,7 +326,7 @@ def test_by_torch(
     right = make_side(2, 7, positions + 2, inputs, widths, seed=1, dtype=dtype, device=device)
     bound = 1e-12 if dtype == torch.float64 else 1e-5  # of products of rounded operands, in float32
     assert error(ntk._gram_by_torch(*left, *right), expected(left, right)) < bound
-    got = ntk._gram_by_torch(*left)
+    got = ntk._gram_by_torch(*left, *left)
     assert error(got, expected(left, left)) < bound
     assert torch.equal(got, got.permute(2, 3, 0, 1))
 
@@ -345,12 +345,13 @@ def test_by_torch_of_positions_without_cotangents() -> None:
         delta[:, :, 1] = 0
     wanted = expected((a, deltas), (a, deltas))
     a[:, 1] = torch.inf
-    assert error(ntk._gram_by_torch(a, deltas), wanted) < 1e-6
     assert error(ntk._gram_by_torch(a, deltas, a, deltas), wanted) < 1e-6
+    assert error(ntk._gram_by_torch(a, deltas, a, [*deltas]), wanted) < 1e-6
     deltas[1][1, 4, 1, 3] = torch.nan
     finite = torch.ones(2, 6, dtype=torch.bool)
     finite[1, 4] = False
-    got = ntk._gram_by_torch(a.nan_to_num(posinf=1), deltas)
+    a[:, 1] = 1
+    got = ntk._gram_by_torch(a, deltas, a, deltas)
     assert torch.equal(got.isfinite(), finite[:, :, None, None] & finite[None, None])
 
 
