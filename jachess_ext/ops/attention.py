@@ -33,6 +33,7 @@ from .library import (
     available,
     constant_when_compiled,
     define_operator,
+    defined,
     in_passes,
     register_operator,
     transformed,
@@ -116,8 +117,9 @@ def _pays_as_products(call: Call) -> bool:
 
 WAYS = (
     Way(
-        "within a transform of `torch.func` or forward-mode AD",
-        lambda call: transformed(),
+        "within a transform of `torch.func` or forward-mode AD; with a torch that lacks what an "
+        "operator in Python needs",
+        lambda call: transformed() or not defined("attention_jet_composite"),
         "reference",
     ),
     Way(

@@ -439,17 +439,27 @@ _DEFINED: set[str] = set()
 
 
 def define_operator(name: str, signature: str, kernel: Callable[..., Results]) -> None:
-    """Define ``jachess::name`` by torch code, for every device, with the library or without it.
+    """Define ``jachess::name`` by torch code, for every device, with the library or without it;
+    not with a torch that lacks what that needs (`defined`).
 
     Args:
         signature: as of a schema, "(Tensor x) -> Tensor".
         kernel: runs below autograd, and within a dispatch mode without transforms; autocast sees
             what it calls.
     """
+    try:
+        torch_private.dispatch_has_kernel  # noqa: B018  # torch registers fake kernels with it
+    except torch_private.MissingPrivate:
+        return
     if name not in _DEFINED:  # a module that is loaded anew replaces its kernels
         _PYTHON.define(name + signature)
         _DEFINED.add(name)
     _PYTHON.impl(name, kernel, "CompositeExplicitAutograd", allow_override=True)
+
+
+def defined(name: str) -> bool:
+    """Return whether `define_operator` has defined the operator."""
+    return name in _DEFINED
 
 
 def register(
@@ -469,7 +479,7 @@ def register(
         save, backward: of the forward operator, as of `torch.library.register_autograd`.
         save_backward, double_backward: of the backward operator.
     """
-    if not (loaded() or name in _DEFINED):
+    if not (loaded() or defined(name)):
         return
     # Two operators, each with a backward: `name`'s is `name_backward`, and that one's is torch code
     # made of the reference, which autograd differentiates any number of times.
@@ -507,7 +517,7 @@ def register_operator(
             the backward's results and the constants to what `gradient_of_backward` returns, or None
             to have it made of the reference.
     """
-    if not (loaded() or name in _DEFINED):
+    if not (loaded() or defined(name)):
         return
     schema = getattr(torch.ops.jachess, name).default._schema
     # Arguments and results of the two operators, in order; those in brackets with statistics alone:
