@@ -9,6 +9,8 @@
     step_vs_published  the same against the published code's protocol, re-enacted
     engine_vs_func     a 2-jet of every layer against torch.func's jvp of jvp
     train_mode         task loss + R from one forward against a plain step
+    graphed            a JacHess step and a plain one as CUDA graphs (`jx.graphed`), against the
+                       same steps run by Python; on a CPU both are
     attention_jvp      `jx.jvp` through attention, with a causal mask and without, against
                        torch.func.jvp of attention written out and of torch's "math" backend
     meanflow           a MeanFlow step of a small DiT against a flow-matching step
@@ -51,6 +53,7 @@ from .common import (
     peak_megabytes,
     penalty_step,
     plain_step,
+    regulariser,
     synchronize,
     train_step,
 )
@@ -80,6 +83,36 @@ def train_mode(shape: Shape, options: Options) -> Steps:
     model = build_model(shape, **options.place)
     batch = make_batch(shape, labels=True, device=options.device)
     return {"train mode step": train_step(model, batch), "plain step": plain_step(model, batch)}
+
+
+def graphed(shape: Shape, options: Options) -> Steps:
+    """Return a JacHess step, a plain one, and both as CUDA graphs, which leave the same
+    gradients."""
+    model = build_model(shape, **options.place)
+    penalty = regulariser(model)
+    losses: dict[str, Callable[[Batch], Tensor]] = {
+        "JacHess step": lambda batch: penalty(batch).loss,
+        "plain step": lambda batch: model(**batch).loss,
+    }
+    steps: Steps = {}
+    for name, loss in losses.items():
+        batch = make_batch(shape, labels=name == "plain step", device=options.device)
+
+        def backward(batch: Batch, loss: Callable[[Batch], Tensor] = loss) -> Tensor:
+            result = loss(batch)
+            result.backward()
+            return result
+
+        ways = {name: backward}
+        ways[f"{name}, graphed"] = jx.graphed(backward, parameters=model.parameters())
+        for label, run in ways.items():
+
+            def step(run: Callable[[Batch], Tensor] = run, batch: Batch = batch) -> Tensor:
+                model.zero_grad(set_to_none=True)
+                return run(batch).detach()
+
+            steps[label] = step
+    return steps
 
 
 # The floor under a step: its matrix products alone, at the machine's own rate
@@ -416,6 +449,16 @@ PARTS = {
         [("2-jet, forward + backward", "torch.func jvp of jvp, eager", "≥ 2")],
     ),
     "train_mode": Part(train_mode, _ALL, [("train mode step", "plain step", "≤ 4.1")]),
+    "graphed": Part(
+        graphed,
+        ("encoder6-T32",),
+        [
+            ("JacHess step, graphed", "plain step", ""),
+            ("JacHess step, graphed", "JacHess step", ""),
+            ("JacHess step, graphed", "plain step, graphed", ""),
+        ],
+        warmup=5,  # three calls run as they are, the fourth is captured
+    ),
     "attention_jvp": Part(
         attention_jvp,
         ("attention-T128", "attention-T1024", "attention-T2048"),

@@ -207,6 +207,7 @@ ops.attention_jet(*x, q=2).sum().backward()'
   # torch.func.jvp of layer norm gives float32 tangents in 16 bits.
   step meanflow 15 "${DERIVATIVES[@]}" "${ON[@]}" --parts meanflow --repeats 5
   step steps 20 "${DERIVATIVES[@]}" "${COMMON[@]}" --parts step_vs_plain "${SHAPES[@]}" --repeats 5
+  step graphed 15 "${DERIVATIVES[@]}" "${COMMON[@]}" --parts graphed --repeats 5
   step laplacian 20 "$PYTHON" -m benchmarks.laplacian "${ON[@]}" --ways "double backward" \
     "${CASES[@]}" --repeats 3
   step kernel 15 "$PYTHON" -m benchmarks.ntk "${ON[@]}" --parts time "${SIZES[@]}" \

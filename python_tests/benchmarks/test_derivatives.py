@@ -36,6 +36,7 @@ def eager() -> tuple[nn.Module, Batch]:
     )
 
 
+@pytest.mark.filterwarnings("ignore:no argument of the step is a tensor on a GPU")
 @pytest.mark.parametrize("part", [*derivatives.PARTS, "profile"])
 def test_a_part_gives_finite_rows_and_a_csv(
     part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -50,6 +51,16 @@ def test_a_part_gives_finite_rows_and_a_csv(
         assert math.isfinite(row.ratio) and row.ratio > 0
     with (tmp_path / f"{part}.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(rows) > 0
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.filterwarnings("ignore:no argument of the step is a tensor on a GPU")
+def test_graphed_steps_are_those_of_python(device: str) -> None:
+    options = parse(parser(""), [*QUICK, "--device", device])
+    steps = derivatives.graphed(SHAPES["tiny"], options)
+    plain: list[Any] = [steps[f"plain step{way}"]() for way in ("", ", graphed") for _ in range(5)]
+    assert len({float(loss) for loss in plain}) == 1
+    assert steps["JacHess step, graphed"]().isfinite() and steps["JacHess step"]() != plain[0]
 
 
 def test_ways_of_meanflow_have_one_loss() -> None:

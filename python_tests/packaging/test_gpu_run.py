@@ -66,6 +66,7 @@ STEPS = {
     "peers": 60,
     "meanflow": 15,
     "steps": 20,
+    "graphed": 15,
     "laplacian": 20,
     "kernel": 15,
     "gram": 30,
