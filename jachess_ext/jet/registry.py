@@ -357,10 +357,7 @@ _LIBRARIES = {
         "use its layers Linear4bit or Linear8bitLt, imported (import bitsandbytes) before the "
         "pass; other products of it take no jets",
     ),
-    "torch.nn.modules._functions": (
-        "a full backward hook of a module",
-        "remove it for the pass",
-    ),
+    "torch.nn.modules._functions": ("a full backward hook of a module", "remove it for the pass"),
     "torch.nn.parallel": ("DDP", "call the model through jx.JacHess"),
     "torch.distributed": (
         "FSDP",
@@ -395,12 +392,11 @@ def refuse_opaque_functions(function: Function, args: Args, surrounding: int | N
         RuntimeError: the message names the Function and a way to avoid it.
     """
     forwards = _forwards_on_the_stack()
-    if surrounding is not None:
-        surrounding += sum(frame.f_code in RUN_FORWARDS for frame in frames())
+    harmless = (surrounding or 0) + sum(frame.f_code in RUN_FORWARDS for frame in frames())
     # Functions around the whole pass are harmless: they hold no jet.  Those that began since stand
     # before them in the list, the outermost of them last.
-    if len(forwards) > (surrounding or 0):
-        raise function_refusal(_class_of(forwards[-1 - (surrounding or 0)]))
+    if len(forwards) > harmless:
+        raise function_refusal(_class_of(forwards[-1 - harmless]))
     # After its forward, torch calls this function on what a Function returned as it came.
     returned_as_it_came = function is torch.Tensor.view_as and args[0] is args[-1]
     off_since_the_beginning = surrounding is not None or torch.is_inference_mode_enabled()

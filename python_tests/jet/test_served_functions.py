@@ -412,6 +412,26 @@ def test_jvp_by_forward_code(name: str, differentiable: bool, around: Any) -> No
     torch.testing.assert_close(tangent, expected, rtol=1e-10, atol=1e-11)
 
 
+def test_inference_mode_inside_a_pass() -> None:
+    def fn(x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return _Cube.apply(torch.sin(x))
+
+    with jx.forward_code(_Cube):
+        value, tangent = jx.jvp(fn, (X,), (U[0],))
+    torch.testing.assert_close(value.clone(), X.sin() ** 3)
+    torch.testing.assert_close(tangent.clone(), 3 * X.sin() ** 2 * X.cos() * U[0])
+
+
+def test_a_laplacian() -> None:
+    x = X.clone().requires_grad_()
+    with jx.forward_code(_Cube):
+        found = jx.laplacian(lambda x: _Cube.apply(x).sum(-1), x)[2]
+    torch.testing.assert_close(found, 6 * X.sum(-1))
+    (gradient,) = torch.autograd.grad(found.sum(), x)
+    torch.testing.assert_close(gradient, torch.full_like(X, 6))
+
+
 def test_a_context_and_a_decorator() -> None:
     @jx.forward_code(_Cube)
     def slope(x: Tensor) -> Tensor:
