@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import jachess_ext as jx
 from jachess_ext.torch_private import release
+from python_tests.smoothness.tiny_models import classifier, parameter_gradients, token_batch
 
 Formula = Callable[[Tensor], Tensor]
 NUMBERS = torch.Generator().manual_seed(3)
@@ -577,4 +578,22 @@ def test_in_a_graph() -> None:
     plain = _first(lambda x: (x @ layer.weight).exp() ** 3, X, U[0])
     torch.testing.assert_close(found, plain, **CLOSE)
     gradients = [torch.autograd.grad(t.sin().sum(), layer.weight) for t in (found, plain)]
+    torch.testing.assert_close(*gradients, **CLOSE)
+
+
+@pytest.mark.parametrize("hessian", [False, True])
+def test_the_penalty(hessian: bool) -> None:
+    """Of first order by a jvp, of second by the forward's code; as with torch's own function."""
+    function = _exponential("context", "output")
+    losses, gradients = [], []
+    for activation in (function.apply, torch.exp):
+        model = classifier("bert")
+        for layer in model.bert.encoder.layer:
+            layer.intermediate.intermediate_act_fn.forward = activation
+        penalty = jx.JacHess(model, weights="uniform", hessian=hessian)
+        torch.manual_seed(1)
+        with jx.forward_code(*[function] * hessian):
+            losses.append(penalty(token_batch([5, 4])).loss)
+        gradients.append(parameter_gradients(losses[-1], model))
+    torch.testing.assert_close(*losses, **CLOSE)
     torch.testing.assert_close(*gradients, **CLOSE)
