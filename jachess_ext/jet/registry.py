@@ -425,9 +425,9 @@ def function_refusal(function: type | None, detail: str = "") -> RuntimeError:
     name = f"{function.__module__}.{function.__qualname__}"
     reason = detail or "would lose its gradients"
     ways = (
-        f" jx.forward_code({function.__qualname__}) takes the derivatives of its forward's own "
-        "code; a jvp staticmethod of its own gives first ones; or write what it computes with "
-        "torch's own functions."
+        " Write what it computes with torch's own functions, or give it a jvp staticmethod (first "
+        "derivatives). If its backward is the derivative of its forward, "
+        f"jx.forward_code({function.__qualname__}) takes it through its forward's own code."
     )
     return RuntimeError(
         f"a jet went into the torch.autograd.Function {name}, which {reason}."
