@@ -223,7 +223,10 @@ def test_more_rows_than_blocks(program: Path, rows: int, channels: int) -> None:
 
 
 # the blocks of the backward: one of several rows of a class, and one a class
-@pytest.mark.parametrize(("rows", "classes", "channels"), [(2, 3, 37), (700, 3, 5), (2, 1100, 4)])
+@pytest.mark.parametrize(
+    ("rows", "classes", "channels"),
+    [(2, 3, 37), (345, 3, 5), pytest.param(2, 1100, 4, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
 def test_norm_of_classes(program: Path, norm: str, rows: int, classes: int, channels: int) -> None:
     """Rows with parameters of their own, as the CPU has them."""
