@@ -92,15 +92,17 @@ def softcap_gradient(g: Tensor, s: Tensor, softcap: float, streams: Streams) -> 
     return gradient
 
 
-def _visible_keys(part: Part, settings: Settings) -> Tensor | None:
-    """Return [T', Tk'] bool, True where query i sees key j; None where each sees every key.
+def visible_keys(rows: Tensor, keys: int, left: int, right: int) -> Tensor | None:
+    """Return [T', Tk'] bool, True where query i sees key j, i − left ≤ j ≤ i + right, −1 for no
+    limit; None where each sees every key.
 
-    Causal: j ≤ i, both counted from the first; window: i − left ≤ j ≤ i + right, −1 unlimited.
+    Args:
+        rows: the numbers i, [T'].
+        keys: j is below it.
     """
-    left, right = settings.left, 0 if settings.causal else settings.right
     if left < 0 and right < 0:
         return None
-    ahead = torch.arange(part.keys, device=part.rows.device) - part.rows[:, None]
+    ahead = torch.arange(keys, device=rows.device) - rows[:, None]
     visible = torch.ones_like(ahead, dtype=torch.bool)
     if left >= 0:
         visible &= ahead >= -left
@@ -156,7 +158,8 @@ def hidden(primal: Tensor, part: Part, settings: Settings) -> Tensor:
         primal = primal + hides
     elif mask is not None:
         primal = primal + mask.to(primal.dtype)
-    visible = _visible_keys(part, settings)
+    right = 0 if settings.causal else settings.right
+    visible = visible_keys(part.rows, part.keys, settings.left, right)
     return primal if visible is None else primal.masked_fill(visible.logical_not(), -math.inf)
 
 

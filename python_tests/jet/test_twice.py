@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointError, checkpoint
 import jachess_ext as jx
 from jachess_ext import ops
 from jachess_ext.jet import twice
-from jachess_ext.ops.attention import dropout_mask
+from jachess_ext.ops.attention_reference import dropout_mask
 
 Context = Callable[[], AbstractContextManager[object]]
 Heads = tuple[Tensor, Tensor, Tensor]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import ops
-from ...ops.attention import visible_keys
+from ...ops.attention_reference import visible_keys
 from ..directions import fresh_seed_on
 from ..registry import jet_rule
 from ..tensor import JetTensor, common_layout, lift
@@ -66,7 +66,8 @@ def scaled_dot_product_attention(
         value = value.repeat_interleave(groups, -3)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     if window != (-1, -1):
-        attn_mask = visible_keys(query.shape[-2], key.shape[-2], False, window, query.device)
+        rows = torch.arange(query.shape[-2], device=query.device)
+        attn_mask = visible_keys(rows, key.shape[-2], *window)
     if softcap:
         scores = softcap * torch.tanh(_scores(query, key, None, False, scale / softcap))
         bias = _additive_mask(attn_mask, is_causal, scores.shape[-2:], query)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...ops.attention import visible_keys
+from ...ops.attention_reference import visible_keys
 from ..functions import Options, is_off, library_rule
 from ..registry import frames, jet_rule, missing_rule
 from ..strides import stack_laid_out
@@ -56,11 +56,10 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> Tensor:
     query, key, value = (lift(tensor, layout).transpose(1, 2) for tensor in (q, k, v))
     window = max(left, -1), 0 if causal else max(right, -1)
     queries, keys = query.shape[2], key.shape[2]
-    mask, size = None, max(queries, keys)
-    if queries != keys:  # the lower right corner of a square
-        mask = visible_keys(size, size, False, window, q.device)
-        mask = None if mask is None else mask[size - queries :, size - keys :]
-        window = -1, -1
+    mask = None
+    if queries != keys:
+        rows = torch.arange(keys - queries, keys, device=q.device)
+        mask, window = visible_keys(rows, keys, *window), (-1, -1)
     out = scaled_dot_product_attention(
         *(query, key, value, mask), scale=scale, enable_gqa=True, window=window, softcap=softcap
     )
