@@ -655,7 +655,8 @@ def test_liger_silu_mul(multipliers: tuple[float, ...]) -> None:
 @pytest.mark.parametrize("part", [False, True])
 def test_liger_rope(batch: tuple[int, ...], part: bool) -> None:
     angles = draw(*batch, 3, 2)
-    cos, sin = (torch.cat([t] * 2, -1) for t in (angles.cos(), angles.sin()))
+    # Liger reads the first half alone.
+    cos, sin = (torch.cat([t, t + 1], -1) for t in (angles.cos(), angles.sin()))
     d = 6 if part else 4
 
     def sides(rotate: Callable[..., Any]) -> Callable[..., Tensor]:

@@ -143,7 +143,7 @@ def liger_rope(options: Options) -> tuple[Tensor, Tensor]:
     """Rotate the first ``rotary_dim`` numbers of queries and keys ``[B, H, T, d]``."""
     size = options.get("rotary_dim") or options["cos"].shape[-1]
     half, heads = size // 2, options["unsqueeze_dim"]
-    # [T, r] or [B, T, r], of which the halves are alike; or with a dimension for the heads.
+    # [T, r] or [B, T, r], of which the first half is read; or with a dimension for the heads.
     angles = [options[name][..., :half] for name in ("cos", "sin")]
     cos, sin = ((a.squeeze(heads) if a.ndim == 4 else a).unsqueeze(-3) for a in angles)
 
