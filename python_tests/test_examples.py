@@ -13,6 +13,7 @@ import torch
 from transformers import PrinterCallback, Trainer
 
 import jachess_ext as jx
+from jachess_ext import ops
 from jachess_ext.jet import directions, registry
 from jachess_ext.jet.rules.pointwise import pointwise
 from python_tests.lab.live.test_examples import LIVE
@@ -60,8 +61,8 @@ def _name(value: Any) -> str:
 
 def _twin(value: Any) -> Any:
     """Return the operator whose example an operator's reference shares, else the value itself."""
-    module = importlib.import_module(value.__module__)
-    return getattr(module, value.__name__.removesuffix("_reference"))
+    name = value.__name__
+    return getattr(ops, name.removesuffix("_reference")) if name.endswith("_reference") else value
 
 
 def _has_example(value: Any) -> bool:

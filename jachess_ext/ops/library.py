@@ -538,7 +538,9 @@ def register_operator(
         ctx.save_for_backward(*inputs[:tensors], *(output if statistics else ()))
         ctx.constants = inputs[tensors:]
 
-    def backward(ctx: Context, *gradients: Tensor) -> Gradients:
+    def backward(ctx: Context, *gradients: Tensor | None) -> Gradients:
+        if gradients[0] is None:  # none reaches the results
+            return _padded((), arguments)
         operator = getattr(torch.ops.jachess, f"{name}_backward")
         of_inputs = operator(*gradients[:results], *ctx.saved_tensors, *ctx.constants)
         return _padded(of_inputs if differentiable > 1 else (of_inputs,), arguments)

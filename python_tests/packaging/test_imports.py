@@ -316,7 +316,7 @@ class Straight(torch.autograd.Function):
         with torch.enable_grad():
             return torch.round(x)
 x = torch.ones(2)
-print(jx.jet(torch.sin, x, torch.ones(1, 2)).first[0].tolist() == torch.cos(x).tolist())
+print(torch.allclose(jx.jet(torch.sin, x, torch.ones(1, 2)).first[0], torch.cos(x)))
 try:
     jx.jet(Straight.apply, x, torch.ones(1, 2))
 except RuntimeError as error:

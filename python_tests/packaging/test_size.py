@@ -15,26 +15,26 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
-    "jet": 6121,
+    "jet": 6759,
     "lab": 4617,
     "ntk": 2140,
-    "ops": 1260,
+    "ops": 1835,
     "scaling": 3549,
-    "smoothness": 1079,
-    "training": 1903,
-    ".": 770,
+    "smoothness": 1120,
+    "training": 1937,
+    ".": 967,
 }
 """Lines of code of each folder's Python files at most, without comments, docstrings and empty
 lines; ".": those beside the folders. A commit may lower a number; one that raises it says why in
 its message."""
 
 ANY = {
-    "jet": 87,
+    "jet": 93,
     "lab": 31,
     "ntk": 12,
-    "ops": 3,
+    "ops": 4,
     "scaling": 12,
-    "smoothness": 15,
+    "smoothness": 13,
     "training": 26,
     ".": 17,
 }
@@ -54,8 +54,17 @@ NAMED_SO = {
 """How many variables and arguments have one of `PARTICIPLES` for a name, at most."""
 
 ORDER = (
-    *("_io", "_text", "torch_private", "ops", "jet", "models", "smoothness", "ntk"),
-    *("scaling", "training", "lab.attack", "lab.workbench", "lab.compare", "lab.live", "lab.demo"),
+    *("_io", "_text", "torch_private", "ops", "jet", "models", "graphs", "smoothness", "ntk"),
+    *(
+        "graphs",
+        "scaling",
+        "training",
+        "lab.attack",
+        "lab.workbench",
+        "lab.compare",
+        "lab.live",
+        "lab.demo",
+    ),
     *("lab.commands", "lab.cli"),
 )
 """Parts of the package, bottom first: each imports only those before it.  What stands in `lab` the
