@@ -333,32 +333,23 @@ def gpu(name: str, *parts: tuple[str, str, str], places: int = 1) -> str:
     return f"{text} ({measured[-1]['device']}, {commit})"
 
 
-def _time_and_memory(question: str, size: int, figure: str, baseline: str) -> list[str]:
-    """Return the last ratios of time and of memory of a program of others."""
-    measured = {
-        row["question"]: f"{float(row['ratio']):.2f}"
-        for row in sorted(rows("unmodified"), key=lambda row: row["date"])
-        if (row["shape"], row["figure"], row["baseline"])
-        == (f"{question}-{size}", figure, baseline)
-    }
-    return [measured[question], measured[f"{question}-memory"]]
-
-
 def second_backward() -> str:
     """Return second backwards over those through math attention: docs/tutorials."""
     ways = ("twice_differentiable", "gradient_loss", "gradient_loss, compiled")
-    body = [
-        [f"forces, {size:,} tokens"]
-        + [", ".join(_time_and_memory("forces", size, way, "math attention")) for way in ways]
-        for size in (512, 1024, 2048)
-    ]
-    hessian = ", ".join(_time_and_memory("hessian", 1024, ways[0], "math attention"))
+
+    def time(shape: str, way: str) -> str:
+        return _last("unmodified", shape, way, "math attention", 2)
+
+    sizes = (512, 1024, 2048)
     return table(
+        ["time", "`twice_differentiable`", "`gradient_loss`", "`gradient_loss`, compiled"],
         [
-            "time, memory",
-            *(f"`{way.split(',')[0]}`{way[13:]}" if "," in way else f"`{way}`" for way in ways),
+            *(
+                [f"forces, {n:,} tokens", *(time(f"forces-{n}", way) for way in ways)]
+                for n in sizes
+            ),
+            ["Hessian-vector product, 1,024 tokens", time("hessian-1024", ways[0]), "", ""],
         ],
-        [*body, ["Hessian-vector product, 1,024 tokens", hessian, "", ""]],
     )
 
 
@@ -370,9 +361,9 @@ def meanflow_dit() -> str:
         "differences": "central differences",
     }
     return table(
-        ["du/dt by", "time", "peak memory"],
+        ["du/dt by", "time"],
         [
-            [label, *_time_and_memory("meanflow", 256, way, "plain")]
+            [label, _last("unmodified", "meanflow-256", way, "plain", 2)]
             for way, label in labels.items()
         ],
     )
