@@ -390,7 +390,7 @@ def truth() -> str:
 def nested() -> str:
     """Return what Δ² costs: docs/tutorials."""
     ratio = _last("unmodified", "nested-1000", "jx.laplacian", "torch.func", 2)
-    return table(["", "time"], [["`torch.func.hessian` of `jx.laplacian`", ratio]])
+    return table(["", "time"], [["two `torch.func.jacfwd` of `jx.laplacian`", ratio]])
 
 
 def front() -> str:
