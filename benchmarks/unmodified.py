@@ -12,7 +12,8 @@
                 torch.func.jvp on math attention and central differences against a plain step
     truth       the error of that step's du/dt against float64, relative, in float32 and in bfloat16
                 autocast: `jx.jvp` and central differences of three widths
-    nested      the squared Laplacian of an MLP 3-64-64-1 by two `torch.func.jacfwd` of `jx.laplacian`
+    nested      the squared Laplacian of an MLP 3-64-64-1 by two `torch.func.jacfwd` of
+                `jx.laplacian`
                 against four derivatives by torch.func
 
 Time in ms of a step; memory in MiB above what is resident before it, in a process of its own.
