@@ -65,12 +65,11 @@ enum class Activation : int {
 
 // Expanded by every place that must know all kinds. To add a kind, add it to the enum and to this
 // list, and specialise ActivationOf below.
-#define JACHESS_FOR_EACH_ACTIVATION(DO)                                                      \
-  DO(gelu)                                                                                   \
-  DO(gelu_tanh)                                                                              \
-  DO(relu)                                                                                   \
-  DO(silu) DO(tanh) DO(sigmoid) DO(quick_gelu) DO(softplus) DO(elu) DO(mish) DO(sin) DO(cos) \
-      DO(exp)
+#define JACHESS_FOR_EACH_ACTIVATION(DO) \
+  DO(gelu)                              \
+  DO(gelu_tanh)                         \
+  DO(relu)                              \
+  DO(silu) DO(tanh) DO(sigmoid) DO(quick_gelu) DO(softplus) DO(elu) DO(mish) DO(sin) DO(cos) DO(exp)
 
 // sigma(v) and its first three derivatives in v, given e = exp(-|v|), without cancellation for
 // either sign of v.
