@@ -333,23 +333,33 @@ def gpu(name: str, *parts: tuple[str, str, str], places: int = 1) -> str:
     return f"{text} ({measured[-1]['device']}, {commit})"
 
 
+def _of_unmodified(shape: str, figure: str, baseline: str, unit: str) -> str:
+    """Return the last ratio of times (ms) or of memory (MiB)."""
+    measured = [
+        (row["date"], float(row["ratio"]))
+        for row in rows("unmodified")
+        if (row["shape"], row["figure"], row["baseline"], row["unit"])
+        == (shape, figure, baseline, unit)
+    ]
+    return f"{max(measured)[1]:.2f}" if measured else ""
+
+
 def second_backward() -> str:
     """Return second backwards over those through math attention: docs/tutorials."""
     ways = ("twice_differentiable", "gradient_loss", "gradient_loss, compiled")
-
-    def time(shape: str, way: str) -> str:
-        return _last("unmodified", shape, way, "math attention", 2)
-
-    sizes = (512, 1024, 2048)
-    return table(
-        ["time", "`twice_differentiable`", "`gradient_loss`", "`gradient_loss`, compiled"],
+    body = [
         [
-            *(
-                [f"forces, {n:,} tokens", *(time(f"forces-{n}", way) for way in ways)]
-                for n in sizes
-            ),
-            ["Hessian-vector product, 1,024 tokens", time("hessian-1024", ways[0]), "", ""],
-        ],
+            f"{program}, {what}",
+            *(_of_unmodified(shape, way, "math attention", unit) for way in ways),
+        ]
+        for unit, what in (("ms", "time"), ("MiB", "memory"))
+        for shape, program in (
+            *((f"forces-{n}", f"forces, {n:,} tokens") for n in (512, 1024, 2048)),
+            ("hessian-1024", "Hessian-vector product, 1,024 tokens"),
+        )
+    ]
+    return table(
+        ["", "`twice_differentiable`", "`gradient_loss`", "`gradient_loss`, compiled"], body
     )
 
 
@@ -361,9 +371,9 @@ def meanflow_dit() -> str:
         "differences": "central differences",
     }
     return table(
-        ["du/dt by", "time"],
+        ["du/dt by", "time", "memory"],
         [
-            [label, _last("unmodified", "meanflow-256", way, "plain", 2)]
+            [label, *(_of_unmodified("meanflow-256", way, "plain", u) for u in ("ms", "MiB"))]
             for way, label in labels.items()
         ],
     )
@@ -389,7 +399,7 @@ def truth() -> str:
 
 def nested() -> str:
     """Return what Δ² costs: docs/tutorials."""
-    ratio = _last("unmodified", "nested-1000", "jx.laplacian", "torch.func", 2)
+    ratio = _of_unmodified("nested-1000", "jx.laplacian", "torch.func", "ms")
     return table(["", "time"], [["two `torch.func.jacfwd` of `jx.laplacian`", ratio]])
 
 
