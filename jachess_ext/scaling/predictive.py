@@ -19,6 +19,7 @@ _LEVELS = np.concatenate([_TAIL, np.linspace(0.005, 0.995, 199), 1 - _TAIL[::-1]
 """Quantiles of every distribution that cut its range into cells of 0.5 % at most, finer in the
 tails: the lowest of many lies in the lower tail of each."""
 _MOST_EDGES = 12_000  # of all together; more candidates share them
+_AT_A_TIME = 200_000  # pairs of a quantity and a cell, so that memory does not grow by all of them
 
 _OWN_WIDTH, _OWN_FALL = 0.55, 1.3
 """Parts of the candidates' median width and of the spread of their falls that the errors they do
@@ -71,13 +72,15 @@ class Student:
         # An integral over one fixed grid would lose a narrow distribution between two points, and
         # one over the quantiles of a single distribution the tails of all others.
         edges = np.unique(self.quantile(_LEVELS))
-        edges = edges[:: 1 + len(edges) // _MOST_EDGES]
-        cumulative = self.cdf(np.concatenate([[-np.inf], edges, [np.inf]]))
-        mass = np.diff(cumulative, axis=-1)
-        # Within a cell half of another quantity's mass is taken to be above; the floor keeps the
-        # logarithm of cells that nothing lies above, whose share is then nought.
-        logs = np.log(np.maximum(1 - (cumulative[:, 1:] + cumulative[:, :-1]) / 2, 1e-300))
-        share = (mass * np.exp(logs.sum(0) - logs)).sum(-1)
+        edges = np.concatenate([[-np.inf], edges[:: 1 + len(edges) // _MOST_EDGES], [np.inf]])
+        share, count = np.zeros(len(self.location)), 1 + _AT_A_TIME // len(self.location)
+        for first in range(0, len(edges) - 1, count):
+            cumulative = self.cdf(edges[first : first + count + 1])
+            # Within a cell half of another quantity's mass is taken to be above; the floor keeps
+            # the logarithm of cells that nothing lies above, whose share is then nought.
+            above = 1 - (cumulative[:, 1:] + cumulative[:, :-1]) / 2
+            logs = np.log(np.maximum(above, 1e-300))
+            share += (np.diff(cumulative) * np.exp(logs.sum(0) - logs)).sum(-1)
         return share / share.sum()
 
 

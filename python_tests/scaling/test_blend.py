@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
+from scipy.special import logsumexp, softmax
 from scipy.stats import invgamma, multivariate_normal, norm
 from scipy.stats import t as student
 
@@ -29,18 +31,24 @@ from python_tests.scaling import tables
 SIZES = 200.0 * 2.0 ** np.arange(6)
 TARGET = 51200.0
 AWAY = np.log2(np.append(SIZES, TARGET) / SIZES[-1])
+TRANSITIONS, EXPONENTS = np.arange(-9, 9.1, 1.5), np.geomspace(0.06, 1.6, 8)
+FLOORS = [0, 0.18, 0.36, 0.54, 0.72, 0.9]
+SPREAD = np.diag([16.0, 0.25, 0.09])
+SCALES = 0.002 * 150 ** (np.arange(12) / 11)
 
 
-def covariance(s: float, t: float, k: float) -> np.ndarray:
+def covariance(
+    s: float, t: float, k: float, away: np.ndarray = AWAY, points: int = 6
+) -> np.ndarray:
     """Entry by entry: walks that begin at the last size and go both ways."""
-    result = np.zeros((len(AWAY), len(AWAY)))
-    for row, first in enumerate(AWAY):
-        for column, second in enumerate(AWAY):
+    result = np.zeros((len(away), len(away)))
+    for row, first in enumerate(away):
+        for column, second in enumerate(away):
             result[row, column] = k**2 * first * second
             if first * second > 0:
                 a, b = sorted((abs(first), abs(second)))
                 result[row, column] += t**2 * a + k**2 * a**2 * (3 * b - a) / 6
-            if row == column and row < len(AWAY) - 1:
+            if row == column and row < points:
                 result[row, column] += s**2
     return result
 
@@ -50,16 +58,16 @@ def test_evidence_and_prediction_against_a_wide_constant(which: int) -> None:
     """A free constant is the limit of a wide Gaussian one, whose algebra scipy and numpy know."""
     wide = 1e6  # against variances below 100
     full = covariance(*PATTERNS[which]) + wide
-    kriging = Kriging.at(SIZES, TARGET)
+    kriging = Kriging.at(SIZES, np.array([TARGET]))
     r = np.random.default_rng(which).standard_normal(6).cumsum()
     normal = multivariate_normal(np.zeros(6), full[:-1, :-1])
     ours = kriging.log_weight[which] - 0.5 * r @ kriging.precision[which] @ r
     constant = -0.5 * (6 * np.log(2 * np.pi) + np.log(wide))
     assert ours + constant == pytest.approx(normal.logpdf(r), abs=1e-3)
     gain = np.linalg.solve(full[:-1, :-1], full[:-1, -1])
-    assert kriging.weights[which] @ r == pytest.approx(gain @ r, abs=1e-3)
+    assert kriging.weights[which, 0] @ r == pytest.approx(gain @ r, abs=1e-3)
     variance = full[-1, -1] - gain @ full[:-1, -1]
-    assert kriging.variance[which] == pytest.approx(variance, rel=1e-3)
+    assert kriging.variance[which, 0] == pytest.approx(variance, rel=1e-3)
 
 
 def test_the_walk_is_one_simulated() -> None:
@@ -80,7 +88,7 @@ def test_the_walk_is_one_simulated() -> None:
 
 
 def test_shapes_are_rectified_laws() -> None:
-    shapes = Shapes.at(SIZES, TARGET)
+    shapes = Shapes.at(SIZES, np.array([TARGET]))
     for place in (3, 300, 600):
         transition, beta = np.exp(shapes.theta[place, :2])
         share = shapes.theta[place, 2]
@@ -89,20 +97,20 @@ def test_shapes_are_rectified_laws() -> None:
         floor = share / (1 - share) * falling[-2]
         loss = falling + floor
         assert floor / loss[-2] == pytest.approx(share)
-        np.testing.assert_allclose(shapes.measured[place], np.log(loss[:-1]))
-        assert shapes.target[place] == pytest.approx(np.log(loss[-1]))
+        np.testing.assert_allclose(shapes.measured[place], np.log(loss[:-1] / loss[-2]))
+        assert shapes.targets[0, place] == pytest.approx(np.log(loss[-1] / loss[-2]))
 
 
 def few_shapes() -> Shapes:
-    shapes = Shapes.at(SIZES, TARGET)
-    keep = np.arange(0, len(shapes.target), 61)
-    return Shapes(shapes.theta[keep], shapes.measured[keep], shapes.target[keep])
+    shapes = Shapes.at(SIZES, np.array([TARGET]))
+    keep = np.arange(0, len(shapes.theta), 61)
+    return Shapes(shapes.theta[keep], shapes.measured[keep], shapes.targets[:, keep])
 
 
 def test_marginal_against_an_integral_over_scales() -> None:
-    shapes, kriging = few_shapes(), Kriging.at(SIZES, TARGET)
+    shapes, kriging = few_shapes(), Kriging.at(SIZES, np.array([TARGET]))
     y = np.log(3.0) - 0.05 * np.arange(6) + 0.01 * np.random.default_rng(0).standard_normal((2, 6))
-    squares = residual_squares(y, shapes, kriging)
+    (squares,) = residual_squares(y, shapes, kriging)
     scale, a = 0.013, blend.SHAPE
     found = blend.log_marginal(squares, kriging.log_weight, 6, scale)
     prior = invgamma(a, scale=a * scale**2)
@@ -126,23 +134,23 @@ def test_marginal_against_an_integral_over_scales() -> None:
 
 
 def test_mixture_against_a_sum_over_every_component() -> None:
-    shapes, kriging = few_shapes(), Kriging.at(SIZES, TARGET)
+    shapes, kriging = few_shapes(), Kriging.at(SIZES, np.array([TARGET]))
     generator = np.random.default_rng(0)
     y = np.log(3.0) - 0.05 * np.arange(6) + 0.01 * generator.standard_normal((2, 6))
-    logs = generator.standard_normal((len(PATTERNS), 2, len(shapes.target)))
+    logs = generator.standard_normal((len(PATTERNS), 2, len(shapes.theta)))
     scale, a = 0.02, blend.SHAPE
-    squares = residual_squares(y, shapes, kriging)
-    found = mixture(y, shapes, kriging, squares, scale, logs)
+    (squares,) = residual_squares(y, shapes, kriging)
+    (found,) = mixture(y, shapes, kriging, [(squares, logs)], scale)
     for row in range(2):
         weight, mean, variance = [], [], []
         for k in range(len(PATTERNS)):
-            for s in range(len(shapes.target)):
+            for s in range(len(shapes.theta)):
                 r = y[row] - shapes.measured[s]
                 weight.append(np.exp(logs[k, row, s]))
-                mean.append(shapes.target[s] + kriging.weights[k] @ r)
+                mean.append(shapes.targets[0, s] + kriging.weights[k, 0] @ r)
                 # The squared scale given the curve is inverse gamma with these two parameters.
                 after = invgamma(a + 2.5, scale=a * scale**2 + r @ kriging.precision[k] @ r / 2)
-                variance.append(after.mean() * kriging.variance[k])
+                variance.append(after.mean() * kriging.variance[k, 0])
         p = np.array(weight) / np.sum(weight)
         expected = p @ np.array(mean)
         spread = p @ (np.array(variance) + (np.array(mean) - expected) ** 2)
@@ -152,35 +160,33 @@ def test_mixture_against_a_sum_over_every_component() -> None:
 
 def test_shared_prior_finds_the_population() -> None:
     """Curves that tell their shape exactly: the prior's mean and spread are theirs, shrunk."""
-    theta = Shapes.at(SIZES, TARGET).theta
+    theta = Shapes.at(SIZES, np.array([TARGET])).theta
     generator = np.random.default_rng(0)
     chosen = generator.choice(np.flatnonzero(theta[:, 1] > np.log(0.5)), 200)
     log_evidence = np.full((200, len(theta)), -1e4)
     log_evidence[np.arange(200), chosen] = 0.0
     x = np.stack([np.ones(200), np.linspace(-1, 1, 200)], -1)
-    shapes = np.repeat(theta[None], 200, axis=0)
-    logs = blend.shared_prior(log_evidence, shapes, x)
-    np.testing.assert_allclose(np.exp(logs).sum(-1), 1.0)
-    mean = np.exp(logs) @ theta
+    share = blend.normalised(blend.shared_prior(log_evidence, theta, np.ones(200), x))
+    mean = share @ theta
     assert mean[:, 1].mean() == pytest.approx(theta[chosen, 1].mean(), abs=0.15)
-    assert np.exp(logs[0])[theta[:, 1] < np.log(0.3)].sum() < 0.2  # the vague start has 0.35
+    assert share[0, theta[:, 1] < np.log(0.3)].sum() < 0.2  # the vague start has 0.35
 
 
 @pytest.mark.parametrize("scale", [0.005, 0.03, 0.15])
 def test_the_scale_of_a_table_is_found(scale: float) -> None:
     """40 curves around flat shapes, each with its own scale: the table's within a third."""
     generator = np.random.default_rng(1)
-    shapes, kriging = few_shapes(), Kriging.at(SIZES, TARGET)
+    shapes, kriging = few_shapes(), Kriging.at(SIZES, np.array([TARGET]))
     own = np.sqrt(invgamma(2.0, scale=2.0 * scale**2).rvs(40, random_state=generator))
     kinds = generator.integers(len(PATTERNS), size=40)
     y = np.empty((40, 6))
     for row in range(40):
         full = covariance(*PATTERNS[kinds[row]])[:-1, :-1]
         y[row] = own[row] * generator.multivariate_normal(np.zeros(6), full)
-    shape = generator.integers(len(shapes.target), size=40)
-    squares = residual_squares(y + shapes.measured[shape], shapes, kriging)
+    shape = generator.integers(len(shapes.theta), size=40)
+    squares = np.concatenate([*residual_squares(y + shapes.measured[shape], shapes, kriging)], 1)
     known = squares[:, np.arange(40), shape][:, :, None]  # the shape of each is known
-    found = blend.table_scale(known, kriging.log_weight, 6, np.zeros(1))
+    found = blend.table_scale([known], kriging.log_weight, 6, np.zeros(1))
     assert found == pytest.approx(scale, rel=0.33)
 
 
@@ -194,12 +200,97 @@ def test_patterns_of_noise_are_learnt() -> None:
 
 def test_floors_are_shared_as_losses() -> None:
     """Two models of one floor and other losses: equal third features, E / median L(D_n)."""
-    theta = np.array([[1.0, 2.0, 0.6], [3.0, 4.0, 0.3]])
-    y = np.log([[9.0, 2.0], [9.0, 4.0], [9.0, 3.0]])
-    found = blend.features(theta, y)
-    assert found[0, 0, 2] == pytest.approx(0.6 * 2 / 3)
-    assert found[1, 1, 2] == pytest.approx(found[0, 0, 2])
-    np.testing.assert_array_equal(found[:, :, :2], np.repeat(theta[None, :, :2], 3, axis=0))
+    units = blend.floor_units(np.log([[9.0, 2.0], [9.0, 4.0], [9.0, 3.0]]))
+    assert units[0] * 0.6 == pytest.approx(0.6 * 2 / 3)
+    assert units[1] * 0.3 == pytest.approx(units[0] * 0.6)
+
+
+def plain_posteriors(y: np.ndarray, targets: list[float]) -> tuple[np.ndarray, np.ndarray]:
+    """The model as it is written down: a curve, a pattern and a step at a time."""
+    theta = np.array([(t, b, f) for t in TRANSITIONS for b in np.log(EXPONENTS) for f in FLOORS])
+    d, models, points = np.append(SIZES, targets), len(y), len(SIZES)
+    h = 1 / (1 + (d / d[5] / np.exp(theta[:, :1])) ** np.exp(theta[:, 1:2]))
+    g = np.log((1 - theta[:, 2:]) * h / h[:, 5:6] + theta[:, 2:])  # of L / L(D_n)
+    a, power = 2.0, 2.0 + (points - 1) / 2
+    q, log_norm, ahead = np.empty((9, models, len(g))), np.empty(9), []
+    for k, pattern in enumerate(PATTERNS):
+        full = covariance(*pattern, np.log2(d / d[5]), points)
+        measured, cross = full[:points, :points], full[:points, points:]
+        one = np.ones(points)
+        flat = one @ np.linalg.solve(measured, one)
+        log_norm[k] = -0.5 * np.log(np.linalg.det(measured) * flat)
+        gain = np.linalg.solve(measured, cross)
+        short = 1 - one @ gain
+        variance = np.diag(full)[points:] - (cross * gain).sum(0) + short**2 / flat
+        for i in range(models):
+            r = y[i] - g[:, :points]
+            constant = r @ np.linalg.solve(measured, one) / flat
+            r -= constant[:, None]
+            q[k, i] = (r * np.linalg.solve(measured, r.T).T).sum(-1)
+            ahead.append((g[:, points:] + constant[:, None] + r @ gain, variance))
+    start = np.array([0.0, np.log(0.4), 0.4])
+    vague = multivariate_normal(start, SPREAD).logpdf(theta)
+
+    def evidence(scale: float) -> np.ndarray:
+        b = a * scale**2
+        return a * np.log(b) + log_norm[:, None, None] - power * np.log(b + q / 2)
+
+    logs = np.array([logsumexp(evidence(s) + vague, (0, 2)).sum() for s in SCALES])
+    scale = np.exp(softmax(logs) @ np.log(SCALES))
+    of_pattern = logsumexp(evidence(scale) + vague, 2)
+    share = np.full(9, 1 / 9)
+    for _ in range(12):
+        counts = softmax(of_pattern + np.log(share)[:, None], 0).sum(1)
+        share = (counts + 5 / 9) / (models + 5)
+    logs = evidence(scale) + np.log(share)[:, None, None]
+    of_shape = logsumexp(logs, 0)
+    level = y[:, -5:].mean(1)
+    x = np.stack([np.ones(models), level - level.mean()], 1)
+    last = np.exp(y[:, -1])
+    features = [theta * [1, 1, of / np.median(last)] for of in last]
+    c, spread = np.stack([start, np.zeros(3)]), SPREAD
+    for _ in range(13):
+        normal = [multivariate_normal(m, spread) for m in x @ c]
+        prior = np.stack([n.logpdf(f) for n, f in zip(normal, features, strict=True)])
+        weights = softmax(of_shape + prior, 1)
+        means = np.stack([w @ f for w, f in zip(weights, features, strict=True)])
+        c = np.linalg.solve(x.T @ x + 10 * np.eye(2), x.T @ means + [10 * start, np.zeros(3)])
+        off = [f - m for f, m in zip(features, x @ c, strict=True)]
+        scatter = sum(np.cov(o.T, aweights=w, ddof=0) for o, w in zip(off, weights, strict=True))
+        scatter += sum(np.outer(w @ o, w @ o) for o, w in zip(off, weights, strict=True))
+        spread = (10 * SPREAD + scatter) / (10 + models)
+    results = []
+    for i in range(models):
+        w = softmax(logs[:, i] + prior[i])[..., None]
+        values = np.stack([ahead[k * models + i][0] for k in range(9)])
+        mean = (w * values).sum((0, 1))
+        squares = (a * scale**2 + q[:, i, :, None] / 2) / (power - 1)
+        widths = squares * np.stack([ahead[k * models + i][1] for k in range(9)])[:, None]
+        results.append((mean, (w * (widths + (values - mean) ** 2)).sum((0, 1))))
+    return tuple(np.moveaxis(np.array(results), 0, -1))
+
+
+@pytest.mark.parametrize("models", [1, 8, 19])  # of blocks of 8 curves
+def test_posteriors_against_the_model_written_down(models: int) -> None:
+    table, _ = tables.population(3, models=models)
+    y, targets = np.log(table.trained_losses[:, :6]), [12800.0, 51200.0, 1638400.0]
+    np.testing.assert_array_equal(table.trained[:6], SIZES)
+    mean, variance = plain_posteriors(y, targets)
+    ours = posteriors(y, SIZES, np.array(targets))
+    np.testing.assert_allclose([of.mean for of in ours], mean, rtol=1e-9)
+    np.testing.assert_allclose([of.variance for of in ours], variance, rtol=1e-9)
+
+
+def test_memory_grows_by_the_row() -> None:
+    """300 curves more need a few arrays [300, s] of memory, and none [k, 300, s]."""
+    peaks = []
+    for models in (100, 400):
+        y = np.log(np.random.default_rng(0).lognormal(0.0, 0.1, (models, 6)))
+        tracemalloc.start()
+        posteriors(y, SIZES, np.array([TARGET, 2 * TARGET]))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] - peaks[0] < 300 * 624 * 8 * 5
 
 
 def share_by_least_squares(y: np.ndarray, sizes: np.ndarray) -> float:
@@ -287,7 +378,7 @@ def test_a_doubtful_forecast_goes_no_further_than_the_mean_fall(
 
 def test_a_smaller_subset_that_fits_moves_little() -> None:
     """Curves on the grid's own shapes: their first subset tells nothing that the others do not."""
-    shapes = Shapes.at(SIZES, TARGET)
+    shapes = Shapes.at(SIZES, np.array([TARGET]))
     y = shapes.measured[[200, 250, 330, 400]] + 1.0
     whole, less = posteriors(y, SIZES, [TARGET])[0], posteriors(y[:, 1:], SIZES[1:], [TARGET])[0]
     np.testing.assert_allclose(less.mean, whole.mean, atol=0.25 * np.sqrt(less.variance).max())
@@ -338,7 +429,7 @@ def test_better_than_ats_on_curves_that_level_off() -> None:
 def from_the_model() -> tuple[Posterior, np.ndarray]:
     """Posteriors of 350 curves drawn from the model itself, and their values at the target."""
     generator = np.random.default_rng(4)
-    shapes = Shapes.at(SIZES, TARGET)
+    shapes = Shapes.at(SIZES, np.array([TARGET]))
     away = (shapes.theta - [0.0, np.log(0.5), 0.3]) / [1.5, 0.3, 0.2]
     weight = np.exp(-0.5 * (away**2).sum(-1))
     shape = generator.choice(len(weight), 350, p=weight / weight.sum())
@@ -347,7 +438,7 @@ def from_the_model() -> tuple[Posterior, np.ndarray]:
     for row in range(350):
         full = covariance(*PATTERNS[int(generator.integers(len(PATTERNS)))])
         y[row] = own[row] * generator.multivariate_normal(np.zeros(7), full)
-    y += np.append(shapes.measured, shapes.target[:, None], -1)[shape] + 1.0
+    y += np.append(shapes.measured, shapes.targets.T, -1)[shape] + 1.0
     return posteriors(y[:, :-1], SIZES, [TARGET])[0], y[:, -1]
 
 
