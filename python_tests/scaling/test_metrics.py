@@ -10,7 +10,7 @@ from scipy.integrate import quad
 from scipy.stats import linregress, norm, pearsonr
 
 from benchmarks.forecast_scores import coverage, log_rmse, pear_corr, rel_acc
-from jachess_ext.scaling import fit
+from jachess_ext.scaling import fit, predictive
 from jachess_ext.scaling.baselines import accept_then_stop
 from jachess_ext.scaling.predictive import Student
 
@@ -161,3 +161,11 @@ def test_prob_lowest_of_many_takes_little_memory() -> None:
     first = quad(density, -8, 2, points=[-3], epsabs=1e-12)[0]
     np.testing.assert_allclose(found[:300], first, rtol=1e-3)
     np.testing.assert_allclose(found[300:], (1 - 300 * first) / 700, rtol=1e-3)
+
+
+def test_prob_lowest_is_the_same_by_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell between two parts is neither lost nor counted twice."""
+    few = Student(*map(np.array, CASES["twelve"]), np.full(12, np.inf))
+    whole = few.prob_lowest()
+    monkeypatch.setattr(predictive, "_AT_A_TIME", 100)
+    np.testing.assert_allclose(few.prob_lowest(), whole, rtol=1e-12)
