@@ -16,7 +16,8 @@ from functools import partial
 
 import numpy as np
 
-from .predictive import Array, Student
+from .._io import require
+from .predictive import Array, Student, width_of_differences
 
 # Relative to the largest size and its loss: a transition from e⁻⁹ to e⁹ of that size, so that a
 # curve may be all power law or not yet in it; β; and a floor E of up to nine tenths of that loss.
@@ -71,6 +72,21 @@ PATTERNS = (
 drifts: that a curve follows the rectified law over all further doublings is not believed."""
 
 
+def covariances(sizes: Array, targets: Array) -> tuple[Array, Array, Array, Array]:
+    """Return those of a curve's parts over doublings, u = log₂(D / D_n), [m + t, m + t] each.
+
+    Level and slope walk away from D_n in both directions, so that a smaller subset more changes
+    nothing for the others.  With a = min(|u|, |u'|), b = max(|u|, |u'|), for u and u' on one side
+    of 0, and 0 on two sides: white noise 1[u = u'], which targets have none of; a level's walk, a;
+    a slope's walk, a bend of a² (3b − a) / 6; and, on both sides, u u', a line's deviation.
+    """
+    u = np.log2(np.append(sizes, targets) / sizes[-1])
+    line, away = np.multiply.outer(u, u), np.abs(u)
+    a, b = np.minimum.outer(away, away), np.maximum.outer(away, away)
+    white = np.diag(np.arange(len(u)) < len(sizes)).astype(float)
+    return white, np.where(line > 0, a, 0.0), np.where(line > 0, a**2 * (3 * b - a) / 6, 0.0), line
+
+
 @dataclass(frozen=True)
 class Kriging:
     """Gaussian prediction under k patterns at scale 1, with a free constant.
@@ -89,23 +105,15 @@ class Kriging:
 
     @classmethod
     def at(cls, sizes: Array, targets: Array) -> Kriging:
-        """Return the predictors for covariances over doublings, u = log₂(D / D_n).
+        """Return the predictors for `PATTERNS`; a line's deviation is worth a doubling's bend."""
+        white, level, bend, line = covariances(sizes, targets)
+        slope = bend + line
+        patterns = [s**2 * white + t**2 * level + k**2 * slope for s, t, k in PATTERNS]
+        return cls.of(np.stack(patterns), len(sizes))
 
-        Level and slope walk away from D_n in both directions, so that a smaller subset more changes
-        nothing for the others.  With a = min(|u|, |u'|), b = max(|u|, |u'|), for u and u' on one
-        side of 0:  K = σ² 1[u = u'] + τ² a + κ² (a² (3b − a) / 6 + u u');  on two sides κ² u u'.
-        The last term is the slope's deviation at D_n, worth one doubling's drift.  Targets have no
-        white noise.
-        """
-        points = len(sizes)
-        u = np.log2(np.append(sizes, targets) / sizes[-1])
-        one_side = np.multiply.outer(u, u) > 0
-        away = np.abs(u)
-        a, b = np.minimum.outer(away, away), np.maximum.outer(away, away)
-        level = np.where(one_side, a, 0.0)
-        slope = np.where(one_side, a**2 * (3 * b - a) / 6, 0.0) + np.multiply.outer(u, u)
-        white = np.diag(np.arange(len(u)) < points)
-        covariance = np.stack([s**2 * white + t**2 * level + k**2 * slope for s, t, k in PATTERNS])
+    @classmethod
+    def of(cls, covariance: Array, points: int) -> Kriging:
+        """Return the predictors of covariances [k, m + t, m + t] whose first `points` are seen."""
         # Ordinary kriging.  The constant has a flat prior, so that P leaves out what is constant in
         # the residuals.  The weights of a known mean (`simple`) sum to 1 − `missing`; for an
         # unbiased prediction that share goes to the constant's own estimate,
@@ -354,52 +362,186 @@ def mixture(
     return list(map(Posterior, mean + y[:, -1], spread.sum(0)))
 
 
-def share_of_last(y: Array, sizes: Array) -> float:
+@dataclass(frozen=True)
+class Process:
+    """A Gaussian process of ln L over doublings, whose numbers are this table's own.
+
+    A curve is a free constant, a line whose slope at the largest size D_n is normal around one
+    that all curves share, a slope that walks away from it, and noise.  It knows no shape and no
+    other table, so that it is sure where the curves of this one are alike and smooth.
+
+    Attributes:
+        slope: the mean of ln L's change in a doubling at D_n.
+        deviations: of a curve's slope from it, of the slope's walk over one doubling, and of the
+            noise, [3].
+    """
+
+    slope: float
+    deviations: Array
+
+    @classmethod
+    def fit(cls, y: Array, sizes: Array) -> Process:
+        """Return the most probable numbers for ln L [n, m] at sizes [m].
+
+        The slope is N(−.1, .15²), and ln of the deviations N(ln (.06, .02, .02), 1): wide beside
+        what even three sizes tell.
+        """
+        white, _, bend, line = covariances(sizes, sizes[:0])
+        parts, u = np.stack([line, bend, white]), np.log2(sizes / sizes[-1])
+        away = y - y[:, -1:] + 0.1 * u  # from the prior's line; kriging sees no constant
+        scatter, total = away.T @ away, away.sum(0)
+
+        def slope(kriging: Kriging) -> tuple[float, float]:
+            product = u @ kriging.precision[0]
+            return product @ total, len(y) * (product @ u) + 0.15**-2
+
+        def kriging(logs: Array) -> Kriging:
+            return Kriging.of(np.tensordot(np.exp(2 * logs), parts, 1)[None], len(sizes))
+
+        def minus_log(logs: Array) -> float:
+            model = kriging(logs)
+            agreement, weight = slope(model)
+            squares = (model.precision[0] * scatter).sum() - agreement**2 / weight
+            prior = ((logs - _DEVIATIONS) ** 2).sum()
+            return float(squares + prior) / 2 - len(y) * float(model.log_weight[0])
+
+        minimum = require("scipy.optimize").minimize(
+            minus_log, _DEVIATIONS, method="L-BFGS-B", bounds=[(-7, 1), (-8, 0), (-8, 0)]
+        )
+        agreement, weight = slope(kriging(minimum.x))
+        return cls(agreement / weight - 0.1, np.exp(minimum.x))
+
+    def predict(self, y: Array, sizes: Array, targets: Array) -> tuple[Array, Array]:
+        """Return the means of ln L at targets, [t, n], and a curve's deviation there, [t]."""
+        white, _, bend, line = covariances(sizes, targets)
+        parts = np.stack([line, bend, white])
+        kriging = Kriging.of(np.tensordot(self.deviations**2, parts, 1)[None], len(sizes))
+        away = y - y[:, -1:] - self.slope * np.log2(sizes / sizes[-1])
+        ahead = self.slope * np.log2(targets / sizes[-1])[:, None]
+        return y[:, -1] + ahead + kriging.weights[0] @ away.T, np.sqrt(kriging.variance[0])
+
+
+_DEVIATIONS = np.log([0.06, 0.02, 0.02])
+
+
+@dataclass(frozen=True)
+class Backtest:
+    """What the first sizes of a table said of a later one.
+
+    Attributes:
+        sizes: how many of the table's first sizes were read.
+        last, truth: ln L at the last of them, and at the later size, [n].
+        posterior: the blend's forecast of the later size.
+        mean, deviation: the process's, [n], and one number.
+    """
+
+    sizes: int
+    last: Array
+    truth: Array
+    posterior: Posterior
+    mean: Array
+    deviation: float
+
+
+def backtests(y: Array, sizes: Array) -> list[Backtest]:
+    """Forecast every later size from the first k sizes, three or more: y [n, m], sizes [m]."""
+    results = []
+    for count in range(FEWEST_SIZES, len(sizes)):
+        seen, at, later = y[:, :count], sizes[:count], sizes[count:]
+        means, deviations = Process.fit(seen, at).predict(seen, at, later)
+        columns = zip(y[:, count:].T, posteriors(seen, at, later), means, deviations, strict=True)
+        results += [Backtest(count, seen[:, -1], *column) for column in columns]
+    return results
+
+
+def share_of_last(tests: Iterable[Backtest]) -> float:
     """Return how far differences between candidates are drawn to their last losses', 0 to 1.
 
-    By backtests on the table's own smaller sizes: from the first k sizes (3 or more) every later
-    size j is predicted.  With f, l and t the predicted, the last and the true ln L at j, each less
-    its mean over the candidates, w = Σ (t − f)ᵀ(l − f) / s over Σ (l − f)ᵀ(l − f) / s minimises
+    With f, l and t the predicted, the last and the true ln L of a backtest, each less its mean over
+    the candidates, w = Σ (t − f)ᵀ(l − f) / s over Σ (l − f)ᵀ(l − f) / s minimises
     Σ |t − (1 − w) f − w l|² / s, where s, the mean square of both errors, gives backtests near and
     far one weight.  A prior stands for further backtests; without any it is all there is.
-
-    Args:
-        y: ln L, [n, m].
-        sizes: positive, ascending, [m].
     """
     agreement, spread = _WORTH_OF_LAST * _LAST, _WORTH_OF_LAST
-    for count in range(FEWEST_SIZES, len(sizes)):
-        last = _centred(y[:, count - 1])
-        later = posteriors(y[:, :count], sizes[:count], sizes[count:])
-        for place, predicted in enumerate(later, start=count):
-            forecast, truth = _centred(predicted.mean), _centred(y[:, place])
-            error, gap = truth - forecast, last - forecast
-            squares = np.mean((truth - last) ** 2 + error**2)
-            if squares > _ROUNDING:
-                agreement += float(error @ gap / squares)
-                spread += float(gap @ gap / squares)
+    for test in tests:
+        forecast, last, truth = map(_centred, (test.posterior.mean, test.last, test.truth))
+        error, gap = truth - forecast, last - forecast
+        squares = np.mean((truth - last) ** 2 + error**2)
+        if squares > _ROUNDING:
+            agreement += float(error @ gap / squares)
+            spread += float(gap @ gap / squares)
     return float(np.clip(agreement / spread, 0.0, 1.0))
+
+
+_PRIOR_ODDS, _EVIDENCE, _MOST_EVIDENCE = -3.0, 4.0, 1.0
+"""Of the process against the blend: ln odds before any backtest, their growth with each number of
+sizes that backtests began from, and nats a candidate that one backtest counts for at most.  From
+the development halves."""
+
+
+def trust_in_process(tests: Sequence[Backtest], share: float) -> float:
+    """Return the probability that a table is one that the process describes, 0 to 1.
+
+    Evidence is how much denser than the blend it said the differences between candidates in the
+    backtests: its Gaussian against that of what is chosen by, with the width that P(best) has.
+
+    Args:
+        tests: the table's backtests.
+        share: how far the blend's differences are drawn to the last losses'.
+    """
+    gains = []
+    for test in tests:
+        posterior, truth = test.posterior, _centred(test.truth)
+        fall = test.last - posterior.mean
+        choice = _centred(posterior.mean + share * _centred(fall))
+        width = width_of_differences(student_scale(posterior.variance), fall)
+        blend = ((truth - choice) / width) ** 2 / 2 + np.log(width)
+        process = ((truth - _centred(test.mean)) / test.deviation) ** 2 / 2
+        gains.append(np.mean(blend - process) - np.log(test.deviation))
+    gain = np.clip(gains, -_MOST_EVIDENCE, _MOST_EVIDENCE).mean() if gains else 0.0
+    odds = _PRIOR_ODDS + _EVIDENCE * gain * len({test.sizes for test in tests})
+    return float(1 / (1 + np.exp(-odds)))
 
 
 def _centred(values: Array) -> Array:
     return values - values.mean()
 
 
-def forecasts(
-    sizes: Array, losses: Array, targets: Sequence[float]
-) -> list[tuple[Student, Array, Array]]:
+def student_scale(variance: Array) -> Array:
+    """Return the scale of a forecast's Student's t for a posterior's variance, [n]."""
+    width = np.sqrt(variance)
+    return _SCALE * width**_OWN * np.exp(0.1 * np.log(width).mean())
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is forecast of n curves at a target.
+
+    Attributes:
+        predictive: the distribution of ln L, Student's t (`_DOF`, `_SCALE`) around the posterior's
+            mean, drawn to the mean fall where it is doubtful (`_TO_MEAN`).
+        choice: what to choose by, [n]: that mean with its differences between the candidates drawn
+            towards those of the last losses by `share_of_last`, and then towards those of the
+            process's forecasts by the trust in it.
+        fall: how far each curve alone would fall from its last loss, [n].
+        deviation: of ln L by the process, [n].
+        trust: the probability that the process describes this table, [n].
+    """
+
+    predictive: Student
+    choice: Array
+    fall: Array
+    deviation: Array
+    trust: Array
+
+
+def forecasts(sizes: Array, losses: Array, targets: Sequence[float]) -> list[Outlook]:
     """Predict ln L at targets.
 
     Args:
         sizes: positive, ascending, [m].
         losses: [n, m].
         targets: above the last size.
-
-    Returns:
-        For each target the distribution, Student's t (`_DOF`, `_SCALE`) around the posterior's
-        mean, drawn to the mean fall where it is doubtful (`_TO_MEAN`); what to choose by, that mean
-        with its differences between the candidates drawn towards those of the last losses by
-        `share_of_last`, [n]; and how far each curve alone would fall from its last loss, [n].
 
     Raises:
         ValueError: fewer than three sizes, or a target that is not above them.
@@ -409,25 +551,30 @@ def forecasts(
         raise ValueError(f"{text}; there are {len(sizes)}")
     if not min(targets) > sizes[-1]:
         raise ValueError(f"the target {min(targets):g} is not above the last size, {sizes[-1]:g}")
-    y = np.log(losses)
-    share, results = share_of_last(y, sizes), []
-    for moments in posteriors(y, sizes, np.array(targets)):
+    y, at = np.log(losses), np.array(targets)
+    tests, results = backtests(y, sizes), []
+    share = share_of_last(tests)
+    trust = trust_in_process(tests, share)
+    means, deviations = Process.fit(y, sizes).predict(y, sizes, at)
+    for moments, mean, deviation in zip(posteriors(y, sizes, at), means, deviations, strict=True):
         # Of forecasts that fall further than the candidates' mean, more are too low than too high:
         # each moves back by a part of the difference.  The part grows with the variance, so that a
         # curve that is sure of its fall keeps it.
         fall = y[:, -1] - moments.mean
         further = _centred(fall)
         doubt = np.minimum(_TO_MEAN * moments.variance / moments.variance.mean(), 1)
-        width = np.sqrt(moments.variance)
-        scale = _SCALE * width**_OWN * np.exp(0.1 * np.log(width).mean())
-        predictive = Student(moments.mean + doubt * further, scale, np.full(len(y), _DOF))
-        results.append((predictive, moments.mean + share * further, fall))
+        dof = np.full(len(y), _DOF)
+        predictive = Student(moments.mean + doubt * further, student_scale(moments.variance), dof)
+        choice = moments.mean + share * further
+        choice += trust * (_centred(mean) - _centred(choice))
+        widths = np.full(len(y), deviation), np.full(len(y), trust)
+        results.append(Outlook(predictive, choice, fall, *widths))
     return results
 
 
 def forecast_ahead(
     sizes: Array, losses: Array, row: int, further: tuple[float, float], target: float
-) -> tuple[Student, Array, Array]:
+) -> Outlook:
     """Predict ln L at the target of one curve that was seen at a larger size than all others.
 
     It is forecast with the others from the sizes they have, and moved by what its further loss was
@@ -445,9 +592,14 @@ def forecast_ahead(
         As `forecasts` for the target, of that curve alone.
     """
     size, loss = further
-    (near, near_choice, _), (far, choice, fall) = forecasts(sizes, losses, [size, target])
-    left = np.log(target / size) / np.log(target / sizes[-1])
-    measured, only, far = np.log(loss), np.array([row]), far.rows(np.array([row]))
-    location = far.location + measured - near.location[only]
-    ahead = Student(location, far.scale * np.sqrt(left), far.dof)
-    return ahead, choice[only] + measured - near_choice[only], fall[only]
+    near, far = forecasts(sizes, losses, [size, target])
+    left = np.sqrt(np.log(target / size) / np.log(target / sizes[-1]))
+    measured, only, student = np.log(loss), np.array([row]), far.predictive.rows(np.array([row]))
+    location = student.location + measured - near.predictive.location[only]
+    return Outlook(
+        predictive=Student(location, student.scale * left, student.dof),
+        choice=far.choice[only] + measured - near.choice[only],
+        fall=far.fall[only],
+        deviation=far.deviation[only] * left,
+        trust=far.trust[only],
+    )

@@ -9,16 +9,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
 from .._io import axes_or_new, require
 from .._text import DASH, number, scientific, share
 from .baselines import accept_then_stop
-from .blend import FEWEST_SIZES, forecast_ahead, forecasts
+from .blend import FEWEST_SIZES, Outlook, forecast_ahead, forecasts
 from .fitting import FittedLaw, fit
-from .predictive import Array, Index, Student, apart, check_level, prob_best
+from .predictive import Array, Index, Student, Worlds, check_level, width_of_differences
 from .runs import LossTable, TableError, Values, higher_is_better
 from .sheets import Source, listed
 from .tables import read_table
@@ -26,6 +26,8 @@ from .tables import read_table
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
+
+T = TypeVar("T")
 
 DEFAULT = "blend"
 """The method where none is named."""
@@ -46,8 +48,10 @@ class Forecast:
         predictive: the distribution of ln L at the target, or None.
         fall: how far ln L falls to the target by each model's own curve, [n]; None without a
             distribution.
+        deviation, trust: of "blend", [n]: the width of what its Gaussian process forecasts, and how
+            probable it is that the process describes this table.
         is_loss: whether the score is a loss at the target.
-        apart: the distribution without the errors that all models share, which P(best) is of; set
+        worlds: the distributions without the errors that all models share, which P(best) is of; set
             once all models are known.
     """
 
@@ -55,8 +59,10 @@ class Forecast:
     trained: Array
     predictive: Student | None = None
     fall: Array | None = None
+    deviation: Array | None = None
+    trust: Array | None = None
     is_loss: bool = True
-    apart: Student | None = None
+    worlds: Worlds | None = None
 
     @property
     def predicted(self) -> Array | None:
@@ -67,12 +73,16 @@ class Forecast:
 
     def rows(self, places: Index) -> Forecast:
         """Return the forecasts of the models at these rows."""
+        optional = (self.fall, self.deviation, self.trust)
+        fall, deviation, trust = (None if part is None else part[places] for part in optional)
         return replace(
             self,
             score=self.score[places],
             trained=self.trained[places],
             predictive=self.predictive and self.predictive.rows(places),
-            fall=None if self.fall is None else self.fall[places],
+            fall=fall,
+            deviation=deviation,
+            trust=trust,
         )
 
 
@@ -124,8 +134,13 @@ class Method:
 
 
 def _blend(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
-    ((predictive, choice, fall),) = forecasts(table.trained, table.trained_losses, [target])
-    return Forecast(np.exp(choice), _all_sizes(table), predictive, fall)
+    (outlook,) = forecasts(table.trained, table.trained_losses, [target])
+    return _of_outlook(outlook, _all_sizes(table))
+
+
+def _of_outlook(outlook: Outlook, trained: Array) -> Forecast:
+    parts = (outlook.predictive, outlook.fall, outlook.deviation, outlook.trust)
+    return Forecast(np.exp(outlook.choice), trained, *parts)
 
 
 def _rectified(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
@@ -247,8 +262,14 @@ def forecast_each(
     predictive = forecast.predictive.widened(table.last_noise)
     last = np.where(present, table.sizes, 0.0).max(1)
     doublings = np.log2(target / last) if last.all() else np.ones(len(last))
-    differing = apart(np.log(forecast.score), predictive.scale, forecast.fall, doublings)
-    return replace(forecast, predictive=predictive, apart=differing)
+    widths, weights = [width_of_differences(predictive.scale, forecast.fall)], [1.0]
+    if forecast.deviation is not None and forecast.trust is not None:
+        trust = float(forecast.trust.mean())
+        widths.append(float(np.median(np.hypot(forecast.deviation, table.last_noise))))
+        weights = [1 - trust, trust]
+    location = np.log(forecast.score)
+    worlds = Worlds.around(location, np.array(widths), np.array(weights), doublings)
+    return replace(forecast, predictive=predictive, worlds=worlds)
 
 
 def _blend_ahead(table: LossTable, row: int, target: float) -> Forecast | None:
@@ -268,25 +289,28 @@ def _blend_ahead(table: LossTable, row: int, target: float) -> Forecast | None:
         return None
     size, loss = table.sizes[places[-1]], table.losses[row, places[-1]]
     losses, place = table.losses[np.ix_(group, shared)], int(np.searchsorted(group, row))
-    predictive, choice, fall = forecast_ahead(
-        table.sizes[shared], losses, place, (size, loss), target
-    )
-    trained = np.array([table.sizes[places].sum()])
-    return Forecast(np.exp(choice), trained, predictive, fall)
+    outlook = forecast_ahead(table.sizes[shared], losses, place, (size, loss), target)
+    return _of_outlook(outlook, np.array([table.sizes[places].sum()]))
 
 
 def joined(parts: Sequence[Forecast]) -> Forecast:
     """Return the forecasts of several groups of models as one; what a group lacks, all lack."""
     students = [part.predictive for part in parts if part.predictive is not None]
-    falls = [part.fall for part in parts if part.fall is not None]
     fields = zip(*((part.location, part.scale, part.dof) for part in students), strict=True)
     return Forecast(
         score=np.concatenate([part.score for part in parts]),
         trained=np.concatenate([part.trained for part in parts]),
         predictive=Student(*map(np.concatenate, fields)) if len(students) == len(parts) else None,
-        fall=np.concatenate(falls) if len(falls) == len(parts) else None,
+        fall=_together([part.fall for part in parts]),
+        deviation=_together([part.deviation for part in parts]),
+        trust=_together([part.trust for part in parts]),
         is_loss=parts[0].is_loss,
     )
+
+
+def _together(columns: Sequence[Array | None]) -> Array | None:
+    arrays = [column for column in columns if column is not None]
+    return np.concatenate(arrays) if len(arrays) == len(columns) else None
 
 
 # The choice -------------------------------------------------------------------------------------
@@ -400,7 +424,7 @@ def select(
 def _calibrated(
     forecast: Forecast, losses: LossTable, target: float, references: Sequence[str], method: str
 ) -> Forecast:
-    if forecast.predictive is None or forecast.apart is None:
+    if forecast.predictive is None or forecast.worlds is None:
         raise ValueError(f"{method} gives no distribution here that references could calibrate")
     unknown = [name for name in references if name not in losses.names]
     if unknown:
@@ -411,9 +435,11 @@ def _calibrated(
         text = f"{len(rows)} reference models are too few to calibrate intervals"
         raise ValueError(f"{text}; expected {_REFERENCES} or more")
     predictive = _moved(forecast.predictive, rows, truth)
-    location = forecast.apart.location + predictive.location - forecast.predictive.location
-    differing = replace(_moved(forecast.apart, rows, truth), location=location)
-    return replace(forecast, score=np.exp(location), predictive=predictive, apart=differing)
+    location = np.log(forecast.score) + predictive.location - forecast.predictive.location
+    accounts = [_moved(account, rows, truth) for account in forecast.worlds.accounts]
+    accounts = [replace(account, location=location) for account in accounts]
+    worlds = replace(forecast.worlds, accounts=tuple(accounts))
+    return replace(forecast, score=np.exp(location), predictive=predictive, worlds=worlds)
 
 
 def _moved(predictive: Student, references: Index, truth: Array) -> Student:
@@ -616,13 +642,13 @@ class Selection:
         """Probability of having the lowest loss at the target, [n] in the table's order.
 
         Of the differences between the forecasts: the errors that all models share count in
-        `interval_ends` alone, and what is left has one width for all (`predictive.apart`), so that
-        the first of the ranking has the largest probability.
+        `interval_ends` alone, and what is left has one width for all (`predictive.Worlds`), so
+        that the first of the ranking has the largest probability.
 
         Raises:
             ValueError: the method gives no distribution.
         """
-        chances = prob_best(self._distribution(self.forecast.apart))
+        chances = self._distribution(self.forecast.worlds).prob_best()
         chances.setflags(write=False)
         return chances
 
@@ -733,7 +759,7 @@ class Selection:
         ax.legend(title=f"{self.method}, best first")
         return ax
 
-    def _distribution(self, distribution: Student | None) -> Student:
+    def _distribution(self, distribution: T | None) -> T:
         if distribution is None:
             text = f"{self.method} gives no distribution here, of intervals and probabilities"
             raise ValueError(f"{text}; {DEFAULT} does, and laws with more sizes than parameters")
