@@ -294,7 +294,7 @@ def posteriors(y: Array, sizes: Array, targets: Array) -> list[Posterior]:
     Args:
         y: [n, m].
         sizes: positive, ascending, [m].
-        targets: one or more, above the last size.
+        targets: one or more, above the last size, [t].
     """
     shapes, kriging = Shapes.at(sizes, targets), Kriging.at(sizes, targets)
     vague = -0.5 * ((shapes.theta - MEAN) ** 2 / np.diag(SPREAD)).sum(-1)
