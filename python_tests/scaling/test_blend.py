@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.polynomial import Polynomial
 from scipy.integrate import quad
-from scipy.special import logsumexp, softmax
+from scipy.optimize import minimize
+from scipy.special import expit, logsumexp, softmax
 from scipy.stats import invgamma, multivariate_normal, norm
 from scipy.stats import t as student
 
@@ -20,7 +22,9 @@ from jachess_ext.scaling.blend import (
     PATTERNS,
     Kriging,
     Posterior,
+    Process,
     Shapes,
+    backtests,
     forecasts,
     mixture,
     posteriors,
@@ -309,6 +313,27 @@ def share_by_least_squares(y: np.ndarray, sizes: np.ndarray) -> float:
     return float(np.clip(np.linalg.lstsq(regressor[:, None], response, rcond=None)[0][0], 0, 1))
 
 
+def trust_by_densities(y: np.ndarray, sizes: np.ndarray, share: float) -> float:
+    """The trust in the process, by scipy's densities of the differences in each backtest."""
+    gains, starts = [], len(sizes) - 3
+    for count in range(3, len(sizes)):
+        process = Process.fit(y[:, :count], sizes[:count])
+        for later in range(count, len(sizes)):
+            at = np.array([sizes[later]])
+            (ours,) = posteriors(y[:, :count], sizes[:count], at)
+            (mean,), (deviation,) = process.predict(y[:, :count], sizes[:count], at)
+            truth, last = y[:, later] - y[:, later].mean(), y[:, count - 1] - y[:, count - 1].mean()
+            choice = (1 - share) * (ours.mean - ours.mean.mean()) + share * last
+            deviations = np.sqrt(ours.variance)
+            scales = 0.6 * deviations**0.75 * np.prod(deviations) ** (0.1 / len(y))
+            falls = y[:, count - 1] - ours.mean
+            width = np.sqrt((0.55 * np.median(scales)) ** 2 + 1.3**2 * np.var(falls))
+            gain = norm.logpdf(truth, mean - mean.mean(), deviation)
+            gain -= norm.logpdf(truth, choice, width)
+            gains.append(max(-1.0, min(1.0, gain.mean())))
+    return float(expit(-3 + 4 * starts * np.mean(gains)))
+
+
 @pytest.mark.parametrize("seed", [4, 6])
 def test_differences_are_drawn_to_the_last_losses_as_backtests_say(seed: int) -> None:
     table, _ = tables.population(seed, models=6)
@@ -317,9 +342,13 @@ def test_differences_are_drawn_to_the_last_losses_as_backtests_say(seed: int) ->
     (alone,) = posteriors(y, d, [102400.0])
     share = share_by_least_squares(y, d)
     assert 0.02 < share < 0.98
+    trust = trust_by_densities(y, d, share)
+    assert 0.001 < trust < 0.999
+    (mean,), (deviation,) = Process.fit(y, d).predict(y, d, np.array([102400.0]))
     choice = np.log(found.scores)
     assert choice.mean() == pytest.approx(alone.mean.mean())
     pull = (1 - share) * np.diff(alone.mean) + share * np.diff(y[:, -1])
+    pull = (1 - trust) * pull + trust * np.diff(mean)
     np.testing.assert_allclose(np.diff(choice), pull, rtol=1e-6)
     fall = y[:, -1] - alone.mean
     forecast = np.log(found.predicted_losses)
@@ -334,7 +363,9 @@ def test_differences_are_drawn_to_the_last_losses_as_backtests_say(seed: int) ->
         np.testing.assert_allclose(np.log(low), forecast - width, rtol=1e-9)
         np.testing.assert_allclose(np.log(high), forecast + width, rtol=1e-9)
     own = np.hypot(0.55 * np.median(scale), 1.3 * np.std(fall))
-    draws = choice + own * np.random.default_rng(0).standard_normal((200_000, 6))
+    random = np.random.default_rng(0)
+    width = np.where(random.random((200_000, 1)) < trust, deviation, own)
+    draws = choice + width * random.standard_normal((200_000, 6))
     shares = 0.9 * np.bincount(draws.argmin(1), minlength=6) / 200_000 + 0.1 / 6
     np.testing.assert_allclose(found.best_probabilities, shares, atol=0.005)
 
@@ -345,16 +376,18 @@ def test_without_backtests_nine_tenths_are_the_last_losses() -> None:
     steep, flat = 2.0 * (d / d[-1]) ** -0.10, 1.96 * (d / d[-1]) ** -0.09
     table = LossTable(("steep", "flat", "far"), d, np.stack([steep, flat, 1.5 * flat]), None)
     few = replace(table, sizes=d[-3:], losses=table.losses[:, -3:])
-    assert blend.share_of_last(np.log(few.losses), few.sizes) == 0.9
+    assert blend.share_of_last(backtests(np.log(few.losses), few.sizes)) == 0.9
     assert select(few, d[-1], 102400.0).ranking == ["flat", "steep", "far"]
     whole = select(table, d[-1], 102400.0)
-    assert blend.share_of_last(np.log(table.losses), d) < 0.5  # straight lines have been foreseen
+    assert (
+        blend.share_of_last(backtests(np.log(table.losses), d)) < 0.5
+    )  # straight lines have been foreseen
     assert whole.names[whole.best_probabilities.argmax()] == whole.ranking[0]
 
 
 def test_equal_curves_leave_the_prior() -> None:
     y = np.log(np.full((3, 5), 2.0))
-    assert blend.share_of_last(y, SIZES[:5]) == 0.9
+    assert blend.share_of_last(backtests(y, SIZES[:5])) == 0.9
 
 
 def test_a_doubtful_forecast_goes_no_further_than_the_mean_fall(
@@ -366,9 +399,12 @@ def test_a_doubtful_forecast_goes_no_further_than_the_mean_fall(
     mean = np.linspace(-2.0, -1.0, 12)
     found = [Posterior(mean, variance)]
     monkeypatch.setattr(blend, "posteriors", lambda *_: found)
+    monkeypatch.setattr(blend, "backtests", lambda *_: [])
     monkeypatch.setattr(blend, "share_of_last", lambda *_: 0.0)
+    monkeypatch.setattr(blend, "trust_in_process", lambda *_: 0.0)
     losses = np.exp(np.random.default_rng(0).normal(0.0, 0.2, (12, 6)))
-    ((predictive, choice, fall),) = forecasts(SIZES, losses, [TARGET])
+    (outlook,) = forecasts(SIZES, losses, [TARGET])
+    predictive, choice, fall = outlook.predictive, outlook.choice, outlook.fall
     last = np.log(losses[:, -1])
     assert predictive.location[4] == pytest.approx(last[4] - (last - mean).mean(), rel=1e-12)
     np.testing.assert_allclose(np.delete(predictive.location - mean, 4), 0, atol=1e-6)
@@ -387,10 +423,92 @@ def test_a_smaller_subset_that_fits_moves_little() -> None:
 def test_a_common_factor_changes_nothing_but_itself() -> None:
     table, _ = tables.population(0, models=8)
     losses = table.trained_losses[:, :7]
-    ((one, _, _),) = forecasts(table.trained[:7], losses, [204800.0])
-    ((ten, _, _),) = forecasts(table.trained[:7], 10 * losses, [204800.0])
-    np.testing.assert_allclose(ten.location, one.location + np.log(10), atol=1e-9)
-    np.testing.assert_allclose(ten.scale, one.scale, rtol=1e-9)
+    (one,) = forecasts(table.trained[:7], losses, [204800.0])
+    (ten,) = forecasts(table.trained[:7], 10 * losses, [204800.0])
+    location = one.predictive.location + np.log(10)
+    np.testing.assert_allclose(ten.predictive.location, location, atol=1e-9)
+    np.testing.assert_allclose(ten.predictive.scale, one.predictive.scale, rtol=1e-9)
+    np.testing.assert_allclose(ten.choice, one.choice + np.log(10), atol=1e-6)
+    np.testing.assert_allclose(ten.deviation, one.deviation, rtol=1e-6)
+
+
+# The process ------------------------------------------------------------------------------------
+
+
+def plain_covariance(u: np.ndarray, line: float, bend: float, noise: float) -> np.ndarray:
+    """Of the process at doublings u from the largest size, an entry at a time, without a level."""
+    result = np.zeros((len(u), len(u)))
+    for i, one in enumerate(u):
+        for j, two in enumerate(u):
+            result[i, j] = line**2 * one * two + noise**2 * (i == j)
+            if one * two > 0:  # the slope's walk, integrated twice: ∫ (|one| − v)(|two| − v) dv
+                least, most = sorted((abs(one), abs(two)))
+                walk = Polynomial([least * most, -least - most, 1.0]).integ()
+                result[i, j] += bend**2 * walk(least)
+    return result
+
+
+def plain_density(logs: np.ndarray, slope: float, y: np.ndarray, u: np.ndarray) -> float:
+    """ln of the posterior density of the process's numbers, by scipy, up to a constant.
+
+    A free constant is left out by the differences from a curve's mean, in an orthonormal basis.
+    """
+    basis = np.linalg.svd(np.ones((1, len(u))))[2][1:]
+    covariance = basis @ plain_covariance(u, *np.exp(logs)) @ basis.T
+    differences = (y - slope * u) @ basis.T
+    of_curves = multivariate_normal.logpdf(differences, np.zeros(len(basis)), covariance).sum()
+    prior = norm.logpdf(logs, np.log([0.06, 0.02, 0.02]), 1).sum() + norm.logpdf(slope, -0.1, 0.15)
+    return float(of_curves + prior)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_process_has_the_most_probable_numbers(seed: int) -> None:
+    table, _ = tables.population(seed, models=3 + 2 * seed)
+    d, y = table.trained[:6], np.log(table.trained_losses[:, :6])
+    u = np.log2(d / d[-1])
+    process = Process.fit(y, d)
+    ours = plain_density(np.log(process.deviations), process.slope, y, u)
+
+    def objective(numbers: np.ndarray) -> float:
+        return -plain_density(numbers[:3], numbers[3], y, u)
+
+    start = np.array([-3.0, -4.0, -4.0, -0.1])
+    best = minimize(objective, start, method="Nelder-Mead", options={"maxiter": 4000})
+    assert ours > -best.fun - 1e-3
+    for place in range(4):  # each number by itself: no step to either side is better
+        for step in (-0.05, 0.05):
+            moved = np.append(np.log(process.deviations), process.slope)
+            moved[place] += step
+            assert -objective(moved) < ours + 1e-6
+
+
+def test_the_process_predicts_as_a_normal_distribution_does() -> None:
+    """Conditional moments of (y, targets), the level's variance a million."""
+    table, _ = tables.population(1, models=5)
+    d, y, targets = table.trained[:6], np.log(table.trained_losses[:, :6]), np.array([2e4, 3e5])
+    process = Process(-0.07, np.array([0.05, 0.015, 0.01]))
+    u = np.log2(np.append(d, targets) / d[-1])
+    noise = np.diag(np.append(np.zeros(6), np.full(2, 0.01**2)))  # the targets have none
+    covariance = plain_covariance(u, *process.deviations) - noise + 1e6
+    weights = np.linalg.solve(covariance[:6, :6], covariance[:6, 6:])
+    away = y - y[:, -1:] + 0.07 * u[:6]
+    mean = (y[:, -1:] - 0.07 * u[6:] + away @ weights).T
+    variance = np.diag(covariance[6:, 6:] - covariance[6:, :6] @ weights)
+    ours, deviation = process.predict(y, d, targets)
+    np.testing.assert_allclose(ours, mean, rtol=1e-5)
+    np.testing.assert_allclose(deviation**2, variance, rtol=1e-4)
+
+
+def test_the_process_is_trusted_where_it_foresaw_the_later_sizes() -> None:
+    """Curves of the process itself, and curves of noise that walks by no such law."""
+    random, d = np.random.default_rng(0), 200.0 * 2.0 ** np.arange(9)
+    u = np.log2(d / d[-1])
+    smooth = 0.5 + np.outer(random.normal(-0.1, 0.03, 12), u) + random.normal(0, 0.002, (12, 9))
+    steps = random.standard_t(1.5, (12, 9)) * 0.05
+    for y, least, most in ((smooth, 0.9, 1.0), (np.cumsum(steps, 1), 0.0, 0.2)):
+        tests = backtests(y, d)
+        assert least <= blend.trust_in_process(tests, blend.share_of_last(tests)) <= most
+    assert blend.trust_in_process([], 0.9) == pytest.approx(1 / (1 + np.exp(3)))
 
 
 @given(factor=st.floats(1e-2, 1e9))
@@ -398,10 +516,11 @@ def test_a_common_factor_changes_nothing_but_itself() -> None:
 def test_the_unit_of_sizes_does_not_matter(factor: float) -> None:
     table, _ = tables.population(0, models=4)
     d, losses = table.trained[:5], table.trained_losses[:, :5]
-    ((one, _, _),) = forecasts(d, losses, [51200.0])
-    ((other, _, _),) = forecasts(factor * d, losses, [factor * 51200.0])
-    np.testing.assert_allclose(other.location, one.location, atol=1e-8)
-    np.testing.assert_allclose(other.scale, one.scale, rtol=1e-6)
+    (one,) = forecasts(d, losses, [51200.0])
+    (other,) = forecasts(factor * d, losses, [factor * 51200.0])
+    np.testing.assert_allclose(other.predictive.location, one.predictive.location, atol=1e-8)
+    np.testing.assert_allclose(other.predictive.scale, one.predictive.scale, rtol=1e-6)
+    np.testing.assert_allclose(other.choice, one.choice, atol=1e-6)
 
 
 def test_the_order_of_models_does_not_matter() -> None:

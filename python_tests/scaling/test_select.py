@@ -11,6 +11,7 @@ import pytest
 from scipy.stats import t as student
 
 from jachess_ext.scaling import LossTable, TableError, read_table, select, selection
+from jachess_ext.scaling.blend import Outlook
 from jachess_ext.scaling.predictive import Student
 from jachess_ext.scaling.selection import METHODS
 from python_tests.scaling import tables
@@ -486,9 +487,9 @@ def test_a_model_that_is_ahead_is_forecast_with_the_others_and_moved() -> None:
     width = np.log(found.interval_ends(0.9)[1] / found.predicted_losses)
     full = np.log(far.interval_ends(0.9)[1] / far.predicted_losses)
     np.testing.assert_allclose(width[3], full[3] * left**0.5, rtol=1e-9)
-    assert found.forecast.apart is not None
-    scale = found.forecast.apart.scale
-    np.testing.assert_allclose(scale[3] / scale[others], left**0.5, rtol=1e-9)
+    assert found.forecast.worlds is not None
+    for account in found.forecast.worlds.accounts:
+        np.testing.assert_allclose(account.scale[3] / account.scale[others], left**0.5, rtol=1e-9)
     assert found.forecast.trained[3] == table.trained.sum()
 
 
@@ -588,7 +589,8 @@ def test_a_forecast_that_is_no_number_though_its_choice_is(
     mean: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     student = Student(np.full(6, mean), np.ones(6), np.full(6, 3.0))
-    monkeypatch.setattr(selection, "forecasts", lambda *_: [(student, np.zeros(6), np.zeros(6))])
+    outlook = Outlook(student, *(np.zeros(6) for _ in range(4)))
+    monkeypatch.setattr(selection, "forecasts", lambda *_: [outlook])
     with pytest.raises(ValueError, match="blend forecasts no number for the target 1"):
         select(SIX, BUDGET, TARGET)
 
