@@ -600,6 +600,6 @@ def forecast_ahead(
         predictive=Student(location, student.scale * left, student.dof),
         choice=far.choice[only] + measured - near.choice[only],
         fall=far.fall[only],
-        deviation=far.deviation[only] * left,
+        deviation=far.deviation[only],
         trust=far.trust[only],
     )

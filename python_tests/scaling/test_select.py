@@ -183,6 +183,10 @@ def test_noise_that_is_known_widens_intervals_and_doubts() -> None:
     expected = np.hypot((before - centre) / wide, 0.1)
     np.testing.assert_allclose((after - centre) / wide, expected, rtol=1e-9)
     assert noisy.best_probabilities.max() < plain.best_probabilities.max()
+    one, two = plain.forecast.worlds, noisy.forecast.worlds
+    assert one is not None and two is not None and 0.05 < one.weights[1] < 0.95
+    process = np.hypot(one.accounts[1].scale, 0.1)  # the process's width, as the blend's
+    np.testing.assert_allclose(two.accounts[1].scale, process, rtol=1e-9)
 
 
 def test_references_mend_bias_and_width() -> None:
@@ -199,6 +203,13 @@ def test_references_mend_bias_and_width() -> None:
     width = student.ppf(0.95, 9) * scale * z.std(ddof=1) * np.sqrt(1.1)
     np.testing.assert_allclose(np.log(high), shifted + width, rtol=1e-9)
     np.testing.assert_allclose(np.log(low), shifted - width, rtol=1e-9)
+    before, after = plain.forecast.worlds, helped.forecast.worlds
+    assert before is not None and after is not None
+    np.testing.assert_array_equal(after.weights, before.weights)
+    for one, two in zip(before.accounts, after.accounts, strict=True):
+        z = (np.log(TABLE.losses_at(TARGET)) - one.location)[:10] / one.scale[:10]
+        np.testing.assert_allclose(two.scale, one.scale * z.std(ddof=1) * np.sqrt(1.1), rtol=1e-9)
+        np.testing.assert_allclose(two.location, np.log(helped.scores), rtol=1e-12)
 
 
 CALLS = [
