@@ -19,7 +19,7 @@ from .baselines import accept_then_stop
 from .blend import FEWEST_SIZES, Outlook, forecast_ahead, forecasts
 from .fitting import FittedLaw, fit
 from .predictive import Array, Index, Student, Worlds, check_level, width_of_differences
-from .runs import LossTable, TableError, Values, higher_is_better
+from .runs import LossTable, TableError, Values, guessing, higher_is_better
 from .sheets import Source, listed
 from .tables import read_table
 
@@ -36,6 +36,8 @@ OPERATIONS = 6.0
 OF_ALL = "of all in full"
 """The unit of costs that are shares of training all models in full."""
 _REFERENCES = 3  # at least
+_NEAR = 0.02  # of ln L: so near to the level of guessing is at it, where no noise is known
+_LATE = 0.15  # of ln L, per doubling and nat of ln C; chosen by benchmarks.live_selection
 
 
 @dataclass(frozen=True)
@@ -217,12 +219,18 @@ def too_few(table: LossTable, method: str) -> dict[str, str]:
 
 
 def forecast_each(
-    table: LossTable, target: float, method: str, gamma: int = 3, tau: float = 5.0
+    table: LossTable,
+    target: float,
+    method: str,
+    gamma: int = 3,
+    tau: float = 5.0,
+    classes: int | None = None,
 ) -> Forecast:
     """Forecast every model from its own sizes, where losses of some are missing (NaN).
 
     blend learns what curves share from all models that have a model's sizes, so that models that
-    were stopped early stay comparable.
+    were stopped early stay comparable.  With `classes`, C, intervals widen: a classifier stays at
+    ln C until it learns anything, then falls fast, and when that is no subset tells.
 
     Raises:
         ValueError: a model has fewer sizes than the method needs.
@@ -269,6 +277,8 @@ def forecast_each(
         weights = [1 - trust, trust]
     location = np.log(forecast.score)
     worlds = Worlds.around(location, np.array(widths), np.array(weights), doublings)
+    if classes is not None:
+        predictive = predictive.widened(_LATE * math.log(classes) * doublings)
     return replace(forecast, predictive=predictive, worlds=worlds)
 
 
@@ -324,6 +334,7 @@ def select(
     *,
     metric: str | None = None,
     test_rows: int | None = None,
+    classes: int | None = None,
     references: Sequence[str] = (),
     gamma: int = 3,
     tau: float = 5.0,
@@ -346,6 +357,8 @@ def select(
             zeroshot needs it; modelsize needs the column `size`.
         metric, test_rows: what the table's numbers are, such as "accuracy", and the examples it was
             measured on; see `read_table`.
+        classes: that are told apart, C: models still at the level of guessing are named, and
+            intervals widen, since no subset tells when a curve leaves it; None: no such level.
         references: names of models (three or more) whose loss at the target is in the table and may
             be read: predictions, intervals and probabilities are calibrated on the errors made for
             them.  They stay among the candidates.
@@ -376,6 +389,8 @@ def select(
     for name, value in numbers.items():
         if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"{name} is {value}; expected a positive number")
+    if classes is not None and classes < 2:
+        raise ValueError(f"classes is {classes}; expected 2 or more")
     if budget is not None and target <= budget:
         raise ValueError(f"the target {target:g} is not above the budget {budget:g}")
     try:
@@ -397,7 +412,7 @@ def select(
         raise ValueError(next(iter(unranked.values())))
     ranked = np.flatnonzero([name not in unranked for name in read.names])
     read = read.rows(ranked)
-    forecast = forecast_each(read, float(target), method, gamma, tau)
+    forecast = forecast_each(read, float(target), method, gamma, tau, classes)
     for name in references:
         if name in unranked:
             raise TableError(f"the reference {name!r} is not ranked: {unranked[name]}")
@@ -418,6 +433,7 @@ def select(
         unranked=unranked,
         unit=OF_ALL if tokens is None else "FLOPs",
         measured=measured if np.isfinite(measured).any() else None,
+        classes=classes,
     )
 
 
@@ -474,6 +490,7 @@ class Selection:
             shares.
         measured: losses at the target that the table holds, [n], NaN where it has none, or None;
             they were not read.
+        classes: that are told apart, or None; see `select`.
 
     Example:
         >>> import pandas as pd
@@ -501,6 +518,7 @@ class Selection:
     unranked: Mapping[str, str] = field(default_factory=dict)
     unit: str = "FLOPs"
     measured: Array | None = None
+    classes: int | None = None
 
     def __repr__(self) -> str:
         return self.text()
@@ -530,6 +548,12 @@ class Selection:
                 f"The order is not that of the forecasts alone: {self.method} weighs the losses at "
                 "the largest sizes too, as far as this table's own past speaks for them."
             )
+        if self.classes is not None and (level := guessing(self.table.metric, self.classes)):
+            near = level * np.exp(-np.maximum(2 * self.table.last_noise, _NEAR))
+            names = [self.names[place] for place in np.flatnonzero(self.table.last_losses >= near)]
+            if names:
+                text = f"Still at the level of guessing, {number(float(self.table.shown(level)))}"
+                notes.append(f"{text}: {listed(names)}. Leads among such models are noise.")
         if measured is not None:
             place = int(np.nanargmin(measured))
             notes.append(

@@ -212,7 +212,35 @@ def test_references_mend_bias_and_width() -> None:
         np.testing.assert_allclose(two.location, np.log(helped.scores), rtol=1e-12)
 
 
+def test_models_at_the_level_of_guessing_are_named() -> None:
+    """By the loss within 2 %, by an error rate within two standard errors of its test rows."""
+    losses = [[1.95, 1.7, 1.2, 0.9], [1.97, 1.96, 1.94, 1.93], [2.0, 1.95, 1.9, 1.86]]
+    table = LossTable(tuple("012"), 100.0 * 2 ** np.arange(4), np.array(losses), None)
+    selection = select(table, classes=7, target=6400)
+    (note,) = [note for note in selection.notes if "guessing" in note]
+    assert f"{np.log(7):.4g}: '1'. Leads" in note
+    plain = select(table, target=6400)
+    assert not any("guessing" in note for note in plain.notes)
+    wide = np.hypot(plain.forecast.predictive.scale, 0.15 * np.log(7) * np.log2(6400 / 800))
+    np.testing.assert_allclose(selection.forecast.predictive.scale, wide, rtol=1e-12)
+    np.testing.assert_array_equal(selection.best_probabilities, plain.best_probabilities)
+    errors = pd.DataFrame(
+        [[0.5, 0.46, 0.44], [0.5, 0.49, 0.34], [0.4, 0.3, 0.2]],
+        ["near", "off", "far"],
+        [100, 200, 400],
+    )
+    for rows, names in ((100, "'near'"), (30, "'near', 'off'"), (10_000, None)):
+        table = read_table(errors, metric="error", test_rows=rows)
+        notes = " ".join(select(table, target=3200, classes=2).notes)
+        assert (
+            (f"guessing, 0.5000: {names}. Leads" in notes) if names else ("guessing" not in notes)
+        )
+    scores = read_table(1 - errors, metric="f1")
+    assert "guessing" not in " ".join(select(scores, target=3200, classes=2).notes)
+
+
 CALLS = [
+    ({"classes": 1}, "classes is 1; expected 2 or more"),
     ({"method": "magic"}, "unknown method 'magic'"),
     ({"budget": -1}, "budget is -1"),
     ({"target": 51200}, "is not above the budget"),
