@@ -25,10 +25,13 @@ even rows of FLAN and data sets of LCDB, every other task of llm; half B (``--ha
 judges.  By family: what the choice of "blend" is better than that of the others, in points of
 RelAcc, and by how much its error of forecasts is smaller, both with 95 % intervals by bootstrap
 over tables; for five bins of P(best) what was said and how often it was true; and means of all
-figures.  Among these: −ln P(the true best), beside that of all models alike and that of a softmax
-of −SOFTMAX ln forecast; P(best) of the most probable, said and true; the mean of −ln density of the
-forecasts; coverage of 50 and 90 % intervals; and of the fewest models that hold the best with
-probability 0.9 their share of all, and how often they held it.
+figures.  Among these: −ln P(the true best), beside that of all models alike, of a softmax of
+−SOFTMAX times the standardised ln forecasts, and of the Gaussian process of "blend" alone; P(best)
+of the most probable, said and true; the mean of −ln density of the forecasts; coverage of 50 and
+90 % intervals; and of the fewest models that hold the best with probability 0.9 their share of all,
+and how often they held it.
+
+larger (selection_larger_A.md; B): forecasts, or one larger run of each model at the same cost.
 """
 
 from __future__ import annotations
@@ -53,6 +56,8 @@ from jachess_ext.scaling import (
     read_table,
     select,
 )
+from jachess_ext.scaling.blend import Process
+from jachess_ext.scaling.predictive import Worlds
 
 from .common import RESULTS, commit, markdown, stamped, write_frame
 from .forecast_scores import coverage, cross_entropy, log_rmse, pear_corr, rel_acc
@@ -172,8 +177,8 @@ LOWEST = 1e-3  # a score of 1 has no logarithm of its loss
 BINS = np.linspace(0, 1, 6)
 DRAWS = 2000  # of the bootstrap
 FEW_TABLES = 24
-SOFTMAX = 1.8
-"""Scale of the softmax of ln forecasts beside P(best): on half A within 0.001 of the best one's."""
+SOFTMAX = 2.4
+"""Of (ln forecast − least) / standard deviation: one constant suits tables of any spread best."""
 MEASURES = ("logloss", "accuracy", "auc")
 SO_FAR = "best so far"
 FAMILY_METHODS = ("blend", "subtuning", SO_FAR, "ats", "rectified")
@@ -290,11 +295,13 @@ def judge_case(case: Case, method: str) -> Iterator[dict[str, Any]]:
             density = student.logpdf(np.log(truth), own.dof, own.location, own.scale)
             shares, order = best / best.sum(), np.argsort(-chances)
             held = np.searchsorted(np.cumsum(chances[order]), 0.9) + 1
-            softmax = -SOFTMAX * np.log(selection.predicted_losses)
+            logs = np.log(selection.predicted_losses)
+            softmax = -SOFTMAX * (logs - logs.min()) / max(logs.std(), 1e-12)
             row |= {
                 "−ln P": _minus_log_p(selection, truth),
                 "alike": np.log(len(truth)),
                 "softmax": cross_entropy(softmax, shares),
+                "process": _of_process(case.table.up_to(budget), target, shares, method),
                 "top said": chances.max(),
                 "top true": shares[chances.argmax()],
                 "softmax top": 1 / np.exp(softmax - softmax.max()).sum(),
@@ -309,10 +316,27 @@ def judge_case(case: Case, method: str) -> Iterator[dict[str, Any]]:
         yield row
 
 
+def _of_process(table: LossTable, target: float, shares: np.ndarray, method: str) -> float | None:
+    """Return −ln P(the true best) by the process alone; None: another method than "blend"."""
+    if method != "blend":
+        return None
+    y, sizes, at = np.log(table.trained_losses), table.trained, np.array([target])
+    means, deviations = Process.fit(y, sizes).predict(y, sizes, at)
+    alone = Worlds.around(means[0], deviations, np.ones(1), np.ones(len(y)))
+    return cross_entropy(np.log(alone.prob_best()), shares)
+
+
 def family_means(judged: pd.DataFrame) -> pd.DataFrame:
     """Return means of the figures of every family and method, as text."""
     digits = {"PearCorr": 1, "RelAcc": 1, "RMSE ln L": 3, "−ln P": 3, "alike": 3}
-    digits |= {"softmax": 3, "top said": 2, "top true": 2, "softmax top": 2, "log score": 3}
+    digits |= {
+        "softmax": 3,
+        "process": 3,
+        "top said": 2,
+        "top true": 2,
+        "softmax top": 2,
+        "log score": 3,
+    }
     digits |= {"50 %": 0, "90 %": 0, "kept": 0, "kept true": 0}
     rows = []
     for (family, method), group in judged.groupby(["family", "method"], sort=False):
@@ -434,9 +458,79 @@ def families(
     return judged
 
 
+# One larger run each ----------------------------------------------------------------------------
+
+_COSTS_MORE = 1.1  # at most: of sizes that double the next costs as much as all before it
+
+
+def larger(
+    flan: Path | None = None,
+    lcdb: Path | None = None,
+    half: Literal["A", "B"] = "A",
+    most: int | None = None,
+    results: Path = RESULTS,
+) -> pd.DataFrame:
+    """Judge forecasts against one larger run of each model at the same cost, print and write.
+
+    A choice of "blend" from all sizes up to a budget costs each model the rows of them all.  One
+    run on the largest size that costs a tenth more at most is the other use of these rows: of two,
+    the one whose last loss or forecast is lowest is chosen.  RelAcc of both, with 95 % intervals of
+    the difference by bootstrap over tables, and of each where the trust that "blend" has in its
+    process decides: the forecast from one half on, the larger run below.
+
+    Args:
+        flan, lcdb, half, most, results: as for `families`.
+    """
+    cases = [
+        *(flan_cases(flan, half) if flan else ()),
+        *(lcdb_cases(lcdb, half, most) if lcdb else ()),
+    ]
+    rows = []
+    for case in cases:
+        target = float(case.table.sizes[-1])
+        truth, sizes = case.table.losses_at(target), case.table.trained
+        for budget in case.budgets:
+            rows_spent = sizes[sizes <= budget].sum()
+            size = sizes[(sizes <= _COSTS_MORE * rows_spent) & (sizes < target)][-1]
+            if size <= budget or (sizes <= budget).sum() < 3:
+                continue
+            selection = select(case.table, budget, target)
+            forecast = rel_acc(selection.scores, truth)
+            run = rel_acc(case.table.losses_at(size), truth)
+            trust = selection.forecast.trust
+            assert trust is not None
+            rows.append(
+                {
+                    **{"family": case.family, "source": case.source, "size": size / budget},
+                    **{"cost": size / rows_spent, "forecast": forecast, "one run": run},
+                    "by trust": forecast if trust[0] >= 0.5 else run,
+                }
+            )
+    frame = pd.DataFrame(rows)
+    lines = []
+    for family, group in frame.groupby("family", sort=False):
+        sums = (group["one run"] - group.forecast).groupby(group.source).agg(["sum", "count"])
+        pairs, generator = sums.to_numpy(), np.random.default_rng(0)
+        drawn = pairs[generator.integers(len(pairs), size=(DRAWS, len(pairs)))].sum(1)
+        means = np.append(pairs[:, 0].sum() / pairs[:, 1].sum(), drawn[:, 0] / drawn[:, 1])
+        shown = {name: f"{group[name].mean():.1f}" for name in ("forecast", "one run", "by trust")}
+        lines.append(
+            {
+                **{"family": family, "cases": str(len(group)), **shown},
+                "one run less forecast": _with_interval(means, 1, len(pairs)),
+                "size": f"{group['size'].mean():.2f}",
+                "cost": f"{group.cost.mean():.2f}",
+            }
+        )
+    text = f"Half {half}, commit {commit()}.\n\n{markdown(pd.DataFrame(lines))}"
+    print(text)
+    write_text(results / f"selection_larger_{half}.md", text)
+    return frame
+
+
 def main(argv: Sequence[str] | None = None) -> pd.DataFrame:
     """Judge, print, write; what was judged."""
-    parts = {"budgets": budgets, "families": families}
+    parts = {"budgets": budgets, "families": families, "larger": larger}
     return tyro.extras.subcommand_cli_from_dict(parts, args=argv, description=__doc__)
 
 

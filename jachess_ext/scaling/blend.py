@@ -10,12 +10,14 @@ table's smaller sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from .predictive import Array, Student
+from .._io import require
+from .predictive import Array, Student, width_of_differences
 
 # Relative to the largest size and its loss: a transition from e⁻⁹ to e⁹ of that size, so that a
 # curve may be all power law or not yet in it; β; and a floor E of up to nine tenths of that loss.
@@ -26,32 +28,33 @@ _FLOORS = np.arange(6) * 0.18
 
 @dataclass(frozen=True)
 class Shapes:
-    """ln L of every shape of the grid, up to a constant.
+    """ln L of every shape of the grid, less that at the largest size measured, D_n.
 
-    With D_n the largest size measured, h(D) = 1 / (1 + (D/D_c)^β), ε = E / L(D_n) and
-    q = ε / (1 − ε):  g(D) = ln(h(D) + q h(D_n)), which is ln L of the rectified law less its scale.
+    With h(D) = 1 / (1 + (D/D_c)^β), ε = E / L(D_n) and q = ε / (1 − ε), ln L of the rectified law
+    less its scale is ln(h(D) + q h(D_n)).
 
     Attributes:
         theta: (ln D_c/D_n, ln β, ε), [s, 3].  Relative to the largest size, neither the unit of
             sizes nor a smaller subset more or less moves the grid or its prior.
-        measured: g at the sizes, [s, m].
-        target: g at the target, [s].
+        measured: at the sizes, [s, m].
+        targets: at the targets, [t, s].
     """
 
     theta: Array
     measured: Array
-    target: Array
+    targets: Array
 
     @classmethod
-    def at(cls, sizes: Array, target: float) -> Shapes:
-        """Return the grid at sizes [m] (positive, the largest last) and at the target."""
+    def at(cls, sizes: Array, targets: Array) -> Shapes:
+        """Return the grid at sizes [m] (positive, the largest last) and at targets [t]."""
         axes = np.meshgrid(_LOG_TRANSITIONS, _LOG_EXPONENTS, _FLOORS, indexing="ij")
         theta = np.stack([axis.ravel() for axis in axes], -1)
-        logs = np.log(np.append(sizes, target) / sizes[-1])
+        logs = np.log(np.append(sizes, targets) / sizes[-1])
         h = 1 / (1 + np.exp(np.exp(theta[:, 1:2]) * (logs - theta[:, :1])))
-        q = theta[:, 2] / (1 - theta[:, 2])
-        g = np.log(h + (q * h[:, -2])[:, None])
-        return cls(theta, g[:, :-1], g[:, -1])
+        q, last = theta[:, 2] / (1 - theta[:, 2]), len(sizes) - 1
+        g = np.log(h + (q * h[:, last])[:, None])
+        g -= g[:, last : last + 1]
+        return cls(theta, g[:, : last + 1], g[:, last + 1 :].T)
 
 
 PATTERNS = (
@@ -69,6 +72,21 @@ PATTERNS = (
 drifts: that a curve follows the rectified law over all further doublings is not believed."""
 
 
+def covariances(sizes: Array, targets: Array) -> tuple[Array, Array, Array, Array]:
+    """Return those of a curve's parts over doublings, u = log₂(D / D_n), [m + t, m + t] each.
+
+    Level and slope walk away from D_n in both directions, so that a smaller subset more changes
+    nothing for the others.  With a = min(|u|, |u'|), b = max(|u|, |u'|), for u and u' on one side
+    of 0, and 0 on two sides: white noise 1[u = u'], which targets have none of; a level's walk, a;
+    a slope's walk, a bend of a² (3b − a) / 6; and, on both sides, u u', a line's deviation.
+    """
+    u = np.log2(np.append(sizes, targets) / sizes[-1])
+    line, away = np.multiply.outer(u, u), np.abs(u)
+    a, b = np.minimum.outer(away, away), np.maximum.outer(away, away)
+    white = np.diag(np.arange(len(u)) < len(sizes)).astype(float)
+    return white, np.where(line > 0, a, 0.0), np.where(line > 0, a**2 * (3 * b - a) / 6, 0.0), line
+
+
 @dataclass(frozen=True)
 class Kriging:
     """Gaussian prediction under k patterns at scale 1, with a free constant.
@@ -76,8 +94,8 @@ class Kriging:
     Attributes:
         precision: P = K⁻¹ − K⁻¹ 1 1ᵀ K⁻¹ / (1ᵀ K⁻¹ 1), [k, m, m].
         log_weight: − ½ ln det K − ½ ln 1ᵀ K⁻¹ 1, [k].
-        weights: best linear unbiased weights of the measured values for the target, [k, m].
-        variance: of the prediction at the target, [k].
+        weights: best linear unbiased weights of the measured values for the targets, [k, t, m].
+        variance: of the prediction at the targets, [k, t].
     """
 
     precision: Array
@@ -86,43 +104,31 @@ class Kriging:
     variance: Array
 
     @classmethod
-    def at(cls, sizes: Array, target: float) -> Kriging:
-        """Return the predictors for covariances over doublings, u = log₂(D / D_n).
+    def at(cls, sizes: Array, targets: Array) -> Kriging:
+        """Return the predictors for `PATTERNS`; a line's deviation is worth a doubling's bend."""
+        white, level, bend, line = covariances(sizes, targets)
+        slope = bend + line
+        patterns = [s**2 * white + t**2 * level + k**2 * slope for s, t, k in PATTERNS]
+        return cls.of(np.stack(patterns), len(sizes))
 
-        Level and slope walk away from D_n in both directions, so that a smaller subset more changes
-        nothing for the others.  With a = min(|u|, |u'|), b = max(|u|, |u'|), for u and u' on one
-        side of 0:  K = σ² 1[u = u'] + τ² a + κ² (a² (3b − a) / 6 + u u');  on two sides κ² u u'.
-        The last term is the slope's deviation at D_n, worth one doubling's drift.  The target has
-        no white noise.
-        """
-        u = np.log2(np.append(sizes, target) / sizes[-1])
-        one_side = np.multiply.outer(u, u) > 0
-        away = np.abs(u)
-        a, b = np.minimum.outer(away, away), np.maximum.outer(away, away)
-        level = np.where(one_side, a, 0.0)
-        slope = np.where(one_side, a**2 * (3 * b - a) / 6, 0.0) + np.multiply.outer(u, u)
-        white = np.diag(np.append(np.ones(len(sizes)), 0.0))
-        return _solve(
-            np.stack([s**2 * white + t**2 * level + k**2 * slope for s, t, k in PATTERNS])
-        )
-
-
-def _solve(covariance: Array) -> Kriging:
-    # Ordinary kriging.  The constant has a flat prior, so that P leaves out what is constant in the
-    # residuals.  The weights of a known mean (`simple`) sum to 1 − `missing`; for an unbiased
-    # prediction that share goes to the constant's own estimate, 1ᵀ K⁻¹ y / (1ᵀ K⁻¹ 1), whose error
-    # is the last term of the variance.
-    measured, cross = covariance[:, :-1, :-1], covariance[:, :-1, -1]
-    inverse = np.linalg.inv(measured)
-    ones = inverse.sum(-1)
-    total = ones.sum(-1)
-    precision = inverse - ones[:, :, None] * ones[:, None, :] / total[:, None, None]
-    log_norm = 0.5 * (np.linalg.slogdet(measured)[1] + np.log(total))
-    simple = (inverse @ cross[..., None])[..., 0]
-    missing = 1 - simple.sum(-1)
-    weights = simple + missing[:, None] * ones / total[:, None]
-    variance = covariance[:, -1, -1] - (cross * simple).sum(-1) + missing**2 / total
-    return Kriging(precision, -log_norm, weights, variance)
+    @classmethod
+    def of(cls, covariance: Array, points: int) -> Kriging:
+        """Return the predictors of covariances [k, m + t, m + t] whose first `points` are seen."""
+        # Ordinary kriging.  The constant has a flat prior, so that P leaves out what is constant in
+        # the residuals.  The weights of a known mean (`simple`) sum to 1 − `missing`; for an
+        # unbiased prediction that share goes to the constant's own estimate,
+        # 1ᵀ K⁻¹ y / (1ᵀ K⁻¹ 1), whose error is the last term of the variance.
+        measured, cross = covariance[:, :points, :points], covariance[:, points:, :points]
+        inverse = np.linalg.inv(measured)
+        ones = inverse.sum(1, keepdims=True)
+        total = ones.sum(-1, keepdims=True)
+        log_norm = 0.5 * (np.linalg.slogdet(measured)[1] + np.log(total[:, 0, 0]))
+        simple = cross @ inverse
+        missing = 1 - simple.sum(-1, keepdims=True)
+        variance = (missing**2 / total - (cross * simple).sum(-1, keepdims=True))[..., 0]
+        variance += np.diagonal(covariance, 0, 1, 2)[:, points:]
+        precision = inverse - ones.swapaxes(1, 2) * ones / total
+        return cls(precision, -log_norm, simple + missing * ones / total, variance)
 
 
 FEWEST_SIZES = 3
@@ -137,20 +143,15 @@ SHAPE = 2.0
 """Of the inverse gamma distribution of a curve's squared scale around the table's."""
 
 
-def features(theta: Array, y: Array) -> Array:
-    """Return what curves share, [n, s, 3]: (ln D_c/D_n, ln β, E / median L(D_n)).
+def floor_units(y: Array) -> Array:
+    """Return L(D_n) over its median, [n], of ln L, [n, m].
 
-    The floor E = ε L(D_n) is shared as a loss, not as a share of each model's own loss: the test
-    set is the same for all, and so is most of what cannot be learnt of it.
-
-    Args:
-        theta: (ln D_c/D_n, ln β, ε), [s, 3].
-        y: ln L, [n, m].
+    Times ε it is what curves share of their floors: E = ε L(D_n) is shared as a loss, not as a
+    share of each model's own loss, since the test set is the same for all, and so is most of what
+    cannot be learnt of it.
     """
     last = np.exp(y[:, -1])
-    result = np.repeat(theta[None], len(y), axis=0)
-    result[:, :, 2] *= (last / np.median(last))[:, None]
-    return result
+    return last / np.median(last)
 
 
 def covariates(y: Array) -> Array:
@@ -176,19 +177,20 @@ def log_marginal(squares: Array, log_weight: Array, points: int, scale: float) -
     return SHAPE * np.log(b) + log_weight[:, None, None] - power * np.log(b + squares / 2)
 
 
-def table_scale(squares: Array, log_weight: Array, points: int, log_prior: Array) -> float:
+def table_scale(blocks: Iterable[Array], log_weight: Array, points: int, prior: Array) -> float:
     """Return the scale around which those of the curves lie: its posterior mean on a grid.
 
     Args:
-        squares, log_weight, points: as in `log_marginal`.
-        log_prior: of the shapes, [s].
+        blocks: Q of some curves after others, [k, n, s] each; see `residual_squares`.
+        log_weight, points: as in `log_marginal`.
+        prior: ln p(shape), [s].
     """
-    logs = []
-    for scale in SCALES:
-        evidence = log_marginal(squares, log_weight, points, scale) + log_prior
-        logs.append(log_sum(log_sum(evidence, 2), 0).sum())
-    share = normalised(np.array(logs))
-    return float(np.exp(share @ np.log(SCALES)))
+    logs = np.zeros(len(SCALES))
+    for squares in blocks:
+        for place, scale in enumerate(SCALES):
+            evidence = log_marginal(squares, log_weight, points, scale) + prior
+            logs[place] += log_sum(log_sum(evidence, 2), 0).sum()
+    return float(np.exp(normalised(logs) @ np.log(SCALES)))
 
 
 def pattern_shares(log_evidence: Array) -> Array:
@@ -205,31 +207,44 @@ def pattern_shares(log_evidence: Array) -> Array:
     return share
 
 
-def shared_prior(log_evidence: Array, shapes: Array, x: Array) -> Array:
-    """Return ln p(shape) for every curve, [n, s]: N(X_i C, S) on the grid, by EM.
+def shared_prior(log_evidence: Array, theta: Array, floors: Array, x: Array) -> Array:
+    """Return ln p(shape) for every curve, [n, s], up to a constant: N(X_i C, S), by EM.
 
-    C and S start at, and are pulled to, vague values worth ten models:
+    The distribution is of (ln D_c/D_n, ln β, ε times the curve's floor unit).  C and S start at,
+    and are pulled to, vague values worth ten models:
     C⁰ = (ln D_n, ln .4, .4; 0), S⁰ = diag(4², .5², .3²).
 
     Args:
         log_evidence: ln p(y_i | shape), [n, s].
-        shapes: [n, s, 3], see `features`.
+        theta: (ln D_c/D_n, ln β, ε), [s, 3].
+        floors: see `floor_units`, [n].
         x: [n, 2].
     """
-    start = np.stack([MEAN, np.zeros(3)])
-    coefficients, spread = start, SPREAD
+    start, models = np.stack([MEAN, np.zeros(3)]), len(x)
     normal = x.T @ x + WORTH * np.eye(x.shape[1])
+    # A deviation from the mean is linear in z = (1, θ), D_i z, and so its square zᵀ D_iᵀ S⁻¹ D_i z
+    # in the products of z: two matrix products a step, and no array [n, s, 3].
+    z = np.insert(theta, 0, 1.0, axis=1)
+    products = (z[:, :, None] * z[:, None]).reshape(-1, 16)
+    away = np.repeat(np.eye(3, 4, 1)[None], models, axis=0)
+    away[:, 2, 3], away[:, :, 0] = floors, -x @ start
+
+    def log_normal(spread: Array) -> Array:
+        squares = away.swapaxes(1, 2) @ np.linalg.inv(spread) @ away
+        return -0.5 * squares.reshape(-1, 16) @ products.T
+
+    prior = log_normal(SPREAD)
     for _ in range(STEPS):
         # Expectation: where on the grid each curve is.  Maximisation: the regression of these means
         # on X, and the scatter of the whole posteriors around it, not of their means alone, which
         # would shrink S towards 0 from step to step.
-        share = normalised(log_evidence + log_normal(shapes, x @ coefficients, spread))
-        mean = np.einsum("ns,nsp->np", share, shapes)
+        moments = (normalised(log_evidence + prior) @ products).reshape(-1, 4, 4)
+        mean = (away[:, :, 1:] @ moments[:, 1:, :1])[..., 0]
         coefficients = np.linalg.solve(normal, x.T @ mean + WORTH * start)
-        away = shapes - (x @ coefficients)[:, None]
-        scatter = np.einsum("nsp,nsq->pq", share[..., None] * away, away)
-        spread = (WORTH * SPREAD + scatter) / (WORTH + len(x))
-    return log_normal(shapes, x @ coefficients, spread)
+        away[:, :, 0] = -x @ coefficients
+        scatter = (away @ moments @ away.swapaxes(1, 2)).sum(0)
+        prior = log_normal((WORTH * SPREAD + scatter) / (WORTH + models))
+    return prior
 
 
 def normalised(logs: Array) -> Array:
@@ -242,13 +257,6 @@ def log_sum(logs: Array, axis: int) -> Array:
     """Return ln Σ exp over an axis."""
     top = logs.max(axis, keepdims=True)
     return np.squeeze(top + np.log(np.exp(logs - top).sum(axis, keepdims=True)), axis)
-
-
-def log_normal(shapes: Array, mean: Array, spread: Array) -> Array:
-    """Return ln N(θ_is; mean_i, S), normalised over the grid, [n, s]."""
-    away = shapes - mean[:, None]
-    logs = -0.5 * ((away @ np.linalg.inv(spread)) * away).sum(-1)
-    return logs - log_sum(logs, 1)[:, None]
 
 
 _LAST, _WORTH_OF_LAST = 0.9, 2.0
@@ -276,7 +284,7 @@ class Posterior:
     variance: Array
 
 
-def posteriors(y: Array, sizes: Array, targets: Iterable[float]) -> list[Posterior]:
+def posteriors(y: Array, sizes: Array, targets: Array) -> list[Posterior]:
     """Predict ln L at each of the targets from ln L at the sizes.
 
     y_i = c_i + g_shape + s_i r with a flat prior on c_i, r Gaussian (`Kriging`) and s_i around a
@@ -286,100 +294,254 @@ def posteriors(y: Array, sizes: Array, targets: Iterable[float]) -> list[Posteri
     Args:
         y: [n, m].
         sizes: positive, ascending, [m].
-        targets: one or more, above the last size.
+        targets: one or more, above the last size, [t].
     """
-    at = [(Shapes.at(sizes, target), Kriging.at(sizes, target)) for target in targets]
-    shapes, kriging = at[0]  # what is measured is the same in all
-    squares = residual_squares(y, shapes, kriging)
-    vague = log_normal(shapes.theta[None], MEAN[None], SPREAD)[0]
-    scale = table_scale(squares, kriging.log_weight, len(sizes), vague)
-    logs = log_marginal(squares, kriging.log_weight, len(sizes), scale)
-    logs += np.log(pattern_shares(log_sum(logs + vague, 2)))[:, None, None]
-    logs += shared_prior(log_sum(logs, 0), features(shapes.theta, y), covariates(y))
-    return [mixture(y, shapes, kriging, squares, scale, logs) for shapes, kriging in at]
+    shapes, kriging = Shapes.at(sizes, targets), Kriging.at(sizes, targets)
+    vague = -0.5 * ((shapes.theta - MEAN) ** 2 / np.diag(SPREAD)).sum(-1)
+    squares = partial(residual_squares, y, shapes, kriging)
+    scale = table_scale(squares(), kriging.log_weight, len(sizes), vague)
+    marginal = partial(log_marginal, points=len(sizes), scale=scale)
+    of_patterns = [log_sum(marginal(q, kriging.log_weight) + vague, 2) for q in squares()]
+    weight = kriging.log_weight + np.log(pattern_shares(np.concatenate(of_patterns, 1)))
+    of_shapes = np.concatenate([log_sum(marginal(q, weight), 0) for q in squares()])
+    prior = shared_prior(of_shapes, shapes.theta, floor_units(y), covariates(y))
+    priors = np.split(prior, range(_BLOCK, len(y), _BLOCK))
+    logs = ((q, marginal(q, weight) + p) for q, p in zip(squares(), priors, strict=True))
+    return mixture(y, shapes, kriging, logs, scale)
 
 
-def residual_squares(y: Array, shapes: Shapes, kriging: Kriging) -> Array:
-    """Return Q = rᵀ P r for r = y_i − g_shape, [k, n, s].
+_BLOCK = 8
+"""Curves at a time, so that an array [k, 8, s] stays in a processor's cache, and memory does not
+grow by [k, s] with every curve."""
+
+
+def residual_squares(y: Array, shapes: Shapes, kriging: Kriging) -> Iterator[Array]:
+    """Yield Q = rᵀ P r for r = y_i − g_shape, [k, n, s], of every _BLOCK curves.
 
     Both are taken relative to the last size, which P does not see, so that the differences of large
     numbers stay exact.
     """
-    curve, shape = y - y[:, -1:], shapes.measured - shapes.measured[:, -1:]
-    precision = kriging.precision
-    of_curve = np.einsum("nm,kmp,np->kn", curve, precision, curve)
-    of_shape = np.einsum("sm,kmp,sp->ks", shape, precision, shape)
-    across = curve @ (precision @ shape.T)
-    return np.maximum(of_curve[:, :, None] + of_shape[:, None, :] - 2 * across, 0.0)
+    curve, shape, precision = y - y[:, -1:], shapes.measured, kriging.precision
+    of_shape = ((shape @ precision) * shape).sum(-1)[:, None]
+    for part in np.split(curve, range(_BLOCK, len(y), _BLOCK)):
+        seen = part @ precision
+        of_curve = (seen * part).sum(-1, keepdims=True)
+        yield np.maximum(of_curve + of_shape - 2 * (seen @ shape.T), 0.0)
 
 
 def mixture(
-    y: Array, shapes: Shapes, kriging: Kriging, squares: Array, scale: float, logs: Array
-) -> Posterior:
-    """Return the first two moments of the mixture with log weights `logs` ([k, n, s]).
+    y: Array, shapes: Shapes, kriging: Kriging, blocks: Iterable[tuple[Array, Array]], scale: float
+) -> list[Posterior]:
+    """Return the first two moments of a mixture, for each target.
 
     A component is Student's t around g(D) + the kriged residual; its variance is that of the
     pattern times the mean of the curve's squared scale given the shape, (b + Q/2) / (A − 1).
-    """
-    weights = np.exp(logs - log_sum(log_sum(logs, 2), 0)[None, :, None])
-    last, base = y[:, -1], shapes.measured[:, -1:]
-    k = kriging.weights
-    data = k @ (y - last[:, None]).T
-    shape = shapes.target - base[:, 0] - k @ (shapes.measured - base).T
-    centre = data[:, :, None] + shape[:, None, :]
-    mean = (weights * centre).sum((0, 2))
-    b = SHAPE * scale**2
-    square = (b + squares / 2) / (SHAPE + (y.shape[1] - 1) / 2 - 1)
-    spread = square * kriging.variance[:, None, None] + (centre - mean[None, :, None]) ** 2
-    return Posterior(mean + last, (weights * spread).sum((0, 2)))
-
-
-def share_of_last(y: Array, sizes: Array) -> float:
-    """Return how far differences between candidates are drawn to their last losses', 0 to 1.
-
-    By backtests on the table's own smaller sizes: from the first k sizes (3 or more) every later
-    size j is predicted.  With f, l and t the predicted, the last and the true ln L at j, each less
-    its mean over the candidates, w = Σ (t − f)ᵀ(l − f) / s over Σ (l − f)ᵀ(l − f) / s minimises
-    Σ |t − (1 − w) f − w l|² / s, where s, the mean square of both errors, gives backtests near and
-    far one weight.  A prior stands for further backtests; without any it is all there is.
 
     Args:
-        y: ln L, [n, m].
-        sizes: positive, ascending, [m].
+        y: [n, m].
+        shapes, kriging: at the targets.
+        blocks: Q and the log weights of some curves after others, [k, n, s] each.
+        scale: that of the table.
+    """
+    of_shape = shapes.targets - kriging.weights @ shapes.measured.T
+    rows = np.concatenate([np.ones_like(of_shape[:, :1]), of_shape, of_shape**2], 1)
+    sums = []
+    for squares, logs in blocks:
+        weights = np.exp(logs - logs.max((0, 2), keepdims=True))
+        square = (weights * squares).sum(2)[:, None]
+        sums.append(np.concatenate([rows @ weights.swapaxes(1, 2), square], 1))
+    moments = np.concatenate(sums, -1)
+    moments /= moments[:, 0].sum(0)
+    weight, square = moments[:, :1], moments[:, -1:]
+    first, second = np.split(moments[:, 1:-1], 2, axis=1)
+    square = (SHAPE * scale**2 * weight + square / 2) / (SHAPE + (y.shape[1] - 1) / 2 - 1)
+    data = kriging.weights @ (y - y[:, -1:]).T
+    mean = (weight * data + first).sum(0)
+    data -= mean
+    spread = square * kriging.variance[..., None] + (weight * data + 2 * first) * data + second
+    return list(map(Posterior, mean + y[:, -1], spread.sum(0)))
+
+
+@dataclass(frozen=True)
+class Process:
+    """A Gaussian process of ln L over doublings, whose numbers are this table's own.
+
+    A curve is a free constant, a line whose slope at the largest size D_n is normal around one
+    that all curves share, a slope that walks away from it, and noise.  It knows no shape and no
+    other table, so that it is sure where the curves of this one are alike and smooth.
+
+    Attributes:
+        slope: the mean of ln L's change in a doubling at D_n.
+        deviations: of a curve's slope from it, of the slope's walk over one doubling, and of the
+            noise, [3].
+    """
+
+    slope: float
+    deviations: Array
+
+    @classmethod
+    def fit(cls, y: Array, sizes: Array) -> Process:
+        """Return the most probable numbers for ln L [n, m] at sizes [m].
+
+        The slope is N(−.1, .15²), and ln of the deviations N(ln (.06, .02, .02), 1): wide beside
+        what even three sizes tell.
+        """
+        white, _, bend, line = covariances(sizes, sizes[:0])
+        parts, u = np.stack([line, bend, white]), np.log2(sizes / sizes[-1])
+        away = y - y[:, -1:] + 0.1 * u  # from the prior's line; kriging sees no constant
+        scatter, total = away.T @ away, away.sum(0)
+
+        def slope(kriging: Kriging) -> tuple[float, float]:
+            product = u @ kriging.precision[0]
+            return product @ total, len(y) * (product @ u) + 0.15**-2
+
+        def kriging(logs: Array) -> Kriging:
+            return Kriging.of(np.tensordot(np.exp(2 * logs), parts, 1)[None], len(sizes))
+
+        def minus_log(logs: Array) -> float:
+            model = kriging(logs)
+            agreement, weight = slope(model)
+            squares = (model.precision[0] * scatter).sum() - agreement**2 / weight
+            prior = ((logs - _DEVIATIONS) ** 2).sum()
+            return float(squares + prior) / 2 - len(y) * float(model.log_weight[0])
+
+        minimum = require("scipy.optimize").minimize(
+            minus_log, _DEVIATIONS, method="L-BFGS-B", bounds=[(-7, 1), (-8, 0), (-8, 0)]
+        )
+        agreement, weight = slope(kriging(minimum.x))
+        return cls(agreement / weight - 0.1, np.exp(minimum.x))
+
+    def predict(self, y: Array, sizes: Array, targets: Array) -> tuple[Array, Array]:
+        """Return the means of ln L at targets, [t, n], and a curve's deviation there, [t]."""
+        white, _, bend, line = covariances(sizes, targets)
+        parts = np.stack([line, bend, white])
+        kriging = Kriging.of(np.tensordot(self.deviations**2, parts, 1)[None], len(sizes))
+        away = y - y[:, -1:] - self.slope * np.log2(sizes / sizes[-1])
+        ahead = self.slope * np.log2(targets / sizes[-1])[:, None]
+        return y[:, -1] + ahead + kriging.weights[0] @ away.T, np.sqrt(kriging.variance[0])
+
+
+_DEVIATIONS = np.log([0.06, 0.02, 0.02])
+
+
+@dataclass(frozen=True)
+class Backtest:
+    """What the first sizes of a table said of a later one.
+
+    Attributes:
+        sizes: how many of the table's first sizes were read.
+        last, truth: ln L at the last of them, and at the later size, [n].
+        posterior: the blend's forecast of the later size.
+        mean, deviation: the process's, [n], and one number.
+    """
+
+    sizes: int
+    last: Array
+    truth: Array
+    posterior: Posterior
+    mean: Array
+    deviation: float
+
+
+def backtests(y: Array, sizes: Array) -> list[Backtest]:
+    """Forecast every later size from the first k sizes, three or more: y [n, m], sizes [m]."""
+    results = []
+    for count in range(FEWEST_SIZES, len(sizes)):
+        seen, at, later = y[:, :count], sizes[:count], sizes[count:]
+        means, deviations = Process.fit(seen, at).predict(seen, at, later)
+        columns = zip(y[:, count:].T, posteriors(seen, at, later), means, deviations, strict=True)
+        results += [Backtest(count, seen[:, -1], *column) for column in columns]
+    return results
+
+
+def share_of_last(tests: Iterable[Backtest]) -> float:
+    """Return how far differences between candidates are drawn to their last losses', 0 to 1.
+
+    With f, l and t the predicted, the last and the true ln L of a backtest, each less its mean over
+    the candidates, w = Σ (t − f)ᵀ(l − f) / s over Σ (l − f)ᵀ(l − f) / s minimises
+    Σ |t − (1 − w) f − w l|² / s, where s, the mean square of both errors, gives backtests near and
+    far one weight.  A prior stands for further backtests; without any it is all there is.
     """
     agreement, spread = _WORTH_OF_LAST * _LAST, _WORTH_OF_LAST
-    for count in range(FEWEST_SIZES, len(sizes)):
-        last = _centred(y[:, count - 1])
-        later = posteriors(y[:, :count], sizes[:count], sizes[count:])
-        for place, predicted in enumerate(later, start=count):
-            forecast, truth = _centred(predicted.mean), _centred(y[:, place])
-            error, gap = truth - forecast, last - forecast
-            squares = np.mean((truth - last) ** 2 + error**2)
-            if squares > _ROUNDING:
-                agreement += float(error @ gap / squares)
-                spread += float(gap @ gap / squares)
+    for test in tests:
+        forecast, last, truth = map(_centred, (test.posterior.mean, test.last, test.truth))
+        error, gap = truth - forecast, last - forecast
+        squares = np.mean((truth - last) ** 2 + error**2)
+        if squares > _ROUNDING:
+            agreement += float(error @ gap / squares)
+            spread += float(gap @ gap / squares)
     return float(np.clip(agreement / spread, 0.0, 1.0))
+
+
+_PRIOR_ODDS, _EVIDENCE, _MOST_EVIDENCE = -3.0, 4.0, 1.0
+"""Of the process against the blend: ln odds before any backtest, their growth with each number of
+sizes that backtests began from, and nats a candidate that one backtest counts for at most.  From
+the development halves."""
+
+
+def trust_in_process(tests: Sequence[Backtest], share: float) -> float:
+    """Return the probability that a table is one that the process describes, 0 to 1.
+
+    Evidence is how much denser than the blend it said the differences between candidates in the
+    backtests: its Gaussian against that of what is chosen by, with the width that P(best) has.
+
+    Args:
+        tests: the table's backtests.
+        share: how far the blend's differences are drawn to the last losses'.
+    """
+    gains = []
+    for test in tests:
+        posterior, truth = test.posterior, _centred(test.truth)
+        fall = test.last - posterior.mean
+        choice = _centred(posterior.mean + share * _centred(fall))
+        width = width_of_differences(student_scale(posterior.variance), fall)
+        blend = ((truth - choice) / width) ** 2 / 2 + np.log(width)
+        process = ((truth - _centred(test.mean)) / test.deviation) ** 2 / 2
+        gains.append(np.mean(blend - process) - np.log(test.deviation))
+    gain = np.clip(gains, -_MOST_EVIDENCE, _MOST_EVIDENCE).mean() if gains else 0.0
+    odds = _PRIOR_ODDS + _EVIDENCE * gain * len({test.sizes for test in tests})
+    return float(1 / (1 + np.exp(-odds)))
 
 
 def _centred(values: Array) -> Array:
     return values - values.mean()
 
 
-def forecasts(
-    sizes: Array, losses: Array, targets: Sequence[float]
-) -> list[tuple[Student, Array, Array]]:
+def student_scale(variance: Array) -> Array:
+    """Return the scale of a forecast's Student's t for a posterior's variance, [n]."""
+    width = np.sqrt(variance)
+    return _SCALE * width**_OWN * np.exp(0.1 * np.log(width).mean())
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is forecast of n curves at a target.
+
+    Attributes:
+        predictive: the distribution of ln L, Student's t (`_DOF`, `_SCALE`) around the posterior's
+            mean, drawn to the mean fall where it is doubtful (`_TO_MEAN`).
+        choice: what to choose by, [n]: that mean with its differences between the candidates drawn
+            towards those of the last losses by `share_of_last`, and then towards those of the
+            process's forecasts by the trust in it.
+        fall: how far each curve alone would fall from its last loss, [n].
+        deviation: of ln L by the process, [n].
+        trust: the probability that the process describes this table, [n].
+    """
+
+    predictive: Student
+    choice: Array
+    fall: Array
+    deviation: Array
+    trust: Array
+
+
+def forecasts(sizes: Array, losses: Array, targets: Sequence[float]) -> list[Outlook]:
     """Predict ln L at targets.
 
     Args:
         sizes: positive, ascending, [m].
         losses: [n, m].
         targets: above the last size.
-
-    Returns:
-        For each target the distribution, Student's t (`_DOF`, `_SCALE`) around the posterior's
-        mean, drawn to the mean fall where it is doubtful (`_TO_MEAN`); what to choose by, that mean
-        with its differences between the candidates drawn towards those of the last losses by
-        `share_of_last`, [n]; and how far each curve alone would fall from its last loss, [n].
 
     Raises:
         ValueError: fewer than three sizes, or a target that is not above them.
@@ -389,25 +551,30 @@ def forecasts(
         raise ValueError(f"{text}; there are {len(sizes)}")
     if not min(targets) > sizes[-1]:
         raise ValueError(f"the target {min(targets):g} is not above the last size, {sizes[-1]:g}")
-    y = np.log(losses)
-    share, results = share_of_last(y, sizes), []
-    for moments in posteriors(y, sizes, targets):
+    y, at = np.log(losses), np.array(targets)
+    tests, results = backtests(y, sizes), []
+    share = share_of_last(tests)
+    trust = trust_in_process(tests, share)
+    means, deviations = Process.fit(y, sizes).predict(y, sizes, at)
+    for moments, mean, deviation in zip(posteriors(y, sizes, at), means, deviations, strict=True):
         # Of forecasts that fall further than the candidates' mean, more are too low than too high:
         # each moves back by a part of the difference.  The part grows with the variance, so that a
         # curve that is sure of its fall keeps it.
         fall = y[:, -1] - moments.mean
         further = _centred(fall)
         doubt = np.minimum(_TO_MEAN * moments.variance / moments.variance.mean(), 1)
-        width = np.sqrt(moments.variance)
-        scale = _SCALE * width**_OWN * np.exp(0.1 * np.log(width).mean())
-        predictive = Student(moments.mean + doubt * further, scale, np.full(len(y), _DOF))
-        results.append((predictive, moments.mean + share * further, fall))
+        dof = np.full(len(y), _DOF)
+        predictive = Student(moments.mean + doubt * further, student_scale(moments.variance), dof)
+        choice = moments.mean + share * further
+        choice += trust * (_centred(mean) - _centred(choice))
+        widths = np.full(len(y), deviation), np.full(len(y), trust)
+        results.append(Outlook(predictive, choice, fall, *widths))
     return results
 
 
 def forecast_ahead(
     sizes: Array, losses: Array, row: int, further: tuple[float, float], target: float
-) -> tuple[Student, Array, Array]:
+) -> Outlook:
     """Predict ln L at the target of one curve that was seen at a larger size than all others.
 
     It is forecast with the others from the sizes they have, and moved by what its further loss was
@@ -425,9 +592,14 @@ def forecast_ahead(
         As `forecasts` for the target, of that curve alone.
     """
     size, loss = further
-    (near, near_choice, _), (far, choice, fall) = forecasts(sizes, losses, [size, target])
-    left = np.log(target / size) / np.log(target / sizes[-1])
-    measured, only, far = np.log(loss), np.array([row]), far.rows(np.array([row]))
-    location = far.location + measured - near.location[only]
-    ahead = Student(location, far.scale * np.sqrt(left), far.dof)
-    return ahead, choice[only] + measured - near_choice[only], fall[only]
+    near, far = forecasts(sizes, losses, [size, target])
+    left = np.sqrt(np.log(target / size) / np.log(target / sizes[-1]))
+    measured, only, student = np.log(loss), np.array([row]), far.predictive.rows(np.array([row]))
+    location = student.location + measured - near.predictive.location[only]
+    return Outlook(
+        predictive=Student(location, student.scale * left, student.dof),
+        choice=far.choice[only] + measured - near.choice[only],
+        fall=far.fall[only],
+        deviation=far.deviation[only],
+        trust=far.trust[only],
+    )

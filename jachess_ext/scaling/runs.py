@@ -114,12 +114,23 @@ def metric_word(name: str) -> str | None:
 
 def sampling_noise(name: str, losses: Array, rows: int | None) -> Array | None:
     """Return standard errors of a share of test rows, right or wrong; None for other metrics."""
-    share = metric_word(name) in ("accuracy", "acc", "match", "em", "error", "err")
+    share = metric_word(name) in _SHARES
     if rows is None or not share or re.search("squared|absolute|mean", name.lower()):
         return None
     if (highest := np.nanmax(losses)) > 1:
         raise TableError(f"the {name} goes up to {highest:g}, and test_rows is for shares up to 1")
     return np.sqrt(losses * (1 - losses) / rows)
+
+
+def guessing(name: str | None, classes: int) -> float | None:
+    """Return the loss of guessing among C classes: ln C, of a share of test rows 1 − 1/C."""
+    word = metric_word(name or "loss")
+    if word in _SHARES:
+        return 1 - 1 / classes
+    return math.log(classes) if word in ("loss", "nll") else None
+
+
+_SHARES = ("accuracy", "acc", "match", "em", "error", "err")
 
 
 def _known_word(name: str) -> str:
@@ -269,9 +280,17 @@ class LossTable:
         """The standard error of each model's ln L at its largest size, [n]; 0 where unknown."""
         if self.noise is None:
             return np.zeros(len(self.names))
+        return np.nan_to_num(self.noise[self._last] / self.losses[self._last])
+
+    @property
+    def last_losses(self) -> Array:
+        """Each model's loss at its largest size, [n]."""
+        return self.losses[self._last]
+
+    @property
+    def _last(self) -> tuple[Index, Index]:
         places = [np.flatnonzero(np.isfinite(row))[-1] for row in self.losses]
-        rows = np.arange(len(places))
-        return np.nan_to_num(self.noise[rows, places] / self.losses[rows, places])
+        return np.arange(len(places)), np.array(places, dtype=np.intp)
 
     def known_parameters(self) -> Array:
         """Return N of every model, [n].

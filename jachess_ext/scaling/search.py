@@ -18,7 +18,6 @@ from .sheets import Source
 from .tables import plain_name, read_table
 
 STRATEGIES = ("growing", "algorithm1")
-_LATE = 0.15  # of ln L, per doubling and nat of ln C; chosen by benchmarks.live_selection
 
 
 @dataclass(frozen=True)
@@ -366,13 +365,7 @@ class Search:
             metric=self.metric,
             noise=sampling_noise(self.metric or "loss", losses, self.test_rows),
         )
-        forecast = forecast_each(table, target, name, self.gamma, self.tau)
-        if self.classes is not None and forecast.predictive is not None:
-            # A classifier stays at ln C until it learns anything, then falls fast.  When that is
-            # no subset shows, so the width grows with the doublings that are left.
-            doublings = np.log2(target / np.array([max(curve) for curve in curves.values()]))
-            late = _LATE * math.log(self.classes) * doublings
-            forecast = replace(forecast, predictive=forecast.predictive.widened(late))
+        forecast = forecast_each(table, target, name, self.gamma, self.tau, self.classes)
         return Selection(
             method=name,
             budget=float(sizes[-1]),
@@ -382,6 +375,7 @@ class Search:
             costs=np.array([_paid(results, model, name) for model in curves]),
             full_costs=np.array([self._expected(results, m, target) for m in curves]),
             unit=self.unit,
+            classes=self.classes,
         )
 
     def curve(self, model: str) -> dict[int, float]:

@@ -9,23 +9,25 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
 from .._io import axes_or_new, require
 from .._text import DASH, number, scientific, share
 from .baselines import accept_then_stop
-from .blend import FEWEST_SIZES, forecast_ahead, forecasts
+from .blend import FEWEST_SIZES, Outlook, forecast_ahead, forecasts
 from .fitting import FittedLaw, fit
-from .predictive import Array, Index, Student, apart, check_level, prob_best
-from .runs import LossTable, TableError, Values, higher_is_better
+from .predictive import Array, Index, Student, Worlds, check_level, width_of_differences
+from .runs import LossTable, TableError, Values, guessing, higher_is_better
 from .sheets import Source, listed
 from .tables import read_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
+
+T = TypeVar("T")
 
 DEFAULT = "blend"
 """The method where none is named."""
@@ -34,6 +36,8 @@ OPERATIONS = 6.0
 OF_ALL = "of all in full"
 """The unit of costs that are shares of training all models in full."""
 _REFERENCES = 3  # at least
+_NEAR = 0.02  # of ln L: so near to the level of guessing is at it, where no noise is known
+_LATE = 0.15  # of ln L, per doubling and nat of ln C; chosen by benchmarks.live_selection
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,10 @@ class Forecast:
         predictive: the distribution of ln L at the target, or None.
         fall: how far ln L falls to the target by each model's own curve, [n]; None without a
             distribution.
+        deviation, trust: of "blend", [n]: the width of what its Gaussian process forecasts, and how
+            probable it is that the process describes this table.
         is_loss: whether the score is a loss at the target.
-        apart: the distribution without the errors that all models share, which P(best) is of; set
+        worlds: the distributions without the errors that all models share, which P(best) is of; set
             once all models are known.
     """
 
@@ -55,8 +61,10 @@ class Forecast:
     trained: Array
     predictive: Student | None = None
     fall: Array | None = None
+    deviation: Array | None = None
+    trust: Array | None = None
     is_loss: bool = True
-    apart: Student | None = None
+    worlds: Worlds | None = None
 
     @property
     def predicted(self) -> Array | None:
@@ -67,12 +75,16 @@ class Forecast:
 
     def rows(self, places: Index) -> Forecast:
         """Return the forecasts of the models at these rows."""
+        optional = (self.fall, self.deviation, self.trust)
+        fall, deviation, trust = (None if part is None else part[places] for part in optional)
         return replace(
             self,
             score=self.score[places],
             trained=self.trained[places],
             predictive=self.predictive and self.predictive.rows(places),
-            fall=None if self.fall is None else self.fall[places],
+            fall=fall,
+            deviation=deviation,
+            trust=trust,
         )
 
 
@@ -124,8 +136,13 @@ class Method:
 
 
 def _blend(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
-    ((predictive, choice, fall),) = forecasts(table.trained, table.trained_losses, [target])
-    return Forecast(np.exp(choice), _all_sizes(table), predictive, fall)
+    (outlook,) = forecasts(table.trained, table.trained_losses, [target])
+    return _of_outlook(outlook, _all_sizes(table))
+
+
+def _of_outlook(outlook: Outlook, trained: Array) -> Forecast:
+    parts = (outlook.predictive, outlook.fall, outlook.deviation, outlook.trust)
+    return Forecast(np.exp(outlook.choice), trained, *parts)
 
 
 def _rectified(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
@@ -202,12 +219,18 @@ def too_few(table: LossTable, method: str) -> dict[str, str]:
 
 
 def forecast_each(
-    table: LossTable, target: float, method: str, gamma: int = 3, tau: float = 5.0
+    table: LossTable,
+    target: float,
+    method: str,
+    gamma: int = 3,
+    tau: float = 5.0,
+    classes: int | None = None,
 ) -> Forecast:
     """Forecast every model from its own sizes, where losses of some are missing (NaN).
 
     blend learns what curves share from all models that have a model's sizes, so that models that
-    were stopped early stay comparable.
+    were stopped early stay comparable.  With `classes`, C, intervals widen: a classifier stays at
+    ln C until it learns anything, then falls fast, and when that is no subset tells.
 
     Raises:
         ValueError: a model has fewer sizes than the method needs.
@@ -247,8 +270,16 @@ def forecast_each(
     predictive = forecast.predictive.widened(table.last_noise)
     last = np.where(present, table.sizes, 0.0).max(1)
     doublings = np.log2(target / last) if last.all() else np.ones(len(last))
-    differing = apart(np.log(forecast.score), predictive.scale, forecast.fall, doublings)
-    return replace(forecast, predictive=predictive, apart=differing)
+    widths, weights = [width_of_differences(predictive.scale, forecast.fall)], [1.0]
+    if forecast.deviation is not None and forecast.trust is not None:
+        trust = float(forecast.trust.mean())
+        widths.append(float(np.median(np.hypot(forecast.deviation, table.last_noise))))
+        weights = [1 - trust, trust]
+    location = np.log(forecast.score)
+    worlds = Worlds.around(location, np.array(widths), np.array(weights), doublings)
+    if classes is not None:
+        predictive = predictive.widened(_LATE * math.log(classes) * doublings)
+    return replace(forecast, predictive=predictive, worlds=worlds)
 
 
 def _blend_ahead(table: LossTable, row: int, target: float) -> Forecast | None:
@@ -268,25 +299,28 @@ def _blend_ahead(table: LossTable, row: int, target: float) -> Forecast | None:
         return None
     size, loss = table.sizes[places[-1]], table.losses[row, places[-1]]
     losses, place = table.losses[np.ix_(group, shared)], int(np.searchsorted(group, row))
-    predictive, choice, fall = forecast_ahead(
-        table.sizes[shared], losses, place, (size, loss), target
-    )
-    trained = np.array([table.sizes[places].sum()])
-    return Forecast(np.exp(choice), trained, predictive, fall)
+    outlook = forecast_ahead(table.sizes[shared], losses, place, (size, loss), target)
+    return _of_outlook(outlook, np.array([table.sizes[places].sum()]))
 
 
 def joined(parts: Sequence[Forecast]) -> Forecast:
     """Return the forecasts of several groups of models as one; what a group lacks, all lack."""
     students = [part.predictive for part in parts if part.predictive is not None]
-    falls = [part.fall for part in parts if part.fall is not None]
     fields = zip(*((part.location, part.scale, part.dof) for part in students), strict=True)
     return Forecast(
         score=np.concatenate([part.score for part in parts]),
         trained=np.concatenate([part.trained for part in parts]),
         predictive=Student(*map(np.concatenate, fields)) if len(students) == len(parts) else None,
-        fall=np.concatenate(falls) if len(falls) == len(parts) else None,
+        fall=_together([part.fall for part in parts]),
+        deviation=_together([part.deviation for part in parts]),
+        trust=_together([part.trust for part in parts]),
         is_loss=parts[0].is_loss,
     )
+
+
+def _together(columns: Sequence[Array | None]) -> Array | None:
+    arrays = [column for column in columns if column is not None]
+    return np.concatenate(arrays) if len(arrays) == len(columns) else None
 
 
 # The choice -------------------------------------------------------------------------------------
@@ -300,6 +334,7 @@ def select(
     *,
     metric: str | None = None,
     test_rows: int | None = None,
+    classes: int | None = None,
     references: Sequence[str] = (),
     gamma: int = 3,
     tau: float = 5.0,
@@ -322,6 +357,8 @@ def select(
             zeroshot needs it; modelsize needs the column `size`.
         metric, test_rows: what the table's numbers are, such as "accuracy", and the examples it was
             measured on; see `read_table`.
+        classes: that are told apart, C: models still at the level of guessing are named, and
+            intervals widen, since no subset tells when a curve leaves it; None: no such level.
         references: names of models (three or more) whose loss at the target is in the table and may
             be read: predictions, intervals and probabilities are calibrated on the errors made for
             them.  They stay among the candidates.
@@ -352,6 +389,8 @@ def select(
     for name, value in numbers.items():
         if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"{name} is {value}; expected a positive number")
+    if classes is not None and classes < 2:
+        raise ValueError(f"classes is {classes}; expected 2 or more")
     if budget is not None and target <= budget:
         raise ValueError(f"the target {target:g} is not above the budget {budget:g}")
     try:
@@ -373,7 +412,7 @@ def select(
         raise ValueError(next(iter(unranked.values())))
     ranked = np.flatnonzero([name not in unranked for name in read.names])
     read = read.rows(ranked)
-    forecast = forecast_each(read, float(target), method, gamma, tau)
+    forecast = forecast_each(read, float(target), method, gamma, tau, classes)
     for name in references:
         if name in unranked:
             raise TableError(f"the reference {name!r} is not ranked: {unranked[name]}")
@@ -394,13 +433,14 @@ def select(
         unranked=unranked,
         unit=OF_ALL if tokens is None else "FLOPs",
         measured=measured if np.isfinite(measured).any() else None,
+        classes=classes,
     )
 
 
 def _calibrated(
     forecast: Forecast, losses: LossTable, target: float, references: Sequence[str], method: str
 ) -> Forecast:
-    if forecast.predictive is None or forecast.apart is None:
+    if forecast.predictive is None or forecast.worlds is None:
         raise ValueError(f"{method} gives no distribution here that references could calibrate")
     unknown = [name for name in references if name not in losses.names]
     if unknown:
@@ -411,9 +451,11 @@ def _calibrated(
         text = f"{len(rows)} reference models are too few to calibrate intervals"
         raise ValueError(f"{text}; expected {_REFERENCES} or more")
     predictive = _moved(forecast.predictive, rows, truth)
-    location = forecast.apart.location + predictive.location - forecast.predictive.location
-    differing = replace(_moved(forecast.apart, rows, truth), location=location)
-    return replace(forecast, score=np.exp(location), predictive=predictive, apart=differing)
+    location = np.log(forecast.score) + predictive.location - forecast.predictive.location
+    accounts = [_moved(account, rows, truth) for account in forecast.worlds.accounts]
+    accounts = [replace(account, location=location) for account in accounts]
+    worlds = replace(forecast.worlds, accounts=tuple(accounts))
+    return replace(forecast, score=np.exp(location), predictive=predictive, worlds=worlds)
 
 
 def _moved(predictive: Student, references: Index, truth: Array) -> Student:
@@ -448,6 +490,7 @@ class Selection:
             shares.
         measured: losses at the target that the table holds, [n], NaN where it has none, or None;
             they were not read.
+        classes: that are told apart, or None; see `select`.
 
     Example:
         >>> import pandas as pd
@@ -475,6 +518,7 @@ class Selection:
     unranked: Mapping[str, str] = field(default_factory=dict)
     unit: str = "FLOPs"
     measured: Array | None = None
+    classes: int | None = None
 
     def __repr__(self) -> str:
         return self.text()
@@ -504,6 +548,12 @@ class Selection:
                 f"The order is not that of the forecasts alone: {self.method} weighs the losses at "
                 "the largest sizes too, as far as this table's own past speaks for them."
             )
+        if self.classes is not None and (level := guessing(self.table.metric, self.classes)):
+            near = level * np.exp(-np.maximum(2 * self.table.last_noise, _NEAR))
+            names = [self.names[place] for place in np.flatnonzero(self.table.last_losses >= near)]
+            if names:
+                text = f"Still at the level of guessing, {number(float(self.table.shown(level)))}"
+                notes.append(f"{text}: {listed(names)}. Leads among such models are noise.")
         if measured is not None:
             place = int(np.nanargmin(measured))
             notes.append(
@@ -616,13 +666,13 @@ class Selection:
         """Probability of having the lowest loss at the target, [n] in the table's order.
 
         Of the differences between the forecasts: the errors that all models share count in
-        `interval_ends` alone, and what is left has one width for all (`predictive.apart`), so that
-        the first of the ranking has the largest probability.
+        `interval_ends` alone, and what is left has one width for all (`predictive.Worlds`), so
+        that the first of the ranking has the largest probability.
 
         Raises:
             ValueError: the method gives no distribution.
         """
-        chances = prob_best(self._distribution(self.forecast.apart))
+        chances = self._distribution(self.forecast.worlds).prob_best()
         chances.setflags(write=False)
         return chances
 
@@ -733,7 +783,7 @@ class Selection:
         ax.legend(title=f"{self.method}, best first")
         return ax
 
-    def _distribution(self, distribution: Student | None) -> Student:
+    def _distribution(self, distribution: T | None) -> T:
         if distribution is None:
             text = f"{self.method} gives no distribution here, of intervals and probabilities"
             raise ValueError(f"{text}; {DEFAULT} does, and laws with more sizes than parameters")

@@ -79,7 +79,8 @@ def test_families_are_read_and_judged(tmp_path: Path, monkeypatch: pytest.Monkey
         assert row["top true"] == row.true[int(np.argmax(row.said))]
     x = next(iter(selection.llm_cases(llm, "A")))
     found = select(x.table, 500.0, 5000.0)
-    power = found.predicted_losses**-selection.SOFTMAX
+    logs = np.log(found.predicted_losses)
+    power = np.exp(-2.4 * (logs - logs.mean()) / np.std(logs))
     first = of_llm.iloc[0]
     assert first["softmax"] == pytest.approx(-np.log(power[0] / power.sum()))
     assert first["softmax top"] == pytest.approx(power.max() / power.sum())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
-from scipy.stats import linregress, pearsonr
+from scipy.integrate import quad
+from scipy.stats import linregress, norm, pearsonr
 
 from benchmarks.forecast_scores import coverage, log_rmse, pear_corr, rel_acc
-from jachess_ext.scaling import fit
+from jachess_ext.scaling import fit, predictive
 from jachess_ext.scaling.baselines import accept_then_stop
 from jachess_ext.scaling.predictive import Student
 
@@ -140,3 +143,29 @@ def test_prob_lowest_of_unequal_tails() -> None:
     dof = np.array([1.0, 30.0, 2.0, np.inf])
     found = Student(location, scale, dof).prob_lowest()
     np.testing.assert_allclose(found, shares(location, scale, dof), atol=0.005)
+
+
+def test_prob_lowest_of_many_takes_little_memory() -> None:
+    """1,000 of two kinds, against an integral; their cells at once would take 100 MB an array."""
+    location = np.repeat([0.0, 0.7], [300, 700]) + 1e-9 * np.arange(1000)  # so no cells coincide
+    many = Student(location, np.ones(1000), np.full(1000, np.inf))
+    tracemalloc.start()
+    found = many.prob_lowest()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4e7
+
+    def density(z: float) -> float:
+        return norm.pdf(z) * norm.sf(z) ** 299 * norm.sf(z - 0.7) ** 700
+
+    first = quad(density, -8, 2, points=[-3], epsabs=1e-12)[0]
+    np.testing.assert_allclose(found[:300], first, rtol=1e-3)
+    np.testing.assert_allclose(found[300:], (1 - 300 * first) / 700, rtol=1e-3)
+
+
+def test_prob_lowest_is_the_same_by_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell between two parts is neither lost nor counted twice."""
+    few = Student(*map(np.array, CASES["twelve"]), np.full(12, np.inf))
+    whole = few.prob_lowest()
+    monkeypatch.setattr(predictive, "_AT_A_TIME", 100)
+    np.testing.assert_allclose(few.prob_lowest(), whole, rtol=1e-12)

@@ -11,6 +11,7 @@ import pytest
 from scipy.stats import t as student
 
 from jachess_ext.scaling import LossTable, TableError, read_table, select, selection
+from jachess_ext.scaling.blend import Outlook
 from jachess_ext.scaling.predictive import Student
 from jachess_ext.scaling.selection import METHODS
 from python_tests.scaling import tables
@@ -182,6 +183,10 @@ def test_noise_that_is_known_widens_intervals_and_doubts() -> None:
     expected = np.hypot((before - centre) / wide, 0.1)
     np.testing.assert_allclose((after - centre) / wide, expected, rtol=1e-9)
     assert noisy.best_probabilities.max() < plain.best_probabilities.max()
+    one, two = plain.forecast.worlds, noisy.forecast.worlds
+    assert one is not None and two is not None and 0.05 < one.weights[1] < 0.95
+    process = np.hypot(one.accounts[1].scale, 0.1)  # the process's width, as the blend's
+    np.testing.assert_allclose(two.accounts[1].scale, process, rtol=1e-9)
 
 
 def test_references_mend_bias_and_width() -> None:
@@ -198,9 +203,44 @@ def test_references_mend_bias_and_width() -> None:
     width = student.ppf(0.95, 9) * scale * z.std(ddof=1) * np.sqrt(1.1)
     np.testing.assert_allclose(np.log(high), shifted + width, rtol=1e-9)
     np.testing.assert_allclose(np.log(low), shifted - width, rtol=1e-9)
+    before, after = plain.forecast.worlds, helped.forecast.worlds
+    assert before is not None and after is not None
+    np.testing.assert_array_equal(after.weights, before.weights)
+    for one, two in zip(before.accounts, after.accounts, strict=True):
+        z = (np.log(TABLE.losses_at(TARGET)) - one.location)[:10] / one.scale[:10]
+        np.testing.assert_allclose(two.scale, one.scale * z.std(ddof=1) * np.sqrt(1.1), rtol=1e-9)
+        np.testing.assert_allclose(two.location, np.log(helped.scores), rtol=1e-12)
+
+
+def test_models_at_the_level_of_guessing_are_named() -> None:
+    """By the loss within 2 %, by an error rate within two standard errors of its test rows."""
+    losses = [[1.95, 1.7, 1.2, 0.9], [1.97, 1.96, 1.94, 1.93], [2.0, 1.95, 1.9, 1.86]]
+    table = LossTable(tuple("012"), 100.0 * 2 ** np.arange(4), np.array(losses), None)
+    selection = select(table, classes=7, target=6400)
+    (note,) = [note for note in selection.notes if "guessing" in note]
+    assert f"{np.log(7):.4g}: '1'. Leads" in note
+    plain = select(table, target=6400)
+    assert not any("guessing" in note for note in plain.notes)
+    wide = np.hypot(plain.forecast.predictive.scale, 0.15 * np.log(7) * np.log2(6400 / 800))
+    np.testing.assert_allclose(selection.forecast.predictive.scale, wide, rtol=1e-12)
+    np.testing.assert_array_equal(selection.best_probabilities, plain.best_probabilities)
+    errors = pd.DataFrame(
+        [[0.5, 0.46, 0.44], [0.5, 0.49, 0.34], [0.4, 0.3, 0.2]],
+        ["near", "off", "far"],
+        [100, 200, 400],
+    )
+    for rows, names in ((100, "'near'"), (30, "'near', 'off'"), (10_000, None)):
+        table = read_table(errors, metric="error", test_rows=rows)
+        notes = " ".join(select(table, target=3200, classes=2).notes)
+        assert (
+            (f"guessing, 0.5000: {names}. Leads" in notes) if names else ("guessing" not in notes)
+        )
+    scores = read_table(1 - errors, metric="f1")
+    assert "guessing" not in " ".join(select(scores, target=3200, classes=2).notes)
 
 
 CALLS = [
+    ({"classes": 1}, "classes is 1; expected 2 or more"),
     ({"method": "magic"}, "unknown method 'magic'"),
     ({"budget": -1}, "budget is -1"),
     ({"target": 51200}, "is not above the budget"),
@@ -486,9 +526,9 @@ def test_a_model_that_is_ahead_is_forecast_with_the_others_and_moved() -> None:
     width = np.log(found.interval_ends(0.9)[1] / found.predicted_losses)
     full = np.log(far.interval_ends(0.9)[1] / far.predicted_losses)
     np.testing.assert_allclose(width[3], full[3] * left**0.5, rtol=1e-9)
-    assert found.forecast.apart is not None
-    scale = found.forecast.apart.scale
-    np.testing.assert_allclose(scale[3] / scale[others], left**0.5, rtol=1e-9)
+    assert found.forecast.worlds is not None
+    for account in found.forecast.worlds.accounts:
+        np.testing.assert_allclose(account.scale[3] / account.scale[others], left**0.5, rtol=1e-9)
     assert found.forecast.trained[3] == table.trained.sum()
 
 
@@ -588,7 +628,8 @@ def test_a_forecast_that_is_no_number_though_its_choice_is(
     mean: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     student = Student(np.full(6, mean), np.ones(6), np.full(6, 3.0))
-    monkeypatch.setattr(selection, "forecasts", lambda *_: [(student, np.zeros(6), np.zeros(6))])
+    outlook = Outlook(student, *(np.zeros(6) for _ in range(4)))
+    monkeypatch.setattr(selection, "forecasts", lambda *_: [outlook])
     with pytest.raises(ValueError, match="blend forecasts no number for the target 1"):
         select(SIX, BUDGET, TARGET)
 
