@@ -38,6 +38,7 @@ DOCUMENTS = (
     "docs/measured.md",
     "docs/derivatives.md",
     "docs/limits.md",
+    "docs/scaling.md",
     "docs/tutorials/gradient_penalties.md",
     "docs/tutorials/laplacian.md",
     "docs/tutorials/meanflow.md",
@@ -549,9 +550,36 @@ def sweep() -> str:
     )  # fmt: skip
 
 
+CHOICES = {
+    "flan": "15 language models",
+    "flan, few": "3 to 6 of them",
+    "llm": "3 models of 7 to 8B, accuracy",
+    "lcdb logloss": "classifiers, log-loss",
+    "lcdb accuracy": "the same, accuracy",
+    "lcdb auc": "the same, AUC",
+}
+"""Families of tables in selection_families_B.csv, in words."""
+
+
+def choices() -> str:
+    """Return what half B says of the choices of `blend`, P(best), intervals and the shortlist."""
+    figures = {(row["family"], row["method"]): row for row in rows("selection_families_B")}
+    head = ["tables of", "cases", "RelAcc", "of the last loss", "P(best) of the first: said, true",
+            "50, 90 % intervals hold", "shortlist: share, holds the best"]  # fmt: skip
+    body = []
+    for family, words in CHOICES.items():
+        row = figures[family, "blend"]
+        pairs = ("top said", "top true"), ("50 %", "90 %"), ("kept", "kept true")
+        said = [", ".join(row[name] for name in pair) for pair in pairs]
+        last = figures[family, "subtuning"]["RelAcc"]
+        body.append([words, row["cases"], row["RelAcc"], last, *said])
+    return table(head, body)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "attention": attention,
     "attention-memory": attention_memory,
+    "choices": choices,
     "front": front,
     "laplacian": laplacian,
     "meanflow": meanflow,
