@@ -38,6 +38,7 @@ DOCUMENTS = (
     "docs/measured.md",
     "docs/derivatives.md",
     "docs/limits.md",
+    "docs/ntk.md",
     "docs/scaling.md",
     "docs/tutorials/gradient_penalties.md",
     "docs/tutorials/laplacian.md",
@@ -576,6 +577,49 @@ def choices() -> str:
     return table(head, body)
 
 
+def ntk() -> str:
+    """Return the time and memory of `jx.ntk` beside other ways; what misses its target is bold."""
+    newest = {
+        (row["shape"], row["figure"], row["baseline"]): row
+        for row in sorted(rows("ntk_methods"), key=lambda row: row["date"])
+    }
+    sizes = {f"encoder6-N{n}-T{t}": f"N {n}, T {t}" for n, t in ((32, 32), (32, 64), (64, 64))}
+
+    def line(
+        words: Sequence[str],
+        key: tuple[str, str],
+        digits: int,
+        target: float = 0,
+        of: str = "ratio",
+    ) -> list[str]:
+        cells = []
+        for size in sizes:
+            if row := newest.get((size, *key)):
+                number = float(row[of]) / (1000 if of == "p50" else 1)  # seconds
+                mark = "**" * (number < target)
+                cells.append(f"{mark}{number:.{digits}f}{mark}")
+            else:
+                cells.append("")
+        return [*words, *cells, f"≥ {target:g}" if target else ""]
+
+    ours = "jx.ntk"
+    return table(
+        ["`jx.ntk`", "against", *sizes.values(), "target"],
+        [
+            line(("time, exact, s", ""), (ours, "jacobian"), 1, of="p50"),
+            line(("", "Jacobian contraction, `torch.func`"), (ours, "jacobian"), 1, 10),
+            line(("", "per-sample gradients, vmap(grad)"), (ours, "vmap-grad"), 1, 5),
+            line(("", "NTK-vector products, `torch.func` (2 × 2 samples, scaled)"),
+                 (ours, "ntk-vector"), 0),
+            line(("", "neural-tangents, structured"), (ours, "neural-tangents"), 1, 2.5),
+            line(("peak memory, MiB", ""), (f"{ours}, peak", "jacobian"), 0, of="peak_mb"),
+            line(("", "Jacobian contraction, times less"), (f"{ours}, peak", "jacobian"), 0, 8),
+            line(("rate of the contraction", "large matrix products"),
+                 ("contraction", "GEMM"), 2, 0.6),
+        ],
+    )  # fmt: skip
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "attention": attention,
     "attention-memory": attention_memory,
@@ -585,6 +629,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "meanflow": meanflow,
     "meanflow-dit": meanflow_dit,
     "nested": nested,
+    "ntk": ntk,
     "second-backward": second_backward,
     "steps": steps,
     "sweep": sweep,
