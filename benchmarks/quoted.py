@@ -38,6 +38,8 @@ DOCUMENTS = (
     "docs/measured.md",
     "docs/derivatives.md",
     "docs/limits.md",
+    "docs/ntk.md",
+    "docs/scaling.md",
     "docs/tutorials/gradient_penalties.md",
     "docs/tutorials/laplacian.md",
     "docs/tutorials/meanflow.md",
@@ -559,14 +561,85 @@ def sweep() -> str:
     )  # fmt: skip
 
 
+CHOICES = {
+    "flan": "15 language models",
+    "flan, few": "3 to 6 of them",
+    "llm": "3 models of 7 to 8B, accuracy",
+    "lcdb logloss": "classifiers, log-loss",
+    "lcdb accuracy": "the same, accuracy",
+    "lcdb auc": "the same, AUC",
+}
+"""Families of tables in selection_families_B.csv, in words."""
+
+
+def choices() -> str:
+    """Return what half B says of the choices of `blend`, P(best), intervals and the shortlist."""
+    figures = {(row["family"], row["method"]): row for row in rows("selection_families_B")}
+    head = ["tables of", "cases", "RelAcc", "of the last loss", "P(best) of the first: said, true",
+            "50, 90 % intervals hold", "shortlist: share, holds the best"]  # fmt: skip
+    body = []
+    for family, words in CHOICES.items():
+        row = figures[family, "blend"]
+        pairs = ("top said", "top true"), ("50 %", "90 %"), ("kept", "kept true")
+        said = [", ".join(row[name] for name in pair) for pair in pairs]
+        last = figures[family, "subtuning"]["RelAcc"]
+        body.append([words, row["cases"], row["RelAcc"], last, *said])
+    return table(head, body)
+
+
+def ntk() -> str:
+    """Return the time and memory of `jx.ntk` beside other ways; what misses its target is bold."""
+    newest = {
+        (row["shape"], row["figure"], row["baseline"]): row
+        for row in sorted(rows("ntk_methods"), key=lambda row: row["date"])
+    }
+    sizes = {f"encoder6-N{n}-T{t}": f"N {n}, T {t}" for n, t in ((32, 32), (32, 64), (64, 64))}
+
+    def line(
+        words: Sequence[str],
+        key: tuple[str, str],
+        digits: int,
+        target: float = 0,
+        of: str = "ratio",
+    ) -> list[str]:
+        cells = []
+        for size in sizes:
+            if row := newest.get((size, *key)):
+                number = float(row[of]) / (1000 if of == "p50" else 1)  # seconds
+                mark = "**" * (number < target)
+                cells.append(f"{mark}{number:.{digits}f}{mark}")
+            else:
+                cells.append("")
+        return [*words, *cells, f"≥ {target:g}" if target else ""]
+
+    ours = "jx.ntk"
+    return table(
+        ["`jx.ntk`", "against", *sizes.values(), "target"],
+        [
+            line(("time, exact, s", ""), (ours, "jacobian"), 1, of="p50"),
+            line(("", "Jacobian contraction, `torch.func`"), (ours, "jacobian"), 1, 10),
+            line(("", "per-sample gradients, vmap(grad)"), (ours, "vmap-grad"), 1, 5),
+            line(("", "NTK-vector products, `torch.func` (2 × 2 samples, scaled)"),
+                 (ours, "ntk-vector"), 0),
+            line(("", "neural-tangents, structured"), (ours, "neural-tangents"), 1, 2.5),
+            line(("peak memory, MiB", ""), (f"{ours}, peak", "jacobian"), 0, of="peak_mb"),
+            line(("", "Jacobian contraction, times less"), (f"{ours}, peak", "jacobian"), 0, 8),
+            line(("rate of the contraction", "large matrix products"),
+                 ("contraction", "GEMM"), 2, 0.6),
+        ],
+    )  # fmt: skip
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "attention": attention,
     "attention-memory": attention_memory,
+    "choices": choices,
     "front": front,
     "laplacian": laplacian,
     "meanflow": meanflow,
     "meanflow-dit": meanflow_dit,
     "nested": nested,
+    "ntk": ntk,
     "second-backward": second_backward,
     "steps": steps,
     "sweep": sweep,
