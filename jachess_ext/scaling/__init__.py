@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .bound import Bound, pac_bayes
     from .fitting import FittedLaw, Transition, fit
     from .readers import read_runs
     from .runs import LossTable, TableError
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Ask",
-    "Bound",
     "FittedLaw",
     "LossTable",
     "Search",
@@ -25,14 +23,12 @@ __all__ = [
     "TableError",
     "Transition",
     "fit",
-    "pac_bayes",
     "read_runs",
     "read_table",
     "select",
 ]
 
 _MODULES = {
-    "bound": ("Bound", "pac_bayes"),
     "fitting": ("FittedLaw", "Transition", "fit"),
     "readers": ("read_runs",),
     "runs": ("LossTable", "TableError"),
