@@ -426,7 +426,7 @@ def _best_of(starts: Solution, curves: int) -> Solution:
     """Return the start with the lowest objective, for every curve."""
     objective = starts.objective.reshape(curves, -1)
     best = objective.argmin(-1) + np.arange(curves) * objective.shape[1]
-    return Solution(starts.u[best], starts.objective[best], starts.converged[best])
+    return Solution(starts.u[best], starts.objective[best])
 
 
 def _robust_delta(problem: _Problem, u: Array) -> Array:
