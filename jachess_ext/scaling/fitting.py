@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from .._io import MissingExtra, axes_or_new
 from .baselines import accept_then_stop, line_through
-from .laws import LAWS, Exponents, Law, MeasuredKernel, MeasuredLens, Points, StraightLine
+from .laws import LAWS, Exponents, Law, MeasuredLens, Parameter, StraightLine, central_gradient
 from .least_squares import Residuals, Solution, huber, minimise
 from .predictive import Array, Index, Mask, Student, check_level
 from .runs import check_losses, check_sizes
@@ -35,8 +35,6 @@ def fit(
     fixed: Mapping[str, float] | None = None,
     bounds: Mapping[str, tuple[float, float]] | None = None,
     weights: npt.ArrayLike | None = None,
-    huber_delta: float | None = None,
-    starts: int = 8,
     gamma: int = 3,
     tau: float = 5.0,
     theta: Tensor | Spectrum | Sequence[Tensor | Spectrum] | None = None,
@@ -47,7 +45,8 @@ def fit(
     """Fit a law to losses over sizes.
 
     All curves and all starts are one batch; the result does not depend on what else is in it.  The
-    residual is ln L(D) − ln loss, under Huber's loss whose threshold is narrowed in stages.
+    residual is ln L(D) − ln loss, under Huber's loss whose threshold is narrowed in stages to 1.345
+    robust standard deviations of a curve's residuals, or 0.001.
 
     Args:
         sizes: training examples D, strictly increasing, [m].  0 (before fine-tuning) may come
@@ -60,9 +59,6 @@ def fit(
         fixed: values of parameters that are not to be fitted, in the units of `sizes` and `losses`.
         bounds: (low, high) instead of a law's own, in the same units.
         weights: [m] or [n, m], not negative; 0 leaves a loss out.  Only their ratios count.
-        huber_delta: threshold in ln L; infinity gives least squares.  None: 1.345 robust standard
-            deviations of the residuals after a first fit, per curve, and 0.001 at least.
-        starts: how many of the law's grid of starting points, best first, are followed.
         gamma, tau: AtS's stop rule.
         theta, residual, t, lr: as `jx.ntk_loss` takes them, for a single curve: F(Θ, t) is then
             computed.  One Θ and r, or one a size; t has one time a size.  The first stage holds the
@@ -74,8 +70,8 @@ def fit(
 
     Raises:
         ValueError: a loss that is not positive or NaN, sizes that do not increase, fewer sizes than
-            free parameters, an unknown law, parameter or starting point outside its bounds, what
-            belongs to one law given without a law.
+            free parameters, an unknown law or parameter, bounds that it cannot have, or arguments
+            of another law.
 
     Example:
         >>> import jachess_ext as jx
@@ -86,35 +82,32 @@ def fit(
     """
     curves = _check_curves(sizes, losses, weights)
     kernel = {"theta": theta, "residual": residual, "t": t, "lr": lr}
-    limits = {"fixed": fixed, "bounds": bounds}
-    constraints = [name for name, value in limits.items() if value is not None]
+    measured = [name for name, value in kernel.items() if value is not None]
+    if law in (None, "ats") and not (fixed is None and bounds is None):
+        raise ValueError("fixed and bounds are for one law; name it, such as law='rectified'")
+    if law not in (None, "lensllm") and measured:
+        raise ValueError(f"{measured[0]} is for the lensllm law; the {law} law has no kernel")
     if law is None:
-        if constraints:
-            raise ValueError(f"{constraints[0]} is for one law; name it, such as law='rectified'")
-        fit_one = partial(fit, huber_delta=huber_delta, starts=starts, gamma=gamma, tau=tau)
-        return _fit_best(curves, kernel, fit_one)
+        return _fit_best(curves, kernel, partial(fit, gamma=gamma, tau=tau))
     if law == "ats":
-        constraints += [name for name, value in kernel.items() if value is not None]
-        if constraints:
-            raise ValueError(f"the ats law takes no {constraints[0]}")
         return _fit_line(curves, gamma, tau)
     if law not in LAWS:
         raise ValueError(f"unknown law {law!r}; known are {', '.join([*sorted(LAWS), 'ats'])}")
-    definition = _definition(law, curves, kernel)
+    definition = _measured_lens(curves, kernel) if measured else LAWS[law]()
     if not definition.reads_zero and curves.sizes[0] == 0:
         raise ValueError(f"the {law} law has no value at size 0; leave that size out")
     ends = _ends(definition, fixed or {}, bounds or {})
     free = np.array([parameter.name not in (fixed or {}) for parameter in definition.parameters])
     scale, low, high = _box(definition, curves, ends)
-    points = Points(curves.sizes / scale.size[:, None])
     log_losses = np.log(curves.losses / scale.loss[:, None])
-    problem = _Problem(definition, points, log_losses, curves.weights, low, high, free)
+    problem = _Problem(
+        definition, curves.sizes / scale.size[:, None], log_losses, curves.weights, low, high, free
+    )
     counted = int((curves.weights > 0).sum(-1).min())
     if counted < free.sum():
         text = f"the {definition.name} law has {int(free.sum())} free parameters"
         raise ValueError(f"{text} and there are {counted} losses; give more, or fix parameters")
-    delta, solution = _solve(problem, huber_delta, starts)
-    return _summary(problem, curves, scale, solution, delta)
+    return _summary(problem, curves, scale, *_solve(problem))
 
 
 def _fit_line(curves: _Curves, gamma: int, tau: float) -> FittedLaw:
@@ -135,6 +128,7 @@ def _fit_line(curves: _Curves, gamma: int, tau: float) -> FittedLaw:
         noise=np.sqrt(line.variance),
         dof=dof,
         objective=np.where(dof > 0, line.variance * dof / 2, 0.0),
+        delta=np.full(len(slope), math.inf),
         scale=Scale(ones, ones),
         _curves=curves,
     )
@@ -237,18 +231,13 @@ def _check_curves(
     return _Curves(d, np.where(w > 0, rows, lowest), w, y.ndim == 1)
 
 
-def _definition(law: str, curves: _Curves, kernel: Mapping[str, object]) -> Law:
+def _measured_lens(curves: _Curves, kernel: Mapping[str, object]) -> Law:
     missing = [name for name, value in kernel.items() if value is None]
-    if len(missing) == len(kernel):
-        return LAWS[law]()
-    if law != "lensllm":
-        name = next(name for name in kernel if name not in missing)
-        raise ValueError(f"{name} is for the lensllm law; the {law} law has no kernel")
     if missing:
         raise ValueError(f"a measured F needs theta, residual, t and lr; {missing[0]} is missing")
     if len(curves.losses) != 1:
         raise ValueError(f"a kernel belongs to one curve, and there are {len(curves.losses)}")
-    return MeasuredLens(MeasuredKernel(curves.sizes, *kernel.values()))  # type: ignore[arg-type]
+    return MeasuredLens(curves.sizes, *kernel.values())  # type: ignore[arg-type]
 
 
 def _ends(
@@ -328,6 +317,7 @@ _HELD, _SQUARES, _STAGE, _LAST = (15, 1e-2), (60, 1e-7), (20, 1e-4), (200, 1e-10
 """Of stages that only lead to the next one a rough minimum is enough."""
 _ANNEALING = (8.0, 3.0)
 """Huber's threshold in the stages before the last, in multiples of the last."""
+_STARTS = 8
 _EFFICIENT = 1.345  # Huber's threshold in noise deviations: 95 % efficient under Gaussian noise
 _NARROWEST = 1e-3
 _NORMAL_MEDIAN = 0.6745  # median of |z|
@@ -339,13 +329,13 @@ class _Problem:
     """Residuals of a law at the points of a batch of curves, started several times each.
 
     Attributes:
-        law, points, log_losses, weights: what is fitted to what, [n, m].
+        law, sizes, log_losses, weights: what is fitted to what, [n, m].
         low, high: bounds of the coordinates, [n, p].
         free: which coordinates are not fixed, [p].
     """
 
     law: Law
-    points: Points
+    sizes: Array
     log_losses: Array
     weights: Array
     low: Array
@@ -360,7 +350,7 @@ class _Problem:
             # the losses drops out.  Residuals in L would fit the largest losses, which are those of
             # the smallest sizes, and it is the other end that is extrapolated.
             chosen = owner[rows]
-            value, jacobian = self.law.log_loss(u, self.points.rows(chosen), gradient)
+            value, jacobian = self.law.log_loss(u, self.sizes[chosen], gradient)
             return value - self.log_losses[chosen], jacobian
 
         return residuals
@@ -378,14 +368,10 @@ class _Problem:
         return minimise(self.of(owner), u, low, high, self.weights[owner], delta[owner], *limits)
 
 
-def _solve(problem: _Problem, huber_delta: float | None, starts: int) -> tuple[Array, Solution]:
-    """Return Huber's threshold [n] and the best of several starts, for every curve."""
-    if starts < 1:
-        raise ValueError(f"starts is {starts}; expected 1 or more")
-    if huber_delta is not None and not huber_delta > 0:
-        raise ValueError(f"huber_delta is {huber_delta}; expected a positive threshold in ln L")
+def _solve(problem: _Problem) -> tuple[Solution, Array]:
+    """Return the best of several starts and Huber's threshold [n], for every curve."""
     curves = len(problem.log_losses)
-    u, owner = _best_candidates(problem, starts)
+    u, owner = _best_candidates(problem)
     # Under a narrow threshold a law that meets any p losses exactly and ignores the others is a
     # minimum.  Least squares has no such minima: the starts go there first, and the threshold then
     # comes down in stages.
@@ -394,22 +380,18 @@ def _solve(problem: _Problem, huber_delta: float | None, starts: int) -> tuple[A
         held = np.array([parameter.name in names for parameter in problem.law.parameters])
         stage = problem.minimise(u, owner, squares, _HELD if names else _SQUARES, held)
         u = stage.u
-    if huber_delta is None:
-        delta = _robust_delta(problem, _best_of(stage, curves).u)
-    else:
-        delta = np.full(curves, float(huber_delta))
-    if np.isfinite(delta).all():
-        for factor in _ANNEALING:
-            u = problem.minimise(u, owner, factor * delta, _STAGE).u
+    delta = _robust_delta(problem, _best_of(stage, curves).u)
+    for factor in _ANNEALING:
+        u = problem.minimise(u, owner, factor * delta, _STAGE).u
     best = _best_of(problem.minimise(u, owner, delta, _LAST), curves)
-    return delta, replace(best, u=problem.law.settle(best.u, problem.low, problem.high))
+    return replace(best, u=problem.law.settle(best.u, problem.low, problem.high)), delta
 
 
-def _best_candidates(problem: _Problem, starts: int) -> tuple[Array, Index]:
-    """Return the `starts` best points of the law's grid for each curve, by least squares."""
+def _best_candidates(problem: _Problem) -> tuple[Array, Index]:
+    """Return the best points of the law's grid for each curve, by least squares."""
     # One start is not enough: a single bend can be the end of the flat phase or the way into the
     # floor E.  Each reading has its own minimum, and only following both tells the lower one.
-    candidates = problem.law.candidates(problem.points, problem.log_losses, problem.weights)
+    candidates = problem.law.candidates(problem.sizes, problem.log_losses, problem.weights)
     candidates = np.clip(candidates, problem.low[:, None], problem.high[:, None])
     curves, count, p = candidates.shape
     owner = np.repeat(np.arange(curves), count)
@@ -417,7 +399,7 @@ def _best_candidates(problem: _Problem, starts: int) -> tuple[Array, Index]:
         value, _ = problem.of(owner)(candidates.reshape(-1, p), np.arange(len(owner)), False)
     objective = huber(value, problem.weights[owner], np.full(len(owner), np.inf))
     objective = np.where(np.isfinite(objective), objective, np.inf).reshape(curves, count)
-    best = np.argsort(objective, axis=1, kind="stable")[:, :starts]
+    best = np.argsort(objective, axis=1, kind="stable")[:, :_STARTS]
     chosen = np.take_along_axis(candidates, best[..., None], axis=1)
     return chosen.reshape(-1, p), np.repeat(np.arange(curves), best.shape[1])
 
@@ -487,6 +469,7 @@ def _summary(
         noise=np.where(dof > 0, noise, np.nan),
         dof=dof,
         objective=solution.objective,
+        delta=delta,
         scale=scale,
         _curves=curves,
     )
@@ -553,6 +536,7 @@ class FittedLaw:
         noise: standard deviation of ln L around the law, [n]; NaN without degrees of freedom.
         dof: sizes that count minus free parameters, [n].
         objective: the minimised Σ w h_δ(r), [n]; the mean of the weights above 0 is 1.
+        delta: Huber's threshold δ in ln L, [n].
         scale: the units that the fit counted in.
         backtest: where `fit` chose the law, the median of |ln error| that each of the laws had when
             it forecast the larger sizes from the smaller ones; empty otherwise.
@@ -575,6 +559,7 @@ class FittedLaw:
     noise: Array
     dof: Array
     objective: Array
+    delta: Array
     scale: Scale
     _curves: _Curves
     backtest: Mapping[str, float] = field(default_factory=dict)
@@ -623,19 +608,18 @@ class FittedLaw:
         """
         check_level(level)
         self._check_width()
-        steps = _STEP * np.eye(self.coordinates.shape[1])
-        up, down = ([self._values(self.coordinates + s * step) for step in steps] for s in (1, -1))
-        centre = self._values(self.coordinates)
         result: dict[str, tuple[Values, Values]] = {}
         for place, p in enumerate(self.definition.parameters):
             if not self.covariance[:, place, place].any():
                 continue
+
             # Of ln value where the coordinate is one: it depends on others through its unit.
-            form: Callable[[Array], Array] = np.log if p.log else np.asarray
-            pairs = zip(up, down, strict=True)
-            steps_apart = [form(a[p.name]) - form(b[p.name]) for a, b in pairs]
-            error = np.sqrt(self._variance(np.stack(steps_apart, -1) / (2 * _STEP)))
-            spread = Student(form(centre[p.name]), np.maximum(error, _NARROW), self.dof)
+            def form(u: Array, p: Parameter = p) -> Array:
+                return np.asarray(p.coordinate(self._values(u)[p.name]))
+
+            gradient = central_gradient(form, self.coordinates, _STEP)
+            error = np.sqrt(self._variance(gradient))
+            spread = Student(form(self.coordinates), np.maximum(error, _NARROW), self.dof)
             with np.errstate(over="ignore"):  # an end beyond the largest double is infinite
                 low, high = (
                     self._row(np.exp(end) if p.log else np.maximum(end, p.low))
@@ -664,21 +648,16 @@ class FittedLaw:
         Raises:
             ValueError: no degree of freedom is left to estimate the noise from.
         """
-        if self.drift is None:
-            return self._exact_predictive(size)
-        # Beyond the largest size the drift stands for the parameters' uncertainty, too.
-        exact = self._exact_predictive(min(size, float(np.exp(self.drift.last.max()))))
-        ahead = replace(exact, location=self._log_predict(np.array([size]))[:, 0])
-        return self.drift.added_to(ahead, size)
-
-    def _exact_predictive(self, size: float) -> Student:
-        """Return the distribution of ln L at a size if the law is exact, one a curve."""
         self._check_width()
-        value, gradient = self.definition.log_loss(self.coordinates, self._points(np.array([size])))
+        # Beyond the largest size the drift stands for the parameters' uncertainty, too.
+        last = math.inf if self.drift is None else float(np.exp(self.drift.last.max()))
+        within = self._scaled(np.array([min(size, last)]))
+        _, gradient = self.definition.log_loss(self.coordinates, within)
         variance = self.noise**2 + self._variance(gradient[:, 0])
-        location = value[:, 0] + np.log(self.scale.loss)
         # A perfect fit has no width; a positive scale keeps its quantiles defined.
-        return Student(location, np.maximum(np.sqrt(variance), _NARROW), self.dof)
+        width = np.maximum(np.sqrt(variance), _NARROW)
+        exact = Student(self._log_predict(np.array([size]))[:, 0], width, self.dof)
+        return exact if self.drift is None else self.drift.added_to(exact, size)
 
     @property
     def transition(self) -> Transitions:
@@ -782,11 +761,11 @@ class FittedLaw:
         """Return ln L at sizes [k]: [n, k]."""
         if not self.definition.reads_zero and (sizes == 0).any():
             raise ValueError(f"the {self.law} law has no value at size 0; ask for sizes above 0")
-        value, _ = self.definition.log_loss(self.coordinates, self._points(sizes), gradient=False)
+        value, _ = self.definition.log_loss(self.coordinates, self._scaled(sizes), gradient=False)
         return value + np.log(self.scale.loss)[:, None]
 
-    def _points(self, sizes: Array) -> Points:
-        return Points(sizes / self.scale.size[:, None])
+    def _scaled(self, sizes: Array) -> Array:
+        return sizes / self.scale.size[:, None]
 
     def _shaped(self, values: Array, sizes: npt.ArrayLike) -> Values:
         """Return [n, k] as the caller asked: without k for a number, without n for one curve."""
