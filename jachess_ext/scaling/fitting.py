@@ -13,8 +13,17 @@ import numpy.typing as npt
 
 from .._io import MissingExtra, axes_or_new
 from .baselines import accept_then_stop, line_through
-from .laws import LAWS, Exponents, Law, MeasuredLens, Parameter, StraightLine, central_gradient
-from .least_squares import Residuals, Solution, huber, minimise
+from .laws import (
+    LAWS,
+    Exponents,
+    Law,
+    MeasuredLens,
+    Parameter,
+    StraightLine,
+    central_gradient,
+    log_sizes,
+)
+from .least_squares import Residuals, Solution, minimise
 from .predictive import Array, Index, Mask, Student, check_level
 from .runs import check_losses, check_sizes
 
@@ -81,28 +90,32 @@ def fit(
         0.7
     """
     curves = _check_curves(sizes, losses, weights)
-    kernel = {"theta": theta, "residual": residual, "t": t, "lr": lr}
-    measured = [name for name, value in kernel.items() if value is not None]
+    parts = {"theta": theta, "residual": residual, "t": t, "lr": lr}
+    kernel = {name: value for name, value in parts.items() if value is not None}
     if law in (None, "ats") and not (fixed is None and bounds is None):
         raise ValueError("fixed and bounds are for one law; name it, such as law='rectified'")
-    if law not in (None, "lensllm") and measured:
-        raise ValueError(f"{measured[0]} is for the lensllm law; the {law} law has no kernel")
+    if kernel and law not in (None, "lensllm"):
+        raise ValueError(f"{', '.join(kernel)} is for the lensllm law; the {law} law has no kernel")
+    if kernel and (len(kernel) < len(parts) or len(curves.losses) > 1):
+        text = f"a measured F needs {', '.join(parts)} of one curve"
+        raise ValueError(f"{text}; there are {', '.join(kernel)} and {len(curves.losses)} curves")
     if law is None:
         return _fit_best(curves, kernel, partial(fit, gamma=gamma, tau=tau))
     if law == "ats":
         return _fit_line(curves, gamma, tau)
     if law not in LAWS:
         raise ValueError(f"unknown law {law!r}; known are {', '.join([*sorted(LAWS), 'ats'])}")
-    definition = _measured_lens(curves, kernel) if measured else LAWS[law]()
+    definition: Law = LAWS[law]()
+    if kernel:
+        definition = MeasuredLens(curves.sizes, *kernel.values())  # type: ignore[arg-type]
     if not definition.reads_zero and curves.sizes[0] == 0:
         raise ValueError(f"the {law} law has no value at size 0; leave that size out")
     ends = _ends(definition, fixed or {}, bounds or {})
     free = np.array([parameter.name not in (fixed or {}) for parameter in definition.parameters])
     scale, low, high = _box(definition, curves, ends)
+    scaled = curves.sizes / scale.size[:, None]
     log_losses = np.log(curves.losses / scale.loss[:, None])
-    problem = _Problem(
-        definition, curves.sizes / scale.size[:, None], log_losses, curves.weights, low, high, free
-    )
+    problem = _Problem(definition, scaled, log_losses, curves.weights, low, high, free)
     counted = int((curves.weights > 0).sum(-1).min())
     if counted < free.sum():
         text = f"the {definition.name} law has {int(free.sum())} free parameters"
@@ -153,7 +166,7 @@ def _fit_best(
     fitted.  The errors of that law widen its intervals.
     """
     laws = list(_SIMPLEST_FIRST)
-    if all(value is None for value in kernel.values()):
+    if not kernel:
         laws.remove("lensllm")  # with F free it is the rectified law
     if (curves.weights != curves.weights[:, :1]).any():
         laws.remove("ats")
@@ -170,7 +183,7 @@ def _fit_best(
         if law == "lensllm":
             # One Θ and r may stand for all sizes; a sequence has one a size, as t always does.
             parts = {n: v[:k] if isinstance(v, Sequence) else v for n, v in kernel.items()}
-            parts["t"] = None if kernel["t"] is None else np.asarray(kernel["t"])[:k]
+            parts["t"] = np.asarray(kernel["t"])[:k]
         return fit_one(curves.sizes[first], curves.losses[:, first], law, weights=weights, **parts)
 
     def errors(k: int, law: str) -> Array:
@@ -229,15 +242,6 @@ def _check_curves(
     check_losses(rows, d, w > 0)
     lowest = np.where(w > 0, rows, np.inf).min(-1, keepdims=True)
     return _Curves(d, np.where(w > 0, rows, lowest), w, y.ndim == 1)
-
-
-def _measured_lens(curves: _Curves, kernel: Mapping[str, object]) -> Law:
-    missing = [name for name, value in kernel.items() if value is None]
-    if missing:
-        raise ValueError(f"a measured F needs theta, residual, t and lr; {missing[0]} is missing")
-    if len(curves.losses) != 1:
-        raise ValueError(f"a kernel belongs to one curve, and there are {len(curves.losses)}")
-    return MeasuredLens(curves.sizes, *kernel.values())  # type: ignore[arg-type]
 
 
 def _ends(
@@ -397,7 +401,7 @@ def _best_candidates(problem: _Problem) -> tuple[Array, Index]:
     owner = np.repeat(np.arange(curves), count)
     with np.errstate(all="ignore"):
         value, _ = problem.of(owner)(candidates.reshape(-1, p), np.arange(len(owner)), False)
-    objective = huber(value, problem.weights[owner], np.full(len(owner), np.inf))
+    objective = (problem.weights[owner] * value**2).sum(-1)
     objective = np.where(np.isfinite(objective), objective, np.inf).reshape(curves, count)
     best = np.argsort(objective, axis=1, kind="stable")[:, :_STARTS]
     chosen = np.take_along_axis(candidates, best[..., None], axis=1)
@@ -530,7 +534,7 @@ class FittedLaw:
     ats are the exact ones of a straight line, given the points that were accepted.
 
     Attributes:
-        definition: the law, with its `formula` and whether it `has_transition`.
+        definition: the law, with its `formula`.
         coordinates: [n, p], in units of `scale`; logarithms where the parameter says so.
         covariance: of the coordinates, [n, p, p]; zero for fixed ones.
         noise: standard deviation of ln L around the law, [n]; NaN without degrees of freedom.
@@ -790,8 +794,6 @@ _NARROW = 1e-12  # the least scale of a distribution of ln L or of a parameter
 
 # ---- a law in words: what a notebook shows of it -------------------------------------------------
 
-_LABELS = 12  # characters of the first column
-
 
 def describe(fitted: FittedLaw) -> str:
     """Return the law, its parameters, transition, residual, and what intervals and choice rest on.
@@ -828,7 +830,7 @@ def describe(fitted: FittedLaw) -> str:
         ("intervals", width),
         ("forecasts", "of this law alone; select's, by default, are of many shapes and curves"),
     ]
-    return "\n".join([head, *(f"  {label:<{_LABELS}}{text}" for label, text in rows)])
+    return "\n".join([head, *(f"  {label:<12}{text}" for label, text in rows)])
 
 
 def _parameter_rows(fitted: FittedLaw) -> list[tuple[str, str]]:
@@ -849,7 +851,7 @@ def _parameter_rows(fitted: FittedLaw) -> list[tuple[str, str]]:
 
 
 def _transition_text(fitted: FittedLaw) -> str:
-    if not fitted.definition.has_transition:
+    if fitted.definition.log_transition(fitted.coordinates) is None:
         return "the law has none"
     seen = fitted.transition
     if isinstance(seen, list):
@@ -926,7 +928,7 @@ def measure_drift(
             it, [n, m − k].  The slope counts for the backtest's difference where there is none.
     """
     counted = (weights > 0) & (sizes > 0)
-    x = np.broadcast_to(np.log(np.where(sizes > 0, sizes, 1.0)), counted.shape)
+    x = np.broadcast_to(log_sizes(sizes), counted.shape)
     recent = counted & (counted[:, ::-1].cumsum(-1)[:, ::-1] <= _RECENT)
     (_, slope, _, _), _ = line_through(x, np.log(losses), recent, recent.sum(-1))
     logs = np.where(counted, x, np.nan)

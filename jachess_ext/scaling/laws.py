@@ -66,8 +66,6 @@ class Law(ABC):
     stages: tuple[tuple[str, ...], ...] = ((),)
     """Parameters held at their starting value in each stage of the fit, one stage after another."""
     formula: str
-    has_transition = False
-    """Whether `log_transition` gives one."""
     reads_zero = False
     """Whether D = 0 (the loss before fine-tuning) is a point of the law."""
     only_in_rows = False
@@ -155,7 +153,6 @@ class Rectified(Law):
 
     name = "rectified"
     formula = "L = B / (D_l + D^beta) + E"
-    has_transition = True
     reads_zero = True
 
     def __init__(self, shift: Parameter | None = None) -> None:
@@ -172,12 +169,8 @@ class Rectified(Law):
         if not gradient:
             return np.log(loss), np.empty(0)
         share = part / loss
-        columns = (
-            share,
-            -share * shift_slope / below,
-            -share * (power * beta * logs) / below,
-            1 / loss,
-        )
+        slope = power * beta * logs
+        columns = (share, -share * shift_slope / below, -share * slope / below, 1 / loss)
         return np.log(loss), np.stack(columns, -1)
 
     def _shift(self, u: Array, sizes: Array) -> tuple[Array, Array]:
@@ -207,11 +200,8 @@ class Rectified(Law):
 
     def log_transition(self, u: Array) -> tuple[Array, Array]:
         inverse = np.exp(-u[:, 2])
-        value = u[:, 1] * inverse
-        gradient = np.zeros_like(u)
-        gradient[:, 1] = inverse
-        gradient[:, 2] = -value
-        return value, gradient
+        value, nought = u[:, 1] * inverse, np.zeros(len(u))
+        return value, np.stack([nought, inverse, -value, nought], -1)
 
 
 def _scale_for(u: Array, sizes: Array, log_losses: Array, weights: Array) -> Array:

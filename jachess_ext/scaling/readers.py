@@ -99,9 +99,8 @@ def read_runs(
     names = [run.name for run in runs]
     unknown = [name for name in ignore if name not in (*names, *_RECIPE)]
     if unknown:
-        raise TableError(
-            f"{folder} has no run {shown(unknown[0])} to ignore; it has {listed(names)}"
-        )
+        text = f"{folder} has no run {shown(unknown[0])} to ignore"
+        raise TableError(f"{text}; it has {listed(names)}")
     runs = [run for run in runs if run.name not in ignore]
     homes = {run.home for run in runs}
     inner = [run.name for run in runs if not homes.isdisjoint(run.home.parents)]
@@ -133,10 +132,8 @@ def _matched(run: _Run, pattern: str, what: str) -> str:
 
 def _size(run: _Run, pattern: str | None) -> float:
     if pattern is None and run.rows is None:
-        text = f"the number of training examples of the run {shown(run.name)} is not known"
-        raise TableError(
-            f"{text}: say by a regular expression where its path has it", size=r"(\d+)\D*$"
-        )
+        text = f"the number of training examples of the run {shown(run.name)} is not known: say"
+        raise TableError(f"{text} by a regular expression where it is", size=r"(\d+)\D*$")
     try:
         return parse_size(run.rows if pattern is None else _matched(run, pattern, "size"))
     except TableError as error:
@@ -229,7 +226,9 @@ def _trainer_runs(folder: Path) -> list[_Run]:
             # may be the older run's, and then its log does not begin as the others' do.
             *earlier, (final, _, last, state) = sorted(all_states, key=lambda one: one[:2])
             for _, _, place, before in earlier:
-                if not final and not _goes_on(state, before):
+                begun = before["log_history"]  # compared as text, where NaN is NaN
+                goes_on = repr(state["log_history"][: len(begun)]) == repr(begun)
+                if not final and not goes_on:
                     text = f"{home} holds checkpoints of several runs; remove the earlier one's"
                     raise TableError(f"{last} does not go on from {place.name}: {text}")
             runs.append(_trainer_run(folder, home, state))
@@ -255,12 +254,6 @@ def _harness_runs(folder: Path) -> list[_Run]:
     return runs
 
 
-def _goes_on(state: State, before: State) -> bool:
-    """Return whether a log begins as another, so that both are of one run."""
-    begun = before["log_history"]
-    return repr(state["log_history"][: len(begun)]) == repr(begun)  # NaN is NaN here
-
-
 def _trainer_run(folder: Path, home: Path, state: State) -> _Run:
     """Return the run of a folder from its last state."""
     results: dict[str, Any] = {}
@@ -275,21 +268,16 @@ def _trainer_run(folder: Path, home: Path, state: State) -> _Run:
     values: dict[str, list[tuple[int | None, float]]] = {}
     for entry in [*log, {"step": log[-1].get("step") if log else None, **results}]:
         for name, number in entry.items():
-            if re.match(r"eval_|test_|predict_", name):
-                values.setdefault(name, []).append((entry.get("step"), _measured(number)))
+            if re.match(r"eval_|test_|predict_", name):  # empty or told in words: no number
+                real = isinstance(number, (int, float)) and not isinstance(number, bool)
+                pair = entry.get("step"), float(number) if real else math.nan
+                values.setdefault(name, []).append(pair)
     recipe = {name: state.get(name) for name in _RECIPE}
     rates = [entry["learning_rate"] for entry in log if "learning_rate" in entry]
     if rates:
         recipe["learning_rate"] = max(rates)
     name = home.name if home == folder else home.relative_to(folder).as_posix()
     return _Run(home, name, results.get("train_samples"), recipe, values)
-
-
-def _measured(value: object) -> float:
-    """Return a measurement as a number, NaN where it is none: empty, or told in words."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    return math.nan
 
 
 @contextmanager

@@ -219,10 +219,9 @@ class LossTable:
                 that is not positive.
         """
         smallest, largest = self.trained[0], self.sizes[-1]
-        if budget < smallest:
-            raise TableError(f"the budget {budget:g} is below the smallest subset, {smallest:g}")
-        if budget > largest:
-            raise TableError(f"the budget {budget:g} is above the data, which ends at {largest:g}")
+        if not smallest <= budget <= largest:
+            text = f"the budget {budget:g} is outside the table's sizes"
+            raise TableError(f"{text}, {smallest:g} to {largest:g}")
         within = self.sizes <= budget
         self._check(within, counted=~np.isnan(self.losses[:, within]))
         within &= ~np.isnan(self.losses).all(0)
@@ -249,8 +248,7 @@ class LossTable:
         """
         column = self.sizes == size
         if not column.any():
-            columns = ", ".join(f"{number:.0f}" for number in self.sizes)
-            raise TableError(f"the table has no column {size:g}; it has {columns}")
+            raise TableError(f"the table has no column {size:g}; it has {self.sizes.tolist()}")
         self._check(column)
         return self.losses[:, column][:, 0]
 
@@ -294,22 +292,17 @@ class LossTable:
         if len(perfect) and self.metric is not None and higher_is_better(self.metric):
             row, column = perfect[0]
             score = f"the {self.metric} of {shown(self.names[row])} at size {sizes[column]:g}"
-            hint = (
-                "give test_rows, the examples it was measured on, and half of one counts as missing"
-            )
+            hint = "give test_rows, the examples it was measured on; half of one is missing then"
             raise TableError(f"{score} is the best there is; {hint}", test_rows="N")
         check_losses(losses, sizes, counted, self.names)
 
 
 def check_sizes(sizes: Array) -> None:
     """Raise ValueError for sizes that are negative, not finite or not strictly increasing."""
-    usable = np.isfinite(sizes) & (sizes >= 0)
+    usable = np.isfinite(sizes) & (np.diff(sizes, prepend=-1.0) > 0) & (sizes >= 0)
     if not usable.all():
-        raise ValueError(f"sizes holds {sizes[~usable][0]:g}; expected numbers from 0 up")
-    falls = np.flatnonzero(np.diff(sizes) <= 0)
-    if len(falls):
-        size, after = sizes[falls[0] :][:2]
-        raise ValueError(f"sizes must increase strictly, but {size:g} is followed by {after:g}")
+        wrong = sizes[~usable][0]
+        raise ValueError(f"sizes must increase strictly from 0 up, in numbers; {wrong:g} does not")
 
 
 def check_losses(
@@ -320,7 +313,5 @@ def check_losses(
     if len(places):
         row, column = places[0]
         who, loss = f"curve {row}" if names is None else shown(names[row]), losses[row, column]
-        text = (
-            f"the loss of {who} at size {sizes[column]:g} is {loss:g}; expected a positive number"
-        )
-        raise TableError(text + (_ZERO if loss == 0 else ""))
+        text = f"the loss of {who} at size {sizes[column]:g} is {loss:g}"
+        raise TableError(f"{text}; expected a positive number{_ZERO if loss == 0 else ''}")

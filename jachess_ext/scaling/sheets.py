@@ -101,17 +101,17 @@ class Questions:
     Reading goes on as if every question were answered so, and all are asked at once at the end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ignore: Sequence[str]) -> None:
         self.texts: list[str] = []
         self.options: dict[str, Any] = {}
-        self.ignored: list[str] = []
+        self.ignored = [*ignore]  # so far
 
     def add(self, text: str, **options: Any) -> None:
         """Take a question; the first answer counts, and of `ignore` all add up."""
         self.texts.append(text)
-        self.ignored += options.get("ignore", ())
         self.options = options | self.options
-        if self.ignored:
+        if "ignore" in options:
+            self.ignored += options["ignore"]
             self.options["ignore"] = list(dict.fromkeys(self.ignored))
 
 
@@ -138,9 +138,8 @@ class Sheet:
     def keep(self, mask: Sequence[bool]) -> Sheet:
         """Return the columns where the mask holds."""
         labels, headers = list(compress(self.labels, mask)), list(compress(self.headers, mask))
-        return replace(
-            self, labels=labels, headers=headers, columns=list(compress(self.columns, mask))
-        )
+        columns = list(compress(self.columns, mask))
+        return replace(self, labels=labels, headers=headers, columns=columns)
 
     def rows(self, mask: Sequence[bool]) -> Sheet:
         """Return the rows where the mask holds."""
@@ -175,9 +174,8 @@ class Sheet:
         if self.full is None or share is None:
             part = self.count(value)  # raises where it is no number at all, such as another name
         if self.full is not None and (share is None or part > 1):
-            raise DoubtfulSize(
-                f"{shown(value)} is no share of the data, from 0 to 1 or in per cent"
-            )
+            text = f"{shown(value)} is no share of the data"
+            raise DoubtfulSize(f"{text}, from 0 to 1 or in per cent")
         return part * (self.full or 1)
 
     def sized(self, place: int, doubtful: bool = True) -> bool:
@@ -325,10 +323,7 @@ def _from_file(path: Path, comma: bool, number: int | None, questions: Questions
             return replace(read_sheet(_of_json(path, text), comma, None, questions), what=what)
         tables = _of_markdown(text)
         if not tables:
-            try:
-                tables = {"": _of_csv(text)}
-            except csv.Error as error:
-                raise TableError(f"{path} is not well-formed: {error}") from None
+            tables = {"": _of_csv(text)}
         if text[-1] not in "\r\n":
             last = shown(text.splitlines()[-1][-60:])
             end = f"{path} ends without a newline and may be cut short"

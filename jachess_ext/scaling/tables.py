@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -12,7 +13,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from .._io import require
 from .predictive import Array, Index
 from .runs import (
     LossTable,
@@ -152,7 +152,7 @@ def read_table(
         return source
     if decimal not in (".", ","):
         raise TableError(f"decimal is {shown(decimal)}; expected '.' or ','")
-    questions = Questions()
+    questions = Questions(ignore)
     try:
         cells = replace(read_sheet(source, decimal == ",", sheet, questions), full=full)
         reader = _Reader(cells, questions, ignore)
@@ -164,8 +164,6 @@ def read_table(
             questions.options.clear()
             del questions.texts[:-2]
     if questions.texts:
-        if "ignore" in questions.options:
-            questions.options["ignore"] = [*ignore, *questions.options["ignore"]]
         raise TableError("; ".join(questions.texts), **questions.options)
     return table
 
@@ -328,9 +326,8 @@ class _Reader:
         matches = names if metric is None else alike(metric, names)
         if metric is not None and not matches:
             column = f"its column {shown(self.sheet.labels[place])} holds {listed(names)}"
-            raise TableError(
-                f"{self.sheet.what} has no rows of the metric {shown(metric)}; {column}"
-            )
+            text = f"{self.sheet.what} has no rows of the metric {shown(metric)}"
+            raise TableError(f"{text}; {column}")
         if len(matches) > 1:
             text = f"{self.sheet.what} holds several metrics, {listed(matches)}; say which"
             self.questions.add(text, metric=matches[0])
@@ -379,11 +376,9 @@ class _Reader:
         numeric = 0 in sizes or sheet.numeric(0)
         if sized or numeric or _key(label) in _NO_NAMES:
             why = "numbers" if numeric else "sizes" if sized else "something else"
-            text = (
-                f"no column of {sheet.what} names the models, and its first, {shown(label)}, holds"
-            )
+            text = f"no column of {sheet.what} names the models, and its first, {shown(label)},"
             answer = {"model": label} if label and sized and not numeric else {}
-            raise TableError(f"{text} {why}; expected one called name or model", **answer)
+            raise TableError(f"{text} holds {why}; expected one called name or model", **answer)
         return 0
 
     def _others(self, used: Collection[Place], model_at: Place, numbers: bool) -> None:
@@ -732,30 +727,27 @@ def _scale(records: Records, metric: str) -> float:
 
 def _pivot(records: Records, places: Index, sizes: Array) -> tuple[Array, Array | None]:
     """Return losses by model and size, [n, m], NaN where missing, and standard errors."""
+    seeds = records.seeds or [""] * len(places)
+    runs = Counter(zip(records.models, records.sizes.tolist(), seeds, strict=True))
+    (name, size, seed), count = runs.most_common(1)[0]
+    if count > 1:
+        text = f"{records.what} has the model {shown(name)} at size {size:g}"
+        text += f" with seed {seed}" if seed else ""
+        raise TableError(f"{text} twice; expected one row a model, or a column 'seed' of repeats")
     rows = {name: row for row, name in enumerate(records.names)}
-    index = np.array([rows[name] for name in records.models], dtype=np.intp)
-    seeds = records.seeds or [""] * len(index)
-    runs: set[tuple[int, int, str]] = set()
-    for run in zip(index.tolist(), places.tolist(), seeds, strict=True):
-        if run in runs:
-            seed = f" with seed {run[2]}" if records.seeds else ""
-            model = f"{shown(records.names[run[0]])} at size {sizes[run[1]]:g}{seed}"
-            text = f"{records.what} has the model {model} twice"
-            raise TableError(
-                f"{text}; expected one row a model, or a column 'seed' of repeated runs"
-            )
-        runs.add(run)
-    if records.seeds is None:
-        losses = np.full((len(rows), len(sizes)), np.nan)
-        losses[index, places] = records.values
-        return losses, None
-    frame = require("pandas").DataFrame({"row": index, "place": places, "loss": records.values})
-    means = frame.groupby(["row", "place"])["loss"].agg(["mean", "sem"]).unstack()
-    losses, noise = (
-        means[kind].reindex(index=range(len(rows)), columns=range(len(sizes))).to_numpy()
-        for kind in ("mean", "sem")
-    )
-    return losses, noise
+    shape = len(rows), len(sizes)
+    cells = np.ravel_multi_index(([rows[name] for name in records.models], places), shape)
+    present = ~np.isnan(records.values)
+    cells, values = cells[present], records.values[present]
+
+    def total(values: Array) -> Array:
+        return np.bincount(cells, values, len(rows) * len(sizes)).astype(np.float64)
+
+    with np.errstate(invalid="ignore", divide="ignore"):
+        repeats = total(np.ones_like(values))
+        means = total(values) / repeats
+        errors = np.sqrt(total((values - means[cells]) ** 2) / (repeats - 1) / repeats)
+    return means.reshape(shape), None if records.seeds is None else errors.reshape(shape)
 
 
 def _refuse_rising(what: str, losses: Array, per_cent: bool) -> None:
@@ -767,12 +759,9 @@ def _refuse_rising(what: str, losses: Array, per_cent: bool) -> None:
     which models that overfit rise) are asked about for nothing; of tables with three models and
     four sizes 91 % and 31 %.
     """
-    rise = fall = 0
-    for curve in losses:
-        numbers = curve[np.isfinite(curve)]
-        if len(numbers) > 1:
-            first, last = numbers[0], numbers[-1]
-            rise, fall = rise + (last > first), fall + (last < first)
+    numbers = [curve[np.isfinite(curve)] for curve in losses]
+    steps = [curve[-1] - curve[0] for curve in numbers if len(curve)]
+    rise, fall = sum(step > 0 for step in steps), sum(step < 0 for step in steps)
     if rise and rise >= fall:
         text = f"the numbers of {what} rise with size in {rise} of {rise + fall} models, and losses"
         text += " fall; say what they are: accuracy, f1, matthews, …, or loss if they are losses"
