@@ -170,8 +170,7 @@ def _fit_best(
         laws.remove("lensllm")  # with F free it is the rectified law
     if (curves.weights != curves.weights[:, :1]).any():
         laws.remove("ats")
-    above = (curves.weights > 0) & (curves.sizes > 0)
-    counts, half = above.cumsum(-1).min(0), (len(curves.sizes) + 1) // 2
+    counts, half = curves.above.cumsum(-1).min(0), (len(curves.sizes) + 1) // 2
     cuts = [k for k in range(half, len(curves.sizes)) if counts[k - 1] >= _FEWEST_TO_JUDGE]
 
     def fit_first(k: int, law: str) -> FittedLaw:
@@ -198,7 +197,7 @@ def _fit_best(
     # `min` takes the first of equals, and the laws stand with the simplest first.
     best = min(backtest, key=lambda law: round(backtest[law], _EQUAL), default=laws[0])
     chosen = fit_first(len(curves.sizes), best)
-    drift = measure_drift(curves.sizes, curves.losses, curves.weights, by_law.get(best, {}))
+    drift = measure_drift(curves.sizes, curves.losses, curves.above, by_law.get(best, {}))
     return replace(chosen, backtest=backtest, drift=drift, _curves=curves)
 
 
@@ -220,6 +219,11 @@ class _Curves:
     losses: Array
     weights: Array
     single: bool
+
+    @property
+    def above(self) -> Mask:
+        """Which losses count and are at a size above 0, [n, m]."""
+        return (self.weights > 0) & (self.sizes > 0)
 
 
 def _check_curves(
@@ -580,7 +584,7 @@ class FittedLaw:
     @property
     def measured(self) -> Array:
         """The smallest and the largest size above 0 that counted, [n, 2]."""
-        sizes, above = self._curves.sizes, (self._curves.weights > 0) & (self._curves.sizes > 0)
+        sizes, above = self._curves.sizes, self._curves.above
         low, high = np.where(above, sizes, np.inf).min(-1), np.where(above, sizes, 0).max(-1)
         return np.stack([low, high], -1)
 
@@ -747,16 +751,12 @@ class FittedLaw:
         predicted = np.atleast_2d(self.predict(sizes))
         ends = [np.atleast_2d(end) for end in self.interval(sizes, level)] if self.has_width else []
         ax = axes_or_new(ax)
-        for row, (losses, weights) in enumerate(
-            zip(self._curves.losses, self._curves.weights, strict=True)
-        ):
-            (line,) = ax.plot(sizes, predicted[row])
-            shown = (weights > 0) & (self._curves.sizes > 0)
-            ax.plot(self._curves.sizes[shown], losses[shown], "o", color=line.get_color())
+        for row, curve in enumerate(predicted):
+            (line,) = ax.plot(sizes, curve)
+            color, shown = line.get_color(), self._curves.above[row]
+            ax.plot(self._curves.sizes[shown], self._curves.losses[row, shown], "o", color=color)
             if ends:
-                ax.fill_between(
-                    sizes, *(end[row] for end in ends), color=line.get_color(), alpha=0.2
-                )
+                ax.fill_between(sizes, *(end[row] for end in ends), color=color, alpha=0.2)
         ax.set(xscale="log", yscale="log", xlabel="training examples", ylabel="loss")
         ax.set_title(f"{self.law} law" + (f", {100 * level:g} % interval" if ends else ""))
         return ax
@@ -813,16 +813,14 @@ def describe(fitted: FittedLaw) -> str:
         chosen = "none, too few sizes; the simplest law"
     else:
         chosen = "none, the law was named"
+    noise, dof = _range(fitted.noise, ".2g"), _range(fitted.dof, ".3g")
+    residual = f"{noise} in ln L, degrees of freedom: {dof}"
+    errors = "the backtest's errors and " if fitted.backtest else ""
+    width = f"of losses widen beyond the largest size, by {errors}the slope there"
     if not fitted.has_width:
-        residual = "unknown, no degree of freedom is left"
-        width = "none, no degree of freedom is left"
-    else:
-        noise, dof = _range(fitted.noise, ".2g"), _range(fitted.dof, ".3g")
-        residual = f"{noise} in ln L, degrees of freedom: {dof}"
-        errors = "the backtest's errors and " if fitted.backtest else ""
-        width = f"of losses widen beyond the largest size, by {errors}the slope there"
-        if fitted.drift is None:
-            width = "of losses take the law as exact, and are too narrow where it is not"
+        residual = width = "unknown, no degree of freedom is left"
+    elif fitted.drift is None:
+        width = "of losses take the law as exact, and are too narrow where it is not"
     rows = [
         *_parameter_rows(fitted),
         ("residual", residual),
@@ -915,19 +913,16 @@ class Drift:
         return Student(exact.location, np.sqrt(noise + drift), dof)
 
 
-def measure_drift(
-    sizes: Array, losses: Array, weights: Array, errors: Mapping[int, Array]
-) -> Drift:
+def measure_drift(sizes: Array, losses: Array, counted: Mask, errors: Mapping[int, Array]) -> Drift:
     """Return the drift of every curve.
 
     Args:
-        sizes: increasing, [m]; two above 0 count in every curve.
+        sizes: increasing, [m].
         losses: [n, m].
-        weights: 0 leaves a loss out, [n, m].
+        counted: losses that count, at sizes above 0, two or more in every curve, [n, m].
         errors: by k: ln forecast − ln loss from the k-th size on, of the law fitted to those before
             it, [n, m − k].  The slope counts for the backtest's difference where there is none.
     """
-    counted = (weights > 0) & (sizes > 0)
     x = np.broadcast_to(log_sizes(sizes), counted.shape)
     recent = counted & (counted[:, ::-1].cumsum(-1)[:, ::-1] <= _RECENT)
     (_, slope, _, _), _ = line_through(x, np.log(losses), recent, recent.sum(-1))

@@ -289,11 +289,9 @@ class MeasuredLens(Rectified):
         trained = self._sizes > 0
         x, y = np.log(self._sizes[trained]), np.log(self._times[trained])
         at = float(np.log(size))
-        if len(x) == 1:
-            return float(np.exp(y[0] + at - x[0]))  # time in proportion to the data
-        piece = int(np.clip(np.searchsorted(x, at) - 1, 0, len(x) - 2))
-        slope = (y[piece + 1] - y[piece]) / (x[piece + 1] - x[piece])
-        return float(np.exp(y[piece] + slope * (at - x[piece])))
+        piece = int(np.clip(np.searchsorted(x, at) - 1, 0, max(len(x) - 2, 0)))
+        slopes = np.diff(y) / np.diff(x) if len(x) > 1 else [1.0]  # in proportion to the data
+        return float(np.exp(y[piece] + slopes[piece] * (at - x[piece])))
 
     def kernel_loss(self, size: float, log_stretch: Array) -> tuple[Array, Array]:
         """Return F at a size with its time multiplied by e^`log_stretch`, and ∂F/∂ln t, [n] each.
@@ -319,16 +317,15 @@ class MeasuredLens(Rectified):
         return self._log_meeting(u), central_gradient(self._log_meeting, u, _SMALL)
 
     def _log_meeting(self, u: Array) -> Array:
-        """Return ln D* by bisection, [n]."""
-        low, high = np.full(len(u), -_FARTHEST), np.full(len(u), _FARTHEST)
+        """Return ln D* of the one curve by bisection, [1]."""
+        low, high = -_FARTHEST, _FARTHEST
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            size = zip(np.exp(middle), u[:, 1:2], strict=True)
             with np.errstate(over="ignore", divide="ignore"):
-                kernel = np.log([self.kernel_loss(float(d), stretch)[0][0] for d, stretch in size])
-            before = kernel > np.exp(u[:, 2]) * middle
-            low, high = np.where(before, middle, low), np.where(before, high, middle)
-        return (low + high) / 2
+                kernel = np.log(self.kernel_loss(float(np.exp(middle)), u[:, 1])[0][0])
+            before = kernel > np.exp(u[0, 2]) * middle
+            low, high = (middle, high) if before else (low, middle)
+        return np.array([(low + high) / 2])
 
     def candidates(self, sizes: Array, log_losses: Array, weights: Array) -> Array:
         # β, E and B as if F were free; F itself starts at its mean over the measured times, and the
@@ -374,8 +371,8 @@ class Power(Law):
         """Without E only B^α and αβ count: α is put at 1, or as near as the bounds let it come."""
         # L = (B / D^β)^α = B^α D^(−αβ): the fit may stop anywhere on a ridge, and numbers of two
         # curves would not compare.  A move along it leaves α ln B and αβ as they are.
-        step = u[:, 3].copy()  # of ln β; ln α goes the other way, ln B with α
-        step = np.clip(step, u[:, 3] - high[:, 3], u[:, 3] - low[:, 3])
+        # Steps of ln β; ln α goes the other way, ln B with α.
+        step = np.clip(u[:, 3], u[:, 3] - high[:, 3], u[:, 3] - low[:, 3])
         step = np.clip(step, low[:, 1] - u[:, 1], high[:, 1] - u[:, 1])
         step = np.where(u[:, 2] == 0, step, 0.0)
         moved = u + np.stack([np.zeros_like(step), step, np.zeros_like(step), -step], -1)

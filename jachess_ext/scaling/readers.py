@@ -77,7 +77,6 @@ def read_runs(
             measurement is not finite, two measurements at one step that differ, a run inside
             another's folder, or a folder with the checkpoints of several runs.
         DataError: a file that cannot be read, or is no JSON.
-        MissingExtra: pandas is not installed.
 
     Example:
         >>> import json, tempfile

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, TypeAlias, cast
 
 import numpy as np
 
-from .._io import parse_json, require
+from .._io import parse_json, read_text, require
 from .predictive import Array
 from .runs import TableError, shown
 
@@ -312,10 +312,7 @@ def _from_file(path: Path, comma: bool, number: int | None, questions: Questions
     if path.suffix.lower() in (".xlsx", ".xlsm", ".xls", ".ods"):
         tables = _of_workbook(path)
     else:
-        try:
-            text = path.read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise TableError(f"{path} cannot be read as text ({error})") from None
+        text = read_text(path)
         if not text.strip(' ,;\t\r\n"'):
             raise TableError(f"{path} is empty; expected a header and one line a model")
         is_json = re.match(r"\s*(\{|\[\s*[\[{])", text) and path.suffix not in (".md", ".csv")

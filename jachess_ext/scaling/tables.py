@@ -129,8 +129,8 @@ def read_table(
             not understood, too few models, a model (in a long table a size of it) twice, a cell
             that is no number, a line cut short, values out of the metric's range, or losses that
             rise with size where no metric is told; its `options` are the arguments that help.
-        DataError: JSON that cannot be read.
-        MissingExtra: a table with seeds, or JSON or a workbook, and pandas is not installed.
+        DataError: a file that cannot be read as text, or as JSON.
+        MissingExtra: JSON or a workbook, and pandas is not installed.
 
     Example:
         >>> import pandas as pd
@@ -446,13 +446,6 @@ class _Reader:
         count_at = None if count_at == model_at else count_at
         self._others({*sizes, count_at, model_at, *seeds}, model_at, numbers=True)
         names, sheet = self._of_models(model_at), self.sheet
-        columns: dict[float, str] = {}
-        for place, size in sizes.items():
-            label = shown(sheet.labels[place])
-            if size in columns:
-                both = f"the columns {columns[size]} and {label} of {sheet.what} are both"
-                raise TableError(f"{both} of size {size:g}; keep each size once")
-            columns[size] = label
         # A run for every cell, row by row.
         values = np.stack([sheet.numbers(place, names) for place in sizes], -1).ravel()
         models, of_cells = [x for x in names for _ in sizes], np.tile([*sizes.values()], len(names))
@@ -733,7 +726,8 @@ def _pivot(records: Records, places: Index, sizes: Array) -> tuple[Array, Array 
     if count > 1:
         text = f"{records.what} has the model {shown(name)} at size {size:g}"
         text += f" with seed {seed}" if seed else ""
-        raise TableError(f"{text} twice; expected one row a model, or a column 'seed' of repeats")
+        text += " twice; expected one row a model and one column a size, or a column 'seed'"
+        raise TableError(f"{text} of repeated runs")
     rows = {name: row for row, name in enumerate(records.names)}
     shape = len(rows), len(sizes)
     cells = np.ravel_multi_index(([rows[name] for name in records.models], places), shape)

@@ -210,7 +210,11 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
         {},
         r"column 'lr' .* holds numbers.*ignore=\['lr'\]",
     ),
-    ("name,1k,1000\na,2,1.5\nb,3,2.5\n", {}, "'1k' and '1000' .* are both of size 1000"),
+    (
+        "name,1k,1000\na,2,1.5\nb,3,2.5\n",
+        {},
+        "'a' at size 1000 twice; expected one row a model and one column a size",
+    ),
     ("name,1.000,2.000\na,2,1.5\nb,3,2.5\n", {}, "in the header .* '1.000' may mean 1 or 1000"),
     (
         "name,size,parameters,100\na,1,1,2\nb,1,1,3\n",
@@ -229,7 +233,7 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     (
         "name,100,1k\na,2,1.5\na,3,2.5\nb,3,2.5\n",
         {},
-        "'a' at size 100 twice; expected one row a model, or a column 'seed'",
+        "'a' at size 100 twice; expected one row a model and one column a size, or a column 'seed'",
     ),
     ("name,seed,100\na,1,2\na,1,3\nb,1,3\n", {}, "'a' at size 100 with seed 1 twice"),
     ("name,100,1k\na,2,1_0\nb,3,2.5\n", {}, "'1_0' in column '1k' of 'a' is no number"),
