@@ -320,7 +320,10 @@ def _from_file(path: Path, comma: bool, number: int | None, questions: Questions
             return replace(read_sheet(_of_json(path, text), comma, None, questions), what=what)
         tables = _of_markdown(text)
         if not tables:
-            tables = {"": _of_csv(text)}
+            try:
+                tables = {"": _of_csv(text)}
+            except csv.Error as error:
+                raise TableError(f"{path} is not well-formed: {error}") from None
         if text[-1] not in "\r\n":
             last = shown(text.splitlines()[-1][-60:])
             end = f"{path} ends without a newline and may be cut short"
