@@ -279,10 +279,9 @@ class Scale:
 
     def of(self, unit: Exponents) -> Array:
         """Return the unit of a parameter, [n]; an unknown exponent is none of a unit of 1."""
-        total = np.zeros(len(self.loss))
-        for power, base in zip(unit, (self.loss, self.size), strict=True):
-            total += np.where(base == 1, 0.0, power * np.log(base))
-        return np.exp(total)
+        pairs = zip(unit, (self.loss, self.size), strict=True)
+        loss, size = (np.where(base == 1, 0.0, power * np.log(base)) for power, base in pairs)
+        return np.exp(loss + size)
 
 
 _NO_UNIT = (0.0, 0.0)
@@ -614,7 +613,6 @@ class FittedLaw:
             ValueError: a bad level, or no degree of freedom left to know the noise from.
             MissingExtra: scipy is not installed.
         """
-        check_level(level)
         self._check_width()
         result: dict[str, tuple[Values, Values]] = {}
         for place, p in enumerate(self.definition.parameters):
@@ -628,12 +626,10 @@ class FittedLaw:
             gradient = central_gradient(form, self.coordinates, _STEP)
             error = np.sqrt(self._variance(gradient))
             spread = Student(form(self.coordinates), np.maximum(error, _NARROW), self.dof)
+            ends = spread.interval(level)
             with np.errstate(over="ignore"):  # an end beyond the largest double is infinite
-                low, high = (
-                    self._row(np.exp(end) if p.log else np.maximum(end, p.low))
-                    for end in spread.interval(level)
-                )
-            result[p.name] = low, high
+                low, high = (np.exp(end) if p.log else np.maximum(end, p.low) for end in ends)
+            result[p.name] = self._row(low), self._row(high)
         return result
 
     def _variance(self, gradient: Array) -> Array:
@@ -717,7 +713,6 @@ class FittedLaw:
             ValueError: a bad size or level, or no degree of freedom left to know the noise from.
             MissingExtra: scipy is not installed.
         """
-        check_level(level)
         ends = [self.predictive(float(size)).interval(level) for size in _sizes(sizes)]
         with np.errstate(over="ignore"):  # an end beyond the largest double is infinite
             low, high = (np.exp(np.stack([end[side] for end in ends], -1)) for side in (0, 1))

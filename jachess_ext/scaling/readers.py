@@ -175,11 +175,12 @@ def _value(run: _Run, metric: str, value: str) -> float:
         again = len(at_step - elsewhere) < 2
         if len(at_step) > 1 and not (again and value == "best"):
             numbers = listed(sorted(map(str, at_step)))
-            raise TableError(
-                f"the run {shown(run.name)} has several {metric} at step {step}, {numbers}: of "
-                "other data, or of the best model; leave it out, or say that the best counts",
-                **({"value": "best"} if again else {"ignore": [run.name]}),
+            text = f"the run {shown(run.name)} has several {metric} at step {step}, {numbers}"
+            text += (
+                ": of other data, or of the best model; leave it out, or say that the best counts"
             )
+            answer = {"value": "best"} if again else {"ignore": [run.name]}
+            raise TableError(text, **answer)
     if value == "last":
         return values[-1]
     return max(values) if higher_is_better(metric) else min(values)
@@ -196,12 +197,9 @@ def _refuse_other_recipes(
             ours, theirs = run.recipe.get(name), other.recipe.get(name)
             if None not in (ours, theirs) and ours != theirs:
                 pair = f"the runs {shown(other.name)} and {shown(run.name)} of {model}"
-                raise TableError(
-                    f"{pair} at {size:g} examples are no repeats: {name} is {theirs} and {ours} "
-                    "(of a learning rate the largest that was logged); leave out a run, or the "
-                    "setting if it does not matter",
-                    ignore=[*ignore, name],
-                )
+                text = f"{pair} at {size:g} examples are no repeats: {name} is {theirs} and {ours}"
+                text += "; leave out a run, or the setting if it does not matter"
+                raise TableError(text, ignore=[*ignore, name])
 
 
 def _trainer_runs(folder: Path) -> list[_Run]:

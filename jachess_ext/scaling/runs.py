@@ -126,11 +126,11 @@ def _known_word(name: str) -> str:
     word = metric_word(name)
     if word is None:
         name = name.partition(":")[0]
-        raise TableError(
-            f"the metric {shown(name)} is not known here; say whether lower or higher is better: "
-            f"{shown(name + ':lower')} or, if its best is 1 (or 100 %), {shown(name + ':higher')}",
-            metric=f"{name}:higher|lower",
+        text = f"the metric {shown(name)} is not known here; say whether lower or higher is better"
+        forms = (
+            f"{shown(name + ':lower')} or, if its best is 1 (or 100 %), {shown(name + ':higher')}"
         )
+        raise TableError(f"{text}: {forms}", metric=f"{name}:higher|lower")
     return word
 
 
@@ -279,11 +279,10 @@ class LossTable:
         """
         if self.parameters is None:
             raise TableError("this needs numbers of parameters; the table has no column 'size'")
-        bad = np.flatnonzero(~(np.isfinite(self.parameters) & (self.parameters > 0)))
-        if len(bad):
-            name, count = shown(self.names[bad[0]]), self.parameters[bad[0]]
-            text = f"the number of parameters of {name} is {count:g}"
-            raise TableError(f"{text}; expected a positive number")
+        for name, count in zip(self.names, self.parameters, strict=True):
+            if not 0 < count < math.inf:
+                text = f"the number of parameters of {shown(name)} is {count:g}"
+                raise TableError(f"{text}; expected a positive number")
         return self.parameters
 
     def _check(self, columns: Mask, counted: Mask | bool = True) -> None:

@@ -78,10 +78,8 @@ def parse_size(value: object) -> float:
                 # A size is a whole number, so the comma of "1,000" groups digits.  The point of
                 # "1.000" may do so too, or be of a 1 printed as a float; two points can only group.
                 if mark == "." and number.count(".") == 1:
-                    raise DoubtfulSize(
-                        f"{shown(value.strip())} may mean {number.split('.')[0]} or {whole}; "
-                        "write it without a point"
-                    )
+                    text = f"{shown(value.strip())} may mean {number.split('.')[0]} or {whole}"
+                    raise DoubtfulSize(f"{text}; write it without a point")
                 number = whole
             with suppress(ValueError):  # 0,125
                 size = float(number) * _UNITS[match["unit"].lower()]
@@ -240,11 +238,9 @@ class Sheet:
                 thousand = re.fullmatch(r"[1-9]\d{0,2},\d{3}", text)
                 comma = not (self.comma or thousand) and _WITH_COMMA.fullmatch(text)
                 hint = _SPREAD if "±" in str(cell) or "+/-" in str(cell) else ""
-                raise TableError(
-                    f"{shown(cell)} in column {shown(self.labels[place])} of {shown(name)} is no "
-                    f"number{_DECIMAL if comma else hint}",
-                    **({"decimal": ","} if comma else {}),
-                ) from None
+                where = f"{shown(cell)} in column {shown(self.labels[place])} of {shown(name)}"
+                hint, answer = (_DECIMAL, {"decimal": ","}) if comma else (hint, {})
+                raise TableError(f"{where} is no number{hint}", **answer) from None
         return np.array(values)
 
     def per_cent(self, places: Sequence[int]) -> bool:

@@ -417,13 +417,10 @@ class _Reader:
                 self.questions.add(f"{text}; say of which the rows count", **{label: usable[0]})
                 self.sheet = self.sheet.rows([text == usable[0] for text in texts])
         if left:
-            text = f"the columns {listed(left)} of {what} hold numbers and are no sizes that can be"
-            if len(left) == 1:
-                held = "" if re.match(r"\W*\d", left[0]) else "holds numbers and "
-                text = f"the column {shown(left[0])} of {what} {held}is no size that can be"
-            self.questions.add(
-                f"{text} read, such as 1000, 1k or 1,000; rename or leave out", ignore=left
+            text = (
+                f"{what} has numbers in {listed(left)}, not named by a size that can be read, such"
             )
+            self.questions.add(f"{text} as 1000, 1k or 1,000; rename or leave out", ignore=left)
 
     def _of_models(self, place: int) -> list[str]:
         """Keep the rows of models that are wanted, ask about rows of none, and return the names."""
@@ -488,9 +485,9 @@ class _Reader:
         ]
         # Cells that only may be sizes ("0.25", "1.000") count where the name speaks of a size.
         places = [p for p in places if sheet.sized(p, doubtful=bool(words_of[p]))]
-        text = (
-            f"{what} has no column named by a number of training examples, such as 1000, 1k or "
-            f"1,000, and none that holds them (rows, n, train_samples); it has {listed(labels)}"
+        text = f"{what} has no column named by a number of training examples, such as 1000, 1k or"
+        text += (
+            f" 1,000, and none that holds them (rows, n, train_samples); it has {listed(labels)}"
         )
         if not places and len({*labels}) < len(labels):  # as `pivot_table` writes csv
             text += "; several header rows are for pandas.read_csv(…, header=[0, 1], index_col=0)"
@@ -569,10 +566,8 @@ class _Reader:
             self.questions.add(text, metric=labels[places[0]])
         if not places:
             wanted = "" if metric is None else f" for the metric {shown(metric)}"
-            text = (
-                f"{what} has no column named by a size, nor one of values that is known{wanted}, "
-                f"among the numbers {columns or 'of no other column'}; call one value"
-            )
+            text = f"{what} has no column named by a size, nor one of values that is known{wanted},"
+            text += f" among the numbers {columns or 'of no other column'}; call one value"
             if metric is not None or not free:
                 raise TableError(text)
             label = labels[free[0]]

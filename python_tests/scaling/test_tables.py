@@ -196,7 +196,7 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     (
         "name,100,1k,1..6\na,2,1.5,1\nb,3,2.5,2\n",
         {},
-        r"column '1\.\.6' .* is no size that can be read",
+        r"numbers in '1\.\.6', not named by a size that can be read",
     ),
     ("name,100 %,50 %\na,2,3\nb,3,4\n", {}, "'100 %' is a share of the data: say of how many"),
     (
@@ -204,11 +204,11 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
         {},
         "'100 %' is a share of the data: say of how many",
     ),
-    ("name,100,k\na,2,3\nb,3,4\n", {}, "column 'k' .* holds numbers and is no size"),
+    ("name,100,k\na,2,3\nb,3,4\n", {}, "numbers in 'k', not named by a size"),
     (
         "name,100,1k,lr\na,2,1.5,1\nb,3,2.5,2\n",
         {},
-        r"column 'lr' .* holds numbers.*ignore=\['lr'\]",
+        r"numbers in 'lr', not named by a size.*ignore=\['lr'\]",
     ),
     (
         "name,1k,1000\na,2,1.5\nb,3,2.5\n",
@@ -276,12 +276,20 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     ("name,100,1k\na,2,1\nb,4,3\n", {"size": "rows"}, "has no column 'rows'"),
     ("name,metric,100\na,f1,.5\nb,acc,.6\n", {}, "holds several metrics, 'f1', 'acc'; say which"),
     ("model,rows,lr\na,1,2\nb,1,3\n", {}, "nor one of values that is known"),
-    ("model,rows,loss,lr\na,1,2,.1\nb,1,3,.1\n", {}, "column 'lr' .* holds numbers"),
+    ("model,rows,loss,lr\na,1,2,.1\nb,1,3,.1\n", {}, "numbers in 'lr', not named by a size"),
     # read as something else once: names of runs, sizes of models, spreads, sizes that are words
     ("name,model,rows,loss\nr1,a,1,2\nr2,b,1,3\n", {}, "'name', 'model', any of which may be"),
     ("model,size,tokens,loss\na,1B,300M,2\nb,1B,300M,3\n", {}, "'size', 'tokens', any of which"),
-    ("model,rows,data,loss\na,1k,300M,2\nb,1k,300M,3\n", {}, "column 'data' .* holds numbers"),
-    ("model,rows,part,loss\na,1k,25%,2\nb,1k,50%,3\n", {}, "column 'part' .* holds numbers"),
+    (
+        "model,rows,data,loss\na,1k,300M,2\nb,1k,300M,3\n",
+        {},
+        "numbers in 'data', not named by a size",
+    ),
+    (
+        "model,rows,part,loss\na,1k,25%,2\nb,1k,50%,3\n",
+        {},
+        "numbers in 'part', not named by a size",
+    ),
     ("name,100\na,84.1±0.3\nb,80 +/- 1\n", {}, "84.1±0.3' .* ± may be a standard error, a dev"),
     (
         "model,size,tokens,loss\na,1B,100,2\na,1B,1k,1.5\na,1B,10K tokens,1\nb,2B,100,3\n"
@@ -388,11 +396,11 @@ def test_frames(frame: pd.DataFrame) -> None:
 def test_frames_that_are_refused() -> None:
     with pytest.raises(TableError, match=r"column '100' twice .pandas calls the second '100.1'"):
         read_table(FRAME.assign(**{"100.1": 1.0}).rename(columns=str))
-    with pytest.raises(TableError, match="column 'year' of the table holds numbers"):
+    with pytest.raises(TableError, match="the table has numbers in 'year', not named by a size"):
         read_table(FRAME.assign(year=2024))
     with pytest.raises(TableError, match="no column of the table names the models, and its first"):
         read_table(FRAME.reset_index(drop=True))
-    with pytest.raises(TableError, match="column '-5' of the table is no size"):
+    with pytest.raises(TableError, match="the table has numbers in '-5', not named by a size"):
         read_table(FRAME.assign(**{"-5": 1.0}))
 
 
