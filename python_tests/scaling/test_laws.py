@@ -117,6 +117,13 @@ def test_recorded_times_are_met_and_continued() -> None:
         assert law.time(size) == pytest.approx(expected)
 
 
+def test_one_recorded_time_is_continued_in_proportion() -> None:
+    law = MeasuredLens(
+        np.array([0.0, 100.0]), torch.eye(2), torch.ones(2), np.array([0.0, 3.0]), 0.1
+    )
+    assert [law.time(size) for size in (100.0, 50.0, 400.0)] == pytest.approx([3.0, 1.5, 12.0])
+
+
 def test_transition_balances_the_denominator() -> None:
     u = np.array([[1.0, np.log(25.0), np.log(0.5), 0.2]])
     found = Rectified().log_transition(u)

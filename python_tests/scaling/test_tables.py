@@ -448,6 +448,21 @@ def test_losses_of_a_table_made_by_hand_are_shown_as_they_are() -> None:
     assert table.shown(2.0) == 2.0 and table.label == "loss" and table.noise is None
 
 
+@pytest.mark.parametrize("count", [0.0, -1.0, math.nan, math.inf])
+def test_numbers_of_parameters_are_positive(count: float) -> None:
+    table = LossTable(("a", "b"), np.array([1.0]), np.ones((2, 1)), np.array([1e6, count]))
+    with pytest.raises(TableError, match=f"number of parameters of 'b' is {count:g}; expected a"):
+        table.known_parameters()
+
+
+def test_two_numbers_of_parameters_of_one_model_are_refused() -> None:
+    frame = pd.DataFrame(
+        {"model": ["a", "a", "b", "b"], "params": ["1M", "2M", "3M", "3M"], "rows": [10, 20] * 2}
+    )
+    with pytest.raises(TableError, match="the table has two numbers of parameters of 'a'"):
+        read_table(frame.assign(loss=[2.0, 1.0, 3.0, 2.0]))
+
+
 KNOWN = {"tiny": [2.25, 1.5, 1.125], "base-v2": [2.5, 1.375, 0.875], "a|b": [3.0, 2.75, 2.0]}
 LONG = pd.DataFrame(
     [
