@@ -596,9 +596,8 @@ class FittedLaw:
         columns = zip(self.definition.parameters, coordinates.T, strict=True)
         values = {p.name: p.value(column) for p, column in columns}
         units = self.definition.units(values)
-        return {
-            name: value * self.scale.of(units.get(name, _NO_UNIT)) for name, value in values.items()
-        }
+        scales = {name: self.scale.of(units.get(name, _NO_UNIT)) for name in values}
+        return {name: value * scales[name] for name, value in values.items()}
 
     def parameter_intervals(self, level: float = 0.9) -> dict[str, tuple[Values, Values]]:
         """Return where the parameters lie with probability `level` if the law is exact.

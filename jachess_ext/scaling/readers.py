@@ -175,10 +175,8 @@ def _value(run: _Run, metric: str, value: str) -> float:
         again = len(at_step - elsewhere) < 2
         if len(at_step) > 1 and not (again and value == "best"):
             numbers = listed(sorted(map(str, at_step)))
-            text = f"the run {shown(run.name)} has several {metric} at step {step}, {numbers}"
-            text += (
-                ": of other data, or of the best model; leave it out, or say that the best counts"
-            )
+            text = f"the run {shown(run.name)} has several {metric} at step {step}, {numbers}:"
+            text += " of other data, or of the best model; leave it out or say that the best counts"
             answer = {"value": "best"} if again else {"ignore": [run.name]}
             raise TableError(text, **answer)
     if value == "last":

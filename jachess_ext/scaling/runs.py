@@ -127,9 +127,7 @@ def _known_word(name: str) -> str:
     if word is None:
         name = name.partition(":")[0]
         text = f"the metric {shown(name)} is not known here; say whether lower or higher is better"
-        forms = (
-            f"{shown(name + ':lower')} or, if its best is 1 (or 100 %), {shown(name + ':higher')}"
-        )
+        forms = f"{shown(name + ':lower')} or, if its best is 1 or 100 %, {shown(name + ':higher')}"
         raise TableError(f"{text}: {forms}", metric=f"{name}:higher|lower")
     return word
 

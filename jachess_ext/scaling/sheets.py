@@ -41,10 +41,7 @@ _SHARE = re.compile(r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)\s*(?P<sign>%?)"
 _WITH_COMMA = re.compile(r"-?\d+,\d+ ?%?")
 _DECIMAL = "; if its comma is a decimal one, say so"
 _PER_CENT = re.compile(r"per[ _-]?cent|pct|%", re.IGNORECASE)
-_SPREAD = (
-    "; ± may be a standard error, a deviation over seeds or an interval: keep the value alone, or "
-    "a row for each run and a column seed"
-)
+_SPREAD = "; ± may be a standard error, a deviation or an interval: keep the value alone"
 _SPACES = str.maketrans("\u00a0\u2009\u202f", "   ")
 _COMMA_FOR_POINT, _DECIMAL_COMMA = str.maketrans(",.", ".,"), str.maketrans(",", ".")
 

@@ -417,10 +417,10 @@ class _Reader:
                 self.questions.add(f"{text}; say of which the rows count", **{label: usable[0]})
                 self.sheet = self.sheet.rows([text == usable[0] for text in texts])
         if left:
-            text = (
-                f"{what} has numbers in {listed(left)}, not named by a size that can be read, such"
+            text = f"{what} has numbers in {listed(left)}, not named by a size that can be read,"
+            self.questions.add(
+                f"{text} such as 1000, 1k or 1,000; rename or leave out", ignore=left
             )
-            self.questions.add(f"{text} as 1000, 1k or 1,000; rename or leave out", ignore=left)
 
     def _of_models(self, place: int) -> list[str]:
         """Keep the rows of models that are wanted, ask about rows of none, and return the names."""
@@ -480,15 +480,11 @@ class _Reader:
         """Return the column most like one of sizes, where no name tells, and ask about it."""
         sheet, what, labels = self.sheet, self.sheet.what, self.sheet.labels
         words_of = [len(_SIZE_WORDS & set(_key(label).split("_"))) for label in labels]
-        places = [
-            p for p in range(len(labels)) if p not in others and metric_word(labels[p]) is None
-        ]
+        places = [p for p, label in enumerate(labels) if p not in others and not metric_word(label)]
         # Cells that only may be sizes ("0.25", "1.000") count where the name speaks of a size.
         places = [p for p in places if sheet.sized(p, doubtful=bool(words_of[p]))]
-        text = f"{what} has no column named by a number of training examples, such as 1000, 1k or"
-        text += (
-            f" 1,000, and none that holds them (rows, n, train_samples); it has {listed(labels)}"
-        )
+        text = f"{what} has no column named by a number of training examples, such as 1000 or 1k,"
+        text += f" and none that holds them (rows, n, train_samples); it has {listed(labels)}"
         if not places and len({*labels}) < len(labels):  # as `pivot_table` writes csv
             text += "; several header rows are for pandas.read_csv(…, header=[0, 1], index_col=0)"
         if not places:
