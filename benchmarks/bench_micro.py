@@ -63,8 +63,7 @@ from jachess_ext import ops
 from jachess_ext.jet.layout import composed_rules, make_layout
 from jachess_ext.jet.tensor import JetTensor
 from jachess_ext.scaling import fit
-from jachess_ext.scaling.laws import LAWS, Law, Points
-from jachess_ext.scaling.least_squares import huber
+from jachess_ext.scaling.laws import LAWS, Law
 from python_tests.operators import OPERATORS as TABLE
 
 # Operators ----------------------------------------------------------------------------------------
@@ -521,7 +520,7 @@ def test_large_product(timed: Timed, place: dict[str, Any], quick: bool) -> None
 
 # Laws ---------------------------------------------------------------------------------------------
 
-DELTA, STARTS = 0.01, 8
+STARTS = 8
 
 
 def make_curves(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -538,31 +537,31 @@ def make_curves(count: int) -> tuple[np.ndarray, np.ndarray]:
 class ScipyLoop:
     """Fits by one scipy call for each curve and start."""
 
-    def __init__(self, law: Law, sizes: np.ndarray, losses: np.ndarray) -> None:
-        self.law, self.logs = law, np.log(losses)
-        self.points = Points(np.broadcast_to(sizes, losses.shape))
+    def __init__(self, law: Law, sizes: np.ndarray, losses: np.ndarray, deltas: np.ndarray) -> None:
+        self.law, self.logs, self.deltas = law, np.log(losses), deltas
+        self.sizes = np.broadcast_to(sizes, losses.shape)
         pairs = [(p.coordinate(p.low), p.coordinate(p.high)) for p in law.parameters]
         self.low, self.high = np.array(pairs).T
         self.starts = self._best_starts()
 
     def _best_starts(self) -> np.ndarray:
         """Return the starts `fit` follows, [n, STARTS, p], strictly inside the bounds."""
-        grid = self.law.candidates(self.points, self.logs, np.ones_like(self.logs))
+        grid = self.law.candidates(self.sizes, self.logs, np.ones_like(self.logs))
         grid = np.clip(grid, self.low + 1e-9, self.high - 1e-9)
         costs = np.stack([self.costs(grid[:, k]) for k in range(grid.shape[1])], -1)
         best = np.argsort(costs, axis=1)[:, :STARTS]
         return np.take_along_axis(grid, best[..., None], axis=1)
 
-    def costs(self, u: np.ndarray, delta: float = np.inf) -> np.ndarray:
-        """Return the Huber objective of every curve, [n]."""
-        value, _ = self.law.log_loss(u, self.points, gradient=False)
-        return huber(value - self.logs, np.ones_like(value), np.full(len(u), delta))
+    def costs(self, u: np.ndarray) -> np.ndarray:
+        """Return half the sum of squares of every curve, [n]."""
+        value, _ = self.law.log_loss(u, self.sizes, gradient=False)
+        return ((value - self.logs) ** 2).sum(-1) / 2
 
     def _residual(self, row: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        points = self.points.rows(np.array([row]))
+        sizes = self.sizes[row : row + 1]
         return (
-            lambda u: self.law.log_loss(u[None], points, gradient=False)[0][0] - self.logs[row],
-            lambda u: self.law.log_loss(u[None], points)[1][0],
+            lambda u: self.law.log_loss(u[None], sizes, gradient=False)[0][0] - self.logs[row],
+            lambda u: self.law.log_loss(u[None], sizes)[1][0],
         )
 
     def least_squares(self) -> np.ndarray:
@@ -577,7 +576,7 @@ class ScipyLoop:
                     jac=jacobian,
                     bounds=(self.low, self.high),
                     loss="huber",
-                    f_scale=DELTA,
+                    f_scale=self.deltas[row],
                 )
                 best[row] = min(best[row], solution.cost)
         return best
@@ -590,18 +589,18 @@ def test_fit(timed: Timed, size: int, law: str, program: str) -> None:
     if not LAWS[law].reads_zero:
         sizes, losses = sizes[1:], losses[:, 1:]
 
-    def ours() -> np.ndarray:
-        fitted: Any = fit(sizes, losses, law, huber_delta=DELTA, starts=STARTS)
-        return fitted.objective
+    def ours() -> Any:
+        return fit(sizes, losses, law)
 
     group = f"fit, {law}, {size} curves"
     if program == "ours":
         timed(ours, group, dtype="float64")
         return
-    loop = ScipyLoop(LAWS[law](), sizes, losses)
+    fitted = ours()
+    loop = ScipyLoop(LAWS[law](), sizes, losses, fitted.delta)
     objective = {"worst": 0.0, "mean": 0.0}
     theirs = timed(loop.least_squares, group, once=True, dtype="float64", objective=objective)
-    quality = theirs / ours()
+    quality = theirs / fitted.objective
     objective.update(worst=float(quality.min()), mean=float(quality.mean()))
     assert objective["worst"] > 0.999  # ours is as good a fit, or the times compare nothing
 

@@ -13,8 +13,17 @@ import numpy.typing as npt
 
 from .._io import MissingExtra, axes_or_new
 from .baselines import accept_then_stop, line_through
-from .laws import LAWS, Exponents, Law, MeasuredKernel, MeasuredLens, Points, StraightLine
-from .least_squares import Residuals, Solution, huber, minimise
+from .laws import (
+    LAWS,
+    Exponents,
+    Law,
+    MeasuredLens,
+    Parameter,
+    StraightLine,
+    central_gradient,
+    log_sizes,
+)
+from .least_squares import Residuals, Solution, minimise
 from .predictive import Array, Index, Mask, Student, check_level
 from .runs import check_losses, check_sizes
 
@@ -35,8 +44,6 @@ def fit(
     fixed: Mapping[str, float] | None = None,
     bounds: Mapping[str, tuple[float, float]] | None = None,
     weights: npt.ArrayLike | None = None,
-    huber_delta: float | None = None,
-    starts: int = 8,
     gamma: int = 3,
     tau: float = 5.0,
     theta: Tensor | Spectrum | Sequence[Tensor | Spectrum] | None = None,
@@ -47,7 +54,8 @@ def fit(
     """Fit a law to losses over sizes.
 
     All curves and all starts are one batch; the result does not depend on what else is in it.  The
-    residual is ln L(D) − ln loss, under Huber's loss whose threshold is narrowed in stages.
+    residual is ln L(D) − ln loss, under Huber's loss whose threshold is narrowed in stages to 1.345
+    robust standard deviations of a curve's residuals, or 0.001.
 
     Args:
         sizes: training examples D, strictly increasing, [m].  0 (before fine-tuning) may come
@@ -60,9 +68,6 @@ def fit(
         fixed: values of parameters that are not to be fitted, in the units of `sizes` and `losses`.
         bounds: (low, high) instead of a law's own, in the same units.
         weights: [m] or [n, m], not negative; 0 leaves a loss out.  Only their ratios count.
-        huber_delta: threshold in ln L; infinity gives least squares.  None: 1.345 robust standard
-            deviations of the residuals after a first fit, per curve, and 0.001 at least.
-        starts: how many of the law's grid of starting points, best first, are followed.
         gamma, tau: AtS's stop rule.
         theta, residual, t, lr: as `jx.ntk_loss` takes them, for a single curve: F(Θ, t) is then
             computed.  One Θ and r, or one a size; t has one time a size.  The first stage holds the
@@ -74,8 +79,8 @@ def fit(
 
     Raises:
         ValueError: a loss that is not positive or NaN, sizes that do not increase, fewer sizes than
-            free parameters, an unknown law, parameter or starting point outside its bounds, what
-            belongs to one law given without a law.
+            free parameters, an unknown law or parameter, bounds that it cannot have, or arguments
+            of another law.
 
     Example:
         >>> import jachess_ext as jx
@@ -85,36 +90,37 @@ def fit(
         0.7
     """
     curves = _check_curves(sizes, losses, weights)
-    kernel = {"theta": theta, "residual": residual, "t": t, "lr": lr}
-    limits = {"fixed": fixed, "bounds": bounds}
-    constraints = [name for name, value in limits.items() if value is not None]
+    parts = {"theta": theta, "residual": residual, "t": t, "lr": lr}
+    kernel = {name: value for name, value in parts.items() if value is not None}
+    if law in (None, "ats") and not (fixed is None and bounds is None):
+        raise ValueError("fixed and bounds are for one law; name it, such as law='rectified'")
+    if kernel and law not in (None, "lensllm"):
+        raise ValueError(f"{', '.join(kernel)} is for the lensllm law; the {law} law has no kernel")
+    if kernel and (len(kernel) < len(parts) or len(curves.losses) > 1):
+        text = f"a measured F needs {', '.join(parts)} of one curve"
+        raise ValueError(f"{text}; there are {', '.join(kernel)} and {len(curves.losses)} curves")
     if law is None:
-        if constraints:
-            raise ValueError(f"{constraints[0]} is for one law; name it, such as law='rectified'")
-        fit_one = partial(fit, huber_delta=huber_delta, starts=starts, gamma=gamma, tau=tau)
-        return _fit_best(curves, kernel, fit_one)
+        return _fit_best(curves, kernel, partial(fit, gamma=gamma, tau=tau))
     if law == "ats":
-        constraints += [name for name, value in kernel.items() if value is not None]
-        if constraints:
-            raise ValueError(f"the ats law takes no {constraints[0]}")
         return _fit_line(curves, gamma, tau)
     if law not in LAWS:
         raise ValueError(f"unknown law {law!r}; known are {', '.join([*sorted(LAWS), 'ats'])}")
-    definition = _definition(law, curves, kernel)
+    definition: Law = LAWS[law]()
+    if kernel:
+        definition = MeasuredLens(curves.sizes, *kernel.values())  # type: ignore[arg-type]
     if not definition.reads_zero and curves.sizes[0] == 0:
         raise ValueError(f"the {law} law has no value at size 0; leave that size out")
     ends = _ends(definition, fixed or {}, bounds or {})
     free = np.array([parameter.name not in (fixed or {}) for parameter in definition.parameters])
     scale, low, high = _box(definition, curves, ends)
-    points = Points(curves.sizes / scale.size[:, None])
+    scaled = curves.sizes / scale.size[:, None]
     log_losses = np.log(curves.losses / scale.loss[:, None])
-    problem = _Problem(definition, points, log_losses, curves.weights, low, high, free)
+    problem = _Problem(definition, scaled, log_losses, curves.weights, low, high, free)
     counted = int((curves.weights > 0).sum(-1).min())
     if counted < free.sum():
         text = f"the {definition.name} law has {int(free.sum())} free parameters"
         raise ValueError(f"{text} and there are {counted} losses; give more, or fix parameters")
-    delta, solution = _solve(problem, huber_delta, starts)
-    return _summary(problem, curves, scale, solution, delta)
+    return _summary(problem, curves, scale, *_solve(problem))
 
 
 def _fit_line(curves: _Curves, gamma: int, tau: float) -> FittedLaw:
@@ -135,6 +141,7 @@ def _fit_line(curves: _Curves, gamma: int, tau: float) -> FittedLaw:
         noise=np.sqrt(line.variance),
         dof=dof,
         objective=np.where(dof > 0, line.variance * dof / 2, 0.0),
+        delta=np.full(len(slope), math.inf),
         scale=Scale(ones, ones),
         _curves=curves,
     )
@@ -159,12 +166,11 @@ def _fit_best(
     fitted.  The errors of that law widen its intervals.
     """
     laws = list(_SIMPLEST_FIRST)
-    if all(value is None for value in kernel.values()):
+    if not kernel:
         laws.remove("lensllm")  # with F free it is the rectified law
     if (curves.weights != curves.weights[:, :1]).any():
         laws.remove("ats")
-    above = (curves.weights > 0) & (curves.sizes > 0)
-    counts, half = above.cumsum(-1).min(0), (len(curves.sizes) + 1) // 2
+    counts, half = curves.above.cumsum(-1).min(0), (len(curves.sizes) + 1) // 2
     cuts = [k for k in range(half, len(curves.sizes)) if counts[k - 1] >= _FEWEST_TO_JUDGE]
 
     def fit_first(k: int, law: str) -> FittedLaw:
@@ -176,7 +182,7 @@ def _fit_best(
         if law == "lensllm":
             # One Θ and r may stand for all sizes; a sequence has one a size, as t always does.
             parts = {n: v[:k] if isinstance(v, Sequence) else v for n, v in kernel.items()}
-            parts["t"] = None if kernel["t"] is None else np.asarray(kernel["t"])[:k]
+            parts["t"] = np.asarray(kernel["t"])[:k]
         return fit_one(curves.sizes[first], curves.losses[:, first], law, weights=weights, **parts)
 
     def errors(k: int, law: str) -> Array:
@@ -191,7 +197,7 @@ def _fit_best(
     # `min` takes the first of equals, and the laws stand with the simplest first.
     best = min(backtest, key=lambda law: round(backtest[law], _EQUAL), default=laws[0])
     chosen = fit_first(len(curves.sizes), best)
-    drift = measure_drift(curves.sizes, curves.losses, curves.weights, by_law.get(best, {}))
+    drift = measure_drift(curves.sizes, curves.losses, curves.above, by_law.get(best, {}))
     return replace(chosen, backtest=backtest, drift=drift, _curves=curves)
 
 
@@ -214,6 +220,11 @@ class _Curves:
     weights: Array
     single: bool
 
+    @property
+    def above(self) -> Mask:
+        """Which losses count and are at a size above 0, [n, m]."""
+        return (self.weights > 0) & (self.sizes > 0)
+
 
 def _check_curves(
     sizes: npt.ArrayLike, losses: npt.ArrayLike, weights: npt.ArrayLike | None
@@ -235,20 +246,6 @@ def _check_curves(
     check_losses(rows, d, w > 0)
     lowest = np.where(w > 0, rows, np.inf).min(-1, keepdims=True)
     return _Curves(d, np.where(w > 0, rows, lowest), w, y.ndim == 1)
-
-
-def _definition(law: str, curves: _Curves, kernel: Mapping[str, object]) -> Law:
-    missing = [name for name, value in kernel.items() if value is None]
-    if len(missing) == len(kernel):
-        return LAWS[law]()
-    if law != "lensllm":
-        name = next(name for name in kernel if name not in missing)
-        raise ValueError(f"{name} is for the lensllm law; the {law} law has no kernel")
-    if missing:
-        raise ValueError(f"a measured F needs theta, residual, t and lr; {missing[0]} is missing")
-    if len(curves.losses) != 1:
-        raise ValueError(f"a kernel belongs to one curve, and there are {len(curves.losses)}")
-    return MeasuredLens(MeasuredKernel(curves.sizes, *kernel.values()))  # type: ignore[arg-type]
 
 
 def _ends(
@@ -282,10 +279,9 @@ class Scale:
 
     def of(self, unit: Exponents) -> Array:
         """Return the unit of a parameter, [n]; an unknown exponent is none of a unit of 1."""
-        total = np.zeros(len(self.loss))
-        for power, base in zip(unit, (self.loss, self.size), strict=True):
-            total += np.where(base == 1, 0.0, power * np.log(base))
-        return np.exp(total)
+        pairs = zip(unit, (self.loss, self.size), strict=True)
+        loss, size = (np.where(base == 1, 0.0, power * np.log(base)) for power, base in pairs)
+        return np.exp(loss + size)
 
 
 _NO_UNIT = (0.0, 0.0)
@@ -328,6 +324,7 @@ _HELD, _SQUARES, _STAGE, _LAST = (15, 1e-2), (60, 1e-7), (20, 1e-4), (200, 1e-10
 """Of stages that only lead to the next one a rough minimum is enough."""
 _ANNEALING = (8.0, 3.0)
 """Huber's threshold in the stages before the last, in multiples of the last."""
+_STARTS = 8
 _EFFICIENT = 1.345  # Huber's threshold in noise deviations: 95 % efficient under Gaussian noise
 _NARROWEST = 1e-3
 _NORMAL_MEDIAN = 0.6745  # median of |z|
@@ -339,13 +336,13 @@ class _Problem:
     """Residuals of a law at the points of a batch of curves, started several times each.
 
     Attributes:
-        law, points, log_losses, weights: what is fitted to what, [n, m].
+        law, sizes, log_losses, weights: what is fitted to what, [n, m].
         low, high: bounds of the coordinates, [n, p].
         free: which coordinates are not fixed, [p].
     """
 
     law: Law
-    points: Points
+    sizes: Array
     log_losses: Array
     weights: Array
     low: Array
@@ -360,7 +357,7 @@ class _Problem:
             # the losses drops out.  Residuals in L would fit the largest losses, which are those of
             # the smallest sizes, and it is the other end that is extrapolated.
             chosen = owner[rows]
-            value, jacobian = self.law.log_loss(u, self.points.rows(chosen), gradient)
+            value, jacobian = self.law.log_loss(u, self.sizes[chosen], gradient)
             return value - self.log_losses[chosen], jacobian
 
         return residuals
@@ -378,14 +375,10 @@ class _Problem:
         return minimise(self.of(owner), u, low, high, self.weights[owner], delta[owner], *limits)
 
 
-def _solve(problem: _Problem, huber_delta: float | None, starts: int) -> tuple[Array, Solution]:
-    """Return Huber's threshold [n] and the best of several starts, for every curve."""
-    if starts < 1:
-        raise ValueError(f"starts is {starts}; expected 1 or more")
-    if huber_delta is not None and not huber_delta > 0:
-        raise ValueError(f"huber_delta is {huber_delta}; expected a positive threshold in ln L")
+def _solve(problem: _Problem) -> tuple[Solution, Array]:
+    """Return the best of several starts and Huber's threshold [n], for every curve."""
     curves = len(problem.log_losses)
-    u, owner = _best_candidates(problem, starts)
+    u, owner = _best_candidates(problem)
     # Under a narrow threshold a law that meets any p losses exactly and ignores the others is a
     # minimum.  Least squares has no such minima: the starts go there first, and the threshold then
     # comes down in stages.
@@ -394,30 +387,26 @@ def _solve(problem: _Problem, huber_delta: float | None, starts: int) -> tuple[A
         held = np.array([parameter.name in names for parameter in problem.law.parameters])
         stage = problem.minimise(u, owner, squares, _HELD if names else _SQUARES, held)
         u = stage.u
-    if huber_delta is None:
-        delta = _robust_delta(problem, _best_of(stage, curves).u)
-    else:
-        delta = np.full(curves, float(huber_delta))
-    if np.isfinite(delta).all():
-        for factor in _ANNEALING:
-            u = problem.minimise(u, owner, factor * delta, _STAGE).u
+    delta = _robust_delta(problem, _best_of(stage, curves).u)
+    for factor in _ANNEALING:
+        u = problem.minimise(u, owner, factor * delta, _STAGE).u
     best = _best_of(problem.minimise(u, owner, delta, _LAST), curves)
-    return delta, replace(best, u=problem.law.settle(best.u, problem.low, problem.high))
+    return replace(best, u=problem.law.settle(best.u, problem.low, problem.high)), delta
 
 
-def _best_candidates(problem: _Problem, starts: int) -> tuple[Array, Index]:
-    """Return the `starts` best points of the law's grid for each curve, by least squares."""
+def _best_candidates(problem: _Problem) -> tuple[Array, Index]:
+    """Return the best points of the law's grid for each curve, by least squares."""
     # One start is not enough: a single bend can be the end of the flat phase or the way into the
     # floor E.  Each reading has its own minimum, and only following both tells the lower one.
-    candidates = problem.law.candidates(problem.points, problem.log_losses, problem.weights)
+    candidates = problem.law.candidates(problem.sizes, problem.log_losses, problem.weights)
     candidates = np.clip(candidates, problem.low[:, None], problem.high[:, None])
     curves, count, p = candidates.shape
     owner = np.repeat(np.arange(curves), count)
     with np.errstate(all="ignore"):
         value, _ = problem.of(owner)(candidates.reshape(-1, p), np.arange(len(owner)), False)
-    objective = huber(value, problem.weights[owner], np.full(len(owner), np.inf))
+    objective = (problem.weights[owner] * value**2).sum(-1)
     objective = np.where(np.isfinite(objective), objective, np.inf).reshape(curves, count)
-    best = np.argsort(objective, axis=1, kind="stable")[:, :starts]
+    best = np.argsort(objective, axis=1, kind="stable")[:, :_STARTS]
     chosen = np.take_along_axis(candidates, best[..., None], axis=1)
     return chosen.reshape(-1, p), np.repeat(np.arange(curves), best.shape[1])
 
@@ -426,7 +415,7 @@ def _best_of(starts: Solution, curves: int) -> Solution:
     """Return the start with the lowest objective, for every curve."""
     objective = starts.objective.reshape(curves, -1)
     best = objective.argmin(-1) + np.arange(curves) * objective.shape[1]
-    return Solution(starts.u[best], starts.objective[best], starts.converged[best])
+    return Solution(starts.u[best], starts.objective[best])
 
 
 def _robust_delta(problem: _Problem, u: Array) -> Array:
@@ -487,6 +476,7 @@ def _summary(
         noise=np.where(dof > 0, noise, np.nan),
         dof=dof,
         objective=solution.objective,
+        delta=delta,
         scale=scale,
         _curves=curves,
     )
@@ -547,12 +537,13 @@ class FittedLaw:
     ats are the exact ones of a straight line, given the points that were accepted.
 
     Attributes:
-        definition: the law, with its `formula` and whether it `has_transition`.
+        definition: the law, with its `formula`.
         coordinates: [n, p], in units of `scale`; logarithms where the parameter says so.
         covariance: of the coordinates, [n, p, p]; zero for fixed ones.
         noise: standard deviation of ln L around the law, [n]; NaN without degrees of freedom.
         dof: sizes that count minus free parameters, [n].
         objective: the minimised Σ w h_δ(r), [n]; the mean of the weights above 0 is 1.
+        delta: Huber's threshold δ in ln L, [n].
         scale: the units that the fit counted in.
         backtest: where `fit` chose the law, the median of |ln error| that each of the laws had when
             it forecast the larger sizes from the smaller ones; empty otherwise.
@@ -575,6 +566,7 @@ class FittedLaw:
     noise: Array
     dof: Array
     objective: Array
+    delta: Array
     scale: Scale
     _curves: _Curves
     backtest: Mapping[str, float] = field(default_factory=dict)
@@ -591,7 +583,7 @@ class FittedLaw:
     @property
     def measured(self) -> Array:
         """The smallest and the largest size above 0 that counted, [n, 2]."""
-        sizes, above = self._curves.sizes, (self._curves.weights > 0) & (self._curves.sizes > 0)
+        sizes, above = self._curves.sizes, self._curves.above
         low, high = np.where(above, sizes, np.inf).min(-1), np.where(above, sizes, 0).max(-1)
         return np.stack([low, high], -1)
 
@@ -604,9 +596,8 @@ class FittedLaw:
         columns = zip(self.definition.parameters, coordinates.T, strict=True)
         values = {p.name: p.value(column) for p, column in columns}
         units = self.definition.units(values)
-        return {
-            name: value * self.scale.of(units.get(name, _NO_UNIT)) for name, value in values.items()
-        }
+        scales = {name: self.scale.of(units.get(name, _NO_UNIT)) for name in values}
+        return {name: value * scales[name] for name, value in values.items()}
 
     def parameter_intervals(self, level: float = 0.9) -> dict[str, tuple[Values, Values]]:
         """Return where the parameters lie with probability `level` if the law is exact.
@@ -621,27 +612,23 @@ class FittedLaw:
             ValueError: a bad level, or no degree of freedom left to know the noise from.
             MissingExtra: scipy is not installed.
         """
-        check_level(level)
         self._check_width()
-        steps = _STEP * np.eye(self.coordinates.shape[1])
-        up, down = ([self._values(self.coordinates + s * step) for step in steps] for s in (1, -1))
-        centre = self._values(self.coordinates)
         result: dict[str, tuple[Values, Values]] = {}
         for place, p in enumerate(self.definition.parameters):
             if not self.covariance[:, place, place].any():
                 continue
+
             # Of ln value where the coordinate is one: it depends on others through its unit.
-            form: Callable[[Array], Array] = np.log if p.log else np.asarray
-            pairs = zip(up, down, strict=True)
-            steps_apart = [form(a[p.name]) - form(b[p.name]) for a, b in pairs]
-            error = np.sqrt(self._variance(np.stack(steps_apart, -1) / (2 * _STEP)))
-            spread = Student(form(centre[p.name]), np.maximum(error, _NARROW), self.dof)
+            def form(u: Array, p: Parameter = p) -> Array:
+                return np.asarray(p.coordinate(self._values(u)[p.name]))
+
+            gradient = central_gradient(form, self.coordinates, _STEP)
+            error = np.sqrt(self._variance(gradient))
+            spread = Student(form(self.coordinates), np.maximum(error, _NARROW), self.dof)
+            ends = spread.interval(level)
             with np.errstate(over="ignore"):  # an end beyond the largest double is infinite
-                low, high = (
-                    self._row(np.exp(end) if p.log else np.maximum(end, p.low))
-                    for end in spread.interval(level)
-                )
-            result[p.name] = low, high
+                low, high = (np.exp(end) if p.log else np.maximum(end, p.low) for end in ends)
+            result[p.name] = self._row(low), self._row(high)
         return result
 
     def _variance(self, gradient: Array) -> Array:
@@ -664,21 +651,16 @@ class FittedLaw:
         Raises:
             ValueError: no degree of freedom is left to estimate the noise from.
         """
-        if self.drift is None:
-            return self._exact_predictive(size)
-        # Beyond the largest size the drift stands for the parameters' uncertainty, too.
-        exact = self._exact_predictive(min(size, float(np.exp(self.drift.last.max()))))
-        ahead = replace(exact, location=self._log_predict(np.array([size]))[:, 0])
-        return self.drift.added_to(ahead, size)
-
-    def _exact_predictive(self, size: float) -> Student:
-        """Return the distribution of ln L at a size if the law is exact, one a curve."""
         self._check_width()
-        value, gradient = self.definition.log_loss(self.coordinates, self._points(np.array([size])))
+        # Beyond the largest size the drift stands for the parameters' uncertainty, too.
+        last = math.inf if self.drift is None else float(np.exp(self.drift.last.max()))
+        within = self._scaled(np.array([min(size, last)]))
+        _, gradient = self.definition.log_loss(self.coordinates, within)
         variance = self.noise**2 + self._variance(gradient[:, 0])
-        location = value[:, 0] + np.log(self.scale.loss)
         # A perfect fit has no width; a positive scale keeps its quantiles defined.
-        return Student(location, np.maximum(np.sqrt(variance), _NARROW), self.dof)
+        width = np.maximum(np.sqrt(variance), _NARROW)
+        exact = Student(self._log_predict(np.array([size]))[:, 0], width, self.dof)
+        return exact if self.drift is None else self.drift.added_to(exact, size)
 
     @property
     def transition(self) -> Transitions:
@@ -730,7 +712,6 @@ class FittedLaw:
             ValueError: a bad size or level, or no degree of freedom left to know the noise from.
             MissingExtra: scipy is not installed.
         """
-        check_level(level)
         ends = [self.predictive(float(size)).interval(level) for size in _sizes(sizes)]
         with np.errstate(over="ignore"):  # an end beyond the largest double is infinite
             low, high = (np.exp(np.stack([end[side] for end in ends], -1)) for side in (0, 1))
@@ -764,16 +745,12 @@ class FittedLaw:
         predicted = np.atleast_2d(self.predict(sizes))
         ends = [np.atleast_2d(end) for end in self.interval(sizes, level)] if self.has_width else []
         ax = axes_or_new(ax)
-        for row, (losses, weights) in enumerate(
-            zip(self._curves.losses, self._curves.weights, strict=True)
-        ):
-            (line,) = ax.plot(sizes, predicted[row])
-            shown = (weights > 0) & (self._curves.sizes > 0)
-            ax.plot(self._curves.sizes[shown], losses[shown], "o", color=line.get_color())
+        for row, curve in enumerate(predicted):
+            (line,) = ax.plot(sizes, curve)
+            color, shown = line.get_color(), self._curves.above[row]
+            ax.plot(self._curves.sizes[shown], self._curves.losses[row, shown], "o", color=color)
             if ends:
-                ax.fill_between(
-                    sizes, *(end[row] for end in ends), color=line.get_color(), alpha=0.2
-                )
+                ax.fill_between(sizes, *(end[row] for end in ends), color=color, alpha=0.2)
         ax.set(xscale="log", yscale="log", xlabel="training examples", ylabel="loss")
         ax.set_title(f"{self.law} law" + (f", {100 * level:g} % interval" if ends else ""))
         return ax
@@ -782,11 +759,11 @@ class FittedLaw:
         """Return ln L at sizes [k]: [n, k]."""
         if not self.definition.reads_zero and (sizes == 0).any():
             raise ValueError(f"the {self.law} law has no value at size 0; ask for sizes above 0")
-        value, _ = self.definition.log_loss(self.coordinates, self._points(sizes), gradient=False)
+        value, _ = self.definition.log_loss(self.coordinates, self._scaled(sizes), gradient=False)
         return value + np.log(self.scale.loss)[:, None]
 
-    def _points(self, sizes: Array) -> Points:
-        return Points(sizes / self.scale.size[:, None])
+    def _scaled(self, sizes: Array) -> Array:
+        return sizes / self.scale.size[:, None]
 
     def _shaped(self, values: Array, sizes: npt.ArrayLike) -> Values:
         """Return [n, k] as the caller asked: without k for a number, without n for one curve."""
@@ -811,8 +788,6 @@ _NARROW = 1e-12  # the least scale of a distribution of ln L or of a parameter
 
 # ---- a law in words: what a notebook shows of it -------------------------------------------------
 
-_LABELS = 12  # characters of the first column
-
 
 def describe(fitted: FittedLaw) -> str:
     """Return the law, its parameters, transition, residual, and what intervals and choice rest on.
@@ -832,16 +807,14 @@ def describe(fitted: FittedLaw) -> str:
         chosen = "none, too few sizes; the simplest law"
     else:
         chosen = "none, the law was named"
+    noise, dof = _range(fitted.noise, ".2g"), _range(fitted.dof, ".3g")
+    residual = f"{noise} in ln L, degrees of freedom: {dof}"
+    errors = "the backtest's errors and " if fitted.backtest else ""
+    width = f"of losses widen beyond the largest size, by {errors}the slope there"
     if not fitted.has_width:
-        residual = "unknown, no degree of freedom is left"
-        width = "none, no degree of freedom is left"
-    else:
-        noise, dof = _range(fitted.noise, ".2g"), _range(fitted.dof, ".3g")
-        residual = f"{noise} in ln L, degrees of freedom: {dof}"
-        errors = "the backtest's errors and " if fitted.backtest else ""
-        width = f"of losses widen beyond the largest size, by {errors}the slope there"
-        if fitted.drift is None:
-            width = "of losses take the law as exact, and are too narrow where it is not"
+        residual = width = "unknown, no degree of freedom is left"
+    elif fitted.drift is None:
+        width = "of losses take the law as exact, and are too narrow where it is not"
     rows = [
         *_parameter_rows(fitted),
         ("residual", residual),
@@ -849,7 +822,7 @@ def describe(fitted: FittedLaw) -> str:
         ("intervals", width),
         ("forecasts", "of this law alone; select's, by default, are of many shapes and curves"),
     ]
-    return "\n".join([head, *(f"  {label:<{_LABELS}}{text}" for label, text in rows)])
+    return "\n".join([head, *(f"  {label:<12}{text}" for label, text in rows)])
 
 
 def _parameter_rows(fitted: FittedLaw) -> list[tuple[str, str]]:
@@ -870,7 +843,7 @@ def _parameter_rows(fitted: FittedLaw) -> list[tuple[str, str]]:
 
 
 def _transition_text(fitted: FittedLaw) -> str:
-    if not fitted.definition.has_transition:
+    if fitted.definition.log_transition(fitted.coordinates) is None:
         return "the law has none"
     seen = fitted.transition
     if isinstance(seen, list):
@@ -934,20 +907,17 @@ class Drift:
         return Student(exact.location, np.sqrt(noise + drift), dof)
 
 
-def measure_drift(
-    sizes: Array, losses: Array, weights: Array, errors: Mapping[int, Array]
-) -> Drift:
+def measure_drift(sizes: Array, losses: Array, counted: Mask, errors: Mapping[int, Array]) -> Drift:
     """Return the drift of every curve.
 
     Args:
-        sizes: increasing, [m]; two above 0 count in every curve.
+        sizes: increasing, [m].
         losses: [n, m].
-        weights: 0 leaves a loss out, [n, m].
+        counted: losses that count, at sizes above 0, two or more in every curve, [n, m].
         errors: by k: ln forecast − ln loss from the k-th size on, of the law fitted to those before
             it, [n, m − k].  The slope counts for the backtest's difference where there is none.
     """
-    counted = (weights > 0) & (sizes > 0)
-    x = np.broadcast_to(np.log(np.where(sizes > 0, sizes, 1.0)), counted.shape)
+    x = np.broadcast_to(log_sizes(sizes), counted.shape)
     recent = counted & (counted[:, ::-1].cumsum(-1)[:, ::-1] <= _RECENT)
     (_, slope, _, _), _ = line_through(x, np.log(losses), recent, recent.sum(-1))
     logs = np.where(counted, x, np.nan)

@@ -7,13 +7,14 @@ in units of each curve's own (`Law.units`), so bounds are relative to the curve.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .predictive import Array, Index
+from .predictive import Array
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,30 +53,9 @@ class Parameter:
         return np.exp(coordinate) if self.log else coordinate
 
 
-@dataclass(frozen=True)
-class Points:
-    """Where the losses of a batch of curves were measured.
-
-    Attributes:
-        sizes: training examples D ≥ 0, [n, m]; 0 is the model before fine-tuning.
-    """
-
-    sizes: Array
-
-    def rows(self, index: Index) -> Points:
-        """Return the curves `index`, one row each; repeats are allowed."""
-        return Points(self.sizes[index])
-
-    @property
-    def log_sizes(self) -> Array:
-        """ln D, and 0 where D = 0 (where a law must not read it)."""
-        return np.log(np.where(self.sizes > 0, self.sizes, 1.0))
-
-    def powers(self, beta: Array) -> tuple[Array, Array]:
-        """Return D^β and its derivative in ln β, both [n, m]; β is [n]."""
-        logs = self.log_sizes
-        power = np.where(self.sizes > 0, np.exp(beta[:, None] * logs), 0.0)
-        return power, power * beta[:, None] * logs
+def log_sizes(sizes: Array) -> Array:
+    """Return ln D, and 0 where D = 0 (where a law must not read it)."""
+    return np.log(np.where(sizes > 0, sizes, 1.0))
 
 
 class Law(ABC):
@@ -86,28 +66,26 @@ class Law(ABC):
     stages: tuple[tuple[str, ...], ...] = ((),)
     """Parameters held at their starting value in each stage of the fit, one stage after another."""
     formula: str
-    has_transition = False
-    """Whether `log_transition` gives one."""
     reads_zero = False
     """Whether D = 0 (the loss before fine-tuning) is a point of the law."""
     only_in_rows = False
     """Whether the law holds for sizes in training examples only, and in no other unit of theirs."""
 
     @abstractmethod
-    def log_loss(self, u: Array, points: Points, gradient: bool = True) -> tuple[Array, Array]:
+    def log_loss(self, u: Array, sizes: Array, gradient: bool = True) -> tuple[Array, Array]:
         """Return ln L, [n, m], and its gradient in the coordinates, [n, m, p].
 
         Args:
             u: coordinates, [n, p].
-            points: n curves of m sizes.
+            sizes: training examples D ≥ 0, [n, m]; 0 is the model before fine-tuning.
             gradient: False leaves the gradient out (an empty array).
         """
 
-    def candidates(self, points: Points, log_losses: Array, weights: Array) -> Array:
+    def candidates(self, sizes: Array, log_losses: Array, weights: Array) -> Array:
         """Return coordinates to start from, [n, k, p]: a grid whose scale is fitted to the losses.
 
         Args:
-            points: n curves of m sizes.
+            sizes: D, [n, m].
             log_losses: [n, m].
             weights: 0 where a loss does not count, [n, m].
         """
@@ -142,9 +120,13 @@ def lowest(log_losses: Array, weights: Array) -> Array:
 
 def grid(*axes: tuple[float, ...]) -> Array:
     """Return all combinations of the axes, [k, number of axes]."""
-    return np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")], -1).astype(
-        np.float64
-    )
+    return np.array([*product(*axes)])
+
+
+def central_gradient(function: Callable[[Array], Array], u: Array, step: float) -> Array:
+    """Return the gradient, [n, p], of a function of coordinates [n, p] -> [n] by differences."""
+    steps = step * np.eye(u.shape[1])
+    return np.stack([function(u + one) - function(u - one) for one in steps], -1) / (2 * step)
 
 
 # In units of the curve: its largest size and its lowest loss are 1 (`fitting.Scale`).  So bounds do
@@ -171,26 +153,27 @@ class Rectified(Law):
 
     name = "rectified"
     formula = "L = B / (D_l + D^beta) + E"
-    has_transition = True
     reads_zero = True
 
     def __init__(self, shift: Parameter | None = None) -> None:
         """`shift` stands in for D_l: its name and bounds."""
         self.parameters = (_SCALE, shift or Parameter("D_l", 1e-13, 1e16), _RATE, _FLOOR)
 
-    def log_loss(self, u: Array, points: Points, gradient: bool = True) -> tuple[Array, Array]:
-        power, slope = points.powers(np.exp(u[:, 2]))
-        shift, shift_slope = self._shift(u, points)
+    def log_loss(self, u: Array, sizes: Array, gradient: bool = True) -> tuple[Array, Array]:
+        beta, logs = np.exp(u[:, 2:3]), log_sizes(sizes)
+        power = np.where(sizes > 0, np.exp(beta * logs), 0.0)
+        shift, shift_slope = self._shift(u, sizes)
         below = shift + power
         part = np.exp(u[:, 0])[:, None] / below
         loss = part + u[:, 3:]
         if not gradient:
             return np.log(loss), np.empty(0)
         share = part / loss
+        slope = power * beta * logs
         columns = (share, -share * shift_slope / below, -share * slope / below, 1 / loss)
         return np.log(loss), np.stack(columns, -1)
 
-    def _shift(self, u: Array, points: Points) -> tuple[Array, Array]:
+    def _shift(self, u: Array, sizes: Array) -> tuple[Array, Array]:
         """Return D_l and its derivative in its coordinate, [n, 1] or [n, m]."""
         shift = np.exp(u[:, 1])[:, None]
         return shift, shift
@@ -199,12 +182,12 @@ class Rectified(Law):
         beta, shift = values["beta"], self.parameters[1].name
         return {"B": (1.0, beta), shift: (0.0, beta), "E": (1.0, 0.0)}
 
-    def candidates(self, points: Points, log_losses: Array, weights: Array) -> Array:
+    def candidates(self, sizes: Array, log_losses: Array, weights: Array) -> Array:
         # D_l alone does not say where the curve bends: that is D* = D_l^(1/β).  The grid is one of
         # β and ln D*, from an eighth of the smallest size to eight times the largest.
         places = (0.0, 0.25, 0.5, 0.75, 1.0)
         beta, place, share = grid((0.1, 0.2, 0.35, 0.6, 1.0), places, _FLOORS).T
-        counted = np.where((weights > 0) & (points.sizes > 0), points.log_sizes, np.nan)
+        counted = np.where((weights > 0) & (sizes > 0), log_sizes(sizes), np.nan)
         first, last = np.nanmin(counted, -1) - _MARGIN, np.nanmax(counted, -1) + _MARGIN
         transition = first[:, None] + place * (last - first)[:, None]
         result = np.empty((*transition.shape, 4))
@@ -212,22 +195,19 @@ class Rectified(Law):
         result[..., 1] = np.clip(beta * transition, np.log(bounds.low), np.log(bounds.high))
         result[..., 2] = np.log(beta)
         result[..., 3] = share * lowest(log_losses, weights)[:, None]
-        result[..., 0] = _scale_for(result, points, log_losses, weights)
+        result[..., 0] = _scale_for(result, sizes, log_losses, weights)
         return result
 
     def log_transition(self, u: Array) -> tuple[Array, Array]:
         inverse = np.exp(-u[:, 2])
-        value = u[:, 1] * inverse
-        gradient = np.zeros_like(u)
-        gradient[:, 1] = inverse
-        gradient[:, 2] = -value
-        return value, gradient
+        value, nought = u[:, 1] * inverse, np.zeros(len(u))
+        return value, np.stack([nought, inverse, -value, nought], -1)
 
 
-def _scale_for(u: Array, points: Points, log_losses: Array, weights: Array) -> Array:
+def _scale_for(u: Array, sizes: Array, log_losses: Array, weights: Array) -> Array:
     """Return ln B as the mean of ln(L − E) + ln(D_l + D^β), [n, k]: exact where the rest is."""
-    size = points.sizes[:, None, :]
-    power = np.where(size > 0, np.exp(np.exp(u[..., 2:3]) * points.log_sizes[:, None, :]), 0.0)
+    raised = np.exp(u[..., 2:3]) * log_sizes(sizes)[:, None, :]
+    power = np.where(sizes[:, None, :] > 0, np.exp(raised), 0.0)
     excess = np.log(np.exp(log_losses)[:, None, :] - u[..., 3:4])
     return weighted_mean(excess + np.log(np.exp(u[..., 1:2]) + power), weights[:, None, :])
 
@@ -245,8 +225,18 @@ class FreeLens(Rectified):
         super().__init__(replace(Rectified().parameters[1], name="F"))
 
 
-class MeasuredKernel:
-    """F(Θ, t) along one curve, from kernels and training times recorded at its sizes.
+_LARGEST_STRETCH = 1e4  # of the measured training times
+_FARTHEST = 60.0  # ln D* is looked for up to here
+_HALVINGS = 50
+_SMALL = 1e-4  # step of the transition's gradient
+
+
+class MeasuredLens(Rectified):
+    """LensLLM's law with F(Θ, t) from a measured kernel; the times may be stretched by one factor.
+
+    Coordinates: ln B, ln t, ln β, E, where t multiplies the recorded training times; it is held at
+    1 in the first stage.  ∂ln L/∂ln t = −s (∂F/∂ln t) / (F + D^β), the others as in `Rectified`.
+    F has no unit of its own, and D^β is added to it, so that D has to be in training examples.
 
     Between and beyond the recorded sizes the time is a straight line in ln t over ln D (its ends
     continue), and Θ and r are those of the nearest recorded size.
@@ -260,6 +250,11 @@ class MeasuredKernel:
     Raises:
         ValueError: a sequence of another length than `sizes`; a time that is not positive.
     """
+
+    name = "lensllm"
+    formula = "L = B / (F(Θ, t) + D^beta) + E"
+    only_in_rows = True
+    stages = (("t",), ())
 
     def __init__(
         self,
@@ -285,6 +280,7 @@ class MeasuredKernel:
             for k, r in zip(kernels, residuals, strict=True)
         ]
         self._sizes, self._times = sizes, times
+        super().__init__(Parameter("t", 1 / _LARGEST_STRETCH, _LARGEST_STRETCH))
 
     def time(self, size: float) -> float:
         """Return the training time at a size, recorded or continued; 0 at size 0."""
@@ -293,13 +289,11 @@ class MeasuredKernel:
         trained = self._sizes > 0
         x, y = np.log(self._sizes[trained]), np.log(self._times[trained])
         at = float(np.log(size))
-        if len(x) == 1:
-            return float(np.exp(y[0] + at - x[0]))  # time in proportion to the data
-        piece = int(np.clip(np.searchsorted(x, at) - 1, 0, len(x) - 2))
-        slope = (y[piece + 1] - y[piece]) / (x[piece + 1] - x[piece])
-        return float(np.exp(y[piece] + slope * (at - x[piece])))
+        piece = int(np.clip(np.searchsorted(x, at) - 1, 0, max(len(x) - 2, 0)))
+        slopes = np.diff(y) / np.diff(x) if len(x) > 1 else [1.0]  # in proportion to the data
+        return float(np.exp(y[piece] + slopes[piece] * (at - x[piece])))
 
-    def loss(self, size: float, log_stretch: Array) -> tuple[Array, Array]:
+    def kernel_loss(self, size: float, log_stretch: Array) -> tuple[Array, Array]:
         """Return F at a size with its time multiplied by e^`log_stretch`, and ∂F/∂ln t, [n] each.
 
         F = Σ_i e^{−2ηλ_i t} (q_iᵀ r)², so ∂F/∂ln t = −Σ_i 2ηλ_i t e^{−2ηλ_i t} (q_iᵀ r)².
@@ -310,33 +304,9 @@ class MeasuredKernel:
         left = np.exp(-decay) * energies
         return left.sum(-1), -(decay * left).sum(-1)
 
-
-_LARGEST_STRETCH = 1e4  # of the measured training times
-_FARTHEST = 60.0  # ln D* is looked for up to here
-_HALVINGS = 50
-_SMALL = 1e-4  # step of the transition's gradient
-
-
-class MeasuredLens(Rectified):
-    """LensLLM's law with F(Θ, t) from a measured kernel; the times may be stretched by one factor.
-
-    Coordinates: ln B, ln t, ln β, E, where t multiplies the recorded training times; it is held at
-    1 in the first stage.  ∂ln L/∂ln t = −s (∂F/∂ln t) / (F + D^β), the others as in `Rectified`.
-    F has no unit of its own, and D^β is added to it, so that D has to be in training examples.
-    """
-
-    name = "lensllm"
-    formula = "L = B / (F(Θ, t) + D^beta) + E"
-    only_in_rows = True
-    stages = (("t",), ())
-
-    def __init__(self, kernel: MeasuredKernel) -> None:
-        super().__init__(Parameter("t", 1 / _LARGEST_STRETCH, _LARGEST_STRETCH))
-        self.kernel = kernel
-
-    def _shift(self, u: Array, points: Points) -> tuple[Array, Array]:
+    def _shift(self, u: Array, sizes: Array) -> tuple[Array, Array]:
         """Return F and ∂F/∂ln t, [n, m]; every row of the sizes is the same curve."""
-        pairs = [self.kernel.loss(float(size), u[:, 1]) for size in points.sizes[0]]
+        pairs = [self.kernel_loss(float(size), u[:, 1]) for size in sizes[0]]
         return np.stack([f for f, _ in pairs], -1), np.stack([s for _, s in pairs], -1)
 
     def units(self, values: Mapping[str, Array | float]) -> dict[str, Exponents]:
@@ -344,37 +314,28 @@ class MeasuredLens(Rectified):
 
     def log_transition(self, u: Array) -> tuple[Array, Array]:
         """Return where F(Θ, t) = D^β: F falls with D and D^β grows, so that they meet once."""
-        gradient = np.zeros_like(u)
-        for place in (1, 2):
-            ends = []
-            for sign in (1, -1):
-                moved = u.copy()
-                moved[:, place] += sign * _SMALL
-                ends.append(self._log_meeting(moved))
-            gradient[:, place] = (ends[0] - ends[1]) / (2 * _SMALL)
-        return self._log_meeting(u), gradient
+        return self._log_meeting(u), central_gradient(self._log_meeting, u, _SMALL)
 
     def _log_meeting(self, u: Array) -> Array:
-        """Return ln D* by bisection, [n]."""
-        low, high = np.full(len(u), -_FARTHEST), np.full(len(u), _FARTHEST)
+        """Return ln D* of the one curve by bisection, [1]."""
+        low, high = -_FARTHEST, _FARTHEST
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            size = zip(np.exp(middle), u[:, 1:2], strict=True)
             with np.errstate(over="ignore", divide="ignore"):
-                kernel = np.log([self.kernel.loss(float(d), stretch)[0][0] for d, stretch in size])
-            before = kernel > np.exp(u[:, 2]) * middle
-            low, high = np.where(before, middle, low), np.where(before, high, middle)
-        return (low + high) / 2
+                kernel = np.log(self.kernel_loss(float(np.exp(middle)), u[:, 1])[0][0])
+            before = kernel > np.exp(u[0, 2]) * middle
+            low, high = (middle, high) if before else (low, middle)
+        return np.array([(low + high) / 2])
 
-    def candidates(self, points: Points, log_losses: Array, weights: Array) -> Array:
+    def candidates(self, sizes: Array, log_losses: Array, weights: Array) -> Array:
         # β, E and B as if F were free; F itself starts at its mean over the measured times, and the
         # starts that differ in D_l alone become one.
-        free = FreeLens().candidates(points, log_losses, weights)
+        free = FreeLens().candidates(sizes, log_losses, weights)
         free[..., 1] = 0.0
         shift = free.copy()
-        start = self._shift(np.zeros((1, 4)), points)[0].mean()
+        start = self._shift(np.zeros((1, 4)), sizes)[0].mean()
         shift[..., 1] = np.log(max(float(start), 1e-13))
-        free[..., 0] = _scale_for(shift, points, log_losses, weights)
+        free[..., 0] = _scale_for(shift, sizes, log_losses, weights)
         return np.unique(free, axis=1)
 
 
@@ -391,8 +352,8 @@ class Power(Law):
     formula = "L = (B / D^beta + E)^alpha"
     parameters = (_SCALE, _EXPONENT, _FLOOR, Parameter("alpha", 0.1, 10.0))
 
-    def log_loss(self, u: Array, points: Points, gradient: bool = True) -> tuple[Array, Array]:
-        logs = points.log_sizes
+    def log_loss(self, u: Array, sizes: Array, gradient: bool = True) -> tuple[Array, Array]:
+        logs = log_sizes(sizes)
         beta, alpha = np.exp(u[:, 1:2]), np.exp(u[:, 3:4])
         part = np.exp(u[:, :1] - beta * logs)
         base = part + u[:, 2:3]
@@ -410,8 +371,8 @@ class Power(Law):
         """Without E only B^α and αβ count: α is put at 1, or as near as the bounds let it come."""
         # L = (B / D^β)^α = B^α D^(−αβ): the fit may stop anywhere on a ridge, and numbers of two
         # curves would not compare.  A move along it leaves α ln B and αβ as they are.
-        step = u[:, 3].copy()  # of ln β; ln α goes the other way, ln B with α
-        step = np.clip(step, u[:, 3] - high[:, 3], u[:, 3] - low[:, 3])
+        # Steps of ln β; ln α goes the other way, ln B with α.
+        step = np.clip(u[:, 3], u[:, 3] - high[:, 3], u[:, 3] - low[:, 3])
         step = np.clip(step, low[:, 1] - u[:, 1], high[:, 1] - u[:, 1])
         step = np.where(u[:, 2] == 0, step, 0.0)
         moved = u + np.stack([np.zeros_like(step), step, np.zeros_like(step), -step], -1)
@@ -419,7 +380,7 @@ class Power(Law):
         inside = (moved[:, 0] >= low[:, 0]) & (moved[:, 0] <= high[:, 0])
         return np.where(inside[:, None], moved, u)
 
-    def candidates(self, points: Points, log_losses: Array, weights: Array) -> Array:
+    def candidates(self, sizes: Array, log_losses: Array, weights: Array) -> Array:
         # α β is the slope in ln L: grids of both, so that every α meets every slope.
         slope, share, alpha = grid((0.05, 0.1, 0.2, 0.4, 0.8), _FLOORS, (0.12, 0.35, 1.0, 3.0)).T
         beta = np.clip(slope / alpha, 0.01, 3.0)
@@ -427,7 +388,7 @@ class Power(Law):
         result = np.empty((*floor.shape, 4))
         result[..., 1], result[..., 2], result[..., 3] = np.log(beta), floor, np.log(alpha)
         base = np.exp(log_losses[:, None, :] / alpha[:, None]) - floor[..., None]
-        lifted = np.log(base) + beta[:, None] * points.log_sizes[:, None, :]
+        lifted = np.log(base) + beta[:, None] * log_sizes(sizes)[:, None, :]
         result[..., 0] = weighted_mean(lifted, weights[:, None, :])
         return result
 
@@ -443,8 +404,8 @@ class StraightLine(Law):
     formula = "ln L = intercept + slope · ln D"
     parameters = tuple(Parameter(x, -np.inf, np.inf, log=False) for x in ("intercept", "slope"))
 
-    def log_loss(self, u: Array, points: Points, gradient: bool = True) -> tuple[Array, Array]:
-        logs = points.log_sizes
+    def log_loss(self, u: Array, sizes: Array, gradient: bool = True) -> tuple[Array, Array]:
+        logs = log_sizes(sizes)
         return u[:, :1] + u[:, 1:] * logs, np.stack([np.ones_like(logs), logs], -1)
 
 

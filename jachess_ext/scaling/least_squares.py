@@ -12,39 +12,15 @@ from .predictive import Array, Index, Mask
 Residuals = Callable[[Array, Index, bool], tuple[Array, Array]]
 """(coordinates [n, p], rows [n], gradient?) -> residuals [n, m] and their Jacobian [n, m, p]."""
 
-_COMPACT_BELOW = 0.75  # rows that are done leave the arrays once a quarter of them is
-_STALLED = 1e12
+_STALLED = 1e12  # damping of a row that no step lowers any more
 
 
 @dataclass(frozen=True)
 class Solution:
-    """Coordinates [P, p], objective [P], and which rows met the tolerance, [P]."""
+    """Coordinates [P, p], and the objective there, [P]."""
 
     u: Array
     objective: Array
-    converged: Mask
-
-
-@dataclass
-class _State:
-    """The rows still at work: where they are, how they are damped, and what bounds them."""
-
-    low: Array
-    high: Array
-    weights: Array
-    delta: Array
-    rows: Index
-    u: Array
-    objective: Array
-    gradient: Array
-    curvature: Array
-    damping: Array
-    growth: Array
-    active: Mask
-
-    def keep(self, mask: Mask) -> None:
-        for name in vars(self):
-            setattr(self, name, getattr(self, name)[mask])
 
 
 def huber(residuals: Array, weights: Array, delta: Array) -> Array:
@@ -90,31 +66,40 @@ def minimise(
             share, or when no step lowers it.
     """
     u = np.clip(start, low, high)
-    count = len(u)
-    result = Solution(u.copy(), np.full(count, np.inf), np.zeros(count, dtype=bool))
-    rows = np.arange(count)
+    rows = np.arange(len(u))  # still at work
     value, jacobian = residuals(u, rows, True)
     objective = huber(value, weights, delta)
-    gradient, curvature = _normal_equations(value, jacobian, weights, delta)
     objective = np.where(np.isfinite(objective), objective, np.inf)
-    damping, growth, active = np.full(count, 1e-2), np.full(count, 2.0), np.ones(count, dtype=bool)
-    place = (u, objective, gradient, curvature)
-    state = _State(low, high, weights, delta, rows, *place, damping, growth, active)
+    gradient, curvature = _normal_equations(value, jacobian, weights, delta)
+    damping, growth = np.full(len(u), 1e-2), np.full(len(u), 2.0)
     for _ in range(iterations):
-        _step(residuals, state, tolerance)
-        if state.active.mean() <= _COMPACT_BELOW:
-            _store(result, state)
-            state.keep(state.active)
-            if not len(state.rows):
-                return result
-    _store(result, state)
-    return result
-
-
-def _store(result: Solution, state: _State) -> None:
-    result.u[state.rows] = state.u
-    result.objective[state.rows] = state.objective
-    result.converged[state.rows] = ~state.active
+        if not len(rows):
+            break
+        place, before, g, a = u[rows], objective[rows], gradient[rows], curvature[rows]
+        box = low[rows], high[rows]
+        trial = np.clip(place + _bounded_step(place, *box, g, a, damping[rows]), *box)
+        moved = trial - place
+        # A wild trial may overflow.  Infinity and NaN are not below the objective, so such a step
+        # is refused as any other that is too long, and the damping grows.
+        with np.errstate(all="ignore"):
+            value, jacobian = residuals(trial, rows, True)
+            after = huber(value, weights[rows], delta[rows])
+        better = after < before
+        fall = np.where(better, before - after, 0.0)
+        predicted = -(g * moved).sum(-1) - 0.5 * np.einsum("ni,nij,nj->n", moved, a, moved)
+        gain = np.minimum(fall / np.maximum(predicted, 1e-300), 2.0)
+        shrink = np.clip(1 - (2 * gain - 1) ** 3, 1 / 5, 2.0)
+        damping[rows] *= np.where(better, shrink, growth[rows])
+        damping[rows] = np.clip(damping[rows], 1e-12, 10 * _STALLED)
+        growth[rows] = np.where(better, 2.0, np.minimum(growth[rows] * 2, 64.0))
+        won = rows[better]
+        u[won], objective[won] = trial[better], after[better]
+        gradient[won], curvature[won] = _normal_equations(
+            value[better], jacobian[better], weights[won], delta[won]
+        )
+        done = better & (fall <= tolerance * before) | (damping[rows] >= _STALLED)
+        rows = rows[~done & (moved != 0).any(-1)]
+    return Solution(u, objective)
 
 
 def _normal_equations(
@@ -125,45 +110,21 @@ def _normal_equations(
     return (transposed @ value[..., None])[..., 0], transposed @ jacobian
 
 
-def _step(residuals: Residuals, state: _State, tolerance: float) -> None:
-    """Take a damped step in every row; rows that are done stay where they are."""
-    inside = np.clip(state.u + _bounded_step(state), state.low, state.high)
-    trial = np.where(state.active[:, None], inside, state.u)
-    moved = trial - state.u
-    # A wild trial may overflow.  Infinity and NaN are not below the objective, so such a step is
-    # refused as any other that is too long, and the damping grows.
-    with np.errstate(all="ignore"):
-        value, jacobian = residuals(trial, state.rows, True)
-        objective = huber(value, state.weights, state.delta)
-    better = state.active & (objective < state.objective)
-    predicted = -(state.gradient * moved).sum(-1) - 0.5 * np.einsum(
-        "ni,nij,nj->n", moved, state.curvature, moved
-    )
-    fall = np.where(better, state.objective - objective, 0.0)
-    _damp(state, better, fall, predicted)
-    small = better & (fall <= tolerance * state.objective)
-    state.active &= ~small & (state.damping < _STALLED) & (moved != 0).any(-1)
-    gradient, curvature = _normal_equations(
-        value[better], jacobian[better], state.weights[better], state.delta[better]
-    )
-    state.u[better], state.objective[better] = trial[better], objective[better]
-    state.gradient[better], state.curvature[better] = gradient, curvature
-
-
-def _bounded_step(state: _State) -> Array:
+def _bounded_step(
+    u: Array, low: Array, high: Array, g: Array, curvature: Array, damping: Array
+) -> Array:
     """Return −(A + λ diag A)⁻¹ g over the coordinates that are free to move, within the box.
 
     Where that step leaves the box, the coordinates that would are put on their bounds and the
     others are solved for again, given those.
     """
-    g = state.gradient
-    held = ((state.u <= state.low) & (g >= 0)) | ((state.u >= state.high) & (g <= 0))
-    matrix = state.curvature.copy()
-    diagonal = np.einsum("nii->ni", matrix)  # a view: writing to it writes to the matrix
+    held = ((u <= low) & (g >= 0)) | ((u >= high) & (g <= 0))
+    diagonal = np.einsum("nii->ni", curvature)
     floor = 1e-14 * diagonal.max(-1, keepdims=True) + 1e-300
-    diagonal += state.damping[:, None] * diagonal + floor
+    added = damping[:, None] * diagonal + floor
+    matrix = curvature + added[:, :, None] * np.eye(u.shape[1])
     step = _solve_free(matrix, g, ~held, np.zeros_like(g))
-    room = np.clip(step, state.low - state.u, state.high - state.u)
+    room = np.clip(step, low - u, high - u)
     out = (room != step).any(-1)
     if out.any():
         stopped = held[out] | (room[out] != step[out])
@@ -176,11 +137,3 @@ def _solve_free(matrix: Array, g: Array, free: Mask, held: Array) -> Array:
     right = np.where(free, -g - (matrix @ held[..., None])[..., 0], held)
     reduced = np.where(free[:, :, None] & free[:, None, :], matrix, np.eye(g.shape[1]))
     return np.linalg.solve(reduced, right[..., None])[..., 0]
-
-
-def _damp(state: _State, better: Mask, fall: Array, predicted: Array) -> None:
-    gain = np.minimum(fall / np.maximum(predicted, 1e-300), 2.0)
-    shrink = np.clip(1 - (2 * gain - 1) ** 3, 1 / 5, 2.0)
-    damping = state.damping * np.where(better, shrink, state.growth)
-    state.damping = np.clip(damping, 1e-12, 10 * _STALLED)
-    state.growth = np.where(better, 2.0, np.minimum(state.growth * 2, 64.0))

@@ -77,7 +77,6 @@ def read_runs(
             measurement is not finite, two measurements at one step that differ, a run inside
             another's folder, or a folder with the checkpoints of several runs.
         DataError: a file that cannot be read, or is no JSON.
-        MissingExtra: pandas is not installed.
 
     Example:
         >>> import json, tempfile
@@ -99,9 +98,8 @@ def read_runs(
     names = [run.name for run in runs]
     unknown = [name for name in ignore if name not in (*names, *_RECIPE)]
     if unknown:
-        raise TableError(
-            f"{folder} has no run {shown(unknown[0])} to ignore; it has {listed(names)}"
-        )
+        text = f"{folder} has no run {shown(unknown[0])} to ignore"
+        raise TableError(f"{text}; it has {listed(names)}")
     runs = [run for run in runs if run.name not in ignore]
     homes = {run.home for run in runs}
     inner = [run.name for run in runs if not homes.isdisjoint(run.home.parents)]
@@ -133,10 +131,8 @@ def _matched(run: _Run, pattern: str, what: str) -> str:
 
 def _size(run: _Run, pattern: str | None) -> float:
     if pattern is None and run.rows is None:
-        text = f"the number of training examples of the run {shown(run.name)} is not known"
-        raise TableError(
-            f"{text}: say by a regular expression where its path has it", size=r"(\d+)\D*$"
-        )
+        text = f"the number of training examples of the run {shown(run.name)} is not known: say"
+        raise TableError(f"{text} by a regular expression where it is", size=r"(\d+)\D*$")
     try:
         return parse_size(run.rows if pattern is None else _matched(run, pattern, "size"))
     except TableError as error:
@@ -179,11 +175,10 @@ def _value(run: _Run, metric: str, value: str) -> float:
         again = len(at_step - elsewhere) < 2
         if len(at_step) > 1 and not (again and value == "best"):
             numbers = listed(sorted(map(str, at_step)))
-            raise TableError(
-                f"the run {shown(run.name)} has several {metric} at step {step}, {numbers}: of "
-                "other data, or of the best model; leave it out, or say that the best counts",
-                **({"value": "best"} if again else {"ignore": [run.name]}),
-            )
+            text = f"the run {shown(run.name)} has several {metric} at step {step}, {numbers}:"
+            text += " of other data, or of the best model; leave it out or say that the best counts"
+            answer = {"value": "best"} if again else {"ignore": [run.name]}
+            raise TableError(text, **answer)
     if value == "last":
         return values[-1]
     return max(values) if higher_is_better(metric) else min(values)
@@ -200,12 +195,9 @@ def _refuse_other_recipes(
             ours, theirs = run.recipe.get(name), other.recipe.get(name)
             if None not in (ours, theirs) and ours != theirs:
                 pair = f"the runs {shown(other.name)} and {shown(run.name)} of {model}"
-                raise TableError(
-                    f"{pair} at {size:g} examples are no repeats: {name} is {theirs} and {ours} "
-                    "(of a learning rate the largest that was logged); leave out a run, or the "
-                    "setting if it does not matter",
-                    ignore=[*ignore, name],
-                )
+                text = f"{pair} at {size:g} examples are no repeats: {name} is {theirs} and {ours}"
+                text += "; leave out a run, or the setting if it does not matter"
+                raise TableError(text, ignore=[*ignore, name])
 
 
 def _trainer_runs(folder: Path) -> list[_Run]:
@@ -229,7 +221,9 @@ def _trainer_runs(folder: Path) -> list[_Run]:
             # may be the older run's, and then its log does not begin as the others' do.
             *earlier, (final, _, last, state) = sorted(all_states, key=lambda one: one[:2])
             for _, _, place, before in earlier:
-                if not final and not _goes_on(state, before):
+                begun = before["log_history"]  # compared as text, where NaN is NaN
+                goes_on = repr(state["log_history"][: len(begun)]) == repr(begun)
+                if not final and not goes_on:
                     text = f"{home} holds checkpoints of several runs; remove the earlier one's"
                     raise TableError(f"{last} does not go on from {place.name}: {text}")
             runs.append(_trainer_run(folder, home, state))
@@ -255,12 +249,6 @@ def _harness_runs(folder: Path) -> list[_Run]:
     return runs
 
 
-def _goes_on(state: State, before: State) -> bool:
-    """Return whether a log begins as another, so that both are of one run."""
-    begun = before["log_history"]
-    return repr(state["log_history"][: len(begun)]) == repr(begun)  # NaN is NaN here
-
-
 def _trainer_run(folder: Path, home: Path, state: State) -> _Run:
     """Return the run of a folder from its last state."""
     results: dict[str, Any] = {}
@@ -275,21 +263,16 @@ def _trainer_run(folder: Path, home: Path, state: State) -> _Run:
     values: dict[str, list[tuple[int | None, float]]] = {}
     for entry in [*log, {"step": log[-1].get("step") if log else None, **results}]:
         for name, number in entry.items():
-            if re.match(r"eval_|test_|predict_", name):
-                values.setdefault(name, []).append((entry.get("step"), _measured(number)))
+            if re.match(r"eval_|test_|predict_", name):  # empty or told in words: no number
+                real = isinstance(number, (int, float)) and not isinstance(number, bool)
+                pair = entry.get("step"), float(number) if real else math.nan
+                values.setdefault(name, []).append(pair)
     recipe = {name: state.get(name) for name in _RECIPE}
     rates = [entry["learning_rate"] for entry in log if "learning_rate" in entry]
     if rates:
         recipe["learning_rate"] = max(rates)
     name = home.name if home == folder else home.relative_to(folder).as_posix()
     return _Run(home, name, results.get("train_samples"), recipe, values)
-
-
-def _measured(value: object) -> float:
-    """Return a measurement as a number, NaN where it is none: empty, or told in words."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    return math.nan
 
 
 @contextmanager

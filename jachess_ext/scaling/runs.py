@@ -137,11 +137,9 @@ def _known_word(name: str) -> str:
     word = metric_word(name)
     if word is None:
         name = name.partition(":")[0]
-        raise TableError(
-            f"the metric {shown(name)} is not known here; say whether lower or higher is better: "
-            f"{shown(name + ':lower')} or, if its best is 1 (or 100 %), {shown(name + ':higher')}",
-            metric=f"{name}:higher|lower",
-        )
+        text = f"the metric {shown(name)} is not known here; say whether lower or higher is better"
+        forms = f"{shown(name + ':lower')} or, if its best is 1 or 100 %, {shown(name + ':higher')}"
+        raise TableError(f"{text}: {forms}", metric=f"{name}:higher|lower")
     return word
 
 
@@ -230,10 +228,9 @@ class LossTable:
                 that is not positive.
         """
         smallest, largest = self.trained[0], self.sizes[-1]
-        if budget < smallest:
-            raise TableError(f"the budget {budget:g} is below the smallest subset, {smallest:g}")
-        if budget > largest:
-            raise TableError(f"the budget {budget:g} is above the data, which ends at {largest:g}")
+        if not smallest <= budget <= largest:
+            text = f"the budget {budget:g} is outside the table's sizes"
+            raise TableError(f"{text}, {smallest:g} to {largest:g}")
         within = self.sizes <= budget
         self._check(within, counted=~np.isnan(self.losses[:, within]))
         within &= ~np.isnan(self.losses).all(0)
@@ -260,8 +257,7 @@ class LossTable:
         """
         column = self.sizes == size
         if not column.any():
-            columns = ", ".join(f"{number:.0f}" for number in self.sizes)
-            raise TableError(f"the table has no column {size:g}; it has {columns}")
+            raise TableError(f"the table has no column {size:g}; it has {self.sizes.tolist()}")
         self._check(column)
         return self.losses[:, column][:, 0]
 
@@ -300,11 +296,10 @@ class LossTable:
         """
         if self.parameters is None:
             raise TableError("this needs numbers of parameters; the table has no column 'size'")
-        bad = np.flatnonzero(~(np.isfinite(self.parameters) & (self.parameters > 0)))
-        if len(bad):
-            name, count = shown(self.names[bad[0]]), self.parameters[bad[0]]
-            text = f"the number of parameters of {name} is {count:g}"
-            raise TableError(f"{text}; expected a positive number")
+        for name, count in zip(self.names, self.parameters, strict=True):
+            if not 0 < count < math.inf:
+                text = f"the number of parameters of {shown(name)} is {count:g}"
+                raise TableError(f"{text}; expected a positive number")
         return self.parameters
 
     def _check(self, columns: Mask, counted: Mask | bool = True) -> None:
@@ -313,22 +308,17 @@ class LossTable:
         if len(perfect) and self.metric is not None and higher_is_better(self.metric):
             row, column = perfect[0]
             score = f"the {self.metric} of {shown(self.names[row])} at size {sizes[column]:g}"
-            hint = (
-                "give test_rows, the examples it was measured on, and half of one counts as missing"
-            )
+            hint = "give test_rows, the examples it was measured on; half of one is missing then"
             raise TableError(f"{score} is the best there is; {hint}", test_rows="N")
         check_losses(losses, sizes, counted, self.names)
 
 
 def check_sizes(sizes: Array) -> None:
     """Raise ValueError for sizes that are negative, not finite or not strictly increasing."""
-    usable = np.isfinite(sizes) & (sizes >= 0)
+    usable = np.isfinite(sizes) & (np.diff(sizes, prepend=-1.0) > 0) & (sizes >= 0)
     if not usable.all():
-        raise ValueError(f"sizes holds {sizes[~usable][0]:g}; expected numbers from 0 up")
-    falls = np.flatnonzero(np.diff(sizes) <= 0)
-    if len(falls):
-        size, after = sizes[falls[0] :][:2]
-        raise ValueError(f"sizes must increase strictly, but {size:g} is followed by {after:g}")
+        wrong = sizes[~usable][0]
+        raise ValueError(f"sizes must increase strictly from 0 up, in numbers; {wrong:g} does not")
 
 
 def check_losses(
@@ -339,7 +329,5 @@ def check_losses(
     if len(places):
         row, column = places[0]
         who, loss = f"curve {row}" if names is None else shown(names[row]), losses[row, column]
-        text = (
-            f"the loss of {who} at size {sizes[column]:g} is {loss:g}; expected a positive number"
-        )
-        raise TableError(text + (_ZERO if loss == 0 else ""))
+        text = f"the loss of {who} at size {sizes[column]:g} is {loss:g}"
+        raise TableError(f"{text}; expected a positive number{_ZERO if loss == 0 else ''}")

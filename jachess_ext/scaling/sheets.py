@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, TypeAlias, cast
 
 import numpy as np
 
-from .._io import parse_json, require
+from .._io import parse_json, read_text, require
 from .predictive import Array
 from .runs import TableError, shown
 
@@ -41,10 +41,7 @@ _SHARE = re.compile(r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)\s*(?P<sign>%?)"
 _WITH_COMMA = re.compile(r"-?\d+,\d+ ?%?")
 _DECIMAL = "; if its comma is a decimal one, say so"
 _PER_CENT = re.compile(r"per[ _-]?cent|pct|%", re.IGNORECASE)
-_SPREAD = (
-    "; ± may be a standard error, a deviation over seeds or an interval: keep the value alone, or "
-    "a row for each run and a column seed"
-)
+_SPREAD = "; ± may be a standard error, a deviation or an interval: keep the value alone"
 _SPACES = str.maketrans("\u00a0\u2009\u202f", "   ")
 _COMMA_FOR_POINT, _DECIMAL_COMMA = str.maketrans(",.", ".,"), str.maketrans(",", ".")
 
@@ -78,10 +75,8 @@ def parse_size(value: object) -> float:
                 # A size is a whole number, so the comma of "1,000" groups digits.  The point of
                 # "1.000" may do so too, or be of a 1 printed as a float; two points can only group.
                 if mark == "." and number.count(".") == 1:
-                    raise DoubtfulSize(
-                        f"{shown(value.strip())} may mean {number.split('.')[0]} or {whole}; "
-                        "write it without a point"
-                    )
+                    text = f"{shown(value.strip())} may mean {number.split('.')[0]} or {whole}"
+                    raise DoubtfulSize(f"{text}; write it without a point")
                 number = whole
             with suppress(ValueError):  # 0,125
                 size = float(number) * _UNITS[match["unit"].lower()]
@@ -101,17 +96,17 @@ class Questions:
     Reading goes on as if every question were answered so, and all are asked at once at the end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ignore: Sequence[str]) -> None:
         self.texts: list[str] = []
         self.options: dict[str, Any] = {}
-        self.ignored: list[str] = []
+        self.ignored = [*ignore]  # so far
 
     def add(self, text: str, **options: Any) -> None:
         """Take a question; the first answer counts, and of `ignore` all add up."""
         self.texts.append(text)
-        self.ignored += options.get("ignore", ())
         self.options = options | self.options
-        if self.ignored:
+        if "ignore" in options:
+            self.ignored += options["ignore"]
             self.options["ignore"] = list(dict.fromkeys(self.ignored))
 
 
@@ -138,9 +133,8 @@ class Sheet:
     def keep(self, mask: Sequence[bool]) -> Sheet:
         """Return the columns where the mask holds."""
         labels, headers = list(compress(self.labels, mask)), list(compress(self.headers, mask))
-        return replace(
-            self, labels=labels, headers=headers, columns=list(compress(self.columns, mask))
-        )
+        columns = list(compress(self.columns, mask))
+        return replace(self, labels=labels, headers=headers, columns=columns)
 
     def rows(self, mask: Sequence[bool]) -> Sheet:
         """Return the rows where the mask holds."""
@@ -175,9 +169,8 @@ class Sheet:
         if self.full is None or share is None:
             part = self.count(value)  # raises where it is no number at all, such as another name
         if self.full is not None and (share is None or part > 1):
-            raise DoubtfulSize(
-                f"{shown(value)} is no share of the data, from 0 to 1 or in per cent"
-            )
+            text = f"{shown(value)} is no share of the data"
+            raise DoubtfulSize(f"{text}, from 0 to 1 or in per cent")
         return part * (self.full or 1)
 
     def sized(self, place: int, doubtful: bool = True) -> bool:
@@ -242,11 +235,9 @@ class Sheet:
                 thousand = re.fullmatch(r"[1-9]\d{0,2},\d{3}", text)
                 comma = not (self.comma or thousand) and _WITH_COMMA.fullmatch(text)
                 hint = _SPREAD if "±" in str(cell) or "+/-" in str(cell) else ""
-                raise TableError(
-                    f"{shown(cell)} in column {shown(self.labels[place])} of {shown(name)} is no "
-                    f"number{_DECIMAL if comma else hint}",
-                    **({"decimal": ","} if comma else {}),
-                ) from None
+                where = f"{shown(cell)} in column {shown(self.labels[place])} of {shown(name)}"
+                hint, answer = (_DECIMAL, {"decimal": ","}) if comma else (hint, {})
+                raise TableError(f"{where} is no number{hint}", **answer) from None
         return np.array(values)
 
     def per_cent(self, places: Sequence[int]) -> bool:
@@ -314,10 +305,7 @@ def _from_file(path: Path, comma: bool, number: int | None, questions: Questions
     if path.suffix.lower() in (".xlsx", ".xlsm", ".xls", ".ods"):
         tables = _of_workbook(path)
     else:
-        try:
-            text = path.read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise TableError(f"{path} cannot be read as text ({error})") from None
+        text = read_text(path)
         if not text.strip(' ,;\t\r\n"'):
             raise TableError(f"{path} is empty; expected a header and one line a model")
         is_json = re.match(r"\s*(\{|\[\s*[\[{])", text) and path.suffix not in (".md", ".csv")

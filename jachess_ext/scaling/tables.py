@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -12,7 +13,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from .._io import require
 from .predictive import Array, Index
 from .runs import (
     LossTable,
@@ -129,8 +129,8 @@ def read_table(
             not understood, too few models, a model (in a long table a size of it) twice, a cell
             that is no number, a line cut short, values out of the metric's range, or losses that
             rise with size where no metric is told; its `options` are the arguments that help.
-        DataError: JSON that cannot be read.
-        MissingExtra: a table with seeds, or JSON or a workbook, and pandas is not installed.
+        DataError: a file that cannot be read as text, or as JSON.
+        MissingExtra: JSON or a workbook, and pandas is not installed.
 
     Example:
         >>> import pandas as pd
@@ -152,7 +152,7 @@ def read_table(
         return source
     if decimal not in (".", ","):
         raise TableError(f"decimal is {shown(decimal)}; expected '.' or ','")
-    questions = Questions()
+    questions = Questions(ignore)
     try:
         cells = replace(read_sheet(source, decimal == ",", sheet, questions), full=full)
         reader = _Reader(cells, questions, ignore)
@@ -164,8 +164,6 @@ def read_table(
             questions.options.clear()
             del questions.texts[:-2]
     if questions.texts:
-        if "ignore" in questions.options:
-            questions.options["ignore"] = [*ignore, *questions.options["ignore"]]
         raise TableError("; ".join(questions.texts), **questions.options)
     return table
 
@@ -328,9 +326,8 @@ class _Reader:
         matches = names if metric is None else alike(metric, names)
         if metric is not None and not matches:
             column = f"its column {shown(self.sheet.labels[place])} holds {listed(names)}"
-            raise TableError(
-                f"{self.sheet.what} has no rows of the metric {shown(metric)}; {column}"
-            )
+            text = f"{self.sheet.what} has no rows of the metric {shown(metric)}"
+            raise TableError(f"{text}; {column}")
         if len(matches) > 1:
             text = f"{self.sheet.what} holds several metrics, {listed(matches)}; say which"
             self.questions.add(text, metric=matches[0])
@@ -379,11 +376,9 @@ class _Reader:
         numeric = 0 in sizes or sheet.numeric(0)
         if sized or numeric or _key(label) in _NO_NAMES:
             why = "numbers" if numeric else "sizes" if sized else "something else"
-            text = (
-                f"no column of {sheet.what} names the models, and its first, {shown(label)}, holds"
-            )
+            text = f"no column of {sheet.what} names the models, and its first, {shown(label)},"
             answer = {"model": label} if label and sized and not numeric else {}
-            raise TableError(f"{text} {why}; expected one called name or model", **answer)
+            raise TableError(f"{text} holds {why}; expected one called name or model", **answer)
         return 0
 
     def _others(self, used: Collection[Place], model_at: Place, numbers: bool) -> None:
@@ -422,12 +417,9 @@ class _Reader:
                 self.questions.add(f"{text}; say of which the rows count", **{label: usable[0]})
                 self.sheet = self.sheet.rows([text == usable[0] for text in texts])
         if left:
-            text = f"the columns {listed(left)} of {what} hold numbers and are no sizes that can be"
-            if len(left) == 1:
-                held = "" if re.match(r"\W*\d", left[0]) else "holds numbers and "
-                text = f"the column {shown(left[0])} of {what} {held}is no size that can be"
+            text = f"{what} has numbers in {listed(left)}, not named by a size that can be read,"
             self.questions.add(
-                f"{text} read, such as 1000, 1k or 1,000; rename or leave out", ignore=left
+                f"{text} such as 1000, 1k or 1,000; rename or leave out", ignore=left
             )
 
     def _of_models(self, place: int) -> list[str]:
@@ -451,13 +443,6 @@ class _Reader:
         count_at = None if count_at == model_at else count_at
         self._others({*sizes, count_at, model_at, *seeds}, model_at, numbers=True)
         names, sheet = self._of_models(model_at), self.sheet
-        columns: dict[float, str] = {}
-        for place, size in sizes.items():
-            label = shown(sheet.labels[place])
-            if size in columns:
-                both = f"the columns {columns[size]} and {label} of {sheet.what} are both"
-                raise TableError(f"{both} of size {size:g}; keep each size once")
-            columns[size] = label
         # A run for every cell, row by row.
         values = np.stack([sheet.numbers(place, names) for place in sizes], -1).ravel()
         models, of_cells = [x for x in names for _ in sizes], np.tile([*sizes.values()], len(names))
@@ -495,15 +480,11 @@ class _Reader:
         """Return the column most like one of sizes, where no name tells, and ask about it."""
         sheet, what, labels = self.sheet, self.sheet.what, self.sheet.labels
         words_of = [len(_SIZE_WORDS & set(_key(label).split("_"))) for label in labels]
-        places = [
-            p for p in range(len(labels)) if p not in others and metric_word(labels[p]) is None
-        ]
+        places = [p for p, label in enumerate(labels) if p not in others and not metric_word(label)]
         # Cells that only may be sizes ("0.25", "1.000") count where the name speaks of a size.
         places = [p for p in places if sheet.sized(p, doubtful=bool(words_of[p]))]
-        text = (
-            f"{what} has no column named by a number of training examples, such as 1000, 1k or "
-            f"1,000, and none that holds them (rows, n, train_samples); it has {listed(labels)}"
-        )
+        text = f"{what} has no column named by a number of training examples, such as 1000 or 1k,"
+        text += f" and none that holds them (rows, n, train_samples); it has {listed(labels)}"
         if not places and len({*labels}) < len(labels):  # as `pivot_table` writes csv
             text += "; several header rows are for pandas.read_csv(…, header=[0, 1], index_col=0)"
         if not places:
@@ -581,10 +562,8 @@ class _Reader:
             self.questions.add(text, metric=labels[places[0]])
         if not places:
             wanted = "" if metric is None else f" for the metric {shown(metric)}"
-            text = (
-                f"{what} has no column named by a size, nor one of values that is known{wanted}, "
-                f"among the numbers {columns or 'of no other column'}; call one value"
-            )
+            text = f"{what} has no column named by a size, nor one of values that is known{wanted},"
+            text += f" among the numbers {columns or 'of no other column'}; call one value"
             if metric is not None or not free:
                 raise TableError(text)
             label = labels[free[0]]
@@ -732,30 +711,28 @@ def _scale(records: Records, metric: str) -> float:
 
 def _pivot(records: Records, places: Index, sizes: Array) -> tuple[Array, Array | None]:
     """Return losses by model and size, [n, m], NaN where missing, and standard errors."""
+    seeds = records.seeds or [""] * len(places)
+    runs = Counter(zip(records.models, records.sizes.tolist(), seeds, strict=True))
+    (name, size, seed), count = runs.most_common(1)[0]
+    if count > 1:
+        text = f"{records.what} has the model {shown(name)} at size {size:g}"
+        text += f" with seed {seed}" if seed else ""
+        text += " twice; expected one row a model and one column a size, or a column 'seed'"
+        raise TableError(f"{text} of repeated runs")
     rows = {name: row for row, name in enumerate(records.names)}
-    index = np.array([rows[name] for name in records.models], dtype=np.intp)
-    seeds = records.seeds or [""] * len(index)
-    runs: set[tuple[int, int, str]] = set()
-    for run in zip(index.tolist(), places.tolist(), seeds, strict=True):
-        if run in runs:
-            seed = f" with seed {run[2]}" if records.seeds else ""
-            model = f"{shown(records.names[run[0]])} at size {sizes[run[1]]:g}{seed}"
-            text = f"{records.what} has the model {model} twice"
-            raise TableError(
-                f"{text}; expected one row a model, or a column 'seed' of repeated runs"
-            )
-        runs.add(run)
-    if records.seeds is None:
-        losses = np.full((len(rows), len(sizes)), np.nan)
-        losses[index, places] = records.values
-        return losses, None
-    frame = require("pandas").DataFrame({"row": index, "place": places, "loss": records.values})
-    means = frame.groupby(["row", "place"])["loss"].agg(["mean", "sem"]).unstack()
-    losses, noise = (
-        means[kind].reindex(index=range(len(rows)), columns=range(len(sizes))).to_numpy()
-        for kind in ("mean", "sem")
-    )
-    return losses, noise
+    shape = len(rows), len(sizes)
+    cells = np.ravel_multi_index(([rows[name] for name in records.models], places), shape)
+    present = ~np.isnan(records.values)
+    cells, values = cells[present], records.values[present]
+
+    def total(values: Array) -> Array:
+        return np.bincount(cells, values, len(rows) * len(sizes)).astype(np.float64)
+
+    with np.errstate(invalid="ignore", divide="ignore"):
+        repeats = total(np.ones_like(values))
+        means = total(values) / repeats
+        errors = np.sqrt(total((values - means[cells]) ** 2) / (repeats - 1) / repeats)
+    return means.reshape(shape), None if records.seeds is None else errors.reshape(shape)
 
 
 def _refuse_rising(what: str, losses: Array, per_cent: bool) -> None:
@@ -767,12 +744,9 @@ def _refuse_rising(what: str, losses: Array, per_cent: bool) -> None:
     which models that overfit rise) are asked about for nothing; of tables with three models and
     four sizes 91 % and 31 %.
     """
-    rise = fall = 0
-    for curve in losses:
-        numbers = curve[np.isfinite(curve)]
-        if len(numbers) > 1:
-            first, last = numbers[0], numbers[-1]
-            rise, fall = rise + (last > first), fall + (last < first)
+    numbers = [curve[np.isfinite(curve)] for curve in losses]
+    steps = [curve[-1] - curve[0] for curve in numbers if len(curve)]
+    rise, fall = sum(step > 0 for step in steps), sum(step < 0 for step in steps)
     if rise and rise >= fall:
         text = f"the numbers of {what} rise with size in {rise} of {rise + fall} models, and losses"
         text += " fall; say what they are: accuracy, f1, matthews, …, or loss if they are losses"

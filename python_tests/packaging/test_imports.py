@@ -56,7 +56,6 @@ def test_derivatives_load_no_more_than_the_engine() -> None:
 
 
 def test_selection_loads_nothing_that_trains() -> None:
-    """All of scaling, not its __init__ alone, whose names are imported at first use."""
     code = """
 import sys, pkgutil, importlib, jachess_ext.scaling as scaling
 for module in pkgutil.iter_modules(scaling.__path__):

@@ -61,7 +61,7 @@ def test_where_nothing_is_known() -> None:
     power = lines(fit(curves.SIZES[:4], NOISY[1:5], "power"))
     assert power["transition"] == "the law has none"
     assert power["residual"] == "unknown, no degree of freedom is left"
-    assert power["intervals"] == "none, no degree of freedom is left"
+    assert power["intervals"] == "unknown, no degree of freedom is left"
     assert "[" not in power["B"]
     straight = curves.noisy(curves.SIZES**-0.3, np.random.default_rng(0), 0.01)
     found = lines(fit(curves.SIZES, straight, "rectified"))

@@ -82,21 +82,23 @@ def test_a_loss_of_weight_0_counts_nowhere(dropped: int) -> None:
         k - (dropped < k): np.delete(e, dropped - k, 1) if dropped >= k else e
         for k, e in errors.items()
     }
-    expected = measure_drift(curves.SIZES[kept], losses[:, kept], np.ones((3, 13)), left_out)
+    expected = measure_drift(
+        curves.SIZES[kept], losses[:, kept], np.ones((3, 13), dtype=bool), left_out
+    )
     for each in errors.values():
         if dropped >= 9:
             each[1, dropped - 14] = 100.0
-    weights = np.where([[True], [False], [True]], 1.0, kept)
-    found = measure_drift(curves.SIZES, np.where(weights > 0, losses, 50.0), weights, errors)
+    counted = np.where([[True], [False], [True]], True, kept)
+    found = measure_drift(curves.SIZES, np.where(counted, losses, 50.0), counted, errors)
     for name in ("last", "span", "rate"):
         assert getattr(found, name)[1] == pytest.approx(getattr(expected, name)[1])
         assert np.isfinite(getattr(found, name)).all()
 
 
 def test_of_a_backtest_that_saw_nothing_the_slope_stands_in() -> None:
-    losses, weights = bending(0), np.ones((3, 14))
-    weights[1, 12:] = 0
-    found = measure_drift(curves.SIZES, losses, weights, {12: np.full((3, 2), 0.4)})
+    losses, counted = bending(0), np.ones((3, 14), dtype=bool)
+    counted[1, 12:] = False
+    found = measure_drift(curves.SIZES, losses, counted, {12: np.full((3, 2), 0.4)})
     slope = abs(np.polyfit(np.log(curves.SIZES[9:12]), np.log(losses[1, 9:12]), 1)[0])
     assert found.rate[1] == pytest.approx(0.85 * slope)
 
@@ -112,5 +114,5 @@ def test_a_named_law_is_taken_as_exact() -> None:
 def test_a_backtest_that_went_to_infinity_counts() -> None:
     losses = bending(0)
     errors = {7: np.zeros((3, 7)), 8: np.array([[0.1] * 6, [np.inf] * 6, [np.nan] * 6])}
-    rate = measure_drift(curves.SIZES, losses, np.ones_like(losses), errors).rate
+    rate = measure_drift(curves.SIZES, losses, losses > 0, errors).rate
     assert np.isfinite(rate[[0, 2]]).all() and rate[1] == np.inf

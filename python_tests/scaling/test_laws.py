@@ -12,9 +12,7 @@ from jachess_ext import ntk_loss
 from jachess_ext.scaling.laws import (
     FreeLens,
     Law,
-    MeasuredKernel,
     MeasuredLens,
-    Points,
     Power,
     Rectified,
 )
@@ -26,12 +24,12 @@ def measured() -> MeasuredLens:
     half = torch.randn(6, 6, dtype=torch.float64, generator=generator)
     residual = torch.randn(6, dtype=torch.float64, generator=generator) * 3
     times = curves.WITH_ZERO / 1000
-    return MeasuredLens(MeasuredKernel(curves.WITH_ZERO, half @ half.T, residual, times, 0.05))
+    return MeasuredLens(curves.WITH_ZERO, half @ half.T, residual, times, 0.05)
 
 
-def points(law: Law, rows: int) -> Points:
+def points(law: Law, rows: int) -> np.ndarray:
     sizes = curves.WITH_ZERO if law.reads_zero else np.append(100.0, curves.SIZES)
-    return Points(np.tile(sizes, (rows, 1)))
+    return np.tile(sizes, (rows, 1))
 
 
 LAWS = [Rectified(), FreeLens(), Power(), measured()]
@@ -65,7 +63,7 @@ def test_gradient_against_central_differences(law: Law, seed: int) -> None:
 @pytest.mark.parametrize("law", [Rectified(), FreeLens()], ids=["rectified", "lensllm"])
 def test_rectified_value_with_zero(law: Law) -> None:
     u = np.array([[np.log(30.0), np.log(7.0), np.log(0.4), 0.6]])
-    value, _ = law.log_loss(u, Points(curves.WITH_ZERO[None]))
+    value, _ = law.log_loss(u, curves.WITH_ZERO[None])
     np.testing.assert_allclose(
         np.exp(value[0]), curves.rectified(curves.WITH_ZERO, 30.0, 7.0, 0.4, 0.6), rtol=1e-13
     )
@@ -74,7 +72,7 @@ def test_rectified_value_with_zero(law: Law) -> None:
 
 def test_power_values() -> None:
     u = np.array([[np.log(5.0), np.log(0.3), 0.7, np.log(0.8)]])
-    value, _ = Power().log_loss(u, Points(curves.SIZES[None]))
+    value, _ = Power().log_loss(u, curves.SIZES[None])
     np.testing.assert_allclose(np.exp(value[0]), curves.power(curves.SIZES, 5.0, 0.3, 0.7, 0.8))
 
 
@@ -83,9 +81,9 @@ def test_measured_value_against_ntk_loss() -> None:
     half = torch.randn(5, 5, dtype=torch.float64, generator=generator)
     theta, residual = half @ half.T, torch.ones(5, dtype=torch.float64)
     sizes, times = np.array([100.0, 200.0, 400.0]), np.array([3.0, 5.0, 9.0])
-    law = MeasuredLens(MeasuredKernel(sizes, theta, residual, times, 0.01))
+    law = MeasuredLens(sizes, theta, residual, times, 0.01)
     u = np.array([[np.log(8.0), np.log(1.7), np.log(0.5), 0.3]])
-    value, _ = law.log_loss(u, Points(sizes[None]))
+    value, _ = law.log_loss(u, sizes[None])
     f = ntk_loss(theta, residual, torch.tensor(1.7 * times), 0.01).numpy()
     np.testing.assert_allclose(np.exp(value[0]), 8.0 / (f + sizes**0.5) + 0.3, rtol=1e-12)
 
@@ -103,7 +101,7 @@ def test_power_without_a_floor_has_one_alpha(beta: float, alpha: float, expected
     u = np.array([[np.log(5.0), np.log(beta), 0.0, np.log(alpha)]])
     moved = law.settle(u, low, high)
     assert np.exp(moved[0, 3]) == pytest.approx(expected)
-    where = Points(curves.SIZES[None])
+    where = curves.SIZES[None]
     np.testing.assert_allclose(law.log_loss(moved, where)[0], law.log_loss(u, where)[0])
     low[0, 3] = high[0, 3] = u[0, 3]
     np.testing.assert_array_equal(law.settle(u, low, high), u)
@@ -114,9 +112,16 @@ def test_power_without_a_floor_has_one_alpha(beta: float, alpha: float, expected
 
 def test_recorded_times_are_met_and_continued() -> None:
     sizes, times = np.array([0.0, 100.0, 400.0]), np.array([0.0, 2.0, 32.0])
-    kernel = MeasuredKernel(sizes, torch.eye(2, dtype=torch.float64), torch.ones(2), times, 0.1)
+    law = MeasuredLens(sizes, torch.eye(2, dtype=torch.float64), torch.ones(2), times, 0.1)
     for size, expected in ((0.0, 0.0), (100.0, 2.0), (400.0, 32.0), (200.0, 8.0), (800.0, 128.0)):
-        assert kernel.time(size) == pytest.approx(expected)
+        assert law.time(size) == pytest.approx(expected)
+
+
+def test_one_recorded_time_is_continued_in_proportion() -> None:
+    law = MeasuredLens(
+        np.array([0.0, 100.0]), torch.eye(2), torch.ones(2), np.array([0.0, 3.0]), 0.1
+    )
+    assert [law.time(size) for size in (100.0, 50.0, 400.0)] == pytest.approx([3.0, 1.5, 12.0])
 
 
 def test_transition_balances_the_denominator() -> None:
@@ -136,7 +141,7 @@ def test_measured_transition_gradient() -> None:
     law = measured()
     u = np.array([[np.log(40.0), 0.3, np.log(0.4), 0.2]])
     value, gradient = law.log_transition(u)
-    kernel = law.kernel.loss(float(np.exp(value[0])), u[:, 1])[0][0]
+    kernel = law.kernel_loss(float(np.exp(value[0])), u[:, 1])[0][0]
     assert np.log(kernel) == pytest.approx(0.4 * value[0], abs=1e-9)
     step = 1e-2
     for k in range(u.shape[1]):
@@ -154,6 +159,6 @@ def test_candidates_are_finite_and_one_is_near(law: Law) -> None:
     found = law.candidates(where, log_losses, np.ones_like(log_losses))
     assert np.isfinite(found).all()
     rows = np.zeros(found.shape[1], dtype=int)
-    values, _ = law.log_loss(found[0], where.rows(rows), False)
+    values, _ = law.log_loss(found[0], where[rows], False)
     away = np.sqrt(((values - log_losses) ** 2).mean(-1)).min()
     assert away < 0.5 * log_losses.std()

@@ -80,6 +80,12 @@ def test_an_accuracy_that_is_no_number_is_told(wrong: Any, place: str, tmp_path:
         read_table(path, metric="eval_accuracy")
 
 
+def test_a_truth_value_is_no_measurement(tmp_path: Path) -> None:
+    folder = write_trainer(tmp_path, [("a", 100, [True]), ("b", 100, [0.5])])
+    with pytest.raises(TableError, match="'a-n=100' has a 'eval_accuracy' of nan"):
+        read_runs(folder, "eval_accuracy", **SPLIT)
+
+
 def test_every_source(tmp_path: Path) -> None:
     check(read_runs(write_trainer(tmp_path, curves_of()), **SPLIT))
     check(read_table(write_long(tmp_path, curves_of())), ("small", "large"))

@@ -409,7 +409,7 @@ def test_an_interval_without_an_upper_end() -> None:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"sizes": (16, 64, 32)}, "sizes must increase strictly, but 64 is followed by 32"),
+    ({"sizes": (16, 64, 32)}, "sizes must increase strictly from 0 up, in numbers; 32 does not"),
     ({"sizes": (16, 16, 32)}, "sizes must increase strictly"),
     ({"sizes": (0, 16, 32)}, "expected numbers of rows from 1 up"),
     ({"sizes": ()}, "expected numbers of rows from 1 up"),

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from scipy.stats import t as student
 
+from jachess_ext._io import DataError
 from jachess_ext.scaling import LossTable, TableError, read_table, select, selection
 from jachess_ext.scaling.blend import Outlook
 from jachess_ext.scaling.predictive import Student
@@ -244,10 +245,10 @@ CALLS = [
     ({"method": "magic"}, "unknown method 'magic'"),
     ({"budget": -1}, "budget is -1"),
     ({"target": 51200}, "is not above the budget"),
-    ({"budget": 2e6, "target": 3e6}, "above the data"),
-    ({"budget": 100}, "below the smallest subset"),
+    ({"budget": 2e6, "target": 3e6}, "outside the table's sizes, "),
+    ({"budget": 100}, "budget 100 is outside"),
     ({"target": None}, "target is missing"),
-    ({"budget": 100, "method": "lensllm"}, "below the smallest subset"),
+    ({"budget": 100, "method": "lensllm"}, "budget 100 is outside"),
     ({"budget": 200, "method": "lensllm"}, "lensllm needs 3 sizes .* and model-0 has 1"),
     ({"budget": 400, "method": "blend"}, "blend needs 3 sizes"),
     ({"budget": 200, "method": "ats"}, "needs 2 sizes"),
@@ -270,7 +271,10 @@ FRAMES = [
         lambda f: f.drop(columns=[c for c in f.columns if isinstance(c, int)]),
         "no column named by a size",
     ),
-    (lambda f: pd.concat([f, f[[400]]], axis=1), "'400' and '400' of the table are both of size"),
+    (
+        lambda f: pd.concat([f, f[[400]]], axis=1),
+        "at size 400 twice; expected one row a model and one column a size",
+    ),
     (lambda f: pd.concat([f, f.iloc[:1]]), "'model-0' at size 0 twice"),
     (lambda f: f.iloc[:1], "has 1 models"),
     (lambda f: f.assign(**{"size": 0.0}), "of 'model-0' is 0; expected a positive"),
@@ -301,7 +305,7 @@ FILES = [
     ("", "is empty"),
     ("name,200,400\na,1,2\nb,1\n", "line 3 .* has 2 cells"),
     ("name,200,400\na,1,2\nb,1,x\n", "'x' in column '400' of 'b'"),
-    ("name,200,200\na,1,2\nb,1,1\n", "'200' and '200' .* are both of size 200"),
+    ("name,200,200\na,1,2\nb,1,1\n", "'a' at size 200 twice"),
     ("name,200,400\n", "0 models"),
 ]
 
@@ -315,8 +319,11 @@ def test_bad_files(content: str, words: str, tmp_path: Path) -> None:
 
 
 def test_no_file_and_no_table(tmp_path: Path) -> None:
-    with pytest.raises(TableError, match="cannot be read"):
+    with pytest.raises(DataError, match=r"none\.csv cannot be read: No such file"):
         read_table(tmp_path / "none.csv")
+    (tmp_path / "latin.csv").write_bytes("n\xe4me,100\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"latin\.csv is not UTF-8 text"):
+        read_table(tmp_path / "latin.csv")
     with pytest.raises(TableError, match="the table is list"):
         read_table([1, 2])
 

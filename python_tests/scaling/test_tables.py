@@ -196,7 +196,7 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     (
         "name,100,1k,1..6\na,2,1.5,1\nb,3,2.5,2\n",
         {},
-        r"column '1\.\.6' .* is no size that can be read",
+        r"numbers in '1\.\.6', not named by a size that can be read",
     ),
     ("name,100 %,50 %\na,2,3\nb,3,4\n", {}, "'100 %' is a share of the data: say of how many"),
     (
@@ -204,13 +204,17 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
         {},
         "'100 %' is a share of the data: say of how many",
     ),
-    ("name,100,k\na,2,3\nb,3,4\n", {}, "column 'k' .* holds numbers and is no size"),
+    ("name,100,k\na,2,3\nb,3,4\n", {}, "numbers in 'k', not named by a size"),
     (
         "name,100,1k,lr\na,2,1.5,1\nb,3,2.5,2\n",
         {},
-        r"column 'lr' .* holds numbers.*ignore=\['lr'\]",
+        r"numbers in 'lr', not named by a size.*ignore=\['lr'\]",
     ),
-    ("name,1k,1000\na,2,1.5\nb,3,2.5\n", {}, "'1k' and '1000' .* are both of size 1000"),
+    (
+        "name,1k,1000\na,2,1.5\nb,3,2.5\n",
+        {},
+        "'a' at size 1000 twice; expected one row a model and one column a size",
+    ),
     ("name,1.000,2.000\na,2,1.5\nb,3,2.5\n", {}, "in the header .* '1.000' may mean 1 or 1000"),
     (
         "name,size,parameters,100\na,1,1,2\nb,1,1,3\n",
@@ -229,7 +233,7 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     (
         "name,100,1k\na,2,1.5\na,3,2.5\nb,3,2.5\n",
         {},
-        "'a' at size 100 twice; expected one row a model, or a column 'seed'",
+        "'a' at size 100 twice; expected one row a model and one column a size, or a column 'seed'",
     ),
     ("name,seed,100\na,1,2\na,1,3\nb,1,3\n", {}, "'a' at size 100 with seed 1 twice"),
     ("name,100,1k\na,2,1_0\nb,3,2.5\n", {}, "'1_0' in column '1k' of 'a' is no number"),
@@ -272,12 +276,20 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     ("name,100,1k\na,2,1\nb,4,3\n", {"size": "rows"}, "has no column 'rows'"),
     ("name,metric,100\na,f1,.5\nb,acc,.6\n", {}, "holds several metrics, 'f1', 'acc'; say which"),
     ("model,rows,lr\na,1,2\nb,1,3\n", {}, "nor one of values that is known"),
-    ("model,rows,loss,lr\na,1,2,.1\nb,1,3,.1\n", {}, "column 'lr' .* holds numbers"),
+    ("model,rows,loss,lr\na,1,2,.1\nb,1,3,.1\n", {}, "numbers in 'lr', not named by a size"),
     # read as something else once: names of runs, sizes of models, spreads, sizes that are words
     ("name,model,rows,loss\nr1,a,1,2\nr2,b,1,3\n", {}, "'name', 'model', any of which may be"),
     ("model,size,tokens,loss\na,1B,300M,2\nb,1B,300M,3\n", {}, "'size', 'tokens', any of which"),
-    ("model,rows,data,loss\na,1k,300M,2\nb,1k,300M,3\n", {}, "column 'data' .* holds numbers"),
-    ("model,rows,part,loss\na,1k,25%,2\nb,1k,50%,3\n", {}, "column 'part' .* holds numbers"),
+    (
+        "model,rows,data,loss\na,1k,300M,2\nb,1k,300M,3\n",
+        {},
+        "numbers in 'data', not named by a size",
+    ),
+    (
+        "model,rows,part,loss\na,1k,25%,2\nb,1k,50%,3\n",
+        {},
+        "numbers in 'part', not named by a size",
+    ),
     ("name,100\na,84.1±0.3\nb,80 +/- 1\n", {}, "84.1±0.3' .* ± may be a standard error, a dev"),
     (
         "model,size,tokens,loss\na,1B,100,2\na,1B,1k,1.5\na,1B,10K tokens,1\nb,2B,100,3\n"
@@ -384,11 +396,11 @@ def test_frames(frame: pd.DataFrame) -> None:
 def test_frames_that_are_refused() -> None:
     with pytest.raises(TableError, match=r"column '100' twice .pandas calls the second '100.1'"):
         read_table(FRAME.assign(**{"100.1": 1.0}).rename(columns=str))
-    with pytest.raises(TableError, match="column 'year' of the table holds numbers"):
+    with pytest.raises(TableError, match="the table has numbers in 'year', not named by a size"):
         read_table(FRAME.assign(year=2024))
     with pytest.raises(TableError, match="no column of the table names the models, and its first"):
         read_table(FRAME.reset_index(drop=True))
-    with pytest.raises(TableError, match="column '-5' of the table is no size"):
+    with pytest.raises(TableError, match="the table has numbers in '-5', not named by a size"):
         read_table(FRAME.assign(**{"-5": 1.0}))
 
 
@@ -416,7 +428,7 @@ def test_a_folder_is_for_read_runs(tmp_path: Path) -> None:
         read_table(tmp_path)
 
 
-def test_a_wide_file_is_read_without_pandas(tmp_path: Path) -> None:
+def test_a_csv_file_is_read_without_pandas(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("name,100,1k\na,2,1\nb,3,2\n")
     program = (
@@ -427,13 +439,28 @@ def test_a_wide_file_is_read_without_pandas(tmp_path: Path) -> None:
     result = processes.run([sys.executable, "-c", program, path], check=True)
     assert result.stdout.strip() == "[[2.0, 1.0], [3.0, 2.0]]"
     path.write_text("name,seed,100\na,0,2\na,1,1\nb,0,2\n")
-    result = processes.run([sys.executable, "-c", program, path])
-    assert "MissingExtra: pandas is needed for this and not installed" in result.stderr
+    result = processes.run([sys.executable, "-c", program, path], check=True)
+    assert result.stdout.strip() == "[[1.5], [2.0]]"
 
 
 def test_losses_of_a_table_made_by_hand_are_shown_as_they_are() -> None:
     table = LossTable(("a",), np.array([1.0]), np.array([[2.0]]), None)
     assert table.shown(2.0) == 2.0 and table.label == "loss" and table.noise is None
+
+
+@pytest.mark.parametrize("count", [0.0, -1.0, math.nan, math.inf])
+def test_numbers_of_parameters_are_positive(count: float) -> None:
+    table = LossTable(("a", "b"), np.array([1.0]), np.ones((2, 1)), np.array([1e6, count]))
+    with pytest.raises(TableError, match=f"number of parameters of 'b' is {count:g}; expected a"):
+        table.known_parameters()
+
+
+def test_two_numbers_of_parameters_of_one_model_are_refused() -> None:
+    frame = pd.DataFrame(
+        {"model": ["a", "a", "b", "b"], "params": ["1M", "2M", "3M", "3M"], "rows": [10, 20] * 2}
+    )
+    with pytest.raises(TableError, match="the table has two numbers of parameters of 'a'"):
+        read_table(frame.assign(loss=[2.0, 1.0, 3.0, 2.0]))
 
 
 KNOWN = {"tiny": [2.25, 1.5, 1.125], "base-v2": [2.5, 1.375, 0.875], "a|b": [3.0, 2.75, 2.0]}

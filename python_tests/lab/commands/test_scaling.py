@@ -89,7 +89,7 @@ def test_select_json_with_other_methods(path: Path, tmp_path: Path) -> None:
 
 BAD = [
     (["select", "{}", "--target", "3276800", "--budget", "9999999"], "is not above the budget"),
-    (["select", "{}", "--target", "99999999", "--budget", "9999999"], "above the data"),
+    (["select", "{}", "--target", "99999999", "--budget", "9999999"], "outside the table's sizes"),
     (["select", "{}", "--target", "100"], "no size below the target"),
     (["select", "{}.none", "--target", "100"], "cannot be read"),
     (["select", "{}", "--target", "3276800", "--reference", "x"], "'x' is not in the table"),
