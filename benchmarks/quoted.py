@@ -531,7 +531,8 @@ def works_with() -> str:
     """Return the matrix of `benchmarks.models settings`: model × setting."""
     frame = pd.read_csv(RESULTS / "works_with.csv")
     names = [frame[column].unique() for column in ("model", "setting")]
-    wide = frame.pivot(index="model", columns="setting", values="result").loc[names[0], names[1]]
+    wide = frame.pivot(index="model", columns="setting", values="result").fillna("")
+    wide = wide.loc[names[0], names[1]]
     return table(["", *wide.columns], [[name, *cells] for name, *cells in wide.itertuples()])
 
 
