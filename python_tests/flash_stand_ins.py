@@ -42,7 +42,7 @@ def formula(
                 scores = softcap * torch.tanh(scores / softcap) if softcap else scores
                 weights = (scores - scores.max()).exp()
                 out.append((weights / weights.sum()) @ v[b, near, h // group])
-    return torch.stack(out).reshape(q.shape)
+    return torch.stack(out).reshape(q.shape) if out else q * 0
 
 
 def formula_of_sequences(

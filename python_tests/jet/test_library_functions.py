@@ -111,8 +111,8 @@ def test_constant_keys_and_other_strides() -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_flash_attn_varlen_func(name: str) -> None:
-    starts = torch.tensor([0, 2, 6, 7], dtype=torch.int32)
-    key_starts = torch.tensor([0, 4, 8, 8], dtype=torch.int32)  # the last sequence has no key
+    starts = torch.tensor([0, 2, 2, 6, 7], dtype=torch.int32)  # the second has no query,
+    key_starts = torch.tensor([0, 3, 4, 8, 8], dtype=torch.int32)  # the last no key
     settings = SETTINGS[name]
     check(
         lambda *x: flash_attn_varlen_func(*x, starts, key_starts, 4, 4, **settings),

@@ -521,6 +521,9 @@ def _saved(ctx: Any, x: Tensor) -> Tensor:
     [
         (_number, r"reads a number out of a jet \(item\)"),
         (lambda ctx, x: torch.from_numpy(x.numpy()), r"reads a number out of a jet \(numpy\)"),
+        (lambda ctx, x: torch.tensor([[x[0, 0]]]), r"reads a number out of a jet \(tensor\)"),
+        (lambda ctx, x: x.new_tensor([x.sum()]), r"reads a number out of a jet \(new_tensor\)"),
+        (lambda ctx, x: torch.asarray(obj=[*x[0]]), r"reads a number out of a jet \(asarray\)"),
         (_inference, "changes the inference mode"),
         (_own_graph, "no jet rule for"),
         (_saved, "saved_tensors"),
