@@ -78,7 +78,9 @@ def forward_code(*functions: AutogradFunction) -> Iterator[None]:
     ``ctx.needs_input_grad``: on a jet these may differ from what ``apply`` would show it.
 
     With ``jvp(differentiable=False)`` the value and its gradient are those of ``apply``, and the
-    tangent alone is of the code.  It is a decorator, too.  Plain tensors reach the Functions as ever.
+    tangent alone is of the code.
+
+    It is a decorator, too.  Plain tensors reach the Functions as ever.
 
     Args:
         functions: subclasses of `torch.autograd.Function`.
@@ -179,14 +181,14 @@ def _by_jvp(function: AutogradFunction, args: Args, kwargs: Named) -> object:
     inputs = [arg.primal if isinstance(arg, JetTensor) else arg for arg in args]
     outputs, context, constants = _with_context(function, inputs, kwargs)
     values: Args = outputs if isinstance(outputs, tuple) else (outputs,)
-    tangents = []
+    tangents, attributes = [], {**vars(context)}
     for direction in range(1, 1 + layout.directions):
+        vars(context).update(attributes)  # torch calls a jvp once, which may delete what it used
         along = function.jvp(context, *[_tangent(arg, direction) for arg in args])
         tangents.append(along if isinstance(along, tuple) else (along,))
-    parts = zip(values, *tangents, strict=True)
     results = tuple(
         value if id(value) in constants else _joined(function, value, along, jets)
-        for value, *along in parts
+        for value, *along in zip(values, *tangents, strict=True)
     )
     return results if isinstance(outputs, tuple) else results[0]
 
