@@ -344,6 +344,26 @@ def gpu(name: str, *parts: tuple[str, str, str], places: int = 1) -> str:
     return f"{text} ({measured[-1]['device']}, {commit})"
 
 
+def on_a_gpu() -> str:
+    """Return what has been measured on a GPU: docs/derivatives.md."""
+    long = "{} times as long"
+    return table(
+        ["on a GPU", "measured"],
+        [
+            ["`jx.jvp` through attention, against torch's math backend",
+             gpu("peers", ("{} times faster", "jx.jvp, forward", "math backend, forward"))],
+            ["a MeanFlow step, against a plain one", gpu("meanflow", (long, "no graph", "plain"))],
+            ["a training step with JacHess, against a plain one",
+             gpu("step_vs_plain", (long, *_STEP))],
+            ["the same in train mode", gpu("train_mode", (long, "train mode step", "plain step"))],
+            ["memory of attention's 2-jet, 4,096 tokens, four heads of 64",
+             gpu("memory", ("{} of one matrix of scores", "attention", "one T x T matrix"))],
+            ["a second backward through attention, against math attention",
+             gpu("unmodified", (long, "twice_differentiable", "math attention"), places=2)],
+        ],
+    )  # fmt: skip
+
+
 def second_backward() -> str:
     """Return second backwards over those through math attention: docs/tutorials."""
     ways = ("twice_differentiable", "gradient_loss", "gradient_loss, compiled")
@@ -568,6 +588,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "meanflow": meanflow,
     "meanflow-dit": meanflow_dit,
     "nested": nested,
+    "on-a-gpu": on_a_gpu,
     "second-backward": second_backward,
     "steps": steps,
     "sweep": sweep,
