@@ -340,14 +340,17 @@ class DiT(nn.Module):
         return self.leave(F.layer_norm(h, h.shape[-1:]))
 
 
-def training_step(program: str, place: dict[str, Any], quick: bool = False) -> Step:
+def training_step(
+    program: str, place: dict[str, Any], quick: bool = False, width: int = 384, depth: int = 6
+) -> Step:
     """Return forward, loss and backward.
 
     Args:
         program: "plain" (flow matching), or how MeanFlow's derivative is taken.
+        width, depth: of the DiT, where it is not ``quick``.
     """
     torch.manual_seed(0)
-    batch, tokens, width, depth = (2, 16, 64, 1) if quick else (2, 256, 384, 6)
+    batch, tokens, width, depth = (2, 16, 64, 1) if quick else (2, 256, width, depth)
     attend = partial(written_out if program == "torch.func" else fused, causal=False)
     model = DiT(width, depth, 16, attend).to(**place)
     noise, data = torch.randn(2, batch, tokens, 16, **place)

@@ -67,6 +67,7 @@ SHAPES = {
     "opt12-T128": Shape("opt", 12, 768, 12, 3072, 4, 128),
     "opt24-T128": Shape("opt", 24, 2048, 32, 8192, 8, 128),
     **{f"attention-T{t}": Shape("attention", 1, 512, 8, 0, 1, t) for t in (128, 1024, 2048)},
+    "dit4-T256": Shape("dit", 4, 192, 3, 768, 2, 256),
     "dit6-T256": Shape("dit", 6, 384, 6, 1536, 2, 256),
 }
 

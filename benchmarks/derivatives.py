@@ -323,7 +323,8 @@ def meanflow(shape: Shape, options: Options) -> Steps:
     """Return MeanFlow's steps and a flow-matching step of the same model."""
     place = {"device": options.device, "dtype": options.dtype}
     programs = ("no graph", "kept graph", "torch.func", "central differences", "plain")
-    return {name: training_step(name, place, shape.family != "dit") for name in programs}
+    size = (shape.family != "dit", shape.width, shape.layers)
+    return {name: training_step(name, place, *size) for name in programs}
 
 
 def compiled_block(shape: Shape, options: Options) -> Steps:
@@ -473,7 +474,7 @@ PARTS = {
     ),
     "meanflow": Part(
         meanflow,
-        ("dit6-T256",),
+        ("dit4-T256", "dit6-T256"),
         [
             (way, "plain", "")
             for way in ("no graph", "kept graph", "torch.func", "central differences")

@@ -8,7 +8,12 @@ cell tried.  A cell takes ‖J u‖² + ‖J w‖² + ‖D²f[u, w]‖² of the 
 and compares value and gradients with the same model in its plain form (bf16: the float32 one's
 value, to 10 %; LoRA: the merged one's; 4-bit and 8-bit, in training mode: that of the one with
 dequantised weights).  DDP and FSDP2 run in one process, on gloo: whether several agree is tested in
-python_tests/distributed.  compile: one graph (fullgraph), aot_eager.
+python_tests/distributed.  compile: one graph (fullgraph), aot_eager.  second backward: a gradient
+penalty with ``create_graph=True`` within `jx.twice_differentiable`, and by torch's math attention,
+which serves a mask that is trained (T5's bias).  varlen: flash_attention_2 (stand-ins that compute
+the same) of a batch with padding, and sdpa.  Functions: activations in an autograd Function that
+`jx.forward_code` names.  varlen has no cell of T5, whose attention has a bias, and none of ViT,
+whose pictures have no padding.
 
 types (results/model_sweep.csv): every text model type of transformers, tiny, in float64, through
 `jx.jet` at order 2.  J u and D²z[u, w] of the last hidden state against two oracles that know the
@@ -40,6 +45,8 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from queue import Empty
 from typing import Any, NamedTuple
@@ -50,11 +57,15 @@ import torch.distributed as dist
 import transformers as hf
 import tyro
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoModel
+from transformers.activations import ACT2CLS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_MAPPING, MODEL_MAPPING_NAMES
 
 import jachess_ext as jx
+from jachess_ext.jet import twice
+from python_tests import flash_stand_ins
 from python_tests.models import oracles
 from python_tests.models.zoo import randomise
 
@@ -94,8 +105,8 @@ class Last(nn.Module):
         self.takes = "pixel_values" if name == "ViT" else "inputs_embeds"
         self.extra = {"use_cache": False} if name in ("GPT-2", "Llama") else {}
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model(**{self.takes: x}, **self.extra).last_hidden_state
+    def forward(self, x: Tensor, **inputs: Tensor) -> Tensor:
+        return self.model(**{self.takes: x}, **self.extra, **inputs).last_hidden_state
 
     def of(self, model: nn.Module) -> Last:
         """Return the same function of another form of the model."""
@@ -104,10 +115,33 @@ class Last(nn.Module):
         return other
 
 
-def penalty(function: nn.Module, x: Tensor, directions: Tensor) -> Tensor:
+def penalty(function: Callable[[Tensor], Tensor], x: Tensor, directions: Tensor) -> Tensor:
     """Return ‖J u‖² + ‖J w‖² + ‖D²f[u, w]‖², in the mean over entries."""
     jet = jx.jet(function, x, directions)
     return jet.first.float().square().mean() + jet.second.float().square().mean()
+
+
+def gradient_penalty(
+    context: Callable[[], AbstractContextManager[object]], function: nn.Module, x: Tensor, _: Tensor
+) -> Tensor:
+    """Return the mean square of a gradient in ``x``, by a backward of a backward."""
+    x = x.clone().requires_grad_()
+    with context():
+        (slope,) = torch.autograd.grad(function(x).sin().sum(), x, create_graph=True)
+        return slope.square().mean()
+
+
+def padded_penalty(
+    context: Callable[[], AbstractContextManager[object]],
+    function: nn.Module,
+    x: Tensor,
+    directions: Tensor,
+) -> Tensor:
+    """Return `penalty` of the tokens of a batch whose first row is shorter."""
+    mask = torch.ones(x.shape[:2], dtype=torch.long)
+    mask[0, 4:] = 0
+    with context():
+        return penalty(lambda x: function(x, attention_mask=mask)[mask.bool()], x, directions)
 
 
 class Setting(NamedTuple):
@@ -116,12 +150,17 @@ class Setting(NamedTuple):
     Attributes:
         change: from the model to the changed one, and to the one whose value is expected; None: the
             model as it was, whose gradients are compared as well.
+        penalty: what is taken of the changed one.
+        plain: what is taken of the other.
+        without: models that have no such form.
     """
 
     change: Callable[[Last], tuple[nn.Module, nn.Module | None]]
     tolerance: float = 1e-4
     dtype: torch.dtype = torch.float32
     penalty: Callable[..., Tensor] = penalty
+    plain: Callable[..., Tensor] = penalty
+    without: tuple[str, ...] = ()
 
 
 def _lora(last: Last) -> tuple[nn.Module, nn.Module]:
@@ -166,6 +205,46 @@ def _fsdp2(last: Last) -> tuple[nn.Module, None]:
     return last, None
 
 
+def _as_it_is(last: Last) -> tuple[nn.Module, None]:
+    return last, None
+
+
+def _flash_attention(last: Last) -> tuple[nn.Module, None]:
+    last.model.config._attn_implementation = "flash_attention_2"  # type: ignore[union-attr]
+    return last.double(), None  # float32 transformers would cast to what FlashAttention takes
+
+
+class Activation(torch.autograd.Function):
+    """An activation as a library of kernels has it; its backward is not asked."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor, formula: nn.Module) -> Tensor:
+        return formula(x)
+
+
+class Activated(nn.Module):
+    """An activation whose formula no transform sees."""
+
+    def __init__(self, formula: nn.Module) -> None:
+        super().__init__()
+        self.formula = formula
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Activation.apply(x, self.formula)
+
+
+def _functions(last: Last) -> tuple[nn.Module, None]:
+    kinds = tuple(kind[0] if isinstance(kind, tuple) else kind for kind in ACT2CLS.values())
+    replaced = 0
+    for module in list(last.modules()):
+        for name, part in module.named_children():
+            if isinstance(part, kinds):
+                setattr(module, name, Activated(part))
+                replaced += 1
+    assert replaced, "no activation was replaced"
+    return last, None
+
+
 _COMPILED = torch.compile(penalty, backend="aot_eager", fullgraph=True)
 SETTINGS = {
     "bf16": Setting(lambda last: (copy.deepcopy(last).bfloat16(), last), 0.1, torch.bfloat16),
@@ -175,7 +254,20 @@ SETTINGS = {
     "checkpointing": Setting(_checkpointing),
     "DDP": Setting(_ddp),
     "FSDP2": Setting(_fsdp2),
-    "compile": Setting(lambda last: (last, None), penalty=_COMPILED),
+    "compile": Setting(_as_it_is, penalty=_COMPILED),
+    "second backward": Setting(
+        _as_it_is,
+        penalty=partial(gradient_penalty, jx.twice_differentiable),
+        plain=partial(gradient_penalty, partial(sdpa_kernel, SDPBackend.MATH)),
+    ),
+    "varlen": Setting(
+        _flash_attention,
+        dtype=torch.float64,
+        penalty=partial(padded_penalty, flash_stand_ins.in_transformers),
+        plain=partial(padded_penalty, nullcontext),
+        without=("T5 encoder", "ViT"),
+    ),
+    "Functions": Setting(_functions, penalty=jx.forward_code(Activation)(penalty)),
 }
 
 
@@ -215,7 +307,7 @@ def compare(
 
 
 def cell(name: str, setting: Setting) -> str:
-    """Return "works", or why not in the first words of the error."""
+    """Return "works" or "works, by math attention", or the first words of the error."""
     torch.manual_seed(0)
     kind, own = MODELS[name]
     last = Last(kind(kind.config_class(**_SIZES | own)).train(), name)  # every dropout rate is zero
@@ -223,14 +315,18 @@ def cell(name: str, setting: Setting) -> str:
     x, u = torch.randn(shape), torch.randn(2, *shape)
     torch._dynamo.reset()
     try:
-        plain = measure(copy.deepcopy(last), x, u)
+        plain = measure(copy.deepcopy(last), x, u, setting.plain)
         changed, expected = setting.change(last)
-        ours = measure(changed, x.to(setting.dtype), u.to(setting.dtype), setting.penalty)
+        with warnings.catch_warnings(record=True) as noted:
+            warnings.simplefilter("always")
+            twice._warned.clear()
+            ours = measure(changed, x.to(setting.dtype), u.to(setting.dtype), setting.penalty)
+        slow = any("torch's math attention" in str(warning.message) for warning in noted)
         if expected is not None:
             plain = measure(expected, x, u)[0], {}
-        return compare(ours, plain, setting.tolerance)
+        return compare(ours, plain, setting.tolerance) + ", by math attention" * slow
     except Exception as error:
-        return f"does not ({type(error).__name__}: {str(error).splitlines()[0][:100]})"
+        return f"does not ({type(error).__name__}: {' '.join(str(error).split())[:100]})"
 
 
 def settings(
@@ -251,7 +347,7 @@ def settings(
     dist.init_process_group("gloo", rank=0, world_size=1)
     rows = []
     for name in models:
-        for setting in only:
+        for setting in (s for s in only if name not in SETTINGS[s].without):
             result = cell(name, SETTINGS[setting])
             rows.append({"model": name, "setting": setting, "result": result})
             print(f"{name}, {setting}: {result}", flush=True)

@@ -132,7 +132,7 @@ def _last(name: str, shape: str, figure: str, baseline: str, places: int = 1) ->
 
 
 def _spread(ratios: Sequence[float], places: int = 1) -> str:
-    return f"{min(ratios):.{places}f} to {max(ratios):.{places}f}"
+    return " to ".join(dict.fromkeys(f"{end:.{places}f}" for end in (min(ratios), max(ratios))))
 
 
 class _Bare(ast.NodeTransformer):
@@ -289,13 +289,24 @@ def laplacian() -> str:
     )
 
 
+def _dits(way: str) -> dict[str, str]:
+    """Return a MeanFlow step over a plain one in the last two runs, by layers × width."""
+    shapes = sorted({row["shape"] for row in rows("meanflow")})
+    sizes = {shape: shape.split("-")[1].replace("x", " × ") for shape in shapes}
+    return {
+        size: _spread(ratios("meanflow", shape, way, "plain")[-2:], 2)
+        for shape, size in sizes.items()
+    }
+
+
 def meanflow() -> str:
     """Return MeanFlow's step over a plain one: docs/derivatives.md."""
     shape = "DiT6x384-B2-T256"
+    times = [f"time, {size}" for size in _dits("no graph")]
     return table(
-        ["a MeanFlow step over a flow-matching step", "time", "peak memory"],
+        ["a MeanFlow step over a flow-matching step", *times, "peak memory, 6 × 384"],
         [
-            [label, _spread(ratios("meanflow", "dit-6x384-B2-T256", way, "plain")[-2:], 2),
+            [label, *_dits(way).values(),
              _last("memory", shape, f"MeanFlow step, {way}", "plain step", 2)]
             for way, label in (
                 ("no graph", "`jx.jvp`, tangent as a target"),
@@ -344,6 +355,26 @@ def _of_unmodified(shape: str, figure: str, baseline: str, unit: str) -> str:
         == (shape, figure, baseline, unit)
     ]
     return f"{max(measured)[1]:.2f}" if measured else ""
+
+
+def on_a_gpu() -> str:
+    """Return what has been measured on a GPU: docs/derivatives.md."""
+    long = "{} times as long"
+    return table(
+        ["on a GPU", "measured"],
+        [
+            ["`jx.jvp` through attention, against torch's math backend",
+             gpu("peers", ("{} times faster", "jx.jvp, forward", "math backend, forward"))],
+            ["a MeanFlow step, against a plain one", gpu("meanflow", (long, "no graph", "plain"))],
+            ["a training step with JacHess, against a plain one",
+             gpu("step_vs_plain", (long, *_STEP))],
+            ["the same in train mode", gpu("train_mode", (long, "train mode step", "plain step"))],
+            ["memory of attention's 2-jet, 4,096 tokens, four heads of 64",
+             gpu("memory", ("{} of one matrix of scores", "attention", "one T x T matrix"))],
+            ["a second backward through attention, against math attention",
+             gpu("unmodified", (long, "twice_differentiable", "math attention"), places=2)],
+        ],
+    )  # fmt: skip
 
 
 def second_backward() -> str:
@@ -407,14 +438,13 @@ def nested() -> str:
 
 def front() -> str:
     """Return the README's rows."""
-    shape = "dit-6x384-B2-T256"
     forward, backward, mathematical = (
         _spread([_faster(t, way, mask, other) for t in _TOKENS for mask in MASKS])
         for way, other in ((WAYS[0], WRITTEN_OUT), (WAYS[1], WRITTEN_OUT), (WAYS[1], MATH))
     )
     memory = _spread([_memory(t, way) for t in _LONG for way in WAYS], 2)
     step, func = (
-        _spread(ratios("meanflow", shape, way, "plain")[-2:], 2)
+        ", ".join(f"{times} at {size}" for size, times in _dits(way).items())
         for way in ("no graph", "torch.func")
     )
     plain = [ratios("step_vs_plain", shape, *_STEP)[-1] for shape in _STEPS]
@@ -442,8 +472,8 @@ def front() -> str:
              ))],
             ["the same, causal, 1,024 and 2,048 tokens", f"{memory} of its memory",
              gpu("memory", ("{} of its memory", "jx.jvp, forward", "torch.func.jvp"))],
-            ["a MeanFlow step of a small DiT, against a plain step", f"{step} times as long "
-             f"(with `torch.func.jvp` {func})",
+            ["a MeanFlow step of a small DiT (layers × width), against a plain step",
+             f"{step}, in plain steps (with `torch.func.jvp` {func})",
              gpu("meanflow", (slower, "no graph", "plain"),
                  ("with `torch.func.jvp` {}", "torch.func", "plain"),
                  ("by central differences {}", "central differences", "plain"), places=2)],
@@ -543,7 +573,8 @@ def works_with() -> str:
     """Return the matrix of `benchmarks.models settings`: model × setting."""
     frame = pd.read_csv(RESULTS / "works_with.csv")
     names = [frame[column].unique() for column in ("model", "setting")]
-    wide = frame.pivot(index="model", columns="setting", values="result").loc[names[0], names[1]]
+    wide = frame.pivot(index="model", columns="setting", values="result").fillna("")
+    wide = wide.loc[names[0], names[1]]
     return table(["", *wide.columns], [[name, *cells] for name, *cells in wide.itertuples()])
 
 
@@ -640,6 +671,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "meanflow-dit": meanflow_dit,
     "nested": nested,
     "ntk": ntk,
+    "on-a-gpu": on_a_gpu,
     "second-backward": second_backward,
     "steps": steps,
     "sweep": sweep,

@@ -73,7 +73,12 @@ def forward_code(*functions: AutogradFunction) -> Iterator[None]:
     it.  Derivatives, and gradients through them, are those of what ``forward`` computes: ``detach``
     and ``no_grad`` inside have no effect, as in any Function, and a number read out of a jet is
     refused.  So name no Function whose backward is something else on purpose, such as a
-    straight-through estimator: its rounding has the derivative 0.
+    straight-through estimator: its rounding has the derivative 0.  Nor one whose ``forward``
+    computes something else by ``torch.is_grad_enabled()``, ``requires_grad`` or
+    ``ctx.needs_input_grad``: on a jet these may differ from what ``apply`` would show it.
+
+    With ``jvp(differentiable=False)`` the value and its gradient are those of ``apply``, and the
+    tangent alone is of the code.
 
     It is a decorator, too.  Plain tensors reach the Functions as ever.
 
@@ -118,8 +123,7 @@ def watch_functions() -> None:
         return
 
     def asks_first(function: AutogradFunction, *args: object, **kwargs: object) -> object:
-        jets = [v for v in (*args, *kwargs.values()) if isinstance(v, DerivativeTensor)]
-        if jets:
+        if jets := [v for v in (*args, *kwargs.values()) if isinstance(v, DerivativeTensor)]:
             apply = MethodType(registry.APPLY, function)  # a class may have an ``apply`` of its own
             return handle_torch_function(apply, jets, *args, **kwargs)
         return super(base, function).apply(*args, **kwargs)  # type: ignore[misc]
@@ -177,14 +181,14 @@ def _by_jvp(function: AutogradFunction, args: Args, kwargs: Named) -> object:
     inputs = [arg.primal if isinstance(arg, JetTensor) else arg for arg in args]
     outputs, context, constants = _with_context(function, inputs, kwargs)
     values: Args = outputs if isinstance(outputs, tuple) else (outputs,)
-    tangents = []
+    tangents, attributes = [], {**vars(context)}
     for direction in range(1, 1 + layout.directions):
+        vars(context).update(attributes)  # torch calls a jvp once, which may delete what it used
         along = function.jvp(context, *[_tangent(arg, direction) for arg in args])
         tangents.append(along if isinstance(along, tuple) else (along,))
-    parts = zip(values, *tangents, strict=True)
     results = tuple(
         value if id(value) in constants else _joined(function, value, along, jets)
-        for value, *along in parts
+        for value, *along in zip(values, *tangents, strict=True)
     )
     return results if isinstance(outputs, tuple) else results[0]
 
@@ -281,13 +285,13 @@ class _OneFunction(TorchFunctionMode):
     ) -> object:
         if func is torch_private.set_grad_enabled:
             return None
-        if args and isinstance(args[0], DerivativeTensor):
+        # Of a list of jets, torch reads the numbers in C++, where no jet is asked.
+        lists = [v for v in (*args, *(kwargs or {}).values()) if isinstance(v, list | tuple)]
+        asked = lists if func in _OF_LISTS else args[:1] if func in _READ | _DETACH else ()
+        if any(isinstance(value, DerivativeTensor) for value in each_tensor(asked)):
             if func in _DETACH:
                 return args[0]
-            if func in _READ:
-                raise function_refusal(
-                    self.function, f"reads a number out of a jet ({func.__name__}) in its forward"
-                )
+            raise function_refusal(self.function, f"reads a number out of a jet ({func.__name__})")
         if torch.is_inference_mode_enabled() != self.inference:
             raise function_refusal(self.function, "changes the inference mode in its forward")
         return func(*args, **(kwargs or {}))
@@ -296,6 +300,7 @@ class _OneFunction(TorchFunctionMode):
 _DETACH = {*registry.spellings("detach", "detach_"), registry.attribute("data")}
 _NUMBERS = "item tolist numpy __array__ __float__ __int__ __complex__"
 _READ = {getattr(Tensor, name) for name in _NUMBERS.split()}
+_OF_LISTS = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
 
 
 def _by_forward(function: AutogradFunction, args: Args, kwargs: Named) -> object:

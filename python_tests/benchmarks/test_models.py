@@ -16,9 +16,11 @@ def test_a_cell_works_and_a_wrong_jet_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MASTER_PORT", "29572")
-    models.settings(models=("Llama",), only=("checkpointing", "LoRA"), results=tmp_path)
+    only = ("checkpointing", "LoRA", "second backward", "varlen", "Functions")
+    models.settings(models=("Llama",), only=only, results=tmp_path)
     rows = pd.read_csv(tmp_path / "works_with.csv")
-    assert rows.result.tolist() == ["works", "works"]
+    assert rows.result.tolist() == ["works"] * 5
+    assert models.cell("T5 encoder", models.SETTINGS["second backward"]).endswith("math attention")
     right = jx.jet
     monkeypatch.setattr(jx, "jet", lambda f, x, d: right(f, x, d * f.model.training))
     assert models.cell("Llama", models.Setting(lambda last: (last.eval(), None))) != "works"

@@ -425,6 +425,8 @@ NORMS = [
     Near(["group_norm"], [X((2, 4, 3)), 2, P(4), P(4)]),
     Near(["group_norm"], [X((2, 4, 2, 3)), 2, P(4), None]),
     Near(["group_norm"], [X((2, 4)), 2, None, P(4)]),
+    Near(["group_norm"], [X((2, 4, 3)), 2, P(4), P(4), 0.3]),
+    Near(["group_norm"], [X((2, 4, 3)), 2, None, None, 0.3]),
     Near(["group_norm"], [X((2, 4, 3)), 2, X((4,)), P(4)]),
     Near(
         ["batch_norm"],
@@ -436,6 +438,7 @@ NORMS = [
     ),
     Near([F.batch_norm], [X((2, 3, 2)), None, None, P(3), X((3,)), True]),
     Near([F.instance_norm], [X((2, 3, 4)), None, None, P(3), P(3)]),
+    Near([F.instance_norm], [X((2, 3, 4)), None, None, P(3), None, True, 0.1, 0.3]),
     Near([F.instance_norm], [X((2, 3, 4)), P(3), P(3, **POSITIVE), None, None, False]),
     Near([torch.instance_norm], [X((2, 3, 2, 2)), P(3), None, None, None, True, 0.1, 1e-5, False]),
     Near(["cosine_similarity"], [X((2, 3)), X((2, 3))]),

@@ -119,3 +119,18 @@ def test_a_parameter_met_by_a_constant_keeps_its_gradient() -> None:
             differentiable=differentiable,
         )
         assert torch.equal(torch.autograd.grad(value, weight)[0], torch.full((4,), 2.0).double())
+
+
+@pytest.mark.parametrize("differentiable", [True, False])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda z: torch.full_like(z, z.sum()),
+        lambda z: torch.full_like(z, fill_value=z.sum()),
+        lambda z: z.new_full((2,), z.sum()),
+    ],
+)
+def test_a_number_to_fill_with_is_not_read_out_of_a_jet(fn: Callable, differentiable: bool) -> None:
+    """Torch takes no number there that requires a gradient."""
+    with pytest.raises(jx.MissingJetRule, match="a number that has derivatives"):
+        jx.jvp(fn, (point(),), (point(),), differentiable=differentiable)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,6 +13,19 @@ from torch import Tensor
 
 import jachess_ext as jx
 from jachess_ext.jet import composed_rules
+from python_tests import flash_stand_ins
+from python_tests.flash_stand_ins import (
+    FlashAttnFunc,
+    FlashAttnQKVPackedFunc,
+    FlashAttnVarlenKVPackedFunc,
+    IndexFirstAxis,
+    IndexPutFirstAxis,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    formula,
+    formula_of_sequences,
+    knows_no_jets,
+)
 
 NUMBERS = torch.Generator().manual_seed(5)
 CLOSE = {"rtol": 1e-10, "atol": 1e-11}
@@ -21,232 +33,6 @@ CLOSE = {"rtol": 1e-10, "atol": 1e-11}
 
 def draw(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=NUMBERS)
-
-
-# ---- the formulas ------------------------------------------------------------------------------
-
-
-def formula(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-) -> Tensor:
-    """Compute ``[B, T, H, d]`` query by query, as flash-attn's documentation says it."""
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    queries, keys, group = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
-    out = []
-    for b in range(len(q)):
-        for i in range(queries):
-            here = i + keys - queries
-            left = 0 if window_size[0] < 0 else max(here - window_size[0], 0)
-            right = keys if window_size[1] < 0 else here + window_size[1] + 1
-            right = min(right, here + 1, keys) if causal else min(right, keys)
-            for h in range(q.shape[2]):
-                if right <= left:
-                    out.append(q[b, i, h] * 0)
-                    continue
-                near = slice(left, right)
-                scores = scale * (k[b, near, h // group] @ q[b, i, h])
-                scores = softcap * torch.tanh(scores / softcap) if softcap else scores
-                weights = (scores - scores.max()).exp()
-                out.append((weights / weights.sum()) @ v[b, near, h // group])
-    return torch.stack(out).reshape(q.shape)
-
-
-def formula_of_sequences(
-    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, key_starts: Tensor, **settings: Any
-) -> Tensor:
-    bounds = [zip(s[:-1].tolist(), s[1:].tolist(), strict=True) for s in (starts, key_starts)]
-    parts = [
-        formula(q[None, a:b], k[None, c:d], v[None, c:d], **settings)[0]
-        for (a, b), (c, d) in zip(*bounds, strict=True)
-    ]
-    return torch.cat(parts)
-
-
-# ---- stand-ins ---------------------------------------------------------------------------------
-
-
-def _backward(ctx: Any, *gradients: Tensor) -> Any:
-    raise AssertionError("its backward knows no jets")
-
-
-class FlashAttnFunc(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        dropout_p: float,
-        softmax_scale: float | None,
-        causal: bool,
-        window_size: tuple[int, int],
-        softcap: float,
-        alibi_slopes: Tensor | None,
-        deterministic: bool,
-        return_softmax: bool,
-        is_grad_enabled: bool,
-    ) -> Tensor:
-        out = formula(q, k, v, softmax_scale, causal, window_size, softcap)
-        return torch.empty_like(q).copy_(out)
-
-    backward = staticmethod(_backward)
-
-
-class FlashAttnVarlenFunc(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cu_seqlens_q: Tensor,
-        cu_seqlens_k: Tensor,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-        dropout_p: float,
-        softmax_scale: float | None,
-        causal: bool,
-        window_size: tuple[int, int],
-        softcap: float,
-        alibi_slopes: Tensor | None,
-        deterministic: bool,
-        return_softmax: bool,
-        block_table: Tensor | None,
-        is_grad_enabled: bool,
-    ) -> Tensor:
-        settings = {"softmax_scale": softmax_scale, "causal": causal}
-        settings |= {"window_size": window_size, "softcap": softcap}
-        return formula_of_sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, **settings)
-
-    backward = staticmethod(_backward)
-
-
-class FlashAttnQKVPackedFunc(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        qkv: Tensor,
-        dropout_p: float,
-        softmax_scale: float | None,
-        causal: bool,
-        window_size: tuple[int, int],
-        softcap: float,
-        alibi_slopes: Tensor | None,
-        deterministic: bool,
-        return_softmax: bool,
-        is_grad_enabled: bool,
-    ) -> Tensor:
-        return formula(*qkv.unbind(2), softmax_scale, causal, window_size, softcap)
-
-    backward = staticmethod(_backward)
-
-
-class FlashAttnVarlenKVPackedFunc(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        kv: Tensor,
-        cu_seqlens_q: Tensor,
-        cu_seqlens_k: Tensor,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-        dropout_p: float,
-        softmax_scale: float | None,
-        causal: bool,
-        window_size: tuple[int, int],
-        softcap: float,
-        alibi_slopes: Tensor | None,
-        deterministic: bool,
-        return_softmax: bool,
-        is_grad_enabled: bool,
-    ) -> Tensor:
-        return formula_of_sequences(
-            q, *kv.unbind(1), cu_seqlens_q, cu_seqlens_k, softmax_scale=softmax_scale, causal=causal
-        )
-
-    backward = staticmethod(_backward)
-
-
-class IndexFirstAxis(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, indices: Tensor) -> Tensor:
-        return input[indices]
-
-    backward = staticmethod(_backward)
-
-
-class IndexPutFirstAxis(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
-        out = torch.zeros(first_axis_dim, *values.shape[1:], dtype=values.dtype)
-        out[indices] = values
-        return out
-
-    backward = staticmethod(_backward)
-
-
-def flash_attn_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Tensor:
-    settings = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    return FlashAttnFunc.apply(
-        q, k, v, *settings, deterministic, return_attn_probs, torch.is_grad_enabled()
-    )
-
-
-def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    block_table: Tensor | None = None,
-) -> Tensor:
-    places = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    settings = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    last = (deterministic, return_attn_probs, block_table, torch.is_grad_enabled())
-    return FlashAttnVarlenFunc.apply(q, k, v, *places, *settings, *last)
-
-
-@pytest.fixture(autouse=True)
-def flash_attn(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The package: its functions and, by their modules, its Functions."""
-    package = ModuleType("flash_attn")
-    for function in (FlashAttnFunc, FlashAttnVarlenFunc, FlashAttnQKVPackedFunc):
-        monkeypatch.setattr(function, "__module__", "flash_attn.flash_attn_interface")
-    monkeypatch.setattr(FlashAttnVarlenKVPackedFunc, "__module__", "flash_attn.interface")
-    for function in (IndexFirstAxis, IndexPutFirstAxis):
-        monkeypatch.setattr(function, "__module__", "flash_attn.bert_padding")
-    package.flash_attn_func = flash_attn_func  # type: ignore[attr-defined]
-    package.flash_attn_varlen_func = flash_attn_varlen_func  # type: ignore[attr-defined]
-    return package
 
 
 # ---- the comparison ----------------------------------------------------------------------------
@@ -296,42 +82,40 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("lengths", [(4, 4), (2, 4), (4, 2)])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_flash_attn_func(flash_attn: Any, name: str, lengths: tuple[int, int]) -> None:
+def test_flash_attn_func(name: str, lengths: tuple[int, int]) -> None:
     """Of other lengths the last query stands beside the last key."""
     queries, keys = lengths
     points = draw(1, queries, 2, 3), draw(1, keys, 1, 3), draw(1, keys, 1, 3)
     settings = SETTINGS[name]
     check(
-        lambda *x: flash_attn.flash_attn_func(*x, **settings),
+        lambda *x: flash_attn_func(*x, **settings),
         lambda *x: formula(*x, **settings),
         *points,
     )
 
 
-def test_constant_keys_and_other_strides(flash_attn: Any) -> None:
+def test_constant_keys_and_other_strides() -> None:
     k, v = draw(1, 2, 5, 3).transpose(1, 2), draw(1, 5, 2, 3)
     x = draw(1, 2, 5, 3)
 
     def heads(attention: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
         return lambda x: torch.sin(attention(x.transpose(1, 2), k, v, causal=True))
 
-    check(heads(flash_attn.flash_attn_func), heads(formula), x)
-    plain = heads(flash_attn.flash_attn_func)(x)
+    check(heads(flash_attn_func), heads(formula), x)
+    plain = heads(flash_attn_func)(x)
     assert not plain.is_contiguous()
-    _, tangent = jx.jvp(heads(flash_attn.flash_attn_func), (x,), (x,))
+    _, tangent = jx.jvp(heads(flash_attn_func), (x,), (x,))
     assert tangent.stride() == plain.stride()
-    check(
-        lambda v: flash_attn.flash_attn_func(x, x, v), lambda v: formula(x, x, v), draw(1, 2, 5, 3)
-    )
+    check(lambda v: flash_attn_func(x, x, v), lambda v: formula(x, x, v), draw(1, 2, 5, 3))
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_flash_attn_varlen_func(flash_attn: Any, name: str) -> None:
-    starts = torch.tensor([0, 2, 6, 7], dtype=torch.int32)
-    key_starts = torch.tensor([0, 4, 8, 8], dtype=torch.int32)  # the last sequence has no key
+def test_flash_attn_varlen_func(name: str) -> None:
+    starts = torch.tensor([0, 2, 2, 6, 7], dtype=torch.int32)  # the second has no query,
+    key_starts = torch.tensor([0, 3, 4, 8, 8], dtype=torch.int32)  # the last no key
     settings = SETTINGS[name]
     check(
-        lambda *x: flash_attn.flash_attn_varlen_func(*x, starts, key_starts, 4, 4, **settings),
+        lambda *x: flash_attn_varlen_func(*x, starts, key_starts, 4, 4, **settings),
         lambda *x: formula_of_sequences(*x, starts, key_starts, **settings),
         *(draw(7, 2, 3), draw(8, 2, 3), draw(8, 2, 3)),
     )
@@ -366,10 +150,10 @@ def test_padding() -> None:
     "settings",
     [{"dropout_p": 0.1}, {"alibi_slopes": torch.ones(2)}, {"return_attn_probs": True}],
 )
-def test_what_has_no_rule(flash_attn: Any, settings: dict[str, Any]) -> None:
+def test_what_has_no_rule(settings: dict[str, Any]) -> None:
     x = draw(1, 3, 2, 4)
     with pytest.raises(RuntimeError, match=r"which has no rule\. It belongs to FlashAttention"):
-        jx.jvp(lambda x: flash_attn.flash_attn_func(x, x, x, **settings), (x,), (x,))
+        jx.jvp(lambda x: flash_attn_func(x, x, x, **settings), (x,), (x,))
 
 
 def test_another_library_with_a_function_of_this_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,33 +201,13 @@ def test_what_varlen_attn_has_no_rule_for() -> None:
 # ---- transformers' attn_implementation="flash_attention_2" ---------------------------------------
 
 
-def unpad_input(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
-    """As flash_attn.bert_padding's."""
-    lengths = mask.sum(-1, dtype=torch.int32)
-    rows = mask.flatten().nonzero().flatten()
-    starts = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-    return IndexFirstAxis.apply(x.flatten(0, 1), rows), rows, starts, int(lengths.max()), lengths
-
-
-def pad_input(x: Tensor, rows: Tensor, batch: int, seqlen: int) -> Tensor:
-    return IndexPutFirstAxis.apply(x, rows, batch * seqlen).unflatten(0, (batch, seqlen))
-
-
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("family", ["Llama", "Gemma2"])
 def test_a_model_with_flash_attention(
-    flash_attn: Any, monkeypatch: pytest.MonkeyPatch, family: str, padded: bool
+    monkeypatch: pytest.MonkeyPatch, family: str, padded: bool
 ) -> None:
     """A model with padding, against torch.func of its eager attention."""
     transformers = pytest.importorskip("transformers")
-    from transformers import modeling_flash_attention_utils as utils
-
-    functions = (flash_attn.flash_attn_func, flash_attn.flash_attn_varlen_func, None)
-    monkeypatch.setattr(
-        utils, "_lazy_imports", lambda *_, **__: (*functions, pad_input, unpad_input)
-    )
-    for name in ("_loaded_implementation", "_flash_fn", "_flash_varlen_fn", "_pad_fn", "_unpad_fn"):
-        monkeypatch.setattr(utils, name, None)
     sizes = {"vocab_size": 11, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4}
     own = {"sliding_window": 2, "attn_logit_softcapping": 3.0} if family == "Gemma2" else {}
@@ -479,7 +243,8 @@ def test_a_model_with_flash_attention(
     parameters = [p for p in model.parameters() if p.requires_grad and p.ndim > 1][1:]
     wanted = torch.autograd.grad(expected[3].sin().sum(), parameters)
     config._attn_implementation = "flash_attention_2"
-    jet = jx.jet(states, x, steps)
+    with flash_stand_ins.in_transformers():
+        jet = jx.jet(states, x, steps)
     torch.testing.assert_close(jet.streams, torch.stack(expected), rtol=1e-8, atol=1e-9)
     found = torch.autograd.grad(jet.second.sin().sum(), parameters)
     torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-9)
@@ -502,7 +267,7 @@ class LigerRMSNormFunction(torch.autograd.Function):
     ) -> Tensor:
         return rms_norm(X, W, eps, offset)
 
-    backward = staticmethod(_backward)
+    backward = staticmethod(knows_no_jets)
 
 
 class LigerSiLUMulFunction(torch.autograd.Function):
@@ -512,7 +277,7 @@ class LigerSiLUMulFunction(torch.autograd.Function):
     ) -> Tensor:
         return silu_mul(a, b, gate_multiplier, down_multiplier)
 
-    backward = staticmethod(_backward)
+    backward = staticmethod(knows_no_jets)
 
 
 class LigerRopeFunction(torch.autograd.Function):
@@ -530,7 +295,7 @@ class LigerRopeFunction(torch.autograd.Function):
         angles = (cos[..., : (rotary_dim or cos.shape[-1]) // 2], sin)
         return rotated(q, *angles), rotated(k, *angles)
 
-    backward = staticmethod(_backward)
+    backward = staticmethod(knows_no_jets)
 
 
 class LigerCrossEntropyFunction(torch.autograd.Function):
@@ -553,7 +318,7 @@ class LigerCrossEntropyFunction(torch.autograd.Function):
         _input.zero_()  # where Liger keeps the gradient
         return loss, None, None, None
 
-    backward = staticmethod(_backward)
+    backward = staticmethod(knows_no_jets)
 
 
 def rms_norm(x: Tensor, w: Tensor | None, eps: float, offset: float) -> Tensor:

@@ -247,6 +247,23 @@ def test_one_draw_for_the_value_and_its_tangent() -> None:
         assert not torch.equal(value, jx.jvp(function.apply, (X,), (X,), **kind)[0])
 
 
+def test_a_jvp_that_deletes_what_it_used() -> None:
+    """One context serves every direction."""
+
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.x, ctx.calls = x, 0
+        return x * x
+
+    def jvp(ctx: Any, t: Tensor) -> Tensor:
+        x = ctx.x
+        del ctx.x
+        ctx.calls += 1
+        return 2 * x * t / ctx.calls
+
+    jet = jx.jet(_class(forward=forward, jvp=jvp).apply, X, U, order=1)
+    torch.testing.assert_close(jet.first, 2 * X * U, **CLOSE)
+
+
 @pytest.mark.parametrize("named", [False, True])
 def test_within_a_checkpoint(named: bool) -> None:
     """It runs again in the backward, after the pass and the context have ended."""
@@ -521,6 +538,9 @@ def _saved(ctx: Any, x: Tensor) -> Tensor:
     [
         (_number, r"reads a number out of a jet \(item\)"),
         (lambda ctx, x: torch.from_numpy(x.numpy()), r"reads a number out of a jet \(numpy\)"),
+        (lambda ctx, x: torch.tensor([[x[0, 0]]]), r"reads a number out of a jet \(tensor\)"),
+        (lambda ctx, x: x.new_tensor([x.sum()]), r"reads a number out of a jet \(new_tensor\)"),
+        (lambda ctx, x: torch.asarray(obj=[*x[0]]), r"reads a number out of a jet \(asarray\)"),
         (_inference, "changes the inference mode"),
         (_own_graph, "no jet rule for"),
         (_saved, "saved_tensors"),

@@ -2,14 +2,13 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
@@ -17,22 +16,12 @@ import jachess_ext as jx
 from jachess_ext import ops
 from jachess_ext.jet import twice
 from jachess_ext.ops.attention_reference import dropout_mask
+from python_tests.models.oracles import math_attention
+
+pytestmark = pytest.mark.usefixtures("warned_anew")
 
 Context = Callable[[], AbstractContextManager[object]]
 Heads = tuple[Tensor, Tensor, Tensor]
-
-
-def math_attention() -> AbstractContextManager[object]:
-    return sdpa_kernel(SDPBackend.MATH)
-
-
-@pytest.fixture(autouse=True)
-def _no_warning() -> Iterator[None]:
-    """No call may go to math attention unnoticed, and each test sees the warnings anew."""
-    twice._warned.clear()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="jx.twice_differentiable")
-        yield
 
 
 def heads(

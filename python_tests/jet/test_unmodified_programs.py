@@ -3,8 +3,7 @@
 Each is compared with itself on torch's math attention, which it would have to run on otherwise.
 """
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import ModuleType
 
@@ -13,16 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import jachess_ext as jx
-from jachess_ext.jet import twice
+from python_tests.models.oracles import math_attention
+
+pytestmark = pytest.mark.usefixtures("warned_anew")
 
 Context = Callable[[], AbstractContextManager[object]]
-
-
-def math_attention() -> AbstractContextManager[object]:
-    return sdpa_kernel(SDPBackend.MATH)
 
 
 def check(program: Callable[[], list[Tensor]]) -> None:
@@ -33,14 +29,6 @@ def check(program: Callable[[], list[Tensor]]) -> None:
         with context():
             results.append(program())
     torch.testing.assert_close(*results, rtol=1e-9, atol=1e-11)
-
-
-@pytest.fixture(autouse=True)
-def _warned() -> Iterator[None]:
-    twice._warned.clear()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="jx.twice_differentiable")
-        yield
 
 
 # ---- libraries ---------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 Tensors = Sequence[Tensor]
@@ -194,3 +195,8 @@ def parameter_difference(
         out = _extrapolated([[(at(h) - at(-h)) / (2 * h)] for h in steps])
         at(0.0)
     return out[0].item()
+
+
+def math_attention() -> AbstractContextManager[object]:
+    """Return the context in which torch's attention is written out, and differentiable anyhow."""
+    return sdpa_kernel(SDPBackend.MATH)

@@ -131,6 +131,41 @@ def test_waves_of_large_arguments(kind: str, dtype: torch.dtype) -> None:
     assert y[:, 1:].isfinite().all()
 
 
+def _softplus(x: Tensor) -> list[Tensor]:
+    s, rest, line = x.sigmoid(), (-x).sigmoid(), x > 20  # as torch has it
+    bent = [s * rest, s * rest * (rest - s)]
+    value, slope = torch.where(line, x, x.exp().log1p()), torch.where(line, 1, s)
+    return [value, slope, *(part.masked_fill(line, 0) for part in bent)]
+
+
+def _elu(x: Tensor) -> list[Tensor]:
+    e = x.clamp(max=0).exp()
+    bent = e.masked_fill(x > 0, 0)
+    return [torch.where(x > 0, x, x.clamp(max=0).expm1()), e, bent, bent]
+
+
+EDGES = {
+    "softplus": (_softplus, [-700.0, -30.0, -3.0, 19.999, 20.0, 20.001, 25.0, 500.0]),
+    "elu": (_elu, [-700.0, -30.0, -1e-300, -0.0, 0.0, 1e-300, 5.0]),
+    "exp": (lambda x: [x.exp()] * 4, [-745.0, -700.0, -30.0, 0.0, 100.0, 700.0, 709.7]),
+}
+
+
+@pytest.mark.parametrize("kind", EDGES)
+def test_edges(kind: str) -> None:
+    """Where a kind changes its formula, and far out: each derivative to the last places."""
+    formula, points = EDGES[kind]
+    x = torch.tensor(points, dtype=torch.float64)
+    f0, f1, f2, f3 = formula(x)
+    ones = torch.ones_like(x)
+    jet = torch.stack([x, ones, ones, 0 * ones])
+    y = ops.activation_jet(jet, kind, 2)
+    torch.testing.assert_close(y, torch.stack([f0, f1, f1, f2]), rtol=1e-13, atol=1e-320)
+    gy = torch.stack([0 * ones, 0 * ones, 0 * ones, ones])  # of y_12, whose gradient is f3
+    gx = torch.ops.jachess.activation_jet_backward(gy, jet, kind, 2)
+    torch.testing.assert_close(gx, torch.stack([f3, f2, f2, f1]), rtol=1e-13, atol=1e-320)
+
+
 def test_sixteen_bit_rounding_is_torchs() -> None:
     """relu's primal is x itself: every finite half and bfloat16 comes back bit for bit."""
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)

@@ -163,8 +163,7 @@ def liger_rope(options: Options) -> tuple[Tensor, Tensor]:
 )
 def liger_cross_entropy(options: Options) -> tuple[Tensor, None, None, None]:
     """Compute the cross entropy of logits ``[N, V]``; without the further results."""
-    softcap = options.pop("softcap", None)
-    logits, target = options.pop("_input"), options.pop("target")
+    logits, target, softcap = (options.pop(n, None) for n in ("_input", "target", "softcap"))
     logits = softcap * torch.tanh(logits / softcap) if softcap else logits
     return F.cross_entropy(logits, target, **options), None, None, None
 

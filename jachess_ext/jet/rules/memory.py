@@ -96,7 +96,9 @@ def _buffer(name: str) -> None:
     @jet_rule(name)
     def rule(input: JetTensor, *args: object, **kwargs: object) -> Tensor:
         kwargs.pop("memory_format", None)
-        return input.as_constant(function(input.primal, *primal_of(args), **kwargs))
+        if any(isinstance(value, JetTensor) for value in (*args, *kwargs.values())):
+            raise missing_rule(function, "called with a number that has derivatives")
+        return input.as_constant(function(input.primal, *args, **kwargs))
 
 
 for _name in ("zeros_like", "new_zeros", "empty_like", "new_empty", "full_like", "new_full"):
