@@ -3,6 +3,7 @@
     pip download --no-deps lcdb==0.1.0 && tar xf lcdb-0.1.0.tar.gz
     python -m benchmarks.selection budgets flan.csv
     python -m benchmarks.selection families --flan flan.csv --llm llm.csv --lcdb lcdb-0.1.0/lcdb
+    python -m benchmarks.selection advice --flan flan.csv --llm llm.csv --lcdb lcdb-0.1.0/lcdb
 
 budgets (results/selection.csv): every method at budgets of 1/8 … 1/512 of the target: PearCorr of
 the predicted losses with the true ones (modelsize, which predicts none: of its scores) and RelAcc
@@ -32,6 +33,20 @@ of the most probable, said and true; the mean of −ln density of the forecasts;
 and how often they held it.
 
 larger (selection_larger_A.md; B): forecasts, or one larger run of each model at the same cost.
+
+advice (selection_advice_A.md; B): on the same cases.  Regret is 100 ln (loss / lowest), which is
+per cent where it is small, or points of a score.
+
+- Following the advice, which is to train the shortlist in full and take the best: what that costs
+  as a share of training all, and the regret, said and true; beside it the first model alone; the
+  fewest models that hold the best with P(best) 0.9, which was the shortlist before; the first of
+  the last losses, as many and one to three; and plain halving up to the target at the same cost.
+- Whole searches on sizes that double, a row of each model at one price.  "equal": every model on
+  the sizes up to the budget, which is the total that the others have: "one each", every model on
+  one size; "halving", from the size that the total allows the better half by loss goes on to twice
+  the size; "dropping", `Search` with that strategy, on all sizes up to half the target; "dropping,
+  same sizes", on those of "equal".  RelAcc and regret of the one model chosen, and the cost as a
+  share of that of "equal".
 """
 
 from __future__ import annotations
@@ -39,7 +54,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -50,12 +65,7 @@ import tyro
 from scipy.stats import t as student
 
 from jachess_ext._io import write_text
-from jachess_ext.scaling import (
-    LossTable,
-    Selection,
-    read_table,
-    select,
-)
+from jachess_ext.scaling import LossTable, Search, Selection, read_table, select
 from jachess_ext.scaling.blend import Process
 from jachess_ext.scaling.predictive import Worlds
 
@@ -354,20 +364,24 @@ def _kind(family: str) -> str:
     return "lcdb" if family.startswith("lcdb") else family
 
 
-def compared(judged: pd.DataFrame) -> pd.DataFrame:
-    """Return what "blend" has more of than each other method, by family and over the families.
+def compared(
+    judged: pd.DataFrame,
+    ours: str = "blend",
+    figures: Sequence[tuple[str, int]] = (("RelAcc", 1), ("RMSE ln L", 3)),
+) -> pd.DataFrame:
+    """Return what a method has more of than each other method, by family and over the families.
 
     Points of RelAcc of the choice (more is better), and RMSE of ln loss (less is better), with 95 %
     intervals by bootstrap over tables, the three measures of an LCDB data set drawn together.  Over
     all, families count alike.
     """
     rows = []
-    for figure, digits in (("RelAcc", 1), ("RMSE ln L", 3)):
+    for figure, digits in figures:
         wide = judged.assign(kind=judged.family.map(_kind)).pivot(
             index=["kind", "family", "source", "budget"], columns="method", values=figure
         )
-        for method in wide.columns.drop("blend"):
-            less = (wide["blend"] - wide[method]).dropna()
+        for method in wide.columns.drop(ours):
+            less = (wide[ours] - wide[method]).dropna()
             row, everything = {"figure": figure, "less that of": method}, []
             for kind in dict.fromkeys(map(_kind, judged.family)):
                 sums = less[less.index.get_level_values("kind") == kind]
@@ -409,6 +423,21 @@ def best_bins(judged: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def _cases(
+    flan: Path | None, llm: Path | None, lcdb: Path | None, half: str, most: int | None
+) -> list[Case]:
+    cases: list[Case] = []
+    if flan is not None:
+        cases += flan_cases(flan, half)
+    if llm is not None:
+        cases += llm_cases(llm, half)
+    if lcdb is not None:
+        cases += lcdb_cases(lcdb, half, most)
+    if not cases:
+        raise SystemExit("selection: no tables; give --flan, --llm or --lcdb")
+    return cases
+
+
 def families(
     flan: Path | None = None,
     llm: Path | None = None,
@@ -431,15 +460,7 @@ def families(
     Raises:
         SystemExit: no tables are given.
     """
-    cases: list[Case] = []
-    if flan is not None:
-        cases += flan_cases(flan, half)
-    if llm is not None:
-        cases += llm_cases(llm, half)
-    if lcdb is not None:
-        cases += lcdb_cases(lcdb, half, most)
-    if not cases:
-        raise SystemExit("selection: no tables; give --flan, --llm or --lcdb")
+    cases = _cases(flan, llm, lcdb, half, most)
     judged = pd.DataFrame(
         [row for name in methods for case in cases for row in judge_case(case, name)]
     )
@@ -456,6 +477,179 @@ def families(
     write_text(results / f"selection_families_{half}.md", text)
     write_frame(means.assign(half=half), results / f"selection_families_{half}.csv")
     return judged
+
+
+# Advice -----------------------------------------------------------------------------------------
+
+SCORES = ("llm", "lcdb accuracy", "lcdb auc")  # families whose regret is in points
+SURE = 0.9
+
+
+def regrets(losses: np.ndarray, truth: np.ndarray, family: str) -> np.ndarray:
+    """Return what losses are above the lowest, in points of a score or 100 ln (loss / lowest)."""
+    best = truth.min()
+    return 100 * (losses - best if family in SCORES else np.log(losses / best))
+
+
+def halving(
+    losses: np.ndarray, sizes: np.ndarray, prices: np.ndarray, total: float
+) -> tuple[int, float]:
+    """Return what plain halving chooses, and its cost: the better half goes on to twice the size.
+
+    It begins at the largest size from which all its runs cost no more than the total together, at
+    the smallest where none does.
+
+    Args:
+        losses: [n, m].
+        sizes: ascending, [m].
+        prices: of a row of each model, [n].
+    """
+    choice = int(losses[:, 0].argmin()), float(prices.sum() * sizes[0])
+    for start in range(len(sizes)):
+        places, rows, cost = doubling(sizes[start:]) + start, np.arange(len(losses)), 0.0
+        for place in places:
+            cost += prices[rows].sum() * sizes[place]
+            rows = rows[np.argsort(losses[rows, place], kind="stable")]
+            if len(rows) < 4 or place == places[-1]:
+                break
+            rows = np.sort(rows[: len(rows) // 2])
+        if cost <= total * (1 + 1e-9):
+            choice = int(rows[0]), float(cost)
+    return choice
+
+
+def doubling(sizes: np.ndarray) -> np.ndarray:
+    """Return the places of sizes of which each is about twice the one before, or more."""
+    places = [0]
+    for place in range(1, len(sizes)):
+        if sizes[place] >= 1.9 * sizes[places[-1]]:
+            places.append(place)
+    return np.array(places)
+
+
+def follow(case: Case, budget: float) -> dict[str, Any] | None:
+    """Return what following the advice costs and loses; None: too few sizes."""
+    table, target = case.table, float(case.table.sizes[-1])
+    table = replace(table, metric="accuracy" if case.family in SCORES else None)
+    try:
+        found = select(table, budget, target)
+    except ValueError:
+        return None
+    truth, places = table.losses_at(target), np.argsort(found.scores, kind="stable")
+    full = found.full_costs if np.isfinite(found.full_costs).all() else np.ones(len(truth))
+    prices, count = full / full.sum() / target, len(found.shortlist)
+    sure = np.argsort(-found.best_probabilities, kind="stable")
+    held = np.searchsorted(np.cumsum(found.best_probabilities[sure]), SURE) + 1
+    within = found.table
+    last = np.argsort(within.trained_losses[:, -1], kind="stable")
+    cost = full[places[:count]].sum() / full.sum()
+    total = cost + prices.sum() * within.trained.sum()
+    halved, _ = halving(table.trained_losses, table.trained, prices, total)
+    said = 100 * found.expected_regret
+
+    def lost(rows: np.ndarray) -> float:
+        return float(regrets(truth[rows].min(keepdims=True), truth, case.family)[0])
+
+    return {
+        "family": case.family,
+        "source": case.source,
+        "budget": budget,
+        "models": len(truth),
+        "first said": said[0],
+        "first true": lost(places[:1]),
+        "named": count,
+        "cost": cost,
+        "said": said[count - 1],
+        "true": lost(places[:count]),
+        "held": 100.0 * (lost(places[:count]) <= 1),
+        "0.9 cost": full[sure[:held]].sum() / full.sum(),
+        "0.9 true": lost(sure[:held]),
+        "last, as many": lost(last[:count]),
+        **{f"last {k}": lost(last[:k]) for k in (1, 2, 3)},
+        "halving": lost(np.array([halved])),
+    }
+
+
+def search_all(case: Case, budget: float) -> Iterator[dict[str, Any]]:
+    """Yield what whole searches of one total choose; nothing of fewer than three sizes."""
+    target, truth = float(case.table.sizes[-1]), case.table.losses_at(case.table.sizes[-1])
+    below = case.table.trained <= target / 1.9
+    sizes, losses = case.table.trained[below], case.table.trained_losses[:, below]
+    places = doubling(sizes)
+    ladder, curves = sizes[places], losses[:, places]
+    equal = ladder <= budget
+    if equal.sum() < 3:
+        return
+    count = len(truth)
+    total = count * ladder[equal].sum()
+
+    def searched(strategy: str, sizes: np.ndarray) -> tuple[int, float]:
+        names = [str(place) for place in range(count)]
+        search = Search(
+            names, [*map(int, sizes)], int(target), strategy=strategy, budget=total, costs=one_price
+        )
+        while ask := search.ask():
+            loss = curves[int(ask.model), ladder == ask.rows][0]
+            search.tell(ask, float(loss), cost=float(ask.rows))
+        return int(search.best()), sum(result.cost for result in search.results.values())
+
+    one_price = {str(place): (0.0, 1.0) for place in range(count)}
+    each = sizes <= total / count
+    choices = {
+        "equal": searched("growing", ladder[equal]),
+        "one each": (int(losses[:, each][:, -1].argmin()), count * sizes[each][-1]),
+        "halving": halving(losses, sizes, np.ones(count), total),
+        "dropping": searched("dropping", ladder),
+        "dropping, same sizes": searched("dropping", ladder[equal]),
+    }
+    for method, (choice, cost) in choices.items():
+        yield {
+            "family": case.family,
+            "source": case.source,
+            "budget": budget,
+            "method": method,
+            "RelAcc": 100 * (truth.max() - truth[choice]) / np.ptp(truth),
+            "regret": regrets(truth[[choice]], truth, case.family)[0],
+            "cost": cost / total,
+        }
+
+
+def advice(
+    flan: Path | None = None,
+    llm: Path | None = None,
+    lcdb: Path | None = None,
+    half: Literal["A", "B"] = "A",
+    most: int | None = None,
+    results: Path = RESULTS,
+) -> pd.DataFrame:
+    """Follow the advice and search on all cases of a half, print, write the tables as Markdown.
+
+    Args:
+        flan, llm, lcdb, half, most, results: as for `families`.
+
+    Returns:
+        The whole searches.
+
+    Raises:
+        SystemExit: no tables are given.
+    """
+    pairs = [(case, b) for case in _cases(flan, llm, lcdb, half, most) for b in case.budgets]
+    followed = pd.DataFrame([row for pair in pairs if (row := follow(*pair)) is not None])
+    searched = pd.DataFrame([row for pair in pairs for row in search_all(*pair)])
+    means = followed.drop(columns=["source", "budget"]).groupby("family", sort=False).mean()
+    wide = searched.groupby(["family", "method"], sort=False)[["RelAcc", "regret", "cost"]].mean()
+    figures = (("RelAcc", 2), ("regret", 2))
+    sets = "all" if most is None else f"at most {most} a measure"
+    text = (
+        f"Half {half}, commit {commit()}; LCDB data sets: {sets}.\n\n"
+        f"Following the advice:\n\n{markdown(means.round(3).reset_index().astype(str))}\n"
+        f"Whole searches:\n\n{markdown(wide.round(3).reset_index().astype(str))}\n"
+        "dropping less the others:\n\n"
+        f"{markdown(compared(searched, 'dropping', figures))}"
+    )
+    print(text)
+    write_text(results / f"selection_advice_{half}.md", text)
+    return searched
 
 
 # One larger run each ----------------------------------------------------------------------------
@@ -530,7 +724,7 @@ def larger(
 
 def main(argv: Sequence[str] | None = None) -> pd.DataFrame:
     """Judge, print, write; what was judged."""
-    parts = {"budgets": budgets, "families": families, "larger": larger}
+    parts = {"budgets": budgets, "families": families, "advice": advice, "larger": larger}
     return tyro.extras.subcommand_cli_from_dict(parts, args=argv, description=__doc__)
 
 

@@ -63,16 +63,22 @@ class Student:
         low, high = self.quantile(np.array([(1 - level) / 2, (1 + level) / 2])).T
         return low, high
 
-    def prob_lowest(self) -> Array:
-        """Return P(quantity i is the lowest of all), [n]: Σ over cells of dF_i Π_{j≠i} (1 − F_j).
+    def edges(self) -> Array:
+        """Return ends of cells for integrals, ascending: quantiles of all the distributions.
 
-        The cells lie between quantiles of all the distributions, so that none has a large share of
-        any, however different their widths and tails.
+        So none has a large share of any, however different their widths and tails.
         """
         # An integral over one fixed grid would lose a narrow distribution between two points, and
         # one over the quantiles of a single distribution the tails of all others.
         edges = np.unique(self.quantile(_LEVELS))
-        edges = np.concatenate([[-np.inf], edges[:: 1 + len(edges) // _MOST_EDGES], [np.inf]])
+        return edges[:: 1 + len(edges) // _MOST_EDGES]
+
+    def prob_lowest(self) -> Array:
+        """Return P(quantity i is the lowest of all), [n]: Σ over cells of dF_i Π_{j≠i} (1 − F_j).
+
+        The cells are those between `edges`.
+        """
+        edges = np.concatenate([[-np.inf], self.edges(), [np.inf]])
         share, count = np.zeros(len(self.location)), 1 + _AT_A_TIME // len(self.location)
         for first in range(0, len(edges) - 1, count):
             cumulative = self.cdf(edges[first : first + count + 1])

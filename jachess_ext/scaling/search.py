@@ -17,7 +17,7 @@ from .selection import DEFAULT, METHODS, Selection, forecast_each
 from .sheets import Source
 from .tables import plain_name, read_table
 
-STRATEGIES = ("growing", "algorithm1")
+STRATEGIES = ("growing", "dropping", "algorithm1")
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,14 @@ class Search:
             not tell, and intervals widen by it; None: no such start.
         method: of the ranking, its probabilities and the stops; a name of `METHODS`.
         strategy: "growing": every model on the smallest subset, then every model on the next;
+            "dropping": the same, but only those go on that may be the best (`advice.OUT`; by a
+            method without probabilities, such as subtuning, the better half), and of these the
+            first that the budget pays for; who was dropped is not ranked;
             "algorithm1" (LensLLM): from the largest down, each model until a loss leaves the line
             of its larger sizes (`gamma`, `tau`).
         confidence: end when a model is the best with this probability; below 0.9 + 0.1 / models.
         budget: limit of all costs together, in the unit they are told in: a round that is expected
-            to exceed it is not begun.
+            to exceed it is not begun, by "dropping" not with fewer than two models.
         costs: model -> expected cost (of any run, of a row more); None: in proportion to the rows
             of the model's last run.
         unit: of all costs ("FLOPs", "s", "€"), as `Selection` shows it.
@@ -127,6 +130,7 @@ class Search:
     stop: str | None = field(default=None, init=False)
     _place: int = field(default=-1, init=False, repr=False, compare=False)
     _round: list[Ask] = field(default_factory=list, init=False, repr=False, compare=False)
+    _ranked: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
     _asked: set[Ask] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -346,8 +350,11 @@ class Search:
 
     def _selected(self, results: Results, name: str) -> Selection:
         target = float(self.target)
-        curves = {}
+        curves, dropped = {}, {}
         for model in self.models:
+            if self.strategy == "dropping" and model in self.stops and model not in self.failed:
+                dropped[model] = f"{model} was {self.stops[model]}"
+                continue
             curve = _curve(results, model)
             sizes = [size for size in curve if size or METHODS[name].trains == "none"]
             if sizes and model not in self.failed:
@@ -374,6 +381,7 @@ class Search:
             forecast=forecast,
             costs=np.array([_paid(results, model, name) for model in curves]),
             full_costs=np.array([self._expected(results, m, target) for m in curves]),
+            unranked=dropped,
             unit=self.unit,
             classes=self.classes,
         )
@@ -387,7 +395,7 @@ class Search:
     def _replay(self) -> None:
         """Decide everything anew from the results."""
         self.stops, self.failed, self.stop = dict(self.unusable), set(self.unusable), None
-        self._place, self._asked = -1, set()
+        self._place, self._asked, self._ranked = -1, set(), []
         self._next_round()
         self._advance()
 
@@ -414,13 +422,22 @@ class Search:
             self.stop = "every planned size was run"
         elif not self._active():
             self.stop = "every model was stopped"
+        elif self._ranked and len(self._active()) == 1:
+            self.stop = f"{self._active()[0]} alone is left"
         else:
             size = self.rounds[self._place]
             added = {ask.model for ask, r in self.results.items() if r.added and ask.rows == size}
             asks = [Ask(model, size) for model in self._active() if model not in added]
-            if limit := self._exceeded(asks):
+            unpaid: list[Ask] = []
+            last = [ask for model in self._ranked[:1:-1] if (ask := Ask(model, size)) in asks]
+            while (limit := self._exceeded(asks)) and len(last) > len(unpaid):
+                unpaid.append(last[len(unpaid)])
+                asks.remove(unpaid[-1])
+            if limit:
                 self.stop = f"{limit} for the next size, {size}"
             else:
+                reason = f"dropped before {size} rows, which the budget does not pay"
+                self.stops |= {ask.model: reason for ask in unpaid}
                 self._round = asks
                 self._asked.update(asks)
 
@@ -433,8 +450,8 @@ class Search:
                 self.stops.setdefault(ask.model, f"failed at {size} rows: {error}")
         if size and self.strategy == "algorithm1":
             self._stop_off_line(size)
-        if size and self.confidence is not None:
-            self.stop = self._decided(self.confidence)
+        if size and (self.confidence is not None or self.strategy == "dropping"):
+            self._judge(size)
         if self.stop is None:
             self._next_round()
         else:
@@ -475,16 +492,21 @@ class Search:
                     f"sizes by more than {self.tau:g} deviations"
                 )
 
-    def _decided(self, confidence: float) -> str | None:
-        """Return that a model is the best with this probability, if one is."""
+    def _judge(self, size: int) -> None:
+        """End when a model is the best with `confidence`, and drop those that are not worth it."""
         try:
             selection = self._selected(self._seen, self.method)
         except ValueError:
-            return None  # too few sizes yet
-        if not selection.has_intervals or (best := selection.best_probabilities.max()) < confidence:
-            return None
-        text = f"decided: {selection.ranking[0]} is the best with probability {best:.3f}"
-        return f"{text}, and {confidence:g} was asked for"
+            return  # too few sizes yet
+        names = selection.ranking
+        best = selection.best_probabilities.max() if selection.has_intervals else 0.0
+        if self.confidence is not None and best >= self.confidence:
+            text = f"decided: {names[0]} is the best with probability {best:.3f}"
+            self.stop = f"{text}, and {self.confidence:g} was asked for"
+        elif self.strategy == "dropping":
+            self._ranked, count = names, selection.staying
+            for place, name in enumerate(names[count:], count + 1):
+                self.stops[name] = f"dropped at {size} rows as number {place} of {len(names)}"
 
     # Settings
 

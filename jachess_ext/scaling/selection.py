@@ -15,11 +15,12 @@ import numpy as np
 
 from .._io import axes_or_new, require
 from .._text import DASH, number, scientific, share
+from .advice import TOLERANCE, Rung, expected_regret, staying
 from .baselines import accept_then_stop
 from .blend import FEWEST_SIZES, Outlook, forecast_ahead, forecasts
 from .fitting import FittedLaw, fit
 from .predictive import Array, Index, Student, Worlds, check_level, width_of_differences
-from .runs import LossTable, TableError, Values, guessing, higher_is_better
+from .runs import LossTable, TableError, Values, from_forecast, guessing, higher_is_better
 from .sheets import Source, listed
 from .tables import read_table
 
@@ -340,6 +341,7 @@ def select(
     tau: float = 5.0,
     tokens: float | None = None,
     epochs: float = 1.0,
+    tolerance: float = TOLERANCE,
     **reading: Any,
 ) -> Selection:
     """Rank models by the loss they will have at the target.
@@ -365,6 +367,8 @@ def select(
         gamma, tau: ats (Algorithm 1): points accepted unseen, and the deviation that stops.
         tokens, epochs: tokens an example (1 where sizes are tokens) and passes over every subset,
             for FLOPs; tokens None: costs are shares of training all models in full.
+        tolerance: how far from the best the advice may be expected to end: a share of a loss, and
+            of a score's best, 1.
         reading: other arguments of `read_table`.
 
     Raises:
@@ -386,6 +390,7 @@ def select(
     if target is None:
         raise ValueError("target is missing; expected the training examples to predict for")
     numbers = {"budget": budget, "target": target, "tokens": tokens, "epochs": epochs}
+    numbers["tolerance"] = tolerance
     for name, value in numbers.items():
         if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"{name} is {value}; expected a positive number")
@@ -434,6 +439,7 @@ def select(
         unit=OF_ALL if tokens is None else "FLOPs",
         measured=measured if np.isfinite(measured).any() else None,
         classes=classes,
+        tolerance=tolerance,
     )
 
 
@@ -491,6 +497,7 @@ class Selection:
         measured: losses at the target that the table holds, [n], NaN where it has none, or None;
             they were not read.
         classes: that are told apart, or None; see `select`.
+        tolerance: of `shortlist`, see `select`.
 
     Example:
         >>> import pandas as pd
@@ -503,7 +510,7 @@ class Selection:
            model  P(best)    loss    90 % interval
         1  a         91 %  0.6686  0.4573 … 0.9776
         2  b          9 %   1.072   0.7798 … 1.475
-        a is the best with probability 91 %: no further run is needed.
+        a is expected within 1 % of the best: no further run is needed.
         >>> selection.names, [float(score) for score in selection.scores.round(2)]
         (('a', 'b'), [0.69, 1.03])
     """
@@ -519,6 +526,7 @@ class Selection:
     unit: str = "FLOPs"
     measured: Array | None = None
     classes: int | None = None
+    tolerance: float = TOLERANCE
 
     def __repr__(self) -> str:
         return self.text()
@@ -541,13 +549,15 @@ class Selection:
     @property
     def notes(self) -> list[str]:
         """Sentences on an order that is not the forecasts', and on losses at the target."""
-        notes = []
-        predicted, measured = self.forecast.predicted, self.measured
-        if predicted is not None and (np.argsort(predicted) != np.argsort(self.scores)).any():
-            notes.append(
-                f"The order is not that of the forecasts alone: {self.method} weighs the losses at "
-                "the largest sizes too, as far as this table's own past speaks for them."
-            )
+        notes, measured = [], self.measured
+        if self.forecast.predicted is not None:
+            places = np.argsort(self.scores, kind="stable")
+            forecasts = self.forecast.predicted[places]
+            lowest = np.minimum.accumulate(forecasts[::-1])[::-1]
+            if (late := forecasts > 1.001 * lowest).any():  # by what can be seen
+                first = int(late.argmax())
+                rows = places[[first, first + int(forecasts[first:].argmin())]]
+                notes.append(self._why_ahead(rows))
         if self.classes is not None and (level := guessing(self.table.metric, self.classes)):
             near = level * np.exp(-np.maximum(2 * self.table.last_noise, _NEAR))
             names = [self.names[place] for place in np.flatnonzero(self.table.last_losses >= near)]
@@ -562,37 +572,113 @@ class Selection:
             )
         return notes
 
-    @property
-    def advice(self) -> str:
-        """Which models are out, and what training the others in full would cost, in words."""
-        if not self.has_intervals:
-            return f"{self.method} gives no probabilities here; it says nothing of what is out."
-        names, chances = self.shortlist, self.best_probabilities
-        places = [self.names.index(name) for name in names]
-        sure = f"with probability {share(float(chances[places].sum()))}"
-        if len(names) == 1:
-            return f"{names[0]} is the best {sure}: no further run is needed."
-        cost = float(self.full_costs[places].sum())
-        price = f" ({self.cost_text(cost)})" if math.isfinite(cost) and cost else ""
-        decide = f"Training these {len(names)} in full{price} would decide."
-        out = len(self.names) - len(names)
-        if not out:
-            return f"No model is out; {self.ranking[0]} is the most probable. {decide}"
-        *first, last = names[:_NAMED] + [f"{len(names) - _NAMED} more"] * (len(names) > _NAMED)
-        others = "the other model is out" if out == 1 else f"the other {out} are out"
-        return f"The best is among {', '.join(first)} and {last} {sure}; {others}. {decide}"
+    def _why_ahead(self, rows: Index) -> str:
+        """Return why the first of two models comes before one whose forecast is better."""
+        losses = self.table.losses[rows]
+        common = np.flatnonzero(np.isfinite(losses).all(0) & (self.table.sizes > 0))
+        ahead, behind = (self.names[row] for row in rows)
+        worse = self._distance(*self.predicted_losses[rows])
+        text = f"{ahead} is ahead of {behind} though its forecast is {self.stake_text(worse)} worse"
+        if not len(common) or (lead := self._distance(*losses[::-1, common[-1]])) <= 0:
+            return f"{text}."
+        text = f"{text}: it leads by {self.stake_text(lead)} at {self.table.sizes[common[-1]]:,.0f}"
+        return f"{text}, and last losses count as far as this table's own past speaks for them."
+
+    def _distance(self, high: float, low: float) -> float:
+        """Return how far a loss is above another, as `stake_text` takes it."""
+        return math.log(high / low) if self._by_ratio else float(high - low)
 
     @property
-    def shortlist(self) -> list[str]:
-        """The fewest models that hold the best with probability 0.9, most probable first.
+    def _by_ratio(self) -> bool:
+        """Whether losses are compared by their ratio: neither scores nor logarithms are."""
+        metric = self.table.metric
+        return metric is None or from_forecast(metric, 1.0) == 1.0
+
+    def stake_text(self, stake: float) -> str:
+        """Return a difference, as of `expected_regret`, in the metric's terms: 3 %, 2 points."""
+        metric = self.table.metric
+        is_score = metric is not None and higher_is_better(metric)
+        with np.errstate(over="ignore"):
+            text = share(max(stake if is_score else float(np.expm1(stake)), 0.001))
+        return text.replace("%", "points") if is_score else text
+
+    @property
+    def advice(self) -> str:
+        """The fewest models to train in full, what is at stake, and the next run, in words."""
+        if not self.has_intervals:
+            return f"{self.method} gives no probabilities here; it says nothing of what is out."
+        names, n, rung = self.shortlist, len(self.names), self.next_rung
+        within = [f"within {self.stake_text(stake)}" for stake in self.expected_regret]
+        price = self._price(names)
+        cost = "" if math.isnan(price) else f" costs {share(price)} of all {n}"
+        if len(names) == 1:
+            cost = cost and f" (training it{cost})"
+            text = f"{names[0]} is expected {within[0]} of the best{cost}"
+            return f"{text}: no further run is needed."
+        text = f"The best of {_listed(names, n)} is expected {within[len(names) - 1]} of the best"
+        text += f"; training these {len(names)} in full{cost or ' would tell'}"
+        if len(names) == n:
+            near = self.stake_text(self.tolerance)
+            text = f"Only training all {n} in full is expected within {near} of the best"
+        text += f". {names[0]} alone: {within[0]}."
+        if rung is None:
+            return text
+        out = n - len(rung.names)
+        others = f"; the other {out} {'is' if out == 1 else 'are'} out" if out else ""
+        cost = "" if math.isnan(rung.price) else f" ({share(rung.price)} of training all in full)"
+        return (
+            f"{text} Before that, run {_listed(rung.names, n)} on {rung.size:,.0f}{cost}{others}."
+        )
+
+    def _price(self, names: Sequence[str], size: float | None = None) -> float:
+        """Return what runs of models on a size (the target) cost, as a share of all in full."""
+        total = float(self.full_costs.sum())
+        part = sum(float(self.full_costs[self.names.index(name)]) for name in names)
+        return part / total * (size or self.target) / self.target if total > 0 else math.nan
+
+    @cached_property
+    def expected_regret(self) -> Array:
+        """What the best of the ranking's first k is expected to lose on the best of all, [n].
+
+        For k = 1 … n: the expected difference of ln L; of L for a score (what is missing of 1) and
+        for a perplexity (L is its logarithm).
 
         Raises:
             ValueError: the method gives no distribution.
         """
-        chances = self.best_probabilities
-        order = np.argsort(-chances, kind="stable")
-        count = int(np.searchsorted(np.cumsum(chances[order]), _SURE)) + 1
-        return [self.names[place] for place in order[:count]]
+        order = np.argsort(self.scores, kind="stable")
+        worlds = self._distribution(self.forecast.worlds)
+        regret = expected_regret(worlds, order, ratio=self._by_ratio)
+        regret.setflags(write=False)
+        return regret
+
+    @property
+    def shortlist(self) -> list[str]:
+        """The fewest first models whose best is expected within `tolerance` of the best of all.
+
+        Raises:
+            ValueError: the method gives no distribution.
+        """
+        return self.ranking[: 1 + int(np.argmax(self.expected_regret <= self.tolerance))]
+
+    @property
+    def staying(self) -> int:
+        """How many of the ranking's first are worth a further run, see `advice.staying`.
+
+        Half of them, where the method gives no probabilities.
+        """
+        if not self.has_intervals:
+            return (len(self.names) + 1) // 2
+        return staying(self.best_probabilities[np.argsort(self.scores, kind="stable")])
+
+    @property
+    def next_rung(self) -> Rung | None:
+        """The models worth a run on twice the largest size; None: it is above half the target."""
+        size = 2 * self.budget
+        if size > self.target / 2:
+            return None
+        names = self.ranking[: self.staying]
+        return Rung(tuple(names), size, self._price(names, size))
 
     def in_unit(self, flops: Values) -> Values:
         """Return costs in `unit`."""
@@ -790,10 +876,16 @@ class Selection:
         return distribution
 
 
-# ---- in words: the table, and what is out -------------------------------------------------------
+# ---- in words ----------------------------------------------------------
 
-_SURE = 0.9  # probability of holding the best that needs no other models
 _NAMED = 4  # models, at most
+
+
+def _listed(names: Sequence[str], models: int) -> str:
+    """Return names in words: "A, B and C", of many how far they go in the ranking."""
+    if len(names) > _NAMED:
+        return f"all {models}" if len(names) == models else f"the first {len(names)}"
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def ranking_rows(selection: Selection, level: float = 0.9) -> list[list[str]]:

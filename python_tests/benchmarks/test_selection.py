@@ -133,3 +133,46 @@ def test_comparisons_count_families_alike() -> None:
     both = [{**row, "family": "lcdb accuracy"} for row in lcdb] + lcdb + rows[4:]
     frame = selection.compared(pd.DataFrame(both).assign(**{"RMSE ln L": 1.0}))
     assert frame.iloc[0].tolist() == ["RelAcc", "ats", "+10.0", "+30.0", "+20.0 [+20.0, +20.0]"]
+
+
+def test_plain_halving_by_hand() -> None:
+    """Five models; b leads at 10, d at 15 and 20, e at 40; halves of five are two, of two one."""
+    sizes = np.array([10.0, 15.0, 20.0, 40.0])
+    losses = np.array([[5, 5, 5, 1], [1, 9, 3, 3], [2, 8, 2, 2], [3, 1, 1, 9], [4, 7, 6, 0.5]])
+    prices = np.array([1.0, 1.0, 2.0, 1.0, 1.0])
+    np.testing.assert_array_equal(selection.doubling(sizes), [0, 2, 3])
+    assert selection.halving(losses, sizes, prices, 59.0) == (1, 60.0), "at least the smallest"
+    first = 10 * 6 + 20 * 3  # all, then b and c
+    assert selection.halving(losses, sizes, prices, first) == (2, first)
+    second = 15 * 6 + 40 * 2  # all, then d and a, at 40
+    assert selection.halving(losses, sizes, prices, second - 1) == (2, first)
+    assert selection.halving(losses, sizes, prices, second) == (0, second)
+    everything = 40 * 6
+    assert selection.halving(losses, sizes, prices, everything) == (4, everything)
+
+
+def test_advice_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "FEW_TABLES", 1)
+    flan = tables.write_csv(tmp_path / "flan.csv", tables.population(3, models=12)[0])
+    given = ["--flan", str(flan), "--results", str(tmp_path)]
+    searched = selection.main(["advice", *given]).set_index(["family", "budget", "method"])
+    case = next(iter(selection.flan_cases(flan, "A")))
+    table, target = case.table, 1638400.0
+    budget, truth = target / 64, case.table.losses_at(target)
+    found, row = select(table, budget, target), selection.follow(case, budget)
+    assert row is not None and row["named"] == len(found.shortlist)
+    full = dict(zip(found.names, found.full_costs, strict=True))
+    cost = sum(full[name] for name in found.shortlist) / sum(full.values())
+    true = min(truth[table.names.index(name)] for name in found.shortlist) / truth.min()
+    assert row["cost"] == pytest.approx(cost) and row["true"] == pytest.approx(100 * np.log(true))
+    assert row["said"] == 100 * found.expected_regret[row["named"] - 1]
+    last = np.argsort(table.losses_at(budget))[:2]
+    assert row["last 2"] == pytest.approx(100 * np.log(truth[last].min() / truth.min()))
+    equal = searched.loc["flan", budget, "equal"]
+    best = found.scores.argmin()
+    assert equal.RelAcc == pytest.approx(100 * (truth.max() - truth[best]) / np.ptp(truth))
+    costs = searched.groupby("method").cost.mean()
+    assert (searched.cost <= 1 + 1e-9).all() and costs["equal"] == 1
+    assert costs["dropping, same sizes"] < min(costs["dropping"], 0.9)
+    text = (tmp_path / "selection_advice_A.md").read_text()
+    assert "| flan | equal | " in text and "less that of" in text

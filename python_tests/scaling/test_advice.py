@@ -1,4 +1,4 @@
-"""The advice of a selection: by drawing, and its words."""
+"""The advice of a selection: expected regret by drawing, who goes on, and the words."""
 
 from __future__ import annotations
 
@@ -7,52 +7,170 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jachess_ext._text import scientific
+from jachess_ext._text import share
 from jachess_ext.scaling import LossTable, select
+from jachess_ext.scaling import advice as module
+from jachess_ext.scaling.advice import expected_regret, staying
+from jachess_ext.scaling.predictive import Student, Worlds
 from python_tests.scaling import tables
 
 
-def table_of(*losses: list[float]) -> LossTable:
+def table_of(*losses: list[float], metric: str | None = None) -> LossTable:
     names = tuple("abcdef"[: len(losses)])
     sizes = 100.0 * 2.0 ** np.arange(len(losses[0]))
-    return LossTable(names, sizes, np.array(losses), np.full(len(names), 1e8))
+    return LossTable(names, sizes, np.array(losses), np.full(len(names), 1e8), metric)
+
+
+CLOSE = table_of([2.0, 1.6, 1.3, 1.1], [1.9, 1.6, 1.3, 1.1])
+CLEAR = table_of([2.0, 1.0, 0.5, 0.25], [2.0, 1.99, 1.98, 1.97])
+
+
+@pytest.mark.parametrize(("dof", "ratio"), [(5.0, True), (np.inf, True), (np.inf, False)])
+def test_expected_regret_against_drawing(dof: float, ratio: bool) -> None:
+    generator = np.random.default_rng(0)
+    location, scale = generator.normal(0, 0.2, 7), generator.uniform(0.02, 0.3, 7)
+    order = generator.permutation(7)
+    drawn = location + 0.5 * scale * generator.standard_t(min(dof, 1e9), (400_000, 7))
+    lowest = np.minimum.accumulate(drawn[:, order] if ratio else np.exp(drawn[:, order]), 1)
+    each = lowest - lowest[:, -1:]
+    one, other = (Student(location, s, np.full(7, dof)) for s in (scale, scale / 3))
+    found = expected_regret(alone(one), order, ratio=ratio)
+    errors = each.std(0) / np.sqrt(len(each))
+    assert (abs(found - each.mean(0)) <= 5 * errors + 2e-4).all()
+    assert found[-1] == 0 and (np.diff(found) <= 0).all() and found[0] > 0.05
+    both = expected_regret(Worlds(np.array([0.3, 0.7]), (one, other)), order, ratio=ratio)
+    narrow = expected_regret(alone(other), order, ratio=ratio)
+    np.testing.assert_allclose(both, 0.3 * found + 0.7 * narrow, rtol=1e-12)
+
+
+def alone(account: Student) -> Worlds:
+    return Worlds(np.ones(1), (account,))
+
+
+def test_expected_regret_of_two_is_the_closed_form() -> None:
+    """E[max(X − Y, 0)] of Gaussians: d Φ(d/s) + s φ(d/s), s² the sum of their variances."""
+    stats = pytest.importorskip("scipy.stats")
+    for gap in (-0.3, 0.0, 1e-3, 2.0):
+        pair = Student(np.array([gap, 0.0]), np.array([0.05, 0.1]), np.full(2, np.inf))
+        s = 0.5 * np.hypot(0.05, 0.1)
+        expected = gap * stats.norm.cdf(gap / s) + s * stats.norm.pdf(gap / s)
+        found = expected_regret(alone(pair), np.array([0, 1]), ratio=True)
+        assert found[0] == pytest.approx(expected, rel=1e-4, abs=1e-7)
+
+
+def test_expected_regret_of_thousands_is_that_of_drawing() -> None:
+    generator = np.random.default_rng(1)
+    location = generator.uniform(0, 3, 3000)
+    many = Student(location, np.full(3000, 0.1), np.full(3000, np.inf))
+    order = np.argsort(location)
+    drawn = location[order[:600]] + 0.05 * generator.standard_normal((20_000, 600))
+    expected = (drawn[:, 0] - drawn.min(1)).mean()  # the others lie ten widths above and more
+    assert expected_regret(alone(many), order, ratio=True)[0] == pytest.approx(expected, rel=0.02)
+
+
+def test_who_goes_on_is_sure_enough_beyond_what_all_are_given() -> None:
+    """0.9 · 0.03 beyond a tenth shared by all: the last such, and whoever comes before."""
+    assert staying(np.array([0.8, 0.047, 0.053, 0.1])) == 4
+    assert staying(np.array([0.8, 0.053, 0.1, 0.047])) == 3
+    assert staying(np.array([0.85, 0.05, 0.05, 0.05])) == 1
+    assert staying(np.array([0.4, 0.3, 0.3])) == 3
+    assert staying(np.array([0.85, 0.0521, 0.05, 0.0479])) == 2
 
 
 def test_a_clear_choice_needs_no_run() -> None:
-    found = select(table_of([2.0, 1.0, 0.5, 0.25], [2.0, 1.99, 1.98, 1.97]), target=1600)
-    assert found.best_probabilities.max() > 0.9
-    assert found.advice.startswith("a is the best with probability")
-    assert found.advice.endswith("no further run is needed.")
-
-
-def test_the_fewest_models_that_hold_the_best_are_named_with_their_cost() -> None:
-    table, _ = tables.population(0, models=12)
-    found = select(replace(table, parameters=np.full(12, 1e9)), 6400, 102400, tokens=128)
-    chances = dict(zip(found.names, found.best_probabilities, strict=True))
-    expected: list[str] = []
-    while sum(chances[name] for name in expected) < 0.9:
-        expected.append(max(chances.keys() - set(expected), key=chances.__getitem__))
-    assert found.shortlist == expected and 4 < len(expected) < 12
-    held = sum(chances[name] for name in expected)
-    named = f"{', '.join(expected[:4])} and {len(expected) - 4} more"
-    cost = scientific(len(expected) * 6 * 1e9 * 102400 * 128)
+    found = select(CLEAR, target=1600)
+    assert found.shortlist == ["a"] and found.expected_regret[0] < 0.001
     assert found.advice == (
-        f"The best is among {named} with probability {100 * held:.0f} %; the other "
-        f"{12 - len(expected)} are out. Training these {len(expected)} in full ({cost} FLOPs)"
-        " would decide."
+        "a is expected within 0.1 % of the best (training it costs 50 % of all 2): "
+        "no further run is needed."
     )
 
 
-def test_where_no_model_is_out_it_is_said() -> None:
-    found = select(table_of([2.0, 1.6, 1.3, 1.1], [1.9, 1.6, 1.3, 1.1]), target=1600)
+def test_the_fewest_within_the_tolerance_are_named_with_their_price() -> None:
+    table, _ = tables.population(0, models=12)
+    n = np.arange(1, 13) * 1e9
+    table = replace(table, parameters=n)
+    for tolerance in (0.003, 0.01, 0.05):
+        found = select(table, 800, 102400, tokens=128, tolerance=tolerance)
+        count = next(k for k, lost in enumerate(found.expected_regret, 1) if lost <= tolerance)
+        assert found.shortlist == found.ranking[:count] and 1 < count < 12
+        price = sum(n[table.names.index(name)] for name in found.shortlist) / n.sum()
+        rung = found.next_rung
+        assert rung is not None and rung.size == 1600
+        chances = found.to_frame().prob_best
+        on = [p >= 0.027 + 0.1 / 12 for p in chances]
+        assert list(rung.names) == found.ranking[: sum(on)] and count < len(rung.names) < 12
+        ours = sum(n[table.names.index(name)] for name in rung.names)
+        assert rung.price == pytest.approx(ours / n.sum() / 64)
+        first, last = (share(np.expm1(found.expected_regret[k])) for k in (0, count - 1))
+        *names, end = found.shortlist
+        named = f"{', '.join(names)} and {end}" if count <= 4 else f"the first {count}"
+        assert found.advice == (
+            f"The best of {named} is expected within {last} of the best; training these {count} in "
+            f"full costs {share(price)} of all 12. {found.ranking[0]} alone: within {first}. "
+            f"Before that, run the first {len(rung.names)} on 1,600 ({share(rung.price)} of "
+            f"training all in full); the other {12 - len(rung.names)} are out."
+        )
+        assert "more" not in found.advice
+
+
+def test_where_all_are_needed_or_no_size_is_left() -> None:
+    found = select(CLOSE, target=1600, tolerance=0.001)
+    assert found.next_rung is None, "1,600 is the target itself"
     assert len(found.shortlist) == 2
-    assert found.advice.startswith("No model is out; ")
+    assert found.advice == (
+        "Only training all 2 in full is expected within 0.1 % of the best. b alone: within 0.7 %."
+    )
+    far = select(CLOSE, target=3200).next_rung
+    assert far is not None and far.size == 1600 and far.names == tuple(found.ranking)
+    unpriced = select(replace(CLOSE, parameters=None), target=3200, tolerance=0.001)
+    assert unpriced.advice.endswith("Before that, run b and a on 1,600.")
+
+
+def test_stakes_are_in_the_metrics_own_terms() -> None:
+    """A share of a loss and of a perplexity, points of a score: by the same forecasts."""
+    losses = [[0.4, 0.3, 0.25, 0.22], [0.38, 0.3, 0.26, 0.23]]
+    loss, score, perplexity = (
+        select(table_of(*losses, metric=metric), target=3200)
+        for metric in ("loss", "accuracy", "perplexity")
+    )
+    assert (loss.scores == score.scores).all() and (loss.scores == perplexity.scores).all()
+    assert loss.expected_regret[0] > 3 * score.expected_regret[0] > 0
+    assert (score.expected_regret == perplexity.expected_regret).all()
+    assert loss.stake_text(0.0677) == "7 %" == perplexity.stake_text(0.0677)
+    assert score.stake_text(0.0677) == "7 points" and score.stake_text(0.0041) == "0.4 points"
+    assert f"within {score.stake_text(score.expected_regret[0])}" in score.advice
+    with pytest.raises(ValueError, match="tolerance is 0"):
+        select(CLOSE, target=3200, tolerance=0.0)
+
+
+def test_why_a_model_is_ahead_of_one_with_a_better_forecast() -> None:
+    """Of made-up numbers: e.g. ln 1.02 worse, ln 1.1 ahead, and a score in between."""
+    found = select(table_of([2.0, 1.6, 1.3, 1.0], [2.2, 1.7, 1.4, 1.1]), target=3200)
+    apart, own = np.log([1.0, 1.1]), found.forecast.predictive
+    assert own is not None
+    location = np.log([0.51, 0.5])
+    score = np.exp(0.6 * location + 0.4 * apart)
+    forecast = replace(found.forecast, predictive=replace(own, location=location), score=score)
+    (note,) = replace(found, forecast=forecast).notes
+    assert note == (
+        "a is ahead of b though its forecast is 2 % worse: it leads by 10 % at 800, and last "
+        "losses count as far as this table's own past speaks for them."
+    )
+    behind = replace(forecast, score=np.array([0.4, 0.5]))
+    table = replace(found.table, losses=found.table.losses[::-1])
+    (note,) = replace(found, forecast=behind, table=table).notes
+    assert note == "a is ahead of b though its forecast is 2 % worse."
+    agreed = replace(forecast, predictive=replace(own, location=np.log(score)))
+    assert replace(found, forecast=agreed).notes == []
 
 
 def test_a_method_without_probabilities_says_so() -> None:
     found = select(tables.population(2, models=3)[0], 6400, 102400, "subtuning")
     assert found.advice == "subtuning gives no probabilities here; it says nothing of what is out."
     assert found.advice in repr(found)
+    with pytest.raises(ValueError, match="subtuning gives no distribution"):
+        _ = found.shortlist
 
 
 def test_costs_are_in_the_unit_that_is_asked_for() -> None:
@@ -64,3 +182,4 @@ def test_costs_are_in_the_unit_that_is_asked_for() -> None:
     assert flops.to_frame().full_cost[0] == pytest.approx(6e8 * 1600 * 100)
     assert flops.cost_text(1.234e15) == "1.23 × 10¹⁵ FLOPs"
     assert "cost" not in repr(select(replace(table, parameters=None), target=1600))
+    assert module.TOLERANCE == 0.01 == flops.tolerance

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jachess_ext.scaling import Ask, LossTable, Search, read_table, select
+from jachess_ext.scaling import Ask, LossTable, Search, advice, read_table, select
 from jachess_ext.scaling.selection import METHODS, forecast_each
 
 SIZES = (4, 8, 16, 32, 64)
@@ -94,6 +94,113 @@ def test_a_decided_ranking_stops() -> None:
     undecided = finished(lambda ask: crossing(Ask("", ask.rows)), confidence=0.6)
     assert undecided.stop == "every planned size was run"
     assert undecided.selection().best_probabilities[0] == pytest.approx(0.5, abs=0.02)
+
+
+EIGHT = tuple("abcdefgh")
+
+
+def fanned(ask: Ask) -> float:
+    """Eight power laws, a the steepest, with a little noise."""
+    place = EIGHT.index(ask.model)
+    noise = 1 + 0.01 * math.cos(7 * ask.rows + place)
+    return float(ask.rows ** -(0.5 - 0.03 * place) * noise)
+
+
+def dropping(**given: Any) -> Search:
+    """A search of the eight whose rows cost as many units."""
+    costs = dict.fromkeys(EIGHT, (0.0, 1.0))
+    settings = {"models": EIGHT, "strategy": "dropping", "target": 512, "costs": costs}
+    return finished(fanned, lambda ask: float(ask.rows), **settings | given)
+
+
+def spent(search: Search) -> float:
+    return sum(result.cost for result in search.results.values())
+
+
+def test_who_cannot_be_the_best_is_dropped() -> None:
+    """After each round from the third size on, by P(best) of those that are left."""
+    search, left = dropping(), list(EIGHT)
+    for place, size in enumerate(SIZES):
+        ran = [ask.model for ask in search.results if ask.rows == size]
+        assert ran == left, f"at {size}"
+        if place < 2:
+            continue
+        losses = np.array([[fanned(Ask(m, s)) for s in SIZES[: place + 1]] for m in left])
+        sizes = np.array(SIZES[: place + 1], dtype=float)
+        found = select(LossTable(tuple(left), sizes, losses, None), float(size), 512)
+        least = 0.027 + 0.1 / len(left)
+        chances = dict(zip(found.names, found.best_probabilities, strict=True))
+        out = [m for m in found.ranking if chances[m] < least]
+        assert out == found.ranking[len(left) - len(out) :]
+        for name in out:
+            number = found.ranking.index(name) + 1
+            assert search.stops[name] == f"dropped at {size} rows as number {number} of {len(left)}"
+        left = [m for m in left if m not in out]
+        if len(left) == 1:
+            break
+    assert 0 < len(search.stops) < 8 and search.best() == "a"
+    selection = search.selection()
+    assert [*selection.names] == left
+    assert selection.unranked == {m: f"{m} was {search.stops[m]}" for m in EIGHT if m not in left}
+    growing = dropping(strategy="growing")
+    assert growing.best() == "a" and not growing.stops and spent(search) < 0.8 * spent(growing)
+
+
+def test_the_search_ends_with_one_model_left() -> None:
+    search = Search(("a", "h"), SIZES, 512, strategy="dropping")
+    while ask := search.ask():
+        search.tell(ask, ask.rows ** (-0.8 if ask.model == "a" else -0.02))
+    assert search.stop == "a alone is left" and search.best() == "a"
+    assert max(ask.rows for ask in search.results) == 16
+    assert search.stops == {"h": "dropped at 16 rows as number 2 of 2"}
+
+
+def test_without_probabilities_dropping_is_successive_halving() -> None:
+    search, left = dropping(method="subtuning"), [*EIGHT]
+    for size, count in zip(SIZES, (8, 4, 2, 0, 0), strict=True):
+        assert [a.model for a in search.results if a.rows == size] == left[:count]
+        left = sorted(sorted(left, key=lambda m: fanned(Ask(m, size)))[: len(left) // 2])
+    assert search.stop == f"{search.best()} alone is left"
+
+
+def test_a_budget_drops_the_last_and_pays_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the eight, whoever the forecasts put last, until the next size is paid for."""
+    monkeypatch.setattr(advice, "OUT", 0.0)  # nobody is dropped for P(best)
+    free = dropping(sizes=(4, 8, 16, 32))
+    ranking = dropping(sizes=(4, 8, 16)).selection().ranking
+    before = 8 * (4 + 8 + 16)
+    for limit in (3, 2):
+        search = dropping(sizes=(4, 8, 16, 32), budget=before + 32 * limit + 31.0)
+        ran = {ask.model for ask in search.results if ask.rows == 32}
+        assert ran == set(ranking[:limit]) < {a.model for a in free.results if a.rows == 32}
+        assert spent(search) <= before + 32 * limit + 31
+        assert (
+            search.stops[ranking[limit]] == "dropped before 32 rows, which the budget does not pay"
+        )
+        assert [*search.selection().names] == sorted(ran)
+    poor = dropping(sizes=(4, 8, 16, 32), budget=before + 63.0)
+    assert max(ask.rows for ask in poor.results) == 16
+    assert not set(ranking) - set(poor.selection().names), "who is not outrun stays ranked"
+    assert poor.stop == f"the budget {before + 63:g} does not pay for the next size, 32"
+    early = dropping(sizes=(4, 8, 16, 32), budget=8 * 4 + 60.0)
+    assert not early.stops, "two sizes rank nobody"
+
+
+def test_dropping_goes_on_from_any_moment_and_in_any_order() -> None:
+    settings: dict[str, Any] = {"strategy": "dropping", "budget": 8 * 28 + 130.0}
+    settings["costs"] = dict.fromkeys(EIGHT, (0.0, 1.0))
+    search, draw = Search(EIGHT, SIZES, 512, **settings), random.Random(1)
+    while asks := search.open_runs():
+        ask = draw.choice(asks)
+        search = Search.from_state(json.loads(json.dumps(search.state())))
+        search.tell(ask, fanned(ask), cost=float(ask.rows))
+    whole = dropping(budget=8 * 28 + 130.0)
+    assert search.stops == whole.stops != {} and search.stop == whole.stop
+    assert search.results == whole.results
+    failed = finished(lambda a: math.nan if a == Ask("b", 16) else fanned(a), models=EIGHT,
+                      strategy="dropping", target=512)  # fmt: skip
+    assert failed.stops["b"].startswith("failed at 16 rows") and "b" not in failed.selection().names
+    assert "b" not in failed.selection().unranked
 
 
 def kinked(ask: Ask) -> float:
@@ -426,7 +533,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"gamma": 2}, "gamma is 2"),
     ({"tau": 0.0}, "tau is 0.0"),
     ({"budget": -1.0}, "budget is -1.0"),
-    ({"strategy": "sideways"}, "strategy is 'sideways'; expected one of growing, algorithm1"),
+    (
+        {"strategy": "sideways"},
+        "strategy is 'sideways'; expected one of growing, dropping, algorithm1",
+    ),
     ({"test_rows": 0}, "test_rows is 0"),
     ({"classes": 1}, "classes is 1; expected 2 or more"),
     (

@@ -49,14 +49,15 @@ def test_select_prints_and_writes(
 
 def test_select_writes_a_report(path: Path, tmp_path: Path, capsys: Capture) -> None:
     page = tmp_path / "out" / "r.html"
-    given = ["--budget", "51200", "--target", "1638400", "--level", "0.8", "--report", str(page)]
+    given = ["--budget", "1600", "--target", "1638400", "--level", "0.8", "--report", str(page)]
     assert main(["select", str(path), *given]) == 0
     text = page.read_text(encoding="utf-8")
-    expected = select(read_table(path), 51200, 1638400)
+    expected = select(read_table(path), 1600, 1638400)
     assert len(expected.shortlist) > 1
     assert f"{expected.ranking[0]} is most likely the best on 1,638,400 examples (" in text
     assert "this is not decided" in text and "is the model to fine-tune" not in text
     assert "The table holds losses at the target" in text and "<th>measured" in text
+    assert expected.advice in text and expected.notes[0] in text
     assert text.index("<th>P(best)") < text.index("<th>loss") and ">FLOPs" not in text
     assert "80 % interval" in text and "losses.csv" in text and text.count("<svg") == 1
     assert str(page) in capsys.readouterr().out

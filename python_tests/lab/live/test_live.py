@@ -19,7 +19,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertModel
 
 from jachess_ext.lab.cli import main
-from jachess_ext.lab.live import LiveSelection, choice, read_selection, select_live, trial
+from jachess_ext.lab.live import LiveSelection, choice, read_selection, report, select_live, trial
 from jachess_ext.lab.live.plan import (
     Candidate,
     judged_rows,
@@ -337,6 +337,34 @@ def test_finished_runs_are_not_repeated(go: Go, runs: Runs, tmp_path: Path) -> N
     runs.jobs.clear()
     go(seed=1)
     assert len(runs.done) == 6, "another seed is another run"
+
+
+def test_who_is_dropped_is_trained_no_further(
+    go: Go, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        runs, "loss", lambda job: job.size ** (-0.9 if job.model.endswith("wide") else -0.02)
+    )
+    given = {"sizes": (4, 8, 16, 32, 64), "strategy": "dropping"}
+    first = go(**given)
+    sizes = {name: [size for n, size in runs.done if n == name] for name in ("narrow", "wide")}
+    assert sizes["wide"] == sizes["narrow"] and max(sizes["wide"]) < 64
+    assert first.search.stop is not None and first.search.stop.endswith("wide alone is left")
+    (dropped,) = first.search.stops
+    assert dropped.endswith("narrow") and first.best.endswith("wide")
+    assert (
+        first.stops[dropped] == first.search.stops[dropped]
+        and "as number 2" in first.stops[dropped]
+    )
+    assert read_selection(tmp_path) == first
+    content = json.loads((tmp_path / "selection.json").read_text())
+    assert [row["rank"] for row in content["ranking"]] == [1, None]
+    report.write_live_selection(tmp_path / "page.html", first)
+    assert "number 2 of 2" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    (tmp_path / "selection.json").unlink()
+    next((tmp_path / "runs").glob("*wide-8-*.json")).unlink()
+    done, runs.jobs = len(runs.jobs), []
+    assert go(**given) == first and runs.done == [("wide", 8)] and done == 2 * len(sizes["wide"])
 
 
 def test_too_small_a_budget_keeps_the_runs(go: Go, runs: Runs, settings: Settings) -> None:
