@@ -11,9 +11,10 @@ import numpy as np
 
 from .._io import DataError, finite, from_json
 from .baselines import accept_then_stop
+from .history import History, Tables
 from .predictive import SURPRISE
 from .runs import LossTable, check_sizes, higher_is_better, sampling_noise, to_forecast, worst_value
-from .selection import DEFAULT, METHODS, Selection, forecast_each
+from .selection import DEFAULT, METHODS, Selection, forecast_each, with_history
 from .sheets import Source
 from .tables import plain_name, read_table
 
@@ -88,6 +89,7 @@ class Search:
         parameters: model -> N, for the method modelsize.
         gamma, tau: Algorithm 1's points accepted unseen, and deviations that stop it.
         unusable: candidate -> why no run of it is asked for, and it is not ranked.
+        history: earlier tables of some of the candidates, as `select` takes them.
         results: run -> what it gave, in the order told or added.
         stops: model -> why no further size is run of it.
         failed: models whose runs failed, and those that are unusable; they are not ranked.
@@ -122,6 +124,7 @@ class Search:
     gamma: int = 3
     tau: float = 5.0
     unusable: Mapping[str, str] = field(default_factory=dict)
+    history: Tables | Sequence[Tables] = field(default=(), repr=False, compare=False)
     results: Results = field(default_factory=dict, init=False)
     stops: dict[str, str] = field(default_factory=dict, init=False)
     failed: set[str] = field(default_factory=set, init=False)
@@ -135,6 +138,7 @@ class Search:
         if self.costs is not None:
             self.costs = {m: (float(once), float(row)) for m, (once, row) in self.costs.items()}
         self._check()
+        self.history = History.read(self.history, self.metric)
         self._replay()
 
     def learn(
@@ -298,6 +302,7 @@ class Search:
     def state(self) -> dict[str, Any]:
         """Return settings and results as JSON values."""
         settings = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        settings["history"] = History.read(self.history).state()
         results = [asdict(ask) | asdict(result) for ask, result in self.results.items()]
         return finite({**settings, "results": results})
 
@@ -366,7 +371,10 @@ class Search:
             metric=self.metric,
             noise=sampling_noise(self.metric or "loss", losses, self.test_rows),
         )
-        forecast = forecast_each(table, target, name, self.gamma, self.tau)
+        how = name, self.gamma, self.tau
+        forecast = forecast_each(table, target, *how)
+        history = History.read(self.history)
+        forecast, moved = with_history(forecast, table, table, target, how, history)
         if self.classes is not None and forecast.predictive is not None:
             # A classifier stays at ln C until it learns anything, then falls fast.  When that is
             # no subset shows, so the width grows with the doublings that are left.
@@ -382,6 +390,7 @@ class Search:
             costs=np.array([_paid(results, model, name) for model in curves]),
             full_costs=np.array([self._expected(results, m, target) for m in curves]),
             unit=self.unit,
+            moved=moved,
         )
 
     def curve(self, model: str) -> dict[int, float]:
