@@ -76,7 +76,8 @@ class History:
                 table = _read(item, metric)
                 tables[label] = table.up_to(table.sizes[-1])  # checks every loss
             except TableError as error:  # its options are not of the table to choose from
-                raise TableError(f"the history's {label}: {error.args[0]}") from error
+                hint = " (give the LossTable of read_table, told so)" if error.options else ""
+                raise TableError(f"the history's {label}: {error.args[0]}{hint}") from error
         for (first, one), (second, other) in combinations(tables.items(), 2):
             if _same_runs(one, other):
                 raise TableError(f"the history's {first} and {second} hold the same runs")

@@ -148,10 +148,10 @@ def standardised(losses: LossTable) -> np.ndarray:
 
 
 def test_tables_of_another_reach_are_not_learnt_from() -> None:
-    part = replace(EARLIER[0], sizes=EARLIER[0].sizes[-5:], losses=EARLIER[0].losses[:, -5:])
-    assert "and 0 tell" in moved(part).moved  # 1/4 at least, where 1/32 is asked for
-    near = select(TABLE, BUDGET, 4 * BUDGET, history=part)
-    assert "and 1 tell" in near.moved
+    few = np.array([-10, -9, -8, -1])  # 1/512, 1/256, 1/128, all
+    part = replace(EARLIER[0], sizes=EARLIER[0].sizes[few], losses=EARLIER[0].losses[:, few])
+    assert "and 0 tell" in moved(part).moved  # where 1/32 is asked for
+    assert "and 1 tell" in moved(part, target=128 * BUDGET).moved
 
 
 def test_one_table_moves_little_and_ten_the_more() -> None:
@@ -202,9 +202,14 @@ def test_files_are_read_as_the_table_and_named_in_errors(tmp_path: Path) -> None
     one = select(TABLE, BUDGET, TARGET, history=frame(EARLIER[0]))
     np.testing.assert_array_equal(one.scores, moved(EARLIER[0]).scores)
     (tmp_path / "9.csv").write_text("model,100,200\na,1.0,x\nb,1.0,2.0\n")
-    with pytest.raises(TableError, match=r"the history's .*9\.csv: .*'x'") as raised:
+    with pytest.raises(TableError, match=r"the history's .*9\.csv: .*'x'"):
         select(TABLE, BUDGET, TARGET, history=tmp_path)
-    assert not raised.value.options  # they would be those of another table
+    (tmp_path / "9.csv").write_text("model,100,200\na,0.5,0.7\nb,0.6,0.8\n")
+    with pytest.raises(
+        TableError, match=r"9\.csv: .* rise.*\(give the LossTable of read_table"
+    ) as raised:
+        select(TABLE, BUDGET, TARGET, history=tmp_path)
+    assert not raised.value.options  # they would be those of the table to choose from
     (tmp_path / "none").mkdir()
     with pytest.raises(TableError, match=r"none has no file \.csv"):
         select(TABLE, BUDGET, TARGET, history=[tmp_path / "none"])
@@ -231,7 +236,10 @@ def test_other_methods(method: str) -> None:
     before = select(sized, BUDGET, TARGET, method)
     after = select(sized, BUDGET, TARGET, method, history=EARLIER)
     if method == "modelsize":
-        assert "modelsize predicts no loss; nothing moved" in after.moved and (after.scores == before.scores).all()
+        assert (
+            "modelsize predicts no loss; nothing moved" in after.moved
+            and (after.scores == before.scores).all()
+        )
     else:
         assert "and 5 tell" in after.moved and (after.scores != before.scores).all()
 
