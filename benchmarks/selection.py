@@ -3,6 +3,7 @@
     pip download --no-deps lcdb==0.1.0 && tar xf lcdb-0.1.0.tar.gz
     python -m benchmarks.selection budgets flan.csv
     python -m benchmarks.selection families --flan flan.csv --llm llm.csv --lcdb lcdb-0.1.0/lcdb
+    python -m benchmarks.selection history --llm llm.csv --lcdb lcdb-0.1.0/lcdb
     python -m benchmarks.selection advice --flan flan.csv --llm llm.csv --lcdb lcdb-0.1.0/lcdb
 
 budgets (results/selection.csv): every method at budgets of 1/8 … 1/512 of the target: PearCorr of
@@ -47,6 +48,11 @@ per cent where it is small, or points of a score.
   the size; "dropping", `Search` with that strategy, on all sizes up to half the target; "dropping,
   same sizes", on those of "equal".  RelAcc and regret of the one model chosen, and the cost as a
   share of that of "equal".
+
+history (selection_history_A.md; B): what `history=` is worth, on the families with several tables
+of the same models: LCDB's data sets, the tasks of llm, and files of the same models (``--tables``).
+The histories are 1, 3, 10 and all other tables of the family; "history alone" chooses the model
+that stood best in them.
 """
 
 from __future__ import annotations
@@ -67,7 +73,9 @@ from scipy.stats import t as student
 from jachess_ext._io import write_text
 from jachess_ext.scaling import LossTable, Search, Selection, read_table, select
 from jachess_ext.scaling.blend import Process
+from jachess_ext.scaling.history import History
 from jachess_ext.scaling.predictive import Worlds
+from jachess_ext.scaling.selection import with_history
 
 from .common import RESULTS, commit, markdown, stamped, write_frame
 from .forecast_scores import coverage, cross_entropy, log_rmse, pear_corr, rel_acc
@@ -384,16 +392,20 @@ def compared(
             less = (wide[ours] - wide[method]).dropna()
             row, everything = {"figure": figure, "less that of": method}, []
             for kind in dict.fromkeys(map(_kind, judged.family)):
-                sums = less[less.index.get_level_values("kind") == kind]
-                sums = sums.groupby("source").agg(["sum", "count"]).to_numpy()
-                generator = np.random.default_rng(0)
-                drawn = sums[generator.integers(len(sums), size=(DRAWS, len(sums)))].sum(1)
-                means = np.append(sums[:, 0].sum() / sums[:, 1].sum(), drawn[:, 0] / drawn[:, 1])
-                row[kind] = _with_interval(means, digits, tables=len(sums))
+                means, tables = _drawn(less[less.index.get_level_values("kind") == kind])
+                row[kind] = _with_interval(means, digits, tables)
                 everything.append(means)
             row["all"] = _with_interval(np.mean(everything, 0), digits, tables=2)
             rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _drawn(values: pd.Series) -> tuple[np.ndarray, int]:
+    """Return the mean and those of bootstrap draws of whole sources, and how many these are."""
+    sums = values.groupby("source").agg(["sum", "count"]).to_numpy()
+    generator = np.random.default_rng(0)
+    drawn = sums[generator.integers(len(sums), size=(DRAWS, len(sums)))].sum(1)
+    return np.append(sums[:, 0].sum() / sums[:, 1].sum(), drawn[:, 0] / drawn[:, 1]), len(sums)
 
 
 def _with_interval(means: np.ndarray, digits: int, tables: int) -> str:
@@ -703,15 +715,13 @@ def larger(
     frame = pd.DataFrame(rows)
     lines = []
     for family, group in frame.groupby("family", sort=False):
-        sums = (group["one run"] - group.forecast).groupby(group.source).agg(["sum", "count"])
-        pairs, generator = sums.to_numpy(), np.random.default_rng(0)
-        drawn = pairs[generator.integers(len(pairs), size=(DRAWS, len(pairs)))].sum(1)
-        means = np.append(pairs[:, 0].sum() / pairs[:, 1].sum(), drawn[:, 0] / drawn[:, 1])
+        less = group.set_index("source")
+        means, tables = _drawn(less["one run"] - less.forecast)
         shown = {name: f"{group[name].mean():.1f}" for name in ("forecast", "one run", "by trust")}
         lines.append(
             {
                 **{"family": family, "cases": str(len(group)), **shown},
-                "one run less forecast": _with_interval(means, 1, len(pairs)),
+                "one run less forecast": _with_interval(means, 1, tables),
                 "size": f"{group['size'].mean():.2f}",
                 "cost": f"{group.cost.mean():.2f}",
             }
@@ -722,9 +732,115 @@ def larger(
     return frame
 
 
+# History ----------------------------------------------------------------------------------------
+
+TABLES = (1, 3, 10)  # of a history; and all
+
+
+def _shared_cases(paths: Sequence[Path]) -> Iterator[Case]:
+    """Yield whole tables of the same models."""
+    for path in paths:
+        table = read_table(path)
+        target = float(table.sizes[-1])
+        yield Case("tables", path.stem, table, tuple(target / 2**k for k in range(3, 10)))
+
+
+def judge_history(cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
+    """Yield the figures without and with a history of other sources' tables, drawn at random.
+
+    The tables are of one family, so that a case's `source` names it; "alone" is the choice of the
+    best mean standing on the history's tables, which looks at nothing of the table itself.
+    """
+    generator = np.random.default_rng(0)
+    forecasts: dict[Any, Any] = {}
+    for case in cases:
+        others = [other.table for other in cases if other.source != case.source]
+        target = float(case.table.sizes[-1])
+        truth = case.table.losses_at(target)
+        for budget in case.budgets:
+            try:
+                today = select(case.table, budget, target)
+            except ValueError:
+                continue  # too few sizes
+            before = _choice_figures(today, truth)
+            for count in dict.fromkeys((*TABLES, len(others))):
+                if count > len(others):
+                    continue
+                tables = [others[n] for n in generator.permutation(len(others))[:count]]
+                history = History({f"{n}": t for n, t in enumerate(tables)}, forecasts)
+                how = ("blend", 3, 5.0)
+                moved, _ = with_history(
+                    today.forecast, today.table, case.table, target, how, history
+                )
+                row = {"family": case.family, "source": case.source, "budget": budget}
+                row["tables"] = "all" if count == len(others) else str(count)
+                row |= {f"{name}, today": value for name, value in before.items()}
+                row |= _choice_figures(replace(today, forecast=moved), truth)
+                yield row | {"RelAcc, alone": rel_acc(_mean_standing(case.table, tables), truth)}
+
+
+def _choice_figures(selection: Selection, truth: np.ndarray) -> dict[str, float | None]:
+    return {
+        "RelAcc": rel_acc(selection.scores, truth),
+        "−ln P": _minus_log_p(selection, truth),
+        "RMSE ln L": log_rmse(selection.predicted_losses, truth),
+    }
+
+
+def _mean_standing(table: LossTable, others: Sequence[LossTable]) -> np.ndarray:
+    standing = pd.DataFrame(
+        {place: pd.Series(np.log(t.losses[:, -1]), t.names) for place, t in enumerate(others)}
+    ).reindex(table.names)
+    standing = (standing - standing.mean()) / standing.std()
+    return (standing.sum(axis=1) / (standing.count(axis=1) + 5)).to_numpy()
+
+
+def history(
+    lcdb: Path | None = None,
+    llm: Path | None = None,
+    tables: tuple[Path, ...] = (),
+    half: Literal["A", "B"] = "A",
+    most: int | None = None,
+    results: Path = RESULTS,
+) -> pd.DataFrame:
+    """Judge what a history of other tables of the same models is worth, print, write Markdown.
+
+    Args:
+        lcdb, llm, half, most: as for families.
+        tables: csv files of the same models, each a table and the others' history.
+        results: folder of the file written.
+    """
+    families: list[list[Case]] = [list(_shared_cases(tables))]
+    if llm is not None:
+        families.append(list(llm_cases(llm, half)))
+    if lcdb is not None:
+        cases = list(lcdb_cases(lcdb, half, most))
+        families += [[c for c in cases if c.family == f"lcdb {name}"] for name in MEASURES]
+    judged = pd.DataFrame([row for cases in families for row in judge_history(cases)])
+    rows = []
+    for (family, number), group in judged.groupby(["family", "tables"], sort=False):
+        row = {"family": family, "tables": number, "cases": str(len(group))}
+        for name, digits in (("RelAcc", 1), ("−ln P", 3), ("RMSE ln L", 3)):
+            today = f"{name}, today"
+            row[today] = _number(group[today].mean(), digits)
+            less = group.set_index("source")[name] - group.set_index("source")[today]
+            means, count = _drawn(less)
+            row[f"{name}, with history less today"] = _with_interval(means, digits, count)
+        row["RelAcc, history alone"] = _number(group["RelAcc, alone"].mean(), 1)
+        rows.append(row)
+    text = (
+        f"Half {half}, commit {commit()}; histories are drawn from the family's other tables.\n\n"
+        f"{markdown(pd.DataFrame(rows))}"
+    )
+    print(text)
+    write_text(results / f"selection_history_{half}.md", text)
+    return judged
+
+
 def main(argv: Sequence[str] | None = None) -> pd.DataFrame:
     """Judge, print, write; what was judged."""
     parts = {"budgets": budgets, "families": families, "advice": advice, "larger": larger}
+    parts["history"] = history
     return tyro.extras.subcommand_cli_from_dict(parts, args=argv, description=__doc__)
 
 

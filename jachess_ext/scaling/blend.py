@@ -391,25 +391,29 @@ class Process:
         away = y - y[:, -1:] + 0.1 * u  # from the prior's line; kriging sees no constant
         scatter, total = away.T @ away, away.sum(0)
 
-        def slope(kriging: Kriging) -> tuple[float, float]:
-            product = u @ kriging.precision[0]
-            return product @ total, len(y) * (product @ u) + 0.15**-2
-
-        def kriging(logs: Array) -> Kriging:
-            return Kriging.of(np.tensordot(np.exp(2 * logs), parts, 1)[None], len(sizes))
-
-        def minus_log(logs: Array) -> float:
-            model = kriging(logs)
-            agreement, weight = slope(model)
-            squares = (model.precision[0] * scatter).sum() - agreement**2 / weight
-            prior = ((logs - _DEVIATIONS) ** 2).sum()
-            return float(squares + prior) / 2 - len(y) * float(model.log_weight[0])
+        def minus_log(logs: Array) -> tuple[float, Array, float]:
+            covariance = np.exp(2 * logs)[:, None, None] * parts
+            model = Kriging.of(covariance.sum(0, keepdims=True), len(sizes))
+            precision = model.precision[0]
+            weight = len(y) * (u @ precision @ u) + 0.15**-2
+            slope = u @ precision @ total / weight  # the most probable for these deviations
+            cross = np.outer(total - len(y) * slope / 2 * u, slope * u)
+            squares = scatter - cross - cross.T
+            prior = (slope / 0.15) ** 2 + ((logs - _DEVIATIONS) ** 2).sum()
+            value = ((precision * squares).sum() + prior) / 2 - len(y) * model.log_weight[0]
+            curvature = len(y) * precision - precision @ squares @ precision
+            gradient = (covariance * curvature).sum((1, 2)) + logs - _DEVIATIONS
+            return float(value), gradient, float(slope)
 
         minimum = require("scipy.optimize").minimize(
-            minus_log, _DEVIATIONS, method="L-BFGS-B", bounds=[(-7, 1), (-8, 0), (-8, 0)]
+            lambda logs: minus_log(logs)[:2],
+            _DEVIATIONS,
+            method="L-BFGS-B",
+            jac=True,
+            bounds=[(-7, 1), (-8, 0), (-8, 0)],
+            options={"ftol": 1e-15, "gtol": 1e-9},
         )
-        agreement, weight = slope(kriging(minimum.x))
-        return cls(agreement / weight - 0.1, np.exp(minimum.x))
+        return cls(minus_log(minimum.x)[2] - 0.1, np.exp(minimum.x))
 
     def predict(self, y: Array, sizes: Array, targets: Array) -> tuple[Array, Array]:
         """Return the means of ln L at targets, [t, n], and a curve's deviation there, [t]."""

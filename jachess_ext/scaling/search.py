@@ -11,9 +11,10 @@ import numpy as np
 
 from .._io import DataError, finite, from_json
 from .baselines import accept_then_stop
+from .history import History, Tables
 from .predictive import SURPRISE
 from .runs import LossTable, check_sizes, higher_is_better, sampling_noise, to_forecast, worst_value
-from .selection import DEFAULT, METHODS, Selection, forecast_each
+from .selection import DEFAULT, METHODS, Selection, forecast_each, with_history
 from .sheets import Source
 from .tables import plain_name, read_table
 
@@ -90,6 +91,7 @@ class Search:
         parameters: model -> N, for the method modelsize.
         gamma, tau: Algorithm 1's points accepted unseen, and deviations that stop it.
         unusable: candidate -> why no run of it is asked for, and it is not ranked.
+        history: earlier tables of some of the candidates, as `select` takes them.
         results: run -> what it gave, in the order told or added.
         stops: model -> why no further size is run of it.
         failed: models whose runs failed, and those that are unusable; they are not ranked.
@@ -124,6 +126,7 @@ class Search:
     gamma: int = 3
     tau: float = 5.0
     unusable: Mapping[str, str] = field(default_factory=dict)
+    history: Tables | Sequence[Tables] = field(default=(), repr=False, compare=False)
     results: Results = field(default_factory=dict, init=False)
     stops: dict[str, str] = field(default_factory=dict, init=False)
     failed: set[str] = field(default_factory=set, init=False)
@@ -138,6 +141,7 @@ class Search:
         if self.costs is not None:
             self.costs = {m: (float(once), float(row)) for m, (once, row) in self.costs.items()}
         self._check()
+        self.history = History.read(self.history, self.metric)
         self._replay()
 
     def learn(
@@ -301,6 +305,7 @@ class Search:
     def state(self) -> dict[str, Any]:
         """Return settings and results as JSON values."""
         settings = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        settings["history"] = History.read(self.history).state()
         results = [asdict(ask) | asdict(result) for ask, result in self.results.items()]
         return finite({**settings, "results": results})
 
@@ -372,7 +377,10 @@ class Search:
             metric=self.metric,
             noise=sampling_noise(self.metric or "loss", losses, self.test_rows),
         )
-        forecast = forecast_each(table, target, name, self.gamma, self.tau, self.classes)
+        how = name, self.gamma, self.tau
+        forecast = forecast_each(table, target, *how, self.classes)
+        history = History.read(self.history)
+        forecast, moved = with_history(forecast, table, table, target, how, history)
         return Selection(
             method=name,
             budget=float(sizes[-1]),
@@ -384,6 +392,7 @@ class Search:
             unranked=dropped,
             unit=self.unit,
             classes=self.classes,
+            moved=moved,
         )
 
     def curve(self, model: str) -> dict[int, float]:

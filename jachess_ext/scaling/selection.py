@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from .advice import TOLERANCE, Rung, expected_regret, staying
 from .baselines import accept_then_stop
 from .blend import FEWEST_SIZES, Outlook, forecast_ahead, forecasts
 from .fitting import FittedLaw, fit
+from .history import History, How, Logs, Tables
 from .predictive import Array, Index, Student, Worlds, check_level, width_of_differences
 from .runs import LossTable, TableError, Values, from_forecast, guessing, higher_is_better
 from .sheets import Source, listed
@@ -324,6 +325,79 @@ def _together(columns: Sequence[Array | None]) -> Array | None:
     return np.concatenate(arrays) if len(arrays) == len(columns) else None
 
 
+def ranked_up_to(
+    whole: LossTable, budget: float, target: float, how: How, classes: int | None = None
+) -> tuple[LossTable, Forecast, dict[str, str]]:
+    """Forecast the models that have sizes enough up to a budget.
+
+    Args:
+        whole: losses.
+        budget, target: the largest size read, and the one predicted for.
+        how: a method, and Algorithm 1's γ and τ.
+        classes: see `forecast_each`.
+
+    Returns:
+        The losses that were read, the forecasts, and who has too few sizes, see `too_few`.
+
+    Raises:
+        ValueError: too few sizes of every model, or as `forecast_each`.
+    """
+    read = whole.up_to(budget)
+    unranked = too_few(read, how[0])
+    if len(unranked) == len(read.names):
+        raise ValueError(next(iter(unranked.values())))
+    read = read.rows(np.flatnonzero([name not in unranked for name in read.names]))
+    return read, forecast_each(read, target, *how, classes), unranked
+
+
+def with_history(
+    forecast: Forecast, read: LossTable, whole: LossTable, target: float, how: How, history: History
+) -> tuple[Forecast, str]:
+    """Move forecasts by what the models did on earlier tables, see `History.shift`.
+
+    Args:
+        forecast: of the models of `read`; one that predicts no loss stays what it is.
+        read: losses up to the budget.
+        whole: of the same models, also above it.
+        target: the size predicted for.
+        how: what forecast them.
+        history: the earlier tables.
+
+    Returns:
+        The forecasts, and a sentence on what moved, "" without tables.
+
+    Raises:
+        TableError: a table of the history holds runs of this one.
+    """
+    if not history.tables:
+        return forecast, ""
+    if not forecast.is_loss:
+        return forecast, f"History: {how[0]} predicts no loss; nothing moved."
+    share = float(read.sizes[-1]) / target
+    shift, text = history.shift(
+        (read.names, _logs(read, forecast)), whole, share, how, _ranked_logs
+    )
+    moved = replace(forecast, score=forecast.score * np.exp(shift))
+    if forecast.predictive is None or forecast.worlds is None:
+        return moved, text
+    predictive, *accounts = (
+        replace(student, location=student.location + shift)
+        for student in (forecast.predictive, *forecast.worlds.accounts)
+    )
+    worlds = replace(forecast.worlds, accounts=tuple(accounts))
+    return replace(moved, predictive=predictive, worlds=worlds), text
+
+
+def _logs(read: LossTable, forecast: Forecast) -> Array:
+    predicted = cast(Array, forecast.predicted)
+    return np.log(np.stack([forecast.score, predicted, read.last_losses], -1))
+
+
+def _ranked_logs(table: LossTable, budget: float, target: float, how: How) -> Logs:
+    read, forecast, _ = ranked_up_to(table, budget, target, how)
+    return read.names, _logs(read, forecast)
+
+
 # The choice -------------------------------------------------------------------------------------
 
 
@@ -337,6 +411,7 @@ def select(
     test_rows: int | None = None,
     classes: int | None = None,
     references: Sequence[str] = (),
+    history: Tables | Sequence[Tables] = (),
     gamma: int = 3,
     tau: float = 5.0,
     tokens: float | None = None,
@@ -364,6 +439,11 @@ def select(
         references: names of models (three or more) whose loss at the target is in the table and may
             be read: predictions, intervals and probabilities are calibrated on the errors made for
             them.  They stay among the candidates.
+        history: earlier tables of some of these models (of other data, in any metric): csv paths
+            and their like, folders of them, DataFrames or LossTables, one or a list.  Files and
+            DataFrames are read as the metric of `table` unless they tell theirs.  Models are
+            matched by name, and scores and forecasts move by what they did there: the more, the
+            more tables there are.
         gamma, tau: ats (Algorithm 1): points accepted unseen, and the deviation that stops.
         tokens, epochs: tokens an example (1 where sizes are tokens) and passes over every subset,
             for FLOPs; tokens None: costs are shares of training all models in full.
@@ -372,7 +452,8 @@ def select(
         reading: other arguments of `read_table`.
 
     Raises:
-        TableError: the table, or what of it the method needs, cannot be used.
+        TableError: the table, or what of it the method needs, cannot be used; so of the history,
+            or it holds runs of `table`.
         ValueError: an unknown method, a target not above the budget or so far that the method has
             no number for it, or too few sizes of every model.
 
@@ -411,26 +492,24 @@ def select(
         if not len(below):
             raise TableError(f"the table has no size below the target {target:g}")
         budget = float(below[-1])
-    read = whole.up_to(budget)
-    unranked = too_few(read, method)
-    if len(unranked) == len(read.names):
-        raise ValueError(next(iter(unranked.values())))
-    ranked = np.flatnonzero([name not in unranked for name in read.names])
-    read = read.rows(ranked)
-    forecast = forecast_each(read, float(target), method, gamma, tau, classes)
+    target, how = float(target), (method, gamma, tau)
+    read, forecast, unranked = ranked_up_to(whole, budget, target, how, classes)
+    ranked = whole.rows(np.flatnonzero([name not in unranked for name in whole.names]))
+    earlier = History.read(history, whole.metric)
+    forecast, moved = with_history(forecast, read, ranked, target, how, earlier)
     for name in references:
         if name in unranked:
             raise TableError(f"the reference {name!r} is not ranked: {unranked[name]}")
     if references:
-        forecast = _calibrated(forecast, whole.rows(ranked), float(target), references, method)
+        forecast = _calibrated(forecast, ranked, target, references, method)
     n = np.full(len(read.names), np.nan) if read.parameters is None else read.parameters
     example = OPERATIONS * np.where(n > 0, n, np.nan) * (tokens or 1) * epochs
     # Shown beside the forecasts, and of no influence on them: `read` ends at the budget.
-    measured = whole.losses[ranked][:, whole.sizes == target].reshape(-1)
+    measured = ranked.losses[:, whole.sizes == target].reshape(-1)
     return Selection(
         method=method,
         budget=float(read.sizes[-1]),
-        target=float(target),
+        target=target,
         table=read,
         forecast=forecast,
         costs=example * forecast.trained,
@@ -440,6 +519,7 @@ def select(
         measured=measured if np.isfinite(measured).any() else None,
         classes=classes,
         tolerance=tolerance,
+        moved=moved,
     )
 
 
@@ -498,6 +578,7 @@ class Selection:
             they were not read.
         classes: that are told apart, or None; see `select`.
         tolerance: of `shortlist`, see `select`.
+        moved: what a history moved, a sentence; "" without one.
 
     Example:
         >>> import pandas as pd
@@ -527,6 +608,7 @@ class Selection:
     measured: Array | None = None
     classes: int | None = None
     tolerance: float = TOLERANCE
+    moved: str = ""
 
     def __repr__(self) -> str:
         return self.text()
@@ -548,8 +630,8 @@ class Selection:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on an order that is not the forecasts', and on losses at the target."""
-        notes, measured = [], self.measured
+        """Sentences on a history, an order that is not the forecasts', losses at the target."""
+        notes, measured = [self.moved] if self.moved else [], self.measured
         if self.forecast.predicted is not None:
             places = np.argsort(self.scores, kind="stable")
             forecasts = self.forecast.predicted[places]

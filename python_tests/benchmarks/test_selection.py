@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import selection
 from benchmarks.forecast_scores import cross_entropy, pear_corr
-from jachess_ext.scaling import select
+from jachess_ext.scaling import read_table, select
 from python_tests.scaling import tables
 
 
@@ -176,3 +176,28 @@ def test_advice_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert costs["dropping, same sizes"] < min(costs["dropping"], 0.9)
     text = (tmp_path / "selection_advice_A.md").read_text()
     assert "| flan | equal | " in text and "less that of" in text
+
+
+def test_a_history_is_judged_against_none(tmp_path: Path) -> None:
+    paths = []
+    for seed in range(3):
+        table = tables.population(seed, 6)[0]
+        paths.append(tables.write_csv(tmp_path / f"{seed}.csv", table))
+    judged = selection.history(tables=tuple(paths), results=tmp_path)
+    assert judged.groupby("tables", sort=False).size().to_dict() == {"1": 21, "all": 21}
+    row = judged[(judged.source == "1") & (judged.tables == "all")].iloc[0]
+    whole, others = read_table(paths[1]), [read_table(paths[0]), read_table(paths[2])]
+    budget, target = float(row.budget), float(whole.sizes[-1])
+    truth = whole.losses_at(target)
+    today = select(whole, budget, target)
+    moved = select(whole, budget, target, history=others)
+    for choice, suffix in ((today, ", today"), (moved, "")):
+        rmse = np.sqrt(np.mean(np.log(choice.predicted_losses / truth) ** 2))
+        assert row["RMSE ln L" + suffix] == pytest.approx(rmse, rel=1e-9)
+        chance = choice.best_probabilities[truth.argmin()]
+        assert row["−ln P" + suffix] == pytest.approx(-np.log(chance), rel=1e-9)
+    logs = [np.log(other.losses[:, -1]) for other in others]
+    alone = sum((log - log.mean()) / log.std() for log in logs).argmin()
+    assert row["RelAcc, alone"] == pytest.approx(100 * (truth.max() - truth[alone]) / np.ptp(truth))
+    text = (tmp_path / "selection_history_A.md").read_text(encoding="utf-8")
+    assert "| tables | all | 21 |" in text

@@ -62,6 +62,12 @@ def parsed(words: Sequence[str]) -> Callable[[], None]:
         help="models whose loss at the target is in the table: intervals are calibrated on them",
     )
     option(
+        "--history",
+        **several,
+        metavar="FILE|FOLDER",
+        help="earlier tables of some of these models, on other data: files, or folders of them",
+    )
+    option(
         "--read",
         **several,
         metavar="NAME VALUE",
@@ -99,6 +105,7 @@ def select(
     method: str = "blend",
     budget: float | None = None,
     reference: Sequence[str] = (),
+    history: Sequence[str] = (),
     read: Mapping[str, str] = {},
     ignore: Sequence[str] = (),
     tokens: float | None = None,
@@ -119,7 +126,7 @@ def select(
     settings: dict[str, Any] = {"tokens": tokens, "epochs": epochs, "references": reference}
     try:
         losses = reader(table, **{"metric": metric, **reading})
-        selection = scaling.select(losses, budget, target, method, **settings)
+        selection = scaling.select(losses, budget, target, method, history=history, **settings)
     except scaling.TableError as error:
         if not error.options:
             raise
@@ -155,6 +162,7 @@ def select(
             write_text(out, rows.to_csv(index=False))
         else:
             facts |= {"metric": losses.metric, "advice": selection.advice, "level": level}
+            facts |= {"history": selection.moved} if history else {}
             flops = costs if tokens is not None else {}
             write_json(out, {**facts, **flops, "rows": rows.to_dict("records")})
     print(selection.text(level))

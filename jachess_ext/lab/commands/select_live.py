@@ -59,6 +59,7 @@ def select_live(
     method: Annotated[str, _shown("NAME", "blend")] = "blend",
     budget: Annotated[float | None, _shown("SHARE", "0.125, more of few rows")] = None,
     sizes: Annotated[tuple[int, ...] | None, _shown("ROWS …", "quarters of the budget")] = None,
+    history: Annotated[tuple[Path, ...], _shown("FILE|FOLDER …")] = (),
     dev_size: Annotated[int | None, _shown("ROWS", "so few that judging is cheap")] = None,
     keep_winner: Annotated[bool, tyro.conf.FlagCreatePairsOff, _shown("")] = False,
     processes: Annotated[str, _shown("N", "1")] = "1",
@@ -82,6 +83,7 @@ def select_live(
             zeroshot, modelsize: nothing is trained.
         budget: Largest subset as a share of the target.
         sizes: Rows of the subsets, instead.
+        history: Earlier tables of some of these models, on other data.
         dev_size: Dev rows judged on.
         keep_winner: Fine-tune the best on the target's rows, and save it in the folder.
         processes: Runs at a time; or "auto", "local", or an address: on this Ray cluster.
@@ -110,6 +112,7 @@ def select_live(
         method=method,
         budget=budget,
         sizes=sizes,
+        history=history,
         dev_size=dev_size,
     )
     selection = choice.select_live(

@@ -48,7 +48,7 @@ class LiveSettings:
         rank_by: "loss", or a score of `CLASS_SCORES` (`NUMBER_SCORES` in a regression); None:
             "loss", of text "bpb", bits per byte.
         dev_size: dev rows judged on; None: as many as keep judging cheap, see `judged_rows`.
-        method, strategy, confidence, gamma, tau: as for `Search`.
+        history, method, strategy, confidence, gamma, tau: as for `Search`.
         seed: of head, order and dropout of every run.
         data_seed: of the order the training rows are taken in.
 
@@ -66,6 +66,7 @@ class LiveSettings:
     flops: float | None = None
     rank_by: str | None = None
     dev_size: int | None = None
+    history: Sequence[Path] = ()
     method: str = DEFAULT
     strategy: str = "growing"
     confidence: float | None = None
@@ -165,6 +166,7 @@ def make_plan(
         unit="FLOPs",
         gamma=settings.gamma,
         tau=settings.tau,
+        history=settings.history,
     )  # refuses what cannot be used before models are loaded
     # The stratified order decides which dev rows are judged, its first ones; they are judged in the
     # order of the file.

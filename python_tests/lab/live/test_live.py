@@ -510,6 +510,18 @@ def same(folder: Path, whole: Whole) -> bool:
     return records and selection.search == whole[1].search
 
 
+def test_a_history_reaches_the_search(
+    settings: Settings, command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier = tmp_path / "earlier.csv"
+    earlier.write_text("model,160,320,640\na,0.9,0.8,0.7\nb,0.9,0.7,0.6\n")
+    search = make_plan(**settings(history=(earlier,))).search
+    assert [table["names"] for table in search.state()["history"]] == [["a", "b"]]
+    earlier.write_text("model,160,320,640\na,0.9,x,0.7\nb,0.9,0.7,0.6\n")
+    assert main(command("--history", str(tmp_path), "--out", str(tmp_path / "out"))) != 0
+    assert f"the history's {earlier}" in capsys.readouterr().err
+
+
 def test_from_files_to_a_ranking(whole: Whole) -> None:
     out, selection = whole
     records = selection.records
