@@ -231,6 +231,10 @@ def test_files_may_tell_another_metric() -> None:
     expected = select(TABLE, BUDGET, TARGET, history=EARLIER[0])
     np.testing.assert_allclose(result.scores, expected.scores / 10, rtol=1e-9)
     assert "and 1 tell" in result.moved
+    accuracies = accuracies.rename_axis("model").reset_index()
+    accuracies = accuracies.melt("model", var_name="rows", value_name="eval_accuracy")
+    result = select(scores, BUDGET, TARGET, metric="accuracy", history=accuracies)
+    assert "and 1 tell" in result.moved, "the same by another name"
 
 
 @pytest.mark.parametrize("method", ["ats", "subtuning", "modelsize"])
