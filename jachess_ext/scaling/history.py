@@ -15,7 +15,7 @@ import numpy as np
 from .predictive import Array, Index
 from .runs import LossTable, TableError
 from .sheets import Source
-from .tables import read_table
+from .tables import Name, plain_name, read_table
 
 How: TypeAlias = tuple[str, int, float]
 """A method, and Algorithm 1's γ and τ."""
@@ -85,7 +85,7 @@ class History:
 
     def state(self) -> list[dict[str, object]]:
         """Return the tables as values that become JSON."""
-        names = ("names", "sizes", "losses")
+        names = ("names", "sizes", "losses", "metric")
         return [{name: getattr(t, name) for name in names} for t in self.tables.values()]
 
     def shift(
@@ -118,6 +118,8 @@ class History:
                 text = f"the history's {label} holds runs of the table to choose from"
                 raise TableError(f"{text}, and may tell the answer: leave it out")
         ends = np.array([_end(table, names) for table in self.tables.values()])
+        metrics = [plain_name(t.metric or "loss") for t in (whole, *self.tables.values())]
+        ends[[metric != metrics[0] for metric in metrics[1:]], 0] = np.nan  # not to be cut
         there = np.isfinite(ends[:, 1:])
         shift, matched = np.zeros(len(names)), np.flatnonzero(there.any(0))
         text = (
@@ -141,7 +143,8 @@ class History:
 
         A ridge regression towards `PRIOR` of the standings in each table on its forecasts and the
         mean standings in the *others*.  Each table is cut so that the method sees about as small a
-        share of it as here (`NEAR`), or left out; it counts as one, its first models most (`TOP`).
+        share of it as here (`NEAR`), or left out, as one of another metric is; it counts as one,
+        its first models most (`TOP`).
         """
         sums, learnt = WORTH * np.column_stack([np.eye(len(PRIOR)), PRIOR]), 0
         for place, table in enumerate(self.tables.values()):
@@ -186,7 +189,7 @@ def _read(item: Tables, metric: str | None) -> LossTable:
     if isinstance(item, Mapping):
         names, sizes = tuple(item["names"]), np.array(item["sizes"], dtype=np.float64)
         losses = np.array(item["losses"], dtype=np.float64).reshape(len(names), len(sizes))
-        return LossTable(names, sizes, losses, None)
+        return LossTable(names, sizes, losses, None, cast(Name, item["metric"]))
     with suppress(TableError):
         if (table := read_table(item)).metric is not None:  # its own, which may be another
             return table

@@ -228,9 +228,16 @@ def test_files_may_tell_another_metric() -> None:
     result = select(scores, BUDGET, TARGET, metric="accuracy", history=losses)
     expected = select(scores, BUDGET, TARGET, metric="accuracy", history=EARLIER[0])
     np.testing.assert_array_equal(result.scores, expected.scores)
+    assert "and 0 tell" in result.moved, "of another metric"
     accuracies = 1 - frame(EARLIER[0]) / 10  # told by nothing but the table's own metric
     result = select(scores, BUDGET, TARGET, metric="accuracy", history=accuracies)
-    np.testing.assert_allclose(result.scores, expected.scores, rtol=1e-9)
+    expected = select(TABLE, BUDGET, TARGET, history=EARLIER[0])
+    np.testing.assert_allclose(result.scores, expected.scores / 10, rtol=1e-9)
+    assert "and 1 tell" in result.moved
+    accuracies = accuracies.rename_axis("model").reset_index()
+    accuracies = accuracies.melt("model", var_name="rows", value_name="eval_accuracy")
+    result = select(scores, BUDGET, TARGET, metric="accuracy", history=accuracies)
+    assert "and 1 tell" in result.moved, "the same by another name"
 
 
 @pytest.mark.parametrize("method", ["ats", "subtuning", "modelsize"])
@@ -259,6 +266,9 @@ def test_a_search_chooses_as_select_does_and_keeps_its_history() -> None:
     assert live.selection().moved == moved(*EARLIER).moved
     again = Search.from_state(json.loads(json.dumps(live.state())))
     np.testing.assert_array_equal(again.selection().scores, live.selection().scores)
+    scores = search(history=select_table(1 - frame(EARLIER[0]) / 10)).state()
+    assert Search.from_state(scores).state() == scores
+    assert scores["history"][0]["metric"] == "accuracy"
     own = search(history=[TABLE])
     own.add_table(TABLE.up_to(BUDGET))
     with pytest.raises(TableError, match="holds runs of the table to choose from"):
