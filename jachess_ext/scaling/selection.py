@@ -467,7 +467,7 @@ class Selection:
            model  P(best)    loss    90 % interval
         1  a         91 %  0.6686  0.4573 … 0.9776
         2  b          9 %   1.072   0.7798 … 1.475
-        a is expected within 1 % of the best: no further run is needed.
+        a is expected within 0.1 % of the best: no further run is needed.
         >>> selection.names, [float(score) for score in selection.scores.round(2)]
         (('a', 'b'), [0.69, 1.03])
     """
@@ -615,7 +615,9 @@ class Selection:
         Raises:
             ValueError: the method gives no distribution.
         """
-        return self.ranking[: 1 + int(np.argmax(self.expected_regret <= self.tolerance))]
+        near = self.expected_regret <= self.tolerance
+        near[-1] = True  # nothing is lost by all, also where the distribution has no such mean
+        return self.ranking[: 1 + int(near.argmax())]
 
     @property
     def staying(self) -> int:

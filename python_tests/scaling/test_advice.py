@@ -119,6 +119,16 @@ def test_where_all_are_needed_or_no_size_is_left() -> None:
     assert unpriced.advice.endswith("Before that, run b and a on 1,600.")
 
 
+def test_without_a_mean_all_are_named() -> None:
+    """A perplexity whose distribution is so wide that it has none."""
+    found = select(table_of([9.0, 8.0, 7.0], [8.0, 9.0, 7.5], metric="perplexity"), target=4e12)
+    wide = Student(np.zeros(2), np.full(2, 1e4), np.full(2, np.inf))
+    endless = replace(found, forecast=replace(found.forecast, apart=wide))
+    assert not np.isfinite(endless.expected_regret[0])
+    assert endless.shortlist == endless.ranking
+    assert endless.advice.startswith("Only training all 2 in full is expected within 1 % of")
+
+
 def test_stakes_are_in_the_metrics_own_terms() -> None:
     """A share of a loss and of a perplexity, points of a score: by the same forecasts."""
     losses = [[0.4, 0.3, 0.25, 0.22], [0.38, 0.3, 0.26, 0.23]]
