@@ -164,6 +164,13 @@ def test_why_a_model_is_ahead_of_one_with_a_better_forecast() -> None:
     table = replace(found.table, losses=found.table.losses[::-1])
     (note,) = replace(found, forecast=behind, table=table).notes
     assert note == "a is ahead of b though its forecast is 2 % worse."
+    three = select(table_of([2.0, 1.6, 1.3], [2.2, 1.7, 1.4], [2.4, 1.8, 1.5]), target=3200)
+    wide = three.forecast.predictive
+    assert wide is not None
+    of_three = replace(wide, location=np.log([0.51, 0.6, 0.5]))
+    moved = replace(three.forecast, predictive=of_three, score=np.array([0.5, 0.6, 0.7]))
+    (note,) = replace(three, forecast=moved).notes
+    assert note.startswith("a is ahead of c though its forecast is 2 % worse: it leads by 15 %")
     agreed = replace(forecast, predictive=replace(own, location=np.log(score)))
     assert replace(found, forecast=agreed).notes == []
 
