@@ -537,7 +537,7 @@ class Selection:
         weight = (gap - score) / (gap - float(np.log(np.divide(*losses[:, common[-1]]))))
         return (
             f"{text}: it leads by {self.stake_text(lead)} at {self.table.sizes[common[-1]]:,.0f}, "
-            f"and by this table's own past the last losses count {weight:.1f}."
+            f"and by this table's own past the last losses count {min(weight, 1):.1f}."
         )
 
     def _distance(self, high: float, low: float) -> float:
@@ -556,7 +556,8 @@ class Selection:
         is_score = metric is not None and higher_is_better(metric)
         with np.errstate(over="ignore"):
             text = share(max(stake if is_score else float(np.expm1(stake)), 0.001))
-        return text.replace("%", "points") if is_score else text
+        points = "point" if text == "1 %" else "points"
+        return text.replace("%", points) if is_score else text
 
     @property
     def advice(self) -> str:

@@ -141,6 +141,7 @@ def test_stakes_are_in_the_metrics_own_terms() -> None:
     assert (score.expected_regret == perplexity.expected_regret).all()
     assert loss.stake_text(0.0677) == "7 %" == perplexity.stake_text(0.0677)
     assert score.stake_text(0.0677) == "7 points" and score.stake_text(0.0041) == "0.4 points"
+    assert score.stake_text(score.tolerance) == "1 point" and loss.stake_text(0.01) == "1 %"
     assert f"within {score.stake_text(score.expected_regret[0])}" in score.advice
     with pytest.raises(ValueError, match="tolerance is 0"):
         select(CLOSE, target=3200, tolerance=0.0)
