@@ -591,7 +591,7 @@ class Selection:
            model  P(best)    loss    90 % interval
         1  a         91 %  0.6686  0.4573 … 0.9776
         2  b          9 %   1.072   0.7798 … 1.475
-        a is expected within 1 % of the best: no further run is needed.
+        a is expected within 0.1 % of the best: no further run is needed.
         >>> selection.names, [float(score) for score in selection.scores.round(2)]
         (('a', 'b'), [0.69, 1.03])
     """
@@ -682,7 +682,8 @@ class Selection:
         is_score = metric is not None and higher_is_better(metric)
         with np.errstate(over="ignore"):
             text = share(max(stake if is_score else float(np.expm1(stake)), 0.001))
-        return text.replace("%", "points") if is_score else text
+        points = "point" if text == "1 %" else "points"
+        return text.replace("%", points) if is_score else text
 
     @property
     def advice(self) -> str:
@@ -741,7 +742,9 @@ class Selection:
         Raises:
             ValueError: the method gives no distribution.
         """
-        return self.ranking[: 1 + int(np.argmax(self.expected_regret <= self.tolerance))]
+        near = self.expected_regret <= self.tolerance
+        near[-1] = True  # nothing is lost by all, also where the distribution has no such mean
+        return self.ranking[: 1 + int(near.argmax())]
 
     @property
     def staying(self) -> int:

@@ -151,6 +151,12 @@ def test_plain_halving_by_hand() -> None:
     assert selection.halving(losses, sizes, prices, everything) == (4, everything)
 
 
+def test_regret_is_a_share_of_a_loss_and_points_of_a_score() -> None:
+    truth = np.array([0.2, 0.5])
+    assert selection.regrets(truth, truth, "flan") == pytest.approx([0, 100 * np.log(2.5)])
+    assert selection.regrets(truth, truth, "lcdb auc") == pytest.approx([0, 30])
+
+
 def test_advice_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "FEW_TABLES", 1)
     flan = tables.write_csv(tmp_path / "flan.csv", tables.population(3, models=12)[0])

@@ -127,6 +127,16 @@ def test_where_all_are_needed_or_no_size_is_left() -> None:
     assert unpriced.advice.endswith("Before that, run b and a on 1,600.")
 
 
+def test_without_a_mean_all_are_named() -> None:
+    """A perplexity whose distribution is so wide that it has none."""
+    found = select(table_of([9.0, 8.0, 7.0], [8.0, 9.0, 7.5], metric="perplexity"), target=4e12)
+    wide = Student(np.zeros(2), np.full(2, 1e4), np.full(2, np.inf))
+    endless = replace(found, forecast=replace(found.forecast, apart=wide))
+    assert not np.isfinite(endless.expected_regret[0])
+    assert endless.shortlist == endless.ranking
+    assert endless.advice.startswith("Only training all 2 in full is expected within 1 % of")
+
+
 def test_stakes_are_in_the_metrics_own_terms() -> None:
     """A share of a loss and of a perplexity, points of a score: by the same forecasts."""
     losses = [[0.4, 0.3, 0.25, 0.22], [0.38, 0.3, 0.26, 0.23]]
@@ -139,6 +149,7 @@ def test_stakes_are_in_the_metrics_own_terms() -> None:
     assert (score.expected_regret == perplexity.expected_regret).all()
     assert loss.stake_text(0.0677) == "7 %" == perplexity.stake_text(0.0677)
     assert score.stake_text(0.0677) == "7 points" and score.stake_text(0.0041) == "0.4 points"
+    assert score.stake_text(score.tolerance) == "1 point" and loss.stake_text(0.01) == "1 %"
     assert f"within {score.stake_text(score.expected_regret[0])}" in score.advice
     with pytest.raises(ValueError, match="tolerance is 0"):
         select(CLOSE, target=3200, tolerance=0.0)
@@ -161,6 +172,13 @@ def test_why_a_model_is_ahead_of_one_with_a_better_forecast() -> None:
     table = replace(found.table, losses=found.table.losses[::-1])
     (note,) = replace(found, forecast=behind, table=table).notes
     assert note == "a is ahead of b though its forecast is 2 % worse."
+    three = select(table_of([2.0, 1.6, 1.3], [2.2, 1.7, 1.4], [2.4, 1.8, 1.5]), target=3200)
+    wide = three.forecast.predictive
+    assert wide is not None
+    of_three = replace(wide, location=np.log([0.51, 0.6, 0.5]))
+    moved = replace(three.forecast, predictive=of_three, score=np.array([0.5, 0.6, 0.7]))
+    (note,) = replace(three, forecast=moved).notes
+    assert note.startswith("a is ahead of c though its forecast is 2 % worse: it leads by 15 %")
     agreed = replace(forecast, predictive=replace(own, location=np.log(score)))
     assert replace(found, forecast=agreed).notes == []
 
