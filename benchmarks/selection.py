@@ -9,9 +9,7 @@
 budgets (results/selection.csv): every method at budgets of 1/8 … 1/512 of the target: PearCorr of
 the predicted losses with the true ones (modelsize, which predicts none: of its scores) and RelAcc
 of the choice (per cent), root mean square of log loss at the target, coverage of 90 % intervals
-(per cent), FLOPs as a share of training every model on the full data, and seconds.  blend has one
-more coverage, on models left out of what was used: a fifth of the models is held out in turn; the
-others' losses at the target calibrate (`references=`), and only the held-out fifth is judged.
+(per cent), FLOPs as a share of training every model on the full data, and seconds.
 
 families (selection_families_A.csv, .md; B): forecast, choice and probabilities on tables of several
 kinds, each judged apart:
@@ -95,7 +93,6 @@ METHODS: dict[str, dict[str, Any]] = {
 
 # Budgets of one table ---------------------------------------------------------------------------
 
-FOLDS = 5
 LOWEST_P = 1e-6  # of which a logarithm is taken
 
 
@@ -108,7 +105,7 @@ def judge(table: LossTable, fraction: int, target: float, name: str) -> dict[str
     except ValueError as error:
         print(f"{name} at 1/{fraction}: {error}", file=sys.stderr)
         return None
-    seconds, blend = time.perf_counter() - start, name == "blend"
+    seconds = time.perf_counter() - start
     predicts = name not in ("modelsize", "zeroshot")
     known = table.parameters is not None
     return {
@@ -121,7 +118,6 @@ def judge(table: LossTable, fraction: int, target: float, name: str) -> dict[str
         "log_rmse": log_rmse(selection.predicted_losses, truth) if predicts else None,
         "minus_log_p": _minus_log_p(selection, truth),
         "coverage": _coverage(selection, truth),
-        "coverage_referenced": _referenced(table, budget, target) if blend else None,
         "flops_share": selection.flops / selection.full_flops if known else None,
         "seconds": seconds,
     }
@@ -140,21 +136,6 @@ def _minus_log_p(selection: Selection, truth: np.ndarray) -> float | None:
     best = (truth == truth.min()).astype(float)
     chances = np.maximum(selection.best_probabilities, LOWEST_P)
     return cross_entropy(np.log(chances), best / best.sum())
-
-
-def folds(table: LossTable) -> list[np.ndarray]:
-    """Return the places of the models in five random parts."""
-    order = np.random.default_rng(0).permutation(len(table.names))
-    return [np.sort(order[place::FOLDS]) for place in range(FOLDS)]
-
-
-def _referenced(table: LossTable, budget: float, target: float) -> float:
-    truth, inside = table.losses_at(target), np.zeros(len(table.names), dtype=bool)
-    for fold in folds(table):
-        others = [name for place, name in enumerate(table.names) if place not in fold]
-        low, high = select(table, budget, target, references=others).interval_ends(0.9)
-        inside[fold] = ((low <= truth) & (truth <= high))[fold]
-    return float(100 * inside.mean())
 
 
 def budgets(

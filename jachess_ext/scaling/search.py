@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 
 from .._io import DataError, finite, from_json
-from .baselines import accept_then_stop
 from .history import History, Tables
-from .predictive import SURPRISE
 from .runs import LossTable, check_sizes, higher_is_better, sampling_noise, to_forecast, worst_value
 from .selection import DEFAULT, METHODS, Selection, forecast_each, with_history
 from .sheets import Source
 from .tables import plain_name, read_table
 
-STRATEGIES = ("growing", "dropping", "algorithm1")
+STRATEGIES = ("growing", "dropping")
 
 
 @dataclass(frozen=True)
@@ -77,19 +75,16 @@ class Search:
             not tell, and intervals widen by it; None: no such start.
         method: of the ranking, its probabilities and the stops; a name of `METHODS`.
         strategy: "growing": every model on the smallest subset, then every model on the next;
-            "dropping": the same, but only those go on that may be the best (`advice.OUT`; by a
-            method without probabilities, such as subtuning, the better half), and of these the
-            first that the budget pays for; who was dropped is not ranked;
-            "algorithm1" (LensLLM): from the largest down, each model until a loss leaves the line
-            of its larger sizes (`gamma`, `tau`).
-        confidence: end when a model is the best with this probability; below 0.9 + 0.1 / models.
+            "dropping": the same, but only those go on that are worth a further run
+            (`Selection.going_on`), and of these the first that the budget pays for; who was dropped
+            is not ranked.
         budget: limit of all costs together, in the unit they are told in: a round that is expected
             to exceed it is not begun, by "dropping" not with fewer than two models.
         costs: model -> expected cost (of any run, of a row more); None: in proportion to the rows
             of the model's last run.
         unit: of all costs ("FLOPs", "s", "€"), as `Selection` shows it.
         parameters: model -> N, for the method modelsize.
-        gamma, tau: Algorithm 1's points accepted unseen, and deviations that stop it.
+        gamma, tau: of the method ats (Algorithm 1): points accepted unseen, deviations that stop.
         unusable: candidate -> why no run of it is asked for, and it is not ranked.
         history: earlier tables of some of the candidates, as `select` takes them.
         results: run -> what it gave, in the order told or added.
@@ -118,7 +113,6 @@ class Search:
     classes: int | None = None
     method: str = DEFAULT
     strategy: str = "growing"
-    confidence: float | None = None
     budget: float | None = None
     costs: Mapping[str, Sequence[float]] | None = None
     unit: str = ""
@@ -164,10 +158,8 @@ class Search:
         if method.trains == "none":
             return (0,)
         # Of sizes that double each costs about as much as all below it, so that going up and ending
-        # early saves most.  Algorithm 1 has to begin at the largest, where the line is.
-        down = self.strategy == "algorithm1"
-        sizes = reversed(self.sizes) if down else self.sizes
-        return (0, *sizes) if method.reads_zero else tuple(sizes)
+        # early saves most.
+        return (0, *self.sizes) if method.reads_zero else tuple(self.sizes)
 
     def ask(self) -> Ask | None:
         """Return the next run; the same until it is told.  None: the search has ended."""
@@ -457,10 +449,8 @@ class Search:
             if error := self.results[ask].error:
                 self.failed.add(ask.model)
                 self.stops.setdefault(ask.model, f"failed at {size} rows: {error}")
-        if size and self.strategy == "algorithm1":
-            self._stop_off_line(size)
-        if size and (self.confidence is not None or self.strategy == "dropping"):
-            self._judge(size)
+        if size and self.strategy == "dropping":
+            self._drop(size)
         if self.stop is None:
             self._next_round()
         else:
@@ -484,38 +474,15 @@ class Search:
         runs = [(a, r) for a, r in results.items() if a.model == model and a.rows and r.cost]
         return runs[-1][1].cost / runs[-1][0].rows * rows if runs else 0.0
 
-    def _stop_off_line(self, smallest: int) -> None:
-        """Stop a model at the first loss that leaves the line of the larger sizes (Algorithm 1).
-
-        Args:
-            smallest: the size just run; smaller ones, which may have been added, play no part.
-        """
-        for model in self._active():
-            curve = {d: loss for d, loss in _curve(self._seen, model).items() if d >= smallest}
-            if len(curve) <= self.gamma:
-                continue
-            x, y = np.log(list(curve)), np.log([list(curve.values())])
-            if accept_then_stop(x, y, self.gamma, self.tau).stopped[0]:
-                self.stops[model] = (
-                    f"the loss at {min(curve)} rows left the line of the {len(curve) - 1} larger "
-                    f"sizes by more than {self.tau:g} deviations"
-                )
-
-    def _judge(self, size: int) -> None:
-        """End when a model is the best with `confidence`, and drop those that are not worth it."""
+    def _drop(self, size: int) -> None:
+        """Drop the models that are not worth a further run."""
         try:
             selection = self._selected(self._seen, self.method)
         except ValueError:
             return  # too few sizes yet
-        names = selection.ranking
-        best = selection.best_probabilities.max() if selection.has_intervals else 0.0
-        if self.confidence is not None and best >= self.confidence:
-            text = f"decided: {names[0]} is the best with probability {best:.3f}"
-            self.stop = f"{text}, and {self.confidence:g} was asked for"
-        elif self.strategy == "dropping":
-            self._ranked, count = names, selection.staying
-            for place, name in enumerate(names[count:], count + 1):
-                self.stops[name] = f"dropped at {size} rows as number {place} of {len(names)}"
+        self._ranked, count = selection.ranking, len(selection.going_on)
+        for place, name in enumerate(self._ranked[count:], count + 1):
+            self.stops[name] = f"dropped at {size} rows as number {place} of {len(self._ranked)}"
 
     # Settings
 
@@ -529,15 +496,6 @@ class Search:
         for name, choices in {"method": list(METHODS), "strategy": list(STRATEGIES)}.items():
             if (value := getattr(self, name)) not in choices:
                 raise DataError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
-        decides = self.confidence is not None
-        most = 1 - SURPRISE * (1 - 1 / len(models))  # that a model is given of being the best
-        if self.confidence is not None and not 0 < self.confidence < most:
-            raise DataError(
-                f"confidence is {self.confidence}; expected a probability above 0 and below "
-                f"{most:.3f}, as none of {len(models)} models is ever surer to be the best"
-            )
-        if decides and not METHODS[self.method].forecasts:
-            raise DataError(f"confidence needs probabilities, and {self.method} gives none")
         if self.metric is not None:
             higher_is_better(self.metric)  # raises where its name does not tell
         for name, least in (("test_rows", 1), ("classes", 2), ("gamma", 3)):
@@ -554,7 +512,7 @@ class Search:
         if self.sizes[-1] >= self.target:
             largest = f"the largest subset, {self.sizes[-1]} rows, is not below the target"
             raise DataError(f"{largest} {self.target}: nothing would be left to predict")
-        needed = METHODS[self.method].fewest_sizes(zero=0 in self.rounds, distribution=decides)
+        needed = METHODS[self.method].fewest_sizes(zero=0 in self.rounds)
         if len(self.sizes) < needed:
             count = f"{self.method} needs {needed} sizes or more, and there are {len(self.sizes)}"
             raise DataError(f"{count} ({', '.join(map(str, self.sizes))})")

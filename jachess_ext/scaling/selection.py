@@ -37,7 +37,6 @@ OPERATIONS = 6.0
 """Per parameter and token: 2 forward, 4 backward (Kaplan et al. 2020)."""
 OF_ALL = "of all in full"
 """The unit of costs that are shares of training all models in full."""
-_REFERENCES = 3  # at least
 _NEAR = 0.02  # of ln L: so near to the level of guessing is at it, where no noise is known
 _LATE = 0.15  # of ln L, per doubling and nat of ln C; chosen by benchmarks.live_selection
 
@@ -105,7 +104,6 @@ class Method:
             alone, those a "walk" down from the budget visits, or "none".
         points: losses of a model it needs, the loss before fine-tuning counted where it
             `reads_zero`.
-        points_for_width: the same for a distribution of its forecast; None: it gives none.
         reads_zero: whether the loss before fine-tuning is read where it is known.
     """
 
@@ -113,28 +111,11 @@ class Method:
     needs: Literal["losses", "zero", "parameters"]
     trains: Literal["all", "last", "walk", "none"]
     points: int = 0
-    points_for_width: int | None = None
     reads_zero: bool = False
 
-    @property
-    def forecasts(self) -> bool:
-        """Whether the score is a loss forecast at the target, with a distribution."""
-        return self.points_for_width is not None
-
-    def fewest_sizes(self, *, zero: bool, distribution: bool = False) -> int:
-        """Return how many subsets it needs.
-
-        Args:
-            zero: whether the loss before fine-tuning is known.
-            distribution: for the distribution of its forecast too.
-
-        Raises:
-            ValueError: a distribution of a method that has none.
-        """
-        points = self.points_for_width if distribution else self.points
-        if points is None:
-            raise ValueError("the method gives no distribution")
-        return points - (zero and self.reads_zero)
+    def fewest_sizes(self, *, zero: bool) -> int:
+        """Return how many subsets it needs, where the loss before fine-tuning is known (or not)."""
+        return self.points - (zero and self.reads_zero)
 
 
 def _blend(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
@@ -193,12 +174,12 @@ def _all_sizes(table: LossTable) -> Array:
 
 
 METHODS: dict[str, Method] = {
-    "blend": Method(_blend, "losses", "all", FEWEST_SIZES, FEWEST_SIZES),
+    "blend": Method(_blend, "losses", "all", FEWEST_SIZES),
     # Eq. 10 with F free: a number, as D_l is, so that both are one.
-    "lensllm": Method(_rectified, "losses", "all", 4, 5, reads_zero=True),
-    "rectified": Method(_rectified, "losses", "all", 4, 5, reads_zero=True),
-    "power": Method(_power, "losses", "all", 4, 5),
-    "ats": Method(_ats, "losses", "walk", 2, 3),
+    "lensllm": Method(_rectified, "losses", "all", 4, reads_zero=True),
+    "rectified": Method(_rectified, "losses", "all", 4, reads_zero=True),
+    "power": Method(_power, "losses", "all", 4),
+    "ats": Method(_ats, "losses", "walk", 2),
     "subtuning": Method(_subtuning, "losses", "last", 1),
     "zeroshot": Method(_zeroshot, "zero", "none", 1, reads_zero=True),
     "modelsize": Method(_modelsize, "parameters", "none"),
@@ -410,7 +391,6 @@ def select(
     metric: str | None = None,
     test_rows: int | None = None,
     classes: int | None = None,
-    references: Sequence[str] = (),
     history: Tables | Sequence[Tables] = (),
     gamma: int = 3,
     tau: float = 5.0,
@@ -421,7 +401,7 @@ def select(
 ) -> Selection:
     """Rank models by the loss they will have at the target.
 
-    Only losses at sizes up to the budget are read, and those of the references at the target.  A
+    Only losses at sizes up to the budget are read.  A
     model is forecast from its own sizes; one that has too few for the method is not ranked but
     listed in `unranked`.
 
@@ -436,9 +416,6 @@ def select(
             measured on; see `read_table`.
         classes: that are told apart, C: models still at the level of guessing are named, and
             intervals widen, since no subset tells when a curve leaves it; None: no such level.
-        references: names of models (three or more) whose loss at the target is in the table and may
-            be read: predictions, intervals and probabilities are calibrated on the errors made for
-            them.  They stay among the candidates.
         history: earlier tables of some of these models (of other data, in any metric): csv paths
             and their like, folders of them, DataFrames or LossTables, one or a list.  Files and
             DataFrames are read as the metric of `table` unless they tell theirs.  Models are
@@ -497,11 +474,6 @@ def select(
     ranked = whole.rows(np.flatnonzero([name not in unranked for name in whole.names]))
     earlier = History.read(history, whole.metric)
     forecast, moved = with_history(forecast, read, ranked, target, how, earlier)
-    for name in references:
-        if name in unranked:
-            raise TableError(f"the reference {name!r} is not ranked: {unranked[name]}")
-    if references:
-        forecast = _calibrated(forecast, ranked, target, references, method)
     n = np.full(len(read.names), np.nan) if read.parameters is None else read.parameters
     example = OPERATIONS * np.where(n > 0, n, np.nan) * (tokens or 1) * epochs
     # Shown beside the forecasts, and of no influence on them: `read` ends at the budget.
@@ -521,41 +493,6 @@ def select(
         tolerance=tolerance,
         moved=moved,
     )
-
-
-def _calibrated(
-    forecast: Forecast, losses: LossTable, target: float, references: Sequence[str], method: str
-) -> Forecast:
-    if forecast.predictive is None or forecast.worlds is None:
-        raise ValueError(f"{method} gives no distribution here that references could calibrate")
-    unknown = [name for name in references if name not in losses.names]
-    if unknown:
-        raise TableError(f"the reference {unknown[0]!r} is not in the table")
-    rows = np.array([place for place, name in enumerate(losses.names) if name in references])
-    truth = losses.rows(rows).losses_at(target)
-    if len(rows) < _REFERENCES:
-        text = f"{len(rows)} reference models are too few to calibrate intervals"
-        raise ValueError(f"{text}; expected {_REFERENCES} or more")
-    predictive = _moved(forecast.predictive, rows, truth)
-    location = np.log(forecast.score) + predictive.location - forecast.predictive.location
-    accounts = [_moved(account, rows, truth) for account in forecast.worlds.accounts]
-    accounts = [replace(account, location=location) for account in accounts]
-    worlds = replace(forecast.worlds, accounts=tuple(accounts))
-    return replace(forecast, score=np.exp(location), predictive=predictive, worlds=worlds)
-
-
-def _moved(predictive: Student, references: Index, truth: Array) -> Student:
-    """Return the distribution whose bias and width are those the method had on the references.
-
-    Standardised errors z = (ln true − location) / scale of exchangeable models have a common mean
-    and deviation; with z̄ and s estimated from n references, a new model's z is
-    z̄ + s √(1 + 1/n) t_{n−1} (exact where z is Gaussian).
-    """
-    count = len(references)
-    z = (np.log(truth) - predictive.location[references]) / predictive.scale[references]
-    spread = max(float(z.std(ddof=1)), 1e-6) * np.sqrt(1 + 1 / count)
-    location = predictive.location + predictive.scale * z.mean()
-    return Student(location, predictive.scale * spread, np.full(len(location), count - 1.0))
 
 
 @dataclass(frozen=True, repr=False)
@@ -747,14 +684,15 @@ class Selection:
         return self.ranking[: 1 + int(near.argmax())]
 
     @property
-    def staying(self) -> int:
-        """How many of the ranking's first are worth a further run, see `advice.staying`.
+    def going_on(self) -> list[str]:
+        """The first of the ranking that are worth a further run, see `advice.staying`.
 
-        Half of them, where the method gives no probabilities.
+        The better half of it, where the method gives no probabilities.
         """
-        if not self.has_intervals:
-            return (len(self.names) + 1) // 2
-        return staying(self.best_probabilities[np.argsort(self.scores, kind="stable")])
+        count = (len(self.names) + 1) // 2
+        if self.has_intervals:
+            count = staying(self.best_probabilities[np.argsort(self.scores, kind="stable")])
+        return self.ranking[:count]
 
     @property
     def next_rung(self) -> Rung | None:
@@ -762,7 +700,7 @@ class Selection:
         size = 2 * self.budget
         if size > self.target / 2:
             return None
-        names = self.ranking[: self.staying]
+        names = self.going_on
         return Rung(tuple(names), size, self._price(names, size))
 
     def in_unit(self, flops: Values) -> Values:

@@ -33,8 +33,7 @@ def test_budgets_are_what_select_gives(tmp_path: Path) -> None:
     surprise = -np.log(blend.best_probabilities[truth.argmin()])
     assert ours.minus_log_p == pytest.approx(surprise, rel=1e-4)
     assert np.isnan(written.loc[(32, "subtuning")].minus_log_p)
-    assert 0 <= ours.coverage_referenced <= 100 and np.isnan(written.loc[(32, "zeroshot")].coverage)
-    np.testing.assert_array_equal(np.sort(np.concatenate(selection.folds(table))), np.arange(12))
+    assert np.isnan(written.loc[(32, "zeroshot")].coverage)
 
 
 def lcdb_folder(folder: Path, sizes: Sequence[int] = tuple(2**k for k in range(4, 12))) -> Path:

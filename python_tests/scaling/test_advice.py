@@ -98,7 +98,7 @@ def test_the_fewest_within_the_tolerance_are_named_with_their_price() -> None:
         rung = found.next_rung
         assert rung is not None and rung.size == 1600
         chances = found.to_frame().prob_best
-        on = [p >= 0.027 + 0.1 / 12 for p in chances]
+        on = [p >= 0.9 * module.OUT + 0.1 / 12 for p in chances]
         assert list(rung.names) == found.ranking[: sum(on)] and count < len(rung.names) < 12
         ours = sum(n[table.names.index(name)] for name in rung.names)
         assert rung.price == pytest.approx(ours / n.sum() / 64)
@@ -131,7 +131,7 @@ def test_without_a_mean_all_are_named() -> None:
     """A perplexity whose distribution is so wide that it has none."""
     found = select(table_of([9.0, 8.0, 7.0], [8.0, 9.0, 7.5], metric="perplexity"), target=4e12)
     wide = Student(np.zeros(2), np.full(2, 1e4), np.full(2, np.inf))
-    endless = replace(found, forecast=replace(found.forecast, apart=wide))
+    endless = replace(found, forecast=replace(found.forecast, worlds=alone(wide)))
     assert not np.isfinite(endless.expected_regret[0])
     assert endless.shortlist == endless.ranking
     assert endless.advice.startswith("Only training all 2 in full is expected within 1 % of")

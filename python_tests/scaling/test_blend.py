@@ -17,7 +17,7 @@ from scipy.stats import invgamma, multivariate_normal, norm
 from scipy.stats import t as student
 
 from benchmarks.forecast_scores import log_rmse
-from jachess_ext.scaling import LossTable, Selection, blend, select
+from jachess_ext.scaling import LossTable, blend, select
 from jachess_ext.scaling.blend import (
     PATTERNS,
     Kriging,
@@ -571,30 +571,6 @@ def test_posterior_covers_curves_of_the_model(
     inside = np.mean(away < norm.ppf((1 + level) / 2))
     error = np.sqrt(level * (1 - level) / 350)
     assert inside == pytest.approx(level, abs=0.03 + error)
-
-
-@pytest.fixture(scope="module")
-def calibrated_on_half() -> list[tuple[Selection, np.ndarray, np.ndarray]]:
-    """Selections of 40 models, half of them references; the others' rows and true losses."""
-    result = []
-    for seed in range(12):
-        table, _ = tables.population(seed, models=40, bend=0.01)
-        found = select(table, 12800, 204800, references=table.names[:20])
-        result.append((found, np.arange(20, 40), table.losses_at(204800)))
-    return result
-
-
-@pytest.mark.parametrize("level", [0.5, 0.8, 0.9])
-def test_calibrated_intervals_cover_held_out_models(
-    level: float, calibrated_on_half: list[tuple[Selection, np.ndarray, np.ndarray]]
-) -> None:
-    """240 held-out models; tolerance: 3 points and one standard error of the share."""
-    inside = []
-    for found, rows, truth in calibrated_on_half:
-        low, high = found.interval_ends(level)
-        inside.append(((low <= truth) & (truth <= high))[rows])
-    error = np.sqrt(level * (1 - level) / 240)
-    assert np.mean(inside) == pytest.approx(level, abs=0.03 + error)
 
 
 @pytest.mark.parametrize(

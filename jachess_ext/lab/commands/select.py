@@ -56,10 +56,10 @@ def parsed(words: Sequence[str]) -> Callable[[], None]:
     )
     option("--budget", **rows, help="largest size used; without it: the largest below the target")
     option(
-        "--reference",
-        **several,
-        metavar="MODEL",
-        help="models whose loss at the target is in the table: intervals are calibrated on them",
+        "--classes",
+        type=int,
+        metavar="C",
+        help="told apart: models still at the level of guessing are named, and intervals widen",
     )
     option(
         "--history",
@@ -104,7 +104,7 @@ def select(
     metric: str | None = None,
     method: str = "blend",
     budget: float | None = None,
-    reference: Sequence[str] = (),
+    classes: int | None = None,
     history: Sequence[str] = (),
     read: Mapping[str, str] = {},
     ignore: Sequence[str] = (),
@@ -123,7 +123,7 @@ def select(
     require_all("jachess select" + (" --report" if report else " --out" if out else ""))
     reader: Callable[..., LossTable] = scaling.read_runs if table.is_dir() else scaling.read_table
     reading = _reading(read, ignore, folder=table.is_dir())
-    settings: dict[str, Any] = {"tokens": tokens, "epochs": epochs, "references": reference}
+    settings: dict[str, Any] = {"tokens": tokens, "epochs": epochs, "classes": classes}
     try:
         losses = reader(table, **{"metric": metric, **reading})
         selection = scaling.select(losses, budget, target, method, history=history, **settings)

@@ -48,7 +48,7 @@ class LiveSettings:
         rank_by: "loss", or a score of `CLASS_SCORES` (`NUMBER_SCORES` in a regression); None:
             "loss", of text "bpb", bits per byte.
         dev_size: dev rows judged on; None: as many as keep judging cheap, see `judged_rows`.
-        history, method, strategy, confidence, gamma, tau: as for `Search`.
+        history, method, strategy, gamma, tau: as for `Search`.
         seed: of head, order and dropout of every run.
         data_seed: of the order the training rows are taken in.
 
@@ -69,7 +69,6 @@ class LiveSettings:
     history: Sequence[Path] = ()
     method: str = DEFAULT
     strategy: str = "growing"
-    confidence: float | None = None
     gamma: int = 3
     tau: float = 5.0
     seed: int = 0
@@ -161,7 +160,6 @@ def make_plan(
         classes=len(task.classes) or None,
         method=settings.method,
         strategy=settings.strategy,
-        confidence=settings.confidence,
         budget=settings.flops,
         unit="FLOPs",
         gamma=settings.gamma,

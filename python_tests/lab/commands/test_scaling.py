@@ -94,7 +94,7 @@ BAD = [
     (["select", "{}", "--target", "99999999", "--budget", "9999999"], "outside the table's sizes"),
     (["select", "{}", "--target", "100"], "no size below the target"),
     (["select", "{}.none", "--target", "100"], "cannot be read"),
-    (["select", "{}", "--target", "3276800", "--reference", "x"], "'x' is not in the table"),
+    (["select", "{}", "--target", "3276800", "--classes", "1"], "classes is 1"),
     (["select", "{}", "--target", "0"], "target is 0"),
     (["select", "{}", "--target", "9", "--read", "colour", "x"], "has no column 'colour'"),
     (["select", "{}", "--target", "9", "--metric", "taste"], "'taste' is not known here"),

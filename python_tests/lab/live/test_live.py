@@ -51,7 +51,6 @@ def test_sizes_are_quarters_and_three_where_they_fit(settings: Settings) -> None
     plan = make_plan(**settings())  # a quarter of 256 rows; 16 and more make sense
     assert plan.search.sizes == plan.search.rounds == (16, 32, 64) and plan.search.target == 256
     assert make_plan(**settings(method="rectified")).search.rounds == (0, 16, 32, 64)
-    assert make_plan(**settings(strategy="algorithm1")).search.rounds == (64, 32, 16)
     assert make_plan(**settings(budget=1 / 2)).search.sizes == (16, 42, 112), "a third more"
     given = settings(budget=1.0, target=5000)
     assert make_plan(**given).search.sizes == (16, 64, 256), "no more rows than there are"
