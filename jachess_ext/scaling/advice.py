@@ -11,7 +11,7 @@ from .predictive import SURPRISE, Array, Index, Student, Worlds
 TOLERANCE = 0.01
 """Of the best: 1 % of a loss or a perplexity, a point of 100 of a score."""
 _EDGES = 4_000  # of cells, at most
-_WIDTH = 0.5
+_WIDTH = 0.7
 """Part of the width behind P(best) that regret has: that width has to hold surprises as well.  From
 the development halves, as is P(best) without `SURPRISE` below which a model is dropped:"""
 OUT = 0.03

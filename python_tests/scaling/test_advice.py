@@ -30,7 +30,7 @@ def test_expected_regret_against_drawing(dof: float, ratio: bool) -> None:
     generator = np.random.default_rng(0)
     location, scale = generator.normal(0, 0.2, 7), generator.uniform(0.02, 0.3, 7)
     order = generator.permutation(7)
-    drawn = location + 0.5 * scale * generator.standard_t(min(dof, 1e9), (400_000, 7))
+    drawn = location + 0.7 * scale * generator.standard_t(min(dof, 1e9), (400_000, 7))
     lowest = np.minimum.accumulate(drawn[:, order] if ratio else np.exp(drawn[:, order]), 1)
     each = lowest - lowest[:, -1:]
     one, other = (Student(location, s, np.full(7, dof)) for s in (scale, scale / 3))
@@ -52,7 +52,7 @@ def test_expected_regret_of_two_is_the_closed_form() -> None:
     stats = pytest.importorskip("scipy.stats")
     for gap in (-0.3, 0.0, 1e-3, 2.0):
         pair = Student(np.array([gap, 0.0]), np.array([0.05, 0.1]), np.full(2, np.inf))
-        s = 0.5 * np.hypot(0.05, 0.1)
+        s = 0.7 * np.hypot(0.05, 0.1)
         expected = gap * stats.norm.cdf(gap / s) + s * stats.norm.pdf(gap / s)
         found = expected_regret(alone(pair), np.array([0, 1]), ratio=True)
         assert found[0] == pytest.approx(expected, rel=1e-4, abs=1e-7)
@@ -63,7 +63,7 @@ def test_expected_regret_of_thousands_is_that_of_drawing() -> None:
     location = generator.uniform(0, 3, 3000)
     many = Student(location, np.full(3000, 0.1), np.full(3000, np.inf))
     order = np.argsort(location)
-    drawn = location[order[:600]] + 0.05 * generator.standard_normal((20_000, 600))
+    drawn = location[order[:600]] + 0.07 * generator.standard_normal((20_000, 600))
     expected = (drawn[:, 0] - drawn.min(1)).mean()  # the others lie ten widths above and more
     assert expected_regret(alone(many), order, ratio=True)[0] == pytest.approx(expected, rel=0.02)
 
@@ -119,7 +119,7 @@ def test_where_all_are_needed_or_no_size_is_left() -> None:
     assert found.next_rung is None, "1,600 is the target itself"
     assert len(found.shortlist) == 2
     assert found.advice == (
-        "Only training all 2 in full is expected within 0.1 % of the best. b alone: within 0.7 %."
+        "Only training all 2 in full is expected within 0.1 % of the best. b alone: within 0.9 %."
     )
     far = select(CLOSE, target=3200).next_rung
     assert far is not None and far.size == 1600 and far.names == tuple(found.ranking)
