@@ -604,14 +604,14 @@ CHOICES = {
 
 
 def choices() -> str:
-    """Return what half B says of the choices of `blend`, P(best), intervals and the shortlist."""
+    """Return what half B says of the choices of `blend`, P(best) and intervals."""
     figures = {(row["family"], row["method"]): row for row in rows("selection_families_B")}
     head = ["tables of", "cases", "RelAcc", "of the last loss", "P(best) of the first: said, true",
-            "50, 90 % intervals hold", "shortlist: share, holds the best"]  # fmt: skip
+            "50, 90 % intervals hold"]  # fmt: skip
     body = []
     for family, words in CHOICES.items():
         row = figures[family, "blend"]
-        pairs = ("top said", "top true"), ("50 %", "90 %"), ("kept", "kept true")
+        pairs = ("top said", "top true"), ("50 %", "90 %")
         said = [", ".join(row[name] for name in pair) for pair in pairs]
         last = figures[family, "subtuning"]["RelAcc"]
         body.append([words, row["cases"], row["RelAcc"], last, *said])
