@@ -94,7 +94,7 @@ def test_a_gpu_s_rows_are_those_of_its_newest_commit(
     lines += ["2,abc,H200,ours,theirs,1.5", "2,abc,H200,ours,theirs,", "2,abc,H200,that,theirs,4"]
     path.write_text("\n".join(lines))
     quoted.rows.cache_clear()
-    newest = "1.5 to 1.5 times as long, with that 4.0 to 4.0 (H200, abc)"
+    newest = "1.5 times as long, with that 4.0 (H200, abc)"
     assert quoted.gpu("steps", *parts) == newest
     quoted.rows.cache_clear()
 

@@ -526,11 +526,11 @@ class Selection:
         >>> selection
         blend: 2 models, sizes up to 800, 6.25 % of the target 12,800
            model  P(best)    loss    90 % interval
-        1  a         91 %  0.6686  0.4573 … 0.9776
-        2  b          9 %   1.072   0.7798 … 1.475
+        1  a         95 %  0.6686  0.4573 … 0.9776
+        2  b          5 %   1.072   0.7798 … 1.475
         a is expected within 0.1 % of the best: no further run is needed.
         >>> selection.names, [float(score) for score in selection.scores.round(2)]
-        (('a', 'b'), [0.69, 1.03])
+        (('a', 'b'), [0.64, 1.12])
     """
 
     method: str
