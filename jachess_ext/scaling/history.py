@@ -79,7 +79,7 @@ class History:
                 hint = " (give the LossTable of read_table, told so)" if error.options else ""
                 raise TableError(f"the history's {label}: {error.args[0]}{hint}") from error
         for (first, one), (second, other) in combinations(tables.items(), 2):
-            if _same_runs(one, other):
+            if same_runs(one, other):
                 raise TableError(f"the history's {first} and {second} hold the same runs")
         return cls(tables)
 
@@ -114,7 +114,7 @@ class History:
         """
         names, logs = of
         for label, table in self.tables.items():
-            if _same_runs(table, whole):
+            if same_runs(table, whole):
                 text = f"the history's {label} holds runs of the table to choose from"
                 raise TableError(f"{text}, and may tell the answer: leave it out")
         ends = np.array([_end(table, names) for table in self.tables.values()])
@@ -204,7 +204,7 @@ def _matched(names: Sequence[str], others: Sequence[str]) -> tuple[Index, Index]
     return first, second
 
 
-def _same_runs(one: LossTable, other: LossTable) -> bool:
+def same_runs(one: LossTable, other: LossTable) -> bool:
     """Return whether half or more of the losses of the same models at the same sizes are equal."""
     rows, places = _matched(one.names, other.names)
     _, here, there = np.intersect1d(one.trained, other.trained, return_indices=True)
