@@ -221,6 +221,9 @@ def test_models_at_the_level_of_guessing_are_named() -> None:
         assert (
             (f"guessing, 0.5000: {names}. Leads" in notes) if names else ("guessing" not in notes)
         )
+    assert "0.7500: 'near'" not in " ".join(select(table, target=3200, classes=4).notes)
+    high = read_table(errors + 0.3, metric="error")  # .75 is guessing among four; .74, .64, .5
+    assert "guessing, 0.7500: 'near'. L" in " ".join(select(high, target=3200, classes=4).notes)
     scores = read_table(1 - errors, metric="f1")
     assert "guessing" not in " ".join(select(scores, target=3200, classes=2).notes)
 
@@ -513,6 +516,16 @@ def test_a_model_that_is_ahead_is_forecast_with_the_others_and_moved() -> None:
     for account in found.forecast.worlds.accounts:
         np.testing.assert_allclose(account.scale[3] / account.scale[others], left**0.5, rtol=1e-9)
     assert found.forecast.trained[3] == table.trained.sum()
+
+
+def test_the_trust_of_a_table_is_the_mean_over_its_models() -> None:
+    """Three of six models stopped a size early, so that they are forecast by other sizes."""
+    forecast = select(
+        with_gaps(*((row, slice(-1, None)) for row in range(3))), target=TARGET * 4
+    ).forecast
+    assert forecast.trust is not None and forecast.worlds is not None
+    assert forecast.trust.min() < forecast.trust.max() - 1e-6
+    np.testing.assert_allclose(forecast.worlds.weights[1], np.mean(forecast.trust), rtol=1e-12)
 
 
 def test_a_model_with_too_few_sizes_is_listed_and_not_ranked() -> None:
