@@ -582,7 +582,7 @@ class Selection:
             names = [self.names[place] for place in np.flatnonzero(self.table.last_losses >= near)]
             if names:
                 text = f"Still at the level of guessing, {number(float(self.table.shown(level)))}"
-                notes.append(f"{text}: {listed(names)}. Leads among such models are noise.")
+                notes.append(f"{text}: {listed(names)}. Leads among such models may be noise.")
         if measured is not None:
             place = int(np.nanargmin(measured))
             notes.append(
