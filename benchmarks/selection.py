@@ -668,10 +668,7 @@ def larger(
     Args:
         flan, lcdb, half, most, results: as for `families`.
     """
-    cases = [
-        *(flan_cases(flan, half) if flan else ()),
-        *(lcdb_cases(lcdb, half, most) if lcdb else ()),
-    ]
+    cases = _cases(flan, None, lcdb, half, most)
     rows = []
     for case in cases:
         target = float(case.table.sizes[-1])

@@ -401,9 +401,8 @@ def select(
 ) -> Selection:
     """Rank models by the loss they will have at the target.
 
-    Only losses at sizes up to the budget are read.  A
-    model is forecast from its own sizes; one that has too few for the method is not ranked but
-    listed in `unranked`.
+    Only losses at sizes up to the budget are read.  A model is forecast from its own sizes; one
+    that has too few for the method is not ranked but listed in `unranked`.
 
     Args:
         table: csv path, pandas DataFrame or `LossTable` of losses or scores; see `read_table`.

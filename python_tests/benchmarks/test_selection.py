@@ -183,6 +183,28 @@ def test_advice_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "| flan | equal | " in text and "less that of" in text
 
 
+def test_one_larger_run_at_the_same_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes that double: all up to b cost 2 b less the smallest, so that 2 b is the next."""
+    monkeypatch.setattr(selection, "FEW_TABLES", 1)
+    flan = tables.write_csv(tmp_path / "flan.csv", tables.population(0, models=12)[0])
+    judged = selection.main(["larger", "--flan", str(flan), "--results", str(tmp_path)])
+    case = next(iter(selection.flan_cases(flan, "A")))
+    table, target = case.table, 1638400.0
+    truth, rows = table.losses_at(target), judged[judged.family == "flan"]
+    assert len(rows) == len(case.budgets) and (rows["size"] == 2).all()
+    for budget, row in zip(case.budgets, rows.to_dict("records"), strict=True):
+        choice = select(table, budget, target)
+        places = choice.scores.argmin(), table.losses_at(2 * budget).argmin()
+        forecast, run = (100 * (truth.max() - truth[at]) / np.ptp(truth) for at in places)
+        assert (row["forecast"], row["one run"]) == pytest.approx((forecast, run))
+        assert choice.forecast.trust is not None
+        by_trust = forecast if choice.forecast.trust[0] >= 0.5 else run
+        assert row["by trust"] == pytest.approx(by_trust)
+        assert row["cost"] == pytest.approx(2 * budget / (2 * budget - table.trained[0]))
+    assert (abs(rows["forecast"] - rows["one run"]) > 1).any(), "one of the two is better"
+    assert "| flan | 7 | " in (tmp_path / "selection_larger_A.md").read_text()
+
+
 def test_a_history_is_judged_against_none(tmp_path: Path) -> None:
     paths = []
     for seed in range(3):
