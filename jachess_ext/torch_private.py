@@ -71,6 +71,20 @@ def find(path: str) -> Any:
     return value
 
 
+def apply_of_functions() -> tuple[Any, Any]:
+    """Return what ``apply`` of every autograd Function calls with the class before the arguments,
+    and the class whose ``apply``, once set, is asked at every call (None: this torch has none).
+
+    Up to torch 2.13 it is a function of Python, which calls the class below: what was bound before
+    (``f = Square.apply``) asks, too.  Since 2.14 it is a method of C, which calls none.
+    """
+    function = find("torch.autograd.Function")
+    apply = vars(function)["apply"]
+    if isinstance(apply, classmethod):
+        return apply.__func__, find("torch.autograd.function._SingleLevelFunction")
+    return apply, function
+
+
 TORCH_FLOOR = (2, 10)
 
 

@@ -18,7 +18,6 @@ from .context import without_autocast, without_dynamo
 from .derivative import DerivativeTensor, carries_derivatives, kept_too_long
 from .dual import DualTensor, Pass
 from .fsdp import jets_through_fsdp
-from .functions import watch_functions
 from .layout import JetLayout, Second, make_layout, map_tensors
 from .passes import open_run
 from .rules.libraries import adopt_varlen
@@ -258,7 +257,6 @@ def begin_pass(
     """Return the layout of a pass that begins now."""
     adopt_libraries()
     adopt_varlen()
-    watch_functions()
     return make_layout(directions, order, second, squares).of_a_new_run()
 
 

@@ -13,10 +13,11 @@ and others are refused (registry.py), with a sentence.
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import MethodType
+from types import BuiltinMethodType, CellType, FrameType, MethodType
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -116,19 +117,60 @@ def watch_functions() -> None:
     Not for the time of a pass alone: a backward that runs a checkpoint again calls them, too.  Of
     other calls nothing changes, on any thread.
     """
-    # The base of torch.autograd.Function, whose method its ``apply`` calls: ``f = Square.apply``
-    # binds that one when a module is imported.
-    base = torch_private.find("torch.autograd.function._SingleLevelFunction")
-    if base is None or "apply" in vars(base):
+    if registry.ASKED is None:
         return
 
-    def asks_first(function: AutogradFunction, *args: object, **kwargs: object) -> object:
+    # torch.compile knows a bound ``apply`` by this name.
+    def apply(function: AutogradFunction, *args: object, **kwargs: object) -> object:
         if jets := [v for v in (*args, *kwargs.values()) if isinstance(v, DerivativeTensor)]:
-            apply = MethodType(registry.APPLY, function)  # a class may have an ``apply`` of its own
-            return handle_torch_function(apply, jets, *args, **kwargs)
-        return super(base, function).apply(*args, **kwargs)  # type: ignore[misc]
+            own = MethodType(registry.APPLY, function)  # a class may have an ``apply`` of its own
+            if registry.APPLY_IS_C and _has_setup(function):  # Python has bound the defaults here
+                bound = inspect.signature(function.forward).bind(*args, **kwargs)
+                bound.apply_defaults()
+                args, kwargs = bound.args, bound.kwargs
+            return handle_torch_function(own, jets, *args, **kwargs)
+        return super(registry.ASKED, function).apply(*args, **kwargs)  # type: ignore[misc]
 
-    base.apply = classmethod(asks_first)
+    registry.ASKED.apply = classmethod(apply)
+    if registry.APPLY_IS_C:
+        registry.APPLY = apply  # a mode that is asked calls what asks again
+        _bind_again()
+
+
+def _bind_again() -> None:
+    """Replace each ``apply`` of C that was bound before, as ``f = Square.apply`` does in a module.
+
+    Namespaces of modules, objects and classes, other dicts, lists and closures are seen; tuples and
+    `functools.partial` cannot be changed, and a jet that comes through one is refused.
+    """
+    early = {
+        id(method): method
+        for method in gc.get_objects()
+        if type(method) is BuiltinMethodType
+        and method.__name__ == "apply"
+        and issubclass(type(method.__self__), type(torch.autograd.Function))
+    }
+    late = {key: method.__self__.apply for key, method in early.items()}  # type: ignore[attr-defined]
+    for holder in gc.get_referrers(*early.values()):
+        if isinstance(holder, CellType):
+            holder.cell_contents = late[id(holder.cell_contents)]
+        elif isinstance(holder, list):
+            holder[:] = [late.get(id(value), value) for value in holder]
+        elif holder is not early and not isinstance(holder, tuple | FrameType):
+            names = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
+            if isinstance(names, dict):
+                _bind_names_again(names, late)
+
+
+def _bind_names_again(names: dict[Any, Any], late: dict[int, object]) -> None:
+    owner = None
+    if "__module__" in names:  # perhaps the namespace of a class, whose cache must know
+        owner = next((o for o in gc.get_referrers(names) if isinstance(o, type)), None)
+    for name, value in [*names.items()]:
+        if id(value) in late and owner is not None:
+            setattr(owner, name, late[id(value)])
+        elif id(value) in late:
+            names[name] = late[id(value)]
 
 
 def call(function: AutogradFunction, *args: object, **kwargs: object) -> object:
@@ -149,6 +191,7 @@ def call(function: AutogradFunction, *args: object, **kwargs: object) -> object:
 
 
 registry.SERVING.append(call)
+watch_functions()
 
 
 def _has_setup(function: AutogradFunction) -> bool:

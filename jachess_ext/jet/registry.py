@@ -308,7 +308,8 @@ def _calling_module() -> str:
 # stack searched, which takes longer.  Without the switch, the stack is searched at every call.
 
 AutogradFunction: TypeAlias = type[torch.autograd.Function]
-APPLY: Function = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+APPLY, ASKED = torch_private.apply_of_functions()
+APPLY_IS_C = ASKED is torch.autograd.Function
 FORWARD_CODE: ContextVar[frozenset[AutogradFunction]] = ContextVar(
     "jachess_ext.forward_code", default=frozenset()
 )
@@ -396,7 +397,10 @@ def refuse_opaque_functions(function: Function, args: Args, surrounding: int | N
     # Functions around the whole pass are harmless: they hold no jet.  Those that began since stand
     # before them in the list, the outermost of them last.
     if len(forwards) > harmless:
-        raise function_refusal(_class_of(forwards[-1 - harmless]))
+        forward = forwards[-1 - harmless]
+        raise function_refusal(
+            _class_of(forward), fix=_bound_too_early(forward) if APPLY_IS_C else ""
+        )
     # After its forward, torch calls this function on what a Function returned as it came.
     returned_as_it_came = function is torch.Tensor.view_as and args[0] is args[-1]
     off_since_the_beginning = surrounding is not None or torch.is_inference_mode_enabled()
@@ -404,11 +408,12 @@ def refuse_opaque_functions(function: Function, args: Args, surrounding: int | N
         raise function_refusal(None)
 
 
-def function_refusal(function: type | None, detail: str = "") -> RuntimeError:
+def function_refusal(function: type | None, detail: str = "", fix: str = "") -> RuntimeError:
     """Return the error for an autograd Function; ``detail`` says what it does that is not served.
 
     Args:
         function: None where it is not known.
+        fix: what to do, if it is not what helps with any Function.
     """
     if function is CheckpointFunction:
         return RuntimeError(
@@ -431,7 +436,21 @@ def function_refusal(function: type | None, detail: str = "") -> RuntimeError:
     )
     return RuntimeError(
         f"a jet went into the torch.autograd.Function {name}, which {reason}."
-        f"{known_fix(name) or ways}"
+        f"{known_fix(name) or fix or ways}"
+    )
+
+
+def _bound_too_early(forward: FrameType) -> str:
+    """Say what to do where a Function was handed a jet without having asked
+    (`functions.watch_functions`); "" where none of its arguments is one."""
+    from .derivative import DerivativeTensor  # which imports this module
+
+    names = forward.f_code.co_varnames[: forward.f_code.co_argcount]
+    if not any(isinstance(forward.f_locals.get(name), DerivativeTensor) for name in names):
+        return ""
+    return (
+        " Its apply was bound before jachess_ext was used, in a place where it cannot be replaced "
+        "(a tuple, a default, functools.partial): import jachess_ext.jet before what binds it."
     )
 
 

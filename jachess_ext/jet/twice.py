@@ -98,7 +98,10 @@ def _without_question(function: object) -> Function:
 # attention itself, or the forward of a checkpoint that a backward runs anew.
 _ENTERED: dict[Function, Function] = {
     function: _without_question(function)
-    for function in (F.multi_head_attention_forward, torch.autograd.grad, Tensor.backward)
+    for function in (
+        *(F.multi_head_attention_forward, torch.autograd.grad),
+        *(torch.autograd.backward, Tensor.backward),  # the method calls the function, which asks
+    )
 }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import jachess_ext as jx
+from jachess_ext.jet import functions, registry
 from jachess_ext.torch_private import release
 from python_tests.smoothness.tiny_models import classifier, parameter_gradients, token_batch
 
@@ -305,6 +308,57 @@ def test_plain_tensors_reach_a_function_as_ever() -> None:
         )
     with pytest.raises(TypeError, match="missing a required argument"):
         function.apply()
+
+
+class _Holder:
+    def __init__(self, apply: Any) -> None:
+        self.apply = apply
+
+
+def _closure(apply: Any) -> Formula:
+    return lambda x: apply(x)
+
+
+HOLDERS: dict[str, Callable[[Any], Formula]] = {
+    "module": lambda apply: partial(_call_in, vars(_module(apply)), "apply"),
+    "object": lambda apply: partial(_call_attribute, _Holder(apply)),
+    "class": lambda apply: partial(_call_attribute, type("Holder", (), {"apply": apply})),
+    "dict": lambda apply: partial(_call_in, {"exp": apply}, "exp"),
+    "list": lambda apply: partial(_call_in, [apply], 0),
+    "closure": _closure,
+    "tuple": lambda apply: partial(_call_in, (apply,), 0),
+    "partial": partial,
+}
+
+
+def _module(apply: Any) -> ModuleType:
+    module = ModuleType("library")
+    module.__dict__["apply"] = apply
+    return module
+
+
+def _call_in(holder: Any, name: object, x: Tensor) -> Tensor:
+    return holder[name](x)
+
+
+def _call_attribute(holder: Any, x: Tensor) -> Tensor:
+    return holder.apply(x)
+
+
+@pytest.mark.skipif(not registry.APPLY_IS_C, reason="asks, whenever it was bound")
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_bound_before_the_package_was_used(holder: str) -> None:
+    """Torch's own method, as a library binds it that is imported first."""
+    function = _exponential("setup", "output")
+    fn = HOLDERS[holder](vars(torch._C._FunctionBase)["apply"].__get__(None, function))
+    torch.testing.assert_close(fn(X), X.exp())
+    functions._bind_again()
+    torch.testing.assert_close(fn(X), X.exp())
+    if holder in ("tuple", "partial"):
+        with pytest.raises(RuntimeError, match=r"import jachess_ext\.jet before"):
+            jx.jvp(fn, (X,), (U[0],))
+    else:
+        torch.testing.assert_close(jx.jvp(fn, (X,), (U[0],))[1], X.exp() * U[0], **CLOSE)
 
 
 # ---- by their forward's code -------------------------------------------------------------------

@@ -275,6 +275,44 @@ def test_checkpointing() -> None:
     torch.testing.assert_close(ours, gradient(math_attention, False), rtol=1e-9, atol=1e-11)
 
 
+def _by_method(y: Tensor, x: Tensor, **options: bool) -> Tensor:
+    x.grad = None
+    y.backward(inputs=[x], **options)
+    assert x.grad is not None
+    return x.grad
+
+
+def _by_function(y: Tensor, x: Tensor, **options: bool) -> Tensor:
+    x.grad = None
+    torch.autograd.backward([y], [torch.ones_like(y)], inputs=x, **options)
+    assert x.grad is not None
+    return x.grad
+
+
+BACKWARDS: dict[str, Callable[..., Tensor]] = {
+    "grad": lambda y, x, **options: torch.autograd.grad(y, x, **options)[0],
+    "Tensor.backward": _by_method,
+    "autograd.backward": _by_function,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("saves", [False, True])
+@pytest.mark.parametrize("second", BACKWARDS)
+@pytest.mark.parametrize("first", BACKWARDS)
+def test_every_call_that_runs_a_backward(first: str, second: str, saves: bool) -> None:
+    def penalty(attention: Callable[[Tensor], Tensor], saves: bool) -> tuple[Tensor, Tensor]:
+        x = heads()[0].detach().requires_grad_()
+        y = checkpoint(attention, x, use_reentrant=False) if saves else attention(x)
+        gradient = BACKWARDS[first](y.square().sum(), x, create_graph=True)
+        return gradient.detach().clone(), BACKWARDS[second](gradient.square().sum(), x)
+
+    with jx.twice_differentiable():
+        found = penalty(lambda x: F.scaled_dot_product_attention(x, x, x), saves)
+    expected = penalty(lambda x: (x @ x.mT / 8**0.5).softmax(-1) @ x, False)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
 def test_a_checkpoint_recomputed_outside_is_refused() -> None:
     """What torch's attention saves has the shapes of what ours saves, in another order."""
     weight = torch.randn(8, 8, requires_grad=True)
