@@ -32,7 +32,7 @@ FLAGS = ["-std=c++17", "-O0", "-g1", "-Wno-psabi", "-I", str(CSRC / "testing")]
 
 
 JETS = [(1, 2), (2, 3), (2, 4)]  # (q, streams) that the kernels take at once
-# `make sanitize` takes fp32 and bf16, `make test-all` every dtype.
+# `make sanitize` takes fp32 and bf16, `make test-slow` every dtype.
 DTYPES = [
     pytest.param(dtype, marks=pytest.mark.slow if dtype in (torch.float64, torch.float16) else [])
     for dtype in STORAGE
