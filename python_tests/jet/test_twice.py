@@ -4,11 +4,13 @@ import math
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
@@ -377,6 +379,225 @@ def test_contexts_within_each_other() -> None:
         with jx.twice_differentiable():
             results = penalty(F.scaled_dot_product_attention, list(heads()), 2)
     torch.testing.assert_close(results, expected)
+
+
+# ---- many cotangents at once -------------------------------------------------------------------
+
+
+FORMULAS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "causal, grouped": {"is_causal": True, "enable_gqa": True},
+    "mask": {"attn_mask": BIAS[0, 0, :5, :5]},
+    "dropout": {"dropout_p": 0.4},
+}
+
+
+def written_out(query: Tensor, key: Tensor, value: Tensor, setting: str) -> Tensor:
+    """Return attention of `FORMULAS` by plain operations; dropout's mask is that of seed 11."""
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    if setting == "mask":
+        scores = scores + BIAS[0, 0, :5, :5]
+    if setting == "causal, grouped":
+        scores = scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(), -math.inf)
+    weights = scores.softmax(-1)
+    if setting == "dropout":
+        keeps = dropout_mask(*query.shape[:2], 5, 5, 0.4, 11, torch.device("cpu"))
+        weights = weights * keeps / 0.6
+    return weights @ value
+
+
+def rows_of(y: Tensor, count: int = 3) -> Tensor:
+    return torch.randn(
+        count, *y.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64
+    )
+
+
+def one_row(y: Tensor, x: Tensor, row: Tensor, train: bool) -> Tensor:
+    return torch.autograd.grad(y, x, row, create_graph=train, retain_graph=True)[0]
+
+
+def in_a_loop(y: Tensor, x: Tensor, rows: Tensor, train: bool) -> Tensor:
+    return torch.stack([one_row(y, x, row, train) for row in rows])
+
+
+def at_once(y: Tensor, x: Tensor, rows: Tensor, train: bool) -> Tensor:
+    return torch.autograd.grad(y, x, rows, is_grads_batched=True, create_graph=train)[0]
+
+
+def in_a_vmap(y: Tensor, x: Tensor, rows: Tensor, train: bool) -> Tensor:
+    return torch.vmap(lambda row: one_row(y, x, row, train))(rows)
+
+
+def in_two_vmaps(y: Tensor, x: Tensor, rows: Tensor, train: bool) -> Tensor:
+    def scaled(row: Tensor) -> Tensor:
+        return torch.vmap(lambda scale: one_row(y, x, scale * row, train))(torch.ones(2).double())
+
+    return torch.vmap(scaled, in_dims=1)(rows.movedim(0, 1))[:, 1]
+
+
+Rows = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
+Program = Callable[[Callable[[Tensor], Tensor], Tensor, bool], Tensor]
+Ways = Callable[[Rows], Program]
+
+
+def backward_of(rows: Rows) -> Program:
+    return lambda f, x, train: rows(y := f(x), x, rows_of(y), train)
+
+
+def second_backward_of(rows: Rows) -> Program:
+    def program(f: Callable[[Tensor], Tensor], x: Tensor, train: bool) -> Tensor:
+        (gradient,) = torch.autograd.grad(f(x).sin().sum(), x, create_graph=True)
+        return rows(gradient, x, rows_of(gradient), train)
+
+    return program
+
+
+def jacobian_by(vectorize: bool) -> Program:
+    return lambda f, x, train: torch.autograd.functional.jacobian(
+        lambda x: f(x).sin().sum((0, 1, 2)), x, create_graph=train, vectorize=vectorize
+    )
+
+
+def hessian_by(vectorize: bool) -> Program:
+    return lambda f, x, train: torch.autograd.functional.hessian(
+        lambda x: f(x).sin().sum(), x, create_graph=train, vectorize=vectorize
+    )
+
+
+def of_samples(f: Callable[[Tensor], Tensor], x: Tensor, train: bool) -> Tensor:
+    gradients = torch.func.vmap(torch.func.grad(lambda x: f(x).sin().sum()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it goes to math attention
+        return gradients(torch.stack([x, x.cos()]))
+
+
+def of_one_sample_each(f: Callable[[Tensor], Tensor], x: Tensor, train: bool) -> Tensor:
+    def gradient(x: Tensor) -> Tensor:
+        return torch.autograd.grad(f(x).sin().sum(), x, create_graph=True)[0]
+
+    return torch.stack([gradient(x), gradient(x.cos())])
+
+
+MANY: dict[str, tuple[Program, Program]] = {
+    "is_grads_batched": (backward_of(at_once), backward_of(in_a_loop)),
+    "vmap": (backward_of(in_a_vmap), backward_of(in_a_loop)),
+    "two vmaps": (backward_of(in_two_vmaps), backward_of(in_a_loop)),
+    "second is_grads_batched": (second_backward_of(at_once), second_backward_of(in_a_loop)),
+    "second vmap": (second_backward_of(in_a_vmap), second_backward_of(in_a_loop)),
+    "second two vmaps": (second_backward_of(in_two_vmaps), second_backward_of(in_a_loop)),
+    "jacobian": (jacobian_by(True), jacobian_by(False)),
+    "hessian": (hessian_by(True), hessian_by(False)),
+    "torch.func": (of_samples, of_one_sample_each),
+}
+
+
+@pytest.mark.parametrize("saves", [False, True])
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("setting", FORMULAS)
+@pytest.mark.parametrize("way", MANY)
+def test_many_cotangents_at_once(
+    way: str, setting: str, train: bool, saves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(twice, "fresh_seed_on", lambda device: torch.tensor(11))
+    if "vmap" in way and saves and setting == "dropout":
+        pytest.skip("torch's vmap refuses to draw anew")
+    if way == "torch.func" and (saves or setting == "dropout"):
+        pytest.skip("one mask for all samples is not what it draws")
+    x, _, weight = heads(heads=2, key_heads=1, queries=5, keys=5, size=3, value_size=3)
+    weight = weight[0, 0, :3].detach().requires_grad_()
+    x = x.detach()[:1].requires_grad_()
+    key_heads = 1 if setting == "causal, grouped" else 2
+
+    def program(attention: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
+        def f(x: Tensor) -> Tensor:
+            hidden = x @ weight
+            key = hidden.sin()[:, :key_heads]
+            return attention(hidden, key, key.cos())
+
+        return (lambda x: checkpoint(f, x, use_reentrant=False)) if saves else f  # type: ignore[return-value]
+
+    def results(way: Program, attention: Callable[..., Tensor], of: Callable) -> list[Tensor]:
+        first = way(of(attention), x, train)
+        trained = torch.autograd.grad(first.square().sum(), [x, weight]) if train else ()
+        return [first.detach(), *trained]
+
+    at_once, in_a_loop = MANY[way]
+    with jx.twice_differentiable():
+        options = FORMULAS[setting]
+        got = results(at_once, partial(F.scaled_dot_product_attention, **options), program)
+    saves = False
+    expected = results(in_a_loop, partial(written_out, setting=setting), program)
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("transform", ["grad", "jvp", "dual"])
+def test_a_backward_that_torch_func_differentiates_is_refused(transform: str) -> None:
+    query, key, value = heads()
+    row, tangent = rows_of(query, 2)
+
+    def backward(row: Tensor) -> Tensor:
+        return one_row(y, query, row, True)
+
+    def differentiate() -> None:
+        if transform == "grad":
+            torch.func.grad(lambda row: backward(row).sin().sum())(row)
+        elif transform == "jvp":
+            torch.func.jvp(backward, (row,), (tangent,))
+        else:
+            with forward_ad.dual_level():
+                backward(forward_ad.make_dual(row, tangent))
+
+    with jx.twice_differentiable():
+        y = F.scaled_dot_product_attention(query, key, value)
+        with pytest.raises(RuntimeError, match=r"expected a vmap alone|jvp function"):
+            differentiate()
+
+
+DERIVATIVES: dict[str, Callable[..., Tensor]] = {
+    "jvp": lambda f, x, v: jx.jvp(f, (x,), (v,))[1],
+    "jet": lambda f, x, v: jx.jet(f, x, torch.stack([v, x])).second,
+    "laplacian": lambda f, x, v: jx.laplacian(f, x)[-1],
+    "hvp": lambda f, x, v: jx.hvp(lambda x: f(x).sin().sum(), (x,), (v,)).product[0],
+    "gradient_loss": lambda f, x, v: (
+        jx.gradient_loss(
+            lambda x: f(x).sin().sum(), x, lambda value, slope: (slope * v).square().sum()
+        ).loss
+    ),
+}
+OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "attention": lambda x: F.scaled_dot_product_attention(x.sin(), x, x),
+    "softmax": lambda x: x.softmax(-1) * x,
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "linear": lambda x: F.linear(x, x.detach()[0, 0].cos()).sin(),
+    "product": lambda x: (x @ x.mT).sin(),
+    "cdist": lambda x: torch.cdist(x, x.sin() + 2),
+    "gelu": F.gelu,
+}
+
+
+@pytest.mark.parametrize("way", ["is_grads_batched", "vmap"])
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("derivative", DERIVATIVES)
+def test_many_cotangents_of_derivatives(
+    derivative: str, operation: str, train: bool, way: str
+) -> None:
+    """Right, or an error: these transforms see no graph within a Function."""
+    x, v = (y.detach().requires_grad_() for y in heads(queries=3, keys=3, size=4)[:2])
+    y = DERIVATIVES[derivative](OPERATIONS[operation], x, v)
+
+    def results(rows: Rows) -> list[Tensor]:
+        first = rows(y, x, rows_of(y), train)
+        trained = torch.autograd.grad(first.square().sum(), x, retain_graph=True) if train else ()
+        return [first.detach(), *trained]
+
+    try:
+        expected = results(in_a_loop)
+        got = results(at_once if way == "is_grads_batched" else in_a_vmap)
+    except RuntimeError:
+        return
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
 
 
 # ---- memory ------------------------------------------------------------------------------------
