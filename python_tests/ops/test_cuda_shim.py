@@ -204,6 +204,23 @@ def test_norm(
     assert all(torch.equal(a, b) for a, b in zip(got, reordered, strict=True))
 
 
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_norm_that_overflows(program: Path, dtype: torch.dtype, norm: str) -> None:
+    """A row that is NaN, or of RMS norm 0, as the CPU's; the others are as they were."""
+    x = random_jet(2, 3, 37, dtype=dtype)
+    x[0, 1] *= {torch.float64: 1e200, torch.float16: torch.inf}.get(dtype, 1e25)
+    y, _, *statistics = getattr(torch.ops.jachess, f"{norm}_jet")(
+        x, None, *([None] * (1 + (norm == "layer_norm"))), 1e-5, 1
+    )
+    parameters = [torch.ones(37), torch.zeros(37)][: 1 + (norm == "layer_norm")]
+    stored = STORAGE.index(torch.float32)
+    got, *_ = run_program(program, f"{norm}_jet", x, 1, [x, *parameters], [y, *statistics], stored)
+    torch.testing.assert_close(got, y, equal_nan=True)
+    assert got[:, [0, 2]].isfinite().all()
+    assert norm == "rms_norm" or got[:, 1].isnan().all()
+
+
 @pytest.mark.parametrize(
     ("rows", "channels"), [(1500, 5), pytest.param(1026, 2050, marks=pytest.mark.slow)]
 )
