@@ -22,16 +22,19 @@ from typing import Any, TypeAlias
 import torch
 import torch._dynamo
 from torch import Tensor, nn
+from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, fake_tensor_tls
 from torch.utils import _pytree as pytree
 
 from ..ops.library import constant_when_compiled
 from ..torch_private import release
 from ._types import Args, Function, T
-from .context import without_dynamo
+from .context import EAGERLY, without_dynamo
 from .derivative import carries_derivatives
-from .eager import Jet, begin_pass, check_inputs, split_output, with_tangents
-from .layout import ORDERS, Second, make_layout, map_tensors
+from .eager import Jet, begin_pass, check_inputs, eager_jvp, split_output, with_tangents
+from .fsdp import jets_through_fsdp
+from .layout import ORDERS, JetLayout, Second, make_layout, map_tensors
+from .passes import open_run
 from .tensor import lift
 
 # Before torch 2.12 `nonstrict_trace` takes no nn.Module.
@@ -158,12 +161,27 @@ def _with_none(value: T) -> T:
 # Dynamo guards what it reads itself, not what a non-strict region reads. So it reads every
 # attribute here, and what it would not guard by its value breaks the graph.
 
+
+def _constant(function: Callable[..., T]) -> Callable[..., T]:
+    """Mark a function that dynamo calls as it is; it is kept out of one that a break leaves to
+    Python."""
+    outside_of_dynamo = torch._dynamo.disable(function)
+
+    @constant_when_compiled
+    @functools.wraps(function)
+    def constant(*args: object) -> T:
+        return outside_of_dynamo(*args)
+
+    return constant
+
+
 _NUMBERS = (bool, int, float, str)
 # Guarded by value or identity as they are; a tensor that is no parameter or buffer is refused.
 _FIXED = (
     *(Tensor, type(None), type, complex, bytes, range, slice, enum.Enum, types.BuiltinFunctionType),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, types.ModuleType),
     *(torch._ops.OpOverload, torch._ops.OpOverloadPacket),
+    torch._ops.HigherOrderOperator,  # as which dynamo sees torch's checkpoint
 )
 _MUTABLE = (dict, list, set, collections.deque)
 _SEQUENCES = (list, tuple, set, frozenset, collections.deque)
@@ -204,20 +222,20 @@ def _parts(value: object, ids: list[int]) -> list[Any]:
     if isinstance(value, types.FunctionType):
         if _is_of_torch(value):  # dynamo knows it by itself, and cannot read its defaults
             return []
-        cells = value.__closure__ or ()
-        return [value.__defaults__, value.__kwdefaults__, *[cell.cell_contents for cell in cells]]
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        return [value.__defaults__, value.__kwdefaults__, *cells, vars(value)]
     parts = [getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)]
     if hasattr(value, "__dict__"):
         parts.append(vars(value))
     return parts
 
 
-@constant_when_compiled
+@_constant
 def _is_of_torch(function: types.FunctionType) -> bool:
     return function.__module__.startswith("torch.")
 
 
-@constant_when_compiled
+@_constant
 def _slots(kind: type) -> list[str]:
     """Return the names of a class's slots, as attributes are named.
 
@@ -237,7 +255,7 @@ def _as_names(slots: str | Iterable[str]) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-@constant_when_compiled
+@_constant
 def _unread(module: nn.Module) -> str | None:
     """Return which attribute is of a kind that `_read` does not know; None: none is."""
     attribute = _unknown(module, [], type(module).__name__)
@@ -259,7 +277,8 @@ def _unknown(value: object, ids: list[int], place: str) -> tuple[type, str] | No
     functions = (types.MethodType, types.FunctionType)
     if not isinstance(value, (*containers, *functions)) and not _is_of_python(kind):
         return kind, place
-    if isinstance(value, (dict, *_SEQUENCES)) and _beside_items(value):
+    beside = isinstance(value, (dict, *_SEQUENCES, functools.partial))
+    if (beside or kind in (Tensor, nn.Parameter)) and _beside_items(value):
         return kind, place
     try:
         parts = _parts(value, ids)
@@ -274,11 +293,15 @@ def _unknown(value: object, ids: list[int], place: str) -> tuple[type, str] | No
 
 
 def _beside_items(container: object) -> list[object]:
-    """Return the attributes of a container that are neither items nor flags; diffusers' FrozenDict
-    has both."""
+    """Return the attributes of a container, partial or tensor that are neither items nor flags;
+    diffusers' FrozenDict has both."""
     items = container if isinstance(container, dict) else {}
-    attributes = getattr(container, "__dict__", {}).items()
-    return [v for name, v in attributes if not isinstance(v, bool) and items.get(name) is not v]
+    return [
+        value
+        for name, value in getattr(container, "__dict__", {}).items()
+        if not isinstance(value, bool) and items.get(name) is not value
+        if not name.startswith("_dynamo")  # its own marks, of parameters
+    ]
 
 
 @contextmanager
@@ -356,7 +379,7 @@ def _stacks(
     def run() -> Any:
         inputs = check_inputs(x, directions, check_values=False)
         layout = begin_pass(inputs.count, order, second)
-        with _only_inputs(), _unwritten(module):
+        with _pass_of(module, layout, x):
             value = module(*_with_none(args), *inputs.jets(layout), **_with_none(kwargs))
         return map_tensors(
             value, lambda t: lift(t, layout).streams if carries_derivatives(t) else t
@@ -378,6 +401,9 @@ def _outputs(
     args, kwargs, _ = call
 
     def run() -> Any:
+        if not _is_traced(primals):
+            fn = functools.partial(module, *_with_none(args), **_with_none(kwargs))
+            return eager_jvp(fn, primals, _with_none(tangents), has_aux, differentiable)
         as_jets = differentiable or not torch.is_grad_enabled()
         inputs, layout = with_tangents(primals, _with_none(tangents), as_jets)
         with _only_inputs(), _unwritten(module):
@@ -387,6 +413,25 @@ def _outputs(
     return _or_problem(run, primals)
 
 
+def _is_traced(inputs: object) -> bool:
+    """Return whether a non-strict region is traced; else it runs: where a graph broke within this
+    file, or by the backend "eager"."""
+    leaves = pytree.tree_leaves(inputs)
+    return TracingContext.try_get() is not None or any(isinstance(x, FakeTensor) for x in leaves)
+
+
+@contextmanager
+def _pass_of(module: nn.Module, layout: JetLayout, inputs: object) -> Iterator[None]:
+    """Hold the pass that a non-strict region makes."""
+    if _is_traced(inputs):
+        with _only_inputs(), _unwritten(module):
+            yield
+    else:
+        with EAGERLY, jets_through_fsdp(), open_run(layout.run):
+            yield
+
+
+@torch._dynamo.disable
 def _or_problem(run: Callable[[], Any], inputs: object) -> Any:
     """Return ``run()``, or a dict whose key is the message of the error.
 

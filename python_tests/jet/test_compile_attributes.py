@@ -74,6 +74,34 @@ def _closure(scale: float) -> Callable[[Tensor], Tensor]:
     return lambda z: z * scale
 
 
+def _function(scale: Any) -> Any:
+    def times(z: Tensor) -> Tensor:
+        return z * times.scale  # type: ignore[attr-defined]
+
+    times.scale = scale  # type: ignore[attr-defined]
+    return times
+
+
+def _partial(scale: float) -> Any:
+    made: Any = functools.partial(_times)
+    made.scale = scale
+    return made
+
+
+def _parameter(scale: float) -> Any:
+    made: Any = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    made.scale = scale
+    return made
+
+
+def _decorated(scale: Any) -> Any:
+    @functools.wraps(function := _function(scale))
+    def called(z: Tensor) -> Tensor:
+        return function(z)
+
+    return called
+
+
 def _first(value: Any) -> Any:
     return next(iter(value))
 
@@ -108,6 +136,11 @@ KINDS: dict[str, tuple[Callable[[float], Any], Use]] = {
     "nested": (lambda v: {"a": [Held(v)]}, lambda a, z: z * a["a"][0].scale),
     "enum": (Choice, lambda a, z: z * a.value),
     "closure": (_closure, lambda a, z: a(z)),
+    "function": (_function, lambda a, z: a(z)),
+    "function with numpy": (lambda v: _function(np.float64(v)), lambda a, z: a(z)),
+    "decorated function": (_decorated, lambda a, z: a.__wrapped__(z)),
+    "partial with an attribute": (_partial, lambda a, z: a(z, a.scale)),
+    "parameter with an attribute": (_parameter, lambda a, z: z * a.scale),
     "callable": (Held, lambda a, z: a(z)),
     "method": (lambda v: Held(v).times, lambda a, z: a(z)),
     "dtype": (lambda v: torch.float64 if v > 2 else torch.float32, lambda a, z: z.to(a).double()),
@@ -116,7 +149,8 @@ KINDS: dict[str, tuple[Callable[[float], Any], Use]] = {
     "tensor": (torch.tensor, lambda a, z: z * a),
 }
 BREAKS = {"numpy.float64", "numpy.float32", "numpy.bool", "array", "list of numpy", "Decimal"}
-BREAKS |= {"object with numpy"}
+BREAKS |= {"object with numpy", "function with numpy", "partial with an attribute"}
+BREAKS |= {"parameter with an attribute"}
 
 # Changes of what the attribute is, in place.
 INSIDE: dict[str, Callable[[Any, float], Any]] = {
@@ -130,6 +164,11 @@ INSIDE: dict[str, Callable[[Any, float], Any]] = {
     "dataclass": lambda a, v: setattr(a, "scale", v),
     "nested": lambda a, v: setattr(a["a"][0], "scale", v),
     "closure": lambda a, v: setattr(a.__closure__[0], "cell_contents", v),
+    "function": lambda a, v: setattr(a, "scale", v),
+    "function with numpy": lambda a, v: setattr(a, "scale", np.float64(v)),
+    "decorated function": lambda a, v: setattr(a.__wrapped__, "scale", v),
+    "partial with an attribute": lambda a, v: setattr(a, "scale", v),
+    "parameter with an attribute": lambda a, v: setattr(a, "scale", v),
     "callable": lambda a, v: setattr(a, "scale", v),
     "method": lambda a, v: setattr(a.__self__, "scale", v),
     "partial": lambda a, v: a.keywords.update(scale=v),
@@ -164,7 +203,7 @@ CALLS = [
     pytest.param(_laplacian, marks=pytest.mark.slow),
 ]
 EVERY_TIME = ("numpy.float64", "Fraction", "mappingproxy", "dtype")
-IN_PLACE_EVERY_TIME = ("deque", "nested", "closure")
+IN_PLACE_EVERY_TIME = ("deque", "nested", "closure", "function", "partial with an attribute")
 
 
 def _case(name: str, inside: Any) -> Any:
@@ -283,4 +322,17 @@ def test_functions_of_torch_are_held_as_they_are() -> None:
 
     assert torch.equal(slope(x), torch.tensor([0.0, 4.0]))
     module.activation = torch.square
+    torch.testing.assert_close(slope(x), 3 * x**2)
+
+
+def test_a_checkpoint_that_a_module_holds_stays_in_the_graph() -> None:
+    """Diffusers' models hold torch's in a function, of which dynamo knows no id."""
+    checkpoint = torch.utils.checkpoint.checkpoint
+    module, x = Activated(torch.square), torch.tensor([-1.0, 2.0])
+    module.checkpoint = lambda *args: checkpoint(*args, use_reentrant=False)  # type: ignore[assignment]
+
+    @functools.partial(torch.compile, fullgraph=True, backend="eager")
+    def slope(x: Tensor) -> Tensor:
+        return jx.jvp(module, (x,), (torch.ones_like(x),))[1]
+
     torch.testing.assert_close(slope(x), 3 * x**2)

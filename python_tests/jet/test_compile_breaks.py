@@ -1,0 +1,124 @@
+"""A graph that breaks inside the package's own code loses no derivative."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial, wraps
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import jachess_ext as jx
+from jachess_ext.jet import compiled
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+SHIFT = torch.tensor(0.5, dtype=torch.float64)
+
+
+class Net(nn.Module):
+    """With an embedding of numbers, chunks and attention, and attributes of several kinds."""
+
+    def __init__(self, shift: Tensor | None) -> None:
+        super().__init__()
+        self.register_buffer("shift", shift)
+        self.mix, self.out = nn.Linear(4, 12).double(), nn.Linear(4, 4).double()
+        self.act: Any = partial(torch.pow, exponent=2)
+        self.sizes, self.options = [4, 4, 4], {"scale": 0.5, "names": ("a", "b")}
+        self.call = lambda x, s=1.5: x * s
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        shift = SHIFT if self.shift is None else self.shift  # no graph takes the global one
+        x = self.call(x + torch.cos(t)[:, None, None] + shift)
+        q, k, v = self.mix(x).split(self.sizes, dim=-1)
+        scale = self.options["scale"]
+        return self.out(self.act(nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)))
+
+
+Call = Callable[..., tuple[Tensor, ...]]
+
+
+def _jvp(net: nn.Module, x: Tensor, t: Tensor, **settings: bool) -> tuple[Tensor, ...]:
+    return jx.jvp(net, (x, t), (x.sin(), torch.ones_like(t)), **settings)
+
+
+def _jet(net: nn.Module, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+    steps = torch.stack([x.cos(), x.sin()]), torch.stack([torch.ones_like(t), t])
+    return (jx.jet(net, (x, t), steps).streams,)
+
+
+def _laplacian(net: nn.Module, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+    return jx.laplacian(net, (x, t))[1:]
+
+
+def _gradient_loss(net: nn.Module, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+    result = jx.gradient_loss(net, (x, t), lambda value, slopes: slopes[0].square().sum())
+    return result.loss, *result.gradient
+
+
+CALLS: dict[str, Call] = {
+    "jvp": _jvp,
+    "jvp of a target": partial(_jvp, differentiable=False),
+    "jet": _jet,
+    "laplacian": _laplacian,
+    "gradient_loss": _gradient_loss,
+}
+# Every function of the file: dynamo traces those that walk through what a module holds.
+STEPS = [
+    name
+    for name, value in vars(compiled).items()
+    if inspect.isfunction(value) and value.__module__ == compiled.__name__
+]
+EVERY_TIME = ("serves", "_why_not", "_call_of", "_settings", "_read", "_parts")
+SHIFTS = {"global": None, "buffer": SHIFT}
+
+
+def _case(step: str, name: str, shift: str) -> Any:
+    fast = step in EVERY_TIME and name == "jvp of a target" and shift == "global"
+    marks = () if fast else pytest.mark.slow
+    return pytest.param(step, name, shift, id=f"{step}-{name}-{shift}", marks=marks)
+
+
+CASES = [_case(*case) for case in itertools.product(STEPS, CALLS, SHIFTS)]
+
+
+def _breaking(step: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(step)
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        torch._dynamo.graph_break()
+        return step(*args, **kwargs)
+
+    return broken
+
+
+@pytest.mark.parametrize("step, name, shift", CASES)
+def test_a_break_at_any_step(
+    step: str, name: str, shift: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, call = Net(SHIFTS[shift]), CALLS[name]
+    x, t = torch.randn(2, 3, 4, dtype=torch.float64), torch.rand(2, dtype=torch.float64)
+
+    def results(call: Call) -> list[Tensor]:
+        values = call(net, x, t)
+        value = sum(part.square().sum() for part in values)
+        slopes = torch.autograd.grad(value, [*net.parameters()], allow_unused=True)
+        return [*values, *(torch.zeros(()) if s is None else s for s in slopes)]
+
+    expected = results(call)
+    monkeypatch.setattr(compiled, step, _breaking(getattr(compiled, step)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        actual = results(torch.compile(call, backend="aot_eager"))
+    torch.testing.assert_close(actual, expected)
