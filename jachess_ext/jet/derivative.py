@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import Node
 
 from .. import torch_private
-from .layout import JetLayout
+from ..ops.library import unwatched
+from .layout import JetLayout, each_tensor, replace_tensors
 from .registry import (
     forward_mode_is_on,
     function_name,
@@ -25,6 +28,9 @@ class DerivativeTensor(torch.Tensor):
 
     torch's own getters go through ``__torch_function__``; model code reads these properties often,
     and plain Python ones are cheaper.
+
+    Below them the wrapper itself always requires a gradient: of such a tensor torch reads no number
+    where a function takes one (``alpha``, ``p``, ``eps``), which would lose the derivative.
     """
 
     @property
@@ -108,6 +114,8 @@ def check_call(
         ValueError: the arguments hold another class of `DerivativeTensor`.
         RuntimeError: the call comes from within an autograd Function.
     """
+    if isinstance(func, FunctionType):
+        check_numbers(func, args, kwargs or {})
     if kwargs and kwargs.get("out") is not None:
         raise missing_rule(func, "a result cannot be written into out=")
     if len(types) > 1 and any(
@@ -118,6 +126,82 @@ def check_call(
             "a time"
         )
     check_place(func, args, kwargs)
+
+
+def check_numbers(func: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Raise MissingJetRule if a function of Python takes a number where a tensor of no dimension
+    stands that carries derivatives.
+
+    Functions of C++ refuse it themselves, before a rule is asked.
+    """
+    if not any(
+        isinstance(value, DerivativeTensor) and not value.ndim
+        for value in (*args[1:], *kwargs.values())
+    ):
+        return
+
+    def plain(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, DerivativeTensor):
+            return tensor
+        if tensor.ndim:
+            return tensor.primal.detach().clone()  # type: ignore[attr-defined]
+        # No special value, such as 0 or 1, for which the function may do without the number.
+        return torch.full((), 0.3, dtype=tensor.dtype, device=tensor.device, requires_grad=True)
+
+    devices = {t.device for t in each_tensor((args, kwargs)) if t.device.type == "cuda"}
+    with unwatched(), torch.random.fork_rng(devices), torch.enable_grad():
+        try:
+            func(*replace_tensors(args, plain), **replace_tensors(kwargs, plain))
+        except TypeError as error:
+            raise missing_rule(func, f"a number has no derivative ({error})") from error
+        except Exception:  # of the stand-ins, or torch's own, which the rule raises again
+            return
+
+
+_BY_PLACE = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+
+
+def with_plain_mask(args: tuple, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """Return attention's arguments by their names, with a plain mask, or `is_causal`, in place of a
+    `CausalBias`; None where there is no such mask.
+
+    It is a tensor whose memory nobody has written: its class alone knows what it means.
+    """
+    call = dict(zip(_BY_PLACE, args, strict=False)) | kwargs
+    bias: Any = call.get("attn_mask")
+    # By its name, since its module takes seconds to import.
+    kind = f"{type(bias).__module__}.{type(bias).__name__}"
+    if kind != "torch.nn.attention.bias.CausalBias" or call.get("is_causal"):
+        return None
+    rows, keys = bias.seq_len_q, bias.seq_len_kv
+    causal = bias.variant.name == "UPPER_LEFT" or rows == keys
+    ones = torch.ones(rows, keys, dtype=torch.bool, device=call["query"].device)
+    return call | {"is_causal": causal, "attn_mask": None if causal else ones.tril(keys - rows)}
+
+
+def ask_mask(func: Callable, types: Sequence[type], args: tuple, kwargs: dict[str, Any]) -> object:
+    """Return what the class of attention's mask answers, if it has an answer of its own; else
+    NotImplemented.
+
+    Raises:
+        MissingJetRule: it does not answer.
+    """
+    mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
+    kind: Any = type(mask)
+    if func is not F.scaled_dot_product_attention or kind not in types:
+        return NotImplemented
+    torchs: Any = Tensor.__torch_function__
+    if issubclass(kind, DerivativeTensor) or kind.__torch_function__.__func__ is torchs.__func__:
+        return NotImplemented
+    plain = with_plain_mask(args, kwargs)
+    if plain is not None:
+        return func(**plain)
+    result = kind.__torch_function__(func, types, args, kwargs)
+    if result is NotImplemented:
+        raise missing_rule(
+            func, f"its mask is a {kind.__module__}.{kind.__qualname__}; pass a plain tensor"
+        )
+    return result
 
 
 def check_place(func: Callable, args: tuple, kwargs: dict | None) -> None:

@@ -23,6 +23,7 @@ from .. import ops
 from ..ops.attention import second_backward
 from ..ops.library import Context, Gradients, transformed
 from ._types import Args, Function, Named
+from .derivative import with_plain_mask
 from .directions import fresh_seed_on
 
 # Checkpointing hands tensors out by their number, having compared shape and dtype: where it runs a
@@ -69,7 +70,10 @@ class _TwiceDifferentiable(TorchFunctionMode):
         if not attends and func not in _ENTERED:
             return func(*args, **kwargs)
         # What is compiled has torch's one backward; a jet has an answer of its own.
-        if torch.compiler.is_compiling() or not _is_plain((*args, *kwargs.values())):
+        compiling = torch.compiler.is_compiling()
+        if attends and not compiling and (plain := with_plain_mask(args, kwargs)) is not None:
+            args, kwargs = (), plain
+        if compiling or not _is_plain((*args, *kwargs.values())):
             return func(*args, **kwargs)
         if attends:
             return _attend(*args, **kwargs)  # type: ignore[arg-type]
