@@ -32,6 +32,7 @@ _WHERE = {
     "push_dispatch_mode": "torch.utils._python_dispatch._push_mode",
     "pytree": "torch.utils._pytree",
     "set_grad_enabled": "torch._C._set_grad_enabled",
+    "storage_use_count": "torch._C._storage_Use_Count",
     "replicate": "torch.distributed._composable.replicate",
 }
 

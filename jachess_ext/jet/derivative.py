@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -52,9 +53,32 @@ class DerivativeTensor(torch.Tensor):
         derivatives."""
         raise NotImplementedError
 
+    def take_place_of(self, plain: Tensor) -> None:
+        """Turn a plain tensor into this one in place, for every variable that holds it.
+
+        Raises:
+            RuntimeError: autograd, or a weak reference, knows the plain tensor.
+        """
+        torch.utils.swap_tensors(plain, self)
+
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
         return self._recorded.requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.requires_grad_(value)
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        return self.detach()
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        raise RuntimeError(
+            ".data of a tensor with derivatives was set, which has no memory to replace; use the "
+            "new tensor in its place"
+        )
 
     @property
     def is_leaf(self) -> bool:  # type: ignore[override]
@@ -114,6 +138,8 @@ def check_call(
         ValueError: the arguments hold another class of `DerivativeTensor`.
         RuntimeError: the call comes from within an autograd Function.
     """
+    if args and type(args[0]) is Tensor and _writes(func):
+        adopt_buffer(args, kwargs or {})
     if isinstance(func, FunctionType):
         check_numbers(func, args, kwargs or {})
     if kwargs and kwargs.get("out") is not None:
@@ -157,6 +183,57 @@ def check_numbers(func: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
         except Exception:  # of the stand-ins, or torch's own, which the rule raises again
             return
 
+
+# ---- plain tensors that are written into ------------------------------------------------------
+
+
+def _writes(func: Callable) -> bool:
+    """Return whether a function writes into its first argument."""
+    name = getattr(func, "__name__", "")
+    if name.startswith("__"):
+        return name == "__setitem__" or name.startswith("__i")
+    return name.endswith("_")
+
+
+def adopt_buffer(args: tuple, kwargs: dict[str, Any]) -> None:
+    """Turn the plain tensor that a call writes into, in place, to a constant of the pass.
+
+    A model fills what `torch.zeros` or `torch.empty` returned; every variable that holds the buffer
+    has to see the derivatives.  A tensor that any object holds, as a module does, may live longer
+    than the pass, and one that shares its memory would miss the write: both stay plain.
+    """
+    buffer = args[0]
+    if (
+        buffer.requires_grad
+        or buffer.layout is not torch.strided
+        or not carries_derivatives(buffer)
+    ):
+        return
+    # Storage and tensor; the tensor that `untyped_storage` returns is the other one.
+    if torch_private.storage_use_count(buffer.untyped_storage()._cdata) > 2 or _is_held(args):
+        return
+    tensors = each_tensor((args, kwargs))
+    derivative = next(t for t in tensors if isinstance(t, DerivativeTensor))
+    constant: Any = derivative.as_constant(buffer.detach())
+    try:
+        constant.take_place_of(buffer)
+    except RuntimeError:
+        return
+
+
+def _is_held(args: tuple) -> bool:
+    """Return whether an object may hold the first argument, beside variables of functions that run,
+    their arguments among them."""
+    holders = [h for h in gc.get_referrers(args[0]) if h is not args]
+    return gc.get_freeze_count() > 0 or any(  # what is frozen is not found
+        not isinstance(holder, tuple | dict)
+        or any(h is not holders and not isinstance(h, FrameType) for h in gc.get_referrers(holder))
+        for holder in holders
+        if not isinstance(holder, FrameType)
+    )
+
+
+# ---- masks of a class of their own ------------------------------------------------------------
 
 _BY_PLACE = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 

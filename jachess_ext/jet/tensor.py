@@ -148,6 +148,14 @@ class JetTensor(DerivativeTensor):
         note_constant(jet)
         return jet
 
+    def take_place_of(self, plain: Tensor) -> None:
+        run = self.jet_layout.run
+        if run is not None:
+            run.jets.pop(id(self), None)  # which is a weak reference
+        super().take_place_of(plain)
+        if run is not None:
+            run.jets[id(plain)] = plain
+
     def with_streams(self, streams: Tensor) -> JetTensor:
         """Return a jet of the same layout with another stack ``[S, ...]``."""
         return JetTensor(streams, self.jet_layout)

@@ -128,7 +128,8 @@ def _attend(
         )
 
     mask_learns = attn_mask is not None and attn_mask.requires_grad
-    if not torch.is_grad_enabled() or not (mask_learns or any(x.requires_grad for x in inputs)):
+    learns = mask_learns or any(x.requires_grad for x in inputs)
+    if not torch.is_grad_enabled() or not learns or dropout_p == 1:  # which leaves nothing
         return torchs(*inputs)
     reason = _unserved(inputs, attn_mask)
     if reason is None:

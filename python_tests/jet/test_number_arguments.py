@@ -102,6 +102,7 @@ def wrong(call: Call) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_torchs_own_samples() -> None:
     results = {name: wrong(call) for op in operators() for name, call in calls(op)}
     assert len(results) > 150
