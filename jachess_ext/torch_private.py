@@ -37,6 +37,7 @@ _WHERE = {
     "remove_batch_dim": "torch._remove_batch_dim",
     "scaled_dot_product_attention": "torch._C._nn.scaled_dot_product_attention",
     "set_grad_enabled": "torch._C._set_grad_enabled",
+    "storage_use_count": "torch._C._storage_Use_Count",
     "replicate": "torch.distributed._composable.replicate",
 }
 

@@ -26,6 +26,7 @@ from .. import ops, torch_private
 from ..ops.attention import second_backward
 from ..ops.library import Context, Gradients, transformed
 from ._types import Args, Function, Named
+from .derivative import with_plain_mask
 from .directions import fresh_seed_on
 
 _SDPA = torch_private.scaled_dot_product_attention  # not by a name that others replace
@@ -72,11 +73,10 @@ class _TwiceDifferentiable(TorchFunctionMode, ContextDecorator):
         attends = func is _SDPA
         inside: Function | None = _attend if attends else _entered(func)
         # What is compiled has torch's one backward; a jet has an answer of its own.
-        if (
-            inside is None
-            or torch.compiler.is_compiling()
-            or not _is_plain((*args, *kwargs.values()))
-        ):
+        compiling = torch.compiler.is_compiling()
+        if attends and not compiling and (plain := with_plain_mask(args, kwargs)) is not None:
+            args, kwargs = (), plain
+        if inside is None or compiling or not _is_plain((*args, *kwargs.values())):
             return func(*args, **kwargs)
         with nullcontext() if attends else self:
             return inside(*args, **kwargs)
@@ -148,7 +148,8 @@ def _attend(
         return _SDPA(*inputs, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
     mask_learns = attn_mask is not None and attn_mask.requires_grad
-    if not torch.is_grad_enabled() or not (mask_learns or any(x.requires_grad for x in inputs)):
+    learns = mask_learns or any(x.requires_grad for x in inputs)
+    if not torch.is_grad_enabled() or not learns or dropout_p == 1:  # which leaves nothing
         return torchs(attn_mask, *inputs)
     if _below_transforms((*inputs, attn_mask)) and not dropout_p:
         # A transform sees nothing here: a checkpoint runs anew within a vmap of a backward, say.

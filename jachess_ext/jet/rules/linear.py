@@ -15,7 +15,7 @@ from ...ops.gemm import rows_times
 from ...ops.library import transformed, watching
 from .._types import Dims
 from ..layout import JetLayout
-from ..registry import jet_rule, missing_rule
+from ..registry import jet_rule
 from ..tensor import JetTensor
 from .quantised import is_quantised, quantised_linear
 from .streamwise import (
@@ -104,12 +104,14 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
     """Contract stream by stream, of several operands the first two into one."""
     if len(operands) > 2:
         inputs, arrow, output = equation.replace(" ", "").partition("->")
-        if not arrow or "." in equation:
-            raise missing_rule(torch.einsum, "more than two operands need ->, and take no ...")
+        dots = "..." if "." in inputs else ""
+        if not arrow:  # what stands once, in the order of the alphabet, behind the dots
+            output = dots + "".join(n for n in sorted({*inputs} - {*",."}) if inputs.count(n) == 1)
         first, second, *later = inputs.split(",")
         # Their contraction keeps the indices that a later operand or the output has.
         used = "".join(later) + output
-        indices = "".join(n for n in dict.fromkeys(first + second) if n in used)
+        letters = dict.fromkeys((first + second).replace(".", ""))
+        indices = dots + "".join(n for n in letters if n in used)
         contraction = torch.einsum(f"{first},{second}->{indices}", *operands[:2])
         return torch.einsum(f"{','.join([indices, *later])}->{output}", contraction, *operands[2:])
     contract: Callable[..., Tensor] = partial(torch.einsum, equation)
@@ -251,13 +253,14 @@ class _StackedLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         streams, weight = ctx.saved_tensors
         needs_streams, needs_weight, needs_bias = ctx.needs_input_grad
-        rows = grad.flatten(0, -2)
+        # Not `flatten`, which many cotangents at once (`is_grads_batched`) do not know.
+        rows, columns = (x.reshape(-1, x.shape[-1]) for x in (grad, streams))
         grad_streams = grad_weight = grad_bias = None
         if needs_streams:
             product = torch.matmul if torch.is_grad_enabled() else _rows_by
             grad_streams = product(rows, weight.conj()).reshape(streams.shape)
         if needs_weight:
-            grad_weight = rows.mT @ streams.flatten(0, -2).conj()
+            grad_weight = rows.mT @ columns.conj()
         if needs_bias:
             grad_bias = grad[0].sum_to_size(grad.shape[-1])
         return grad_streams, grad_weight, grad_bias
