@@ -9,7 +9,6 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...ops.gemm import rows_times
 from ...ops.library import transformed, watching
@@ -288,7 +287,7 @@ def _stacked(streams: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 #
 # With a hand-written backward: in that of `streamwise.bilinear` every slice of the stack costs a
 # zero-filled stack and an addition; here each of the 1 + 2q + 4P products is added in place, unless
-# a dispatch mode may keep the sum.
+# a dispatch mode may keep the sum, or a backward is itself differentiated.
 
 
 def leibniz_terms(layout: JetLayout) -> Iterator[tuple[int, int, int]]:
@@ -302,15 +301,22 @@ def leibniz_terms(layout: JetLayout) -> Iterator[tuple[int, int, int]]:
         yield ij, j, i
 
 
-def _accumulate(terms: list[tuple[int, int, int]], a: Tensor, b: Tensor, alpha: float) -> Tensor:
-    """Return the stack of alpha Σ a[i] b[j] over the terms (o, i, j) of each stream o."""
+def _accumulate(
+    terms: list[tuple[int, int, int]], a: Tensor, b: Tensor, alpha: float, like: Tensor
+) -> Tensor:
+    """Return the stack of alpha Σ a[i] b[j] over the terms (o, i, j) of each stream o.
+
+    Args:
+        like: the factor that stands for several tensors where one does, as batched gradients do.
+    """
     shape = len(a), a.shape[1], a.shape[-2], b.shape[-1]
-    if watching():
+    if watching() or transformed() or torch.is_grad_enabled():
         sums = [a.new_zeros(shape[1:])] * len(a)
+        left, right = a.unbind(), b.unbind()  # whose backward fills no stack for each slice
         for o, i, j in terms:
-            sums[o] = sums[o].baddbmm(a[i], b[j], alpha=alpha)
+            sums[o] = sums[o].baddbmm(left[i], right[j], alpha=alpha)
         return torch.stack(sums)
-    out = a.new_empty(shape)
+    out = like.new_empty(shape)
     begun = [0] * len(out)
     for o, i, j in terms:
         out[o].baddbmm_(a[i], b[j], beta=begun[o], alpha=alpha)  # 0 ignores what the memory held
@@ -319,7 +325,10 @@ def _accumulate(terms: list[tuple[int, int, int]], a: Tensor, b: Tensor, alpha: 
 
 
 class _MatmulJets(torch.autograd.Function):
-    """alpha · a b (+ bias on the primal) for stacks ``[S, ..., m, k]`` and ``[S, ..., k, n]``."""
+    """alpha · a b (+ bias on the primal) for stacks ``[S, ..., m, k]`` and ``[S, ..., k, n]``.
+
+    The backward is differentiable any number of times.
+    """
 
     @staticmethod
     def forward(
@@ -333,26 +342,28 @@ class _MatmulJets(torch.autograd.Function):
         ctx.save_for_backward(a, b)
         ctx.alpha, ctx.layout = alpha, layout
         ctx.bias_shape = None if bias is None else bias.shape
-        out = _accumulate(list(leibniz_terms(layout)), a.flatten(1, -3), b.flatten(1, -3), alpha)
+        rows, columns = a.flatten(1, -3), b.flatten(1, -3)
+        out = _accumulate(list(leibniz_terms(layout)), rows, columns, alpha, rows)
         # Not a view, into which autograd forbids writing.
         out = torch.ops.aten._unsafe_view(out, [len(a), *a.shape[1:-1], b.shape[-1]])
         return out if bias is None else add_to_own_primal(out, bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, b = ctx.saved_tensors
-        flat_a, flat_b, flat_grad = (t.flatten(1, -3) for t in (a, b, grad))
+        flat_a, flat_b, flat_grad = (
+            t.reshape(len(t), t.shape[1:-2].numel(), *t.shape[-2:]) for t in (a, b, grad)
+        )
         # Of the term out_o += α a_i b_j: ∂a_i += α ∂out_o b_jᴴ and ∂b_j += α a_iᴴ ∂out_o, the same
         # sums with the streams exchanged.
         terms = list(leibniz_terms(ctx.layout))
         grad_a = grad_b = grad_bias = None
         if ctx.needs_input_grad[0]:
             into_a = [(i, o, j) for o, i, j in terms]
-            grad_a = _accumulate(into_a, flat_grad, flat_b.mH, ctx.alpha).view(a.shape)
+            grad_a = _accumulate(into_a, flat_grad, flat_b.mH, ctx.alpha, flat_grad).view(a.shape)
         if ctx.needs_input_grad[1]:
             into_b = [(j, i, o) for o, i, j in terms]
-            grad_b = _accumulate(into_b, flat_a.mH, flat_grad, ctx.alpha).view(b.shape)
+            grad_b = _accumulate(into_b, flat_a.mH, flat_grad, ctx.alpha, flat_grad).view(b.shape)
         if ctx.needs_input_grad[2]:
             grad_bias = grad[0].sum_to_size(ctx.bias_shape)
         return grad_a, grad_b, grad_bias, None, None
