@@ -229,6 +229,7 @@ def _by_jvp(function: AutogradFunction, args: Args, kwargs: Named) -> object:
         vars(context).update(attributes)  # torch calls a jvp once, which may delete what it used
         along = function.jvp(context, *[_tangent(arg, direction) for arg in args])
         tangents.append(along if isinstance(along, tuple) else (along,))
+    context.saved_for_forward = None  # type: ignore[assignment]  # its outputs, which hold it
     results = tuple(
         value if id(value) in constants else _joined(function, value, along, jets)
         for value, *along in zip(values, *tangents, strict=True)
@@ -266,7 +267,8 @@ def _with_context(
 
     watched = type(function.__name__, (function,), {member: staticmethod(noting)})
     outputs = cast(AutogradFunction, watched).apply(*inputs, **kwargs)
-    context, saved, constants = notes[0]
+    # Taken from the list, which the class of the context holds, which the context holds.
+    context, saved, constants = notes.pop()
     context.saved_for_forward = saved  # which torch forgets
     return outputs, context, constants
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .library import constant_when_compiled, transformed
+from .library import constant_when_compiled, recorded, transformed
 
 _MINIMUM_ROWS = 128  # below, the call costs more than it saves
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -52,12 +52,13 @@ def _suits(x: Tensor, weight: Tensor, least_rows: int) -> bool:
 def onednn_serves(x: Tensor, weight: Tensor, least_rows: int = _MINIMUM_ROWS) -> bool:
     """Return whether `rows_times`, called outside of graphs, gives this product to oneDNN."""
     return (
-        _suits(x, weight, least_rows)
-        and type(x) in _PLAIN
+        type(x) in _PLAIN
         and type(weight) in _PLAIN
         and not torch.compiler.is_compiling()
+        and _suits(x, weight, least_rows)
         and not transformed()
         and onednn_preferred()
+        and not recorded()
     )
 
 
@@ -69,7 +70,8 @@ def rows_times(
     Args:
         least_rows: rows of x from which oneDNN is worth its call; fewer where k is long.
     """
-    if torch.compiler.is_compiling() and _suits(x, weight, least_rows) and onednn_preferred():
+    compiling = torch.compiler.is_compiling() and not recorded()
+    if compiling and _suits(x, weight, least_rows) and onednn_preferred():
         _define_operator()
         return torch.ops.jachess.rows_times(x, weight, bias)
     if onednn_serves(x, weight, least_rows):

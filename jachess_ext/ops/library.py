@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import FunctionCtx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from .. import torch_private
 
@@ -189,6 +190,14 @@ def transformed() -> bool:
     # Of the ways to ask, this one also answers rightly while dynamo traces (torch 2.13).
     nested = torch_private.functorch.get_dynamic_layer_stack_depth()
     return nested > 0 or forward_ad._current_level >= 0
+
+
+def recorded() -> bool:
+    """Return whether export, `make_fx` or `torch.jit.trace` records operators in a graph, through
+    which autograd differentiates later; torch.compile differentiates while it traces."""
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting()
+    return torch.jit.is_tracing() or get_proxy_mode() is not None
 
 
 def capturing() -> bool:

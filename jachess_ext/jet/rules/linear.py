@@ -271,7 +271,7 @@ def _rows_by(rows: Tensor, matrix: Tensor) -> Tensor:
 
 def stacked_linear(streams: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return ``[S, ..., k]`` times ``[n, k]``ᵀ, plus ``[n]`` on stream 0: ``[S, ..., n]``."""
-    if transformed() or torch.compiler.is_exporting():  # which know torch's own functions alone
+    if transformed():  # forward mode and vmap know torch's own functions
         out = F.linear(streams, weight)
         return out if bias is None else add_to_primal(out, bias)
     product = _StackedLinear.apply if torch.is_grad_enabled() else _stacked
