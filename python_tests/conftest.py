@@ -1,6 +1,8 @@
 """Shared pytest configuration: tests marked `cuda` are left out where no GPU is; the exact engine
 is an oracle of several folders."""
 
+import contextlib
+import ctypes
 import gc
 import os
 import sys
@@ -18,6 +20,23 @@ import python_tests.smoothness.exact  # noqa: F401  adds engine="exact"
 for backend in (torch.cuda, torch.xpu, torch.mtia):
     if not backend.is_available():
         backend.manual_seed_all = lambda seed: None
+
+
+def _fill_what_nobody_has_written() -> None:
+    """Let torch's allocator on the CPU fill its memory with NaN, for C++ as for Python.
+
+    With a test's settings as they are, other than `torch.utils.deterministic`, which needs
+    deterministic algorithms.  The pattern is 0x7fedbeaf: every float32 is NaN, of 16 bits every
+    second one, and a float64 is 1.7e308, the sum of two of which is infinite.
+    """
+    suffix = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
+    library = Path(torch.__file__).parent / "lib" / f"libc10.{suffix}"
+    with contextlib.suppress(OSError, ValueError):  # a build without it
+        name = "FLAGS_caffe2_cpu_allocator_do_junk_fill"
+        ctypes.c_bool.in_dll(ctypes.CDLL(str(library)), name).value = True
+
+
+_fill_what_nobody_has_written()
 
 
 def pytest_report_header() -> str | None:

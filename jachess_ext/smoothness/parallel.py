@@ -68,21 +68,37 @@ def ranks_of(model: nn.Module) -> Ranks:
 def _group_of(model: Any) -> dist.ProcessGroup | None:
     """Return the process group that a whole model's batches are spread over, or None."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
-        return model.process_group
+        return _group_of_ddp(model)
     if is_deepspeed(model):
         return model.data_parallel_group
     calling: Any = nn.parallel.DistributedDataParallel._get_active_ddp_module()
     parameter = next(model.parameters(), None)
     if calling is not None and any(p is parameter for p in calling.parameters()):
-        return calling.process_group
+        return _group_of_ddp(calling)
     for module in model.modules():
         if any(kind.__module__ == _REPLICATE for kind in type(module).__mro__):
             state = torch_private.replicate.state(module)
             if state.has_initialized:
-                return state._ddp.process_group
+                return _group_of_ddp(state._ddp)
             mesh, group = (state._init_kwargs.get(n) for n in ("device_mesh", "process_group"))
             return group or (dist.group.WORLD if mesh is None else mesh.get_group())
     return None
+
+
+def _group_of_ddp(model: nn.parallel.DistributedDataParallel) -> dist.ProcessGroup:
+    """Return its process group.
+
+    Raises:
+        ValueError: ``static_graph``, with which each rank keeps gradients of its own, without a
+            word, where a step differentiates through the model twice.
+    """
+    if model.static_graph:
+        raise ValueError(
+            "DistributedDataParallel has static_graph=True, with which a step that differentiates "
+            "through the model twice leaves each rank with gradients of its own: leave it out "
+            "(in TrainingArguments, ddp_static_graph)"
+        )
+    return model.process_group
 
 
 def _sharded_ranks(model: nn.Module) -> Ranks:
