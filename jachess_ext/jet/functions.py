@@ -39,6 +39,8 @@ from .tensor import JetTensor, common_layout
 Options: TypeAlias = dict[str, Any]
 """The arguments of a forward by their names."""
 _LIBRARY_RULES: dict[str, tuple[str, set[str], Rule]] = {}
+_SAVES_INPUTS = torch_private.find("torch.utils.checkpoint._NoopSaveInputs")
+"""Of torch 2.10: a checkpoint holds the inputs of its block by it, jets among them."""
 
 
 def library_rule(library: str, *names: str, takes: str) -> Callable[[Rule], Rule]:
@@ -122,7 +124,8 @@ def watch_functions() -> None:
 
     # torch.compile knows a bound ``apply`` by this name.
     def apply(function: AutogradFunction, *args: object, **kwargs: object) -> object:
-        if jets := [v for v in (*args, *kwargs.values()) if isinstance(v, DerivativeTensor)]:
+        jets = [v for v in (*args, *kwargs.values()) if isinstance(v, DerivativeTensor)]
+        if jets and function is not _SAVES_INPUTS:
             own = MethodType(registry.APPLY, function)  # a class may have an ``apply`` of its own
             if registry.APPLY_IS_C and _has_setup(function):  # Python has bound the defaults here
                 bound = inspect.signature(function.forward).bind(*args, **kwargs)
