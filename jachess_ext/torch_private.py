@@ -31,7 +31,9 @@ _WHERE = {
     "pop_dispatch_mode": "torch.utils._python_dispatch._pop_mode",
     "push_dispatch_mode": "torch.utils._python_dispatch._push_mode",
     "pytree": "torch.utils._pytree",
+    "TorchDispatchMode": "torch.utils._python_dispatch.TorchDispatchMode",
     "set_grad_enabled": "torch._C._set_grad_enabled",
+    "skip_code": "torch._dynamo.eval_frame.skip_code",
     "replicate": "torch.distributed._composable.replicate",
 }
 

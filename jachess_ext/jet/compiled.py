@@ -16,7 +16,7 @@ import functools
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeAlias
 
 import torch
@@ -32,6 +32,7 @@ from .context import without_dynamo
 from .derivative import carries_derivatives
 from .eager import Jet, begin_pass, check_inputs, split_output, with_tangents
 from .layout import ORDERS, Second, make_layout, map_tensors
+from .sameness import traced_once_more
 from .tensor import lift
 
 # Before torch 2.12 `nonstrict_trace` takes no nn.Module.
@@ -86,12 +87,21 @@ def jet_in_graph(fn: Function, x: object, directions: object, order: int, second
 
 
 def jvp_in_graph(
-    fn: Function, primals: object, tangents: object, has_aux: bool, differentiable: bool
+    fn: Function,
+    primals: object,
+    tangents: object,
+    has_aux: bool,
+    differentiable: bool,
+    repeats: bool = False,
 ) -> tuple[Any, ...]:
-    """Compute `jvp` while dynamo traces, of a function that `serves`."""
+    """Compute `jvp` while dynamo traces, of a function that `serves`.
+
+    Args:
+        repeats: whether ``fn`` runs in the same call before, and has to be the same function.
+    """
     module, args, kwargs = _call_of(fn)
     call, tangents = (args, kwargs, _settings(module)), _without_none(tangents)
-    outputs = _outputs(module, call, primals, tangents, has_aux, differentiable)
+    outputs = _outputs(module, call, primals, tangents, has_aux, differentiable, repeats)
     _raise_problem(outputs)
     return outputs
 
@@ -373,6 +383,7 @@ def _outputs(
     tangents: object,
     has_aux: bool,
     differentiable: bool,
+    repeats: bool,
 ) -> Any:
     """Return what `jvp` returns."""
     args, kwargs, _ = call
@@ -380,7 +391,8 @@ def _outputs(
     def run() -> Any:
         as_jets = differentiable or not torch.is_grad_enabled()
         inputs, layout = with_tangents(primals, _with_none(tangents), as_jets)
-        with _only_inputs(), _unwritten(module):
+        once_more = traced_once_more(module) if repeats else nullcontext()
+        with _only_inputs(), _unwritten(module), once_more:
             value = module(*_with_none(args), *inputs, **_with_none(kwargs))
         return split_output(value, has_aux, differentiable, layout)
 
