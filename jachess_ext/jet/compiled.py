@@ -23,6 +23,7 @@ import torch
 import torch._dynamo
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, fake_tensor_tls
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from ..ops.library import constant_when_compiled
@@ -55,6 +56,7 @@ _NOT_A_CONSTANT = (
     "jx.jet within torch.compile takes tensors, numbers, strings and None beside the jets: bind "
     "anything else in the module itself"
 )
+_LAZY = "the module has lazy layers, whose parameters have no shape yet: call it once before"
 _PROBLEM = "problem: "
 # Stands for None, which a non-strict region does not take.
 _NONE = "jachess_ext.None"
@@ -250,6 +252,8 @@ def _as_names(slots: str | Iterable[str]) -> tuple[str, ...]:
 @constant_when_compiled
 def _unread(module: nn.Module) -> str | None:
     """Return which attribute is of a kind that `_read` does not know; None: none is."""
+    if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
+        return _LAZY
     attribute = _unknown(module, [], type(module).__name__)
     if attribute is None:
         return None

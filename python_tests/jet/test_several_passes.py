@@ -432,6 +432,8 @@ def test_dtypes_and_sizes(dtype: torch.dtype, rows: int) -> None:
     """⟨u, g⟩ is twice the loss, and too large for float16 where that is not."""
     torch.manual_seed(0)
     wide = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1, bias=False)).double()
+    for parameter in wide.parameters():
+        parameter.data *= 4
     x = torch.randn(rows, 8, dtype=torch.float64)
 
     def loss(value: Tensor, gradient: Tensor) -> Tensor:
