@@ -37,7 +37,9 @@ _WHERE = {
     "remove_batch_dim": "torch._remove_batch_dim",
     "scaled_dot_product_attention": "torch._C._nn.scaled_dot_product_attention",
     "set_grad_enabled": "torch._C._set_grad_enabled",
+    "skip_code": "torch._dynamo.eval_frame.skip_code",
     "storage_use_count": "torch._C._storage_Use_Count",
+    "TorchDispatchMode": "torch.utils._python_dispatch.TorchDispatchMode",
     "replicate": "torch.distributed._composable.replicate",
 }
 

@@ -16,7 +16,7 @@ import functools
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeAlias
 
 import torch
@@ -24,6 +24,7 @@ import torch._dynamo
 from torch import Tensor, nn
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, fake_tensor_tls
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from ..ops.library import constant_when_compiled
@@ -35,6 +36,7 @@ from .eager import Jet, begin_pass, check_inputs, eager_jvp, split_output, with_
 from .fsdp import jets_through_fsdp
 from .layout import ORDERS, JetLayout, Second, make_layout, map_tensors
 from .passes import open_run
+from .sameness import traced_once_more
 from .tensor import lift
 
 # Before torch 2.12 `nonstrict_trace` takes no nn.Module.
@@ -57,6 +59,7 @@ _NOT_A_CONSTANT = (
     "jx.jet within torch.compile takes tensors, numbers, strings and None beside the jets: bind "
     "anything else in the module itself"
 )
+_LAZY = "the module has lazy layers, whose parameters have no shape yet: call it once before"
 _PROBLEM = "problem: "
 # Stands for None, which a non-strict region does not take.
 _NONE = "jachess_ext.None"
@@ -89,12 +92,21 @@ def jet_in_graph(fn: Function, x: object, directions: object, order: int, second
 
 
 def jvp_in_graph(
-    fn: Function, primals: object, tangents: object, has_aux: bool, differentiable: bool
+    fn: Function,
+    primals: object,
+    tangents: object,
+    has_aux: bool,
+    differentiable: bool,
+    repeats: bool = False,
 ) -> tuple[Any, ...]:
-    """Compute `jvp` while dynamo traces, of a function that `serves`."""
+    """Compute `jvp` while dynamo traces, of a function that `serves`.
+
+    Args:
+        repeats: whether ``fn`` runs in the same call before, and has to be the same function.
+    """
     module, args, kwargs = _call_of(fn)
     call, tangents = (args, kwargs, _settings(module)), _without_none(tangents)
-    outputs = _outputs(module, call, primals, tangents, has_aux, differentiable)
+    outputs = _outputs(module, call, primals, tangents, has_aux, differentiable, repeats)
     _raise_problem(outputs)
     return outputs
 
@@ -258,6 +270,8 @@ def _as_names(slots: str | Iterable[str]) -> tuple[str, ...]:
 @_constant
 def _unread(module: nn.Module) -> str | None:
     """Return which attribute is of a kind that `_read` does not know; None: none is."""
+    if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
+        return _LAZY
     attribute = _unknown(module, [], type(module).__name__)
     if attribute is None:
         return None
@@ -396,6 +410,7 @@ def _outputs(
     tangents: object,
     has_aux: bool,
     differentiable: bool,
+    repeats: bool,
 ) -> Any:
     """Return what `jvp` returns."""
     args, kwargs, _ = call
@@ -406,7 +421,8 @@ def _outputs(
             return eager_jvp(fn, primals, _with_none(tangents), has_aux, differentiable)
         as_jets = differentiable or not torch.is_grad_enabled()
         inputs, layout = with_tangents(primals, _with_none(tangents), as_jets)
-        with _only_inputs(), _unwritten(module):
+        once_more = traced_once_more(module) if repeats else nullcontext()
+        with _only_inputs(), _unwritten(module), once_more:
             value = module(*_with_none(args), *inputs, **_with_none(kwargs))
         return split_output(value, has_aux, differentiable, layout)
 

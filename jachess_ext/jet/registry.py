@@ -231,14 +231,16 @@ _AROUND = (
     "pass inside and the transform outside, torch.func.vmap(lambda x: jx.jvp(f, (x,), (t,))), or "
     "write the batch out."
 )
+_INSIDE = (
+    "The function differentiates itself: pass it without that derivative, and take it outside, by "
+    "torch.autograd.grad(..., create_graph=True) of what jx.jvp returns."
+)
 # Advice for functions that no rule can serve, by part of the function's name.
 _ADVICE = {
     "aten.": f"{_AROUND} Pass the plain module of an exported one.",
     "nested": "Ragged tensors take no jets: pad them, and mask what was padded.",
     "_make_dual": _AROUND,
-    "torch.autograd.grad": "a function that differentiates itself takes jets of its energy, and "
-    "torch's gradient outside: torch.autograd.grad of jx.jvp's tangent, with create_graph=True for "
-    "another one, or jx.hvp.",
+    **dict.fromkeys(("autograd.grad", "autograd.backward", "Tensor.backward"), _INSIDE),
     "grouped_mm": "transformers computes its mixtures of experts with it unless told otherwise: "
     'load the model with from_pretrained(..., experts_implementation="eager"), or call '
     'model.set_experts_implementation("eager").',

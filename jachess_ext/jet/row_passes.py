@@ -7,6 +7,7 @@ each `Group` of directions and yields the `Derivatives` of that pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +35,13 @@ from .passes import open_run
 from .registry import MissingJetRule
 from .rows import Generators, RowCheck, any_true, halves, mixed_factors, to_ndim, unchanged
 from .rules.forward_mode import unwrapped
+from .sameness import CHANGES, require_same, traced_once_more
 from .tensor import primal_of
+
+_DIFFERS = (
+    "fn runs once for each chunk and sign of weights, and is not the same function each time: "
+    f"{CHANGES}. Call eval(), leave out chunk_size, or give weights of one sign"
+)
 
 
 class Group(NamedTuple):
@@ -191,6 +198,7 @@ class Rows:
 
         Raises:
             ValueError: rows depend on each other; the last pass has a direction more to see that.
+            RuntimeError: the passes are of different functions.
         """
         if size is not None and size < 1:
             raise ValueError(f"chunk_size is {size}; expected 1 direction at least, or None")
@@ -204,15 +212,34 @@ class Rows:
         roots = None if weights is None else roots_of(weights)
         # Dropout draws the same mask in each pass, so that derivatives of all are of one function.
         generators = check.generators if check else Generators() if len(plan) > 1 else None
-        for place, group in enumerate(plan):
-            if generators and place:
-                generators.restore()
-            is_last = place == len(plan) - 1
+        first: list[Tensor] = []  # the values of the first pass
+        exporting = torch.compiler.is_exporting()
+
+        def run(place: int) -> Derivatives:
+            group, is_last = plan[place], place == len(plan) - 1
             steps = self._steps(group.numbers)
             if roots is not None:
                 steps = [step * to_ndim(roots[group.numbers], step.ndim) for step in steps]
             mixture = check.direction() if check and is_last else None
-            derivatives = self._run(self.points, steps, group, second, mixture)
+            with traced_once_more(self.fn) if exporting and len(plan) > 1 else nullcontext():
+                return self._run(self.points, steps, group, second, mixture)
+
+        def repeated(place: int, values: list[Tensor]) -> Iterator[tuple[list[Tensor], ...]]:
+            for number, before in ((place, values), (0, first), (0, first)):
+                assert generators is not None  # of several passes
+                generators.restore()
+                yield before, run(number).primals
+
+        for place, group in enumerate(plan):
+            if generators and place:
+                generators.restore()
+            derivatives = run(place)
+            values = derivatives.primals
+            if not place and len(plan) > 1:
+                first = [value.detach().clone() for value in values]
+            elif place and not exporting:
+                require_same(self.fn, first, values, repeated(place, values), _DIFFERS)
+            is_last = place == len(plan) - 1
             if check:
                 check.add(derivatives.first, group.numbers, roots)
                 if is_last:

@@ -109,11 +109,12 @@ class History:
     Attributes:
         calls: how many there were in each of the last `_STATES` states (`state_of`).
         roundings: how far tangents of independent rows were off.
+        roundings_of_runs: how far several runs of the function in a call were.
     """
 
     def __init__(self) -> None:
         self.calls: dict[tuple[object, ...], int] = {}
-        self.roundings = ROUNDINGS
+        self.roundings = self.roundings_of_runs = ROUNDINGS
 
     def forget(self) -> None:
         """Begin anew, so that the next call asks."""
@@ -342,6 +343,12 @@ class Generators:
         torch.set_rng_state(self._cpu)
         if self._cuda:
             torch.cuda.set_rng_state_all(self._cuda)
+
+    def moved(self) -> bool:
+        """Return whether something was drawn since."""
+        now = Generators()
+        pairs = zip((self._cpu, *self._cuda), (now._cpu, *now._cuda), strict=False)
+        return any(not torch.equal(before, after) for before, after in pairs)
 
 
 @contextmanager

@@ -85,8 +85,8 @@ def laplacian(
     Li et al. 2024; collapsed Taylor mode, Dangel et al. 2025).
 
     Args:
-        fn: maps ``[N, ...]`` to ``[N, ...]``, each row by itself.  It runs once per chunk, each
-            time with the same numbers of torch's generators.
+        fn: maps ``[N, ...]`` to ``[N, ...]``, each row by itself.  It runs once per chunk, and
+            for weights of each sign, each time with the same numbers of torch's generators.
         x: floating-point tensor ``[N, ...]``; or a tuple with an entry for each argument of ``fn``;
             or another nest of tensors with the same N.
         weights: ``[q]``, one for each direction: an anisotropic operator; or ``[q, N]``, others in
@@ -118,6 +118,7 @@ def laplacian(
 
     Raises:
         ValueError: rows depend on each other, or shapes do not fit.
+        RuntimeError: ``fn`` runs more than once, and its value changes in between.
         TypeError, MissingJetRule: as of `jet`.
 
     Example:
@@ -201,7 +202,7 @@ def hessian_diagonal(
         ``(value, gradient, diagonal)``, a named tuple; both derivatives are ``[q, N, ...]``.
 
     Raises:
-        ValueError, TypeError, MissingJetRule: as of `laplacian`.
+        ValueError, RuntimeError, TypeError, MissingJetRule: as of `laplacian`.
 
     Example:
         >>> x = torch.tensor([[1.0, 2.0]])
@@ -240,7 +241,7 @@ def divergence(
     Raises:
         ValueError: the value has other shapes than ``x``, or is nested otherwise, or there is no
             probe; or as of `laplacian`.
-        TypeError, MissingJetRule: as of `laplacian`.
+        RuntimeError, TypeError, MissingJetRule: as of `laplacian`.
 
     Example:
         >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ from ..jet.eager import check_point, make_input
 from ..jet.fsdp import jets_through_fsdp
 from ..jet.layout import MAX_DIRECTIONS, map_tensors
 from ..jet.passes import open_run
+from ..jet.rows import Generators
+from ..jet.sameness import CHANGES, require_same
 from ..jet.tensor import JetTensor, primal_of
 from ..models import (
     TWO_STACKS,
@@ -71,6 +74,10 @@ if TYPE_CHECKING:
 
 Enter = Callable[[Tensor, Tensor], Tensor]
 PREFIX = "smoothness/"
+_DIFFERS = (
+    f"more than {MAX_DIRECTIONS} directions take several passes, and the model is not the same "
+    f"function in each: {CHANGES}. Call eval(), or take {MAX_DIRECTIONS} directions at most"
+)
 _NO_HIDDEN_STATES = (
     "the model returned no hidden states; expected a transformers model (or one like it) that "
     "accepts output_hidden_states=True and returns .hidden_states = (embeddings, block 1, ...)"
@@ -358,7 +365,11 @@ def measure_jet(
 
     The mean over directions of ‖(J u_i)_t‖² has the expectation ‖J_t‖²; that over pairs of
     (u_iᵀ H_{t,j} u_i')² has ‖H_{t,j}‖², since u_i and u_i' are independent.  More than 4 directions
-    take several passes of about as many each; their squares are averaged before any root.
+    take several passes of about as many each; their squares are averaged before any root.  Dropout
+    draws the same in each, but not in a CUDA graph, which cannot set generators back.
+
+    Raises:
+        RuntimeError: the model is not the same function in each pass.
     """
     if settings.check_values:
         padding_mask(batch)  # raises where a row has no token
@@ -369,10 +380,28 @@ def measure_jet(
     pairs = sum(math.comb(count, 2) for count in counts)
     jacobian: list[Tensor] = []  # mean squares over the passes
     hessian: list[Tensor] = []
+    first: list[Tensor] = []  # the values of the first pass
+    generators = Generators() if passes > 1 and not library.capturing() else None
+
+    def repeated(count: int, values: list[Tensor]) -> Iterator[tuple[list[Tensor], ...]]:
+        for directions, before in ((count, values), (counts[0], first), (counts[0], first)):
+            assert generators is not None
+            generators.restore()
+            again = _jet_pass(model, batch, settings, deepcopy(random), directions)
+            yield before, [primal_of(block) for block in chosen_blocks(again, settings)]
+
     for number, count in enumerate(counts):
+        if generators and number:
+            generators.restore()
         this = _jet_pass(model, batch, settings, random, count)
         blocks = [_as_jet(block) for block in chosen_blocks(this, settings)]
         streams = [block.streams for block in blocks]
+        if generators:
+            values = [stack[0].detach() for stack in streams]
+            if number:
+                require_same(model, first, values, repeated(count, values), _DIFFERS)
+            else:
+                first = [value.clone() for value in values]
         if number == 0:
             # D is drawn once: the squares of all passes are to be means of the same ‖H_{t,j}‖².
             result, tokens = this, block_tokens(blocks[0], this.mask, settings)
@@ -554,7 +583,7 @@ def build_graph(
         # The fused kernels of attention have one backward each; math attention can be
         # differentiated as often as needed.
         contexts.enter_context(sdpa_kernel(SDPBackend.MATH))
-        if train and settings.second_order:  # a third derivative
+        if train:  # a third derivative, where the norm or its gradient is differentiated
             contexts.enter_context(ComposedNorms())
         result = run_model(model, batch, enter)
     blocks = chosen_blocks(result, settings)

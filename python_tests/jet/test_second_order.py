@@ -610,3 +610,25 @@ def test_another_default_device(call: Callable[[Tensor], Sequence[Any]]) -> None
     finally:
         torch.set_default_device(None)
     torch.testing.assert_close(result, expected)
+
+
+@pytest.mark.parametrize("name", ["grad", "backward"])
+def test_a_function_that_differentiates_itself(name: str) -> None:
+    """The error names a way, which is taken here: the derivative around `jx.jvp`."""
+    energy = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    x, step = torch.randn(5, 3, requires_grad=True), torch.randn(5, 3)
+
+    def slope(x: Tensor) -> Tensor:
+        total = energy(x).sum()
+        if name == "grad":
+            return torch.autograd.grad(total, x, create_graph=True)[0]
+        total.backward(create_graph=True)
+        return x.grad
+
+    for call in (lambda: jx.laplacian(slope, x), lambda: jx.jvp(slope, (x,), (step,))):
+        with pytest.raises(jx.MissingJetRule, match="differentiates itself"):
+            call()
+    tangent = jx.jvp(energy, (x,), (step,))[1]
+    (product,) = torch.autograd.grad(tangent.sum(), x, create_graph=True)
+    expected = torch.autograd.functional.hvp(lambda x: energy(x).sum(), x.detach(), step)[1]
+    torch.testing.assert_close(product, expected)

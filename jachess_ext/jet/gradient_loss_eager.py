@@ -1,0 +1,155 @@
+"""`jx.gradient_loss` outside of ``torch.compile``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import torch_private
+from ..ops.library import wide
+from .api import jvp
+from .context import without_dynamo
+from .eager import values_are_read
+from .rows import Generators
+from .sameness import CHANGES, require_same
+
+
+class GradientLoss(NamedTuple):
+    """Result of `gradient_loss`.
+
+    Attributes:
+        loss: a scalar; its ``backward()`` gives the gradients of parameters.
+        value: what ``fn`` returned, without a graph.
+        gradient: of the sum of ``value``, nested like x, without a graph; None for integers.
+    """
+
+    loss: Tensor
+    value: Tensor
+    gradient: Any
+
+
+Loss = Callable[[Tensor, Any], Tensor]
+_INSTEAD = "use torch.autograd.grad(..., create_graph=True) within jx.twice_differentiable"
+_DIFFERS = (
+    f"gradient_loss: fn runs twice, and is not the same function each time: {CHANGES}. Call "
+    f"eval(), or draw, count and write outside of it; or {_INSTEAD}, which runs it once"
+)
+
+
+@without_dynamo
+def eager_gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> GradientLoss:
+    """Compute `gradient_loss` outside ``torch.compile``."""
+    args = x if isinstance(x, tuple) else (x,)
+    leaves, structure = torch_private.pytree.tree_flatten(args)
+
+    def nest(parts: Sequence[object]) -> Any:
+        nested = torch_private.pytree.tree_unflatten(list(parts), structure)
+        return nested if isinstance(x, tuple) else nested[0]
+
+    points = [_leaf(leaf) for leaf in leaves]
+
+    def run() -> tuple[Tensor, list[Tensor | None]]:
+        """Return the value, and the gradients of its sum."""
+        with torch.enable_grad():
+            value = fn(*torch_private.pytree.tree_unflatten(points, structure))
+            return value.detach(), _gradients(value.sum(), points)
+
+    readable = values_are_read()
+    generators = Generators() if readable else None
+    value, gradients = run()
+    if generators and generators.moved():
+        raise RuntimeError(_DIFFERS)
+    with torch.enable_grad():
+        heads = [_leaf(value), *map(_leaf, gradients)]
+        total = loss(heads[0], nest(heads[1:]))
+        of_value, *of_gradients = _gradients(total, heads)
+    assert of_value is not None
+    directions = torch_private.pytree.tree_unflatten(of_gradients, structure)
+    derivatives = jvp(fn, args, directions)
+    if readable:
+        slope, size = _slope(gradients, of_gradients)
+
+        def shared() -> list[Tensor]:
+            """Return what the jet has in common with the first run: the value, and ⟨u, g⟩."""
+            output, tangent = (tensor.detach() for tensor in derivatives)
+            return [output, 1 + (tangent.sum(dtype=torch.double) / size).to(output.dtype)]
+
+        def repeated() -> Iterator[tuple[list[Tensor], ...]]:
+            nonlocal derivatives
+            along, plain = shared(), [value, *_tensors(gradients)]
+            derivatives = ()  # frees their graph before the next
+            derivatives = jvp(fn, args, directions)
+            yield along, shared()
+            derivatives = ()
+            for _ in range(2):
+                again, others = run()
+                yield plain, [again, *_tensors(others)]
+            derivatives = jvp(fn, args, directions)
+            yield along, shared()
+
+        ratio = 1 + (slope / size).to(value.dtype)
+        require_same(fn, [value, ratio], shared(), repeated(), _DIFFERS)
+    return GradientLoss(Joined.apply(total, of_value, *derivatives), value, nest(gradients))
+
+
+def _tensors(results: Sequence[Tensor | None]) -> list[Tensor]:
+    return [result for result in results if result is not None]
+
+
+def _slope(
+    gradients: Sequence[Tensor | None], steps: Sequence[Tensor | None]
+) -> tuple[Tensor, Tensor]:
+    """Return ⟨u, g⟩, the derivative along steps u, and the sum of the sizes of its terms."""
+    pairs = zip(gradients, steps, strict=True)
+    terms = [(wide(g).conj() * wide(u)).real for g, u in pairs if g is not None and u is not None]
+    slopes = torch.stack([term.sum(dtype=torch.double) for term in terms])
+    sizes = torch.stack([term.abs().sum(dtype=torch.double) for term in terms])
+    return slopes.sum(), sizes.sum() + torch.finfo(torch.double).tiny
+
+
+class Joined(torch.autograd.Function):
+    """The loss, with the gradients through ``fn`` beside its own.
+
+    Their backward is that of v E + ⟨u, g⟩, which may overflow where the loss is finite.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, total: Tensor, of_value: Tensor, output: Tensor, tangent: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(of_value)
+        ctx.like_tangent = tangent.shape, tangent.dtype
+        return total.view_as(total)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        # Since u and v are held fixed, a second derivative would be that of another function.
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                f"the loss of gradient_loss has no second derivative: for one, {_INSTEAD}"
+            )
+        (of_value,) = ctx.saved_tensors
+        shape, dtype = ctx.like_tangent
+        one = cotangent.reshape(())
+        return cotangent, None, one * of_value, one.to(dtype).expand(shape)
+
+
+def _leaf(value: object) -> Any:
+    """Return a tensor of real or complex numbers as a leaf that requires a gradient."""
+    if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return value
+    return value.detach().requires_grad_()
+
+
+def _gradients(total: Tensor, leaves: Sequence[object]) -> list[Tensor | None]:
+    """Return the gradients of a number in the leaves; None where a leaf takes none."""
+    if total.numel() != 1:
+        raise ValueError(f"gradient_loss: loss has shape {list(total.shape)}; expected one number.")
+    wanted = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if not total.requires_grad:  # of a constant
+        total = total + 0 * wanted[0].sum()
+    results = iter(torch.autograd.grad(total, wanted, retain_graph=True, materialize_grads=True))
+    return [next(results) if any(leaf is w for w in wanted) else None for leaf in leaves]

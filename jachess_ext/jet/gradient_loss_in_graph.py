@@ -1,0 +1,50 @@
+"""`jx.gradient_loss` within ``torch.compile``.
+
+Import this file only while dynamo traces: it imports torch._dynamo, which takes seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch._dynamo
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from .. import torch_private
+from .compiled import jvp_in_graph
+from .gradient_loss_eager import GradientLoss, Joined, Loss, eager_gradient_loss
+
+
+def in_graph(fn: Callable[..., Tensor], x: object, loss: Loss) -> GradientLoss:
+    """Compute `gradient_loss` while dynamo traces; eagerly where the graph breaks inside of it."""
+    if not is_dynamo_compiling():
+        return eager_gradient_loss(fn, x, loss)
+    args = x if isinstance(x, tuple) else (x,)
+
+    def summed(args: tuple[object, ...]) -> tuple[Tensor, Tensor]:
+        value = fn(*args)
+        return value.sum(), value
+
+    # Without gradients of parameters, or the graph would hold a backward to be differentiated.
+    with torch.no_grad():
+        gradients, (_, value) = torch.func.grad_and_value(summed, has_aux=True)(args)
+    gradient = gradients if isinstance(x, tuple) else gradients[0]
+    # At once, since a loss that draws random numbers would be another at its second call.
+    of_loss, total = torch.func.grad_and_value(loss, argnums=(0, 1))(value, gradient)
+    of_value, of_gradient = torch_private.pytree.tree_map(Tensor.detach, of_loss)
+    directions = of_gradient if isinstance(x, tuple) else (of_gradient,)
+    derivatives = jvp_in_graph(fn, args, directions, False, True, repeats=True)
+    return GradientLoss(_joined(total, of_value, *derivatives), value, gradient)
+
+
+# What comes after a graph break would be traced by itself, with a first run that was eager: random
+# numbers of NumPy would be constants of the second. No frame of this function is compiled.
+torch_private.skip_code(in_graph.__code__)
+
+
+@torch._dynamo.nonstrict_trace
+def _joined(total: Tensor, of_value: Tensor, output: Tensor, tangent: Tensor) -> Tensor:
+    """Return what `Joined` does; dynamo would trace its backward without the refusal."""
+    return Joined.apply(total, of_value, output, tangent)

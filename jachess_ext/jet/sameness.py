@@ -1,0 +1,141 @@
+"""Checks that a function which runs more than once in a call is the same function each time.
+
+It may draw from a generator that nobody sets back, count its calls, or write what it reads.
+
+`require_same` compares what two runs have in common, such as the value.  Other kernels compute it
+in each, and their rounding has no bound that holds for every function; so where it is off, both
+runs are repeated: by the same kernels, a function that is the same gives the same.
+
+No value can be read while a graph is made.  `traced_once_more` refuses there what would make the
+runs differ: random numbers, and writes into buffers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .. import torch_private
+from ..ops.library import wide
+from ._types import Args, Function, Named
+from .rows import ROUNDINGS, history_of
+from .rules.forward_mode import unwrapped
+
+_MOST = 1 / 8
+"""The largest relative difference that is taken for rounding without another look."""
+_GPU = 64
+"""How much more than a CPU a GPU may round from run to run, since it adds in any order."""
+CHANGES = (
+    "it draws random numbers (dropout; a generator of its own, NumPy's or Python's; a lazy layer, "
+    "until it was called), counts its calls, or writes what it reads (spectral_norm in training)"
+)
+
+
+def require_same(
+    fn: Function,
+    first: Sequence[Tensor],
+    other: Sequence[Tensor],
+    repetitions: Iterable[tuple[list[Tensor], ...]],
+    message: str,
+) -> None:
+    """Raise RuntimeError where two runs of ``fn`` differ by more than the rounding of kernels.
+
+    Args:
+        first, other: what both computed.
+        repetitions: pairs of what a run computed and what its repetition does; read where needed.
+        message: of the error.
+    """
+    off, history = distance(first, other), history_of(fn)
+    if off <= history.roundings_of_runs:
+        return
+    of_gpu = any(tensor.device.type != "cpu" for tensor in first)
+    limit = ROUNDINGS * (_GPU if of_gpu else 1)
+    if any(distance(run, again) > limit for run, again in repetitions):
+        raise RuntimeError(message)
+    # So much was rounding; no function is let off more than `_MOST` for good.
+    history.roundings_of_runs = min(4 * off, _MOST / torch.finfo(_whole(first[0]).dtype).eps)
+
+
+def distance(first: Sequence[Tensor], other: Sequence[Tensor]) -> float:
+    """Return how far lists of tensors are apart, in roundings of an entry's size and of the usual
+    one; NaN is the same as NaN, and infinity as infinity."""
+    most = 0.0
+    for a, b in zip(map(_whole, first), map(_whole, other), strict=True):
+        if a.shape != b.shape:
+            return torch.inf
+        if not torch.equal(a, b):
+            size, info = a.abs(), torch.finfo(a.dtype)
+            same = (a == b) | (a.isnan() & b.isnan())
+            off = (a - b).abs() / (size + size.nanmedian() + info.tiny) / info.eps
+            most = max(most, float(torch.where(same, 0, off.nan_to_num(torch.inf)).max()))
+    return most
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Return a tensor that can be read: without wrappers, of 32 bits at least."""
+    return wide(unwrapped(tensor.detach()))
+
+
+# ---- in a graph --------------------------------------------------------------------------------
+
+
+@contextmanager
+def traced_once_more(fn: Function) -> Iterator[None]:
+    """Refuse what makes a run that is traced here differ from another run of ``fn``.
+
+    Raises:
+        RuntimeError: it draws random numbers, or is a module and writes a buffer.
+    """
+    buffers = dict(fn.named_buffers()) if isinstance(fn, nn.Module) else {}
+    versions = {name: buffer._version for name, buffer in buffers.items()}
+    states = random.getstate(), repr(np.random.get_state())
+    with _undrawn()():
+        yield
+    if states != (random.getstate(), repr(np.random.get_state())):
+        raise _drawn("NumPy's or Python's random numbers")
+    for name, buffer in buffers.items():
+        if buffer._version != versions[name]:
+            raise RuntimeError(f"fn writes its buffer {name!r}, and runs twice")
+
+
+@cache
+def _undrawn() -> type:
+    """Return the class of a context in which torch draws no random numbers."""
+
+    class Undrawn(torch_private.TorchDispatchMode):  # type: ignore[misc]  # looked up
+        def __torch_dispatch__(
+            self,
+            func: torch._ops.OpOverload,
+            types: object,
+            args: Args,
+            kwargs: Named | None = None,
+        ) -> object:
+            if draws(func, args, kwargs or {}):
+                raise _drawn(f"{func}")
+            return func(*args, **(kwargs or {}))
+
+    return Undrawn
+
+
+def draws(operator: torch._ops.OpOverload, args: Args, kwargs: Named) -> bool:
+    """Return whether a call of an operator draws random numbers.
+
+    Kernels of attention and recurrent networks are tagged so for the sake of their dropout.
+    """
+    if torch.Tag.nondeterministic_seeded not in operator.tags:
+        return False
+    arguments = operator._schema.arguments
+    defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    named = {**defaults, **dict(zip((a.name for a in arguments), args, strict=False)), **kwargs}
+    is_off = any(named.get(name) == 0 for name in ("dropout_p", "dropout"))
+    return not is_off and not any(named.get(name) is False for name in ("train", "training"))
+
+
+def _drawn(what: str) -> RuntimeError:
+    return RuntimeError(f"fn draws random numbers ({what}), and runs twice")
