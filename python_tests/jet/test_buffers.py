@@ -293,7 +293,7 @@ def test_a_function_that_differentiates_itself_is_told_the_way() -> None:
 
     x, _, u, _ = _tensors()
     for way in PASSES.values():
-        with pytest.raises(jx.MissingJetRule, match=r"torch\.autograd\.grad of jx\.jvp's tangent"):
+        with pytest.raises(jx.MissingJetRule, match="differentiates itself"):
             way(force, x.detach(), u)
 
 
