@@ -44,7 +44,8 @@ def twice_differentiable() -> TorchFunctionMode:
     kernels, the second backward takes memory linear in the tokens.  Masks, causal attention of
     other lengths, grouped heads, dropout, autocast and checkpointing are served, in
     `nn.MultiheadAttention` too.  Run the forward, and where it is checkpointed the backward,
-    within the context; elsewhere the backward may run outside.
+    within the context; elsewhere the backward may run outside.  Many cotangents at once, as with
+    ``is_grads_batched=True``, go through attention one by one.  It is a decorator, too.
 
     With dropout, or where values are wider than queries, the forward is the operator's, which costs
     two to three times torch's.  A third derivative builds T × Tk tensors.  Under torch.compile the
