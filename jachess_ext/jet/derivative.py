@@ -14,10 +14,12 @@ from torch.autograd.graph import Node
 
 from .. import torch_private
 from ..ops.library import unwatched
+from ._types import Args, Named
 from .layout import JetLayout, each_tensor, replace_tensors
 from .registry import (
     forward_mode_is_on,
     function_name,
+    is_apply,
     missing_rule,
     refuse_opaque_functions,
     takes_complex,
@@ -119,8 +121,11 @@ def carries_derivatives(tensor: Tensor) -> bool:
 
 
 def check_complex(func: Callable) -> None:
-    """Raise MissingJetRule for a function whose rule holds for real numbers alone."""
-    if not takes_complex(func):
+    """Raise MissingJetRule for a function whose rule holds for real numbers alone.
+
+    An autograd Function that is served is so for complex numbers, too.
+    """
+    if not (is_apply(func) or takes_complex(func)):
         raise missing_rule(
             func,
             "its rule does not cover complex numbers; compute it from the real and imaginary "
@@ -238,13 +243,13 @@ def _is_held(args: tuple) -> bool:
 _BY_PLACE = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
-def with_plain_mask(args: tuple, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+def with_plain_mask(args: Args, kwargs: Named) -> dict[str, Any] | None:
     """Return attention's arguments by their names, with a plain mask, or `is_causal`, in place of a
     `CausalBias`; None where there is no such mask.
 
     It is a tensor whose memory nobody has written: its class alone knows what it means.
     """
-    call = dict(zip(_BY_PLACE, args, strict=False)) | kwargs
+    call: dict[str, Any] = {**dict(zip(_BY_PLACE, args, strict=False)), **kwargs}
     bias: Any = call.get("attn_mask")
     # By its name, since its module takes seconds to import.
     kind = f"{type(bias).__module__}.{type(bias).__name__}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
 
@@ -100,5 +101,5 @@ def _set_data(self: Tensor, value: Tensor) -> None:
     _DATA.__set__(self, value)
 
 
-_DATA = Tensor.data
+_DATA: Any = Tensor.data  # the descriptor
 _GUARDED_DATA = property(_DATA.__get__, _set_data)

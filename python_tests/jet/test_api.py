@@ -218,16 +218,16 @@ def test_out_is_refused() -> None:
         jx.jet(lambda x: torch.add(x, 1, out=torch.empty_like(X)), X, U)
 
 
-def test_plain_tensors_take_no_jet_in_place() -> None:
+def test_plain_tensors_of_others_take_no_jet_in_place() -> None:
+    buffer = torch.zeros_like(X)
+
     def fill(x: Any) -> Any:
-        buffer = torch.zeros_like(X)
         buffer[0] = x[0]
         return buffer
 
-    with pytest.raises(jx.MissingJetRule, match="a plain tensor cannot hold part of a jet"):
-        jx.jet(fill, X, U)
-    with pytest.raises(jx.MissingJetRule, match="a plain tensor cannot be changed in place"):
-        jx.jet(lambda x: torch.zeros_like(X).add_(x), X, U)
+    for program in (fill, lambda x: buffer.add_(x)):
+        with pytest.raises(jx.MissingJetRule, match="a plain tensor cannot hold derivatives"):
+            jx.jet(program, X, U)
 
 
 MEETINGS = {

@@ -257,3 +257,34 @@ def test_hessian_vector_product_of_t5(monkeypatch: pytest.MonkeyPatch) -> None:
     size = max(float(e.abs().max()) for e in expected)
     for name, one, other in zip(point, found, expected, strict=True):
         assert float((one - other).abs().max()) < 1e-9 * size, name
+
+
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+def test_a_scale_that_is_not_positive_and_a_causal_mask(scale: float) -> None:
+    """Torch's own kernel of the CPU is NaN there (torch 2.10 to 2.15): 0 or −1 times −∞."""
+    case = Case(causal=True, bias=(1, 4, 5, 3))
+    case.options["scale"] = scale
+    q, k, v, _ = case.points
+    jet = jx.jet(
+        lambda *x: F.scaled_dot_product_attention(*x, is_causal=True, scale=scale),
+        (q[..., :3, :], k, v),
+        tuple(torch.ones_like(x)[None] for x in (q[..., :3, :], k, v)),
+    )
+    expected = written_out(q[..., :3, :], k, v, None, True, scale)
+    same(jet.primal, expected)
+
+
+@pytest.mark.parametrize("dimensions", [3, 4])
+def test_dropout_of_everything(dimensions: int) -> None:
+    q = randn(1, 2, 5, 4, seed=0)[:, 0] if dimensions == 3 else randn(1, 2, 5, 4, seed=0)
+    q.requires_grad_()
+
+    def attend(q: Any) -> Any:
+        return F.scaled_dot_product_attention(q, q, q, dropout_p=1.0) + q.sin()
+
+    value, tangent = jx.jvp(attend, (q,), (torch.ones_like(q),))
+    same((value, tangent), (q.sin(), q.cos()))
+    same(jx.jvp(attend, (q,), (torch.ones_like(q),), differentiable=False)[1], q.cos())
+    with jx.twice_differentiable():
+        (slope,) = torch.autograd.grad(attend(q).sum(), q, create_graph=True)
+    same(torch.autograd.grad(slope.sum(), q)[0], -q.sin())

@@ -595,3 +595,14 @@ def test_labels_have_no_tangent() -> None:
         jx.jvp(lambda x, n: x[n], (NUMBERS, labels), (NUMBERS, labels))
     with pytest.raises(TypeError, match=r"torch.int64, but derivatives need a floating-point"):
         jx.jvp(lambda n: n, (labels,), (None,))
+
+
+@pytest.mark.parametrize("differentiable", [True, False])
+@pytest.mark.parametrize("zeros", [torch.zeros_like, lambda label: label * 0.0, lambda label: None])
+def test_zeros_are_the_tangent_of_integers(zeros: Callable, differentiable: bool) -> None:
+    x, u, label = torch.randn(3, 2), torch.randn(3, 2), torch.arange(6).reshape(3, 2)
+    step = zeros(label)
+    value, tangent = jx.jvp(torch.mul, (x, label), (u, step), differentiable=differentiable)
+    torch.testing.assert_close((value, tangent), (x * label, u * label))
+    with pytest.raises(TypeError, match="expected None, or zeros of its shape"):
+        jx.jvp(torch.mul, (x, label), (u, torch.ones_like(label)), differentiable=differentiable)

@@ -675,3 +675,43 @@ def test_the_penalty(hessian: bool) -> None:
         gradients.append(parameter_gradients(losses[-1], model))
     torch.testing.assert_close(*losses, **CLOSE)
     torch.testing.assert_close(*gradients, **CLOSE)
+
+
+# ---- complex numbers -----------------------------------------------------------------------------
+
+
+class _ComplexSquare(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> Tensor:
+        ctx.save_for_backward(z)
+        ctx.save_for_forward(z)
+        return z * z
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2 * gradient * ctx.saved_tensors[0].conj()
+
+
+class _WithAComplexJvp(_ComplexSquare):
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return 2 * ctx.saved_for_forward[0] * tangent
+
+
+@pytest.mark.parametrize("differentiable", [True, False])
+def test_complex_numbers(differentiable: bool) -> None:
+    z, t = torch.randn(2, 3, dtype=torch.complex128)
+    z.requires_grad_()
+
+    def check(function: Any) -> None:
+        out, tangent = jx.jvp(function.apply, (z,), (t,), differentiable=differentiable)
+        pairs = [(out, z * z), (tangent, 2 * z * t)][: 1 + differentiable]
+        torch.testing.assert_close(tangent.detach(), (2 * z * t).detach())
+        ours, expected = (sum(y.abs().square().sum() for y in side) for side in zip(*pairs))  # noqa: B905
+        torch.testing.assert_close(torch.autograd.grad(ours, z), torch.autograd.grad(expected, z))
+
+    check(_WithAComplexJvp)
+    with jx.forward_code(_ComplexSquare):
+        check(_ComplexSquare)
+    with pytest.raises(RuntimeError, match=r"a jet went into .*_ComplexSquare"):
+        check(_ComplexSquare)
