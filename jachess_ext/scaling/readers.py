@@ -59,8 +59,8 @@ class _Run:
             if name in other.recipe
         }
         if self.trial is not None and other.trial is not None:
-            tried = {*self.trial, *other.trial}
-            pairs |= {name: (self.trial.get(name), other.trial.get(name)) for name in sorted(tried)}
+            names = sorted({*self.trial, *other.trial})
+            pairs |= {name: (self.trial.get(name), other.trial.get(name)) for name in names}
         return {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours != theirs}
 
 
@@ -296,8 +296,9 @@ def _trainer_run(folder: Path, home: Path, state: State) -> _Run:
                 pair = entry.get("step"), float(number) if real else math.nan
                 values.setdefault(name, []).append(pair)
     recipe = {name: state[name] for name in _RECIPE if state.get(name) is not None}
-    tried = state.get("trial_params")  # of Trainer.hyperparameter_search
-    trial = None if tried is None else {k: v for k, v in tried.items() if "seed" not in k.lower()}
+    trial = state.get("trial_params")  # of Trainer.hyperparameter_search
+    if trial is not None:
+        trial = {name: value for name, value in trial.items() if "seed" not in name.lower()}
     rates = [entry["learning_rate"] for entry in log if "learning_rate" in entry]
     if rates:
         recipe["learning_rate"] = max(rates)
