@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ContextDecorator, nullcontext
 from functools import partial
 from itertools import repeat
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodWrapperType
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,7 @@ from .derivative import with_plain_mask
 from .directions import fresh_seed_on
 
 _SDPA = torch_private.scaled_dot_product_attention  # not by a name that others replace
+_OF_C = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType)  # all but a few calls
 # Checkpointing hands tensors out by their number, having compared shape and dtype: where it runs a
 # block anew outside of the context, torch's own attention saves fewer, and whatever is saved in
 # this one's place has another shape.
@@ -72,6 +73,8 @@ class _TwiceDifferentiable(TorchFunctionMode, ContextDecorator):
     ) -> object:
         kwargs = kwargs or {}
         attends = func is _SDPA
+        if not attends and isinstance(func, _OF_C):
+            return func(*args, **kwargs)
         inside: Function | None = _attend if attends else _entered(func)
         # What is compiled has torch's one backward; a jet has an answer of its own.
         compiling = torch.compiler.is_compiling()
