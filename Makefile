@@ -1,4 +1,5 @@
-# make build | test | test-all | demo | examples | check | wheel | docs | sanitize | gpu-bundle | clean
+# make build | test | test-slow | torches | demo | examples | check | wheel | docs | sanitize |
+#      gpu-bundle | clean
 #
 # PYTHON=python3; ARGS="..." goes to the tests or the demo.
 # PYTHON's torch is used where it has one; otherwise .venv is made, with the CPU build of torch
@@ -12,7 +13,7 @@ SOURCES := $(wildcard csrc/*.h csrc/*.cpp csrc/cpu/*.h csrc/cpu/*.cpp csrc/cuda/
 	csrc/cuda/*.cpp csrc/cuda/*.cu csrc/testing/*.h csrc/testing/*.cpp)
 LINTED := setup.py noxfile.py build_backend jachess_ext python_tests examples benchmarks
 
-.PHONY: build test test-all demo examples check wheel docs sanitize gpu-bundle clean
+.PHONY: build test test-slow torches demo examples check wheel docs sanitize gpu-bundle clean
 
 build:
 	@$(PREPARE) build
@@ -23,9 +24,16 @@ test:
 	@OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 		python_tests -m "not slow and not sanitizers" $(ARGS)
 
-test-all:
+# All that `make test` leaves out, by part: make test-slow ARGS="--part 3/12".
+test-slow:
 	@$(PREPARE) test
-	@$(RUN) -m pytest python_tests $(ARGS)
+	@OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+		python_tests -m "slow" $(ARGS)
+
+# What leans on torch's inner workings, under the newest and the oldest torch.
+torches:
+	@$(PREPARE) test
+	@PYTHONPATH=build_backend $(RUN) -m jachess_build.torches
 
 demo:
 	@$(PREPARE) demo
@@ -63,9 +71,10 @@ docs:
 	@echo "build/site/index.html"
 
 # The operators with address, undefined-behaviour and thread sanitizers: CPU, and CUDA in the shim.
+# ARGS=--if-changed: only where csrc or its tests are not those of csrc/sanitized.txt.
 sanitize:
 	@$(PREPARE) test
-	@PYTHONPATH=build_backend $(RUN) -m jachess_build.sanitized
+	@PYTHONPATH=build_backend $(RUN) -m jachess_build.sanitized $(ARGS)
 
 # What travels to a rented GPU, into build/gpu-bundle: see benchmarks/gpu_bundle.py.
 gpu-bundle:

@@ -333,13 +333,20 @@ JACHESS_HD void square_jet_finish(const T* acc, T n, T* v) {
   for (int s = 1; s < 1 + q + P; ++s) v[s] = T(2) * acc[s] / n;
 }
 
+// v^(-1/2). A variance (centred) that has overflowed gives NaN, as torch's layer and group norm do:
+// with 0 a diverged model would look finite. Of a mean square torch's RMS norm makes 0.
+template <typename T>
+JACHESS_HD T inverse_root(T v, bool centred) {
+  return T(1) / ::sqrt(v) + (centred ? v - v : T(0));
+}
+
 // Jet of r = (v + eps)^(-1/2), with a = v / v^ so that no power of v can overflow
 // (docs/how_it_works.md, norm):
 //   r_i = -1/2 r a_i;  r_ij = r (-1/2 a_ij + 3/4 a_i a_j).
 template <int q, int P, typename T>
-JACHESS_HD void rsqrt_jet(const T* v, T eps, T* r) {
+JACHESS_HD void rsqrt_jet(const T* v, T eps, bool centred, T* r) {
   const T shifted = v[0] + eps;
-  const T root = T(1) / ::sqrt(shifted);
+  const T root = inverse_root(shifted, centred);
   T a[1 + q + P];
   JACHESS_UNROLL
   for (int s = 1; s < 1 + q + P; ++s) a[s] = v[s] / shifted;

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["pytree"]
 
 _WHERE = {
+    "add_batch_dim": "torch._add_batch_dim",
     "assert_async": "torch._assert_async",
     "autograd": "torch._C._autograd",
+    "disable_torch_function": "torch._C.DisableTorchFunction",
     "dispatch_has_kernel": "torch._C._dispatch_has_kernel_for_dispatch_key",
     "functorch": "torch._C._functorch",
     "higher_order_operator": "torch._ops.HigherOrderOperator",
@@ -28,10 +30,14 @@ _WHERE = {
     "neg_view": "torch._neg_view",
     "pack_padded_sequence": "torch._C._VariableFunctions._pack_padded_sequence",
     "pad_packed_sequence": "torch._C._VariableFunctions._pad_packed_sequence",
+    "pyfunctorch": "torch._functorch.pyfunctorch",
     "pop_dispatch_mode": "torch.utils._python_dispatch._pop_mode",
     "push_dispatch_mode": "torch.utils._python_dispatch._push_mode",
     "pytree": "torch.utils._pytree",
+    "remove_batch_dim": "torch._remove_batch_dim",
+    "scaled_dot_product_attention": "torch._C._nn.scaled_dot_product_attention",
     "set_grad_enabled": "torch._C._set_grad_enabled",
+    "storage_use_count": "torch._C._storage_Use_Count",
     "replicate": "torch.distributed._composable.replicate",
 }
 

@@ -4,7 +4,7 @@ is an oracle of several folders."""
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +28,31 @@ def pytest_report_header() -> str | None:
     return f"torch {torch.__version__} ({build}) sees no GPU: tests marked cuda are left out"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--part K/N``: every N-th test, from the K-th on."""
+    parser.addoption("--part", default="1/1", metavar="K/N", help="every N-th test from the K-th")
+
+
 LONG = ("distributed", "test_compile.py", "test_cuda_shim_attention.py", "test_mutation.py")
 """Files and folders of the longest files: a process that met one last would run alone."""
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out every test marked `cuda` unless torch sees a GPU: thousands of skips take time."""
+@pytest.hookimpl(wrapper=True)  # after -m and -k
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
+    """Leave out every test marked `cuda` unless torch sees a GPU, as thousands of skips take time,
+    and the tests of other parts."""
+    yield
     items.sort(key=lambda item: not {item.path.name, item.path.parent.name} & {*LONG})
-    if not torch.cuda.is_available():
-        # a marker, not the keyword, which is also the name of folders
-        left_out = [item for item in items if item.get_closest_marker("cuda")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("cuda")]
+    # a marker, not the keyword, which is also the name of folders
+    no_gpu = not torch.cuda.is_available()
+    runnable = [item for item in items if not (no_gpu and item.get_closest_marker("cuda"))]
+    first, parts = map(int, config.getoption("part").split("/"))
+    chosen = runnable[first - 1 :: parts]
+    taken = {*chosen}
+    config.hook.pytest_deselected(items=[item for item in items if item not in taken])
+    items[:] = chosen
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,4 +1,4 @@
-"""Pairs of two lists as parameters: in `make test` a cover, in `make test-all` every one."""
+"""Pairs of two lists as parameters: in `make test` a cover, in `make test-slow` the others."""
 
 from __future__ import annotations
 

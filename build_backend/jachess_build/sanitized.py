@@ -11,6 +11,9 @@ Torch itself is not instrumented: the sanitizers watch the operators' accesses, 
 as to any memory. For the thread sanitizer, csrc/testing/parallel_for.cpp takes the place of
 torch's parallel loop. Objects are kept in build/sanitized until a source, a header or a flag
 changes.
+
+Where all pass, csrc/sanitized.txt gets their last lines and a hash of what they depend on;
+`--if-changed` (as in `.ci/run`) does nothing where the hash is that of the files as they are.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from .extensions import STABLE_ABI_TARGET
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 CACHE = ROOT / "build" / "sanitized"
+RECORD = CSRC / "sanitized.txt"
 
 
 @dataclass(frozen=True)
@@ -189,16 +193,34 @@ def start_tests(
         )
 
 
-def passed(name: str, process: subprocess.Popen[bytes], log: Path) -> bool:
-    """Wait for `process` and return whether it succeeded; print its output, else its last line."""
+def report(name: str, process: subprocess.Popen[bytes], log: Path) -> str | None:
+    """Wait for `process` and print the last line of its output, or all of it where it failed.
+
+    Returns:
+        The line; None where the process failed.
+    """
     status = process.wait()
     text = log.read_text(errors="replace").strip()
-    print(f"sanitizers: {name}: {text if status else text.splitlines()[-1]}", flush=True)
-    return status == 0
+    last = f"{name}: {text.splitlines()[-1]}"
+    print(f"sanitizers: {f'{name}: {text}' if status else last}", flush=True)
+    return None if status else last
 
 
-def main() -> int:
+def digest(csrc: Path = CSRC) -> str:
+    """Return a hash of the files on which the result depends: the sources, the tests, this file."""
+    sources = sorted(file for file in csrc.rglob("*") if file.suffix in (".h", ".cpp", ".cu"))
+    tests = sorted((ROOT / "python_tests" / "ops").glob("*.py"))
+    total = hashlib.sha256()
+    for file in (*sources, *tests, Path(__file__)):
+        total.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
+    return total.hexdigest()
+
+
+def main(*arguments: str) -> int:
     """Build with every sanitizer, run the operators' tests and return 1 if any fails."""
+    if "--if-changed" in arguments and RECORD.exists() and digest() in RECORD.read_text():
+        print(f"sanitizers: nothing has changed since all passed ({RECORD.relative_to(ROOT)}).")
+        return 0
     if not available():
         print("sanitizers: no g++ with their runtimes was found, so nothing was checked.")
         return 0
@@ -218,18 +240,21 @@ def main() -> int:
         log = CACHE / f"{sanitizer.name}.log"
         name = f"the CPU operators with {' '.join(sanitizer.flags)}"
         running.append((name, start_tests(tests, sanitizer.preloading(library), log), log))
-    results = {}
+    before = digest()
+    results: dict[str, str | None] = {}
     for place, (name, process, log) in enumerate(running):
-        results[name] = passed(name, process, log)
+        results[name] = report(name, process, log)
         if place == 0:  # the address sanitizer is the faster, and leaves a core to the shim's tests
             shim, log = ["python_tests", "-m", "sanitizers and not slow"], CACHE / "shim.log"
             name = "CUDA kernels in the shim, and planted faults"
             running.append((name, start_tests(shim, dict(os.environ), log), log))
-    failed = [name for name, success in results.items() if not success]
+    failed = [name for name, line in results.items() if line is None]
     if failed:
         print(f"sanitizers: {'; '.join(failed)}: failed, see above.")
-    return 1 if failed else 0
+        return 1
+    RECORD.write_text("\n".join([before, *filter(None, results.values()), ""]))
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

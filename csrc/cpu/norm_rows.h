@@ -71,7 +71,7 @@ JACHESS_HD void row_rstd(Window<const T> x, int64_t n, const T* mean, T eps, T* 
   JACHESS_UNROLL
   for (int s = 0; s < S; ++s) sums[s] = total(lanes[s], tail[s]);
   square_jet_finish<q, P>(sums, static_cast<T>(n), v);
-  rsqrt_jet<q, P>(v, eps, rstd);
+  rsqrt_jet<q, P>(v, eps, centred, rstd);
 }
 
 template <bool centred, int q, int P, typename V, typename T>

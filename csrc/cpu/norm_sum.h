@@ -25,7 +25,7 @@ JACHESS_CLONES void norm_row_sum(const JetStreams& jet, Window<const T> x, int64
   T square = T(0), squares = T(0), slopes = T(0);
 #pragma omp simd reduction(+ : square)
   for (int64_t i = 0; i < n; ++i) square += (x0[i] - m0) * (x0[i] - m0);
-  const T shifted = square / static_cast<T>(n) + eps, root = T(1) / ::sqrt(shifted);
+  const T shifted = square / static_cast<T>(n) + eps, root = inverse_root(shifted, centred);
   rstd[0] = root;
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {

@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   });
   block_reduce<Add, S>(sums);
   square_jet_finish<q, P>(sums, static_cast<A>(n), v);
-  rsqrt_jet<q, P>(v, static_cast<A>(eps), rstd);
+  rsqrt_jet<q, P>(v, static_cast<A>(eps), shape.centred, rstd);
 
   const int64_t of_class = blockIdx.x % shape.classes * n;
   const Parameter weights = {b.weight, 1, of_class}, biases = {b.bias, 0, of_class};

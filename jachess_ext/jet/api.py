@@ -103,7 +103,7 @@ def jvp(
             nests (lists, dicts, ...) of them.  Bind other arguments with functools.partial.
             Integers, such as class labels, pass as they are.
         tangents: the same for the direction; each tensor of its primal's shape, dtype and device,
-            or a number for all of its entries.  None is 0, as the tangent of integers has to be.
+            or a number for all of its entries.  None is 0; integers take None or zeros.
         has_aux: ``fn`` returns ``(output, aux)``; ``aux`` is returned without tangents.
         differentiable: False gives tangents without a graph, for use as targets (MeanFlow,
             consistency models): they leave nothing in memory for a backward pass, and the output's

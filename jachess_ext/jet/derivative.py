@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import Node
 
 from .. import torch_private
-from .layout import JetLayout
+from ..ops.library import unwatched
+from .layout import JetLayout, each_tensor, replace_tensors
 from .registry import (
     forward_mode_is_on,
     function_name,
@@ -25,6 +29,9 @@ class DerivativeTensor(torch.Tensor):
 
     torch's own getters go through ``__torch_function__``; model code reads these properties often,
     and plain Python ones are cheaper.
+
+    Below them the wrapper itself always requires a gradient: of such a tensor torch reads no number
+    where a function takes one (``alpha``, ``p``, ``eps``), which would lose the derivative.
     """
 
     @property
@@ -46,9 +53,32 @@ class DerivativeTensor(torch.Tensor):
         derivatives."""
         raise NotImplementedError
 
+    def take_place_of(self, plain: Tensor) -> None:
+        """Turn a plain tensor into this one in place, for every variable that holds it.
+
+        Raises:
+            RuntimeError: autograd, or a weak reference, knows the plain tensor.
+        """
+        torch.utils.swap_tensors(plain, self)
+
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
         return self._recorded.requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.requires_grad_(value)
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        return self.detach()
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        raise RuntimeError(
+            ".data of a tensor with derivatives was set, which has no memory to replace; use the "
+            "new tensor in its place"
+        )
 
     @property
     def is_leaf(self) -> bool:  # type: ignore[override]
@@ -108,6 +138,10 @@ def check_call(
         ValueError: the arguments hold another class of `DerivativeTensor`.
         RuntimeError: the call comes from within an autograd Function.
     """
+    if args and type(args[0]) is Tensor and _writes(func):
+        adopt_buffer(args, kwargs or {})
+    if isinstance(func, FunctionType):
+        check_numbers(func, args, kwargs or {})
     if kwargs and kwargs.get("out") is not None:
         raise missing_rule(func, "a result cannot be written into out=")
     if len(types) > 1 and any(
@@ -118,6 +152,133 @@ def check_call(
             "a time"
         )
     check_place(func, args, kwargs)
+
+
+def check_numbers(func: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Raise MissingJetRule if a function of Python takes a number where a tensor of no dimension
+    stands that carries derivatives.
+
+    Functions of C++ refuse it themselves, before a rule is asked.
+    """
+    if not any(
+        isinstance(value, DerivativeTensor) and not value.ndim
+        for value in (*args[1:], *kwargs.values())
+    ):
+        return
+
+    def plain(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, DerivativeTensor):
+            return tensor
+        if tensor.ndim:
+            return tensor.primal.detach().clone()  # type: ignore[attr-defined]
+        # No special value, such as 0 or 1, for which the function may do without the number.
+        return torch.full((), 0.3, dtype=tensor.dtype, device=tensor.device, requires_grad=True)
+
+    devices = {t.device for t in each_tensor((args, kwargs)) if t.device.type == "cuda"}
+    with unwatched(), torch.random.fork_rng(devices), torch.enable_grad():
+        try:
+            func(*replace_tensors(args, plain), **replace_tensors(kwargs, plain))
+        except TypeError as error:
+            raise missing_rule(func, f"a number has no derivative ({error})") from error
+        except Exception:  # of the stand-ins, or torch's own, which the rule raises again
+            return
+
+
+# ---- plain tensors that are written into ------------------------------------------------------
+
+
+def _writes(func: Callable) -> bool:
+    """Return whether a function writes into its first argument."""
+    name = getattr(func, "__name__", "")
+    if name.startswith("__"):
+        return name == "__setitem__" or name.startswith("__i")
+    return name.endswith("_")
+
+
+def adopt_buffer(args: tuple, kwargs: dict[str, Any]) -> None:
+    """Turn the plain tensor that a call writes into, in place, to a constant of the pass.
+
+    A model fills what `torch.zeros` or `torch.empty` returned; every variable that holds the buffer
+    has to see the derivatives.  A tensor that any object holds, as a module does, may live longer
+    than the pass, and one that shares its memory would miss the write: both stay plain.
+    """
+    buffer = args[0]
+    if (
+        buffer.requires_grad
+        or buffer.layout is not torch.strided
+        or not carries_derivatives(buffer)
+    ):
+        return
+    # Storage and tensor; the tensor that `untyped_storage` returns is the other one.
+    if torch_private.storage_use_count(buffer.untyped_storage()._cdata) > 2 or _is_held(args):
+        return
+    tensors = each_tensor((args, kwargs))
+    derivative = next(t for t in tensors if isinstance(t, DerivativeTensor))
+    constant: Any = derivative.as_constant(buffer.detach())
+    try:
+        constant.take_place_of(buffer)
+    except RuntimeError:
+        return
+
+
+def _is_held(args: tuple) -> bool:
+    """Return whether an object may hold the first argument, beside variables of functions that run,
+    their arguments among them."""
+    holders = [h for h in gc.get_referrers(args[0]) if h is not args]
+    return gc.get_freeze_count() > 0 or any(  # what is frozen is not found
+        not isinstance(holder, tuple | dict)
+        or any(h is not holders and not isinstance(h, FrameType) for h in gc.get_referrers(holder))
+        for holder in holders
+        if not isinstance(holder, FrameType)
+    )
+
+
+# ---- masks of a class of their own ------------------------------------------------------------
+
+_BY_PLACE = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+
+
+def with_plain_mask(args: tuple, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """Return attention's arguments by their names, with a plain mask, or `is_causal`, in place of a
+    `CausalBias`; None where there is no such mask.
+
+    It is a tensor whose memory nobody has written: its class alone knows what it means.
+    """
+    call = dict(zip(_BY_PLACE, args, strict=False)) | kwargs
+    bias: Any = call.get("attn_mask")
+    # By its name, since its module takes seconds to import.
+    kind = f"{type(bias).__module__}.{type(bias).__name__}"
+    if kind != "torch.nn.attention.bias.CausalBias" or call.get("is_causal"):
+        return None
+    rows, keys = bias.seq_len_q, bias.seq_len_kv
+    causal = bias.variant.name == "UPPER_LEFT" or rows == keys
+    ones = torch.ones(rows, keys, dtype=torch.bool, device=call["query"].device)
+    return call | {"is_causal": causal, "attn_mask": None if causal else ones.tril(keys - rows)}
+
+
+def ask_mask(func: Callable, types: Sequence[type], args: tuple, kwargs: dict[str, Any]) -> object:
+    """Return what the class of attention's mask answers, if it has an answer of its own; else
+    NotImplemented.
+
+    Raises:
+        MissingJetRule: it does not answer.
+    """
+    mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
+    kind: Any = type(mask)
+    if func is not F.scaled_dot_product_attention or kind not in types:
+        return NotImplemented
+    torchs: Any = Tensor.__torch_function__
+    if issubclass(kind, DerivativeTensor) or kind.__torch_function__.__func__ is torchs.__func__:
+        return NotImplemented
+    plain = with_plain_mask(args, kwargs)
+    if plain is not None:
+        return func(**plain)
+    result = kind.__torch_function__(func, types, args, kwargs)
+    if result is NotImplemented:
+        raise missing_rule(
+            func, f"its mask is a {kind.__module__}.{kind.__qualname__}; pass a plain tensor"
+        )
+    return result
 
 
 def check_place(func: Callable, args: tuple, kwargs: dict | None) -> None:

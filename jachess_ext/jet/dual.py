@@ -24,7 +24,14 @@ from ..ops.gemm import rows_times
 from ._types import Function, T
 from .constants import call_on_constants, forget_constant, is_constant, note_constant
 from .context import call_rule
-from .derivative import DerivativeTensor, carries_derivatives, check_call, check_complex, check_run
+from .derivative import (
+    DerivativeTensor,
+    ask_mask,
+    carries_derivatives,
+    check_call,
+    check_complex,
+    check_run,
+)
 from .layout import JetLayout, each_tensor, replace_tensors
 from .registry import R, attribute, find_rule, is_apply, missing_rule, spellings
 from .rules.quantised import is_quantised
@@ -66,7 +73,12 @@ class DualTensor(DerivativeTensor):
     @staticmethod
     def __new__(cls, primal: Tensor, tangent: Tensor, of_pass: Pass) -> DualTensor:
         wrapper = torch.Tensor._make_wrapper_subclass(
-            cls, primal.shape, strides=primal.stride(), dtype=primal.dtype, device=primal.device
+            cls,
+            primal.shape,
+            strides=primal.stride(),
+            dtype=primal.dtype,
+            device=primal.device,
+            requires_grad=True,
         )
         wrapper.primal, wrapper.tangent = primal, _laid_out_as(primal, tangent)
         wrapper.of_pass = of_pass
@@ -98,8 +110,10 @@ class DualTensor(DerivativeTensor):
     def __torch_function__(
         cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> object:
-        check_call(cls, func, types, args, kwargs)
         kwargs = kwargs or {}
+        if len(types) > 1 and (out := ask_mask(func, types, args, kwargs)) is not NotImplemented:
+            return out
+        check_call(cls, func, types, args, kwargs)
         result = call_on_constants(func, args, kwargs, DerivativeTensor)
         if result is not NotImplemented:
             return result

@@ -351,13 +351,13 @@ def with_tangents(
     layout = begin_pass(1, 1)
     of_pass = Pass(layout)
 
-    # Class labels and token ids may stand among the primals, with None or 0 as their tangents.
+    # Class labels and token ids may stand among the primals, with None or zeros as tangents.
     def start(name: str, point: Tensor, step: object) -> Tensor:
         if _is_label(point):
-            if not (step is None or (isinstance(step, int) and step == 0)):
+            if not (step is None or (isinstance(step, int) and step == 0) or _is_zero(step, point)):
                 raise TypeError(
-                    f"{name} has dtype {point.dtype}, which has no derivative; expected None as "
-                    "its tangent"
+                    f"{name} has dtype {point.dtype}, which has no derivative; expected None, or "
+                    "zeros of its shape, as its tangent"
                 )
             return point
         tangent = _checked_tangent(step, point, name)
@@ -379,6 +379,13 @@ def _dual(point: Tensor, step: Tensor, of_pass: Pass) -> DualTensor:
 
 def _is_label(point: object) -> bool:
     return isinstance(point, Tensor) and not carries_derivatives(point)
+
+
+def _is_zero(step: object, point: Tensor) -> bool:
+    """Return whether a step is a tensor of zeros; its shape alone counts where none is read."""
+    if not isinstance(step, Tensor) or step.shape != point.shape:
+        return False
+    return torch.compiler.is_compiling() or not values_are_read() or not step.any()
 
 
 def _checked_tangent(tangent: object, primal: Tensor, name: str) -> Tensor:

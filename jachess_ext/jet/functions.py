@@ -341,7 +341,7 @@ class _OneFunction(TorchFunctionMode):
 
 
 _DETACH = {*registry.spellings("detach", "detach_"), registry.attribute("data")}
-_NUMBERS = "item tolist numpy __array__ __float__ __int__ __complex__"
+_NUMBERS = "item tolist numpy __array__ __float__ __int__ __complex__ __format__"
 _READ = {getattr(Tensor, name) for name in _NUMBERS.split()}
 _OF_LISTS = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
 

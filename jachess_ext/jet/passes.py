@@ -18,13 +18,15 @@ def open_run(run: Run | None) -> Iterator[None]:
     """Keep a pass open in the context; when it is left, also by an exception, the pass ends.
 
     The tensors of a pass that has ended are refused, and its deferred jets stay deferred.  While
-    any pass is open, `Tensor.requires_grad_` is `_guarded_requires_grad`.
+    any pass is open, `Tensor.requires_grad_` is `_guarded_requires_grad`, and `Tensor.data` takes
+    no tensor of a pass.
     """
     global _open_anywhere
     _OPEN.runs.append(run)
     with _LOCK:
         _open_anywhere += 1
         Tensor.requires_grad_ = _guarded_requires_grad  # type: ignore[assignment, method-assign]
+        Tensor.data = _GUARDED_DATA  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -32,8 +34,8 @@ def open_run(run: Run | None) -> Iterator[None]:
         with _LOCK:
             _open_anywhere -= 1
             if not _open_anywhere:
-                # torch.Tensor inherits the method: without the attribute it is torch's own again.
-                del Tensor.requires_grad_
+                # torch.Tensor inherits both: without the attributes they are torch's own again.
+                del Tensor.requires_grad_, Tensor.data
         if run is not None:
             run.ended = True
         drop_pending(run)
@@ -67,7 +69,10 @@ def _guarded_requires_grad(self: Tensor, requires_grad: bool = True) -> Tensor:
     Raises:
         RuntimeError: it has.
     """
-    begins = requires_grad and not self.requires_grad and not isinstance(self, DerivativeTensor)
+    if isinstance(self, DerivativeTensor):  # torch would look for a rule of this function
+        _requires_grad_(self._recorded, requires_grad)
+        return self
+    begins = requires_grad and not self.requires_grad
     if begins and any(run is not None and run.detached for run in _OPEN.runs):
         raise RuntimeError(
             "requires_grad_() was called, perhaps by torch.autograd.functional, on a tensor inside "
@@ -76,3 +81,24 @@ def _guarded_requires_grad(self: Tensor, requires_grad: bool = True) -> Tensor:
             "out (torch.func refuses this, too)"
         )
     return _requires_grad_(self, requires_grad)
+
+
+# ---- the memory of a plain tensor --------------------------------------------------------------
+
+
+def _set_data(self: Tensor, value: Tensor) -> None:
+    """Set ``self.data``, unless the value carries derivatives.
+
+    Raises:
+        RuntimeError: it does; torch would take its wrapper for memory, and the process would die.
+    """
+    if isinstance(value, DerivativeTensor):
+        raise RuntimeError(
+            "plain.data was set to a tensor of jx.jet, jx.jvp or a penalty, whose derivatives a "
+            "plain tensor cannot hold; use the new tensor in its place, or set value.detach()"
+        )
+    _DATA.__set__(self, value)
+
+
+_DATA = Tensor.data
+_GUARDED_DATA = property(_DATA.__get__, _set_data)

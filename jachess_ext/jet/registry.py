@@ -236,6 +236,9 @@ _ADVICE = {
     "aten.": f"{_AROUND} Pass the plain module of an exported one.",
     "nested": "Ragged tensors take no jets: pad them, and mask what was padded.",
     "_make_dual": _AROUND,
+    "torch.autograd.grad": "a function that differentiates itself takes jets of its energy, and "
+    "torch's gradient outside: torch.autograd.grad of jx.jvp's tangent, with create_graph=True for "
+    "another one, or jx.hvp.",
     "grouped_mm": "transformers computes its mixtures of experts with it unless told otherwise: "
     'load the model with from_pretrained(..., experts_implementation="eager"), or call '
     'model.set_experts_implementation("eager").',

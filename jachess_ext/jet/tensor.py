@@ -14,7 +14,14 @@ from ._types import Operand, T
 from .constants import call_on_constants, is_constant, note_constant
 from .context import call_rule, without_autocast
 from .deferred import Deferred, Pattern
-from .derivative import DerivativeTensor, carries_derivatives, check_call, check_complex, check_run
+from .derivative import (
+    DerivativeTensor,
+    ask_mask,
+    carries_derivatives,
+    check_call,
+    check_complex,
+    check_run,
+)
 from .layout import JetLayout, Run, replace_tensors
 from .registry import find_rule, missing_rule
 from .strides import as_torch_lays_out
@@ -57,6 +64,7 @@ class JetTensor(DerivativeTensor):
             strides=streams.stride()[1:],
             dtype=streams.dtype,
             device=streams.device,
+            requires_grad=carries_derivatives(streams),  # `DerivativeTensor` says why
         )
         wrapper._streams, wrapper._deferred = streams, None
         return wrapper._of_pass(layout)
@@ -65,7 +73,7 @@ class JetTensor(DerivativeTensor):
     def deferred(cls, promise: Deferred, layout: JetLayout) -> JetTensor:
         """Return a jet whose streams are computed when they are first read (`deferred.py`)."""
         wrapper = torch.Tensor._make_wrapper_subclass(
-            cls, promise.shape, dtype=promise.dtype, device=promise.device
+            cls, promise.shape, dtype=promise.dtype, device=promise.device, requires_grad=True
         )
         wrapper._streams, wrapper._deferred = None, promise
         _PENDING.jets[id(wrapper)] = wrapper
@@ -140,6 +148,14 @@ class JetTensor(DerivativeTensor):
         note_constant(jet)
         return jet
 
+    def take_place_of(self, plain: Tensor) -> None:
+        run = self.jet_layout.run
+        if run is not None:
+            run.jets.pop(id(self), None)  # which is a weak reference
+        super().take_place_of(plain)
+        if run is not None:
+            run.jets[id(plain)] = plain
+
     def with_streams(self, streams: Tensor) -> JetTensor:
         """Return a jet of the same layout with another stack ``[S, ...]``."""
         return JetTensor(streams, self.jet_layout)
@@ -168,8 +184,10 @@ class JetTensor(DerivativeTensor):
     def __torch_function__(
         cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        check_call(cls, func, types, args, kwargs)
         kwargs = kwargs or {}
+        if len(types) > 1 and (out := ask_mask(func, types, args, kwargs)) is not NotImplemented:
+            return out
+        check_call(cls, func, types, args, kwargs)
         # A rule would multiply a constant's tangent of 0 by a slope, which may be infinite.
         result = call_on_constants(func, args, kwargs, DerivativeTensor)
         if result is not NotImplemented:

@@ -10,21 +10,26 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ContextDecorator, nullcontext
 from functools import partial
+from itertools import repeat
 from types import FunctionType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from .. import ops
+from .. import ops, torch_private
 from ..ops.attention import second_backward
 from ..ops.library import Context, Gradients, transformed
 from ._types import Args, Function, Named
+from .derivative import with_plain_mask
 from .directions import fresh_seed_on
 
+_SDPA = torch_private.scaled_dot_product_attention  # not by a name that others replace
 # Checkpointing hands tensors out by their number, having compared shape and dtype: where it runs a
 # block anew outside of the context, torch's own attention saves fewer, and whatever is saved in
 # this one's place has another shape.
@@ -60,21 +65,21 @@ def twice_differentiable() -> TorchFunctionMode:
     return _TwiceDifferentiable()
 
 
-class _TwiceDifferentiable(TorchFunctionMode):
+class _TwiceDifferentiable(TorchFunctionMode, ContextDecorator):
     def __torch_function__(
         self, func: Function, types: object, args: Args = (), kwargs: Named | None = None
     ) -> object:
         kwargs = kwargs or {}
-        attends = func is F.scaled_dot_product_attention
-        if not attends and func not in _ENTERED:
-            return func(*args, **kwargs)
+        attends = func is _SDPA
+        inside: Function | None = _attend if attends else _entered(func)
         # What is compiled has torch's one backward; a jet has an answer of its own.
-        if torch.compiler.is_compiling() or not _is_plain((*args, *kwargs.values())):
+        compiling = torch.compiler.is_compiling()
+        if attends and not compiling and (plain := with_plain_mask(args, kwargs)) is not None:
+            args, kwargs = (), plain
+        if inside is None or compiling or not _is_plain((*args, *kwargs.values())):
             return func(*args, **kwargs)
-        if attends:
-            return _attend(*args, **kwargs)  # type: ignore[arg-type]
-        with self:
-            return _ENTERED[func](*args, **kwargs)
+        with nullcontext() if attends else self:
+            return inside(*args, **kwargs)
 
 
 def _is_plain(values: Sequence[object]) -> bool:
@@ -86,23 +91,44 @@ def _is_plain(values: Sequence[object]) -> bool:
     )
 
 
+class _LiveNames(dict[str, object]):
+    """The names of a module as they are at each use, but for those of its own."""
+
+    def __init__(self, module: dict[str, object], own: dict[str, object]) -> None:
+        super().__init__(own)
+        self._module = module
+
+    def __missing__(self, name: str) -> object:
+        return self._module[name]
+
+
 def _without_question(function: object) -> Function:
     """Copy a function of Python that begins by asking whether a mode wants to answer."""
     assert isinstance(function, FunctionType)
     questions = ("has_torch_function", "has_torch_function_unary")
-    names = {**function.__globals__, **{name: lambda *_: False for name in questions}}
+    names = _LiveNames(function.__globals__, {name: lambda *_: False for name in questions})
     return FunctionType(function.__code__, names, argdefs=function.__defaults__)
 
 
 # Within its answer a mode is off.  So it would be for what these functions of Python call:
 # attention itself, or the forward of a checkpoint that a backward runs anew.
-_ENTERED: dict[Function, Function] = {
-    function: _without_question(function)
-    for function in (
-        *(F.multi_head_attention_forward, torch.autograd.grad),
-        *(torch.autograd.backward, Tensor.backward),  # the method calls the function, which asks
+_ENTERED: dict[tuple[object, str], tuple[Function, Function]] = {
+    (owner, name): (getattr(owner, name), _without_question(getattr(owner, name)))
+    for owner, name in (
+        *((F, "multi_head_attention_forward"), (torch.autograd, "grad")),
+        # The method calls the function, which asks, too.
+        *((torch.autograd, "backward"), (Tensor, "backward")),
     )
 }
+
+
+def _entered(function: Function) -> Function | None:
+    """Return the copy of a function above.  What asks names itself by what it finds at its place,
+    which may be a profiler's function around it."""
+    for (owner, name), (original, copy) in _ENTERED.items():
+        if function is original or function is getattr(owner, name):
+            return copy
+    return None
 
 
 def _attend(
@@ -118,14 +144,17 @@ def _attend(
     """Compute `scaled_dot_product_attention` of the same arguments, to be differentiated twice."""
     inputs = (query, key, value)
 
-    def torchs(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
+    def torchs(mask: Tensor | None, *inputs: Tensor) -> Tensor:
+        return _SDPA(*inputs, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
     mask_learns = attn_mask is not None and attn_mask.requires_grad
-    if not torch.is_grad_enabled() or not (mask_learns or any(x.requires_grad for x in inputs)):
-        return torchs(*inputs)
+    learns = mask_learns or any(x.requires_grad for x in inputs)
+    if not torch.is_grad_enabled() or not learns or dropout_p == 1:  # which leaves nothing
+        return torchs(attn_mask, *inputs)
+    if _below_transforms((*inputs, attn_mask)) and not dropout_p:
+        # A transform sees nothing here: a checkpoint runs anew within a vmap of a backward, say.
+        with torch_private.pyfunctorch.temporarily_clear_interpreter_stack():
+            return _attend(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
     reason = _unserved(inputs, attn_mask)
     if reason is None:
         attention: Callable[..., Tensor] = partial(
@@ -136,20 +165,48 @@ def _attend(
             # Of torch's own kernels none says which weights it dropped: ours draws them again.
             dropout_seed=fresh_seed_on(query.device) if dropout_p else 0,
         )
-        leaves = [x.detach().requires_grad_(x.requires_grad) for x in inputs]
+        device, dtype = query.device.type, _autocast_dtype(query)
         ours = dropout_p > 0 or query.shape[-1] != value.shape[-1]  # torch's would be math
-        if ours:
-            dtype = _autocast_dtype(query)
+
+        def run(mask: Tensor | None, *leaves: Tensor) -> Tensor:
+            if not ours:
+                return torchs(mask, *leaves)
             jets = [torch.stack([x, torch.zeros_like(x)]) for x in (y.to(dtype) for y in leaves)]
-            out = attention(*jets, mask=attn_mask, q=1)[0]
-        else:
-            out = torchs(*leaves)
+            return attention(*jets, mask=mask, q=1)[0]
+
+        def run_again(mask: Tensor | None, *leaves: Tensor) -> Tensor:
+            """Run within a backward, where autocast and this mode may be on or off."""
+            if mask is not None and mask.is_floating_point():
+                mask = mask.to(dtype)
+            with torch.autocast(device, enabled=False), torch_private.disable_torch_function():
+                return run(mask, *(x.to(dtype) for x in leaves))
+
+        # Hooks, those of a checkpoint, may keep what is saved for one use, or run a block for each
+        # graph that asks: theirs is the outer graph alone, and the backward makes the inner anew.
+        hooked = torch_private.autograd._top_saved_tensors_default_hooks(False) is not None
+        with saved_tensors_hooks(_same, _same) if hooked else nullcontext():
+            leaves = _leaves(inputs, [x.requires_grad for x in inputs])
+            out = run(attn_mask, *leaves)
         if ours or _is_fused(out):
-            return _Attention.apply((out, leaves), attention, attn_mask, *inputs)
+            again = run_again if hooked else None
+            return _Attention.apply((out, leaves), again, attention, attn_mask, *inputs)
         reason = "torch chose no fused kernel for it"
     _warn_of_math(reason)
     with sdpa_kernel(SDPBackend.MATH):
-        return torchs(*inputs)
+        return torchs(attn_mask, *inputs)
+
+
+def _leaves(inputs: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor]:
+    """Return the inputs as leaves of another graph, laid out as torch's fused kernels want them."""
+    apart = [x.detach() for x in inputs]
+    return [
+        (x if x.stride(-1) == 1 else x.contiguous()).requires_grad_(need)
+        for x, need in zip(apart, needed, strict=True)
+    ]
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
 
 
 def _autocast_dtype(query: Tensor) -> torch.dtype:
@@ -171,6 +228,15 @@ def _unserved(inputs: Sequence[Tensor], mask: Tensor | None) -> str | None:
     if not query.shape[0] == key.shape[0] == value.shape[0] or key.shape[1] != value.shape[1]:
         return "query, key and value differ in their batch, or key and value in their heads"
     return None
+
+
+def _below_transforms(inputs: Sequence[Tensor | None]) -> bool:
+    """Return whether transforms of torch.func are active, but none of them has made an input."""
+    functorch = torch_private.functorch
+    active = functorch.get_dynamic_layer_stack_depth() > 0
+    return active and not any(
+        x is not None and functorch.is_functorch_wrapped_tensor(x) for x in inputs
+    )
 
 
 def _is_fused(out: Tensor) -> bool:
@@ -203,24 +269,36 @@ def _warn_of_math(reason: str) -> None:
 
 class _Attention(torch.autograd.Function):
     """Attention whose forward has run: ``inner`` is its result and leaves, with a graph of their
-    own between them, whose backward is the first one."""
+    own between them, whose backward is the first one.  Where there is ``again``, the backward makes
+    that graph anew with it."""
 
     @staticmethod
     def forward(
         ctx: Context,
         inner: tuple[Tensor, list[Tensor]],
+        again: Callable[..., Tensor] | None,
         attention: Callable[..., Tensor],
         mask: Tensor | None,
         *inputs: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(_MARKER, mask, *inputs)  # type: ignore[arg-type]  # or None
-        ctx.constants = (inner, attention)
+        ctx.constants = (None if again else inner, again, attention)
         return inner[0].detach()
 
     @staticmethod
     def backward(ctx: Context, gradient: Tensor) -> Gradients:
         _, *saved = ctx.saved_tensors
-        return None, None, None, *_Backward.apply(*ctx.constants, gradient, *saved)
+        inner, again, attention = ctx.constants
+
+        def first(gradient: Tensor) -> Gradients:
+            nonlocal inner
+            if inner is None:
+                with torch.enable_grad():
+                    leaves = _leaves(saved[1:], ctx.needs_input_grad[4:])
+                    inner = again(saved[0], *leaves), leaves
+            return _Backward.apply(inner, attention, gradient, *saved)
+
+        return None, None, None, None, *_one_by_one(first, [gradient])
 
 
 class _Backward(torch.autograd.Function):
@@ -246,11 +324,61 @@ class _Backward(torch.autograd.Function):
     def backward(ctx: Context, *cotangents: Tensor | None) -> Gradients:
         gradient, mask, *inputs = ctx.saved_tensors
         dtype, attention = ctx.constants
-        of_gradient, *of_inputs = second_backward(
-            gradient.unsqueeze(0),
-            [x.to(dtype).unsqueeze(0) for x in inputs],
-            [None if c is None else c.to(dtype).unsqueeze(0) for c in cotangents],
-            partial(attention, mask=mask),
-        )
-        first = [None if g is None else g.squeeze(0) for g in (of_gradient, *of_inputs)]
-        return None, None, first[0], None, *first[1:]
+
+        def second(*cotangents: Tensor | None) -> list[Tensor | None]:
+            results = second_backward(
+                gradient.unsqueeze(0),
+                [x.to(dtype).unsqueeze(0) for x in inputs],
+                [None if c is None else c.to(dtype).unsqueeze(0) for c in cotangents],
+                partial(attention, mask=mask),
+            )
+            return [None if g is None else g.squeeze(0) for g in results]
+
+        of_gradient, *of_inputs = _one_by_one(second, cotangents)
+        return None, None, of_gradient, None, *of_inputs
+
+
+def _one_by_one(
+    backward: Callable[..., Sequence[Tensor | None]], cotangents: Sequence[Tensor | None]
+) -> Sequence[Tensor | None]:
+    """Run a backward for each of the cotangents that `is_grads_batched` or a vmap brings at once.
+
+    To Python they are one tensor, of which a Function would not see that it requires a gradient.
+    """
+    functorch = torch_private.functorch
+    tensors = [c for c in cotangents if c is not None]
+    layer = functorch.peek_interpreter_stack()
+    below: AbstractContextManager[None] = nullcontext()
+    if any(map(functorch.is_legacy_batchedtensor, tensors)):
+        level, join = 1, torch_private.add_batch_dim  # of `is_grads_batched`, which nothing nests
+
+        def split(c: Tensor) -> tuple[Tensor, int | None]:
+            batched = functorch.is_legacy_batchedtensor(c)
+            return (torch_private.remove_batch_dim(c, level, 0, 0), 0) if batched else (c, None)
+
+    elif layer is None:
+        return backward(*cotangents)
+    else:
+        level, join = layer.level(), functorch._add_batch_dim
+        if layer.key() != functorch.TransformType.Vmap and any(
+            functorch.maybe_get_level(c) == level for c in tensors
+        ):
+            raise RuntimeError(
+                "jx.twice_differentiable: torch.func differentiates a backward whose forward ran "
+                "outside of it; expected a vmap alone there: write both as one function, "
+                "torch.func.grad or vjp of the forward, or differentiate by torch.autograd.grad."
+            )
+        below = torch_private.pyfunctorch.temporarily_pop_interpreter_stack()
+
+        def split(c: Tensor) -> tuple[Tensor, int | None]:
+            return functorch._unwrap_batched(c, level)  # type: ignore[no-any-return]
+
+    parts = [(None, None) if c is None else split(c) for c in cotangents]
+    with below:
+        if all(dim is None for _, dim in parts):
+            return _one_by_one(backward, [c for c, _ in parts])
+        columns = [repeat(c) if c is None or dim is None else c.unbind(dim) for c, dim in parts]
+        rows = zip(*columns, strict=False)  # some of which repeat without end
+        results = zip(*(_one_by_one(backward, row) for row in rows), strict=True)
+        stacks = [None if each[0] is None else torch.stack(each) for each in results]
+    return [None if x is None else join(x, 0, level) for x in stacks]

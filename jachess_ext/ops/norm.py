@@ -11,6 +11,8 @@ and w · y (+ bias on the primal).
 The operators also take a residual: they then normalise x + residual and return the sum, too.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -48,7 +50,10 @@ def normalised_jet(x: Tensor, eps: float, streams: Streams | None, centred: bool
     primal, tangents = (x - mean(x) if centred else x).split([1, len(x) - 1])
     # Divided by a constant close to the root first, so that its square does not overflow.
     near = (mean(primal.detach().square()) + eps).sqrt()
-    near = torch.where((near == 0) | near.isinf(), 1, near)
+    near = torch.where(near == 0, 1, near)
+    # A variance that has overflowed gives NaN, as torch's layer and group norm do: with 0 a
+    # diverged model would look finite.  Of a mean square torch's RMS norm makes 0.
+    near = near.masked_fill(near.isinf(), math.nan if centred else 1)
     r = torch.rsqrt(mean((primal / near).square()) + eps / near / near) / near
     y, z = primal * r, tangents * r
     m = mean(y * z)

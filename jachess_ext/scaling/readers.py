@@ -34,7 +34,8 @@ class _Run:
         home: its folder, or its file.
         name: its path in the folder that is read.
         rows: training examples; None where no file says.
-        recipe: what is known of `_RECIPE`.
+        recipe: what is known of `_RECIPE`, and of lm-eval's settings.
+        trial: the hyperparameters that a search tried, but for seeds; None where there was none.
         values: steps and measurements by metric, in their order, NaN for what is no number.
     """
 
@@ -42,7 +43,25 @@ class _Run:
     name: str
     rows: int | None
     recipe: Mapping[str, object]
+    trial: Mapping[str, object] | None
     values: Mapping[str, Sequence[tuple[int | None, float]]]
+
+    @property
+    def settings(self) -> list[str]:
+        """The names of all settings in which repeats of it may not differ."""
+        return [*self.recipe, *(name for name in self.trial or {} if name not in self.recipe)]
+
+    def differences(self, other: _Run) -> dict[str, tuple[object, object]]:
+        """Return the settings in which two runs differ, as far as both are known."""
+        pairs = {
+            name: (self.recipe[name], other.recipe[name])
+            for name in self.recipe
+            if name in other.recipe
+        }
+        if self.trial is not None and other.trial is not None:
+            tried = {*self.trial, *other.trial}
+            pairs |= {name: (self.trial.get(name), other.trial.get(name)) for name in sorted(tried)}
+        return {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours != theirs}
 
 
 def read_runs(
@@ -61,6 +80,7 @@ def read_runs(
     A run is a folder with a trainer_state.json, its own or its checkpoints'.  Where there is none,
     each results*.json of lm-evaluation-harness is one, with metrics such as "rte/acc".  Several
     runs of a model and size are repeats: their mean counts, with its standard error in `noise`.
+    Trials of a hyperparameter search are none.
 
     Args:
         folder: the runs, at any depth.
@@ -96,7 +116,8 @@ def read_runs(
     folder = Path(folder)
     runs = _trainer_runs(folder)
     names = [run.name for run in runs]
-    unknown = [name for name in ignore if name not in (*names, *_RECIPE)]
+    settings = {*_RECIPE, *(name for run in runs for name in run.settings)}
+    unknown = [name for name in ignore if name not in (*names, *settings)]
     if unknown:
         text = f"{folder} has no run {shown(unknown[0])} to ignore"
         raise TableError(f"{text}; it has {listed(names)}")
@@ -191,13 +212,16 @@ def _refuse_other_recipes(
     first: dict[tuple[str, float], _Run] = {}
     for run, model, size in zip(runs, models, sizes, strict=True):
         other = first.setdefault((model, size), run)
-        for name in [name for name in _RECIPE if name not in ignore]:
-            ours, theirs = run.recipe.get(name), other.recipe.get(name)
-            if None not in (ours, theirs) and ours != theirs:
-                pair = f"the runs {shown(other.name)} and {shown(run.name)} of {model}"
-                text = f"{pair} at {size:g} examples are no repeats: {name} is {theirs} and {ours}"
-                text += "; leave out a run, or the setting if it does not matter"
-                raise TableError(text, ignore=[*ignore, name])
+        different = {
+            name: f"{name} is {theirs} and {ours}"
+            for name, (ours, theirs) in run.differences(other).items()
+            if name not in ignore
+        }
+        if different:
+            text = f"the runs {shown(other.name)} and {shown(run.name)} of {model} at {size:g} "
+            text += f"examples are no repeats: {', '.join(different.values())}; leave out a run, "
+            text += f"or the setting{'s' * (len(different) > 1)} if it does not matter"
+            raise TableError(text, ignore=[*ignore, *different])
 
 
 def _trainer_runs(folder: Path) -> list[_Run]:
@@ -242,7 +266,11 @@ def _harness_runs(folder: Path) -> list[_Run]:
                 for metric, number in metrics.items()
                 if isinstance(number, (int, float))
             }
-        runs.append(_Run(path, path.relative_to(folder).as_posix(), None, {}, values))
+            recipe = {name: content[name] for name in ("n-shot", "versions") if name in content}
+            config = content.get("config", {})
+            recipe |= {name: config[name] for name in ("limit", "gen_kwargs") if name in config}
+        name = path.relative_to(folder).as_posix()
+        runs.append(_Run(path, name, None, recipe, None, values))
     if not runs:
         text = f"{folder} holds no trainer_state.json, and no results*.json of lm-eval"
         raise TableError(f"{text}; runs of other tools are read as a table, by read_table")
@@ -267,12 +295,14 @@ def _trainer_run(folder: Path, home: Path, state: State) -> _Run:
                 real = isinstance(number, (int, float)) and not isinstance(number, bool)
                 pair = entry.get("step"), float(number) if real else math.nan
                 values.setdefault(name, []).append(pair)
-    recipe = {name: state.get(name) for name in _RECIPE}
+    recipe = {name: state[name] for name in _RECIPE if state.get(name) is not None}
+    tried = state.get("trial_params")  # of Trainer.hyperparameter_search
+    trial = None if tried is None else {k: v for k, v in tried.items() if "seed" not in k.lower()}
     rates = [entry["learning_rate"] for entry in log if "learning_rate" in entry]
     if rates:
         recipe["learning_rate"] = max(rates)
     name = home.name if home == folder else home.relative_to(folder).as_posix()
-    return _Run(home, name, results.get("train_samples"), recipe, values)
+    return _Run(home, name, results.get("train_samples"), recipe, trial, values)
 
 
 @contextmanager

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import json
 import logging
-import os
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
@@ -19,6 +21,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from .. import graphs
+from .._io import finite, parse_json, write_bytes
 from ..models import NO_LABEL, in_mode
 from ..ops import library
 from ..smoothness.parallel import ranks_of
@@ -37,8 +40,10 @@ from .methods import Method, parse_method
 from .methods.base import Outputs
 from .methods.weights import placebo
 
-STATE = "jachess.pt"
+STATE = "jachess.safetensors"
 """Name of the file with a method's state in a checkpoint."""
+_REST = "state"
+"""Name of the entry of its header that has what is no tensor."""
 _WITHOUT = {
     "regulariser": "the directions start at step 0",
     "unlabelled": "unlabelled data starts anew",
@@ -82,7 +87,7 @@ class MethodMixin(_Base):
     adapters alone are not the model.
 
     A resumed run continues exactly: checkpoints hold the regulariser's state, the place in the
-    unlabelled data and the schedule's state (``jachess.pt``).
+    unlabelled data and the schedule's state (``jachess.safetensors``).
 
     Logged beside the loss, as means since the last entry over all ranks: ``jachess/task_loss`` and
     ``jachess/penalty``; of JacHess also ``jachess/jacobian_<k>`` and ``jachess/hessian_<k>`` (batch
@@ -462,10 +467,7 @@ class MethodMixin(_Base):
             state["unlabelled"] = self.unlabelled.state_dict()
         if self.args.should_save and state:
             folder = self._get_output_dir(trial=trial)
-            path = Path(folder, f"checkpoint-{self.state.global_step}", STATE)
-            partial = path.with_suffix(".partial")
-            torch.save(state, partial)
-            os.replace(partial, path)
+            write_state(Path(folder, f"checkpoint-{self.state.global_step}", STATE), state)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Read the method's state too, in the one place that every engine's resumption passes."""
@@ -489,6 +491,29 @@ def _has_labels(inputs: Batch) -> bool:
     return isinstance(labels, Tensor) and bool((labels != NO_LABEL).any())
 
 
+def write_state(path: Path, state: Mapping[str, Mapping[str, object]]) -> None:
+    """Write a method's parts of a checkpoint: tensors as safetensors, the rest as JSON in their
+    header."""
+    tensors: dict[str, Tensor] = {}
+
+    def without_tensors(value: object, place: tuple[str, ...]) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        names = {key: (*place, str(key)) for key in value}
+        tensors.update(
+            {
+                "/".join(names[key]): t.contiguous()
+                for key, t in value.items()
+                if isinstance(t, Tensor)
+            }
+        )
+        rest = {key: item for key, item in value.items() if not isinstance(item, Tensor)}
+        return {str(key): without_tensors(item, names[key]) for key, item in rest.items()}
+
+    text = json.dumps(finite(without_tensors(state, ())), allow_nan=False)
+    write_bytes(path, safetensors.torch.save(tensors, {_REST: text}))
+
+
 def read_state(path: Path) -> dict[str, dict[str, Any]]:
     """Read a method's parts of a checkpoint; empty without such a file.
 
@@ -498,10 +523,21 @@ def read_state(path: Path) -> dict[str, dict[str, Any]]:
     if not path.is_file():
         return {}
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with safetensors.safe_open(path, framework="pt") as file:
+            state = parse_json(file.metadata()[_REST], str(path))
+            for name in file.keys():  # noqa: SIM118  no mapping
+                *places, last = name.split("/")
+                functools.reduce(operator.getitem, places, state)[last] = file.get_tensor(name)
         if not all(isinstance(part, dict) for part in state.values()):
             raise TypeError("expected a dict of dicts")
-    except Exception as error:  # torch.load has no error of its own
+    except (
+        safetensors.SafetensorError,
+        AttributeError,
+        LookupError,
+        OSError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise ValueError(f"{path} cannot be read; resume from another checkpoint") from error
     return state
 

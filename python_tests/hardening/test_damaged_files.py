@@ -10,6 +10,7 @@ import io
 import json
 import random
 import re
+import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -26,7 +27,7 @@ from jachess_ext.lab.compare.records import read_records
 from jachess_ext.lab.compare.report import sections
 from jachess_ext.lab.compare.settings import Grid
 from jachess_ext.lab.workbench.tasks import load_task
-from jachess_ext.training.trainer import STATE, read_state
+from jachess_ext.training.trainer import STATE, read_state, write_state
 from python_tests.lab.compare.records import record
 
 LONGEST = 600
@@ -154,9 +155,10 @@ def checkpoint_bytes() -> bytes:
         "skipped": {"1": 2},
         "layer_weights": [0.75, 0.25],
     }
-    file = io.BytesIO()
-    torch.save({"regulariser": state}, file)
-    return file.getvalue()
+    schedule = {"taken": 1, "passes": 1, "moments": {0: {"exp_avg": torch.ones(3, 2)}}}
+    with tempfile.TemporaryDirectory() as folder:
+        write_state(Path(folder, STATE), {"regulariser": state, "schedule": schedule})
+        return Path(folder, STATE).read_bytes()
 
 
 def checkpoint(path: Path) -> object:

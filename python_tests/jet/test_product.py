@@ -50,13 +50,18 @@ def test_strides_of_attention_heads() -> None:
     )
 
 
-def test_a_second_backward_is_refused_not_wrong() -> None:
-    layout = make_layout(2, 2)
-    a, b = factors(2, 2, (2,))
-    out = matmul_jets(JetTensor(a, layout), JetTensor(b, layout)).streams
-    (grad,) = torch.autograd.grad(out.square().sum(), a, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
+@pytest.mark.parametrize(("q", "order"), LAYOUTS)
+def test_further_backwards_agree_with_the_composed_rule(q: int, order: int) -> None:
+    layout = make_layout(q, order)
+    found: list[list[torch.Tensor]] = []
+    for product in (matmul_jets, lambda a, b: bilinear(torch.matmul, a, b)):
+        a, b = factors(q, order, (2, 3))
+        out = product(JetTensor(a, layout), JetTensor(b, layout)).streams
+        gradients = torch.autograd.grad(out.sum(), (a, b), create_graph=True)
+        second = torch.autograd.grad(sum(g.sin().sum() for g in gradients), (a, b))
+        found.append([*gradients, *second])
+    for g, e in zip(*found, strict=True):
+        torch.testing.assert_close(g, e)
 
 
 def test_what_is_not_covered_is_left_to_the_composed_rule() -> None:

@@ -3,14 +3,23 @@
 import math
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import CheckpointError, checkpoint
+from torch.utils.checkpoint import (
+    CheckpointError,
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+)
 
 import jachess_ext as jx
 from jachess_ext import ops
@@ -377,6 +386,535 @@ def test_contexts_within_each_other() -> None:
         with jx.twice_differentiable():
             results = penalty(F.scaled_dot_product_attention, list(heads()), 2)
     torch.testing.assert_close(results, expected)
+
+
+# ---- many cotangents at once -------------------------------------------------------------------
+
+
+FORMULAS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "causal, grouped": {"is_causal": True, "enable_gqa": True},
+    "mask": {"attn_mask": BIAS[0, 0, :5, :5]},
+    "dropout": {"dropout_p": 0.4},
+}
+
+
+def written_out(query: Tensor, key: Tensor, value: Tensor, setting: str) -> Tensor:
+    """Return attention of `FORMULAS` by plain operations; dropout's mask is that of seed 11."""
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    if setting == "mask":
+        scores = scores + BIAS[0, 0, :5, :5].to(scores)
+    if setting == "causal, grouped":
+        scores = scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(), -math.inf)
+    weights = scores.softmax(-1)
+    if setting == "dropout":
+        keeps = dropout_mask(*query.shape[:2], 5, 5, 0.4, 11, torch.device("cpu"))
+        weights = weights * keeps / 0.6
+    return weights @ value
+
+
+def rows_of(y: Tensor, count: int = 3) -> Tensor:
+    return torch.randn(
+        count, *y.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64
+    )
+
+
+def one_row(y: Tensor, x: Tensor, row: Tensor, train: bool) -> Tensor:
+    return torch.autograd.grad(y, x, row, create_graph=train, retain_graph=True)[0]
+
+
+def in_a_loop(y: Tensor, x: Tensor, rows: Tensor, train: bool) -> Tensor:
+    return torch.stack([one_row(y, x, row, train) for row in rows])
+
+
+def at_once(y: Tensor, x: Tensor, rows: Tensor, train: bool) -> Tensor:
+    return torch.autograd.grad(y, x, rows, is_grads_batched=True, create_graph=train)[0]
+
+
+def in_a_vmap(y: Tensor, x: Tensor, rows: Tensor, train: bool) -> Tensor:
+    return torch.vmap(lambda row: one_row(y, x, row, train))(rows)
+
+
+def in_two_vmaps(y: Tensor, x: Tensor, rows: Tensor, train: bool) -> Tensor:
+    def scaled(row: Tensor) -> Tensor:
+        return torch.vmap(lambda scale: one_row(y, x, scale * row, train))(torch.ones(2).double())
+
+    return torch.vmap(scaled, in_dims=1)(rows.movedim(0, 1))[:, 1]
+
+
+Rows = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
+Program = Callable[[Callable[[Tensor], Tensor], Tensor, bool], Tensor]
+Ways = Callable[[Rows], Program]
+
+
+def backward_of(rows: Rows) -> Program:
+    return lambda f, x, train: rows(y := f(x), x, rows_of(y), train)
+
+
+def second_backward_of(rows: Rows) -> Program:
+    def program(f: Callable[[Tensor], Tensor], x: Tensor, train: bool) -> Tensor:
+        (gradient,) = torch.autograd.grad(f(x).sin().sum(), x, create_graph=True)
+        return rows(gradient, x, rows_of(gradient), train)
+
+    return program
+
+
+def jacobian_by(vectorize: bool) -> Program:
+    return lambda f, x, train: torch.autograd.functional.jacobian(
+        lambda x: f(x).sin().sum((0, 1, 2)), x, create_graph=train, vectorize=vectorize
+    )
+
+
+def hessian_by(vectorize: bool) -> Program:
+    return lambda f, x, train: torch.autograd.functional.hessian(
+        lambda x: f(x).sin().sum(), x, create_graph=train, vectorize=vectorize
+    )
+
+
+def of_samples(f: Callable[[Tensor], Tensor], x: Tensor, train: bool) -> Tensor:
+    gradients = torch.func.vmap(torch.func.grad(lambda x: f(x).sin().sum()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it goes to math attention
+        return gradients(torch.stack([x, x.cos()]))
+
+
+def of_one_sample_each(f: Callable[[Tensor], Tensor], x: Tensor, train: bool) -> Tensor:
+    def gradient(x: Tensor) -> Tensor:
+        return torch.autograd.grad(f(x).sin().sum(), x, create_graph=True)[0]
+
+    return torch.stack([gradient(x), gradient(x.cos())])
+
+
+MANY: dict[str, tuple[Program, Program]] = {
+    "is_grads_batched": (backward_of(at_once), backward_of(in_a_loop)),
+    "vmap": (backward_of(in_a_vmap), backward_of(in_a_loop)),
+    "two vmaps": (backward_of(in_two_vmaps), backward_of(in_a_loop)),
+    "second is_grads_batched": (second_backward_of(at_once), second_backward_of(in_a_loop)),
+    "second vmap": (second_backward_of(in_a_vmap), second_backward_of(in_a_loop)),
+    "second two vmaps": (second_backward_of(in_two_vmaps), second_backward_of(in_a_loop)),
+    "jacobian": (jacobian_by(True), jacobian_by(False)),
+    "hessian": (hessian_by(True), hessian_by(False)),
+    "torch.func": (of_samples, of_one_sample_each),
+}
+
+
+@pytest.mark.parametrize("saves", [False, True])
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("setting", FORMULAS)
+@pytest.mark.parametrize("way", MANY)
+def test_many_cotangents_at_once(
+    way: str, setting: str, train: bool, saves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(twice, "fresh_seed_on", lambda device: torch.tensor(11))
+    if "vmap" in way and saves and setting == "dropout":
+        pytest.skip("torch's vmap refuses to draw anew")
+    if way == "torch.func" and (saves or setting == "dropout"):
+        pytest.skip("one mask for all samples is not what it draws")
+    x, _, weight = heads(heads=2, key_heads=1, queries=5, keys=5, size=3, value_size=3)
+    weight = weight[0, 0, :3].detach().requires_grad_()
+    x = x.detach()[:1].requires_grad_()
+    key_heads = 1 if setting == "causal, grouped" else 2
+
+    def program(attention: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
+        def f(x: Tensor) -> Tensor:
+            hidden = x @ weight
+            key = hidden.sin()[:, :key_heads]
+            return attention(hidden, key, key.cos())
+
+        return (lambda x: checkpoint(f, x, use_reentrant=False)) if saves else f  # type: ignore[return-value]
+
+    def results(way: Program, attention: Callable[..., Tensor], of: Callable) -> list[Tensor]:
+        first = way(of(attention), x, train)
+        trained = torch.autograd.grad(first.square().sum(), [x, weight]) if train else ()
+        return [first.detach(), *trained]
+
+    at_once, in_a_loop = MANY[way]
+    with jx.twice_differentiable():
+        options = FORMULAS[setting]
+        got = results(at_once, partial(F.scaled_dot_product_attention, **options), program)
+    saves = False
+    expected = results(in_a_loop, partial(written_out, setting=setting), program)
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("transform", ["grad", "jvp", "dual"])
+def test_a_backward_that_torch_func_differentiates_is_refused(transform: str) -> None:
+    query, key, value = heads()
+    row, tangent = rows_of(query, 2)
+
+    def backward(row: Tensor) -> Tensor:
+        return one_row(y, query, row, True)
+
+    def differentiate() -> None:
+        if transform == "grad":
+            torch.func.grad(lambda row: backward(row).sin().sum())(row)
+        elif transform == "jvp":
+            torch.func.jvp(backward, (row,), (tangent,))
+        else:
+            with forward_ad.dual_level():
+                backward(forward_ad.make_dual(row, tangent))
+
+    with jx.twice_differentiable():
+        y = F.scaled_dot_product_attention(query, key, value)
+        with pytest.raises(RuntimeError, match=r"expected a vmap alone|jvp function"):
+            differentiate()
+
+
+DERIVATIVES: dict[str, Callable[..., Tensor]] = {
+    "jvp": lambda f, x, v: jx.jvp(f, (x,), (v,))[1],
+    "jet": lambda f, x, v: jx.jet(f, x, torch.stack([v, x])).second,
+    "laplacian": lambda f, x, v: jx.laplacian(f, x)[-1],
+    "hvp": lambda f, x, v: jx.hvp(lambda x: f(x).sin().sum(), (x,), (v,)).product[0],
+    "gradient_loss": lambda f, x, v: (
+        jx.gradient_loss(
+            lambda x: f(x).sin().sum(), x, lambda value, slope: (slope * v).square().sum()
+        ).loss
+    ),
+}
+OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "attention": lambda x: F.scaled_dot_product_attention(x.sin(), x, x),
+    "softmax": lambda x: x.softmax(-1) * x,
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "linear": lambda x: F.linear(x, x.detach()[0, 0].cos()).sin(),
+    "product": lambda x: (x @ x.mT).sin(),
+    "cdist": lambda x: torch.cdist(x, x.sin() + 2),
+    "gelu": F.gelu,
+}
+
+
+@pytest.mark.parametrize("way", ["is_grads_batched", "vmap"])
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("derivative", DERIVATIVES)
+def test_many_cotangents_of_derivatives(
+    derivative: str, operation: str, train: bool, way: str
+) -> None:
+    """Right, or an error: these transforms see no graph within a Function."""
+    x, v = (y.detach().requires_grad_() for y in heads(queries=3, keys=3, size=4)[:2])
+    y = DERIVATIVES[derivative](OPERATIONS[operation], x, v)
+
+    def results(rows: Rows) -> list[Tensor]:
+        first = rows(y, x, rows_of(y), train)
+        trained = torch.autograd.grad(first.square().sum(), x, retain_graph=True) if train else ()
+        return [first.detach(), *trained]
+
+    try:
+        expected = results(in_a_loop)
+        got = results(at_once if way == "is_grads_batched" else in_a_vmap)
+    except RuntimeError:
+        return
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
+
+
+# ---- where it is entered, and what surrounds it ------------------------------------------------
+
+
+def squared(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Return the gradient of a squared gradient."""
+    (gradient,) = torch.autograd.grad(f(x).sin().sum(), x, create_graph=True)
+    return torch.autograd.grad(gradient.square().sum(), x)[0]
+
+
+def attend(x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(x.sin(), x.cos(), x)
+
+
+def attend_written_out(x: Tensor) -> Tensor:
+    return written_out(x.sin(), x.cos(), x, "plain")
+
+
+@jx.twice_differentiable()
+def decorated(x: Tensor, depth: int = 0) -> Tensor:
+    return decorated(x, depth - 1) if depth else squared(attend, x)
+
+
+def in_one_instance(x: Tensor) -> Tensor:
+    context = jx.twice_differentiable()
+    with context:
+        with context:
+            squared(attend, x)
+        return squared(attend, x)
+
+
+def after_an_exception(x: Tensor) -> Tensor:
+    with pytest.raises(ZeroDivisionError), jx.twice_differentiable():
+        raise ZeroDivisionError
+    with pytest.raises(RuntimeError, match="not implemented"):
+        squared(attend, x)
+    return decorated(x)
+
+
+def after_a_backward_failed(x: Tensor) -> Tensor:
+    def fail(gradient: Tensor) -> Tensor:
+        raise ZeroDivisionError
+
+    with jx.twice_differentiable():
+        hidden = x.cos()
+        hidden.register_hook(fail)
+        y = F.scaled_dot_product_attention(hidden, x, x)
+        with pytest.raises(ZeroDivisionError):
+            in_a_vmap(y, x, rows_of(y), True)
+        return squared(attend, x)
+
+
+def in_two_threads(x: Tensor) -> Tensor:
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(decorated, [x, x])
+    torch.testing.assert_close(first, second)
+    return second
+
+
+def second_backward_in_a_thread(x: Tensor) -> Tensor:
+    with jx.twice_differentiable(), ThreadPoolExecutor(1) as pool:
+        (gradient,) = torch.autograd.grad(attend(x).sin().sum(), x, create_graph=True)
+        return pool.submit(lambda: torch.autograd.grad(gradient.square().sum(), x)[0]).result()
+
+
+ENTRIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "decorator": decorated,
+    "decorator, recursion": lambda x: decorated(x, 3),
+    "decorator of a lambda": lambda x: jx.twice_differentiable()(lambda: squared(attend, x))(),
+    "one instance": in_one_instance,
+    "exception": after_an_exception,
+    "backward that fails": after_a_backward_failed,
+    "two threads": in_two_threads,
+    "second backward in a thread": second_backward_in_a_thread,
+}
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_ways_to_enter_and_to_leave(entry: str) -> None:
+    x = heads(queries=5, size=4)[0]
+    expected = squared(attend_written_out, x)
+    torch.testing.assert_close(ENTRIES[entry](x), expected, rtol=1e-9, atol=1e-11)
+    with pytest.raises(RuntimeError, match="not implemented"):
+        squared(attend, x)  # it has been left
+
+
+@pytest.mark.parametrize(
+    "owner, name",
+    [
+        *((F, "linear"), (F, "scaled_dot_product_attention"), (F, "_in_projection_packed")),
+        *((F, "multi_head_attention_forward"), (torch.autograd, "grad")),
+        *((torch.autograd, "backward"), (Tensor, "backward")),
+    ],
+)
+def test_names_that_others_replace(
+    owner: object, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A profiler's function around one is called by a module as often as without the context."""
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(8, 2, batch_first=True).double()
+    x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
+    original, calls = getattr(owner, name), 0
+
+    def counted(*args: object, **kwargs: object) -> object:
+        nonlocal calls
+        calls += 1
+        return original(*args, **kwargs)
+
+    def run(context: Context) -> tuple[int, list[Tensor]]:
+        nonlocal calls
+        calls = 0
+        with context():
+            y, _ = module(x, x, x, need_weights=False)
+            in_forward = calls
+            y.sin().sum().backward(create_graph=True, inputs=[x])
+            (gradient,) = torch.autograd.grad(y.sin().sum(), x, create_graph=True)
+            result = torch.autograd.grad(gradient.square().sum(), [x, *module.parameters()])
+        return in_forward, list(result)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Using backward")
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, counted)
+            expected, found = run(math_attention), run(jx.twice_differentiable)
+            assert found[0] == expected[0]
+            torch.testing.assert_close(found[1], expected[1], rtol=1e-9, atol=1e-11)
+        run(jx.twice_differentiable)
+        assert calls == 0  # it has been restored
+
+
+def test_heads_that_do_not_lie_in_a_row() -> None:
+    """Those of images, ``view(batch, 1, channels, places).mT``, have no fused kernel of torch's."""
+    inputs = [x.detach().mT.contiguous().requires_grad_() for x in heads(keys=5)]
+
+    def attention(*inputs: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*(x.mT for x in inputs))
+
+    with jx.twice_differentiable():
+        results = penalty(attention, inputs, 2)
+    with math_attention():
+        expected = penalty(attention, inputs, 2)
+    torch.testing.assert_close(results, expected, rtol=1e-9, atol=1e-11)
+
+
+# ---- checkpoints, wrappers and trainers --------------------------------------------------------
+
+
+def test_a_checkpointed_block_runs_as_often_as_in_torch() -> None:
+    runs, counts = 0, []
+    x = heads()[0]
+
+    def counted(x: Tensor) -> Tensor:
+        nonlocal runs
+        runs += 1
+        return attend(x)
+
+    for context in (math_attention, jx.twice_differentiable):
+        runs = 0
+        with context():
+            squared(lambda x: checkpoint(counted, x, use_reentrant=False), x)
+        counts.append(runs)
+    assert counts == [3, 3]
+
+
+def test_selective_checkpointing_that_keeps_attention() -> None:
+    """Torch gives such a block one backward, whose gradient can have a graph nonetheless."""
+    kept = [torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default]
+    x = heads()[0]
+    with jx.twice_differentiable():
+        contexts = partial(create_selective_checkpoint_contexts, kept)
+        y = checkpoint(attend, x, use_reentrant=False, context_fn=contexts)
+        result = torch.autograd.grad(y.sin().sum(), x)[0]
+    expected = torch.autograd.grad(attend_written_out(x).sin().sum(), x)[0]
+    torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-11)
+
+
+CHECKPOINTS: dict[str, Callable[..., Tensor]] = {
+    "one": lambda f, x: checkpoint(f, x, use_reentrant=False),
+    "nested": lambda f, x: checkpoint(CHECKPOINTS["one"], f, x, use_reentrant=False),
+    "no early stop": lambda f, x: checkpoint(f, x, use_reentrant=False, early_stop=False),
+    "moved to the host": lambda f, x: on_host(f, x),
+    "sequence": lambda f, x: checkpoint_sequential([f, torch.sin], 2, x, use_reentrant=False),
+}
+
+
+def on_host(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        return f(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("setting", FORMULAS)
+@pytest.mark.parametrize("way", CHECKPOINTS)
+def test_ways_to_checkpoint(
+    way: str, setting: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(twice, "fresh_seed_on", lambda device: torch.tensor(11))
+    x = heads(heads=2, queries=5, size=4)[0]
+    if dtype == torch.bfloat16:
+        x = x.detach().float().requires_grad_()
+
+    def block(attention: Callable[..., Tensor], x: Tensor) -> Tensor:
+        key = x.sin()[:, : 1 if setting == "causal, grouped" else 2]
+        return attention(x, key, key.cos())
+
+    def gradients(f: Callable[[Tensor], Tensor]) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            y = f(x)
+        y = y.sin() if way == "sequence" and f is plain else y
+        (first,) = torch.autograd.grad(y.to(x.dtype).sin().sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x)
+        return torch.stack([first.detach(), second])
+
+    plain = partial(block, partial(written_out, setting=setting))
+    with jx.twice_differentiable():
+        options = {
+            name: option.to(x.dtype) if isinstance(option, Tensor) else option
+            for name, option in FORMULAS[setting].items()
+        }
+        attention = partial(F.scaled_dot_product_attention, **options)
+        result = gradients(lambda x: CHECKPOINTS[way](partial(block, attention), x))
+    expected = gradients(plain)
+    error = (result - expected).norm() / expected.norm()
+    assert error < (1e-10 if dtype == torch.float64 else 0.02)
+
+
+def test_a_reentrant_checkpoint() -> None:
+    """It has first gradients alone, in torch as well."""
+    x = heads()[0]
+    with jx.twice_differentiable():
+        checkpoint(attend, x, use_reentrant=True).sin().sum().backward()
+    expected = torch.autograd.grad(attend_written_out(x).sin().sum(), x)[0]
+    torch.testing.assert_close(x.grad, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_distributed_data_parallel(saves: bool, tmp_path: Path) -> None:
+    dist = pytest.importorskip("torch.distributed")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(8, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (
+                checkpoint(attend, x @ self.weight, use_reentrant=False)
+                if saves
+                else attend(x @ self.weight)
+            )
+
+    try:
+        x, module = heads()[0], Block()
+        with jx.twice_differentiable():
+            y = nn.parallel.DistributedDataParallel(module)(x)
+            (gradient,) = torch.autograd.grad(y.sin().sum(), x, create_graph=True)
+            gradient.square().sum().backward()
+        y = attend_written_out(x @ module.weight)
+        (gradient,) = torch.autograd.grad(y.sin().sum(), x, create_graph=True)
+        expected = torch.autograd.grad(gradient.square().sum(), module.weight)[0]
+        torch.testing.assert_close(module.weight.grad, expected, rtol=1e-9, atol=1e-11)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_trainer_of_transformers(saves: bool, tmp_path: Path) -> None:
+    """`accelerate` calls `backward` there, and the forward of a checkpoint runs within it."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    data = [{"input_ids": torch.arange(9), "labels": torch.arange(9)}] * 2
+
+    class Penalised(transformers.Trainer):  # type: ignore[misc, name-defined]
+        def compute_loss(self, model: nn.Module, inputs: dict, *_: object, **__: object) -> Tensor:
+            embedded = model.get_input_embeddings()(inputs["input_ids"])  # type: ignore[operator]
+            loss = model(inputs_embeds=embedded, labels=inputs["labels"]).loss
+            (gradient,) = torch.autograd.grad(loss, embedded, create_graph=True)
+            return loss + gradient.square().sum()
+
+    def weights(context: Context, saves: bool) -> Tensor:
+        config = transformers.LlamaConfig(
+            vocab_size=16,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+        )
+        torch.manual_seed(0)
+        model = transformers.LlamaForCausalLM(config)
+        arguments = transformers.TrainingArguments(
+            str(tmp_path),
+            max_steps=2,
+            optim="sgd",
+            learning_rate=0.1,
+            use_cpu=True,
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+            gradient_checkpointing=saves,
+            gradient_checkpointing_kwargs={"use_reentrant": False},
+        )
+        with context():
+            Penalised(model, arguments, train_dataset=data).train()
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    result, expected = weights(jx.twice_differentiable, saves), weights(math_attention, False)
+    torch.testing.assert_close(result, expected)
 
 
 # ---- memory ------------------------------------------------------------------------------------

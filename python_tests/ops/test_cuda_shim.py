@@ -32,7 +32,7 @@ FLAGS = ["-std=c++17", "-O0", "-g1", "-Wno-psabi", "-I", str(CSRC / "testing")]
 
 
 JETS = [(1, 2), (2, 3), (2, 4)]  # (q, streams) that the kernels take at once
-# `make sanitize` takes fp32 and bf16, `make test-all` every dtype.
+# `make sanitize` takes fp32 and bf16, `make test-slow` every dtype.
 DTYPES = [
     pytest.param(dtype, marks=pytest.mark.slow if dtype in (torch.float64, torch.float16) else [])
     for dtype in STORAGE
@@ -202,6 +202,23 @@ def test_norm(
         program, f"{name}_backward", x, q, inputs, outputs, stored, backwards=True
     )
     assert all(torch.equal(a, b) for a, b in zip(got, reordered, strict=True))
+
+
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_norm_that_overflows(program: Path, dtype: torch.dtype, norm: str) -> None:
+    """A row that is NaN, or of RMS norm 0, as the CPU's; the others are as they were."""
+    x = random_jet(2, 3, 37, dtype=dtype)
+    x[0, 1] *= {torch.float64: 1e200, torch.float16: torch.inf}.get(dtype, 1e25)
+    y, _, *statistics = getattr(torch.ops.jachess, f"{norm}_jet")(
+        x, None, *([None] * (1 + (norm == "layer_norm"))), 1e-5, 1
+    )
+    parameters = [torch.ones(37), torch.zeros(37)][: 1 + (norm == "layer_norm")]
+    stored = STORAGE.index(torch.float32)
+    got, *_ = run_program(program, f"{norm}_jet", x, 1, [x, *parameters], [y, *statistics], stored)
+    torch.testing.assert_close(got, y, equal_nan=True)
+    assert got[:, [0, 2]].isfinite().all()
+    assert norm == "rms_norm" or got[:, 1].isnan().all()
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,24 @@ def test_nan_stays_in_its_row(norm: Norm) -> None:
     assert torch.isfinite(y[:, [0, 2]]).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("q", "summed"), [(1, 0), (2, 0), (5, 0), (1, 1), (4, 2)])
+def test_a_row_whose_squares_overflow(norm: Norm, q: int, summed: int, dtype: torch.dtype) -> None:
+    """As torch's: of layer norm NaN, with its gradient, and of RMS norm 0; in the reference, too."""
+    x = random_jet(1 + q + (summed > 0), 3, 16, dtype=dtype)
+    x[0, 1] *= {torch.float64: 1e200, torch.float16: torch.inf}.get(dtype, 1e25)
+    x.requires_grad_()
+    own = norm.of_torch(x[0].detach())
+    assert own[1].isnan().all() or norm.name == "rms_norm"
+    for call in (norm.call, norm.reference):
+        y = call(x, EPS, q, summed)
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+        torch.testing.assert_close(y[0], own, equal_nan=True)
+        assert torch.isfinite(y[:, [0, 2]]).all() and torch.isfinite(gradient[:, [0, 2]]).all()
+        if norm.name == "layer_norm":
+            assert y[:, 1].isnan().all() and gradient[0, 1].isnan().all()
+
+
 def test_backward_refuses_what_does_not_fit_x(norm: Norm) -> None:
     x = torch.ones(4, 2, 3)
     _, _, *statistics = norm.compiled(x, None, EPS, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,12 @@ def rectified(sizes: Array, scale: float, shift: float, beta: float, floor: floa
 
 def power(sizes: Array, scale: float, beta: float, floor: float, alpha: float) -> Array:
     return (scale * np.power(sizes, -beta) + floor) ** alpha
+
+
+def of_formula(formula: str, sizes: Array, params: Mapping[str, Any]) -> Array:
+    """The losses that a law's formula, as it is written for the reader, has at sizes."""
+    written = formula.partition("=")[2].replace("^", "**")
+    return eval(written, {"D": sizes, "ln": np.log, "exp": np.exp, **params})
 
 
 def random_rectified(generator: np.random.Generator, count: int) -> list[tuple[float, ...]]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.optimize import least_squares
 
 from jachess_ext import ntk_loss
-from jachess_ext.scaling import Transition, fit
+from jachess_ext.scaling import Transition, fit, laws
 from python_tests.scaling import curves
 
 
@@ -163,33 +163,31 @@ def test_transition_interval_covers() -> None:
     assert np.mean(inside) == pytest.approx(0.9, abs=0.04)
 
 
-@pytest.mark.parametrize("law", ["rectified", "power"])
-def test_as_good_as_scipy_from_many_starts(law: str) -> None:
+@pytest.mark.parametrize("name", laws.LAWS)
+def test_as_good_as_scipy_from_many_starts(name: str) -> None:
     generator = np.random.default_rng(5)
     rows = curves.random_rectified(generator, 6)
     losses = curves.noisy(
         np.stack([curves.rectified(curves.SIZES, *row) for row in rows]), generator, 0.01
     )
-    found = fit(curves.SIZES, losses, law)
-    logs, x = np.log(losses), np.log(curves.SIZES)
+    found = fit(curves.SIZES, losses, name)
+    parameters, formula = laws.LAWS[name]().parameters, laws.LAWS[name].formula
 
     def residual(u: np.ndarray, y: np.ndarray) -> np.ndarray:
-        if law == "rectified":
-            model = np.logaddexp(u[0] - np.logaddexp(u[1], np.exp(u[2]) * x), np.log(u[3]))
-        else:
-            model = np.exp(u[3]) * np.logaddexp(u[0] - np.exp(u[2]) * x, np.log(u[1]))
-        return model - y
+        params = {p.name: p.value(v) for p, v in zip(parameters, u, strict=True)}
+        return np.log(curves.of_formula(formula, curves.SIZES, params)) - y
 
-    low = [-18, -29, -4.6, 1e-12] if law == "rectified" else [-18, 1e-12, -4.6, -2.3]
-    high = [36, 36, 1.09, 1e6] if law == "rectified" else [36, 1e6, 1.09, 2.3]
-    for row, y in enumerate(logs):
+    low = [np.log(p.low) if p.log else max(p.low, 1e-12) for p in parameters]
+    high = [np.log(p.high) if p.log else p.high for p in parameters]
+    for row, y in enumerate(np.log(losses)):
         best = np.inf
         for _ in range(12):
-            b, f = generator.uniform(0, 5), generator.uniform(0.1, 1.0)
-            e = generator.uniform(-1.5, 0)
-            start = [b, generator.uniform(0, 5), e, f]
-            if law == "power":
-                start = [b, f, e, generator.uniform(-1, 1)]
+            start = [
+                np.log(generator.uniform(*((1, 150) if p.name == "B" else (0.2, 1))))
+                if p.log
+                else generator.uniform(0.2, 0.9)
+                for p in parameters
+            ]
             fitted = least_squares(
                 residual,
                 start,
@@ -231,9 +229,7 @@ def test_measured_kernel_end_to_end() -> None:
 
 PLOTTED: list[tuple[str | None, dict[str, Any]]] = [
     (None, {}),
-    ("rectified", {}),
-    ("power", {}),
-    ("ats", {}),
+    *((law, {}) for law in (*laws.LAWS, "ats")),
     ("lensllm", {"theta": torch.eye(2), "residual": torch.ones(2), "t": curves.SIZES, "lr": 1e-6}),
 ]
 

@@ -329,6 +329,64 @@ def test_settings_in_which_repeats_may_differ(tmp_path: Path) -> None:
     assert table.losses.tolist() == [[1.5], [1.5]]
 
 
+TRIALS: dict[str, tuple[list[dict[str, Any] | None], list[str]]] = {
+    # the trial_params of two runs of a model and size; what is asked about
+    "rate": ([{"learning_rate": 1e-5}, {"learning_rate": 1e-2}], ["learning_rate"]),
+    "two": ([{"a": 1, "b": 2.0}, {"a": 2, "b": 3.0}], ["a", "b"]),
+    "one of two": ([{"a": 1, "b": 2}, {"a": 1, "b": 3}], ["b"]),
+    "text": ([{"optim": "sgd"}, {"optim": "adamw_torch"}], ["optim"]),
+    "in one alone": ([{"warmup_steps": 5}, {}], ["warmup_steps"]),
+    "nested": ([{"lora": {"r": 8}}, {"lora": {"r": 16}}], ["lora"]),
+    "seeds": ([{"seed": 1, "data_seed": 3}, {"seed": 2, "data_seed": 4}], []),
+    "a seed and more": ([{"seed": 1, "a": 0.0}, {"seed": 2, "a": 0.1}], ["a"]),
+    "equal": ([{"a": 1}, {"a": 1}], []),
+    "no search": ([None, None], []),
+    "one of no search": ([{"a": 1}, None], []),
+}
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_trials_of_a_search_are_no_repeats(name: str, tmp_path: Path) -> None:
+    tried, asked = TRIALS[name]
+    for model in ("a", "b"):
+        for trial, (params, value) in enumerate(zip(tried, (0.898, 0.644), strict=True)):
+            home = tmp_path / f"{model}-100" / f"run-{trial}"
+            write_state(home, [{"eval_accuracy": value}])
+            state = json.loads((home / "trainer_state.json").read_text())
+            (home / "trainer_state.json").write_text(json.dumps(state | {"trial_params": params}))
+    given = {"model": "^(.)-", "size": r"-(\d+)/"}
+    if asked:
+        with pytest.raises(TableError, match="are no repeats: " + ".*".join(asked)) as caught:
+            read_runs(tmp_path, **given)
+        assert caught.value.options == {"ignore": asked}
+        for missing in asked:
+            ignore = [key for key in asked if key != missing]
+            with pytest.raises(TableError, match="are no repeats"):
+                read_runs(tmp_path, **given, ignore=ignore)
+    table = read_runs(tmp_path, **given, ignore=asked)
+    np.testing.assert_allclose(table.losses, 1 - (0.898 + 0.644) / 2)
+    trials = read_runs(tmp_path, model=r"^(.-100/run-\d)", size=r"-(\d+)/")
+    np.testing.assert_allclose(trials.losses[:, 0], [0.102, 0.356] * 2)
+
+
+@pytest.mark.parametrize("key", ["n-shot", "versions", "limit", "gen_kwargs"])
+def test_other_settings_of_lm_evaluation_harness_are_no_repeats(key: str, tmp_path: Path) -> None:
+    for model in ("a", "b"):
+        for number in (0, 5):
+            setting = {"rte": number} if key in ("n-shot", "versions") else number or None
+            content: dict[str, Any] = {"results": {"rte": {"acc,none": 0.5 + number / 100}}}
+            inner = content if key in ("n-shot", "versions") else content.setdefault("config", {})
+            inner[key] = setting
+            home = tmp_path / f"{model}-100"
+            home.mkdir(exist_ok=True)
+            (home / f"results_{number}.json").write_text(json.dumps(content))
+    given = {"model": "^(.)-", "size": r"-(\d+)/"}
+    with pytest.raises(TableError, match=f"are no repeats: {key} is") as caught:
+        read_runs(tmp_path, "rte/acc", **given)
+    assert caught.value.options == {"ignore": [key]}
+    read_runs(tmp_path, "rte/acc", **given, ignore=[key])
+
+
 def test_results_of_lm_evaluation_harness(tmp_path: Path) -> None:
     for (model, rows), value in ACCURACIES.items():
         scores = {"acc,none": value, "acc_stderr,none": 0.01, "alias": "rte", "f1,strict": 0.2}

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
-from jachess_ext.scaling import LossTable, fit, select
+from jachess_ext.scaling import LossTable, fit, laws, select
 from python_tests.scaling import curves
 
-LAWS = ["rectified", "lensllm", "power", "ats"]
+LAWS = [*(name for name, law in laws.LAWS.items() if not law.only_in_rows), "ats"]
 AHEAD = 32 * curves.SIZES[-1]
 
 # Factors of sizes, losses and weights.
@@ -25,23 +24,6 @@ OTHERS = {
     "all": (1e3, 1e3, 1e-3),
 }
 DOUBLINGS = (2.0**-10, 2.0**5, 2.0**6)
-
-Units = Callable[[dict[str, Any], float, float], dict[str, Any]]
-UNITS: dict[str, Units] = {
-    "rectified": lambda p, d, y: {
-        "B": y * d ** p["beta"], "D_l": d ** p["beta"], "beta": 1.0, "E": y,
-    },
-    "lensllm": lambda p, d, y: {
-        "B": y * d ** p["beta"], "F": d ** p["beta"], "beta": 1.0, "E": y,
-    },
-    "power": lambda p, d, y: {
-        "B": y ** (1 / p["alpha"]) * d ** p["beta"],
-        "beta": 1.0,
-        "E": y ** (1 / p["alpha"]),
-        "alpha": 1.0,
-    },
-}  # fmt: skip
-"""By what each parameter is multiplied where sizes are by d and losses by y."""
 
 
 def noisy_losses() -> np.ndarray:
@@ -76,10 +58,12 @@ def test_units_change_nothing(law: str, other: str) -> None:
         moved = first["intercept"] + np.log(y) - first["slope"] * np.log(d)
         np.testing.assert_allclose(params["intercept"], moved)
         return
-    units = UNITS[law](first, d, y)
-    assert set(units) == set(params)
-    for name, unit in units.items():
-        np.testing.assert_allclose(params[name], first[name] * unit, rtol=1e-3, err_msg=name)
+    units = laws.LAWS[law]().units(first)  # test_laws holds them against the formula
+    assert set(params) == set(first)
+    for name, value in first.items():
+        of_losses, of_sizes = units.get(name, (0.0, 0.0))
+        unit = y**of_losses * d**of_sizes
+        np.testing.assert_allclose(params[name], value * unit, rtol=1e-3, err_msg=name)
 
 
 @cache
@@ -98,7 +82,7 @@ def test_units_change_no_interval_of_the_law_chosen(other: str) -> None:
         np.testing.assert_allclose(np.array(ends) / y, expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize("law", ["rectified", "lensllm", "power"])
+@pytest.mark.parametrize("law", [law for law in LAWS if law in laws.LAWS])
 def test_doubled_units_give_the_same_bits(law: str) -> None:
     """Of what has no unit: exponents; what is multiplied with a logarithm is rounded."""
     first, expected = fitted(law, (1.0, 1.0, 1.0))
@@ -177,7 +161,7 @@ def test_a_measured_kernel_reads_its_times_at_rows() -> None:
 
 
 @pytest.mark.parametrize("other", ["thousands of rows", "bits", "per cent"])
-@pytest.mark.parametrize("method", ["blend", "rectified", "lensllm", "power", "ats"])
+@pytest.mark.parametrize("method", ["blend", *LAWS])
 def test_a_selection_does_not_depend_on_units(method: str, other: str) -> None:
     d, y, _ = OTHERS[other]
     losses = noisy_losses()

@@ -13,7 +13,7 @@ from transformers import Trainer
 from jachess_ext import JacHess
 from jachess_ext.smoothness import BaseNorms
 from jachess_ext.training import DualSchedule
-from jachess_ext.training.trainer import STATE, read_state
+from jachess_ext.training.trainer import STATE, read_state, write_state
 from python_tests.smoothness.tiny_models import VOCABULARY, classifier
 
 from .runs import Padder, assert_same_parameters, examples, method_trainer, trainer
@@ -69,11 +69,11 @@ SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "max_steps"
 
 
 def test_what_a_checkpoint_holds(tmp_path: Path) -> None:
-    """One file, read without unpickling code."""
+    """One file, of tensors and JSON."""
     trainer(tmp_path, {"mode": "unlab", "unlab_every": 1}, unlabelled=UNLABELLED, **SAVING).train()
     folder = tmp_path / "checkpoint-1"
     assert [path.name for path in folder.glob("*jachess*")] == [STATE]
-    state = torch.load(folder / STATE, weights_only=True)
+    state = read_state(folder / STATE)
     assert set(state) == {"regulariser", "unlabelled", "schedule"}
     assert state["unlabelled"] == {"round": 1, "taken": 0}
     trainer(tmp_path / "plain", **SAVING).train()
@@ -95,7 +95,7 @@ def test_what_a_checkpoint_lacks_is_warned_of(
     settings = SAVING | {"unlabelled": None if mode == "train" else UNLABELLED}
     trainer(tmp_path, jachess, **settings).train()
     file = tmp_path / "checkpoint-1" / STATE
-    torch.save({name: of for name, of in read_state(file).items() if name != part}, file)
+    write_state(file, {name: of for name, of in read_state(file).items() if name != part})
     trainer(tmp_path / "b", jachess, **settings).train(resume_from_checkpoint=str(file.parent))
     assert f"{file} has no {part}: {words}" in caplog.text
 
@@ -104,7 +104,7 @@ def test_what_a_checkpoint_lacks_is_warned_of(
     "state, words",
     [
         (b"no archive", "cannot be read"),
-        ([1], "cannot be read"),
+        ({"regulariser": "text"}, "cannot be read"),
         ({"regulariser": {"step": "one"}}, "regulariser"),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_damaged_checkpoint(tmp_path: Path, state: Any, words: str) -> None:
     if isinstance(state, bytes):
         file.write_bytes(state)
     else:
-        torch.save(read_state(file) | state if isinstance(state, dict) else state, file)
+        write_state(file, read_state(file) | state)
     resumed = trainer(tmp_path / "b", jachess, unlabelled=UNLABELLED, **SAVING | {"max_steps": 2})
     with pytest.raises(ValueError, match=words):
         resumed.train(resume_from_checkpoint=str(file.parent))
@@ -125,7 +125,8 @@ def test_a_checkpoint_without_jachess(tmp_path: Path) -> None:
     trainer(tmp_path, kind=Trainer, **SAVING).train()
     folder = str(tmp_path / "checkpoint-1")
     with pytest.raises(
-        FileNotFoundError, match=r"jachess\.pt.*there is no regulariser.*method\.regulariser\.base"
+        FileNotFoundError,
+        match=r"jachess\.safetensors.*there is no regulariser.*method\.regulariser\.base",
     ):
         trainer(tmp_path, {}).train(resume_from_checkpoint=folder)
 

@@ -43,7 +43,7 @@ def scaled_dot_product_attention(
     """
     jets = (query, key, value)
     # The operator holds no scores ``[B, H, T, T]``: its memory grows with T, not T².
-    if _operator_covers(jets, attn_mask, enable_gqa):
+    if dropout_p < 1 and _operator_covers(jets, attn_mask, enable_gqa):
         query, key, value = jets
         out = ops.attention_jet(
             query.streams,

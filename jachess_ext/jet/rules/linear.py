@@ -9,13 +9,12 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...ops.gemm import rows_times
 from ...ops.library import transformed, watching
 from .._types import Dims
 from ..layout import JetLayout
-from ..registry import jet_rule, missing_rule
+from ..registry import jet_rule
 from ..tensor import JetTensor
 from .quantised import is_quantised, quantised_linear
 from .streamwise import (
@@ -104,12 +103,14 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
     """Contract stream by stream, of several operands the first two into one."""
     if len(operands) > 2:
         inputs, arrow, output = equation.replace(" ", "").partition("->")
-        if not arrow or "." in equation:
-            raise missing_rule(torch.einsum, "more than two operands need ->, and take no ...")
+        dots = "..." if "." in inputs else ""
+        if not arrow:  # what stands once, in the order of the alphabet, behind the dots
+            output = dots + "".join(n for n in sorted({*inputs} - {*",."}) if inputs.count(n) == 1)
         first, second, *later = inputs.split(",")
         # Their contraction keeps the indices that a later operand or the output has.
         used = "".join(later) + output
-        indices = "".join(n for n in dict.fromkeys(first + second) if n in used)
+        letters = dict.fromkeys((first + second).replace(".", ""))
+        indices = dots + "".join(n for n in letters if n in used)
         contraction = torch.einsum(f"{first},{second}->{indices}", *operands[:2])
         return torch.einsum(f"{','.join([indices, *later])}->{output}", contraction, *operands[2:])
     contract: Callable[..., Tensor] = partial(torch.einsum, equation)
@@ -251,13 +252,14 @@ class _StackedLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         streams, weight = ctx.saved_tensors
         needs_streams, needs_weight, needs_bias = ctx.needs_input_grad
-        rows = grad.flatten(0, -2)
+        # Not `flatten`, which many cotangents at once (`is_grads_batched`) do not know.
+        rows, columns = (x.reshape(-1, x.shape[-1]) for x in (grad, streams))
         grad_streams = grad_weight = grad_bias = None
         if needs_streams:
             product = torch.matmul if torch.is_grad_enabled() else _rows_by
             grad_streams = product(rows, weight.conj()).reshape(streams.shape)
         if needs_weight:
-            grad_weight = rows.mT @ streams.flatten(0, -2).conj()
+            grad_weight = rows.mT @ columns.conj()
         if needs_bias:
             grad_bias = grad[0].sum_to_size(grad.shape[-1])
         return grad_streams, grad_weight, grad_bias
@@ -285,7 +287,7 @@ def _stacked(streams: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 #
 # With a hand-written backward: in that of `streamwise.bilinear` every slice of the stack costs a
 # zero-filled stack and an addition; here each of the 1 + 2q + 4P products is added in place, unless
-# a dispatch mode may keep the sum.
+# a dispatch mode may keep the sum, or a backward is itself differentiated.
 
 
 def leibniz_terms(layout: JetLayout) -> Iterator[tuple[int, int, int]]:
@@ -299,15 +301,22 @@ def leibniz_terms(layout: JetLayout) -> Iterator[tuple[int, int, int]]:
         yield ij, j, i
 
 
-def _accumulate(terms: list[tuple[int, int, int]], a: Tensor, b: Tensor, alpha: float) -> Tensor:
-    """Return the stack of alpha Σ a[i] b[j] over the terms (o, i, j) of each stream o."""
+def _accumulate(
+    terms: list[tuple[int, int, int]], a: Tensor, b: Tensor, alpha: float, like: Tensor
+) -> Tensor:
+    """Return the stack of alpha Σ a[i] b[j] over the terms (o, i, j) of each stream o.
+
+    Args:
+        like: the factor that stands for several tensors where one does, as batched gradients do.
+    """
     shape = len(a), a.shape[1], a.shape[-2], b.shape[-1]
-    if watching():
+    if watching() or transformed() or torch.is_grad_enabled():
         sums = [a.new_zeros(shape[1:])] * len(a)
+        left, right = a.unbind(), b.unbind()  # whose backward fills no stack for each slice
         for o, i, j in terms:
-            sums[o] = sums[o].baddbmm(a[i], b[j], alpha=alpha)
+            sums[o] = sums[o].baddbmm(left[i], right[j], alpha=alpha)
         return torch.stack(sums)
-    out = a.new_empty(shape)
+    out = like.new_empty(shape)
     begun = [0] * len(out)
     for o, i, j in terms:
         out[o].baddbmm_(a[i], b[j], beta=begun[o], alpha=alpha)  # 0 ignores what the memory held
@@ -316,7 +325,10 @@ def _accumulate(terms: list[tuple[int, int, int]], a: Tensor, b: Tensor, alpha: 
 
 
 class _MatmulJets(torch.autograd.Function):
-    """alpha · a b (+ bias on the primal) for stacks ``[S, ..., m, k]`` and ``[S, ..., k, n]``."""
+    """alpha · a b (+ bias on the primal) for stacks ``[S, ..., m, k]`` and ``[S, ..., k, n]``.
+
+    The backward is differentiable any number of times.
+    """
 
     @staticmethod
     def forward(
@@ -330,26 +342,28 @@ class _MatmulJets(torch.autograd.Function):
         ctx.save_for_backward(a, b)
         ctx.alpha, ctx.layout = alpha, layout
         ctx.bias_shape = None if bias is None else bias.shape
-        out = _accumulate(list(leibniz_terms(layout)), a.flatten(1, -3), b.flatten(1, -3), alpha)
+        rows, columns = a.flatten(1, -3), b.flatten(1, -3)
+        out = _accumulate(list(leibniz_terms(layout)), rows, columns, alpha, rows)
         # Not a view, into which autograd forbids writing.
         out = torch.ops.aten._unsafe_view(out, [len(a), *a.shape[1:-1], b.shape[-1]])
         return out if bias is None else add_to_own_primal(out, bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, b = ctx.saved_tensors
-        flat_a, flat_b, flat_grad = (t.flatten(1, -3) for t in (a, b, grad))
+        flat_a, flat_b, flat_grad = (
+            t.reshape(len(t), t.shape[1:-2].numel(), *t.shape[-2:]) for t in (a, b, grad)
+        )
         # Of the term out_o += α a_i b_j: ∂a_i += α ∂out_o b_jᴴ and ∂b_j += α a_iᴴ ∂out_o, the same
         # sums with the streams exchanged.
         terms = list(leibniz_terms(ctx.layout))
         grad_a = grad_b = grad_bias = None
         if ctx.needs_input_grad[0]:
             into_a = [(i, o, j) for o, i, j in terms]
-            grad_a = _accumulate(into_a, flat_grad, flat_b.mH, ctx.alpha).view(a.shape)
+            grad_a = _accumulate(into_a, flat_grad, flat_b.mH, ctx.alpha, flat_grad).view(a.shape)
         if ctx.needs_input_grad[1]:
             into_b = [(j, i, o) for o, i, j in terms]
-            grad_b = _accumulate(into_b, flat_a.mH, flat_grad, ctx.alpha).view(b.shape)
+            grad_b = _accumulate(into_b, flat_a.mH, flat_grad, ctx.alpha, flat_grad).view(b.shape)
         if ctx.needs_input_grad[2]:
             grad_bias = grad[0].sum_to_size(ctx.bias_shape)
         return grad_a, grad_b, grad_bias, None, None

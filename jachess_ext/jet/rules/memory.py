@@ -36,7 +36,7 @@ _COMPARISONS = spellings(
 _LIKE = spellings("ones_like", "rand_like", "randn_like", "new_ones", "new_tensor", "bernoulli")
 _METADATA = spellings(
     *("is_floating_point", "is_complex", "is_conj", "is_neg", "is_contiguous", "stride", "numel"),
-    *("element_size", "get_device", "nelement", "is_same_size", "is_tensor", "__format__"),
+    *("element_size", "get_device", "nelement", "is_same_size", "is_tensor", "__format__", "dim"),
 )
 _ATTRIBUTES = [
     attribute(name)
@@ -96,8 +96,6 @@ def _buffer(name: str) -> None:
     @jet_rule(name)
     def rule(input: JetTensor, *args: object, **kwargs: object) -> Tensor:
         kwargs.pop("memory_format", None)
-        if any(isinstance(value, JetTensor) for value in (*args, *kwargs.values())):
-            raise missing_rule(function, "called with a number that has derivatives")
         return input.as_constant(function(input.primal, *args, **kwargs))
 
 
@@ -175,10 +173,17 @@ _OPERATORS = {"__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__ipow__
 _OPERATORS |= {"__itruediv__": "div", "__idiv__": "div", "__ifloordiv__": "floor_divide"}
 
 
+PLAIN = (
+    "a plain tensor cannot hold derivatives, unless the pass made it (torch.zeros, torch.empty), a "
+    "variable alone holds it, and no view of it exists; make it with x.new_zeros, or write into a "
+    "clone of a tensor with derivatives"
+)
+
+
 def _write(target: Tensor, value: Operand, function: Function) -> JetTensor:
     """Write ``value``, broadcast and cast, over the whole of ``target``."""
     if not isinstance(target, JetTensor):
-        raise missing_rule(function, "a plain tensor cannot be changed in place by a jet")
+        raise missing_rule(function, PLAIN)
     value = value if isinstance(value, Tensor) else constant(value, device=target.device)
     if torch.broadcast_shapes(value.shape, target.shape) != target.shape:
         raise missing_rule(
@@ -218,7 +223,7 @@ for _operator, _name in _OPERATORS.items():
 def setitem(self: Tensor, index: Index | tuple[Index, ...], value: Operand) -> None:
     """Write stream by stream, so that every index means what it means on a plain tensor."""
     if not isinstance(self, JetTensor):
-        raise missing_rule(torch.Tensor.__setitem__, "a plain tensor cannot hold part of a jet")
+        raise missing_rule(torch.Tensor.__setitem__, PLAIN)
     index = primal_of(index)
     if isinstance(value, JetTensor):
         # Not by iterating: of several views from one call, autograd gives none a gradient once

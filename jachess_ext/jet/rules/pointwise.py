@@ -193,7 +193,7 @@ def hardswish(x: Tensor, inplace: bool = False) -> Derivatives:
     """Compute x hardsigmoid(x)."""
     _, slope, _ = hardsigmoid(x)
     gate = ((x + 3) / 6).clamp(0, 1)  # F.hardsigmoid's slope is not 1/6 in float64
-    return F.hardswish(x), gate + x * slope, 2 * slope
+    return F.hardswish(x), gate + x.clamp(-3, 3) * slope, 2 * slope  # 0 · inf is NaN
 
 
 @pointwise("logsigmoid")

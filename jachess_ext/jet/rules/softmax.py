@@ -92,9 +92,11 @@ def logsumexp(input: JetTensor, dim: int | Sequence[int], keepdim: bool = False)
     l_ij = Σ p (s_ij + (s_i − m_i) (s_j − m_j))."""
     dims = behind_streams_all(varargs(dim) or range(input.ndim), input.ndim)
     streams, layout = wide(input.streams), input.jet_layout
-    # Not log(sum(exp(s))), whose exponentials overflow: p = exp(s − l) is at most 1.
     logs = torch.logsumexp(streams[:1], dims, keepdim=True)
-    probability = (streams[:1] - logs).exp()
+    # Not exp(s − l): beside large scores l has lost the logarithm of their number.
+    largest = streams[:1].detach().amax(dims, keepdim=True)
+    shares = (streams[:1] - largest.masked_fill(largest.isinf(), 0)).exp()
+    probability = shares / shares.sum(dims, keepdim=True)
     first = streams[layout.first]
     means = (probability * first).sum(dims, keepdim=True)
     centred = first - means

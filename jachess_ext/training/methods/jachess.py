@@ -426,7 +426,7 @@ class DualSchedule:
             ValueError: the moments are not AdamW's of these parameters; the schedule stays as it
                 was.
         """
-        moments = {number: self._moments(number, of) for number, of in state["moments"].items()}
+        moments = {int(n): self._moments(int(n), of) for n, of in state["moments"].items()}
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
         self.taken, self.passes = state["taken"], state["passes"]
