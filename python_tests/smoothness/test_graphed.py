@@ -6,6 +6,7 @@ On the CPU, with a graph that runs the function again in place of its kernels; o
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -402,7 +403,20 @@ def test_warm_ups_share_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(streams) == 1
 
 
-@pytest.mark.parametrize("backward", [Tensor.backward, torch.autograd.backward])
+# In torch 2.10 it asks no mode, and is not seen.
+_UNSEEN = "handle_torch_function" not in inspect.getsource(torch.autograd.backward)
+
+
+@pytest.mark.parametrize(
+    "backward",
+    [
+        Tensor.backward,
+        pytest.param(
+            torch.autograd.backward,
+            marks=pytest.mark.skipif(_UNSEEN, reason="this torch's function asks no mode"),
+        ),
+    ],
+)
 def test_accumulated_gradients(simulated: list[str], backward: Any) -> None:
     net = nn.Linear(3, 1)
 
