@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import enum
+import gc
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.overrides import TorchFunctionMode
 
 from . import torch_private
@@ -41,7 +48,9 @@ def graphed(
     A graph is a list of kernels: Python does not run again.  Numbers of Python are those of the
     capture (a penalty's strength), memory has to stay where it was (load weights with
     ``load_state_dict``, leave the optimizer), and nothing is read: a step that is not finite is
-    neither refused nor skipped.  Changed arguments and numbers of an optimizer are refused.
+    neither refused nor skipped.  Refused are changed arguments on the host (numbers, arrays,
+    tensors on the CPU), changed numbers of an optimizer, one that counts on the host, and
+    ``train()`` or ``requires_grad_()`` of a model that the step trains.
     On the CPU the steps run as they are, which a warning says once.
 
     ``torch.cuda.make_graphed_callables`` makes a graph of a module's forward, and one of its
@@ -99,10 +108,16 @@ def on_gpu(leaves: Sequence[object]) -> bool:
     return any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in leaves)
 
 
+@cache
+def _stream(device: int) -> torch.cuda.Stream:
+    """Return one stream for all warm-ups: cuBLAS keeps memory of its own for each."""
+    return torch.cuda.Stream(device)
+
+
 @contextmanager
 def side_stream() -> Iterator[None]:
     """Run on another stream, as what is captured later has to."""
-    stream = torch.cuda.Stream()
+    stream = _stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         yield
@@ -126,7 +141,7 @@ class _Backward(TorchFunctionMode):
     def __torch_function__(
         self, func: Function, types: object, args: Args = (), kwargs: Named | None = None
     ) -> object:
-        self.ran |= func is Tensor.backward
+        self.ran |= func in (Tensor.backward, torch.autograd.backward)
         return func(*args, **(kwargs or {}))
 
 
@@ -165,12 +180,8 @@ class _Graphed(Generic[R]):
 
     def _warm_up(self, args: Sequence[object], kwargs: dict[str, object]) -> list[Tensor]:
         self._stepped = False
-        handle = register_optimizer_step_pre_hook(self._note)
-        try:
-            with side_stream(), _Backward() as backward:
-                results = self._run(args, kwargs)
-        finally:
-            handle.remove()
+        with side_stream(), self._watch(), _Backward() as backward:
+            results = self._run(args, kwargs)
         if backward.ran and not self._stepped and self._parameters is None:
             raise ValueError(
                 "a call of the step ended without an optimizer's step, so that gradients would "
@@ -210,6 +221,30 @@ class _Graphed(Generic[R]):
         self._stepped = True
         if optimizer not in self._optimizers:
             self._optimizers.append(optimizer)
+        self._host_state = _host_state(optimizer)
+
+    def _compare(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        """Refuse an optimizer whose step changed something on the host."""
+        now = _host_state(optimizer)
+        for path, before in self._host_state.items():
+            if now.get(path, before) != before:
+                place = torch_private.pytree.keystr(path[1:])
+                raise ValueError(
+                    f"{type(optimizer).__name__} changes its {place} on the host, which no replay "
+                    "does: take an optimizer with capturable=True, such as torch.optim.AdamW, or "
+                    "leave its step outside (parameters=)"
+                )
+
+    @contextmanager
+    def _watch(self) -> Iterator[None]:
+        """Look at every optimizer's step."""
+        before = register_optimizer_step_pre_hook(self._note)
+        after = register_optimizer_step_post_hook(self._compare)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
 
     def _run(self, args: Sequence[object], kwargs: dict[str, object]) -> list[Tensor]:
         """Take a step; return the tensors of its result."""
@@ -233,8 +268,18 @@ class _Graphed(Generic[R]):
         self._arguments = nest
         self._numbers = [_numbers(optimizer) for optimizer in self._optimizers]
         args, kwargs = torch_private.pytree.tree_unflatten(self._static, nest)
-        self._graph, self._results = capture(lambda: self._run(args, kwargs))
+        with self._watch():
+            self._graph, self._results = capture(lambda: self._run(args, kwargs))
+        groups = [group["params"] for o in self._optimizers for group in o.param_groups]
+        self._trained = [*(self._parameters or ()), *(p for group in groups for p in group)]
+        self._modules = _modules_with(self._trained)
+        self._flags = self._current_flags()
         self._gradients = [parameter.grad for parameter in self._parameters or ()]
+
+    def _current_flags(self) -> list[bool]:
+        """Return what `train` and `requires_grad_` set."""
+        flags = [parameter.requires_grad for parameter in self._trained]
+        return flags + [module.training for module in self._modules]
 
     def _check(self, flat: Leaves, nest: torch_private.pytree.TreeSpec) -> None:
         """Raise ValueError where a replay would not be the step that is asked for."""
@@ -243,10 +288,20 @@ class _Graphed(Generic[R]):
                 "the step's arguments are nested otherwise than those of the captured step; "
                 "expected the same names and numbers of tensors"
             )
+        if self._current_flags() != self._flags:
+            raise ValueError(
+                "train(), eval() or requires_grad_() changed a model since its step was captured, "
+                "which no replay sees: call jx.graphed again after the change"
+            )
         for static, (path, leaf) in zip(self._static, flat, strict=True):
             expected, actual = _kind(static), _kind(leaf)
+            place = torch_private.pytree.keystr(path[1:])
+            if expected == actual and not _is_same(static, leaf):
+                raise ValueError(
+                    f"the step's argument {place} has other values than when it was captured, "
+                    "which a graph does not see on the host: pass a tensor on the GPU"
+                )
             if expected != actual:
-                place = torch_private.pytree.keystr(path[1:])
                 raise ValueError(
                     f"the step's argument {place} is {actual}, but was {expected} when it was "
                     "captured: pad batches to one length, and drop a smaller last one "
@@ -271,7 +326,37 @@ def _numbers(optimizer: Optimizer) -> list[dict[str, object]]:
     ]
 
 
+def _host_state(optimizer: Optimizer) -> dict[torch_private.pytree.KeyPath, str]:
+    """Return an optimizer's numbers, and its tensors that are not on a GPU, by their places."""
+    numbers = {
+        k: v for k, v in vars(optimizer).items() if k[0] != "_" and isinstance(v, int | float)
+    }
+    leaves, _ = torch_private.pytree.tree_flatten_with_path([numbers, *optimizer.state.values()])
+    return {
+        path: str(leaf.tolist() if isinstance(leaf, Tensor) else leaf)
+        for path, leaf in leaves
+        if isinstance(leaf, int | float) or (isinstance(leaf, Tensor) and not on_gpu([leaf]))
+    }
+
+
+def _modules_with(parameters: Sequence[Tensor]) -> list[nn.Module]:
+    """Return the modules of every model that holds one of the parameters."""
+    wanted = {*map(id, parameters)}
+    alive = [value for value in gc.get_objects() if isinstance(value, nn.Module)]
+    holding = [module for module in alive if wanted & {*map(id, module.parameters())}]
+    return [*dict.fromkeys(part for module in holding for part in module.modules())]
+
+
+# Kinds of constants whose `repr` says all.
+_VALUES = (
+    *(bool, int, float, complex, str, bytes, type(None), slice, range, enum.Enum, np.generic),
+    *(torch.dtype, torch.device, torch.Size),
+)
+
+
 def _copy(leaf: object) -> object:
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy()  # which the caller may write into
     if not isinstance(leaf, Tensor):
         return leaf
     return leaf.detach().clone().requires_grad_(leaf.requires_grad)
@@ -280,4 +365,15 @@ def _copy(leaf: object) -> object:
 def _kind(leaf: object) -> str:
     if isinstance(leaf, Tensor):
         return f"{leaf.dtype} {list(leaf.shape)} on {leaf.device}"
-    return repr(leaf)
+    if isinstance(leaf, np.ndarray):
+        return f"an array {leaf.dtype} {list(leaf.shape)}"
+    return repr(leaf) if isinstance(leaf, _VALUES) else f"{type(leaf).__name__} at {id(leaf):#x}"
+
+
+def _is_same(static: object, leaf: object) -> bool:
+    """Return whether a graph sees all of an argument of the same kind."""
+    if isinstance(static, np.ndarray) and isinstance(leaf, np.ndarray):
+        return static.tobytes() == leaf.tobytes()
+    if isinstance(static, Tensor) and isinstance(leaf, Tensor) and not on_gpu([static]):
+        return torch.equal(static, leaf)
+    return True

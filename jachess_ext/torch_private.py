@@ -6,14 +6,18 @@ torch that lacks one of them fails where it is needed, with a sentence, and nowh
 
 from __future__ import annotations
 
+import gc
 import sys
+from functools import cache
 from importlib import import_module, metadata
+from types import BuiltinFunctionType, FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch.nn import functional
     from torch.utils import _pytree as pytree
 
-__all__ = ["pytree"]
+__all__ = ["functional", "pytree"]
 
 _WHERE = {
     "add_batch_dim": "torch._add_batch_dim",
@@ -49,6 +53,8 @@ class MissingPrivate(RuntimeError):
 
 
 def __getattr__(name: str) -> Any:
+    if name == "functional":
+        return _own()
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = find(_WHERE[name])
@@ -63,10 +69,57 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+# ---- torch.nn.functional -----------------------------------------------------------------------
+#
+# Profilers and kernels of others replace its functions for a time (F.linear = counted).  Rules that
+# are kept under what stands there at their first use would belong to that, and rules that call it
+# would be counted, or doubled, beside the call that they answer.
+
+
+@cache
+def _own() -> SimpleNamespace:
+    """Return the names of ``torch.nn.functional`` with torch's own functions."""
+    live = vars(import_module("torch.nn.functional"))
+    names = {**live}
+    replaced = {name for name, value in live.items() if name[0].islower() and not _is_torchs(value)}
+    if replaced:
+        # Proxies warn or compute where their class is asked for.
+        functions = [value for value in gc.get_objects() if type(value) is FunctionType]
+        # The last of one name is the function, those before it stubs of its overloads.
+        functions.sort(key=lambda function: function.__code__.co_firstlineno)
+        by_name = {f.__qualname__: f for f in functions if f.__globals__ is live}
+        for name in replaced:  # those of C are functions of another namespace, too
+            other = find(f"torch._C._nn.{name}") or find(f"torch._C._VariableFunctions.{name}")
+            names[name] = by_name.get(name) or other or names[name]
+    return SimpleNamespace(**names)
+
+
+def _is_torchs(value: object) -> bool:
+    if isinstance(value, FunctionType):
+        return str(value.__globals__.get("__name__")).startswith("torch.")
+    return not callable(value) or isinstance(value, BuiltinFunctionType | type)
+
+
+def original_of(function: object) -> Any:
+    """Return torch's own function in the place of ``torch.nn.functional`` where another is now.
+
+    A function of Python there asks jets and modes by what it finds in its place.
+    """
+    if isinstance(function, BuiltinFunctionType) or not callable(function):
+        return function
+    own = vars(_own())
+    for name, value in vars(sys.modules["torch.nn.functional"]).items():
+        if value is function:
+            return own.get(name, function)
+    return function
+
+
 def find(path: str) -> Any:
     """Return the object at ``torch.<...>``, or None."""
     value: Any = import_module("torch")
     place = "torch"
+    if path.startswith("torch.nn.functional."):
+        return getattr(_own(), path.rpartition(".")[2], None)
     for part in path.split(".")[1:]:
         place = f"{place}.{part}"
         # An attribute of a package may be a module that nobody has imported yet.

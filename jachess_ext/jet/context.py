@@ -20,9 +20,9 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .. import torch_private
+from ..torch_private import functional as F
 from ._types import T
 from .layout import each_tensor, replace_tensors
 from .registry import last_name, missing_rule

@@ -17,10 +17,10 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops.gemm import rows_times
+from ..torch_private import functional as F
 from ._types import Function, T
 from .constants import call_on_constants, forget_constant, is_constant, note_constant
 from .context import call_rule
@@ -33,7 +33,7 @@ from .derivative import (
     check_run,
 )
 from .layout import JetLayout, each_tensor, replace_tensors
-from .registry import R, attribute, find_rule, is_apply, missing_rule, spellings
+from .registry import R, attribute, find_rule, is_apply, missing_rule, own_function, spellings
 from .rules.quantised import is_quantised
 from .strides import memory_of, note_memory, refuse_overlap
 from .tensor import JetTensor, lift
@@ -110,7 +110,7 @@ class DualTensor(DerivativeTensor):
     def __torch_function__(
         cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> object:
-        kwargs = kwargs or {}
+        func, kwargs = own_function(func), kwargs or {}
         if len(types) > 1 and (out := ask_mask(func, types, args, kwargs)) is not NotImplemented:
             return out
         check_call(cls, func, types, args, kwargs)

@@ -23,7 +23,7 @@ from .derivative import (
     check_run,
 )
 from .layout import JetLayout, Run, replace_tensors
-from .registry import find_rule, missing_rule
+from .registry import find_rule, missing_rule, own_function
 from .strides import as_torch_lays_out
 
 
@@ -184,7 +184,7 @@ class JetTensor(DerivativeTensor):
     def __torch_function__(
         cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        func, kwargs = own_function(func), kwargs or {}
         if len(types) > 1 and (out := ask_mask(func, types, args, kwargs)) is not NotImplemented:
             return out
         check_call(cls, func, types, args, kwargs)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ContextDecorator, nullcontext
 from functools import partial
 from itertools import repeat
-from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodWrapperType
+from types import BuiltinFunctionType, MethodDescriptorType, MethodWrapperType
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ from ..ops.library import Context, Gradients, transformed
 from ._types import Args, Function, Named
 from .derivative import with_plain_mask
 from .directions import fresh_seed_on
+from .registry import unasked
 
 _SDPA = torch_private.scaled_dot_product_attention  # not by a name that others replace
 _OF_C = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType)  # all but a few calls
@@ -95,29 +96,10 @@ def _is_plain(values: Sequence[object]) -> bool:
     )
 
 
-class _LiveNames(dict[str, object]):
-    """The names of a module as they are at each use, but for those of its own."""
-
-    def __init__(self, module: dict[str, object], own: dict[str, object]) -> None:
-        super().__init__(own)
-        self._module = module
-
-    def __missing__(self, name: str) -> object:
-        return self._module[name]
-
-
-def _without_question(function: object) -> Function:
-    """Copy a function of Python that begins by asking whether a mode wants to answer."""
-    assert isinstance(function, FunctionType)
-    questions = ("has_torch_function", "has_torch_function_unary")
-    names = _LiveNames(function.__globals__, {name: lambda *_: False for name in questions})
-    return FunctionType(function.__code__, names, argdefs=function.__defaults__)
-
-
 # Within its answer a mode is off.  So it would be for what these functions of Python call:
 # attention itself, or the forward of a checkpoint that a backward runs anew.
 _ENTERED: dict[tuple[object, str], tuple[Function, Function]] = {
-    (owner, name): (getattr(owner, name), _without_question(getattr(owner, name)))
+    (owner, name): (original := torch_private.original_of(getattr(owner, name)), unasked(original))
     for owner, name in (
         *((F, "multi_head_attention_forward"), (torch.autograd, "grad")),
         # The method calls the function, which asks, too.

@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.func import functional_call, vjp, vmap
 
 from ..jet._types import Args, Function, Named
+from ..torch_private import functional as F
 from .contract import Contribution, Dense, as_real, make_factors, make_matches
 from .outputs import RENORMALISED
 

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
@@ -22,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from ..jet._types import Args, Function, Named
 from ..jet.derivative import DerivativeTensor
 from ..ops.gemm import onednn_serves, rows_times
+from ..torch_private import functional as F
 from .calls import FOLLOWED, INSERTS, MOVES, Arguments, Call, Names, flat, local_call, recognise
 
 Owners = Mapping[nn.Module, Mapping[str, str]]

@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from ..torch_private import functional as F
 from .library import (
     Streams,
     available,

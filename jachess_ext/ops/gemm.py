@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..torch_private import functional
 from .library import constant_when_compiled, recorded, transformed
 
 _MINIMUM_ROWS = 128  # below, the call costs more than it saves
@@ -76,7 +77,7 @@ def rows_times(
         return torch.ops.jachess.rows_times(x, weight, bias)
     if onednn_serves(x, weight, least_rows):
         return _product(x, weight, bias)
-    return torch.nn.functional.linear(x, weight, bias)
+    return functional.linear(x, weight, bias)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
@@ -52,6 +51,7 @@ from ..models import (
 from ..ops import jet_mean_squares, library
 from ..ops.library import wide_dtype, widened
 from ..ops.norm import normalised_jet
+from ..torch_private import functional as F
 from .parallel import is_sharded
 from .settings import (
     ENGINES,

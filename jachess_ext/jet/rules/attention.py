@@ -8,11 +8,11 @@ from functools import partial
 from typing import TypeGuard
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ... import ops
 from ...ops.attention_reference import visible_keys
+from ...torch_private import functional as F
 from ..directions import fresh_seed_on
 from ..registry import jet_rule
 from ..tensor import JetTensor, common_layout, lift

@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ... import torch_private
-from ..registry import built_in, general_rule, jet_rule, missing_rule
+from ...torch_private import functional as F
+from ..registry import built_in, general_rule, jet_rule, missing_rule, unasked
 from ..tensor import JetTensor, primal_of
 from .pointwise import push_forward
-
-_NEVER = {
-    name: lambda *tensors: False
-    for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-}
-
-
-def opened(function: Callable) -> Callable:
-    """Copy a Python function of torch's without its check for tensors that override it."""
-    # The check would hand the call back to this rule, without end.  Where it answers False, the
-    # body runs on jets, and each function that it calls has a rule of its own.
-    function = getattr(function, "__wrapped__", function)
-    copy = types.FunctionType(
-        function.__code__,
-        {**function.__globals__, **_NEVER},
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
-
 
 _NAMES = (
     *("multi_head_attention_forward", "gaussian_nll_loss", "multilabel_soft_margin_loss"),
@@ -43,7 +20,7 @@ _NAMES = (
     *("lp_pool3d", "local_response_norm"),
 )
 for _name in _NAMES:
-    jet_rule(getattr(F, _name))(opened(getattr(F, _name)))
+    jet_rule(getattr(F, _name))(unasked(getattr(F, _name)))
 
 
 # ---- losses ----------------------------------------------------------------------------------

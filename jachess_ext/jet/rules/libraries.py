@@ -10,10 +10,10 @@ import sys
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...ops.attention_reference import visible_keys
+from ...torch_private import functional as F
 from ..functions import Options, is_off, library_rule
 from ..registry import frames, jet_rule, missing_rule
 from ..strides import stack_laid_out

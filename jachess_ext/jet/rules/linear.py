@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...ops.gemm import rows_times
 from ...ops.library import transformed, watching
+from ...torch_private import functional as F
 from .._types import Dims
 from ..layout import JetLayout
 from ..registry import jet_rule

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ... import ops
 from ...ops.norm import normalised_jet
+from ...torch_private import functional as F
 from .._types import Function
 from ..registry import calling_modules, jet_rule, missing_rule
 from ..tensor import JetTensor

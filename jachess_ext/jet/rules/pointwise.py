@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ... import ops
@@ -23,6 +22,7 @@ from ...ops.activation import (
     softplus_derivatives,
 )
 from ...ops.library import wide as wide
+from ...torch_private import functional as F
 from ..registry import Rule, find_rule, jet_rule, missing_rule, spellings
 from ..tensor import JetTensor, aligned
 from .patterns import Activated, fusable, promise

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from ...ops.gemm import rows_times
+from ...torch_private import functional
 from .._types import Function
 from ..derivative import DerivativeTensor
 from ..registry import jet_rule, missing_rule
@@ -69,7 +70,7 @@ def is_quantised(weight: Tensor) -> bool:
 
 def quantised_linear(input: JetTensor, weight: Tensor, bias: Tensor | None) -> JetTensor:
     """Compute ``linear`` with a weight for which `is_quantised` holds."""
-    function = torch.nn.functional.linear
+    function = functional.linear
     name = f"{type(weight).__module__}.{type(weight).__name__}"
     if type(weight).dequantize is Tensor.dequantize or _rounds_its_input(weight):
         raise missing_rule(

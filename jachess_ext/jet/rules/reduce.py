@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TypeAlias, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ... import torch_private
+from ...torch_private import functional as F
 from .._types import Dims
 from ..registry import general_rule, jet_rule, missing_rule
 from ..tensor import JetTensor, primal_of

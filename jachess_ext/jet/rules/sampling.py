@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from itertools import product
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from ...torch_private import functional as F
 from ..registry import Rule, jet_rule, recognise
 from ..tensor import JetTensor, primal_of
 from .pointwise import wide

@@ -8,10 +8,10 @@ from numbers import Integral
 from typing import Any, TypeAlias, TypeGuard, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...ops.library import transformed
+from ...torch_private import functional as F
 from .._types import Dims, Operand
 from ..registry import attribute, built_in, general_rule, jet_rule, missing_rule
 from ..tensor import JetTensor, aligned, common_layout, primal_of

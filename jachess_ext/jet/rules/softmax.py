@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ... import ops
 from ...ops.softmax import softmax_stack
+from ...torch_private import functional as F
 from ..layout import JetLayout
 from ..registry import jet_rule
 from ..tensor import JetTensor
