@@ -293,7 +293,8 @@ def check_place(func: Callable, args: tuple, kwargs: dict | None) -> None:
     if not forward_mode_is_on():
         leaves = torch_private.pytree.tree_leaves((args, kwargs))
         derivative = next(leaf for leaf in leaves if isinstance(leaf, DerivativeTensor))
-        refuse_opaque_functions(func, args, derivative.layout_of_pass.surrounding)
+        surrounding = derivative.layout_of_pass.surrounding
+        refuse_opaque_functions(func, args, surrounding, DerivativeTensor)
 
 
 def check_run(func: Callable, args: tuple, result: object) -> None:

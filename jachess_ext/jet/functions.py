@@ -126,7 +126,7 @@ def watch_functions() -> None:
     def apply(function: AutogradFunction, *args: object, **kwargs: object) -> object:
         jets = [v for v in (*args, *kwargs.values()) if isinstance(v, DerivativeTensor)]
         if jets and function is not _SAVES_INPUTS:
-            own = MethodType(registry.APPLY, function)  # a class may have an ``apply`` of its own
+            replacement = MethodType(registry.APPLY, function)  # a class may have an ``apply`` of its own
             if registry.APPLY_IS_C and _has_setup(function):  # Python has bound the defaults here
                 bound = inspect.signature(function.forward).bind(*args, **kwargs)
                 bound.apply_defaults()

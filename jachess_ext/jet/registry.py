@@ -422,13 +422,16 @@ def surrounding_functions() -> int | None:
     return None if forward_mode_is_on() else len(_forwards_on_the_stack())
 
 
-def refuse_opaque_functions(function: Function, args: Args, surrounding: int | None) -> None:
+def refuse_opaque_functions(
+    function: Function, args: Args, surrounding: int | None, derivative: type[torch.Tensor]
+) -> None:
     """Refuse a call from within an autograd Function, or reentrant checkpointing, that began after
     the pass; called where `forward_mode_is_on` is false.
 
     Args:
         function: the torch function that was called with ``args``.
         surrounding: the result of `surrounding_functions` at the beginning of the pass.
+        derivative: the class of tensors with derivatives.
 
     Raises:
         RuntimeError: the message names the Function and a way to avoid it.
@@ -439,9 +442,8 @@ def refuse_opaque_functions(function: Function, args: Args, surrounding: int | N
     # before them in the list, the outermost of them last.
     if len(forwards) > harmless:
         forward = forwards[-1 - harmless]
-        raise function_refusal(
-            _class_of(forward), fix=_bound_too_early(forward) if APPLY_IS_C else ""
-        )
+        fix = _bound_too_early(forward, derivative) if APPLY_IS_C else ""
+        raise function_refusal(_class_of(forward), fix=fix)
     # After its forward, torch calls this function on what a Function returned as it came.
     returned_as_it_came = function is torch.Tensor.view_as and args[0] is args[-1]
     off_since_the_beginning = surrounding is not None or torch.is_inference_mode_enabled()
@@ -481,13 +483,11 @@ def function_refusal(function: type | None, detail: str = "", fix: str = "") -> 
     )
 
 
-def _bound_too_early(forward: FrameType) -> str:
+def _bound_too_early(forward: FrameType, derivative: type[torch.Tensor]) -> str:
     """Say what to do where a Function was handed a jet without having asked
     (`functions.watch_functions`); "" where none of its arguments is one."""
-    from .derivative import DerivativeTensor  # which imports this module
-
     names = forward.f_code.co_varnames[: forward.f_code.co_argcount]
-    if not any(isinstance(forward.f_locals.get(name), DerivativeTensor) for name in names):
+    if not any(isinstance(forward.f_locals.get(name), derivative) for name in names):
         return ""
     return (
         " Its apply was bound before jachess_ext was used, in a place where it cannot be replaced "

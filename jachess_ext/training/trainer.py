@@ -507,8 +507,8 @@ def write_state(path: Path, state: Mapping[str, Mapping[str, object]]) -> None:
                 if isinstance(t, Tensor)
             }
         )
-        rest = {key: item for key, item in value.items() if not isinstance(item, Tensor)}
-        return {str(key): without_tensors(item, names[key]) for key, item in rest.items()}
+        others = {key: item for key, item in value.items() if not isinstance(item, Tensor)}
+        return {str(key): without_tensors(item, names[key]) for key, item in others.items()}
 
     text = json.dumps(finite(without_tensors(state, ())), allow_nan=False)
     write_bytes(path, safetensors.torch.save(tensors, {_REST: text}))

@@ -190,7 +190,7 @@ def test_nan_stays_in_its_row(norm: Norm) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("q", "summed"), [(1, 0), (2, 0), (5, 0), (1, 1), (4, 2)])
 def test_a_row_whose_squares_overflow(norm: Norm, q: int, summed: int, dtype: torch.dtype) -> None:
-    """As torch's: of layer norm NaN, with its gradient, and of RMS norm 0; in the reference, too."""
+    """As torch's: of layer norm NaN, with its gradient, and of RMS norm 0, as the reference's."""
     x = random_jet(1 + q + (summed > 0), 3, 16, dtype=dtype)
     x[0, 1] *= {torch.float64: 1e200, torch.float16: torch.inf}.get(dtype, 1e25)
     x.requires_grad_()
