@@ -16,6 +16,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,6 +27,9 @@ from ..ops.library import wide
 from ._types import Args, Function, Named
 from .rows import ROUNDINGS, history_of
 from .rules.forward_mode import unwrapped
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
 
 _MOST = 1 / 8
 """The largest relative difference that is taken for rounding without another look."""
@@ -111,7 +115,7 @@ def _undrawn() -> type:
     class Undrawn(torch_private.TorchDispatchMode):  # type: ignore[misc]  # looked up
         def __torch_dispatch__(
             self,
-            func: torch._ops.OpOverload,
+            func: OpOverload,
             types: object,
             args: Args,
             kwargs: Named | None = None,
@@ -123,7 +127,7 @@ def _undrawn() -> type:
     return Undrawn
 
 
-def draws(operator: torch._ops.OpOverload, args: Args, kwargs: Named) -> bool:
+def draws(operator: OpOverload, args: Args, kwargs: Named) -> bool:
     """Return whether a call of an operator draws random numbers.
 
     Kernels of attention and recurrent networks are tagged so for the sake of their dropout.
@@ -132,9 +136,9 @@ def draws(operator: torch._ops.OpOverload, args: Args, kwargs: Named) -> bool:
         return False
     arguments = operator._schema.arguments
     defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
-    named = {**defaults, **dict(zip((a.name for a in arguments), args, strict=False)), **kwargs}
-    is_off = any(named.get(name) == 0 for name in ("dropout_p", "dropout"))
-    return not is_off and not any(named.get(name) is False for name in ("train", "training"))
+    values = {**defaults, **dict(zip((a.name for a in arguments), args, strict=False)), **kwargs}
+    is_off = any(values.get(name) == 0 for name in ("dropout_p", "dropout"))
+    return not is_off and not any(values.get(name) is False for name in ("train", "training"))
 
 
 def _drawn(what: str) -> RuntimeError:
