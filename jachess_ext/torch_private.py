@@ -107,10 +107,10 @@ def original_of(function: object) -> Any:
     """
     if isinstance(function, BuiltinFunctionType) or not callable(function):
         return function
-    own = vars(_own())
+    originals = vars(_own())
     for name, value in vars(sys.modules["torch.nn.functional"]).items():
         if value is function:
-            return own.get(name, function)
+            return originals.get(name, function)
     return function
 
 

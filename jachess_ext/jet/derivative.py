@@ -159,7 +159,7 @@ def check_call(
     check_place(func, args, kwargs)
 
 
-def check_numbers(func: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
+def check_numbers(func: Callable, args: tuple, kwargs: Named) -> None:
     """Raise MissingJetRule if a function of Python takes a number where a tensor of no dimension
     stands that carries derivatives.
 
@@ -200,7 +200,7 @@ def _writes(func: Callable) -> bool:
     return name.endswith("_")
 
 
-def adopt_buffer(args: tuple, kwargs: dict[str, Any]) -> None:
+def adopt_buffer(args: tuple, kwargs: Named) -> None:
     """Turn the plain tensor that a call writes into, in place, to a constant of the pass.
 
     A model fills what `torch.zeros` or `torch.empty` returned; every variable that holds the buffer
@@ -261,7 +261,7 @@ def with_plain_mask(args: Args, kwargs: Named) -> dict[str, Any] | None:
     return call | {"is_causal": causal, "attn_mask": None if causal else ones.tril(keys - rows)}
 
 
-def ask_mask(func: Callable, types: Sequence[type], args: tuple, kwargs: dict[str, Any]) -> object:
+def ask_mask(func: Callable, types: Sequence[type], args: tuple, kwargs: Named) -> object:
     """Return what the class of attention's mask answers, if it has an answer of its own; else
     NotImplemented.
 

@@ -126,12 +126,13 @@ def watch_functions() -> None:
     def apply(function: AutogradFunction, *args: object, **kwargs: object) -> object:
         jets = [v for v in (*args, *kwargs.values()) if isinstance(v, DerivativeTensor)]
         if jets and function is not _SAVES_INPUTS:
-            replacement = MethodType(registry.APPLY, function)  # a class may have an ``apply`` of its own
+            # Not the class's own ``apply``, which may be another.
+            method = MethodType(registry.APPLY, function)
             if registry.APPLY_IS_C and _has_setup(function):  # Python has bound the defaults here
                 bound = inspect.signature(function.forward).bind(*args, **kwargs)
                 bound.apply_defaults()
                 args, kwargs = bound.args, bound.kwargs
-            return handle_torch_function(own, jets, *args, **kwargs)
+            return handle_torch_function(method, jets, *args, **kwargs)
         return super(registry.ASKED, function).apply(*args, **kwargs)  # type: ignore[misc]
 
     registry.ASKED.apply = classmethod(apply)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import torch_private
-from ..ops.library import wide
+from ..ops.library import Context, Gradients, wide
 from .api import jvp
 from .context import without_dynamo
 from .eager import values_are_read
@@ -118,21 +118,21 @@ class Joined(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, total: Tensor, of_value: Tensor, output: Tensor, tangent: Tensor
+        ctx: Context, total: Tensor, of_value: Tensor, output: Tensor, tangent: Tensor
     ) -> Tensor:
         ctx.save_for_backward(of_value)
-        ctx.like_tangent = tangent.shape, tangent.dtype
+        ctx.constants = tangent.shape, tangent.dtype
         return total.view_as(total)
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, cotangent: Tensor) -> Gradients:
         # Since u and v are held fixed, a second derivative would be that of another function.
         if torch.is_grad_enabled():
             raise RuntimeError(
                 f"the loss of gradient_loss has no second derivative: for one, {_INSTEAD}"
             )
         (of_value,) = ctx.saved_tensors
-        shape, dtype = ctx.like_tangent
+        shape, dtype = ctx.constants
         one = cotangent.reshape(())
         return cotangent, None, one * of_value, one.to(dtype).expand(shape)
 

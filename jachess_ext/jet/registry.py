@@ -164,15 +164,15 @@ def find_rule(function: Function) -> Rule | None:
 
 def own_function(function: Function) -> Function:
     """Return torch's own function, where jets are asked in the name of one that replaces it."""
-    known = function in _RULES or function in _GENERAL or function in _BY_OTHER_NAME
-    return function if known else torch_private.original_of(function)
+    has_rule = function in _RULES or function in _GENERAL or function in _BY_OTHER_NAME
+    return function if has_rule else torch_private.original_of(function)
 
 
 class _LiveNames(dict[str, object]):
     """The names of a module as they are at each use, but for those of its own."""
 
-    def __init__(self, module: dict[str, object], own: dict[str, object]) -> None:
-        super().__init__(own)
+    def __init__(self, module: dict[str, object], local: dict[str, object]) -> None:
+        super().__init__(local)
         self._module = module
 
     def __missing__(self, name: str) -> object:
@@ -190,8 +190,8 @@ def unasked(function: Callable[..., Any]) -> Rule:
     """
     function = getattr(function, "__wrapped__", function)
     assert isinstance(function, FunctionType)
-    own = {"__name__": function.__module__, **dict.fromkeys(_QUESTIONS, lambda *_: False)}
-    names, defaults = _LiveNames(function.__globals__, own), function.__defaults__
+    local = {"__name__": function.__module__, **dict.fromkeys(_QUESTIONS, lambda *_: False)}
+    names, defaults = _LiveNames(function.__globals__, local), function.__defaults__
     code, closure = function.__code__, function.__closure__
     copy = FunctionType(code, names, function.__name__, defaults, closure)
     copy.__kwdefaults__ = function.__kwdefaults__

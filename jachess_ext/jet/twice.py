@@ -366,5 +366,5 @@ def _one_by_one(
         columns = [repeat(c) if c is None or dim is None else c.unbind(dim) for c, dim in parts]
         rows = zip(*columns, strict=False)  # some of which repeat without end
         results = zip(*(_one_by_one(backward, row) for row in rows), strict=True)
-        stacks = [None if each[0] is None else torch.stack(each) for each in results]
+        stacks = [None if rows[0] is None else torch.stack(rows) for rows in results]
     return [None if x is None else join(x, 0, level) for x in stacks]
