@@ -18,7 +18,7 @@ from pathlib import Path
 import nox
 
 sys.path.insert(0, str(Path(__file__).parent / "build_backend"))
-from jachess_build.torches import FILES
+from jachess_build.torches import TESTS
 
 TORCHES = ("2.10", "2.11", "2.12", "2.13", "2.14", "2.15")
 MARKS = "not slow and not sanitizers and not cuda"
@@ -51,8 +51,7 @@ TRANSFORMERS = {
     ),
 }
 # Tests of an untried torch: import, README's snippets, and all that relies on torch's internals.
-# The package's own pages do not lie beside the tests.
-NEW_TORCH = (("not test_links", *(f"python_tests/{file}" for file in FILES)),)
+NEW_TORCH = (("", *(f"python_tests/{test}" for test in TESTS)),)
 nox.options.sessions = ["matrix"]
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.error_on_missing_interpreters = True

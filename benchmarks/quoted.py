@@ -142,7 +142,11 @@ class _Bare(ast.NodeTransformer):
         return ast.arg(node.arg)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
-        return ast.Assign([node.target], node.value) if node.value else ast.Pass()
+        if node.value:
+            return ast.Assign([node.target], node.value)
+        # Not compiled, but a `nonlocal` of an inner function needs the name.
+        name = ast.Assign([node.target], ast.Constant(None))
+        return ast.If(ast.Constant(False), [name], [])
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
         return ast.Pass() if isinstance(node.value, ast.Constant) else node
@@ -159,7 +163,7 @@ class _Bare(ast.NodeTransformer):
 
 def _defines(node: ast.stmt) -> bool:
     """Tell whether a statement of a module or class only imports, or defines what is looked at."""
-    for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    for_types = isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "False")
     return for_types or isinstance(
         node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef | ast.Pass
     )

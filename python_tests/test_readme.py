@@ -104,12 +104,15 @@ def test_a_program_is_what_it_computes() -> None:
     before = (
         '"Say."\nfrom __future__ import annotations\nS = 2.0\n\n'
         'def double(x: Any, *, by: float = S) -> Any:\n    "Say."\n'
+        "    late: int\n    def set(): nonlocal late; late = 1\n"
         "    known: Any = x * by\n    return known + 1.5\n\n"
         "class A:\n    size = 4\n    @cache\n    def f(self): return S\n"
     )
     after = [
         "import torch\nS: float = 2.0\n\ndef double(x: Tensor, *, by: float = S) -> Tensor:\n"
-        '    """Multiply."""\n    # twice\n    product = x * by\n    return product + 1.5\n',
+        '    """Multiply."""\n    late: object\n    def set() -> None:\n'
+        "        nonlocal late\n        late = 1\n    # twice\n"
+        "    product = x * by\n    return product + 1.5\n",
         "class B:\n    size: int = 4\n\n    @cache\n    def f(self) -> float:\n        return S\n",
     ]
     assert quoted.program([before]) == quoted.program(after)

@@ -27,7 +27,9 @@ def test_the_newest_and_the_oldest_torch_are_those_that_are_promised() -> None:
 
 
 def test_their_files_are_there() -> None:
-    assert [file for file in torches.FILES if not (TESTS / file).is_file()] == []
+    """Pytest itself looks for functions."""
+    files = [test.partition("::")[0] for test in torches.TESTS]
+    assert [file for file in files if not (TESTS / file).is_file()] == []
 
 
 @pytest.mark.parametrize(
