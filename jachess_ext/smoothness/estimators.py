@@ -366,10 +366,10 @@ def measure_jet(
     The mean over directions of ‖(J u_i)_t‖² has the expectation ‖J_t‖²; that over pairs of
     (u_iᵀ H_{t,j} u_i')² has ‖H_{t,j}‖², since u_i and u_i' are independent.  More than 4 directions
     take several passes of about as many each; their squares are averaged before any root.  Dropout
-    draws the same in each, but not in a CUDA graph, which cannot set generators back.
+    draws anew in each, as a CUDA graph has to, so that the means are over its masks, too.
 
     Raises:
-        RuntimeError: the model is not the same function in each pass.
+        RuntimeError: the model draws nothing, and is not the same function in each pass.
     """
     if settings.check_values:
         padding_mask(batch)  # raises where a row has no token
@@ -385,18 +385,14 @@ def measure_jet(
 
     def repeated(count: int, values: list[Tensor]) -> Iterator[tuple[list[Tensor], ...]]:
         for directions, before in ((count, values), (counts[0], first), (counts[0], first)):
-            assert generators is not None
-            generators.restore()
             again = _jet_pass(model, batch, settings, deepcopy(random), directions)
             yield before, [primal_of(block) for block in chosen_blocks(again, settings)]
 
     for number, count in enumerate(counts):
-        if generators and number:
-            generators.restore()
         this = _jet_pass(model, batch, settings, random, count)
         blocks = [_as_jet(block) for block in chosen_blocks(this, settings)]
         streams = [block.streams for block in blocks]
-        if generators:
+        if generators and not generators.moved():
             values = [stack[0].detach() for stack in streams]
             if number:
                 require_same(model, first, values, repeated(count, values), _DIFFERS)

@@ -43,7 +43,7 @@ QUERIES = [
     Row(["bernoulli"], [X((2, 3), 0.1, 0.9)]),
     Row(["is_conj", "is_neg"], ONE),
     Row(["is_floating_point", "is_complex", "is_contiguous", "stride", "numel"], ONE),
-    Row(["element_size", "get_device", "nelement", "is_tensor"], ONE),
+    Row(["element_size", "get_device", "nelement", "is_tensor", "dim"], ONE),
     Row(_attributes(), ONE),
     Row(["requires_grad_"], ONE),
     Row([torch._nested_tensor_from_mask_left_aligned], [X((2, 3, 4)), MASK]),

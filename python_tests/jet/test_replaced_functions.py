@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import jachess_ext as jx
+from python_tests import processes
 
 Place = pytest.MonkeyPatch
 
@@ -136,5 +136,5 @@ for name in own:
     for doubled, single in zip(during[name], after[name]):
         torch.testing.assert_close([*doubled], [2 * part for part in single], msg=name)
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    run = processes.run([sys.executable, "-c", program])
     assert run.returncode == 0, run.stderr[-2000:]

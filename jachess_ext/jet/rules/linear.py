@@ -253,7 +253,7 @@ class _StackedLinear(torch.autograd.Function):
         streams, weight = ctx.saved_tensors
         needs_streams, needs_weight, needs_bias = ctx.needs_input_grad
         # Not `flatten`, which many cotangents at once (`is_grads_batched`) do not know.
-        rows, columns = (x.reshape(-1, x.shape[-1]) for x in (grad, streams))
+        rows, columns = (x.reshape(x.shape[:-1].numel(), x.shape[-1]) for x in (grad, streams))
         grad_streams = grad_weight = grad_bias = None
         if needs_streams:
             product = torch.matmul if torch.is_grad_enabled() else _rows_by

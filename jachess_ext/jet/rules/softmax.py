@@ -94,7 +94,8 @@ def logsumexp(input: JetTensor, dim: int | Sequence[int], keepdim: bool = False)
     streams, layout = wide(input.streams), input.jet_layout
     logs = torch.logsumexp(streams[:1], dims, keepdim=True)
     # Not exp(s − l): beside large scores l has lost the logarithm of their number.
-    largest = streams[:1].detach().amax(dims, keepdim=True)
+    scores = streams[:1].detach()
+    largest = (scores.real if scores.is_complex() else scores).amax(dims, keepdim=True)
     shares = (streams[:1] - largest.masked_fill(largest.isinf(), 0)).exp()
     probability = shares / shares.sum(dims, keepdim=True)
     first = streams[layout.first]
