@@ -81,7 +81,7 @@ STEPS = [
     for name, value in vars(compiled).items()
     if inspect.isfunction(value) and value.__module__ == compiled.__name__
 ]
-EVERY_TIME = ("serves", "_why_not", "_call_of", "_settings", "_read", "_parts")
+EVERY_TIME = ("serves", "_read", "_parts")
 SHIFTS = {"global": None, "buffer": SHIFT}
 
 
