@@ -81,7 +81,7 @@ MEASURES = {
     ("ntk_methods", "jx.ntk, vmap-grad"): _KERNEL_FILES,
 }
 """What quoted rows measure, by results and the beginning of "figure, baseline": files; once these
-compute something else, the rows have to be measured anew (`outdated`)."""
+compute something else, the rows are measured anew, or named in docs/measured.md (`outdated`)."""
 _BLOCK = re.compile(r"(<!-- quoted: ([a-z-]+) -->\n).*?(<!-- /quoted -->)", re.DOTALL)
 
 
