@@ -112,8 +112,8 @@ def main(goal: str) -> int:
             return 0
         results = list(pool.map(test, TORCHES))
     for torch, (status, said) in zip(TORCHES, results, strict=True):
-        last = said.strip().splitlines()[-1]
-        print(f"torches: {torch}: {said if status else last}", flush=True)
+        passed = [line for line in said.splitlines() if " passed" in line]
+        print(f"torches: {torch}: {said if status else '; '.join(passed)}", flush=True)
     return int(any(status for status, _ in results))
 
 
