@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
-    "jet": 7269,
+    "jet": 7271,
     "lab": 4627,
     "ntk": 2140,
     "ops": 1845,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
@@ -253,7 +254,7 @@ class _StackedLinear(torch.autograd.Function):
         streams, weight = ctx.saved_tensors
         needs_streams, needs_weight, needs_bias = ctx.needs_input_grad
         # Not `flatten`, which many cotangents at once (`is_grads_batched`) do not know.
-        rows, columns = (x.reshape(x.shape[:-1].numel(), x.shape[-1]) for x in (grad, streams))
+        rows, columns = (x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) for x in (grad, streams))
         grad_streams = grad_weight = grad_bias = None
         if needs_streams:
             product = torch.matmul if torch.is_grad_enabled() else _rows_by
@@ -352,7 +353,7 @@ class _MatmulJets(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, b = ctx.saved_tensors
         flat_a, flat_b, flat_grad = (
-            t.reshape(len(t), t.shape[1:-2].numel(), *t.shape[-2:]) for t in (a, b, grad)
+            t.reshape(len(t), math.prod(t.shape[1:-2]), *t.shape[-2:]) for t in (a, b, grad)
         )
         # Of the term out_o += α a_i b_j: ∂a_i += α ∂out_o b_jᴴ and ∂b_j += α a_iᴴ ∂out_o, the same
         # sums with the streams exchanged.
