@@ -410,8 +410,9 @@ def stack_laid_out(streams: Tensor, strides: tuple[int, ...], copy: bool = False
 # contiguous and their rules' results are contiguous, in memory of their own.
 _NOT_CONTIGUOUS = frozenset(
     [
-        *spellings("to", "rot90", "triangular_solve"),
+        *spellings("to", "rot90", "triangular_solve", "orgqr"),
         *(torch.nn.functional.scaled_dot_product_attention, torch.einsum, torch.stft),
         *(torch.Tensor.stft, torch.Tensor.unfold),
+        *(torch.linalg.solve, torch.linalg.solve_ex, torch.linalg.householder_product),
     ]
 )
