@@ -9,7 +9,7 @@ and compares value and gradients with the same model in its plain form (bf16: th
 value, to 10 %; LoRA: the merged one's; 4-bit and 8-bit, in training mode: that of the one with
 dequantised weights).  DDP and FSDP2 run in one process, on gloo: whether several agree is tested in
 python_tests/distributed.  compile: one graph (fullgraph), aot_eager.  second backward: a gradient
-penalty with ``create_graph=True`` within `jx.twice_differentiable`, and by torch's math attention,
+penalty with ``create_graph=True`` within `jx.differentiable`, and by torch's math attention,
 which serves a mask that is trained (T5's bias).  varlen: flash_attention_2 (stand-ins that compute
 the same) of a batch with padding, and sdpa.  Functions: activations in an autograd Function that
 `jx.forward_code` names.  varlen has no cell of T5, whose attention has a bias, and none of ViT,
@@ -64,7 +64,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_MAPPING, MODEL_MAPPING_NAMES
 
 import jachess_ext as jx
-from jachess_ext.jet import twice
+from jachess_ext.differentiable import attention as twice
 from python_tests import flash_stand_ins
 from python_tests.models import oracles
 from python_tests.models.zoo import randomise
@@ -257,7 +257,7 @@ SETTINGS = {
     "compile": Setting(_as_it_is, penalty=_COMPILED),
     "second backward": Setting(
         _as_it_is,
-        penalty=partial(gradient_penalty, jx.twice_differentiable),
+        penalty=partial(gradient_penalty, jx.differentiable),
         plain=partial(gradient_penalty, partial(sdpa_kernel, SDPBackend.MATH)),
     ),
     "varlen": Setting(

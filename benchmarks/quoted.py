@@ -74,7 +74,7 @@ MEASURES = {
         *("csrc/cpu/jet_mean_squares.cpp", "jachess_ext/ops/gemm.py"),
     ),
     ("unmodified", ""): (
-        *(*_ATTENTION_FILES, "jachess_ext/jet/dual.py", "jachess_ext/jet/twice.py"),
+        *(*_ATTENTION_FILES, "jachess_ext/jet/dual.py", "jachess_ext/differentiable/attention.py"),
         *("jachess_ext/jet/gradient_loss.py", "jachess_ext/jet/second_order.py"),
     ),
     ("ntk_methods", "jx.ntk, jacobian"): _KERNEL_FILES,
@@ -376,14 +376,14 @@ def on_a_gpu() -> str:
             ["memory of attention's 2-jet, 4,096 tokens, four heads of 64",
              gpu("memory", ("{} of one matrix of scores", "attention", "one T x T matrix"))],
             ["a second backward through attention, against math attention",
-             gpu("unmodified", (long, "twice_differentiable", "math attention"), places=2)],
+             gpu("unmodified", (long, "differentiable", "math attention"), places=2)],
         ],
     )  # fmt: skip
 
 
 def second_backward() -> str:
     """Return second backwards over those through math attention: docs/tutorials."""
-    ways = ("twice_differentiable", "gradient_loss", "gradient_loss, compiled")
+    ways = ("differentiable", "gradient_loss", "gradient_loss, compiled")
     body = [
         [
             f"{program}, {what}",
@@ -395,9 +395,7 @@ def second_backward() -> str:
             ("hessian-1024", "Hessian-vector product, 1,024 tokens"),
         )
     ]
-    return table(
-        ["", "`twice_differentiable`", "`gradient_loss`", "`gradient_loss`, compiled"], body
-    )
+    return table(["", "`differentiable`", "`gradient_loss`", "`gradient_loss`, compiled"], body)
 
 
 def meanflow_dit() -> str:

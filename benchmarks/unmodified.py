@@ -4,10 +4,10 @@
     python -m benchmarks.unmodified --parts forces truth
 
     forces      a step on energy and forces of a transformer 3 x 256: `create_graph=True` on torch's
-                math attention against the same within `jx.twice_differentiable`, against
+                math attention against the same within `jx.differentiable`, against
                 `jx.gradient_loss`, and that one compiled
     hessian     a Hessian-vector product of a Llama 4 x 384 by two backwards: math attention against
-                `jx.twice_differentiable`
+                `jx.differentiable`
     meanflow    a MeanFlow step of diffusers' DiTTransformer2DModel, as it is: `jx.jvp`,
                 torch.func.jvp on math attention and central differences against a plain step
     truth       the error of that step's du/dt against float64, relative, in float32 and in bfloat16
@@ -90,8 +90,8 @@ def forces(program: str, tokens: int, options: Options) -> Step:
     compiled = torch.compile(loss, fullgraph=True) if program == "gradient_loss, compiled" else loss
     if program == "math attention":
         return partial(twice, math_attention)
-    if program == "twice_differentiable":
-        return partial(twice, jx.twice_differentiable)
+    if program == "differentiable":
+        return partial(twice, jx.differentiable)
     return lambda: _backward(model, compiled(x))
 
 
@@ -114,7 +114,7 @@ def hessian(program: str, tokens: int, options: Options) -> Step:
     ids = torch.randint(4000, (1, tokens), device=options.device)
     parameters = list(model.parameters())
     vector = [torch.randn_like(p) for p in parameters]
-    context = math_attention if program == "math attention" else jx.twice_differentiable
+    context = math_attention if program == "math attention" else jx.differentiable
 
     def step() -> None:
         with context():
@@ -248,13 +248,13 @@ PROGRAMS: dict[str, tuple[Callable[[str, int, Options], Step], dict[str, str], S
     "forces": (
         forces,
         {
-            "twice_differentiable": "math attention",
+            "differentiable": "math attention",
             "gradient_loss": "math attention",
             "gradient_loss, compiled": "math attention",
         },
         (512, 1024, 2048),
     ),
-    "hessian": (hessian, {"twice_differentiable": "math attention"}, (1024,)),
+    "hessian": (hessian, {"differentiable": "math attention"}, (1024,)),
     "meanflow": (meanflow, dict.fromkeys(("jx.jvp", "torch.func", "differences"), "plain"), (256,)),
     "nested": (nested, {"jx.laplacian": "torch.func"}, (1000,)),
 }

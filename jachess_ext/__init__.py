@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .torch_private import require_torch as _require_torch
 
 if TYPE_CHECKING:
+    from .differentiable import differentiable
     from .graphs import graphed
     from .jet import (
         Jet,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     )
     from .jet.api import jvp
     from .jet.gradient_loss import gradient_loss
-    from .jet.twice import twice_differentiable
     from .lightning import LightningSmoothnessMonitor
     from .ntk import Spectrum, measure_ntk, ntk, ntk_loss
     from .smoothness import JacHess, Smoothness, SmoothnessProbe, smoothness
@@ -49,6 +49,7 @@ __all__ = [
     "SmoothnessMonitor",
     "SmoothnessProbe",
     "Spectrum",
+    "differentiable",
     "divergence",
     "forward_code",
     "gradient_loss",
@@ -65,7 +66,6 @@ __all__ = [
     "scaling",
     "smoothness",
     "training",
-    "twice_differentiable",
 ]
 
 _MODULES = ("ops", "scaling", "training")
@@ -76,7 +76,7 @@ _HOMES = {
         *("hvp", "jet", "jvp", "laplacian"),
     ),
     "jet.gradient_loss": ("gradient_loss",),
-    "jet.twice": ("twice_differentiable",),
+    "differentiable": ("differentiable",),
     "lightning": ("LightningSmoothnessMonitor",),
     "ntk": ("Spectrum", "measure_ntk", "ntk", "ntk_loss"),
     "smoothness": ("JacHess", "Smoothness", "SmoothnessProbe", "smoothness"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module, metadata
 from types import BuiltinFunctionType, FunctionType, SimpleNamespace
@@ -112,6 +113,36 @@ def original_of(function: object) -> Any:
         if value is function:
             return originals.get(name, function)
     return function
+
+
+class _LiveNames(dict[str, object]):
+    """The names of a module as they are at each use, but for those of its own."""
+
+    def __init__(self, module: dict[str, object], local: dict[str, object]) -> None:
+        super().__init__(local)
+        self._module = module
+
+    def __missing__(self, name: str) -> object:
+        return self._module[name]
+
+
+_QUESTIONS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+def unasked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Copy a Python function of torch's without its check for tensors and modes that override it.
+
+    The check would hand a call back to what answers it, without end.  Where it answers False, the
+    body runs, and each function that it calls is asked for itself.
+    """
+    function = getattr(function, "__wrapped__", function)
+    assert isinstance(function, FunctionType)
+    local = {"__name__": function.__module__, **dict.fromkeys(_QUESTIONS, lambda *_: False)}
+    names, defaults = _LiveNames(function.__globals__, local), function.__defaults__
+    code, closure = function.__code__, function.__closure__
+    copy = FunctionType(code, names, function.__name__, defaults, closure)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 def find(path: str) -> Any:

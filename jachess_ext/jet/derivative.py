@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from .. import torch_private
+from ..ops.attention import with_plain_mask
 from ..ops.library import unwatched
-from ._types import Args, Named
+from ._types import Named
 from .layout import JetLayout, each_tensor, replace_tensors
 from .registry import (
     forward_mode_is_on,
@@ -239,26 +240,6 @@ def _is_held(args: tuple) -> bool:
 
 
 # ---- masks of a class of their own ------------------------------------------------------------
-
-_BY_PLACE = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-
-
-def with_plain_mask(args: Args, kwargs: Named) -> dict[str, Any] | None:
-    """Return attention's arguments by their names, with a plain mask, or `is_causal`, in place of a
-    `CausalBias`; None where there is no such mask.
-
-    It is a tensor whose memory nobody has written: its class alone knows what it means.
-    """
-    call: dict[str, Any] = {**dict(zip(_BY_PLACE, args, strict=False)), **kwargs}
-    bias: Any = call.get("attn_mask")
-    # By its name, since its module takes seconds to import.
-    kind = f"{type(bias).__module__}.{type(bias).__name__}"
-    if kind != "torch.nn.attention.bias.CausalBias" or call.get("is_causal"):
-        return None
-    rows, keys = bias.seq_len_q, bias.seq_len_kv
-    causal = bias.variant.name == "UPPER_LEFT" or rows == keys
-    ones = torch.ones(rows, keys, dtype=torch.bool, device=call["query"].device)
-    return call | {"is_causal": causal, "attn_mask": None if causal else ones.tril(keys - rows)}
 
 
 def ask_mask(func: Callable, types: Sequence[type], args: tuple, kwargs: Named) -> object:

@@ -16,14 +16,6 @@ Use = Literal["directions", "dimensions", "calibration directions", "calibration
 _RANK_BITS, _STEP_BITS, _DRAW_BITS = 11, 27, 22
 
 
-def fresh_seed_on(device: torch.device) -> Tensor:
-    """Draw 63 random bits from torch's global generator of a device, as an int64 scalar on it.
-
-    Gradient checkpointing restores that generator, and a CUDA graph draws anew at each replay.
-    """
-    return torch.randint(2**63 - 1, (), device=device)
-
-
 def fresh_seed() -> int:
     """Draw 63 random bits from torch's global CPU generator, which `torch.manual_seed` seeds.
 

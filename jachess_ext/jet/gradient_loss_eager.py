@@ -32,7 +32,7 @@ class GradientLoss(NamedTuple):
 
 
 Loss = Callable[[Tensor, Any], Tensor]
-_INSTEAD = "use torch.autograd.grad(..., create_graph=True) within jx.twice_differentiable"
+_INSTEAD = "use torch.autograd.grad(..., create_graph=True) within jx.differentiable"
 _DIFFERS = (
     f"gradient_loss: fn runs twice, and is not the same function each time: {CHANGES}. Call "
     f"eval(), or draw, count and write outside of it; or {_INSTEAD}, which runs it once"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import cache
 from operator import attrgetter
-from types import CodeType, FrameType, FunctionType, MethodType
+from types import CodeType, FrameType, MethodType
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -166,36 +166,6 @@ def own_function(function: Function) -> Function:
     """Return torch's own function, where jets are asked in the name of one that replaces it."""
     has_rule = function in _RULES or function in _GENERAL or function in _BY_OTHER_NAME
     return function if has_rule else torch_private.original_of(function)
-
-
-class _LiveNames(dict[str, object]):
-    """The names of a module as they are at each use, but for those of its own."""
-
-    def __init__(self, module: dict[str, object], local: dict[str, object]) -> None:
-        super().__init__(local)
-        self._module = module
-
-    def __missing__(self, name: str) -> object:
-        return self._module[name]
-
-
-_QUESTIONS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-
-
-def unasked(function: Callable[..., Any]) -> Rule:
-    """Copy a Python function of torch's without its check for tensors and modes that override it.
-
-    The check would hand a call back to what answers it, without end.  Where it answers False, the
-    body runs on jets, and each function that it calls has a rule of its own.
-    """
-    function = getattr(function, "__wrapped__", function)
-    assert isinstance(function, FunctionType)
-    local = {"__name__": function.__module__, **dict.fromkeys(_QUESTIONS, lambda *_: False)}
-    names, defaults = _LiveNames(function.__globals__, local), function.__defaults__
-    code, closure = function.__code__, function.__closure__
-    copy = FunctionType(code, names, function.__name__, defaults, closure)
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
 
 
 def general_rule(function: Function, detail: str) -> Rule:

@@ -6,7 +6,7 @@ many scores (`attention_chunks`); products alone where no kernel takes the call;
 reference, which builds T × Tk tensors, within transforms.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -239,6 +239,29 @@ def attention_jet(
 
     any_number = not _pairs_alone(settings)
     return in_passes(run, (query, key, value), q, any_number=any_number).transpose(2, 3)
+
+
+# ---- a call of torch's attention --------------------------------------------------------------
+
+_BY_PLACE = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+
+
+def with_plain_mask(args: Sequence, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return attention's arguments by their names, with a plain mask, or `is_causal`, in place of a
+    `CausalBias`; None where there is no such mask.
+
+    It is a tensor whose memory nobody has written: its class alone knows what it means.
+    """
+    call: dict[str, Any] = {**dict(zip(_BY_PLACE, args, strict=False)), **kwargs}
+    bias: Any = call.get("attn_mask")
+    # By its name, since its module takes seconds to import.
+    kind = f"{type(bias).__module__}.{type(bias).__name__}"
+    if kind != "torch.nn.attention.bias.CausalBias" or call.get("is_causal"):
+        return None
+    rows, keys = bias.seq_len_q, bias.seq_len_kv
+    causal = bias.variant.name == "UPPER_LEFT" or rows == keys
+    ones = torch.ones(rows, keys, dtype=torch.bool, device=call["query"].device)
+    return call | {"is_causal": causal, "attn_mask": None if causal else ones.tril(keys - rows)}
 
 
 # ---- the second backward -------------------------------------------------------------------

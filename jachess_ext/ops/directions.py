@@ -50,6 +50,14 @@ def _product(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
     return (high + (low >> 16)) >> 16, (low + ((high & 0xFFFF) << 16)) & _WORD
 
 
+def fresh_seed_on(device: torch.device) -> Tensor:
+    """Draw 63 random bits from torch's global generator of a device, as an int64 scalar on it.
+
+    Gradient checkpointing restores that generator, and a CUDA graph draws anew at each replay.
+    """
+    return torch.randint(2**63 - 1, (), device=device)
+
+
 def number_on(device: torch.device, number: int | Tensor) -> Tensor:
     """Return a 64-bit number as an int64 scalar on the device, without a copy from the host.
 

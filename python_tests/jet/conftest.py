@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from jachess_ext.jet import twice
+from jachess_ext.differentiable import attention as twice
 
 
 @pytest.fixture(autouse=True)
@@ -22,5 +22,5 @@ def warned_anew() -> Iterator[None]:
     """No attention may go to torch's math unnoticed, and each test sees the warnings anew."""
     twice._warned.clear()
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="jx.twice_differentiable")
+        warnings.filterwarnings("error", message="jx.differentiable")
         yield

@@ -285,6 +285,6 @@ def test_dropout_of_everything(dimensions: int) -> None:
     value, tangent = jx.jvp(attend, (q,), (torch.ones_like(q),))
     same((value, tangent), (q.sin(), q.cos()))
     same(jx.jvp(attend, (q,), (torch.ones_like(q),), differentiable=False)[1], q.cos())
-    with jx.twice_differentiable():
+    with jx.differentiable():
         (slope,) = torch.autograd.grad(attend(q).sum(), q, create_graph=True)
     same(torch.autograd.grad(slope.sum(), q)[0], -q.sin())

@@ -111,7 +111,7 @@ ALONE: dict[str, Callable[[Tensor], Tensor]] = {
     "hessian_diagonal": lambda x: jx.hessian_diagonal(PROGRAMS["matmul"], x)[2],
     "divergence": lambda x: jx.divergence(PROGRAMS["matmul"], x)[1],
     "hvp": lambda x: jx.hvp(lambda x: PROGRAMS["matmul"](x).sum(), (x,), (U[0],)).product[0],
-    "twice_differentiable": lambda x: _twice(x),
+    "differentiable": lambda x: _twice(x),
     "jet_mean_squares": lambda x: ops.jet_mean_squares(_stack(x), 2)[0],
     "attention_jet_composite": lambda x: _composite(x),
 }
@@ -127,7 +127,7 @@ def _stack(x: Tensor) -> Tensor:
 
 
 def _twice(x: Tensor) -> Tensor:
-    with jx.twice_differentiable():
+    with jx.differentiable():
         return attention(x)
 
 

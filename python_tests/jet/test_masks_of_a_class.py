@@ -143,10 +143,10 @@ def test_gradient_loss(nets: Any) -> None:
     )
 
 
-def test_twice_differentiable(nets: Any) -> None:
+def test_differentiable(nets: Any) -> None:
     net, oracle, x, _ = nets
     x = x.clone().requires_grad_()
-    with jx.twice_differentiable():
+    with jx.differentiable():
         (slope,) = torch.autograd.grad(net(x).square().sum(), x, create_graph=True)
     out = torch.autograd.grad(slope.square().sum(), [x, net.weight])
     (slope,) = torch.autograd.grad(oracle(x).square().sum(), x, create_graph=True)

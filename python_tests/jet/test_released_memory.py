@@ -91,7 +91,7 @@ def _of_loss(x: Tensor, net: nn.Module) -> Any:
 
 
 def _twice(x: Tensor, net: nn.Module) -> Tensor:
-    with jx.twice_differentiable():
+    with jx.differentiable():
         (gradient,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
     return gradient
 
@@ -122,7 +122,7 @@ CALLS: dict[str, Callable[[Tensor, nn.Module], Any]] = {
     "divergence": lambda x, net: jx.divergence(net, x)[1],
     "hvp": lambda x, net: jx.hvp(lambda x: net(x).sum(), (x,), (x,)).product[0],
     "gradient_loss": _of_loss,
-    "twice_differentiable": _twice,
+    "differentiable": _twice,
     "forward_code": _named,
     "written out": lambda x, net: jx.jvp(_written_out, (x,), (x,))[1],
     "composed rules": _composed,

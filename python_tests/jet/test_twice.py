@@ -23,7 +23,7 @@ from torch.utils.checkpoint import (
 
 import jachess_ext as jx
 from jachess_ext import ops
-from jachess_ext.jet import twice
+from jachess_ext.differentiable import attention as twice
 from jachess_ext.ops.attention_reference import dropout_mask
 from python_tests.models.oracles import math_attention
 
@@ -93,7 +93,7 @@ def test_three_orders_are_those_of_math_attention(name: str) -> None:
     def attention(*inputs: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(*inputs, **options)
 
-    with jx.twice_differentiable():
+    with jx.differentiable():
         results = penalty(attention, inputs, 3)
     with math_attention():
         expected = penalty(attention, inputs, 3)
@@ -111,7 +111,7 @@ def test_gradients_of_some_inputs(needed: tuple[int, ...]) -> None:
     def attention(*chosen: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(*inputs)
 
-    with jx.twice_differentiable():
+    with jx.differentiable():
         results = penalty(attention, chosen, 2)
     with math_attention():
         expected = penalty(attention, chosen, 2)
@@ -125,7 +125,7 @@ def test_differences_agree(options: dict[str, object]) -> None:
     def attention(*inputs: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(*inputs, **options)
 
-    with jx.twice_differentiable():
+    with jx.differentiable():
         assert torch.autograd.gradcheck(attention, inputs)
         assert torch.autograd.gradgradcheck(attention, inputs)
 
@@ -145,7 +145,7 @@ def test_smaller_dtypes_err_as_math_attention_does(dtype: torch.dtype) -> None:
         ]
 
     # Math attention rounds its matrices of scores to 16 bits, so ours may be better by any factor.
-    for ours, maths in zip(errors(jx.twice_differentiable), errors(math_attention), strict=True):
+    for ours, maths in zip(errors(jx.differentiable), errors(math_attention), strict=True):
         assert ours < 2 * maths
 
 
@@ -159,9 +159,7 @@ def test_autocast() -> None:
             first = torch.autograd.grad(y.float().sin().sum(), inputs, create_graph=True)
         return list(torch.autograd.grad(sum(g.square().sum() for g in first), inputs))
 
-    for ours, maths in zip(
-        gradients(jx.twice_differentiable), gradients(math_attention), strict=True
-    ):
+    for ours, maths in zip(gradients(jx.differentiable), gradients(math_attention), strict=True):
         assert ours.dtype == torch.float32
         assert (ours - maths).norm() < 0.03 * maths.norm()
 
@@ -180,7 +178,7 @@ def test_dropout_keeps_one_mask(monkeypatch: pytest.MonkeyPatch) -> None:
         weights = (query @ key.mT / math.sqrt(8)).softmax(-1)
         return (weights * keeps / 0.6) @ value
 
-    with jx.twice_differentiable():
+    with jx.differentiable():
         results = penalty(
             lambda *x: F.scaled_dot_product_attention(*x, dropout_p=0.4), list(inputs), 3
         )
@@ -193,7 +191,7 @@ def test_dropout_draws_from_torchs_generator() -> None:
 
     def draw(seed: int) -> Tensor:
         torch.manual_seed(seed)
-        with jx.twice_differentiable():
+        with jx.differentiable():
             return F.scaled_dot_product_attention(*inputs, dropout_p=0.5)
 
     assert torch.equal(draw(1), draw(1))
@@ -216,7 +214,7 @@ def test_modules_that_call_attention_from_python(train: bool) -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True).double()
     layer.train(train)
     x = torch.randn(2, 7, 16, dtype=torch.float64, requires_grad=True)
-    results = module_gradients(layer, x, jx.twice_differentiable)
+    results = module_gradients(layer, x, jx.differentiable)
     expected = module_gradients(layer, x, math_attention)
     torch.testing.assert_close(results, expected, rtol=1e-9, atol=1e-11)
 
@@ -224,7 +222,7 @@ def test_modules_that_call_attention_from_python(train: bool) -> None:
 def test_attention_of_a_module_is_served() -> None:
     attention = nn.MultiheadAttention(16, 2, batch_first=True)
     x = torch.randn(1, 64, 16, requires_grad=True)
-    with jx.twice_differentiable():
+    with jx.differentiable():
         y, _ = attention(x, x, x, need_weights=False)
     names, nodes = [], [y.grad_fn]
     while nodes:
@@ -261,7 +259,7 @@ def test_a_language_model(key_heads: int) -> None:
             gradients = torch.autograd.grad(loss, parameters, create_graph=True)
             return list(torch.autograd.grad(gradients, parameters, vector))
 
-    results, expected = product(jx.twice_differentiable), product(math_attention)
+    results, expected = product(jx.differentiable), product(math_attention)
     torch.testing.assert_close(results, expected, rtol=1e-9, atol=1e-11)
 
 
@@ -280,7 +278,7 @@ def test_checkpointing() -> None:
             (force,) = torch.autograd.grad(y.sin().sum(), x, create_graph=True)
             return torch.autograd.grad(force.square().sum(), weight)[0]
 
-    ours = gradient(jx.twice_differentiable, True)
+    ours = gradient(jx.differentiable, True)
     torch.testing.assert_close(ours, gradient(math_attention, False), rtol=1e-9, atol=1e-11)
 
 
@@ -316,7 +314,7 @@ def test_every_call_that_runs_a_backward(first: str, second: str, saves: bool) -
         gradient = BACKWARDS[first](y.square().sum(), x, create_graph=True)
         return gradient.detach().clone(), BACKWARDS[second](gradient.square().sum(), x)
 
-    with jx.twice_differentiable():
+    with jx.differentiable():
         found = penalty(lambda x: F.scaled_dot_product_attention(x, x, x), saves)
     expected = penalty(lambda x: (x @ x.mT / 8**0.5).softmax(-1) @ x, False)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
@@ -325,7 +323,7 @@ def test_every_call_that_runs_a_backward(first: str, second: str, saves: bool) -
 def test_a_checkpoint_recomputed_outside_is_refused() -> None:
     """What torch's attention saves has the shapes of what ours saves, in another order."""
     weight = torch.randn(8, 8, requires_grad=True)
-    with jx.twice_differentiable():
+    with jx.differentiable():
         y = checkpoint(block, torch.randn(2, 5, 8), weight, use_reentrant=False)
     with pytest.raises(CheckpointError):
         y.sum().backward()
@@ -333,7 +331,7 @@ def test_a_checkpoint_recomputed_outside_is_refused() -> None:
 
 def test_a_graph_is_used_once_unless_retained() -> None:
     inputs = heads()
-    with jx.twice_differentiable():
+    with jx.differentiable():
         y = F.scaled_dot_product_attention(*inputs).sum()
     y.backward(retain_graph=True)
     y.backward()
@@ -344,7 +342,7 @@ def test_a_graph_is_used_once_unless_retained() -> None:
 def test_a_write_in_place_is_noticed() -> None:
     query, key, value = heads()
     query = query * 1
-    with jx.twice_differentiable():
+    with jx.differentiable():
         y = F.scaled_dot_product_attention(query, key, value).sum()
     query.detach().zero_()
     with pytest.raises(RuntimeError, match="inplace"):
@@ -358,7 +356,7 @@ def test_compiled_code_is_torchs() -> None:
     def attention(*inputs: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(*inputs).sin()
 
-    with jx.twice_differentiable():
+    with jx.differentiable():
         results = torch.autograd.grad(attention(*inputs).sum(), inputs)
     expected = torch.autograd.grad(F.scaled_dot_product_attention(*inputs).sin().sum(), inputs)
     torch.testing.assert_close(results, expected)
@@ -368,22 +366,22 @@ def test_jets_within_have_their_rule() -> None:
     inputs = tuple(x.detach() for x in heads())
     tangents = tuple(torch.ones_like(x) for x in inputs)
     expected = jx.jvp(F.scaled_dot_product_attention, inputs, tangents)
-    with jx.twice_differentiable():
+    with jx.differentiable():
         results = jx.jvp(F.scaled_dot_product_attention, inputs, tangents)
     assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
 
 
 def test_without_gradients_it_is_torchs() -> None:
     inputs = heads()
-    with torch.no_grad(), jx.twice_differentiable():
+    with torch.no_grad(), jx.differentiable():
         y = F.scaled_dot_product_attention(*inputs)
     assert torch.equal(y, F.scaled_dot_product_attention(*inputs))
 
 
 def test_contexts_within_each_other() -> None:
-    with jx.twice_differentiable():
+    with jx.differentiable():
         expected = penalty(F.scaled_dot_product_attention, list(heads()), 2)
-        with jx.twice_differentiable():
+        with jx.differentiable():
             results = penalty(F.scaled_dot_product_attention, list(heads()), 2)
     torch.testing.assert_close(results, expected)
 
@@ -530,7 +528,7 @@ def test_many_cotangents_at_once(
         return [first.detach(), *trained]
 
     at_once, in_a_loop = MANY[way]
-    with jx.twice_differentiable():
+    with jx.differentiable():
         options = FORMULAS[setting]
         got = results(at_once, partial(F.scaled_dot_product_attention, **options), program)
     saves = False
@@ -555,7 +553,7 @@ def test_a_backward_that_torch_func_differentiates_is_refused(transform: str) ->
             with forward_ad.dual_level():
                 backward(forward_ad.make_dual(row, tangent))
 
-    with jx.twice_differentiable():
+    with jx.differentiable():
         y = F.scaled_dot_product_attention(query, key, value)
         with pytest.raises(RuntimeError, match=r"expected a vmap alone|jvp function"):
             differentiate()
@@ -624,13 +622,13 @@ def attend_written_out(x: Tensor) -> Tensor:
     return written_out(x.sin(), x.cos(), x, "plain")
 
 
-@jx.twice_differentiable()
+@jx.differentiable()
 def decorated(x: Tensor, depth: int = 0) -> Tensor:
     return decorated(x, depth - 1) if depth else squared(attend, x)
 
 
 def in_one_instance(x: Tensor) -> Tensor:
-    context = jx.twice_differentiable()
+    context = jx.differentiable()
     with context:
         with context:
             squared(attend, x)
@@ -638,7 +636,7 @@ def in_one_instance(x: Tensor) -> Tensor:
 
 
 def after_an_exception(x: Tensor) -> Tensor:
-    with pytest.raises(ZeroDivisionError), jx.twice_differentiable():
+    with pytest.raises(ZeroDivisionError), jx.differentiable():
         raise ZeroDivisionError
     with pytest.raises(RuntimeError, match="not implemented"):
         squared(attend, x)
@@ -649,7 +647,7 @@ def after_a_backward_failed(x: Tensor) -> Tensor:
     def fail(gradient: Tensor) -> Tensor:
         raise ZeroDivisionError
 
-    with jx.twice_differentiable():
+    with jx.differentiable():
         hidden = x.cos()
         hidden.register_hook(fail)
         y = F.scaled_dot_product_attention(hidden, x, x)
@@ -666,7 +664,7 @@ def in_two_threads(x: Tensor) -> Tensor:
 
 
 def second_backward_in_a_thread(x: Tensor) -> Tensor:
-    with jx.twice_differentiable(), ThreadPoolExecutor(1) as pool:
+    with jx.differentiable(), ThreadPoolExecutor(1) as pool:
         (gradient,) = torch.autograd.grad(attend(x).sin().sum(), x, create_graph=True)
         return pool.submit(lambda: torch.autograd.grad(gradient.square().sum(), x)[0]).result()
 
@@ -674,7 +672,7 @@ def second_backward_in_a_thread(x: Tensor) -> Tensor:
 ENTRIES: dict[str, Callable[[Tensor], Tensor]] = {
     "decorator": decorated,
     "decorator, recursion": lambda x: decorated(x, 3),
-    "decorator of a lambda": lambda x: jx.twice_differentiable()(lambda: squared(attend, x))(),
+    "decorator of a lambda": lambda x: jx.differentiable()(lambda: squared(attend, x))(),
     "one instance": in_one_instance,
     "exception": after_an_exception,
     "backward that fails": after_a_backward_failed,
@@ -729,10 +727,10 @@ def test_names_that_others_replace(
         warnings.filterwarnings("ignore", message="Using backward")
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, counted)
-            expected, found = run(math_attention), run(jx.twice_differentiable)
+            expected, found = run(math_attention), run(jx.differentiable)
             assert found[0] == expected[0]
             torch.testing.assert_close(found[1], expected[1], rtol=1e-9, atol=1e-11)
-        run(jx.twice_differentiable)
+        run(jx.differentiable)
         assert calls == 0  # it has been restored
 
 
@@ -743,7 +741,7 @@ def test_heads_that_do_not_lie_in_a_row() -> None:
     def attention(*inputs: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(*(x.mT for x in inputs))
 
-    with jx.twice_differentiable():
+    with jx.differentiable():
         results = penalty(attention, inputs, 2)
     with math_attention():
         expected = penalty(attention, inputs, 2)
@@ -762,7 +760,7 @@ def test_a_checkpointed_block_runs_as_often_as_in_torch() -> None:
         runs += 1
         return attend(x)
 
-    for context in (math_attention, jx.twice_differentiable):
+    for context in (math_attention, jx.differentiable):
         runs = 0
         with context():
             squared(lambda x: checkpoint(counted, x, use_reentrant=False), x)
@@ -774,7 +772,7 @@ def test_selective_checkpointing_that_keeps_attention() -> None:
     """Torch gives such a block one backward, whose gradient can have a graph nonetheless."""
     kept = [torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default]
     x = heads()[0]
-    with jx.twice_differentiable():
+    with jx.differentiable():
         contexts = partial(create_selective_checkpoint_contexts, kept)
         y = checkpoint(attend, x, use_reentrant=False, context_fn=contexts)
         result = torch.autograd.grad(y.sin().sum(), x)[0]
@@ -820,7 +818,7 @@ def test_ways_to_checkpoint(
         return torch.stack([first.detach(), second])
 
     plain = partial(block, partial(written_out, setting=setting))
-    with jx.twice_differentiable():
+    with jx.differentiable():
         options = {
             name: option.to(x.dtype) if isinstance(option, Tensor) else option
             for name, option in FORMULAS[setting].items()
@@ -835,7 +833,7 @@ def test_ways_to_checkpoint(
 def test_a_reentrant_checkpoint() -> None:
     """It has first gradients alone, in torch as well."""
     x = heads()[0]
-    with jx.twice_differentiable():
+    with jx.differentiable():
         checkpoint(attend, x, use_reentrant=True).sin().sum().backward()
     expected = torch.autograd.grad(attend_written_out(x).sin().sum(), x)[0]
     torch.testing.assert_close(x.grad, expected, rtol=1e-9, atol=1e-11)
@@ -860,7 +858,7 @@ def test_distributed_data_parallel(saves: bool, tmp_path: Path) -> None:
 
     try:
         x, module = heads()[0], Block()
-        with jx.twice_differentiable():
+        with jx.differentiable():
             y = nn.parallel.DistributedDataParallel(module)(x)
             (gradient,) = torch.autograd.grad(y.sin().sum(), x, create_graph=True)
             gradient.square().sum().backward()
@@ -913,7 +911,7 @@ def test_a_trainer_of_transformers(saves: bool, tmp_path: Path) -> None:
             Penalised(model, arguments, train_dataset=data).train()
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
-    result, expected = weights(jx.twice_differentiable, saves), weights(math_attention, False)
+    result, expected = weights(jx.differentiable, saves), weights(math_attention, False)
     torch.testing.assert_close(result, expected)
 
 
@@ -942,7 +940,7 @@ def largest(tokens: int, context: Context, **options: object) -> int:
 
 @pytest.mark.parametrize("options", [{}, {"dropout_p": 0.1}])
 def test_no_matrix_of_tokens_by_tokens(options: dict[str, object]) -> None:
-    few, many = (largest(n, jx.twice_differentiable, **options) for n in (256, 1024))
+    few, many = (largest(n, jx.differentiable, **options) for n in (256, 1024))
     assert many <= 4 * few < 256**2
     assert largest(256, math_attention) >= 2 * 256**2
 
@@ -970,12 +968,12 @@ def test_a_mask_with_a_gradient_goes_to_math_attention() -> None:
     inputs = heads()
     bias = BIAS.clone().requires_grad_()
     twice_with_bias = [*inputs, bias]
-    with jx.twice_differentiable(), pytest.warns(RuntimeWarning, match="its mask requires"):
+    with jx.differentiable(), pytest.warns(RuntimeWarning, match="its mask requires"):
         results = penalty(F.scaled_dot_product_attention, twice_with_bias, 2)
     with math_attention():
         expected = penalty(F.scaled_dot_product_attention, twice_with_bias, 2)
     torch.testing.assert_close(results, expected)
-    with jx.twice_differentiable(), warnings.catch_warnings():
+    with jx.differentiable(), warnings.catch_warnings():
         warnings.simplefilter("error")  # said once
         penalty(F.scaled_dot_product_attention, twice_with_bias, 2)
 
@@ -989,7 +987,7 @@ def test_a_mask_with_a_gradient_goes_to_math_attention() -> None:
 )
 def test_shapes_of_math_attention(change: Callable[[Tensor], Tensor], reason: str) -> None:
     inputs = [change(x.detach()).requires_grad_() for x in heads(keys=5)]
-    with jx.twice_differentiable(), pytest.warns(RuntimeWarning, match=reason):
+    with jx.differentiable(), pytest.warns(RuntimeWarning, match=reason):
         results = penalty(F.scaled_dot_product_attention, inputs, 2)
     with math_attention():
         expected = penalty(F.scaled_dot_product_attention, inputs, 2)
@@ -1005,7 +1003,7 @@ def test_transforms_go_to_math_attention() -> None:
     def squared_force(query: Tensor) -> Tensor:
         return torch.func.grad(energy)(query).square().sum()
 
-    with jx.twice_differentiable(), pytest.warns(RuntimeWarning, match="a transform of torch.func"):
+    with jx.differentiable(), pytest.warns(RuntimeWarning, match="a transform of torch.func"):
         result = torch.func.grad(squared_force)(query)
     with math_attention():
         torch.testing.assert_close(result, torch.func.grad(squared_force)(query))
@@ -1066,7 +1064,7 @@ def random_program(seed: int) -> tuple[Callable[..., Tensor], list[Tensor]]:
 
 def check_program(seed: int) -> None:
     program, inputs = random_program(seed)
-    with jx.twice_differentiable():
+    with jx.differentiable():
         results = penalty(program, inputs, 2)
     with math_attention():
         expected = penalty(program, inputs, 2)

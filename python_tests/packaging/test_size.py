@@ -15,24 +15,26 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
-    "jet": 7271,
+    "differentiable": 900,
+    "jet": 7030,
     "lab": 4627,
     "ntk": 2140,
-    "ops": 1845,
+    "ops": 1860,
     "scaling": 3633,
     "smoothness": 1151,
     "training": 1966,
-    ".": 1087,
+    ".": 1115,
 }
 """Lines of code of each folder's Python files at most, without comments, docstrings and empty
 lines; ".": those beside the folders. A commit may lower a number; one that raises it says why in
 its message."""
 
 ANY = {
+    "differentiable": 8,
     "jet": 103,
     "lab": 31,
     "ntk": 12,
-    "ops": 4,
+    "ops": 6,
     "scaling": 10,
     "smoothness": 13,
     "training": 26,
@@ -42,6 +44,7 @@ ANY = {
 PARTICIPLES = {"given", "found", "known", "own", "each", "kept", "named", "told", "rest"}
 """Names that say what was done to a thing; a variable has the name of what it is."""
 NAMED_SO = {
+    "differentiable": 0,
     "jet": 1,
     "lab": 0,
     "ntk": 0,
@@ -54,7 +57,18 @@ NAMED_SO = {
 """How many variables and arguments have one of `PARTICIPLES` for a name, at most."""
 
 ORDER = (
-    *("_io", "_text", "torch_private", "ops", "jet", "models", "graphs", "smoothness", "ntk"),
+    *(
+        "_io",
+        "_text",
+        "torch_private",
+        "ops",
+        "differentiable",
+        "jet",
+        "models",
+        "graphs",
+        "smoothness",
+        "ntk",
+    ),
     *(
         "graphs",
         "scaling",

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ... import ops
 from ...ops.attention_reference import visible_keys
+from ...ops.directions import fresh_seed_on
 from ...torch_private import functional as F
-from ..directions import fresh_seed_on
 from ..registry import jet_rule
 from ..tensor import JetTensor, common_layout, lift
 from .linear import matmul_jets, products_fuse

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import torch_private
 from ...torch_private import functional as F
-from ..registry import built_in, general_rule, jet_rule, missing_rule, unasked
+from ..registry import built_in, general_rule, jet_rule, missing_rule
 from ..tensor import JetTensor, primal_of
 from .pointwise import push_forward
 
@@ -20,7 +20,7 @@ _NAMES = (
     *("lp_pool3d", "local_response_norm"),
 )
 for _name in _NAMES:
-    jet_rule(getattr(F, _name))(unasked(getattr(F, _name)))
+    jet_rule(getattr(F, _name))(torch_private.unasked(getattr(F, _name)))
 
 
 # ---- losses ----------------------------------------------------------------------------------

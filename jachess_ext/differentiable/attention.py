@@ -1,4 +1,4 @@
-"""`jx.twice_differentiable`: a second backward through attention, in memory linear in the tokens.
+"""`jx.differentiable`: a second backward through attention, in memory linear in the tokens.
 
 Torch's fused kernels of `scaled_dot_product_attention` have one backward, so that programs with
 ``create_graph=True`` run its math kernel, which builds T × Tk tensors, or fail.  Here forward and
@@ -10,114 +10,30 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ContextDecorator, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import repeat
-from types import BuiltinFunctionType, MethodDescriptorType, MethodWrapperType
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 
 from .. import ops, torch_private
 from ..ops.attention import second_backward
+from ..ops.directions import fresh_seed_on
 from ..ops.library import Context, Gradients, transformed
-from ._types import Args, Function, Named
-from .derivative import with_plain_mask
-from .directions import fresh_seed_on
-from .registry import unasked
+from .registry import answers
 
 _SDPA = torch_private.scaled_dot_product_attention  # not by a name that others replace
-_OF_C = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType)  # all but a few calls
 # Checkpointing hands tensors out by their number, having compared shape and dtype: where it runs a
 # block anew outside of the context, torch's own attention saves fewer, and whatever is saved in
 # this one's place has another shape.
 _MARKER = torch.empty(0, 2, 11, 0)
 
 
-def twice_differentiable() -> TorchFunctionMode:
-    """Make `scaled_dot_product_attention` differentiable twice, as a context for unmodified code.
-
-    Within it ``create_graph=True`` goes through attention: gradient penalties, forces, second-order
-    MAML, Hessian-vector products by double backward.  Forward and first backward are torch's own
-    kernels, the second backward takes memory linear in the tokens.  Masks, causal attention of
-    other lengths, grouped heads, dropout, autocast and checkpointing are served, in
-    `nn.MultiheadAttention` too.  Run the forward, and where it is checkpointed the backward,
-    within the context; elsewhere the backward may run outside.  Many cotangents at once, as with
-    ``is_grads_batched=True``, go through attention one by one.  It is a decorator, too.
-
-    With dropout, or where values are wider than queries, the forward is the operator's, which costs
-    two to three times torch's.  A third derivative builds T × Tk tensors.  Under torch.compile the
-    code within is torch's, which has no second backward; use `gradient_loss` there.
-
-    Warns:
-        RuntimeWarning: once for each reason: a call goes to torch's math attention, which builds
-            T × Tk tensors: its mask requires a gradient, say, or its tensors have three dimensions.
-
-    Example:
-        >>> q = torch.randn(1, 2, 5, 8, requires_grad=True)
-        >>> with jx.twice_differentiable():
-        ...     energy = torch.nn.functional.scaled_dot_product_attention(q, q, q).square().sum()
-        ...     (force,) = torch.autograd.grad(energy, q, create_graph=True)
-        >>> torch.autograd.grad(force.square().sum(), q)[0].shape
-        torch.Size([1, 2, 5, 8])
-    """
-    return _TwiceDifferentiable()
-
-
-class _TwiceDifferentiable(TorchFunctionMode, ContextDecorator):
-    def __torch_function__(
-        self, func: Function, types: object, args: Args = (), kwargs: Named | None = None
-    ) -> object:
-        kwargs = kwargs or {}
-        attends = func is _SDPA
-        if not attends and isinstance(func, _OF_C):
-            return func(*args, **kwargs)
-        inside: Function | None = _attend if attends else _entered(func)
-        # What is compiled has torch's one backward; a jet has an answer of its own.
-        compiling = torch.compiler.is_compiling()
-        if attends and not compiling and (plain := with_plain_mask(args, kwargs)) is not None:
-            args, kwargs = (), plain
-        if inside is None or compiling or not _is_plain((*args, *kwargs.values())):
-            return func(*args, **kwargs)
-        with nullcontext() if attends else self:
-            return inside(*args, **kwargs)
-
-
-def _is_plain(values: Sequence[object]) -> bool:
-    """Return whether the tensors are of no subclass, as jets are."""
-    return all(
-        type(x) in (Tensor, torch.nn.Parameter) if isinstance(x, Tensor) else _is_plain(x)
-        for x in values
-        if isinstance(x, (Tensor, list, tuple))
-    )
-
-
-# Within its answer a mode is off.  So it would be for what these functions of Python call:
-# attention itself, or the forward of a checkpoint that a backward runs anew.
-_ENTERED: dict[tuple[object, str], tuple[Function, Function]] = {
-    (owner, name): (original := torch_private.original_of(getattr(owner, name)), unasked(original))
-    for owner, name in (
-        *((F, "multi_head_attention_forward"), (torch.autograd, "grad")),
-        # The method calls the function, which asks, too.
-        *((torch.autograd, "backward"), (Tensor, "backward")),
-    )
-}
-
-
-def _entered(function: Function) -> Function | None:
-    """Return the copy of a function above.  What asks names itself by what it finds at its place,
-    which may be a profiler's function around it."""
-    for (owner, name), (original, copy) in _ENTERED.items():
-        if function is original or function is getattr(owner, name):
-            return copy
-    return None
-
-
-def _attend(
+@answers(_SDPA)
+def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -140,7 +56,7 @@ def _attend(
     if _below_transforms((*inputs, attn_mask)) and not dropout_p:
         # A transform sees nothing here: a checkpoint runs anew within a vmap of a backward, say.
         with torch_private.pyfunctorch.temporarily_clear_interpreter_stack():
-            return _attend(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
+            return attend(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
     reason = _unserved(inputs, attn_mask)
     if reason is None:
         attention: Callable[..., Tensor] = partial(
@@ -246,7 +162,7 @@ def _warn_of_math(reason: str) -> None:
     if reason not in _warned:
         _warned.add(reason)
         warnings.warn(
-            "jx.twice_differentiable: torch's math attention, which builds a matrix of tokens by "
+            "jx.differentiable: torch's math attention, which builds a matrix of tokens by "
             f"tokens, computes a call of scaled_dot_product_attention, because {reason}.",
             RuntimeWarning,
             stacklevel=4,
@@ -350,7 +266,7 @@ def _one_by_one(
             functorch.maybe_get_level(c) == level for c in tensors
         ):
             raise RuntimeError(
-                "jx.twice_differentiable: torch.func differentiates a backward whose forward ran "
+                "jx.differentiable: torch.func differentiates a backward whose forward ran "
                 "outside of it; expected a vmap alone there: write both as one function, "
                 "torch.func.grad or vjp of the forward, or differentiate by torch.autograd.grad."
             )

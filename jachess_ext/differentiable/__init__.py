@@ -1,0 +1,3 @@
+"""Torch's own derivatives of unmodified programs, where torch refuses them or is wrong."""
+
+from .mode import differentiable as differentiable

@@ -1,0 +1,102 @@
+"""`jx.differentiable`: torch's own derivatives through what torch refuses to differentiate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ContextDecorator
+from types import BuiltinFunctionType, MethodDescriptorType, MethodWrapperType
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from .. import torch_private
+from ..ops.attention import with_plain_mask
+from . import attention
+from .registry import ANSWERS, Function
+
+_OF_C = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType)  # all but a few calls
+
+
+def differentiable(math: Literal["replace", "keep"] = "replace") -> TorchFunctionMode:
+    """Make what torch refuses to differentiate differentiable, as a context for unmodified code.
+
+    Within it every derivative that torch knows, in any nesting, goes through
+    `scaled_dot_product_attention`, in memory linear in the tokens up to order two.
+
+    Args:
+        math: what becomes of a program that allows math attention alone, as programs do because
+            torch refuses the others.  "replace": other kernels run all the same.  "keep": they do
+            not.
+
+    Example:
+        >>> q = torch.randn(1, 2, 5, 8, requires_grad=True)
+        >>> with jx.differentiable():
+        ...     energy = torch.nn.functional.scaled_dot_product_attention(q, q, q).square().sum()
+        ...     (force,) = torch.autograd.grad(energy, q, create_graph=True)
+        >>> torch.autograd.grad(force.square().sum(), q)[0].shape
+        torch.Size([1, 2, 5, 8])
+    """
+    return _Differentiable()
+
+
+class _Differentiable(TorchFunctionMode, ContextDecorator):
+    def __torch_function__(
+        self,
+        func: Function,
+        types: object,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
+        kwargs = kwargs or {}
+        answer = ANSWERS.get(func)
+        if answer is None and isinstance(func, _OF_C):
+            return func(*args, **kwargs)
+        inside = None if answer else _entered(func)
+        # What is compiled is torch's own; a jet has an answer of its own.
+        if (answer is None and inside is None) or torch.compiler.is_compiling():
+            return func(*args, **kwargs)
+        if answer is attention.attend and (plain := with_plain_mask(args, kwargs)) is not None:
+            args, kwargs = (), plain
+        if not _is_plain((*args, *kwargs.values())):
+            return func(*args, **kwargs)
+        if answer is not None:
+            return answer(*args, **kwargs)
+        assert inside is not None
+        with self:
+            return inside(*args, **kwargs)
+
+
+def _is_plain(values: Sequence[object]) -> bool:
+    """Return whether the tensors are of no subclass, as jets are."""
+    return all(
+        type(x) in (Tensor, torch.nn.Parameter) if isinstance(x, Tensor) else _is_plain(x)
+        for x in values
+        if isinstance(x, (Tensor, list, tuple))
+    )
+
+
+# Within its answer a mode is off.  So it would be for what these functions of Python call:
+# attention itself, or the forward of a checkpoint that a backward runs anew.
+_ENTERED: dict[tuple[object, str], tuple[Function, Function]] = {
+    (owner, name): (
+        original := torch_private.original_of(getattr(owner, name)),
+        torch_private.unasked(original),
+    )
+    for owner, name in (
+        *((F, "multi_head_attention_forward"), (torch.autograd, "grad")),
+        # The method calls the function, which asks, too.
+        *((torch.autograd, "backward"), (Tensor, "backward")),
+    )
+}
+
+
+def _entered(function: Function) -> Function | None:
+    """Return the copy of a function above.  What asks names itself by what it finds at its place,
+    which may be a profiler's function around it."""
+    for (owner, name), (original, copy) in _ENTERED.items():
+        if function is original or function is getattr(owner, name):
+            return copy
+    return None
