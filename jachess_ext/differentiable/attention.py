@@ -1,28 +1,39 @@
-"""`jx.differentiable`: a second backward through attention, in memory linear in the tokens.
+"""`scaled_dot_product_attention` in every nesting of torch's transforms.
 
-Torch's fused kernels of `scaled_dot_product_attention` have one backward, so that programs with
-``create_graph=True`` run its math kernel, which builds T × Tk tensors, or fail.  Here forward and
-first backward stay torch's own kernels.  The second backward needs no kernel of its own
-(`ops.attention.second_backward`): it is a 1-jet of attention, and that jet's backward.
+Up to order two each derivative is one of five functions, whose memory is linear in the tokens:
+
+| function | its derivative forward | backward |
+|---|---|---|
+| `Attention` | `Tangent` | `Backward` |
+| `Backward` | `Second` along the tangents, `Backward` of the gradient's own | `Second` |
+| `Tangent` | `Mixed`, and `Tangent` of the direction's own | `Second`, `Backward` |
+| `Second`, `Mixed` | their formula, with T × Tk tensors | the same |
+
+A mask that has derivatives itself is served by products in pieces (`ops.attention_products`), all
+else by torch's fused kernel, and by jets from the second order on.  Tensors are
+``[..., B, H, T, D]``: vmap adds a dimension in front, which is folded into the batch, unless it
+brings nothing but directions: those are directions of one jet.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from itertools import repeat
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial, wraps
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function, forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .. import ops, torch_private
+from ..ops import attention_products as products
 from ..ops.attention import second_backward
+from ..ops.attention_reference import default_scale, dropout_mask
 from ..ops.directions import fresh_seed_on
-from ..ops.library import Context, Gradients, transformed
 from .registry import answers
 
 _SDPA = torch_private.scaled_dot_product_attention  # not by a name that others replace
@@ -43,244 +54,556 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Compute `scaled_dot_product_attention` of the same arguments, to be differentiated twice."""
-    inputs = (query, key, value)
-
-    def torchs(mask: Tensor | None, *inputs: Tensor) -> Tensor:
+    """Compute `scaled_dot_product_attention` of the same arguments, to be differentiated."""
+    inputs, mask = (query, key, value), attn_mask
+    if (
+        not _differentiated((*inputs, mask))
+        or any(x.is_nested or x.ndim < 2 for x in inputs)
+        or (mask is not None and is_causal)  # which torch refuses
+        or not 0 <= dropout_p < 1
+    ):
         return _SDPA(*inputs, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-
-    mask_learns = attn_mask is not None and attn_mask.requires_grad
-    learns = mask_learns or any(x.requires_grad for x in inputs)
-    if not torch.is_grad_enabled() or not learns or dropout_p == 1:  # which leaves nothing
-        return torchs(attn_mask, *inputs)
-    if _below_transforms((*inputs, attn_mask)) and not dropout_p:
-        # A transform sees nothing here: a checkpoint runs anew within a vmap of a backward, say.
-        with torch_private.pyfunctorch.temporarily_clear_interpreter_stack():
-            return attend(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
-    reason = _unserved(inputs, attn_mask)
-    if reason is None:
-        attention: Callable[..., Tensor] = partial(
-            ops.attention_jet,
-            scale=scale,
-            causal=is_causal,
-            dropout_p=dropout_p,
-            # Of torch's own kernels none says which weights it dropped: ours draws them again.
-            dropout_seed=fresh_seed_on(query.device) if dropout_p else 0,
-        )
-        device, dtype = query.device.type, _autocast_dtype(query)
-        ours = dropout_p > 0 or query.shape[-1] != value.shape[-1]  # torch's would be math
-
-        def run(mask: Tensor | None, *leaves: Tensor) -> Tensor:
-            if not ours:
-                return torchs(mask, *leaves)
-            jets = [torch.stack([x, torch.zeros_like(x)]) for x in (y.to(dtype) for y in leaves)]
-            return attention(*jets, mask=mask, q=1)[0]
-
-        def run_again(mask: Tensor | None, *leaves: Tensor) -> Tensor:
-            """Run within a backward, where autocast and this mode may be on or off."""
-            if mask is not None and mask.is_floating_point():
-                mask = mask.to(dtype)
-            with torch.autocast(device, enabled=False), torch_private.disable_torch_function():
-                return run(mask, *(x.to(dtype) for x in leaves))
-
+    query, key, value, mask = _cast(*inputs, mask)
+    query, key, value, mask = _aligned(query, key, value, mask, enable_gqa)
+    call = Call(
+        default_scale(query) if scale is None else scale,
+        is_causal,
+        dropout_p,
         # Hooks, those of a checkpoint, may keep what is saved for one use, or run a block for each
-        # graph that asks: theirs is the outer graph alone, and the backward makes the inner anew.
-        hooked = torch_private.autograd._top_saved_tensors_default_hooks(False) is not None
-        with saved_tensors_hooks(_same, _same) if hooked else nullcontext():
-            leaves = _leaves(inputs, [x.requires_grad for x in inputs])
-            out = run(attn_mask, *leaves)
-        if ours or _is_fused(out):
-            again = run_again if hooked else None
-            return _Attention.apply((out, leaves), again, attention, attn_mask, *inputs)
-        reason = "torch chose no fused kernel for it"
-    _warn_of_math(reason)
-    with sdpa_kernel(SDPBackend.MATH):
-        return torchs(attn_mask, *inputs)
+        # graph that asks: the backward makes what it needs anew.
+        None if _hooked() else [],
+    )
+    # vmap says by its `randomness` what a draw is.
+    seed = fresh_seed_on(query.device) if dropout_p else None
+    y = Attention.apply(query, key, value, mask, seed, call)
+    lead = inputs[0].shape[:-1] if query.ndim == 4 and inputs[0].ndim < 4 else y.shape[:-1]
+    return y.reshape(*lead, y.shape[-1])
 
 
-def _leaves(inputs: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor]:
-    """Return the inputs as leaves of another graph, laid out as torch's fused kernels want them."""
-    apart = [x.detach() for x in inputs]
-    return [
-        (x if x.stride(-1) == 1 else x.contiguous()).requires_grad_(need)
-        for x, need in zip(apart, needed, strict=True)
+def _differentiated(tensors: Sequence[Tensor | None]) -> bool:
+    """Return whether a derivative of a tensor may be asked for, by autograd or a transform."""
+    functorch = torch_private.functorch
+    if functorch.peek_interpreter_stack() is not None:
+        kinds = {layer.key() for layer in functorch.get_interpreter_stack()}
+        if kinds != {functorch.TransformType.Vmap}:
+            return True
+    for x in tensors:
+        while x is not None and functorch.is_functorch_wrapped_tensor(x):
+            x = functorch.get_unwrapped(x)
+        if x is None:
+            continue
+        if x.requires_grad and torch.is_grad_enabled():
+            return True
+        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+            return True
+    return False
+
+
+def _cast(*tensors: Tensor | None) -> list[Any]:
+    """Convert to the dtype in which torch's attention would compute under autocast."""
+    query = tensors[0]
+    assert query is not None
+    device = query.device.type
+    if not torch.is_autocast_enabled(device) or query.dtype == torch.float64:
+        return [*tensors]
+    dtype = torch.get_autocast_dtype(device)
+    return [x if x is None or not x.is_floating_point() else x.to(dtype) for x in tensors]
+
+
+def _aligned(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, grouped: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the tensors with one number of dimensions, four or more, and one batch; heads of keys
+    and values the same, dividing those of the query."""
+    inputs = [x[(None,) * (4 - x.ndim)] for x in (query, key, value)]
+    sizes = [x.shape[: -3 if grouped else -2] for x in inputs]
+    lead = torch.broadcast_shapes(*sizes)
+    inputs = [
+        x if size == lead else x.expand(*lead, *x.shape[len(size) - x.ndim :])
+        for x, size in zip(inputs, sizes, strict=True)
     ]
+    heads = inputs[0].shape[-3]
+    if inputs[1].shape[-3] != inputs[2].shape[-3]:
+        inputs[1:] = [x.repeat_interleave(heads // x.shape[-3], -3) for x in inputs[1:]]
+    ndim = inputs[0].ndim
+    if mask is not None and mask.ndim < ndim:
+        mask = mask[(None,) * (ndim - mask.ndim)]
+    return inputs[0], inputs[1], inputs[2], mask
+
+
+# ---- the functions ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """What a call of attention takes beside tensors.
+
+    Attributes:
+        graph: holds, once `Attention` has run, its result and leaves, with a graph of torch's own
+            between them, which is the first backward; None: it is not kept.
+        mask_learns: whether the mask's gradient is asked for.
+    """
+
+    scale: float
+    causal: bool
+    dropout_p: float
+    graph: list[tuple[Tensor, list[Tensor]]] | None
+    mask_learns: bool = False
+
+    def products(self, tensors: Sequence[Any]) -> products.Products:
+        """Return the arguments of formulas, from query, key, value, mask, seed and what follows."""
+        query, key, value, mask, seed = tensors[:5]
+        factor = None
+        if self.dropout_p:
+            batch, heads, rows = query.shape[-4:-1]
+            kept = dropout_mask(
+                batch, heads, rows, key.shape[-2], self.dropout_p, seed, query.device
+            )
+            factor = kept.to(query.dtype) / (1 - self.dropout_p)
+        return products.Products(query, key, value, mask, self.scale, self.causal, factor)
+
+
+class _Operator(Function):
+    """A function of query, key, value, mask, seed and further tensors, with the `Call` last."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
+        *tensors, ctx.call = inputs
+        ctx.set_materialize_grads(False)  # what does not move costs nothing
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
+        *tensors, call = inputs
+        results = _for_each(cls, info.batch_size, tensors, in_dims, call)
+        if isinstance(results, Tensor):
+            return results, 0
+        return results, tuple(None if x is None else 0 for x in results)
+
+
+def _for_each(
+    function: type[Function],
+    size: int,
+    tensors: Sequence[Tensor | None],
+    dims: Sequence[int | None],
+    call: Call,
+) -> Any:
+    """Call a function for each of ``size`` places along a dimension of some tensors, and return its
+    results with that dimension in front."""
+    if not call.dropout_p:
+        return function.apply(
+            *(
+                x if x is None else x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+                for x, dim in zip(tensors, dims, strict=False)
+            ),
+            call,
+        )
+    # A place in a batch has weights of its own dropped, which all places here share.
+    rows = [
+        function.apply(
+            *(
+                x if x is None or dim is None else x.select(dim, n)
+                for x, dim in zip(tensors, dims, strict=False)
+            ),
+            call,
+        )
+        for n in range(size)
+    ]
+    if isinstance(rows[0], Tensor):
+        return torch.stack(rows)
+    columns = zip(*rows, strict=True)
+    return tuple(None if column[0] is None else torch.stack(column) for column in columns)
+
+
+def _apply(function: type[Function], *inputs: Any) -> Any:
+    """Call a function within a backward, where torch's older batched tensors, those of
+    `is_grads_batched`, may come: to Python they are one tensor without a history."""
+    *tensors, call = inputs
+    batched = torch_private.functorch.is_legacy_batchedtensor
+    dims = [0 if x is not None and batched(x) else None for x in tensors]
+    if not any(dim == 0 for dim in dims):
+        return function.apply(*inputs)
+    plain = [
+        x if dim is None else torch_private.remove_batch_dim(x, 1, 0, 0)
+        for x, dim in zip(tensors, dims, strict=True)
+    ]
+    size = next(len(x) for x, dim in zip(plain, dims, strict=True) if dim == 0)
+    results = _for_each(function, size, plain, dims, call)
+    join = torch_private.add_batch_dim
+    if isinstance(results, Tensor):
+        return join(results, 0, 1)
+    return tuple(None if x is None else join(x, 0, 1) for x in results)
+
+
+def _plainly(forward: Callable[..., Any]) -> Any:
+    """Make a forward, which is handed plain tensors, free of modes and of autocast."""
+
+    @wraps(forward)
+    def run(query: Tensor, *inputs: Any) -> Any:
+        off = torch.autocast(query.device.type, enabled=False)
+        with torch_private.disable_torch_function(), off, torch.no_grad():
+            return forward(query, *inputs)
+
+    return staticmethod(run)
+
+
+class _Primal:
+    """The context of a function whose tensors have the tangents of outer levels alone."""
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx = ctx
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._ctx, name)
+        if name != "saved_tensors":
+            return value
+        unpack = torch_private.unpack_dual
+        return tuple(None if x is None else unpack(x, level=0)[0] for x in value)
+
+
+def _forward_mode(jvp: Callable[..., Any]) -> Any:
+    """Make a jvp differentiable by outer levels of forward mode.
+
+    torch switches forward mode off in it, for all levels: a sum of two terms would lose the
+    tangents of the outer ones without a word.
+    """
+
+    @wraps(jvp)
+    def run(ctx: Any, *tangents: Tensor | None) -> Any:
+        with torch_private.set_forward_grad_enabled(True):
+            return jvp(_Primal(ctx), *tangents)
+
+    return staticmethod(run)
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a + b
+
+
+class Attention(_Operator):
+    """Attention: query, key, value, mask, seed, call -> y."""
+
+    @_plainly
+    def forward(*inputs: Any) -> Tensor:
+        *tensors, call = inputs
+        if not _fused(call, tensors):
+            return _by_formula(products.value, tensors, call)[0]  # type: ignore[return-value]
+        out, leaves = _run(tensors, call)
+        if call.graph is not None:
+            call.graph[:] = [(out, leaves)]
+        # No view, to which a dual level gives no tangent.
+        return torch.ops.aten._unsafe_view(out.data, (*tensors[0].shape[:-1], out.shape[-1]))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _Operator.setup_context(ctx, inputs, output)
+        # The graph has the result's memory: saved, it tells who writes into it.
+        kept = [output] if ctx.call.graph else []
+        ctx.save_for_backward(*inputs[:-1], _MARKER, *kept)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> Any:
+        if g is None:
+            return (None,) * 6
+        call = replace(ctx.call, mask_learns=ctx.needs_input_grad[3])
+        return *_apply(Backward, *ctx.saved_tensors[:5], g, call), None, None
+
+    @_forward_mode
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        return Tangent.apply(*ctx.saved_tensors[:5], *tangents[:4], ctx.call)
+
+
+class Backward(_Operator):
+    """The gradients of attention: query, key, value, mask, seed, g, call -> gradients of four."""
+
+    @_plainly
+    def forward(*inputs: Any) -> Any:
+        *tensors, g, call = inputs
+        if call.mask_learns or not _fused(call, tensors):
+            return tuple(_by_formula(products.backward, tensors, call, g))
+        flat = _flat(*tensors[:3])
+        out, leaves = call.graph[0] if call.graph else (None, flat)
+        if out is None or not all(map(Tensor.is_set_to, leaves, flat)):
+            out, leaves = _run(tensors, call)
+        gradients = torch.autograd.grad(out, leaves, g.reshape(out.shape), retain_graph=True)
+        pairs = zip(gradients, tensors[:3], strict=True)
+        return *(gradient.reshape(x.shape) for gradient, x in pairs), None
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
+        if all(c is None for c in cotangents):
+            return (None,) * 7
+        call = replace(ctx.call, mask_learns=ctx.needs_input_grad[3])
+        *gradients, along = _apply(Second, *ctx.saved_tensors, *cotangents, call)
+        return *gradients, None, along, None
+
+    @_forward_mode
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+        *inputs, g = ctx.saved_tensors
+        *moves, _, dg, _ = tangents
+        results: Sequence[Tensor | None] = (None,) * 4
+        if dg is not None:
+            results = Backward.apply(*inputs, dg, ctx.call)
+        if any(x is not None for x in moves):
+            *more, _ = Second.apply(*inputs, g, *moves, ctx.call)
+            results = tuple(map(_sum, results, more))
+        return results
+
+
+class Tangent(_Operator):
+    """The derivative J d: query, key, value, mask, seed, their tangents d, call -> J d."""
+
+    @_plainly
+    def forward(*inputs: Any) -> Any:
+        *tensors, call = inputs
+        tensors, direction = tensors[:5], tensors[5:]
+        if not _fused(call, tensors, direction[3]):
+            return _by_formula(products.tangent, tensors, call, *direction)[0]
+        lead = tensors[0].shape[:-4]
+        shape = (*tensors[0].shape[:-1], tensors[2].shape[-1])
+        if lead.numel() > 1 and not call.dropout_p and all(map(_is_shared, tensors[:4])):
+            tensors = [x if x is None else x[(0,) * len(lead)] for x in tensors[:4]] + [None]
+            many = [None if d is None else d.flatten(0, -5) for d in direction[:3]]
+        else:
+            tensors = [*_flat(*tensors[:3]), _flat_mask(tensors), tensors[4]]
+            many = [None if d is None else d.flatten(0, -4)[None] for d in direction[:3]]
+        number = next((len(d) for d in many if d is not None), 1)
+        jets = [
+            torch.cat([x[None], x.new_zeros(()).expand(number, *x.shape) if d is None else d])
+            for x, d in zip(tensors, many, strict=False)
+        ]
+        return _jet(tensors, call)(*jets, q=number)[1:].reshape(shape)
+
+    @staticmethod
+    def backward(ctx: Any, c: Tensor | None) -> Any:
+        if c is None:
+            return (None,) * 10
+        inputs, direction = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
+        needed = ctx.needs_input_grad
+        of_inputs: Sequence[Tensor | None] = (None,) * 5
+        of_direction: Sequence[Tensor | None] = (None,) * 4
+        if any(needed[:4]):
+            call = replace(ctx.call, mask_learns=needed[3])
+            of_inputs = _apply(Second, *inputs, c, *direction, call)
+        if any(needed[5:9]):
+            call = replace(ctx.call, mask_learns=needed[8])
+            of_direction = _apply(Backward, *inputs, c, call)
+        return *of_inputs[:4], None, *of_direction, None
+
+    @_forward_mode
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+        inputs, direction = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
+        moves, turns = tangents[:4], tangents[5:9]
+        result = None
+        if any(x is not None for x in moves):
+            result = Mixed.apply(*inputs, *direction, *moves, ctx.call)
+        if any(x is not None for x in turns):
+            result = _sum(result, Tangent.apply(*inputs, *turns, ctx.call))
+        return result
+
+
+class _Last(_Operator):
+    """A function of second order, whose derivatives are its formula's."""
+
+    formula: products.Formula
+
+    @classmethod
+    def _closed(cls, ctx: Any) -> tuple[list[int], Any, Callable[..., Any]]:
+        """Return which tensors have derivatives, and the formula's results and vjp at these."""
+        tensors = ctx.saved_tensors
+        places = [n for n, x in enumerate(tensors) if x is not None and x.is_floating_point()]
+
+        def results(*moving: Tensor) -> tuple[Tensor, ...]:
+            values = [*tensors]
+            for n, x in zip(places, moving, strict=True):
+                values[n] = x
+            with torch.autocast(moving[0].device.type, enabled=False):
+                found = products.whole(cls.formula, ctx.call.products(values), *values[5:])
+            return tuple(x for x in found if x is not None)
+
+        return places, *torch.func.vjp(results, *(tensors[n] for n in places))
+
+    @classmethod
+    def _gradients(cls, ctx: Any, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        places, values, vjp = cls._closed(ctx)
+        present = [c for c, there in zip(cotangents, cls._there(ctx), strict=True) if there]
+        gradients = dict(zip(places, vjp(tuple(map(_or_zeros, present, values))), strict=True))
+        return [*(gradients.get(n) for n in range(len(ctx.saved_tensors))), None]
+
+    @classmethod
+    def _there(cls, ctx: Any) -> list[bool]:
+        """Return which results there are: all but the gradient of a mask that has none."""
+        return [
+            kind != "m" or products.learns(ctx.saved_tensors[3])
+            for kind in products.RESULTS[cls.formula]
+        ]
+
+    @classmethod
+    def _along(cls, ctx: Any, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        places, values, vjp = cls._closed(ctx)
+        moves = tuple(_or_zeros(tangents[n], ctx.saved_tensors[n]) for n in places)
+        # The vjp is linear, and its own vjp is the jvp, which torch.func.jvp is not within a jvp.
+        zeros = tuple(map(torch.zeros_like, values))
+        along = iter(torch.func.vjp(vjp, zeros)[1](moves)[0])
+        return [next(along) if there else None for there in cls._there(ctx)]
+
+
+def _or_zeros(x: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if x is None else x
+
+
+class Second(_Last):
+    """The gradients of <g, J d> and J d: query, key, value, mask, seed, g, d, call -> five."""
+
+    formula = products.second
+
+    @_plainly
+    def forward(*inputs: Any) -> Any:
+        *tensors, call = inputs
+        tensors, (g, *direction) = tensors[:5], tensors[5:]
+        if call.mask_learns or not _fused(call, tensors, direction[3]):
+            return tuple(_by_formula(products.second, tensors, call, g, *direction))
+        flat = [x[None] for x in _flat(*tensors[:3])]
+        moves = [None if d is None else d.flatten(0, -4)[None] for d in direction[:3]]
+        along, *gradients = second_backward(
+            g.flatten(0, -4)[None], flat, moves, _jet(tensors, call)
+        )
+        assert along is not None
+        shapes = [x.shape for x in tensors[:3]]
+        results = [
+            None if x is None else x.reshape(shape)
+            for x, shape in zip(gradients, shapes, strict=True)
+        ]
+        return *results, None, along.reshape(*shapes[0][:-1], shapes[2][-1])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
+        return tuple(Second._gradients(ctx, cotangents))
+
+    @_forward_mode
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+        return tuple(Second._along(ctx, tangents))
+
+
+class Mixed(_Last):
+    """The second derivative along d and e: query, key, value, mask, seed, d, e, call -> y."""
+
+    formula = products.mixed
+
+    @_plainly
+    def forward(*inputs: Any) -> Any:
+        *tensors, call = inputs
+        tensors, one, other = tensors[:5], tensors[5:9], tensors[9:]
+        if not _fused(call, tensors, one[3], other[3]):
+            return _by_formula(products.mixed, tensors, call, *one, *other)[0]
+        jets = [
+            torch.stack(_flat(x, *(_or_zeros(y, x) for y in (d, e, None))))
+            for x, d, e in zip(tensors[:3], one, other, strict=False)
+        ]
+        y = _jet(tensors, call)(*jets, q=2)[3]
+        return y.reshape(*tensors[0].shape[:-1], y.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, c: Tensor | None) -> Any:
+        return tuple(Mixed._gradients(ctx, [c]))
+
+    @_forward_mode
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+        return Mixed._along(ctx, tangents)[0]
+
+
+# ---- who computes ----------------------------------------------------------------------------
+
+
+def _fused(call: Call, tensors: Sequence[Tensor | None], *of_mask: Tensor | None) -> bool:
+    """Return whether kernels serve a call: the mask has no tangent."""
+    return all(x is None for x in of_mask)
+
+
+def _by_formula(
+    formula: products.Formula, tensors: Sequence[Any], call: Call, *rest: Tensor | None
+) -> list[Tensor | None]:
+    compute = products.whole if call.dropout_p or call.causal else products.in_pieces
+    return compute(formula, call.products(tensors), *rest)
+
+
+def _is_shared(x: Tensor | None) -> bool:
+    """Return whether the leading dimensions repeat one tensor of four."""
+    return x is None or all(
+        size == 1 or stride == 0 for size, stride in zip(x.shape[:-4], x.stride(), strict=False)
+    )
+
+
+def _flat(*tensors: Tensor) -> list[Tensor]:
+    """Return tensors with one batch dimension."""
+    return [x.flatten(0, -4) for x in tensors]
+
+
+def _flat_mask(tensors: Sequence[Any]) -> Tensor | None:
+    query, _, _, mask, _ = tensors
+    if mask is None or mask.ndim == 4:
+        return mask
+    if _is_shared(mask) and len(mask[(0,) * (mask.ndim - 4)]) == 1:
+        return mask[(0,) * (mask.ndim - 4)]
+    return mask.expand(*query.shape[:-3], *mask.shape[-3:]).flatten(0, -4)
+
+
+def _jet(tensors: Sequence[Any], call: Call) -> Callable[..., Tensor]:
+    """Return `attention_jet` with what it takes beside jets and q."""
+    seed = tensors[4]
+    return partial(
+        ops.attention_jet,
+        mask=_flat_mask(tensors),
+        scale=call.scale,
+        causal=call.causal,
+        dropout_p=call.dropout_p,
+        dropout_seed=0 if seed is None else seed,
+    )
+
+
+def _run(tensors: Sequence[Any], call: Call) -> tuple[Tensor, list[Tensor]]:
+    """Return attention and leaves, with a graph between them whose backward is the first one."""
+    mask = _flat_mask(tensors)
+    # Those of a checkpoint are the outer graph's.
+    hooks = saved_tensors_hooks(_same, _same) if _hooked() else nullcontext()
+    forced = sdpa_kernel([*_FUSED, SDPBackend.MATH]) if math_is_forced() else nullcontext()
+    with torch.enable_grad(), hooks, forced:
+        leaves = [_as_kernels_take(x.flatten(0, -4).detach()).requires_grad_() for x in tensors[:3]]
+        options: dict[str, Any] = {
+            "scale": call.scale,
+            "enable_gqa": leaves[0].shape[1] != leaves[1].shape[1],
+        }
+        arguments = (*leaves, mask, call.dropout_p, call.causal)
+        # Of torch's own kernels none says which weights it dropped: ours draws them again.
+        ours = call.dropout_p or torch_private.fused_attention_choice(*arguments, **options) == 0
+        if not ours:
+            return _SDPA(*arguments, **options), leaves
+        jets = [torch.stack([x, torch.zeros_like(x)]) for x in leaves]
+        return _jet(tensors, call)(*jets, q=1)[0], leaves
+
+
+def _hooked() -> bool:
+    """Return whether hooks see what autograd saves."""
+    return torch_private.autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 def _same(x: Tensor) -> Tensor:
     return x
 
 
-def _autocast_dtype(query: Tensor) -> torch.dtype:
-    """Return the dtype in which torch's attention would compute."""
-    device = query.device.type
-    autocast = torch.is_autocast_enabled(device) and query.dtype != torch.float64
-    return torch.get_autocast_dtype(device) if autocast else query.dtype
+def _as_kernels_take(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _unserved(inputs: Sequence[Tensor], mask: Tensor | None) -> str | None:
-    """Say why the operator cannot give this call's second backward; None: it can."""
-    query, key, value = inputs
-    if mask is not None and mask.requires_grad:
-        return "its mask requires a gradient"
-    if transformed():
-        return "it runs within a transform of torch.func or forward-mode AD"
-    if any(x.is_nested or x.ndim != 4 for x in inputs):
-        return "query, key and value are not [batch, heads, tokens, size]"
-    if not query.shape[0] == key.shape[0] == value.shape[0] or key.shape[1] != value.shape[1]:
-        return "query, key and value differ in their batch, or key and value in their heads"
-    return None
+_FUSED = (
+    *(SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION),
+)
 
 
-def _below_transforms(inputs: Sequence[Tensor | None]) -> bool:
-    """Return whether transforms of torch.func are active, but none of them has made an input."""
-    functorch = torch_private.functorch
-    active = functorch.get_dynamic_layer_stack_depth() > 0
-    return active and not any(
-        x is not None and functorch.is_functorch_wrapped_tensor(x) for x in inputs
+def math_is_forced() -> bool:
+    """Return whether the program allows no kernel of attention but math."""
+    cuda = torch.backends.cuda
+    return not (
+        cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.cudnn_sdp_enabled()
     )
-
-
-def _is_fused(out: Tensor) -> bool:
-    """Return whether one of torch's fused kernels, here or in a context around this one, made what
-    was computed from leaves."""
-    nodes = [out.grad_fn]
-    while nodes:
-        node = nodes.pop()
-        if node is None:
-            continue
-        if "ScaledDotProduct" in node.name() or node.name() == "_AttentionBackward":
-            return True
-        nodes += [below for below, _ in node.next_functions]
-    return False
-
-
-_warned: set[str] = set()
-
-
-def _warn_of_math(reason: str) -> None:
-    if reason not in _warned:
-        _warned.add(reason)
-        warnings.warn(
-            "jx.differentiable: torch's math attention, which builds a matrix of tokens by "
-            f"tokens, computes a call of scaled_dot_product_attention, because {reason}.",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-
-
-class _Attention(torch.autograd.Function):
-    """Attention whose forward has run: ``inner`` is its result and leaves, with a graph of their
-    own between them, whose backward is the first one.  Where there is ``again``, the backward makes
-    that graph anew with it."""
-
-    @staticmethod
-    def forward(
-        ctx: Context,
-        inner: tuple[Tensor, list[Tensor]],
-        again: Callable[..., Tensor] | None,
-        attention: Callable[..., Tensor],
-        mask: Tensor | None,
-        *inputs: Tensor,
-    ) -> Tensor:
-        ctx.save_for_backward(_MARKER, mask, *inputs)  # type: ignore[arg-type]  # or None
-        ctx.constants = (None if again else inner, again, attention)
-        return inner[0].detach()
-
-    @staticmethod
-    def backward(ctx: Context, gradient: Tensor) -> Gradients:
-        _, *saved = ctx.saved_tensors
-        inner, again, attention = ctx.constants
-
-        def first(gradient: Tensor) -> Gradients:
-            nonlocal inner
-            if inner is None:
-                with torch.enable_grad():
-                    leaves = _leaves(saved[1:], ctx.needs_input_grad[4:])
-                    inner = again(saved[0], *leaves), leaves
-            return _Backward.apply(inner, attention, gradient, *saved)
-
-        return None, None, None, None, *_one_by_one(first, [gradient])
-
-
-class _Backward(torch.autograd.Function):
-    """The first backward, whose own backward is `ops.attention.second_backward`."""
-
-    @staticmethod
-    def forward(
-        ctx: Context,
-        inner: tuple[Tensor, list[Tensor]],
-        attention: Callable[..., Tensor],
-        gradient: Tensor,
-        mask: Tensor | None,
-        *inputs: Tensor,
-    ) -> Gradients:
-        out, leaves = inner
-        ctx.save_for_backward(gradient, mask, *inputs)  # type: ignore[arg-type]  # or None
-        ctx.constants = (out.dtype, attention)
-        wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        results = iter(torch.autograd.grad(out, wanted, gradient, retain_graph=True))
-        return tuple(next(results) if leaf.requires_grad else None for leaf in leaves)
-
-    @staticmethod
-    def backward(ctx: Context, *cotangents: Tensor | None) -> Gradients:
-        gradient, mask, *inputs = ctx.saved_tensors
-        dtype, attention = ctx.constants
-
-        def second(*cotangents: Tensor | None) -> list[Tensor | None]:
-            results = second_backward(
-                gradient.unsqueeze(0),
-                [x.to(dtype).unsqueeze(0) for x in inputs],
-                [None if c is None else c.to(dtype).unsqueeze(0) for c in cotangents],
-                partial(attention, mask=mask),
-            )
-            return [None if g is None else g.squeeze(0) for g in results]
-
-        of_gradient, *of_inputs = _one_by_one(second, cotangents)
-        return None, None, of_gradient, None, *of_inputs
-
-
-def _one_by_one(
-    backward: Callable[..., Sequence[Tensor | None]], cotangents: Sequence[Tensor | None]
-) -> Sequence[Tensor | None]:
-    """Run a backward for each of the cotangents that `is_grads_batched` or a vmap brings at once.
-
-    To Python they are one tensor, of which a Function would not see that it requires a gradient.
-    """
-    functorch = torch_private.functorch
-    tensors = [c for c in cotangents if c is not None]
-    layer = functorch.peek_interpreter_stack()
-    below: AbstractContextManager[None] = nullcontext()
-    if any(map(functorch.is_legacy_batchedtensor, tensors)):
-        level, join = 1, torch_private.add_batch_dim  # of `is_grads_batched`, which nothing nests
-
-        def split(c: Tensor) -> tuple[Tensor, int | None]:
-            batched = functorch.is_legacy_batchedtensor(c)
-            return (torch_private.remove_batch_dim(c, level, 0, 0), 0) if batched else (c, None)
-
-    elif layer is None:
-        return backward(*cotangents)
-    else:
-        level, join = layer.level(), functorch._add_batch_dim
-        if layer.key() != functorch.TransformType.Vmap and any(
-            functorch.maybe_get_level(c) == level for c in tensors
-        ):
-            raise RuntimeError(
-                "jx.differentiable: torch.func differentiates a backward whose forward ran "
-                "outside of it; expected a vmap alone there: write both as one function, "
-                "torch.func.grad or vjp of the forward, or differentiate by torch.autograd.grad."
-            )
-        below = torch_private.pyfunctorch.temporarily_pop_interpreter_stack()
-
-        def split(c: Tensor) -> tuple[Tensor, int | None]:
-            return functorch._unwrap_batched(c, level)  # type: ignore[no-any-return]
-
-    parts = [(None, None) if c is None else split(c) for c in cotangents]
-    with below:
-        if all(dim is None for _, dim in parts):
-            return _one_by_one(backward, [c for c, _ in parts])
-        columns = [repeat(c) if c is None or dim is None else c.unbind(dim) for c, dim in parts]
-        rows = zip(*columns, strict=False)  # some of which repeat without end
-        results = zip(*(_one_by_one(backward, row) for row in rows), strict=True)
-        stacks = [None if rows[0] is None else torch.stack(rows) for rows in results]
-    return [None if x is None else join(x, 0, level) for x in stacks]

@@ -14,11 +14,10 @@ from torch.autograd.graph import Node
 
 from .. import torch_private
 from ..ops.attention import with_plain_mask
-from ..ops.library import unwatched
+from ..ops.library import forward_mode_is_on, unwatched
 from ._types import Named
 from .layout import JetLayout, each_tensor, replace_tensors
 from .registry import (
-    forward_mode_is_on,
     function_name,
     is_apply,
     missing_rule,

@@ -16,6 +16,7 @@ import torch
 from torch.utils.checkpoint import CheckpointFunction
 
 from .. import torch_private
+from ..ops.library import forward_mode_is_on
 from ..torch_private import functional as F
 from ._types import Args, Function
 
@@ -335,8 +336,6 @@ def is_apply(function: Function) -> bool:
     """Return whether this is the method ``apply`` of an autograd Function."""
     return isinstance(function, MethodType) and function.__func__ is APPLY
 
-
-forward_mode_is_on: Callable[[], bool] = getattr(torch._C, "_is_fwd_grad_enabled", lambda: False)
 
 # Part of a Function's module, or of an operator's name → the library, and how to avoid it.
 _LIBRARIES = {

@@ -185,11 +185,15 @@ def gpu_is_served(index: int | None = None) -> bool:
     return not torch.cuda.is_available() or torch.cuda.get_device_capability(index) >= OLDEST_GPU
 
 
+forward_mode_is_on: Callable[[], bool] = getattr(torch._C, "_is_fwd_grad_enabled", lambda: False)
+
+
 def transformed() -> bool:
     """Return whether a transform of torch.func or a level of forward-mode AD is active."""
     # Of the ways to ask, this one also answers rightly while dynamo traces (torch 2.13).
     nested = torch_private.functorch.get_dynamic_layer_stack_depth()
-    return nested > 0 or forward_ad._current_level >= 0
+    # In the forward of an autograd Function, whose tensors are plain, forward mode is off.
+    return nested > 0 or (forward_ad._current_level >= 0 and forward_mode_is_on())
 
 
 def recorded() -> bool:
