@@ -541,11 +541,14 @@ def _flat(*tensors: Tensor) -> list[Tensor]:
 
 
 def _flat_mask(tensors: Sequence[Any]) -> Tensor | None:
-    query, _, _, mask, _ = tensors
-    if mask is None or mask.ndim == 4:
-        return mask
-    if _is_shared(mask) and len(mask[(0,) * (mask.ndim - 4)]) == 1:
-        return mask[(0,) * (mask.ndim - 4)]
+    """Return the mask, of which nobody asks a gradient, with one batch dimension."""
+    query, _, _, mask = tensors[:4]
+    if mask is None:
+        return None
+    mask = mask.detach()
+    first = mask[(0,) * (mask.ndim - 4)]
+    if _is_shared(mask) and (mask.ndim == 4 or len(first) == 1):
+        return first
     return mask.expand(*query.shape[:-3], *mask.shape[-3:]).flatten(0, -4)
 
 

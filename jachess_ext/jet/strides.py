@@ -397,7 +397,7 @@ def stack_laid_out(streams: Tensor, strides: tuple[int, ...], copy: bool = False
     dense = dense.clone(memory_format=torch.contiguous_format) if copy else dense.contiguous()
     back = sorted(range(streams.ndim), key=(0, *order).__getitem__)  # the inverse permutation
     laid_out = dense.permute(back).expand(shape)
-    if _same_strides(shape[1:], laid_out.stride()[1:], strides):
+    if transformed() or _same_strides(shape[1:], laid_out.stride()[1:], strides):
         return laid_out
     # Strides with gaps, as of a slice: scattered into zeros, which has a gradient, too.
     extent = 1 + sum((size - 1) * stride for size, stride in zip(shape[1:], strides, strict=True))
