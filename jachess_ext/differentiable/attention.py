@@ -34,6 +34,7 @@ from ..ops import attention_products as products
 from ..ops.attention import second_backward
 from ..ops.attention_reference import default_scale, dropout_mask
 from ..ops.directions import fresh_seed_on
+from ..ops.library import recorded
 from .registry import answers
 
 _SDPA = torch_private.scaled_dot_product_attention  # not by a name that others replace
@@ -217,7 +218,7 @@ def _for_each(
 
 
 def _apply(function: type[Function], *inputs: Any) -> Any:
-    """Call a function within a backward, where torch's older batched tensors, those of
+    """Call a function within a backward or jvp, where torch's older batched tensors, those of
     `is_grads_batched`, may come: to Python they are one tensor without a history."""
     *tensors, call = inputs
     batched = torch_private.functorch.is_legacy_batchedtensor
@@ -237,13 +238,19 @@ def _apply(function: type[Function], *inputs: Any) -> Any:
 
 
 def _plainly(forward: Callable[..., Any]) -> Any:
-    """Make a forward, which is handed plain tensors, free of modes and of autocast."""
+    """Make a forward, which is handed plain tensors, free of modes and of autocast.
+
+    What it returns is in nobody's hands, and no view, to which a dual level gives no tangent.
+    """
 
     @wraps(forward)
     def run(query: Tensor, *inputs: Any) -> Any:
         off = torch.autocast(query.device.type, enabled=False)
         with torch_private.disable_torch_function(), off, torch.no_grad():
-            return forward(query, *inputs)
+            results = forward(query, *inputs)
+        if isinstance(results, Tensor):
+            return results.data
+        return tuple(None if x is None else x.data for x in results)
 
     return staticmethod(run)
 
@@ -292,8 +299,7 @@ class Attention(_Operator):
         out, leaves = _run(tensors, call)
         if call.graph is not None:
             call.graph[:] = [(out, leaves)]
-        # No view, to which a dual level gives no tangent.
-        return torch.ops.aten._unsafe_view(out.data, (*tensors[0].shape[:-1], out.shape[-1]))
+        return out.detach().reshape(*tensors[0].shape[:-1], out.shape[-1])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -311,7 +317,7 @@ class Attention(_Operator):
 
     @_forward_mode
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
-        return Tangent.apply(*ctx.saved_tensors[:5], *tangents[:4], ctx.call)
+        return _apply(Tangent, *ctx.saved_tensors[:5], *tangents[:4], ctx.call)
 
 
 class Backward(_Operator):
@@ -344,9 +350,9 @@ class Backward(_Operator):
         *moves, _, dg, _ = tangents
         results: Sequence[Tensor | None] = (None,) * 4
         if dg is not None:
-            results = Backward.apply(*inputs, dg, ctx.call)
+            results = _apply(Backward, *inputs, dg, ctx.call)
         if any(x is not None for x in moves):
-            *more, _ = Second.apply(*inputs, g, *moves, ctx.call)
+            *more, _ = _apply(Second, *inputs, g, *moves, ctx.call)
             results = tuple(map(_sum, results, more))
         return results
 
@@ -397,9 +403,9 @@ class Tangent(_Operator):
         moves, turns = tangents[:4], tangents[5:9]
         result = None
         if any(x is not None for x in moves):
-            result = Mixed.apply(*inputs, *direction, *moves, ctx.call)
+            result = _apply(Mixed, *inputs, *direction, *moves, ctx.call)
         if any(x is not None for x in turns):
-            result = _sum(result, Tangent.apply(*inputs, *turns, ctx.call))
+            result = _sum(result, _apply(Tangent, *inputs, *turns, ctx.call))
         return result
 
 
@@ -524,7 +530,9 @@ def _fused(call: Call, tensors: Sequence[Tensor | None], *of_mask: Tensor | None
 def _by_formula(
     formula: products.Formula, tensors: Sequence[Any], call: Call, *rest: Tensor | None
 ) -> list[Tensor | None]:
-    compute = products.whole if call.dropout_p or call.causal else products.in_pieces
+    # A recorded graph may lose what is written in place, as pieces are (torch.func.linearize).
+    at_once = call.dropout_p or call.causal or recorded()
+    compute = products.whole if at_once else products.in_pieces
     return compute(formula, call.products(tensors), *rest)
 
 

@@ -27,7 +27,6 @@ from jachess_ext.differentiable import attention as twice
 from jachess_ext.ops.attention_reference import dropout_mask
 from python_tests.models.oracles import math_attention
 
-
 Context = Callable[[], AbstractContextManager[object]]
 Heads = tuple[Tensor, Tensor, Tensor]
 
