@@ -5,8 +5,8 @@ Up to order two each derivative is one of five functions, whose memory is linear
 | function | its derivative forward | backward |
 |---|---|---|
 | `Attention` | `Tangent` | `Backward` |
-| `Backward` | `Second` along the tangents, `Backward` of the gradient's own | `Second` |
-| `Tangent` | `Mixed`, and `Tangent` of the direction's own | `Second`, `Backward` |
+| `Backward` | `Second` | `Second` |
+| `Tangent` | `Mixed`, and `Tangent` of the direction's own | `Second` |
 | `Second`, `Mixed` | their formula, with T × Tk tensors | the same |
 
 A mask that has derivatives itself is served by products in pieces (`ops.attention_products`), all
@@ -31,7 +31,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .. import ops, torch_private
 from ..ops import attention_products as products
-from ..ops.attention import second_backward
 from ..ops.attention_reference import default_scale, dropout_mask
 from ..ops.directions import fresh_seed_on
 from ..ops.library import recorded
@@ -284,10 +283,6 @@ def _forward_mode(jvp: Callable[..., Any]) -> Any:
     return staticmethod(run)
 
 
-def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return b if a is None else a if b is None else a + b
-
-
 class Attention(_Operator):
     """Attention: query, key, value, mask, seed, call -> y."""
 
@@ -341,20 +336,17 @@ class Backward(_Operator):
         if all(c is None for c in cotangents):
             return (None,) * 7
         call = replace(ctx.call, mask_learns=ctx.needs_input_grad[3])
-        *gradients, along = _apply(Second, *ctx.saved_tensors, *cotangents, call)
-        return *gradients, None, along, None
+        *inputs, g = ctx.saved_tensors
+        *of_inputs, along = _apply(Second, *inputs, None, g, *cotangents, call)[:5]
+        return *of_inputs, None, along, None
 
     @_forward_mode
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
         *inputs, g = ctx.saved_tensors
         *moves, _, dg, _ = tangents
-        results: Sequence[Tensor | None] = (None,) * 4
-        if dg is not None:
-            results = _apply(Backward, *inputs, dg, ctx.call)
-        if any(x is not None for x in moves):
-            *more, _ = _apply(Second, *inputs, g, *moves, ctx.call)
-            results = tuple(map(_sum, results, more))
-        return results
+        if all(x is None for x in moves):
+            return _apply(Backward, *inputs, dg, ctx.call)
+        return _apply(Second, *inputs, dg, g, *moves, ctx.call)[:4]
 
 
 class Tangent(_Operator):
@@ -387,15 +379,11 @@ class Tangent(_Operator):
             return (None,) * 10
         inputs, direction = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
         needed = ctx.needs_input_grad
-        of_inputs: Sequence[Tensor | None] = (None,) * 5
-        of_direction: Sequence[Tensor | None] = (None,) * 4
-        if any(needed[:4]):
-            call = replace(ctx.call, mask_learns=needed[3])
-            of_inputs = _apply(Second, *inputs, c, *direction, call)
-        if any(needed[5:9]):
-            call = replace(ctx.call, mask_learns=needed[8])
-            of_direction = _apply(Backward, *inputs, c, call)
-        return *of_inputs[:4], None, *of_direction, None
+        call = replace(ctx.call, mask_learns=needed[3] or needed[8])
+        if not any(needed[:4]):
+            return (None,) * 5 + (*_apply(Backward, *inputs, c, call), None)
+        results = _apply(Second, *inputs, None, c, *direction, call)
+        return *results[:4], None, *results[5:], None
 
     @_forward_mode
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
@@ -405,7 +393,8 @@ class Tangent(_Operator):
         if any(x is not None for x in moves):
             result = _apply(Mixed, *inputs, *direction, *moves, ctx.call)
         if any(x is not None for x in turns):
-            result = _sum(result, _apply(Tangent, *inputs, *turns, ctx.call))
+            turned = _apply(Tangent, *inputs, *turns, ctx.call)
+            result = turned if result is None else result + turned
         return result
 
 
@@ -460,28 +449,30 @@ def _or_zeros(x: Tensor | None, like: Tensor) -> Tensor:
 
 
 class Second(_Last):
-    """The gradients of <g, J d> and J d: query, key, value, mask, seed, g, d, call -> five."""
+    """The gradients of <gy, y> + <g, J d> in the four and in d, and J d: query, key, value, mask,
+    seed, gy, g, d, call -> four, J d, four."""
 
     formula = products.second
 
     @_plainly
     def forward(*inputs: Any) -> Any:
         *tensors, call = inputs
-        tensors, (g, *direction) = tensors[:5], tensors[5:]
+        tensors, (gy, g, *direction) = tensors[:5], tensors[5:]
         if call.mask_learns or not _fused(call, tensors, direction[3]):
-            return tuple(_by_formula(products.second, tensors, call, g, *direction))
-        flat = [x[None] for x in _flat(*tensors[:3])]
-        moves = [None if d is None else d.flatten(0, -4)[None] for d in direction[:3]]
-        along, *gradients = second_backward(
-            g.flatten(0, -4)[None], flat, moves, _jet(tensors, call)
-        )
-        assert along is not None
-        shapes = [x.shape for x in tensors[:3]]
-        results = [
-            None if x is None else x.reshape(shape)
-            for x, shape in zip(gradients, shapes, strict=True)
+            return tuple(_by_formula(products.second, tensors, call, gy, g, *direction))
+        jets = [
+            torch.stack(_flat(x, _or_zeros(d, x))).requires_grad_()
+            for x, d in zip(tensors[:3], direction, strict=False)
         ]
-        return *results, None, along.reshape(*shapes[0][:-1], shapes[2][-1])
+        with torch.enable_grad():
+            y = _jet(tensors, call)(*jets, q=1)
+        cotangents = torch.stack(_flat(_or_zeros(gy, g), g))
+        gradients = torch.autograd.grad(y, jets, cotangents)
+        of_inputs, of_direction = (
+            [gradient[n].reshape(x.shape) for gradient, x in zip(gradients, tensors, strict=False)]
+            for n in (0, 1)
+        )
+        return *of_inputs, None, y[1].detach().reshape(g.shape), *of_direction, None
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:

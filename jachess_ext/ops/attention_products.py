@@ -126,27 +126,33 @@ def tangent(a: Products, *direction: Tensor | None) -> tuple[Tensor]:
     return (along if dv is None else along + _over_keys(_dropped(a, p), dv),)
 
 
-def second(a: Products, g: Tensor, *direction: Tensor | None) -> tuple[Tensor, ...]:
-    """Return the gradients of <g, J d> in query, key, value and scores, and J d."""
+def second(
+    a: Products, gy: Tensor | None, g: Tensor, *direction: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Return the gradients of <gy, y> + <g, J d> in query, key, value and scores, J d, and the
+    gradients in the directions of the four, which are attention's own at g."""
     p = _weights(a)
     ds = _slope(a, p, direction)
     inner = _centred(p, _dropped(a, _scores(g, a.value)))
-    w = p * inner
+    w, kept, moved = p * inner, _dropped(a, p), _dropped(a, p * ds)
     dq, dk, dv, _ = direction
     of_weights = inner * ds
+    of_value = _over_queries(moved, g, a.value)
+    along = _over_keys(moved, a.value)
     if dv is not None:
         of_weights = of_weights + _dropped(a, _scores(g, dv))
+        along = along + _over_keys(kept, dv)
+    if gy is not None:
+        of_weights = of_weights + _dropped(a, _scores(gy, a.value))
+        of_value = of_value + _over_queries(kept, gy, a.value)
     of_scores = p * _centred(p, of_weights)
     of_query, of_key = _of_scores(a, of_scores)
     if dk is not None:
         of_query = of_query + _over_keys(w, dk) * a.scale
     if dq is not None:
         of_key = of_key + _over_queries(w, dq, a.key) * a.scale
-    moved = _dropped(a, p * ds)
-    along = _over_keys(moved, a.value)
-    if dv is not None:
-        along = along + _over_keys(_dropped(a, p), dv)
-    return of_query, of_key, _over_queries(moved, g, a.value), of_scores, along
+    first = *_of_scores(a, w), _over_queries(kept, g, a.value), w
+    return of_query, of_key, of_value, of_scores, along, *first
 
 
 def mixed(a: Products, *directions: Tensor | None) -> tuple[Tensor]:
@@ -170,10 +176,10 @@ def mixed(a: Products, *directions: Tensor | None) -> tuple[Tensor]:
 # The shape of each further argument, and of each result: that of the query, the key, the value, the
 # mask (scores, before they are summed to it) or of what attention returns (y).
 _ARGUMENTS: dict[Formula, str] = {
-    **{value: "", backward: "y", tangent: "qkvm", second: "yqkvm", mixed: "qkvmqkvm"}
+    **{value: "", backward: "y", tangent: "qkvm", second: "yyqkvm", mixed: "qkvmqkvm"}
 }
 RESULTS: dict[Formula, str] = {
-    **{value: "y", backward: "qkvm", tangent: "y", second: "qkvmy", mixed: "y"}
+    **{value: "y", backward: "qkvm", tangent: "y", second: "qkvmyqkvm", mixed: "y"}
 }
 
 
