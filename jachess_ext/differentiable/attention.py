@@ -381,9 +381,12 @@ class Tangent(_Operator):
         needed = ctx.needs_input_grad
         call = replace(ctx.call, mask_learns=needed[3] or needed[8])
         if not any(needed[:4]):
-            return (None,) * 5 + (*_apply(Backward, *inputs, c, call), None)
-        results = _apply(Second, *inputs, None, c, *direction, call)
-        return *results[:4], None, *results[5:], None
+            results = (*(None,) * 5, *_apply(Backward, *inputs, c, call))
+        else:
+            results = _apply(Second, *inputs, None, c, *direction, call)
+        # The fifth is J d, in the place of the seed; what does not move has no gradient.
+        moves = [x if d is not None else None for x, d in zip(results[5:], direction, strict=True)]
+        return *results[:4], None, *moves, None
 
     @_forward_mode
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:

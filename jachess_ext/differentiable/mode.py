@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ContextDecorator
 from types import BuiltinFunctionType, MethodDescriptorType, MethodWrapperType
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,10 @@ from .registry import ANSWERS, Function
 _OF_C = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType)  # all but a few calls
 
 
-def differentiable(math: Literal["replace", "keep"] = "replace") -> TorchFunctionMode:
+Math: TypeAlias = Literal["replace", "keep"]
+
+
+def differentiable(math: Math = "replace") -> TorchFunctionMode:
     """Make what torch refuses to differentiate differentiable, as a context for unmodified code.
 
     Within it every derivative that torch knows, in any nesting, goes through
@@ -39,10 +42,16 @@ def differentiable(math: Literal["replace", "keep"] = "replace") -> TorchFunctio
         >>> torch.autograd.grad(force.square().sum(), q)[0].shape
         torch.Size([1, 2, 5, 8])
     """
-    return _Differentiable()
+    if math not in get_args(Math):
+        raise ValueError(f"math is {math!r}; expected one of {', '.join(get_args(Math))}")
+    return _Differentiable(math)
 
 
 class _Differentiable(TorchFunctionMode, ContextDecorator):
+    def __init__(self, math: Math) -> None:
+        super().__init__()
+        self._math = math
+
     def __torch_function__(
         self,
         func: Function,
@@ -58,8 +67,11 @@ class _Differentiable(TorchFunctionMode, ContextDecorator):
         # What is compiled is torch's own; a jet has an answer of its own.
         if (answer is None and inside is None) or torch.compiler.is_compiling():
             return func(*args, **kwargs)
-        if answer is attention.attend and (plain := with_plain_mask(args, kwargs)) is not None:
-            args, kwargs = (), plain
+        if answer is attention.attend:
+            if self._math == "keep" and attention.math_is_forced():
+                return func(*args, **kwargs)
+            if (plain := with_plain_mask(args, kwargs)) is not None:
+                args, kwargs = (), plain
         if not _is_plain((*args, *kwargs.values())):
             return func(*args, **kwargs)
         if answer is not None:
