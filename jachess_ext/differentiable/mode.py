@@ -26,8 +26,15 @@ Math: TypeAlias = Literal["replace", "keep"]
 def differentiable(math: Math = "replace") -> TorchFunctionMode:
     """Make what torch refuses to differentiate differentiable, as a context for unmodified code.
 
-    Within it every derivative that torch knows, in any nesting, goes through
-    `scaled_dot_product_attention`, in memory linear in the tokens up to order two.
+    Within it `torch.func`, dual numbers, ``create_graph=True`` and `autograd.functional`, in any
+    nesting, go through `scaled_dot_product_attention`, in memory linear in the tokens up to order
+    two, and through what else torch refuses; where torch's nested derivatives are wrong, as those
+    of layer norms, they are right.  Values and first gradients are torch's own.  The list is in
+    docs/refused.md.
+
+    It is a decorator, too, of a model's ``forward``, say.  As torch's modes it is of the thread
+    that enters it.  What `torch.compile` compiles within it is torch's own.  The forward has to run
+    within it, and the backward where a checkpoint runs the forward anew.
 
     Args:
         math: what becomes of a program that allows math attention alone, as programs do because
@@ -35,7 +42,14 @@ def differentiable(math: Math = "replace") -> TorchFunctionMode:
             not.
 
     Example:
-        >>> q = torch.randn(1, 2, 5, 8, requires_grad=True)
+        >>> q, k, v, dq, dk, dv = torch.randn(6, 1, 2, 5, 8)
+        >>> attend = torch.nn.functional.scaled_dot_product_attention
+        >>> with jx.differentiable():
+        ...     y, tangent = torch.func.jvp(attend, (q, k, v), (dq, dk, dv))
+        >>> tangent.shape
+        torch.Size([1, 2, 5, 8])
+        >>> q.requires_grad_()  # doctest: +ELLIPSIS
+        tensor(...)
         >>> with jx.differentiable():
         ...     energy = torch.nn.functional.scaled_dot_product_attention(q, q, q).square().sum()
         ...     (force,) = torch.autograd.grad(energy, q, create_graph=True)

@@ -1,0 +1,70 @@
+"""`attn_implementation="jachess"`: transformers' own SDPA attention, within `jx.differentiable`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from ..differentiable import differentiable
+from ..differentiable.levels import is_active, is_batched, nested_forward
+
+NAME = "jachess"
+# What picks keys by their number: a model hands it over where the name is none it knows, and puts
+# it into the mask for "sdpa" and "eager" alone.
+_NOT_SERVED = ("indices", "block_indices", "s_aux")
+
+
+def attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """Compute a layer's attention, as transformers asks for it.
+
+    Raises:
+        ValueError: the layer picks its keys by number.
+        RuntimeError: forward mode meets another derivative outside of `jx.differentiable`, in a
+            model that may have layer norms, through which torch's answer is wrong.
+    """
+    for name in _NOT_SERVED:
+        if options.get(name) is not None:
+            raise ValueError(
+                f'attn_implementation="{NAME}" has no {name}, which {type(module).__name__} hands '
+                'over; load the model with attn_implementation="sdpa" or "eager"'
+            )
+    normalises_by_squares = hasattr(getattr(module, "config", None), "rms_norm_eps")
+    if not (normalises_by_squares or is_active()) and nested_forward((query, key, value)):
+        raise RuntimeError(
+            "forward mode nested with another derivative is wrong through torch's layer norm, which "
+            f"{type(module).__name__}'s model may have; run it within jx.differentiable()"
+        )
+    with differentiable():
+        return sdpa_attention_forward(module, query, key, value, mask, **options)
+
+
+def attention_mask(
+    *args: Any, config: PreTrainedConfig, attention_mask: Tensor | None = None, **options: Any
+) -> Tensor | None:
+    """Return transformers' own mask for SDPA, also of padding that vmap batches.
+
+    Raises:
+        ValueError: the model's family has no SDPA attention, and would take the mask for another.
+    """
+    family = sys.modules.get(type(config).__module__.replace(".configuration_", ".modeling_"))
+    classes = [x for x in vars(family).values() if hasattr(x, "_supports_sdpa")] if family else []
+    own = [x for x in classes if x.__module__ == getattr(family, "__name__", None)]
+    if own and not any(x._supports_sdpa for x in own):
+        raise ValueError(
+            f'{config.model_type} models have no SDPA attention, so that attn_implementation="{NAME}" '
+            'does not serve them; load the model with attn_implementation="eager"'
+        )
+    if is_batched(attention_mask):  # vmap answers no question about values
+        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return sdpa_mask(*args, attention_mask=attention_mask, config=config, **options)
+
+
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, attention_mask)  # without it a model gets no mask at all
