@@ -78,15 +78,21 @@ def _is_plain(values: Sequence[object]) -> bool:
     )
 
 
+_COMPOSED = (
+    *("multi_head_attention_forward", "layer_norm", "batch_norm", "instance_norm", "grid_sample"),
+    *("ctc_loss", "embedding_bag", "hardsigmoid", "huber_loss", "soft_margin_loss"),
+    *("multi_margin_loss", "multilabel_margin_loss"),
+)
 # Within its answer a mode is off.  So it would be for what these functions of Python call:
-# attention itself, or the forward of a checkpoint that a backward runs anew.
+# what is answered itself, or the forward of a checkpoint that a backward runs anew.
 _ENTERED: dict[tuple[object, str], tuple[Function, Function]] = {
     (owner, name): (
         original := torch_private.original_of(getattr(owner, name)),
         torch_private.unasked(original),
     )
     for owner, name in (
-        *((F, "multi_head_attention_forward"), (torch.autograd, "grad")),
+        *((F, name) for name in _COMPOSED),
+        (torch.autograd, "grad"),
         # The method calls the function, which asks, too.
         *((torch.autograd, "backward"), (Tensor, "backward")),
     )
