@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ..torch_private import functional as F
 from .formulas import formula, result_dtype, wide
 
 _LAYER = "jvp(jvp), vjp(jvp), jvp(jacrev)"
@@ -15,7 +16,7 @@ _aten = torch.ops.aten
 Parts = tuple[Tensor, Tensor, Tensor]
 
 
-@formula(torch.layer_norm, wrong=_LAYER)
+@formula(torch.layer_norm, F.layer_norm, wrong=_LAYER)
 def layer_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
