@@ -47,7 +47,11 @@ TABLE: list[Row] = []
 
 
 def formula(
-    *functions: Function, refuses: str = "", wrong: str = "", only: Function | None = None
+    *functions: Function,
+    refuses: str = "",
+    wrong: str = "",
+    only: Function | None = None,
+    transforms: bool = True,
 ) -> Callable[[A], A]:
     """Register the decorated function as the formula of torch's ``functions``, of which it has the
     arguments.
@@ -57,6 +61,7 @@ def formula(
         wrong: in which nestings of forward mode torch's derivatives are wrong; the formula then
             stands for these alone.
         only: called with the arguments, says whether the formula is for them.
+        transforms: whether torch's operator runs within the transforms of `torch.func`.
     """
 
     def register(compute: A) -> A:
@@ -64,7 +69,7 @@ def formula(
         text = (compute.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
         TABLE.append(Row(name, refuses, wrong, " ".join(text.split())))
         for function in functions:
-            answers(function)(_answer(function, compute, bool(refuses), only))
+            answers(function)(_answer(function, compute, bool(refuses), only, transforms))
         return compute
 
     return register
@@ -82,7 +87,11 @@ def in_place(function: Function, out_of_place: Function) -> None:
 
 
 def _answer(
-    function: Function, compute: Function, refused: bool, only: Function | None
+    function: Function,
+    compute: Function,
+    refused: bool,
+    only: Function | None,
+    transforms: bool,
 ) -> Function:
     def answer(*args: object, **kwargs: object) -> object:
         values = (*args, *kwargs.values())
@@ -93,7 +102,8 @@ def _answer(
             return function(*args, **kwargs)
         if not refused:
             return (compute if levels.nested_forward else function)(*args, **kwargs)
-        if levels.forward or levels.reverse + levels.graph > 1:
+        several = levels.reverse + levels.graph > 1
+        if levels.forward or several or (levels.reverse and not transforms):
             return compute(*args, **kwargs)
         if levels.reverse:
             return function(*args, **kwargs)
@@ -200,7 +210,9 @@ def without_autocast(x: Tensor) -> Iterator[None]:
         yield
 
 
-def result_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype of an operator's result that autocast computes in float32."""
-    autocast = torch.is_autocast_enabled(x.device.type)
+def result_dtype(x: Tensor, devices: Sequence[str] = ("cpu", "cuda")) -> torch.dtype:
+    """Return the dtype of the result of an operator that autocast computes in float32 on some
+    devices."""
+    device = x.device.type
+    autocast = device in devices and torch.is_autocast_enabled(device)
     return wide(x).dtype if autocast else x.dtype

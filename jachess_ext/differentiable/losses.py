@@ -19,6 +19,10 @@ def _reduced(losses: Tensor, reduction: int) -> Tensor:
     return (losses, losses.mean, losses.sum)[reduction]() if reduction else losses  # type: ignore[operator]
 
 
+def _single(x: Tensor) -> Tensor:
+    return x.to(result_dtype(x))
+
+
 @formula(_nn.hardsigmoid, refuses="second, mixed")
 def hardsigmoid(input: Tensor) -> Tensor:
     """x / 6 + 1 / 2 between −3 and 3."""
@@ -41,7 +45,7 @@ def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> 
 @formula(_nn.huber_loss, refuses="mixed")
 def huber_loss(input: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
     """z² / 2, and δ (|z| − δ / 2) where |z| > δ."""
-    size = (input - target).abs()
+    size = (_single(input) - _single(target)).abs()
     return _reduced(
         torch.where(size <= delta, 0.5 * size * size, delta * (size - 0.5 * delta)), reduction
     )
@@ -50,7 +54,8 @@ def huber_loss(input: Tensor, target: Tensor, reduction: int = 1, delta: float =
 @formula(_nn.soft_margin_loss, refuses="mixed")
 def soft_margin_loss(input: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
     """−logsigmoid(x y)."""
-    return _reduced(-F.logsigmoid(input * target), reduction)
+    input = _single(input)
+    return _reduced(-F.logsigmoid(input * target.to(input.dtype)), reduction)
 
 
 @formula(_nn.multi_margin_loss, refuses="forward, second, mixed")
@@ -63,7 +68,7 @@ def multi_margin_loss(
     reduction: int = 1,
 ) -> Tensor:
     """Margins to the gathered score of the class."""
-    scores, classes = input.reshape(-1, input.shape[-1]), target.reshape(-1)
+    scores, classes = _single(input).reshape(-1, input.shape[-1]), target.reshape(-1)
     gap = margin - scores.gather(1, classes.unsqueeze(1)) + scores
     others = torch.arange(scores.shape[1], device=input.device) != classes.unsqueeze(1)
     losses = torch.where((gap > 0) & others, gap if p == 1 else gap * gap, 0 * gap)
@@ -75,7 +80,7 @@ def multi_margin_loss(
 @formula(_nn.multilabel_margin_loss, refuses="forward, second, mixed")
 def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
     """Margins of all pairs of a label and another class."""
-    scores, classes = (x.reshape(-1, input.shape[-1]) for x in (input, target))
+    scores, classes = (x.reshape(-1, input.shape[-1]) for x in (_single(input), target))
     valid = (classes >= 0).cummin(1).values  # the labels end at the first −1
     classes = torch.where(valid, classes, 0)
     hits = torch.zeros_like(classes).scatter_add(1, classes, valid.long())
@@ -85,7 +90,7 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = 1) ->
     return _reduced(losses.reshape(input.shape[:-1]), reduction)
 
 
-@formula(torch.ctc_loss, refuses="forward, second, mixed")
+@formula(torch.ctc_loss, transforms=False, refuses="forward, second, mixed")
 def ctc_loss(
     log_probs: Tensor,
     targets: Tensor,

@@ -39,7 +39,7 @@ def native_layer_norm(
 ) -> Parts:
     """As `layer_norm`."""
     out, mean, rstd = _normalised(wide(input), range(-len(normalized_shape), 0), eps)
-    return _affine(out, weight, bias).to(result_dtype(input)), mean, rstd
+    return _affine(out, weight, bias).to(result_dtype(input, ["cuda"])), mean, rstd
 
 
 @formula(torch.batch_norm, wrong=_BATCH)
@@ -83,7 +83,7 @@ def native_batch_norm(
         out = _by_running(x, running_mean, running_var, eps)
         mean, rstd = x.new_empty(0), x.new_empty(0)
     out = _affine_of_channels(out, weight, bias)
-    return out.to(result_dtype(input)), mean.flatten(), rstd.flatten()
+    return out.to(input.dtype), mean.flatten(), rstd.flatten()
 
 
 @formula(_aten._batch_norm_with_update, wrong=_BATCH)
@@ -121,7 +121,7 @@ def instance_norm(
         _update(torch.instance_norm, input, running_mean, running_var, momentum, eps)
     else:
         out = _by_running(x, running_mean, running_var, eps)
-    return _affine_of_channels(out, weight, bias).to(result_dtype(input))
+    return _affine_of_channels(out, weight, bias).to(input.dtype)
 
 
 def _normalised(x: Tensor, dims: Sequence[int], eps: float) -> Parts:

@@ -136,7 +136,7 @@ def _groups() -> None:
             "axis",
             how,
             start,
-            f=lambda x, k=k: torch.segment_reduce(x, **k, lengths=two, axis=1),
+            f=lambda x, k=k, two=two: torch.segment_reduce(x, **k, lengths=two, axis=1),
             x=[_r(2, 3, 3)],
         )
     zeros = _r(3, 4)
@@ -205,7 +205,7 @@ def _norms() -> None:
 
 
 def _matrices() -> None:
-    A = _r(2, 3, 3) + 2 * torch.eye(3, dtype=_D)
+    A = _r(2, 3, 3) + 4 * torch.eye(3, dtype=_D)
     B = _r(2, 3, 2)
     for name, function in (
         *(("det", torch.det), ("linalg.det", torch.linalg.det)),
@@ -228,7 +228,7 @@ def _matrices() -> None:
         _add(
             *("ormqr", left, transpose),
             f=lambda a, t, c, k=(left, transpose): torch.ormqr(a, t, c, *k),
-            x=[_r(2, 4, 3), _r(2, 2), other],
+            x=[_r(2, 4, 3), _r(2, 3), other],
         )
     for upper in (False, True):
         _add("cholesky", upper, f=lambda A, u=upper: torch.cholesky(A @ A.mT, u), x=[A])

@@ -6,7 +6,8 @@ The oracles are central differences of torch's own values and of its own first b
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 import pytest
 import torch
@@ -17,13 +18,15 @@ from torch.utils.checkpoint import checkpoint
 
 import jachess_ext as jx
 
+from ..jet import operators as operators_of_torch
+from ..jet.operators import Call
 from .refused_cases import CASES, some_of_each
 
 STEP = 1e-5
 EXACT = {"hardsigmoid": 1e-7}  # torch's own slope in float64 is a float32 sixth
-ULPS = ("index_reduce-inplace", "scatter_prod-inplace")
 NAMES = list(CASES)
 FEW = list(some_of_each())
+BATCHED = [name for name in FEW if name not in ("LSTM", "GRU")]  # torch's have no rule for vmap
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +107,7 @@ def test_second_derivatives_are_differences_of_the_first(name: str) -> None:
     close([(in_turn * c).sum()], [torch.as_tensor(expected)], 1e-6)
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", BATCHED)
 def test_hessians_by_all_ways_agree(name: str) -> None:
     f, x = CASES[name]
     (c,) = directions([f(*x)], 2)
@@ -246,14 +249,15 @@ def test_vmap_of_gradients() -> None:
         close([many], [torch.stack([hessian(f)(a) for a in x])], 1e-12)
 
 
-def test_running_statistics_within_a_transform_are_torchs() -> None:
-    x, t = torch.randn(6, 3), torch.randn(6, 3)
-    ours, torchs = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+@pytest.mark.parametrize("function", [F.batch_norm, F.instance_norm])
+def test_running_statistics_within_a_transform_are_torchs(function: Callable[..., Tensor]) -> None:
+    x = torch.randn(6, 3, 4)
+    ours, torchs = ([torch.zeros(3), torch.ones(3)] for _ in range(2))
+    f = lambda x: function(x, *ours, None, None, True)  # noqa: E731
     with jx.differentiable():
-        jvp(lambda x: jvp(ours, (x,), (t,))[1], (x,), (t,))
-    torchs(x)
-    assert torch.equal(ours.running_mean, torchs.running_mean)  # type: ignore[arg-type]
-    assert torch.equal(ours.running_var, torchs.running_var)  # type: ignore[arg-type]
+        jvp(lambda x: jvp(f, (x,), (x,))[1], (x,), (x,))
+    function(x, *torchs, None, None, True)
+    assert all(map(torch.equal, ours, torchs))
 
 
 def test_a_graph_is_freed_by_its_backward() -> None:
@@ -286,23 +290,122 @@ def test_determinants_of_singular_matrices() -> None:
     close([got], [second], 1e-4)
 
 
-def test_layers_with_fast_paths() -> None:
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+def test_the_fast_path_of_attention_with_weights() -> None:
+    attend = nn.MultiheadAttention(8, 2, batch_first=True).eval()
     x, t = torch.randn(1, 3, 8), torch.randn(1, 3, 8)
     with torch.no_grad(), jx.differentiable():
-        forward = jvp(layer, (x,), (t,))[1]
-        other = jvp(lambda x: layer.self_attn(x, x, x)[0], (x,), (t,))[1]
-    layer.double()
-    x, t = x.double(), t.double()
+        got = jvp(lambda x: attend(x, x, x)[0], (x,), (t,))[1].double()
+    attend.double()
     with torch.no_grad():
-        close([forward.double()], difference(lambda x: [layer(x)], [x], [t]), 1e-5)
-        attend = lambda x: [layer.self_attn(x, x, x)[0]]  # noqa: E731
-        close([other.double()], difference(attend, [x], [t]), 1e-5)
+        expected = difference(lambda x: [attend(x, x, x)[0]], [x.double()], [t.double()])
+    close([got], expected, 1e-5)
 
 
 # ---- torch's own table --------------------------------------------------------------------------
 
-REFUSALS = (
+WORDS = (
     *("not implemented", "not supported", "does not support", "forward AD", "not differentiable"),
     *("once_differentiable", "double backward"),
 )
+SERVED = (
+    *("cdist", "nn.functional.pdist", "nn.functional.ctc_loss", "nn.functional.embedding_bag"),
+    *("nn.functional.hardsigmoid", "nn.functional.multi_margin_loss", "ormqr", "cholesky"),
+    *("nn.functional.multilabel_margin_loss", "segment_reduce", "nn.functional.grid_sample"),
+    *("index_reduce", "nn.functional.huber_loss", "nn.functional.soft_margin_loss"),
+    *("ops.aten.native_dropout_backward", "grid_sampler_2d"),
+)
+WRONG = (
+    *("nn.functional.layer_norm", "nn.functional.batch_norm", "nn.functional.instance_norm"),
+    *("linalg.det", "logdet", "linalg.slogdet", "linalg.solve", "linalg.solve_ex"),
+    *("linalg.tensorsolve", "linalg.householder_product", "scatter_reduce"),
+)
+
+
+def refusals(call: Call) -> Iterator[str]:
+    """Which derivatives torch refuses."""
+    x, every = call.points, tuple(range(len(call.points)))
+    t = directions(x)
+    scalar = lambda *x: sum((y * y.conj()).real.sum() for y in call(*x))  # noqa: E731
+
+    def second() -> None:
+        leaves = [a.clone().requires_grad_() for a in x]
+        first = torch.autograd.grad(scalar(*leaves), leaves, create_graph=True, allow_unused=True)
+        first = [g for g in first if g is not None and g.requires_grad]
+        if first:
+            torch.autograd.grad(
+                sum(g.abs().square().sum() for g in first), leaves, allow_unused=True
+            )
+
+    ways: dict[str, Callable[[], object]] = {
+        "forward": lambda: jvp(call, x, t),
+        "second": second,
+        "mixed": lambda: jvp(grad(scalar, every), x, t),
+    }
+    for name, way in ways.items():
+        try:
+            way()
+        except (RuntimeError, NotImplementedError) as error:
+            if any(word in str(error) for word in WORDS):
+                yield name
+
+
+@pytest.mark.slow
+def test_the_whole_table_but_sparse_tensors_is_served() -> None:
+    refused = set()
+    operators = operators_of_torch.operators(True) + operators_of_torch.operators(False)
+    for operator in operators:
+        if "scaled_dot_product" in operator.name or "attention" in operator.name:
+            continue
+        with jx.differentiable():
+            for call in islice(operators_of_torch.calls(operator), 3):
+                refused |= {operators_of_torch.title(operator) for _ in refusals(call)}
+    assert refused <= {"to_sparse"}
+
+
+def nested_errors(call: Call) -> Iterator[tuple[str, float]]:
+    """The relative error of each nesting that answers, against differences of the inner one."""
+    x, t, u = call.points, directions(call.points), directions(call.points, 5)
+    c = directions([y.detach() for y in call(*x)], 6)
+    pull = lambda *x: torch.func.vjp(call, *x)[1](c)  # noqa: E731
+    push = lambda *x: jvp(call, x, t)[1]  # noqa: E731
+    pairs = [torch.stack([a, -2 * a]) for a in c]
+    rows = lambda *x: vmap(torch.func.vjp(call, *x)[1])(tuple(pairs))  # noqa: E731
+    for name, inner in {"vjp": pull, "jvp": push, "jacrev": rows}.items():
+        try:
+            expected = _flat(difference(inner, x, u))
+            got = _flat(jvp(inner, x, u)[1])
+        except (RuntimeError, NotImplementedError):
+            continue
+        size = max(expected.norm().item(), 1e-3 * _flat(inner(*x)).norm().item(), 1e-6)
+        if torch.isfinite(expected).all():
+            yield f"jvp({name})", ((got - expected).norm() / size).item()
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([x.flatten() for x in tensors]) if tensors else torch.zeros(0)
+
+
+@pytest.mark.parametrize("served", WRONG)
+def test_nestings_over_torchs_samples(served: str) -> None:
+    for operator in operators_of_torch.operators():
+        if operator.name == served and operator.variant_test_name in ("", "prod"):
+            with jx.differentiable():
+                for call in islice(operators_of_torch.calls(operator), 4):
+                    errors = dict(nested_errors(call))
+                    assert all(error < 1e-4 for error in errors.values()), errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("served", SERVED)
+def test_gradcheck_over_torchs_samples(served: str) -> None:
+    operators = operators_of_torch.operators(True) + operators_of_torch.operators(False)
+    matching = [operator for operator in operators if operator.name == served]
+    assert matching
+    for operator in matching:
+        for call in islice(operators_of_torch.calls(operator), 8):
+            if sum(x.numel() for x in call.points) > 60:
+                continue
+            x = [a.clone().requires_grad_() for a in call.points]
+            with jx.differentiable():
+                torch.autograd.gradcheck(call, x, check_forward_ad=True)
+                torch.autograd.gradgradcheck(call, x, check_fwd_over_rev=True, atol=1e-4)
