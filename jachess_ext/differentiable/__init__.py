@@ -8,4 +8,5 @@ from . import norms as norms
 from . import recurrent as recurrent
 from . import sampling as sampling
 from . import segments as segments
+from . import sparse as sparse
 from .mode import differentiable as differentiable

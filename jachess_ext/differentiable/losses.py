@@ -23,6 +23,10 @@ def _single(x: Tensor) -> Tensor:
     return x.to(result_dtype(x))
 
 
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1] if x.ndim else 1)
+
+
 @formula(_nn.hardsigmoid, refuses="second, mixed")
 def hardsigmoid(input: Tensor) -> Tensor:
     """x / 6 + 1 / 2 between −3 and 3."""
@@ -68,7 +72,7 @@ def multi_margin_loss(
     reduction: int = 1,
 ) -> Tensor:
     """Margins to the gathered score of the class."""
-    scores, classes = _single(input).reshape(-1, input.shape[-1]), target.reshape(-1)
+    scores, classes = _rows(_single(input)), target.reshape(-1)
     gap = margin - scores.gather(1, classes.unsqueeze(1)) + scores
     others = torch.arange(scores.shape[1], device=input.device) != classes.unsqueeze(1)
     losses = torch.where((gap > 0) & others, gap if p == 1 else gap * gap, 0 * gap)
@@ -80,7 +84,7 @@ def multi_margin_loss(
 @formula(_nn.multilabel_margin_loss, refuses="forward, second, mixed")
 def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
     """Margins of all pairs of a label and another class."""
-    scores, classes = (x.reshape(-1, input.shape[-1]) for x in (_single(input), target))
+    scores, classes = _rows(_single(input)), _rows(target)
     valid = (classes >= 0).cummin(1).values  # the labels end at the first −1
     classes = torch.where(valid, classes, 0)
     hits = torch.zeros_like(classes).scatter_add(1, classes, valid.long())
