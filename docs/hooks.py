@@ -38,7 +38,20 @@ def attention_table() -> str:
     return "\n".join(["| the first that applies | served by |", "|---|---|", *rows])
 
 
-TABLES = {"rules.md": rule_table, "how_it_works.md": attention_table}
+def refused_table() -> str:
+    """A row for each operator that torch refuses to differentiate, or gets wrong when nested."""
+    from jachess_ext.differentiable.formulas import TABLE
+
+    rows = [f"| `{row.name}` | {row.refuses} | {row.wrong} | {row.text} |" for row in sorted(TABLE)]
+    head = "| operator | torch refuses | torch is wrong in | computed there by |"
+    return "\n".join([head, "|---|---|---|---|", *rows])
+
+
+TABLES = {
+    "rules.md": rule_table,
+    "how_it_works.md": attention_table,
+    "refused.md": refused_table,
+}
 """Of a page: what stands in it at `<!-- table -->`."""
 
 

@@ -103,25 +103,37 @@ def _is_plain(values: Sequence[object]) -> bool:
     )
 
 
+_COMPOSED = (
+    *("multi_head_attention_forward", "layer_norm", "batch_norm", "instance_norm", "grid_sample"),
+    *("ctc_loss", "embedding_bag", "hardsigmoid", "huber_loss", "soft_margin_loss"),
+    *("multi_margin_loss", "multilabel_margin_loss"),
+)
 # Within its answer a mode is off.  So it would be for what these functions of Python call:
-# attention itself, or the forward of a checkpoint that a backward runs anew.
+# what is answered itself, or the forward of a checkpoint that a backward runs anew.
 _ENTERED: dict[tuple[object, str], tuple[Function, Function]] = {
     (owner, name): (
         original := torch_private.original_of(getattr(owner, name)),
         torch_private.unasked(original),
     )
     for owner, name in (
-        *((F, "multi_head_attention_forward"), (torch.autograd, "grad")),
+        *((F, name) for name in _COMPOSED),
+        (torch.autograd, "grad"),
         # The method calls the function, which asks, too.
         *((torch.autograd, "backward"), (Tensor, "backward")),
     )
 }
 
+_COPIES = dict(_ENTERED.values())
+
 
 def _entered(function: Function) -> Function | None:
     """Return the copy of a function above.  What asks names itself by what it finds at its place,
     which may be a profiler's function around it."""
-    for (owner, name), (original, copy) in _ENTERED.items():
-        if function is original or function is getattr(owner, name):
+    copy = _COPIES.get(function)
+    names = getattr(function, "__globals__", {})
+    if copy is not None or str(names.get("__name__")).startswith("torch."):  # spares the search
+        return copy
+    for (owner, name), (_, copy) in _ENTERED.items():
+        if function is getattr(owner, name):
             return copy
     return None

@@ -1,0 +1,59 @@
+"""Which derivatives a call takes part in, as its tensors and torch's transforms tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from .. import torch_private
+
+
+class Levels(NamedTuple):
+    """How many derivatives are taken of a call.
+
+    Attributes:
+        forward: levels of forward mode: `torch.func.jvp`, and dual numbers.
+        reverse: levels of `torch.func`'s reverse mode.
+        graph: whether a tensor below these requires a gradient.
+    """
+
+    forward: int
+    reverse: int
+    graph: bool
+
+    @property
+    def nested_forward(self) -> bool:
+        """Return whether forward mode meets another derivative."""
+        return self.forward > 0 and self.forward + self.reverse + self.graph > 1
+
+
+def levels_of(tensors: Sequence[Tensor]) -> Levels:
+    """Return the levels that a call with these tensors is part of."""
+    functorch = torch_private.functorch
+    dual = forward_ad._current_level >= 0
+    if functorch.peek_interpreter_stack() is None:
+        forward = dual and any(map(_has_tangent, tensors))
+        graph = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        return Levels(int(forward), 0, graph)
+    wrapped, plain = set(), []
+    for x in tensors:
+        while functorch.is_functorch_wrapped_tensor(x):
+            wrapped.add(functorch.maybe_get_level(x))
+            x = functorch.get_unwrapped(x)
+        plain.append(x)
+    stack = functorch.get_interpreter_stack()
+    kinds = [layer.key() for layer in stack if layer.level() in wrapped]
+    tangents = kinds.count(functorch.TransformType.Jvp)
+    if dual:
+        with torch_private.pyfunctorch.temporarily_clear_interpreter_stack():
+            tangents += any(map(_has_tangent, plain))
+    reverse = kinds.count(functorch.TransformType.Grad)
+    return Levels(tangents, reverse, any(x.requires_grad for x in plain))
+
+
+def _has_tangent(x: Tensor) -> bool:
+    return forward_ad.unpack_dual(x).tangent is not None

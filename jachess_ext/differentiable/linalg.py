@@ -1,0 +1,122 @@
+"""Linear algebra."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .formulas import formula
+
+_DETERMINANT = "jvp(jvp), vjp(jvp)"
+
+
+@formula(torch.cholesky, Tensor.cholesky, refuses="forward, mixed")
+def cholesky(input: Tensor, upper: bool = False) -> Tensor:
+    """`torch.linalg.cholesky`."""
+    return torch.linalg.cholesky(input.mH).mH if upper else torch.linalg.cholesky(input)
+
+
+@formula(torch.ormqr, Tensor.ormqr, refuses="forward, mixed")
+def ormqr(
+    input: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: bool = False
+) -> Tensor:
+    """The reflections I − τ v vᴴ, one by one; v is a column of ``input`` below the diagonal, with 1
+    on it."""
+    if not left:  # C Q = (Qᴴ Cᴴ)ᴴ
+        return ormqr(input, tau, other.mH, True, not transpose).mH
+    rows, count = input.shape[-2], tau.shape[-1]
+    unit = torch.eye(rows, count, dtype=input.dtype, device=input.device)
+    vectors = input[..., :count].tril(-1) + unit
+    for n in range(count) if transpose else reversed(range(count)):
+        v, factor = vectors[..., n : n + 1], tau[..., n, None, None]
+        factor = factor.conj() if transpose else factor
+        other = other - factor * v @ (v.mH @ other)
+    return other
+
+
+@formula(torch.linalg.householder_product, torch.orgqr, Tensor.orgqr, wrong="jvp(jvp), vjp(jvp)")
+def householder_product(input: Tensor, tau: Tensor) -> Tensor:
+    """As `ormqr`."""
+    unit = torch.eye(*input.shape[-2:], dtype=input.dtype, device=input.device)
+    return ormqr(input, tau, unit.expand(input.shape))
+
+
+# ---- systems of linear equations ----------------------------------------------------------------
+
+_SOLUTION = "jvp(jvp), vjp(jvp)"
+
+
+@formula(torch.linalg.solve, wrong=_SOLUTION)
+def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
+    """Torch's solution X, plus A⁻¹ (B − A X), which carries the derivatives."""
+    if B.ndim == 1 or B.shape == A.shape[:-1]:
+        return solve(A, B.unsqueeze(-1)).squeeze(-1)
+    if not left:
+        return solve(A.mT, B.mT).mT
+    value = torch.linalg.solve(A.detach(), B.detach()).detach()
+    return value + torch.linalg.inv(A) @ (B - A @ value)
+
+
+@formula(torch.linalg.solve_ex, wrong=_SOLUTION)
+def solve_ex(
+    A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False
+) -> tuple[Tensor, Tensor]:
+    """As `solve`."""
+    solved = torch.linalg.solve_ex(A.detach(), B.detach(), left=left, check_errors=check_errors)
+    return type(solved)((solve(A, B, left=left), solved.info))
+
+
+@formula(torch.linalg.tensorsolve, wrong=_SOLUTION)
+def tensorsolve(A: Tensor, B: Tensor, dims: Sequence[int] | None = None) -> Tensor:
+    """As `solve`, with the dimensions ``dims`` of A moved last."""
+    if dims is not None:
+        A = A.movedim(tuple(dims), tuple(range(A.ndim - len(dims), A.ndim)))
+    size = B.shape.numel()
+    return solve(A.reshape(size, size), B.flatten()).reshape(A.shape[B.ndim :])
+
+
+# ---- determinants -------------------------------------------------------------------------------
+
+
+def _diagonal(A: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ±1, the determinant of the rows' order, and the diagonal of U of A = P L U."""
+    order, _, upper = torch.linalg.lu(A)
+    sign = torch.linalg.det(order.detach().real).round().to(A.dtype)
+    return sign, upper.diagonal(dim1=-2, dim2=-1)
+
+
+@formula(torch.linalg.slogdet, torch.slogdet, Tensor.slogdet, wrong=_DETERMINANT)
+def slogdet(A: Tensor) -> tuple[Tensor, Tensor]:
+    """The diagonal of the LU decomposition."""
+    sign, diagonal = _diagonal(A)
+    size = diagonal.abs()
+    parts = sign * (diagonal / size).prod(-1), size.log().sum(-1)
+    return torch.return_types.linalg_slogdet(parts)  # type: ignore[attr-defined,no-any-return]
+
+
+@formula(torch.logdet, Tensor.logdet, wrong=_DETERMINANT)
+def logdet(A: Tensor) -> Tensor:
+    """As `slogdet`."""
+    sign, size = slogdet(A)
+    return size + sign.log()
+
+
+@formula(torch.linalg.det, torch.det, Tensor.det, wrong=_DETERMINANT)
+def det(A: Tensor) -> Tensor:
+    """A turned by its singular vectors, held constant, so that the smallest singular value stands
+    last: det B (d − c B⁻¹ b) of the blocks [[B, b], [c, d]], of which B has an inverse where A is
+    singular, too."""
+    if not A.shape[-1]:
+        return torch.linalg.det(A)
+    left, _, right = torch.linalg.svd(A.detach())
+    turn = (torch.linalg.det(left) * torch.linalg.det(right)).detach().sgn()
+    left, right = left.detach(), right.detach()
+    turned = left.mH @ A @ right.mH
+    block, last = turned[..., :-1, :-1], turned[..., -1, -1]
+    if not block.shape[-1]:
+        return turn * last
+    sign, diagonal = _diagonal(block)
+    across = turned[..., -1:, :-1] @ solve(block, turned[..., :-1, -1:])
+    return turn * sign * diagonal.prod(-1) * (last - across[..., 0, 0])

@@ -1,0 +1,51 @@
+"""Recurrent layers, of which torch's other kernels give what cuDNN's and oneDNN's refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock
+
+import torch
+from torch import Tensor
+from torch.backends import cudnn, mkldnn
+
+from .. import torch_private
+from .formulas import TABLE, Row
+from .levels import levels_of
+from .registry import answers
+
+_FLAGS = RLock()  # they are the process's: who sets them back last would win
+
+
+@contextmanager
+def _without_libraries() -> Iterator[None]:
+    with _FLAGS:
+        before = mkldnn.enabled, cudnn.enabled
+        mkldnn.enabled = cudnn.enabled = False  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            mkldnn.enabled, cudnn.enabled = before
+
+
+def _recurrent(name: str) -> None:
+    function = getattr(torch, name)
+
+    @answers(function)
+    def answer(input: Tensor, *args: object) -> tuple[Tensor, ...]:
+        leaves = torch_private.pytree.tree_leaves((input, args))
+        levels = levels_of([x for x in leaves if isinstance(x, Tensor) and x.is_floating_point()])
+        # cuDNN's layers have no second backward, which a graph does not announce.
+        refused = levels.forward or levels.reverse + levels.graph > 1
+        if not refused and not (levels.graph and input.is_cuda):
+            return function(input, *args)  # type: ignore[no-any-return]
+        with _without_libraries():
+            return function(input, *args)  # type: ignore[no-any-return]
+
+    text = "Torch's own kernels, without oneDNN and cuDNN (on a GPU in the first backward, too)."
+    TABLE.append(Row(name, "forward, mixed (oneDNN), second (cuDNN)", "", text))
+
+
+for _name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+    _recurrent(_name)

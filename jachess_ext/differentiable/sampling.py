@@ -1,0 +1,98 @@
+"""`grid_sample`, by formulas of torch's kernels (``GridSampler.h``)."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from .formulas import formula, result_dtype, wide
+
+_CUBIC = -0.75  # torch's parameter of the cubic convolution (Keys 1981)
+_MODES, _PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
+_aten = torch.ops.aten
+
+
+@formula(
+    *(torch.grid_sampler, torch.grid_sampler_2d, torch.grid_sampler_3d),
+    *(_aten.grid_sampler_2d, _aten.grid_sampler_3d),
+    refuses="forward, mixed",
+)
+def grid_sample(
+    input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Tensor:
+    """The pixels around each place, gathered and weighted: 2, 4 or 16 of the result's size, in
+    three dimensions 8."""
+    padding, cubic = _PADDINGS[padding_mode], interpolation_mode == 2
+    image, sizes = wide(input), input.shape[2:]
+    flat, places = image.flatten(2), wide(grid).flatten(1, -2)
+    shift = 0 if align_corners else 1
+    taps = []
+    # The last coordinate belongs to the first of the sizes.
+    for place, size in zip(reversed(places.unbind(-1)), sizes, strict=True):
+        # From [−1, 1] to pixels: ±1 are the centres of the outer ones; with a shift, their edges.
+        place = ((place + 1) * (size - 1 + shift) - shift) / 2
+        if not cubic:
+            place = _padded(place, size, padding, align_corners)
+        if _MODES[interpolation_mode] == "nearest":
+            taps.append([(torch.ones_like(place) + 0 * place, place.detach().round())])
+            continue
+        base = place.detach().floor()
+        t = place - base
+        weights = _cubic(t) if cubic else [1 - t, t]
+        pixels = [base + step for step in ((-1, 0, 1, 2) if cubic else (0, 1))]
+        if cubic:  # where each of the four pixels is padded, not the place
+            pixels = [_padded(pixel, size, padding, align_corners) for pixel in pixels]
+        taps.append([*zip(weights, pixels, strict=True)])
+    # Σ over the pixels around a place of image(pixel) Π_k weight_k, with a pixel outside of the
+    # image counted as 0; ``index`` is the pixel's in the flattened image.
+    total = torch.zeros((), dtype=image.dtype, device=grid.device)
+    for corner in product(*taps):
+        index = torch.zeros((), dtype=torch.long, device=grid.device)
+        inside = torch.ones((), dtype=torch.bool, device=grid.device)
+        for (_, pixel), size in zip(corner, sizes, strict=True):
+            pixel = pixel.detach()
+            inside = inside & (pixel >= 0) & (pixel < size)
+            index = index * size + pixel.nan_to_num().clamp(0, size - 1).long()
+        weight = torch.where(inside, math.prod(weight for weight, _ in corner), 0)
+        index = index.unsqueeze(1).expand(-1, flat.shape[1], -1)
+        total = total + weight.unsqueeze(1) * torch.gather(flat, 2, index)
+    shape = (*input.shape[:2], *grid.shape[1:-1])
+    return total.reshape(shape).to(result_dtype(input, ["cpu"]))
+
+
+def _cubic(t: Tensor) -> list[Tensor]:
+    """Return the weights of the pixels −1, 0, 1 and 2 from the one at or before a place, t behind
+    it in [0, 1)."""
+    a = _CUBIC
+
+    def near(x: Tensor) -> Tensor:
+        return ((a + 2) * x - (a + 3)) * x * x + 1
+
+    def far(x: Tensor) -> Tensor:
+        return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+
+    return [far(t + 1), near(t), near(1 - t), far(2 - t)]
+
+
+def _padded(place: Tensor, size: int, padding: str, align_corners: bool) -> Tensor:
+    """Reflect a place, in pixels, at the border, or clip it there, where torch's slope is 0."""
+    if padding == "zeros":
+        return place
+    at = place.detach()
+    if padding == "reflection":
+        low, span = (0.0, size - 1) if align_corners else (-0.5, size)
+        if not span:
+            return 0 * place
+        # Beyond a border the place runs back, beyond two borders forth again: it is shifted after
+        # an even number of flips, and mirrored after an odd one.
+        at = at - low
+        flips = (at.abs() / span).floor()
+        odd = flips.remainder(2) == 1
+        sign = torch.where(odd, -1, 1) * torch.where(at < 0, -1, 1)
+        offset = torch.where(odd, (flips + 1) * span, -flips * span)
+        place = (place - low) * sign + offset + low
+        at = place.detach()
+    return torch.where((at > 0) & (at < size - 1), place, at.clamp(0, size - 1))

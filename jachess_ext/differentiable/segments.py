@@ -1,0 +1,172 @@
+"""Reductions of groups of rows: a padded table of the rows of each group, reduced."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .formulas import formula, in_place, wide
+
+_NEUTRAL = {"prod": 1.0, "amax": -torch.inf, "max": -torch.inf, "amin": torch.inf, "min": torch.inf}
+_ALL = "forward, second, mixed"
+
+
+def _rows(x: Tensor, table: Tensor) -> Tensor:
+    """Return x[table], with a backward that the older batched tensors of torch.autograd take."""
+    return x.index_select(0, table.flatten()).reshape(*table.shape, *x.shape[1:])
+
+
+def _table(groups: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return which rows are in each group, ``[count, longest]``, and which places are taken."""
+    order = torch.argsort(groups, stable=True)
+    sizes = torch.zeros(count, dtype=torch.long, device=groups.device)
+    sizes = sizes.scatter_add(0, groups, torch.ones_like(groups))
+    column = torch.arange(int(sizes.max()) if groups.numel() else 0, device=groups.device)
+    places = (sizes.cumsum(0) - sizes).unsqueeze(1) + column
+    taken = column < sizes.unsqueeze(1)
+    return order[torch.where(taken, places, 0)], taken
+
+
+def _combined(x: Tensor, taken: Tensor, reduce: str) -> Tensor:
+    """Reduce ``[groups, places, ...]`` over the places that are taken; a mean of none is NaN."""
+    shape = (*taken.shape, *(1,) * (x.ndim - 2))
+    x = torch.where(taken.reshape(shape), x, _NEUTRAL.get(reduce, 0.0))
+    if reduce in ("sum", "mean"):
+        total = x.sum(1)
+        return total if reduce == "sum" else total / taken.sum(1).reshape(-1, *shape[2:])
+    if not x.shape[1]:
+        return x.new_full((len(x), *x.shape[2:]), _NEUTRAL[reduce])
+    if reduce == "prod":
+        return x.prod(1)
+    return x.amax(1) if reduce in ("amax", "max") else x.amin(1)
+
+
+def _reduced_with(
+    x: Tensor, groups: Tensor, source: Tensor, reduce: str, include_self: bool
+) -> Tensor:
+    """Reduce each row of x, unless it is left out, and the rows of ``source`` in its group."""
+    table, taken = _table(groups, len(x))
+    itself = torch.ones_like(taken[:, :1]) if include_self else ~taken.any(1, keepdim=True)
+    stacked = torch.cat([x.unsqueeze(1), _rows(source, table)], 1)
+    return _combined(stacked, torch.cat([itself, taken], 1), reduce)
+
+
+@formula(torch.index_reduce, Tensor.index_reduce, refuses="forward, mixed")
+def index_reduce(
+    input: Tensor,
+    dim: int,
+    index: Tensor,
+    source: Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Tensor:
+    """A padded table of the rows, reduced; memory rows × longest group."""
+    if not input.numel() or not index.numel():
+        return input.clone()
+    x, rows = (y.reshape(1) if y.ndim == 0 else y.movedim(dim, 0) for y in (input, source))
+    out = _reduced_with(x, index.flatten(), rows, reduce, include_self)
+    return out.movedim(0, dim if input.ndim else 0).reshape(input.shape)
+
+
+in_place(Tensor.index_reduce_, Tensor.index_reduce)
+
+
+def _is_product(
+    input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, **settings: bool
+) -> bool:
+    return reduce == "prod" and index.numel() > 0
+
+
+@formula(
+    *(torch.scatter_reduce, Tensor.scatter_reduce),
+    refuses="forward (of a product)",
+    wrong="jvp(vjp), jvp(jacrev) of a product with zeros",
+    only=_is_product,
+)
+def scatter_reduce(
+    input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """As `index_reduce`."""
+    x, index, src = (y.reshape(1) if y.ndim == 0 else y for y in (input, index, src))
+    dim %= x.ndim
+    part = [slice(size) for size in index.shape]
+    places = torch.arange(x.numel(), device=x.device).reshape(x.shape)
+    same = (*part[:dim], slice(None), *part[dim + 1 :])
+    groups = places[same].gather(dim, index).flatten()
+    out = _reduced_with(x.reshape(-1), groups, src[tuple(part)].flatten(), reduce, include_self)
+    return out.reshape(input.shape)
+
+
+in_place(Tensor.scatter_reduce_, Tensor.scatter_reduce)
+
+
+@formula(torch.segment_reduce, refuses=_ALL)
+def segment_reduce(
+    data: Tensor,
+    reduce: str,
+    *,
+    lengths: Tensor | None = None,
+    indices: Tensor | None = None,
+    offsets: Tensor | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: float | None = None,
+) -> Tensor:
+    """A padded table of the rows, reduced; memory segments × longest."""
+    if lengths is None:
+        assert offsets is not None
+        lengths, starts = offsets.diff(dim=-1), offsets[..., :-1]
+    else:
+        starts = lengths.cumsum(-1) - lengths
+    x = data.flatten(0, axis)  # the rows of all batches, one behind another
+    firsts = torch.arange(lengths[..., 0].numel(), device=data.device) * data.shape[axis]
+    starts = (starts.reshape(len(firsts), -1) + firsts.unsqueeze(1)).reshape(-1, 1)
+    column = torch.arange(int(lengths.max()) if lengths.numel() else 0, device=data.device)
+    taken = column < lengths.reshape(-1, 1)
+    table = _rows(x, torch.where(taken, starts + column, 0))
+    if initial is not None:
+        first = table.new_full((len(table), 1, *table.shape[2:]), initial)
+        size = taken.sum(1).clamp(min=1).reshape(-1, *(1,) * (x.ndim - 1))
+        both = torch.cat([first, table], 1), torch.cat([torch.ones_like(starts) > 0, taken], 1)
+        out = _combined(*both, "sum" if reduce == "mean" else reduce)
+        out = out / size if reduce == "mean" else out
+    else:
+        out = _combined(table, taken, reduce)
+    return out.reshape(*lengths.shape, *data.shape[axis + 1 :])
+
+
+@formula(torch.embedding_bag, refuses=_ALL)
+def embedding_bag(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A padded table of the rows, reduced; memory bags × longest. Its gradient is dense, and is not
+    scaled by frequency."""
+    starts, count = offsets.long(), indices.numel()
+    ends = (
+        starts[1:] if include_last_offset else torch.cat([starts[1:], starts.new_tensor([count])])
+    )
+    starts = starts[: len(ends)].unsqueeze(1)
+    longest = int((ends - starts[:, 0]).max()) if len(ends) else 0
+    places = starts + torch.arange(longest, device=indices.device)
+    taken = places < ends.unsqueeze(1)
+    places = torch.where(taken, places, 0)
+    rows = indices[places] if count else places
+    if padding_idx is not None:
+        taken = taken & (rows != padding_idx % len(weight))
+    x = _rows(wide(weight), rows)
+    if per_sample_weights is not None:
+        x = x * _rows(wide(per_sample_weights), places).unsqueeze(-1)
+    out = _combined(x, taken, ("sum", "mean", "max")[mode])
+    empty = ~taken.any(1, keepdim=True)
+    out = torch.where(empty, 0, out).to(weight.dtype)
+    none = indices.new_zeros(0)
+    return out, none, none, none
