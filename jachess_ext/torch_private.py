@@ -26,6 +26,7 @@ _WHERE = {
     "autograd": "torch._C._autograd",
     "disable_torch_function": "torch._C.DisableTorchFunction",
     "dispatch_has_kernel": "torch._C._dispatch_has_kernel_for_dispatch_key",
+    "function_modes": "torch.overrides._get_current_function_mode_stack",
     "functorch": "torch._C._functorch",
     "fused_attention_choice": "torch._fused_sdp_choice",
     "higher_order_operator": "torch._ops.HigherOrderOperator",

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -34,6 +34,7 @@ from ..ops import attention_products as products
 from ..ops.attention_reference import default_scale, dropout_mask
 from ..ops.directions import fresh_seed_on
 from ..ops.library import recorded
+from .levels import levels_of
 from .registry import answers
 
 _SDPA = torch_private.scaled_dot_product_attention  # not by a name that others replace
@@ -57,7 +58,7 @@ def attend(
     """Compute `scaled_dot_product_attention` of the same arguments, to be differentiated."""
     inputs, mask = (query, key, value), attn_mask
     if (
-        not _differentiated((*inputs, mask))
+        not any(levels_of([x for x in (*inputs, mask) if x is not None]))
         or any(x.is_nested or x.ndim < 2 for x in inputs)
         or (mask is not None and is_causal)  # which torch refuses
         or not 0 <= dropout_p < 1
@@ -78,25 +79,6 @@ def attend(
     y = Attention.apply(query, key, value, mask, seed, call)
     lead = inputs[0].shape[:-1] if query.ndim == 4 and inputs[0].ndim < 4 else y.shape[:-1]
     return y.reshape(*lead, y.shape[-1])
-
-
-def _differentiated(tensors: Sequence[Tensor | None]) -> bool:
-    """Return whether a derivative of a tensor may be asked for, by autograd or a transform."""
-    functorch = torch_private.functorch
-    if functorch.peek_interpreter_stack() is not None:
-        kinds = {layer.key() for layer in functorch.get_interpreter_stack()}
-        if kinds != {functorch.TransformType.Vmap}:
-            return True
-    for x in tensors:
-        while x is not None and functorch.is_functorch_wrapped_tensor(x):
-            x = functorch.get_unwrapped(x)
-        if x is None:
-            continue
-        if x.requires_grad and torch.is_grad_enabled():
-            return True
-        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
-            return True
-    return False
 
 
 def _cast(*tensors: Tensor | None) -> list[Any]:

@@ -57,3 +57,13 @@ def levels_of(tensors: Sequence[Tensor]) -> Levels:
 
 def _has_tangent(x: Tensor) -> bool:
     return forward_ad.unpack_dual(x).tangent is not None
+
+
+def is_batched(x: Tensor | None) -> bool:
+    """Return whether a vmap of `torch.func` runs over a tensor, at any level."""
+    functorch = torch_private.functorch
+    while x is not None and functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_batchedtensor(x):
+            return True
+        x = functorch.get_unwrapped(x)
+    return False

@@ -94,6 +94,12 @@ class _Differentiable(TorchFunctionMode, ContextDecorator):
             return inside(*args, **kwargs)
 
 
+def is_active() -> bool:
+    """Return whether this thread runs within `differentiable`."""
+    modes = torch_private.function_modes()
+    return any(isinstance(mode, _Differentiable) for mode in modes)
+
+
 def _is_plain(values: Sequence[object]) -> bool:
     """Return whether the tensors are of no subclass, as jets are."""
     return all(

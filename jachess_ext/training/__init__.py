@@ -4,6 +4,7 @@ from .._io import require_all
 
 require_all("jachess_ext.training")  # before the imports below fail in words of their own
 
+from . import attention as attention  # noqa: E402  registers its name
 from .callbacks import NTKDrift, SmoothnessMonitor  # noqa: E402
 from .methods import (  # noqa: E402
     METHODS,

@@ -11,7 +11,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from ..differentiable import differentiable
-from ..differentiable.levels import is_active, is_batched, nested_forward
+from ..differentiable.levels import is_batched, levels_of
+from ..differentiable.mode import is_active
 
 NAME = "jachess"
 # What picks keys by their number: a model hands it over where the name is none it knows, and puts
@@ -20,7 +21,12 @@ _NOT_SERVED = ("indices", "block_indices", "s_aux")
 
 
 def attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Compute a layer's attention, as transformers asks for it.
 
@@ -35,35 +41,40 @@ def attention(
                 f'attn_implementation="{NAME}" has no {name}, which {type(module).__name__} hands '
                 'over; load the model with attn_implementation="sdpa" or "eager"'
             )
-    normalises_by_squares = hasattr(getattr(module, "config", None), "rms_norm_eps")
-    if not (normalises_by_squares or is_active()) and nested_forward((query, key, value)):
+    # Models that say so in their configuration normalise by squares alone, in plain operations.
+    layer_norms = not hasattr(getattr(module, "config", None), "rms_norm_eps")
+    if layer_norms and not is_active() and levels_of((query, key, value)).nested_forward:
         raise RuntimeError(
-            "forward mode nested with another derivative is wrong through torch's layer norm, which "
-            f"{type(module).__name__}'s model may have; run it within jx.differentiable()"
+            "forward mode nested with another derivative is wrong through torch's layer norm, "
+            f"which the model of {type(module).__name__} may have; run it within "
+            "jx.differentiable()"
         )
     with differentiable():
         return sdpa_attention_forward(module, query, key, value, mask, **options)
 
 
-def attention_mask(
-    *args: Any, config: PreTrainedConfig, attention_mask: Tensor | None = None, **options: Any
-) -> Tensor | None:
+def attention_mask(**options: Any) -> Tensor | None:
     """Return transformers' own mask for SDPA, also of padding that vmap batches.
 
     Raises:
         ValueError: the model's family has no SDPA attention, and would take the mask for another.
     """
-    family = sys.modules.get(type(config).__module__.replace(".configuration_", ".modeling_"))
-    classes = [x for x in vars(family).values() if hasattr(x, "_supports_sdpa")] if family else []
-    own = [x for x in classes if x.__module__ == getattr(family, "__name__", None)]
-    if own and not any(x._supports_sdpa for x in own):
+    config: PreTrainedConfig = options["config"]
+    name = type(config).__module__.replace(".configuration_", ".modeling_")
+    classes = vars(sys.modules[name]).values() if name in sys.modules else ()
+    served = [
+        x._supports_sdpa
+        for x in classes
+        if getattr(x, "__module__", "") == name and hasattr(x, "_supports_sdpa")
+    ]
+    if served and not any(served):
         raise ValueError(
-            f'{config.model_type} models have no SDPA attention, so that attn_implementation="{NAME}" '
-            'does not serve them; load the model with attn_implementation="eager"'
+            f"{config.model_type} models have no SDPA attention, which "
+            f'attn_implementation="{NAME}" needs; load the model with "eager"'
         )
-    if is_batched(attention_mask):  # vmap answers no question about values
+    if is_batched(options.get("attention_mask")):  # vmap answers no question about values
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    return sdpa_mask(*args, attention_mask=attention_mask, config=config, **options)
+    return sdpa_mask(**options)
 
 
 AttentionInterface.register(NAME, attention)

@@ -16,7 +16,6 @@ from torch.func import functional_call
 import jachess_ext as jx
 from python_tests.models.oracles import math_attention
 
-
 Context = Callable[[], AbstractContextManager[object]]
 
 
