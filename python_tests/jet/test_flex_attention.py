@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 import jachess_ext as jx
 from jachess_ext import ops
 from jachess_ext.jet import MissingJetRule
+from jachess_ext.torch_private import release
 
 DOCUMENTS = torch.tensor([0] * 5 + [1] * 9 + [2] * 1 + [3] * 7)
 OF_BATCH = torch.stack([DOCUMENTS, DOCUMENTS.flip(0)])
@@ -104,9 +105,19 @@ class Net(torch.nn.Module):
         return out.transpose(1, 2).flatten(2)
 
 
-def block_mask_of(kind: Kind, **settings: Any) -> BlockMask:
-    return create_block_mask(
-        kind.mask_mod, kind.batch, kind.heads, 22, kind.keys, "cpu", kind.block, **settings
+def block_mask_of(kind: Kind) -> BlockMask:
+    mask = create_block_mask(
+        kind.mask_mod, kind.batch, kind.heads, 22, kind.keys, "cpu", kind.block
+    )
+    if kind.separate:
+        return mask
+    seen = mask.to_dense()
+    return BlockMask.from_kv_blocks(
+        seen.sum(-1),
+        seen.argsort(dim=-1, descending=True, stable=True),
+        BLOCK_SIZE=kind.block,
+        mask_mod=kind.mask_mod,
+        seq_lengths=(22, kind.keys),
     )
 
 
@@ -179,7 +190,7 @@ WAYS = ("tangent alone", "jet", "gradient", "second gradient")
 @pytest.mark.parametrize("name", KINDS)
 def test_block_masks(name: str, way: str) -> None:
     kind = KINDS[name]
-    block_mask = block_mask_of(kind, separate_full_blocks=kind.separate)
+    block_mask = block_mask_of(kind)
     net = Net(kind, partial(flex_attention, block_mask=block_mask))
     oracle = Net(kind, partial(written_out, mask=whole_mask(kind)))
     assert error(by_jets(net, way), by_torch(oracle, way)) < 1e-12
@@ -244,6 +255,8 @@ def test_masks_that_do_not_fit() -> None:
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (0, 1, 3, 2)], ids=str)
 def test_results_lie_as_torchs(order: tuple[int, ...]) -> None:
+    if order[-1] != 3 and release(torch.__version__) < (2, 13):
+        pytest.skip("older torch keeps a last stride that is not 1")
     back = [order.index(dim) for dim in range(4)]
     x = HEADS[0].permute(order).contiguous().permute(back)
     heads = partial(flex_attention, block_mask=CAUSAL)
