@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice, zip_longest
 from types import FunctionType
@@ -74,7 +74,6 @@ def attention_by_blocks(
         [slice(n, n + 1) for n in range(size)] if size > 1 else [slice(0, None)]
         for size in (1, 1, *counts.shape[:-1])[-2:]
     )
-    places = torch.arange(lengths[1], device=query.device).split(columns)
     group = query.shape[-3] // key.shape[-3]
 
     def of_heads(batch: slice, head: slice) -> Tensor:
@@ -84,23 +83,26 @@ def attention_by_blocks(
         # Each block is one tensor for all calls, so that a backward adds up what is seen alone.
         q = query[..., batch, head, :, :].split(rows, -2)
         k, v = (x[..., batch, key_head, :, :].split(columns, -2) for x in (key, value))
+        seen = [*islice(tiles, len(q))]
         calls = defaultdict(list)
-        for n, tile in enumerate(islice(tiles, len(q))):
+        for n, tile in enumerate(seen):
             calls[tile, n if tile[0] else -1].append(n)
+        shape = (*q[0].shape[-4:-1], k[0].shape[-2])
+        masks = _masks(block_mask, seen, shape, (batch.start, head.start))
         parts: dict[int, Tensor] = {}
         for ((some, whole), _), blocks in calls.items():
             queries, visible, mask = _joined([q[n] for n in blocks], -2), sorted(some | whole), None
-            shape = queries.shape[:-1]
-            if some:
-                seen = torch.cat([torch.full_like(places[n], n in whole) for n in visible]).bool()
-                starts = batch.start, head.start, blocks[0] * rows
-                mods = block_mask.mask_mod, torch.cat([places[n] for n in visible]), seen
-                mask = _mask(*mods, shape[-3:], starts)
             if visible:
                 keys, values = (_joined([x[n] for n in visible], -2) for x in (k, v))
+                if some:
+                    of_tiles = [next(masks) if n in some else None for n in visible]
+                    ones = torch.ones_like(next(x for x in of_tiles if x is not None))
+                    mask = torch.cat([ones if x is None else x for x in of_tiles], -1)
+                    mask = mask[..., : queries.shape[-2], : keys.shape[-2]]
                 out = attention(queries, keys, values, mask)
             else:  # zeros with a graph, whose gradients are zeros
-                out = queries[..., :0].sum(-1, keepdim=True).expand(*shape, v[0].shape[-1])
+                zeros = queries[..., :0].sum(-1, keepdim=True)
+                out = zeros.expand(*zeros.shape[:-1], v[0].shape[-1])
             parts.update(zip(blocks, out.split([q[n].shape[-2] for n in blocks], -2), strict=True))
         return _joined([parts[n] for n in range(len(q))], -2)
 
@@ -115,24 +117,44 @@ def _tiles(counts: Tensor | None, blocks: Tensor | None) -> list[frozenset[int]]
     return [frozenset(numbers[:count]) for count, numbers in lists]
 
 
-def _mask(
-    mask_mod: Callable, places: Tensor, seen: Tensor, shape: Sequence[int], starts: Sequence[int]
-) -> Tensor:
-    """Return which keys, at some places, queries see: those that are `seen` in full, and what
-    mask_mod says.
+def _masks(
+    block_mask: BlockMask,
+    seen: list[tuple[frozenset[int], frozenset[int]]],
+    shape: tuple[int, ...],
+    first: tuple[int, int],
+) -> Iterator[Tensor]:
+    """Yield what mask_mod says of each tile that is seen in part, in order of queries, then keys.
+
+    Several are made together, since a call of mask_mod under torch's vmap takes milliseconds; but
+    few enough that their places, int64, stay below the memory of a T × T mask.
 
     Args:
-        shape: of the queries, [B, H, T].
-        starts: entry, head and place of the first query.
+        seen: for each block of queries the blocks of keys that it sees in part, and in full.
+        shape: of a tile, [B, H, rows, columns]; B and H are 1 in what does not depend on them.
+        first: number of the first entry and head.
     """
     from torch.nn.attention.flex_attention import create_mask
 
-    (entries, heads, rows), (batch, head, row) = shape, starts
+    device, lengths = block_mask.kv_indices.device, block_mask.seq_lengths
+    (*outer, height, width), (batch, head) = shape, first
+    at_once = max(len(seen) // 2, 16)
+    tiles = [(n, m) for n, (some, _) in enumerate(seen) for m in sorted(some)]
+    for start in range(0, len(tiles), at_once):
+        corners = torch.tensor(tiles[start : start + at_once], device=device)
+        corners = corners * torch.tensor(block_mask.BLOCK_SIZE, device=device)
+        rows = (corners[:, :1] + torch.arange(height, device=device)).clamp(max=lengths[0] - 1)
+        row, column = rows.flatten(), corners[:, 1].repeat_interleave(height)
 
-    def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return seen[j] | mask_mod(b + batch, h + head, i + row, places[j])
+        def sees(
+            b: Tensor, h: Tensor, i: Tensor, j: Tensor, row: Tensor = row, column: Tensor = column
+        ) -> Tensor:
+            key = (column[i] + j).clamp(max=lengths[1] - 1)
+            return block_mask.mask_mod(b + batch, h + head, row[i], key)
 
-    return create_mask(sees, entries, heads, rows, len(places), places.device)
+        mask = create_mask(sees, outer[0], outer[1], len(row), width, device)
+        for dim in (0, 1):
+            mask = mask if mask.stride(dim) else mask.narrow(dim, 0, 1)
+        yield from mask.unflatten(-2, (-1, height)).unbind(-3)
 
 
 def _joined(parts: list[Tensor], dim: int) -> Tensor:

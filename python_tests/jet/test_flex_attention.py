@@ -342,7 +342,7 @@ def test_within_a_compiled_step() -> None:
 
 # ---- hidden tiles --------------------------------------------------------------------------------
 
-LONG = 1280
+LONG = 1536
 
 
 class Largest(TorchDispatchMode):
