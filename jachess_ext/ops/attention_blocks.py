@@ -53,7 +53,7 @@ def attention_by_blocks(
         ValueError: the mask is for other lengths.
 
     Example:
-        >>> from functools import partial
+        >>> from jachess_ext.ops import attention_jet
         >>> from torch.nn.attention.flex_attention import create_block_mask
         >>> causal = create_block_mask(lambda b, h, i, j: i >= j, 1, 1, 256, 256, device="cpu")
         >>> heads = torch.ones(2, 1, 1, 256, 4)  # one direction
@@ -151,7 +151,8 @@ def _masks(
             key = (column[i] + j).clamp(max=lengths[1] - 1)
             return block_mask.mask_mod(b + batch, h + head, row[i], key)
 
-        mask = create_mask(sees, outer[0], outer[1], len(row), width, device)
+        # An empty batch has a mask of one entry, since what mask_mod reads may be of none.
+        mask = create_mask(sees, outer[0] or 1, outer[1] or 1, len(row), width, device)
         for dim in (0, 1):
             mask = mask if mask.stride(dim) else mask.narrow(dim, 0, 1)
         yield from mask.unflatten(-2, (-1, height)).unbind(-3)

@@ -228,6 +228,23 @@ def test_one_entry_of_keys_for_all() -> None:
     assert torch.equal(of_one.streams, of_both.streams)
 
 
+@pytest.mark.parametrize("name", ["causal", "of a batch"])
+def test_an_empty_batch(name: str) -> None:
+    block_mask = block_mask_of(KINDS[name]._replace(batch=None))
+    jet = jx.jet(partial(attend, block_mask=block_mask), HEADS[:, :0], HEADS[None, :, :0])
+    assert jet.streams.shape == (2, 0, 4, 22, 6)
+
+
+def test_what_hidden_tiles_hold_is_not_read() -> None:
+    def attended(x: Tensor, last: float) -> Tensor:
+        hidden = torch.full((2, 4, 4, 6), last, dtype=x.dtype)
+        k, v = (torch.cat([y[:, :, :18], hidden], -2) for y in x[1:])
+        return flex_attention(x[0], k, v, block_mask=CAUSAL)[:, :, :16]
+
+    theirs, ours = (jx.jet(partial(attended, last=n), HEADS, HEADS[None]) for n in (0.0, torch.nan))
+    assert torch.equal(ours.streams, theirs.streams)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
