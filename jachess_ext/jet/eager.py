@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import torch_private
 from ..ops import library
+from ..ops.attention_blocks import watch_flex_attention
 from ..ops.library import transformed
 from . import rules  # noqa: F401  registers the rules
 from ._types import Function
@@ -257,6 +258,7 @@ def begin_pass(
     """Return the layout of a pass that begins now."""
     adopt_libraries()
     adopt_varlen()
+    watch_flex_attention()
     return make_layout(directions, order, second, squares).of_a_new_run()
 
 

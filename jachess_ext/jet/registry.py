@@ -251,9 +251,9 @@ _ADVICE = {
     "grouped_mm": "transformers computes its mixtures of experts with it unless told otherwise: "
     'load the model with from_pretrained(..., experts_implementation="eager"), or call '
     'model.set_experts_implementation("eager").',
-    "flex_attention": "torch traces it with its compiler before a rule could see it: call "
-    "scaled_dot_product_attention with an attn_mask instead (of a transformers model: "
-    'model.set_attn_implementation("sdpa")).',
+    "flex_attention": "It takes jets with a block_mask alone, its module imported before the pass: "
+    "write a score_mod that hides keys as a mask_mod, else call scaled_dot_product_attention with "
+    'an attn_mask (of a transformers model: model.set_attn_implementation("sdpa")).',
 }
 
 

@@ -21,6 +21,7 @@ from .activation import (
     gated_activation_jet_reference,
 )
 from .attention import attention_jet
+from .attention_blocks import attention_by_blocks
 from .attention_reference import attention_jet_reference
 from .directions import sample_directions, sample_directions_reference, token_numbers
 from .library import available, build_info
@@ -47,6 +48,7 @@ __all__ = [
     "add_layer_norm_jet_reference",
     "add_rms_norm_jet",
     "add_rms_norm_jet_reference",
+    "attention_by_blocks",
     "attention_jet",
     "attention_jet_reference",
     "available",

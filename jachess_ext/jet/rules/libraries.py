@@ -1,4 +1,5 @@
-"""Functions of FlashAttention, Liger Kernel and transformers by name, and torch's varlen attention.
+"""Functions of FlashAttention, Liger Kernel and transformers by name; torch's varlen attention and
+flex attention.
 
 None of the libraries is imported.  A setting that a rule does not take is refused, as any other
 Function is.
@@ -12,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...ops import attention_blocks
 from ...ops.attention_reference import visible_keys
 from ...torch_private import functional as F
+from ..derivative import DerivativeTensor
 from ..functions import Options, is_off, library_rule
 from ..registry import frames, jet_rule, missing_rule
 from ..strides import stack_laid_out
@@ -98,6 +101,20 @@ def _varlen(*args: object) -> tuple[Tensor, None, None]:
     settings = options.get("scale"), options["is_causal"], options.get("window_size") or (-1, -1)
     key_starts = starts if key_starts is None else key_starts
     return _of_sequences(q, k, v, starts, key_starts, *settings, 0.0), None, None
+
+
+def _flex(**call: object) -> object:
+    """Compute torch's ``flex_attention`` of jets."""
+    if not any(isinstance(argument, DerivativeTensor) for argument in call.values()):
+        return NotImplemented
+    for name in ("score_mod", "return_lse", "return_aux"):
+        if not is_off(call.get(name)):
+            function = sys.modules["torch.nn.attention.flex_attention"].flex_attention
+            raise missing_rule(function, f"called with {name}")
+    return attention_blocks.flex_attention(**call)  # type: ignore[arg-type]
+
+
+attention_blocks.ANSWERS.append(_flex)
 
 
 @library_rule("flash_attn", "IndexFirstAxis", takes="input indices")

@@ -1,0 +1,226 @@
+"""Attention under a flex `BlockMask`: hidden tiles cost nothing, and no mask is T × Tk.
+
+A `BlockMask` says for each block of queries which blocks of keys it sees in full and which in part.
+Blocks of queries that see the same keys, and these in full, are one call of attention; a block that
+sees some in part is a call of its own, with a boolean mask of its rows.
+
+Torch's `flex_attention` hands a call to the compiler without asking tensors or modes that override
+functions; `watch_flex_attention` has it ask `ANSWERS` first.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice, zip_longest
+from types import FunctionType
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from ..torch_private import functional as F
+
+if TYPE_CHECKING:  # a module that takes a second to import
+    from torch.nn.attention.flex_attention import BlockMask
+
+Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor, "Tensor | None"], Tensor]
+"""Of query, key, value and a boolean mask (True takes part) or None."""
+
+
+# ---- attention by blocks -------------------------------------------------------------------
+
+
+def attention_by_blocks(
+    query: Tensor, key: Tensor, value: Tensor, block_mask: BlockMask, attention: Attention
+) -> Tensor:
+    """Compute attention under a block mask, without a T × Tk tensor if `attention` builds none.
+
+    A query that sees no key gives zeros.  Which blocks are seen is read on the host; the mask of a
+    block that sees some keys in part takes a byte for each score of its rows.
+
+    Args:
+        query: [..., B, H, T, D]: plain tensors, stacks or jets, as `attention` takes them.
+        key: [..., B, Hk, Tk, D]; Hk divides H.
+        value: [..., B, Hk, Tk, Dv].
+        block_mask: for T queries and Tk keys; for one entry of the batch or all, one head or all.
+
+    Raises:
+        ValueError: the mask is for other lengths.
+
+    Example:
+        >>> from jachess_ext.ops import attention_jet
+        >>> from torch.nn.attention.flex_attention import create_block_mask
+        >>> causal = create_block_mask(lambda b, h, i, j: i >= j, 1, 1, 256, 256, device="cpu")
+        >>> heads = torch.ones(2, 1, 1, 256, 4)  # one direction
+        >>> attention_by_blocks(heads, heads, heads, causal, partial(attention_jet, q=1)).shape
+        torch.Size([2, 1, 1, 256, 4])
+    """
+    lengths = query.shape[-2], key.shape[-2]
+    if tuple(block_mask.seq_lengths) != lengths:
+        raise ValueError(
+            f"block_mask is for {block_mask.seq_lengths} queries and keys; expected {lengths}: "
+            "create it for these lengths."
+        )
+    counts, (rows, columns) = block_mask.kv_num_blocks, block_mask.BLOCK_SIZE
+    some = _tiles(counts, block_mask.kv_indices)
+    whole = _tiles(block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
+    tiles = iter(zip_longest(some, whole, fillvalue=frozenset[int]()))
+    batches, heads = (
+        [slice(n, n + 1) for n in range(size)] if size > 1 else [slice(0, None)]
+        for size in (1, 1, *counts.shape[:-1])[-2:]
+    )
+    group = query.shape[-3] // key.shape[-3]
+
+    def of_heads(batch: slice, head: slice) -> Tensor:
+        """Return attention of the entries and heads that see the same blocks."""
+        first = head.start // group
+        key_head = slice(first, head.stop and first + 1)
+        # Each block is one tensor for all calls, so that a backward adds up what is seen alone.
+        q = query[..., batch, head, :, :].split(rows, -2)
+        k, v = (x[..., batch, key_head, :, :].split(columns, -2) for x in (key, value))
+        seen = [*islice(tiles, len(q))]
+        calls = defaultdict(list)
+        for n, tile in enumerate(seen):
+            calls[tile, n if tile[0] else -1].append(n)
+        shape = (*q[0].shape[-4:-1], k[0].shape[-2])
+        masks = _masks(block_mask, seen, shape, (batch.start, head.start))
+        parts: dict[int, Tensor] = {}
+        for ((some, whole), _), blocks in calls.items():
+            queries, visible, mask = _joined([q[n] for n in blocks], -2), sorted(some | whole), None
+            if visible:
+                keys, values = (_joined([x[n] for n in visible], -2) for x in (k, v))
+                if some:
+                    of_tiles = [next(masks) if n in some else None for n in visible]
+                    ones = torch.ones_like(next(x for x in of_tiles if x is not None))
+                    mask = torch.cat([ones if x is None else x for x in of_tiles], -1)
+                    mask = mask[..., : queries.shape[-2], : keys.shape[-2]]
+                out = attention(queries, keys, values, mask)
+            else:  # zeros with a graph, whose gradients are zeros
+                zeros = queries[..., :0].sum(-1, keepdim=True)
+                out = zeros.expand(*zeros.shape[:-1], v[0].shape[-1])
+            parts.update(zip(blocks, out.split([q[n].shape[-2] for n in blocks], -2), strict=True))
+        return _joined([parts[n] for n in range(len(q))], -2)
+
+    return _joined([_joined([of_heads(b, h) for h in heads], -3) for b in batches], -4)
+
+
+def _tiles(counts: Tensor | None, blocks: Tensor | None) -> list[frozenset[int]]:
+    """Return the blocks of keys of each block of queries, of all heads and entries in turn."""
+    if counts is None or blocks is None:
+        return []
+    lists = zip(counts.flatten().tolist(), blocks.flatten(0, -2).tolist(), strict=True)
+    return [frozenset(numbers[:count]) for count, numbers in lists]
+
+
+def _masks(
+    block_mask: BlockMask,
+    seen: list[tuple[frozenset[int], frozenset[int]]],
+    shape: tuple[int, ...],
+    first: tuple[int, int],
+) -> Iterator[Tensor]:
+    """Yield what mask_mod says of each tile that is seen in part, in order of queries, then keys.
+
+    Several are made together, since a call of mask_mod under torch's vmap takes milliseconds; but
+    few enough that their places, int64, stay below the memory of a T × T mask.
+
+    Args:
+        seen: for each block of queries the blocks of keys that it sees in part, and in full.
+        shape: of a tile, [B, H, rows, columns]; B and H are 1 in what does not depend on them.
+        first: number of the first entry and head.
+    """
+    from torch.nn.attention.flex_attention import create_mask
+
+    device, lengths = block_mask.kv_indices.device, block_mask.seq_lengths
+    (*outer, height, width), (batch, head) = shape, first
+    at_once = max(len(seen) // 2, 16)
+    tiles = [(n, m) for n, (some, _) in enumerate(seen) for m in sorted(some)]
+    for start in range(0, len(tiles), at_once):
+        corners = torch.tensor(tiles[start : start + at_once], device=device)
+        corners = corners * torch.tensor(block_mask.BLOCK_SIZE, device=device)
+        rows = (corners[:, :1] + torch.arange(height, device=device)).clamp(max=lengths[0] - 1)
+        row, column = rows.flatten(), corners[:, 1].repeat_interleave(height)
+
+        def sees(
+            b: Tensor, h: Tensor, i: Tensor, j: Tensor, row: Tensor = row, column: Tensor = column
+        ) -> Tensor:
+            key = (column[i] + j).clamp(max=lengths[1] - 1)
+            return block_mask.mask_mod(b + batch, h + head, row[i], key)
+
+        # An empty batch has a mask of one entry, since what mask_mod reads may be of none.
+        mask = create_mask(sees, outer[0] or 1, outer[1] or 1, len(row), width, device)
+        for dim in (0, 1):
+            mask = mask if mask.stride(dim) else mask.narrow(dim, 0, 1)
+        yield from mask.unflatten(-2, (-1, height)).unbind(-3)
+
+
+def _joined(parts: list[Tensor], dim: int) -> Tensor:
+    return torch.cat(parts, dim) if len(parts) > 1 else parts[0]
+
+
+# ---- torch's flex_attention ----------------------------------------------------------------
+
+ANSWERS: list[Callable[..., object]] = []
+"""Called with the arguments of `flex_attention` by their names, until one returns something else
+than NotImplemented; else torch's own function is."""
+_TORCHS: list[FunctionType] = []
+
+
+def flex_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    **_: object,
+) -> Tensor:
+    """Compute torch's `flex_attention` without a score_mod, laid out as torch's result.
+
+    It calls torch's `scaled_dot_product_attention`, which asks tensors and modes.
+    """
+    key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
+    attention = partial(F.scaled_dot_product_attention, scale=scale, enable_gqa=enable_gqa)
+    if block_mask is None:
+        out = attention(query, key, value)
+    else:
+        out = attention_by_blocks(query, key, value, block_mask, attention)
+    order = sorted(range(3), key=query.stride, reverse=True)
+    return out.permute(*order, 3).contiguous().permute(*map(order.index, range(3)), 3)
+
+
+def watch_flex_attention() -> None:
+    """Have torch's `flex_attention` ask `ANSWERS` from now on, where its module has been imported.
+
+    The function's code is replaced, since programs import the function by its name.
+    """
+    names = getattr(sys.modules.get("torch.nn.attention.flex_attention"), "__dict__", {})
+    function = names.get("flex_attention")
+    if _TORCHS or not isinstance(function, FunctionType) or function.__globals__ is not names:
+        return
+    torchs = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+    torchs.__kwdefaults__ = function.__kwdefaults__
+    torchs.__annotations__ = function.__annotations__
+    _TORCHS.append(torchs)
+    function.__code__, function.__defaults__, function.__kwdefaults__ = _ask.__code__, None, None
+    vars(function)["__wrapped__"] = torchs  # which `inspect.signature` reads
+
+
+def _ask(*args: object, **kwargs: object) -> object:
+    from jachess_ext.ops import attention_blocks  # names here are those of torch's module
+
+    return attention_blocks.answer(*args, **kwargs)
+
+
+def answer(*args: object, **kwargs: object) -> object:
+    """Return the first of `ANSWERS` to a call of `flex_attention`, else torch's own result."""
+    if not is_dynamo_compiling():
+        call = inspect.signature(_TORCHS[0]).bind(*args, **kwargs).arguments
+        for asked in ANSWERS:
+            if (result := asked(**call)) is not NotImplemented:
+                return result
+    return _TORCHS[0](*args, **kwargs)
