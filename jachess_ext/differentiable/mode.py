@@ -13,8 +13,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from .. import torch_private
+from ..ops import attention_blocks
 from ..ops.attention import with_plain_mask
+from ..ops.attention_blocks import watch_flex_attention
 from . import attention
+from .levels import levels_of
 from .registry import ANSWERS, Function
 
 _OF_C = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType)  # all but a few calls
@@ -65,6 +68,10 @@ class _Differentiable(TorchFunctionMode, ContextDecorator):
         super().__init__()
         self._math = math
 
+    def __enter__(self) -> TorchFunctionMode:
+        watch_flex_attention()
+        return super().__enter__()  # type: ignore[no-any-return]
+
     def __torch_function__(
         self,
         func: Function,
@@ -92,6 +99,18 @@ class _Differentiable(TorchFunctionMode, ContextDecorator):
         assert inside is not None
         with self:
             return inside(*args, **kwargs)
+
+
+def _flex_attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> object:
+    """Answer torch's `flex_attention`, without a score_mod, where a derivative may be asked for."""
+    inputs = [query, key, value]
+    modified = options.get("score_mod") or options.get("return_lse") or options.get("return_aux")
+    if not is_active() or modified or not (_is_plain(inputs) and any(levels_of(inputs))):
+        return NotImplemented
+    return attention_blocks.flex_attention(query, key, value, **options)
+
+
+attention_blocks.ANSWERS.append(_flex_attention)
 
 
 def is_active() -> bool:

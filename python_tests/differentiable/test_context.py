@@ -218,6 +218,21 @@ def test_math_is_a_known_word() -> None:
         jx.differentiable("flash")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_block_mask(order: str) -> None:
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    x = heads(300)
+    ids = torch.arange(300) // 90
+    packed = flex.create_block_mask(
+        lambda b, h, i, j: (ids[i] == ids[j]) & (i >= j), None, None, 300, 300, device="cpu"
+    )
+    seen = (ids[:, None] == ids) & torch.ones(300, 300, dtype=torch.bool).tril()
+    with jx.differentiable():
+        result = ORDERS[order](lambda *x: flex.flex_attention(*x, block_mask=packed), x)
+    expected = ORDERS[order](lambda *x: written_out(*x, seen), x)
+    torch.testing.assert_close(result, expected, rtol=1e-10, atol=1e-11)
+
+
 # ---- what the context leaves as it is ----------------------------------------------------------
 
 
