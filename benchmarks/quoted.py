@@ -398,6 +398,36 @@ def second_backward() -> str:
     return table(["", "`differentiable`", "`gradient_loss`", "`gradient_loss`, compiled"], body)
 
 
+def own_calls() -> str:
+    """Return torch's own calls through attention over math attention: docs/refused.md."""
+    labels = {
+        "jvp": "`torch.func.jvp`",
+        "meanflow": "MeanFlow: jvp, then the value's backward",
+        "backward(jvp)": "a backward through the tangent",
+        "jvp(grad)": "`jvp` of `grad`",
+        "grad(grad)": "`grad` of `grad`",
+    }
+    sizes = (512, 1024, 2048)
+    return table(
+        ["time; memory over math attention", *(f"{size:,} tokens" for size in sizes)],
+        [
+            [
+                label,
+                *(
+                    "; ".join(
+                        _of_unmodified(
+                            f"attention-{order}-{size}", "differentiable", "math attention", unit
+                        )
+                        for unit in ("ms", "MiB")
+                    )
+                    for size in sizes
+                ),
+            ]
+            for order, label in labels.items()
+        ],
+    )
+
+
 def meanflow_dit() -> str:
     """Return a MeanFlow step of diffusers' DiT over a plain one: docs/tutorials."""
     labels = {
@@ -675,6 +705,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ntk": ntk,
     "on-a-gpu": on_a_gpu,
     "second-backward": second_backward,
+    "own-calls": own_calls,
     "steps": steps,
     "sweep": sweep,
     "truth": truth,

@@ -8,6 +8,9 @@
                 `jx.gradient_loss`, and that one compiled
     hessian     a Hessian-vector product of a Llama 4 x 384 by two backwards: math attention against
                 `jx.differentiable`
+    attention-… attention alone, 4 heads of 64, by torch's own calls: `torch.func.jvp`; a MeanFlow
+                step (jvp, then the value's backward); a backward through the tangent; jvp of grad;
+                grad of grad: math attention against `jx.differentiable`
     meanflow    a MeanFlow step of diffusers' DiTTransformer2DModel, as it is: `jx.jvp`,
                 torch.func.jvp on math attention and central differences against a plain step
     truth       the error of that step's du/dt against float64, relative, in float32 and in bfloat16
@@ -121,6 +124,39 @@ def hessian(program: str, tokens: int, options: Options) -> Step:
             loss = model(ids, labels=ids, use_cache=False).loss
             gradients = torch.autograd.grad(loss, parameters, create_graph=True)
             torch.autograd.grad(gradients, parameters, vector)
+
+    return step
+
+
+# Torch's own calls ------------------------------------------------------------------------------
+
+
+def attention(order: str, program: str, tokens: int, options: Options) -> Step:
+    """Return derivatives of attention alone, by torch's own calls."""
+    torch.manual_seed(0)
+    kind = {"device": options.device, "dtype": options.dtype}
+    x, along = torch.randn(2, 3, 1, 4, tokens, 64, **kind).unbind(0)  # type: ignore[call-overload]
+    points, directions = tuple(x), tuple(along)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    context = math_attention if program == "math attention" else jx.differentiable
+    slopes = torch.func.grad(lambda *x: attend(*x).square().sum(), (0, 1, 2))
+
+    def squared(*x: Tensor) -> Tensor:
+        return torch.stack([(a * b).sum() for a, b in zip(slopes(*x), along, strict=True)]).sum()
+
+    def step() -> None:
+        with context():
+            if order == "jvp(grad)":
+                torch.func.jvp(slopes, points, directions)
+            elif order == "grad(grad)":
+                torch.func.grad(squared, (0, 1, 2))(*points)
+            elif order == "jvp":
+                torch.func.jvp(attend, points, directions)
+            else:
+                leaves = tuple(y.clone().requires_grad_() for y in points)
+                value, tangent = torch.func.jvp(attend, leaves, directions)
+                through = tangent if order == "backward(jvp)" else (value - tangent).detach()
+                (value * through).sum().backward()
 
     return step
 
@@ -244,7 +280,16 @@ def nested(program: str, rows: int, options: Options) -> Step:
 
 # The command ------------------------------------------------------------------------------------
 
+ORDERS = ("jvp", "meanflow", "backward(jvp)", "jvp(grad)", "grad(grad)")
 PROGRAMS: dict[str, tuple[Callable[[str, int, Options], Step], dict[str, str], Sequence[int]]] = {
+    **{
+        f"attention-{order}": (
+            partial(attention, order),
+            {"differentiable": "math attention"},
+            (512, 1024, 2048),
+        )
+        for order in ORDERS
+    },
     "forces": (
         forces,
         {
