@@ -14,11 +14,11 @@ def to_sparse(input: Tensor, *args: object, **kwargs: object) -> Tensor:
     """Call torch's, or say that there is no forward mode."""
     if levels_of([input]).forward:
         raise NotImplementedError(
-            "Tensor.to_sparse is not differentiable in forward mode, because torch's sparse tensors "
-            "hold no tangent: keep the tensor dense there, or differentiate in reverse mode alone "
-            "(create_graph=True, or torch.func.grad of grad)."
+            "Tensor.to_sparse is not differentiable in forward mode, because torch's sparse "
+            "tensors hold no tangent: keep the tensor dense there, or differentiate in reverse "
+            "mode alone (create_graph=True, or torch.func.grad of grad)."
         )
-    return input.to_sparse(*args, **kwargs)  # type: ignore[arg-type]
+    return input.to_sparse(*args, **kwargs)  # type: ignore[call-overload,no-any-return]
 
 
 TABLE.append(
