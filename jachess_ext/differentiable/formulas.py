@@ -87,11 +87,7 @@ def in_place(function: Function, out_of_place: Function) -> None:
 
 
 def _answer(
-    function: Function,
-    compute: Function,
-    refused: bool,
-    only: Function | None,
-    transforms: bool,
+    function: Function, compute: Function, refused: bool, only: Function | None, transforms: bool
 ) -> Function:
     def answer(*args: object, **kwargs: object) -> object:
         values = (*args, *kwargs.values())
@@ -108,12 +104,15 @@ def _answer(
         if levels.reverse:
             return function(*args, **kwargs)
 
+        # What autograd saves is not held here, too: a checkpoint frees it.
+        constants = [None if i in places else x for i, x in enumerate(values)]
+        count, names = len(args), tuple(kwargs)
+
         def call(function: Function, *tensors: Tensor) -> Results:
-            new = list(values)
+            new = list(constants)
             for i, x in zip(places, tensors, strict=True):
                 new[i] = x
-            count = len(args)
-            return function(*new[:count], **dict(zip(kwargs, new[count:], strict=True)))
+            return function(*new[:count], **dict(zip(names, new[count:], strict=True)))
 
         return _Twice.apply(call, function, compute, *inputs)
 

@@ -12,8 +12,6 @@ from .formulas import formula, result_dtype, wide
 
 _LAYER = "jvp(jvp), vjp(jvp), jvp(jacrev)"
 _BATCH = "jvp(jvp), vjp(jvp), jvp(vjp)"
-_aten = torch.ops.aten
-Parts = tuple[Tensor, Tensor, Tensor]
 
 
 @formula(torch.layer_norm, F.layer_norm, wrong=_LAYER)
@@ -26,20 +24,8 @@ def layer_norm(
     cudnn_enable: bool = True,
 ) -> Tensor:
     """Mean, centred values and root of the mean square, one by one."""
-    return native_layer_norm(input, normalized_shape, weight, bias, eps)[0]
-
-
-@formula(torch.native_layer_norm, wrong=_LAYER)
-def native_layer_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-) -> Parts:
-    """As `layer_norm`."""
-    out, mean, rstd = _normalised(wide(input), range(-len(normalized_shape), 0), eps)
-    return _affine(out, weight, bias).to(result_dtype(input, ["cuda"])), mean, rstd
+    out = _normalised(wide(input), range(-len(normalized_shape), 0), eps)
+    return _affine(out, weight, bias).to(result_dtype(input, ["cuda"]))
 
 
 @formula(torch.batch_norm, wrong=_BATCH)
@@ -55,51 +41,13 @@ def batch_norm(
     cudnn_enabled: bool,
 ) -> Tensor:
     """As `layer_norm`, over the batch; torch itself updates the running statistics."""
-    statistics = running_mean, running_var
-    return native_batch_norm(input, weight, bias, *statistics, training, momentum, eps)[0]
-
-
-@formula(
-    *(torch.native_batch_norm, torch._native_batch_norm_legit),
-    *(_aten.native_batch_norm, _aten._native_batch_norm_legit),
-    wrong=_BATCH,
-)
-def native_batch_norm(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Parts:
-    """As `batch_norm`."""
     x = wide(input)
     if training or running_mean is None:
-        out, mean, rstd = _normalised(x, (0, *range(2, x.ndim)), eps)
+        out = _normalised(x, (0, *range(2, x.ndim)), eps)
         _update(torch.batch_norm, input, running_mean, running_var, momentum, eps)
     else:
         out = _by_running(x, running_mean, running_var, eps)
-        mean, rstd = x.new_empty(0), x.new_empty(0)
-    out = _affine_of_channels(out, weight, bias)
-    return out.to(input.dtype), mean.flatten(), rstd.flatten()
-
-
-@formula(_aten._batch_norm_with_update, wrong=_BATCH)
-def batch_norm_with_update(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    momentum: float,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `batch_norm`."""
-    statistics = running_mean, running_var
-    parts = native_batch_norm(input, weight, bias, *statistics, True, momentum, eps)
-    return *parts, input.new_empty(0, dtype=torch.uint8)
+    return _affine_of_channels(out, weight, bias).to(input.dtype)
 
 
 @formula(torch.instance_norm, wrong=_BATCH)
@@ -117,19 +65,17 @@ def instance_norm(
     """As `batch_norm`, for each sample."""
     x = wide(input)
     if use_input_stats or running_mean is None:
-        out, *_ = _normalised(x, range(2, x.ndim), eps)
+        out = _normalised(x, range(2, x.ndim), eps)
         _update(torch.instance_norm, input, running_mean, running_var, momentum, eps)
     else:
         out = _by_running(x, running_mean, running_var, eps)
     return _affine_of_channels(out, weight, bias).to(input.dtype)
 
 
-def _normalised(x: Tensor, dims: Sequence[int], eps: float) -> Parts:
+def _normalised(x: Tensor, dims: Sequence[int], eps: float) -> Tensor:
     dims = tuple(dims)
-    mean = x.mean(dims, keepdim=True)
-    centred = x - mean
-    rstd = (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
-    return centred * rstd, mean, rstd
+    centred = x - x.mean(dims, keepdim=True)
+    return centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
 
 
 def _by_running(x: Tensor, mean: Tensor | None, variance: Tensor | None, eps: float) -> Tensor:

@@ -15,10 +15,10 @@ def to_sparse(input: Tensor, *args: object, **kwargs: object) -> Tensor:
     if levels_of([input]).forward:
         raise NotImplementedError(
             "Tensor.to_sparse is not differentiable in forward mode, because torch's sparse "
-            "tensors hold no tangent: keep the tensor dense there, or differentiate in reverse mode alone "
-            "(create_graph=True, or torch.func.grad of grad)."
+            "tensors hold no tangent: keep the tensor dense there, or differentiate in reverse "
+            "mode alone (create_graph=True, or torch.func.grad of grad)."
         )
-    return input.to_sparse(*args, **kwargs)  # type: ignore[call-overload]
+    return input.to_sparse(*args, **kwargs)  # type: ignore[call-overload,no-any-return]
 
 
 TABLE.append(

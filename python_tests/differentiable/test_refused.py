@@ -5,7 +5,9 @@ The oracles are central differences of torch's own values and of its own first b
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -161,7 +163,7 @@ def test_checkpoints(name: str, reentrant: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_values_in_other_dtypes_are_torchs(name: str, dtype: torch.dtype) -> None:
     f, x = CASES[name]
-    if name in ("LSTM", "GRU", "RNN") or name.startswith(("batch_norm", "native_layer")):
+    if name in ("LSTM", "GRU", "RNN") or name.startswith("batch_norm"):
         pytest.skip("its parameters are of float64")
     x = [a.to(dtype) for a in x]
     try:
@@ -269,6 +271,21 @@ def test_a_graph_is_freed_by_its_backward() -> None:
         out.backward()
         with pytest.raises(RuntimeError, match="second time"):
             out.backward()
+
+
+def test_a_checkpoint_frees_what_it_computes_anew() -> None:
+    x, held = torch.randn(4, 3, requires_grad=True), []
+
+    def block(x: Tensor) -> Tensor:
+        middle = x * 2
+        held.append(weakref.ref(middle))
+        return torch.cdist(middle, middle + 1)
+
+    with jx.differentiable():
+        out = checkpoint(block, x, use_reentrant=False).sum()
+        gc.collect()
+        assert held[0]() is None
+        out.backward()
 
 
 def test_nested_contexts() -> None:
@@ -415,7 +432,7 @@ def test_nestings_over_torchs_samples(served: str) -> None:
 def test_gradcheck_over_torchs_samples(served: str) -> None:
     operators = operators_of_torch.operators(True) + operators_of_torch.operators(False)
     matching = [operator for operator in operators if operator.name == served]
-    assert matching
+    assert matching or served == "cholesky"  # which newer versions have removed
     for operator in matching:
         for call in islice(operators_of_torch.calls(operator), 8):
             if sum(x.numel() for x in call.points) > 60:
