@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from .. import torch_private
 from ..ops.attention import with_plain_mask
-from . import attention
-from .registry import ANSWERS, Function
+from . import attention, collectives
+from .registry import ANSWERS, ENTERED, Function
 
 _OF_C = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType)  # all but a few calls
 
@@ -66,6 +66,10 @@ class _Differentiable(TorchFunctionMode, ContextDecorator):
         super().__init__()
         self._math = math
 
+    def __enter__(self) -> TorchFunctionMode:
+        collectives.adopt()
+        return super().__enter__()
+
     def __torch_function__(
         self,
         func: Function,
@@ -106,7 +110,7 @@ def _is_plain(values: Sequence[object]) -> bool:
 
 # Within its answer a mode is off.  So it would be for what these functions of Python call:
 # attention itself, or the forward of a checkpoint that a backward runs anew.
-_ENTERED: dict[tuple[object, str], tuple[Function, Function]] = {
+ENTERED |= {
     (owner, name): (
         original := torch_private.original_of(getattr(owner, name)),
         torch_private.unasked(original),
@@ -120,9 +124,9 @@ _ENTERED: dict[tuple[object, str], tuple[Function, Function]] = {
 
 
 def _entered(function: Function) -> Function | None:
-    """Return the copy of a function above.  What asks names itself by what it finds at its place,
-    which may be a profiler's function around it."""
-    for (owner, name), (original, copy) in _ENTERED.items():
+    """Return what runs in place of a function above, or of a Function's `apply`.  What asks names
+    itself by what it finds at its place, which may be a profiler's function around it."""
+    for (owner, name), (original, copy) in ENTERED.items():
         if function is original or function is getattr(owner, name):
             return copy
     return None

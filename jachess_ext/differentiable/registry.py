@@ -7,6 +7,8 @@ Function: TypeAlias = Callable[..., Any]
 A = TypeVar("A", bound=Function)
 
 ANSWERS: dict[Function, Function] = {}
+ENTERED: dict[tuple[object, str], tuple[Function, Function]] = {}
+"""Functions of Python by their place, and what runs within the mode instead of them."""
 
 
 def answers(*functions: Function) -> Callable[[A], A]:
