@@ -39,6 +39,7 @@ _WHERE = {
     "pad_packed_sequence": "torch._C._VariableFunctions._pad_packed_sequence",
     "pyfunctorch": "torch._functorch.pyfunctorch",
     "pop_dispatch_mode": "torch.utils._python_dispatch._pop_mode",
+    "process_group": "torch.distributed.distributed_c10d._resolve_process_group",
     "push_dispatch_mode": "torch.utils._python_dispatch._push_mode",
     "pytree": "torch.utils._pytree",
     "remove_batch_dim": "torch._remove_batch_dim",

@@ -16,9 +16,9 @@ from .. import torch_private
 from ..ops import attention_blocks
 from ..ops.attention import with_plain_mask
 from ..ops.attention_blocks import watch_flex_attention
-from . import attention
+from . import attention, collectives
 from .levels import levels_of
-from .registry import ANSWERS, Function
+from .registry import ANSWERS, COPIES, Function
 
 _OF_C = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType)  # all but a few calls
 
@@ -69,6 +69,7 @@ class _Differentiable(TorchFunctionMode, ContextDecorator):
         self._math = math
 
     def __enter__(self) -> TorchFunctionMode:
+        collectives.adopt()
         watch_flex_attention()
         return super().__enter__()  # type: ignore[no-any-return]
 
@@ -135,7 +136,7 @@ _COMPOSED = (
 )
 # Within its answer a mode is off.  So it would be for what these functions of Python call:
 # what is answered itself, or the forward of a checkpoint that a backward runs anew.
-_ENTERED: dict[tuple[object, str], tuple[Function, Function]] = {
+_PLACES: dict[tuple[object, str], tuple[Function, Function]] = {
     (owner, name): (
         original := torch_private.original_of(getattr(owner, name)),
         torch_private.unasked(original),
@@ -148,17 +149,17 @@ _ENTERED: dict[tuple[object, str], tuple[Function, Function]] = {
     )
 }
 
-_COPIES = dict(_ENTERED.values())
+COPIES |= dict(_PLACES.values())
 
 
 def _entered(function: Function) -> Function | None:
-    """Return the copy of a function above.  What asks names itself by what it finds at its place,
-    which may be a profiler's function around it."""
-    copy = _COPIES.get(function)
+    """Return the copy of a function above, or what runs for a Function's `apply`.  What asks names
+    itself by what it finds at its place, which may be a profiler's function around it."""
+    copy = COPIES.get(function)
     names = getattr(function, "__globals__", {})
     if copy is not None or str(names.get("__name__")).startswith("torch."):  # spares the search
         return copy
-    for (owner, name), (_, copy) in _ENTERED.items():
+    for (owner, name), (_, copy) in _PLACES.items():
         if function is getattr(owner, name):
             return copy
     return None

@@ -7,6 +7,8 @@ Function: TypeAlias = Callable[..., Any]
 A = TypeVar("A", bound=Function)
 
 ANSWERS: dict[Function, Function] = {}
+COPIES: dict[Function, Function] = {}
+"""Functions of Python, and what runs within the mode instead of them."""
 
 
 def answers(*functions: Function) -> Callable[[A], A]:

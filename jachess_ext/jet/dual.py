@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from ..differentiable import collectives
 from ..ops.gemm import rows_times
 from ..torch_private import functional as F
 from ._types import Function, T
@@ -34,6 +35,7 @@ from .derivative import (
 )
 from .layout import JetLayout, each_tensor, replace_tensors
 from .registry import R, attribute, find_rule, is_apply, missing_rule, own_function, spellings
+from .rules.collectives import adopt
 from .rules.quantised import is_quantised
 from .strides import memory_of, note_memory, refuse_overlap
 from .tensor import JetTensor, lift
@@ -196,6 +198,17 @@ def _linear_in_first(func: Callable, args: tuple, kwargs: dict) -> object:
     primal = func(dual.primal, *settings, **kwargs)
     with torch.no_grad():
         return _beside(primal, func(dual.tangent, *settings, **kwargs), dual)
+
+
+@_tangent_of(*collectives.NAMES)
+def _collective(func: Callable, args: tuple, kwargs: dict) -> object:
+    """Run a collective that waits on both: the rule would wait for its own result alone."""
+    adopt()
+    name = collectives.NAMES[func]
+    dual, *settings = collectives.positional(func, args, kwargs)
+    if not collectives.is_linear(name, settings):
+        return NotImplemented
+    return _linear_in_first(collectives.Collective.apply, (dual, name, *settings), {})
 
 
 @_tangent_of("view_as", "reshape_as", "expand_as", "type_as")
@@ -367,6 +380,13 @@ def _random_numbers(func: Callable, args: tuple, kwargs: dict) -> object:
 
 # Their rules are called first, since they refuse training, which changes running statistics.
 _CHANGES_A_MODEL = (F.batch_norm, F.instance_norm)
+
+
+@_tangent_of(*collectives.OF_LISTS)
+def _by_rule_alone(func: Callable, args: tuple, kwargs: dict) -> object:
+    rule = find_rule(func)
+    assert rule is not None
+    return rule(*args, **kwargs)
 
 
 def _by_jet_rule(func: Callable, args: tuple, kwargs: dict) -> object:

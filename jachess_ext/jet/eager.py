@@ -21,6 +21,7 @@ from .dual import DualTensor, Pass
 from .fsdp import jets_through_fsdp
 from .layout import JetLayout, Second, make_layout, map_tensors
 from .passes import open_run
+from .rules.collectives import adopt as adopt_collectives
 from .rules.libraries import adopt_varlen
 from .rules.quantised import adopt_libraries
 from .strides import laid_out_as_input, note_memory, overlaps
@@ -259,6 +260,7 @@ def begin_pass(
     adopt_libraries()
     adopt_varlen()
     watch_flex_attention()
+    adopt_collectives()
     return make_layout(directions, order, second, squares).of_a_new_run()
 
 

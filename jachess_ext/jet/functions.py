@@ -26,12 +26,13 @@ from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode, handle_torch_function
 
 from .. import torch_private
+from ..differentiable.forward_code import has_known_code, run_forward
 from ..ops.library import transformed
 from . import registry
 from ._types import Args, Named
 from .context import without_autocast
 from .derivative import DerivativeTensor, carries_derivatives
-from .layout import each_tensor, map_tensors
+from .layout import each_tensor
 from .registry import AutogradFunction, Rule, function_refusal
 from .strides import memory_of, note_memory, stack_laid_out
 from .tensor import JetTensor, common_layout
@@ -180,7 +181,8 @@ def _bind_names_again(names: dict[Any, Any], late: dict[int, object]) -> None:
 def call(function: AutogradFunction, *args: object, **kwargs: object) -> object:
     """Answer ``function.apply(*args, **kwargs)`` with jets among the arguments."""
     run = common_layout(*args, *kwargs.values()).run
-    if function in registry.FORWARD_CODE.get() | (run.forward_code if run else set()):
+    named = function in registry.FORWARD_CODE.get() | (run.forward_code if run else set())
+    if named or has_known_code(function):
         return _by_forward(function, args, kwargs)
     library, takes, rule = _LIBRARY_RULES.get(function.__name__, ("", set(), None))
     if rule is not None and library in function.__module__:
@@ -305,22 +307,6 @@ def _joined(
 # ---- its forward's own code --------------------------------------------------------------------
 
 
-class _Context:
-    """What a forward gets as its context where its own code runs on jets."""
-
-    def __init__(self, inputs: Iterable[object]) -> None:
-        self.needs_input_grad = tuple(isinstance(t, Tensor) and t.requires_grad for t in inputs)
-        self.constants: list[Tensor] = []
-
-    def mark_non_differentiable(self, *outputs: Tensor) -> None:
-        self.constants.extend(outputs)
-
-    def ignore(self, *args: object) -> None:
-        """Save nothing: only backward would read it; what is written in place is a jet."""
-
-    save_for_backward = save_for_forward = mark_dirty = set_materialize_grads = ignore
-
-
 class _OneFunction(TorchFunctionMode):
     """The mode in which a forward runs on jets: torch runs it without gradients, so that inside
     there is nothing to detach from."""
@@ -354,15 +340,7 @@ _OF_LISTS = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
 
 def _by_forward(function: AutogradFunction, args: Args, kwargs: Named) -> object:
     """Return what a Function's forward makes of jets."""
-    context = _Context(args)
-    with _OneFunction(function):
-        if _has_setup(function):
-            outputs = function.forward(*args, **kwargs)
-            function.setup_context(context, args, outputs)
-        else:
-            outputs = function.forward(context, *args, **kwargs)
-    constants = {id(tensor) for tensor in context.constants}
-    return map_tensors(outputs, lambda t: t.detach() if id(t) in constants else t)
+    return run_forward(function, args, kwargs, _OneFunction(function))
 
 
 registry.RUN_FORWARDS.add(_by_forward.__code__)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from .. import torch_private
+from ..differentiable import collectives
 from ..ops.library import transformed, unwatched, watching
 from ._types import Args, Function, Named
 from .layout import each_tensor, replace_tensors
@@ -27,7 +28,8 @@ from .registry import MissingJetRule, attribute, is_apply, missing_rule, spellin
 
 Jet: TypeAlias = Any  # `JetTensor`, whose file imports this one
 
-# Views whose rules are the same view of the stack ``[S, ...]``, or copy it where torch copies.
+# Views whose rules are the same view of the stack ``[S, ...]``, or copy it where torch copies; and
+# collectives, which torch must not run again, on one rank alone perhaps: contiguous, as torch's.
 _VIEWS = frozenset(
     [
         *spellings(
@@ -40,6 +42,7 @@ _VIEWS = frozenset(
         ),
         *(attribute(name) for name in ("T", "mT", "H", "mH")),
         torch.linalg.diagonal,
+        *(*collectives.NAMES, *collectives.OF_LISTS),
     ]
 )
 _BASIC = (int, slice, type(None), type(Ellipsis))

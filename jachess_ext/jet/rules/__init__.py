@@ -2,6 +2,7 @@
 
 from . import arithmetic as arithmetic
 from . import attention as attention
+from . import collectives as collectives
 from . import linalg as linalg
 from . import linear as linear
 from . import norm as norm

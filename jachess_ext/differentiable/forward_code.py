@@ -1,0 +1,94 @@
+"""autograd Functions that are differentiated by their forward's own code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial, wraps
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+from ..torch_private import pytree
+from .registry import COPIES, Function
+
+AutogradFunction: TypeAlias = type[torch.autograd.Function]
+Args: TypeAlias = tuple[object, ...]
+Named: TypeAlias = Mapping[str, object]
+
+# torch.func refuses them, having no `setup_context`, and their backward has no derivative.
+_BY_MODULE = {
+    "diffusers.models.attention_dispatch": (
+        *("TemplatedUlyssesAttention", "TemplatedUlyssesAnythingAttention", "SeqAllToAllDim"),
+    ),
+    "torch.distributed._functional_collectives": ("_FromTorchTensor",),  # of torch 2.10
+}
+
+
+def has_known_code(function: object) -> bool:
+    """Return whether this is a Function of a library whose forward's own code is differentiated."""
+    module = getattr(function, "__module__", None)
+    return getattr(function, "__name__", None) in _BY_MODULE.get(str(module), ())
+
+
+class ForwardContext:
+    """What a forward gets as its context where its own code runs."""
+
+    def __init__(self, inputs: Iterable[object]) -> None:
+        self.needs_input_grad = tuple(isinstance(t, Tensor) and t.requires_grad for t in inputs)
+        self.constants: list[Tensor] = []
+
+    def mark_non_differentiable(self, *outputs: Tensor) -> None:
+        self.constants.extend(outputs)
+
+    def ignore(self, *args: object) -> None:
+        """Save nothing: only backward would read it; what is written in place is differentiated."""
+
+    save_for_backward = save_for_forward = mark_dirty = set_materialize_grads = ignore
+
+
+def run_forward(
+    function: AutogradFunction, args: Args, kwargs: Named, within: AbstractContextManager[Any]
+) -> object:
+    """Return what a Function's forward makes of its arguments, by its own code."""
+    context = ForwardContext(args)
+    with within:
+        if function.setup_context is not torch.autograd.Function.setup_context:
+            outputs = function.forward(*args, **kwargs)
+            function.setup_context(context, args, outputs)
+        else:
+            outputs = function.forward(context, *args, **kwargs)
+    constants = {id(tensor) for tensor in context.constants}
+    return pytree.tree_map_only(Tensor, lambda t: t.detach() if id(t) in constants else t, outputs)
+
+
+def asking(function: Function) -> Function:
+    """Make a function ask modes, then its tensors, jets among them, as torch's own do."""
+
+    @wraps(function)
+    def ask(*args: object, **kwargs: object) -> object:
+        if has_torch_function((None,)):
+            return handle_torch_function(ask, (), *args, **kwargs)
+        if has_torch_function(args):
+            return handle_torch_function(function, args, *args, **kwargs)
+        return function(*args, **kwargs)
+
+    return ask
+
+
+def adopt_functions() -> None:
+    """Have the Functions above ask `jx.differentiable`, once their module is imported."""
+    for module, names in _BY_MODULE.items():
+        for name in names:
+            function = getattr(sys.modules.get(module), name, None)
+            if function is not None and "apply" not in vars(function):
+                ask = asking(super(function, function).apply)
+                function.apply = staticmethod(ask)
+                COPIES[ask] = partial(_apply, function)
+
+
+def _apply(function: AutogradFunction, *args: object, **kwargs: object) -> object:
+    return run_forward(function, args, kwargs, nullcontext())

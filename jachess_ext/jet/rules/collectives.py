@@ -1,0 +1,43 @@
+"""Functional collectives: one carries all streams."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from ...differentiable import collectives
+from .._types import Function
+from ..registry import jet_rule, missing_rule
+from ..tensor import JetTensor
+
+
+def _collective(operator: Function, *args: Any, **kwargs: Any) -> JetTensor:
+    adopt()
+    input, *settings = collectives.positional(operator, args, kwargs)
+    name = collectives.NAMES[operator]
+    if not collectives.is_linear(name, settings):
+        raise missing_rule(operator, f"called with {collectives.reduction(name, settings)!r}")
+    dim = collectives.BATCH[name]  # behind the dimension that is split
+    streams = collectives.Collective.apply(input.streams.movedim(0, dim), name, *settings)
+    return input.with_streams(streams.movedim(dim, 0).contiguous())
+
+
+def _of_list(operator: Function, *args: Any, **kwargs: Any) -> list[Tensor]:
+    inputs, *settings = collectives.positional(operator, args, kwargs)
+    return [collectives.OF_LISTS[operator](x, *settings) for x in inputs]
+
+
+for _operators, _rule in ((collectives.NAMES, _collective), (collectives.OF_LISTS, _of_list)):
+    for _operator in _operators:
+        jet_rule(_operator)(partial(_rule, _operator))
+
+
+def _wait(input: Tensor) -> Tensor:
+    return input  # for which the rule above has waited
+
+
+def adopt() -> None:
+    """Register the rule of what wraps a result, once torch's module is imported."""
+    jet_rule(*collectives.adopt())(_wait)

@@ -1,0 +1,75 @@
+"""Derivatives through functional collectives on two ranks (gloo), against one process."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from python_tests import processes
+from python_tests.distributed.collective_jobs import ATTENTIONS, COLLECTIVES, RANKS, expected
+
+ROOT = Path(__file__).resolve().parents[2]
+KINDS = (*COLLECTIVES, *ATTENTIONS)
+
+
+@cache
+def results() -> list[dict[str, Any]]:
+    """Both ranks' results; the job runs once."""
+    with tempfile.TemporaryDirectory() as folder:
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+        command = [sys.executable, *launch, "-m", "python_tests.distributed.collective_jobs"]
+        run = processes.run([*command, folder], cwd=ROOT)
+        assert run.returncode == 0, run.stderr[-3000:]
+        return torch.load(Path(folder) / "results.pt", weights_only=False)
+
+
+@pytest.mark.parametrize("how", ["torch", "jets"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_equal_one_process(kind: str, how: str) -> None:
+    ranks = [rank[kind][how] for rank in results()]
+    for found in ranks:
+        if isinstance(found, str) and found.startswith("skipped"):
+            pytest.skip(found)
+        assert not isinstance(found, str), found
+    reference = expected(kind)
+    assert {*ranks[0]} == {*reference} or how == "jets"
+    for name in ranks[0]:
+        both = [rank[name] for rank in ranks]
+        # Each rank has its part of the weights' gradient.
+        joined = sum(both) if name.endswith(": w") else torch.cat(both)
+        scale = reference[name].abs().max().item()
+        torch.testing.assert_close(joined, reference[name], rtol=0, atol=1e-12 * scale, msg=name)
+
+
+def test_a_maximum_is_refused() -> None:
+    for rank, results_of_rank in enumerate(results()):
+        said = results_of_rank["refusals"]
+        assert said["value"] == "[1.0, 2.0, 3.0]"
+        tangent = str(
+            [(rank + i) * (1.0 + i) for i in range(3)]
+        )  # of x · max(x), the maximum fixed
+        assert [said["detached" + way] for way in ("", ", jet", ", dual")] == [tangent] * 3
+        for way in ("jvp", "grad"):
+            assert "NotImplementedError: jx.differentiable: all_reduce with 'max'" in said[way]
+        for way in ("jet", "dual"):
+            assert "MissingJetRule" in said[way] and "'max'" in said[way]
+
+
+def test_a_collective_in_place_is_refused() -> None:
+    for rank in results():
+        said = rank["refusals"]
+        for way in ("in place", "in place, grad"):
+            assert (
+                "NotImplementedError: jx.differentiable: torch.distributed.all_reduce" in said[way]
+            )
+        assert "Error" not in said["in place, constant"]
+
+
+def test_a_batch_waits_for_a_late_rank() -> None:
+    assert all(rank["late"] for rank in results())
