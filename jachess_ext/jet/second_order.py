@@ -129,7 +129,8 @@ def laplacian(
         tensor([12., 24.])
     """
     is_plain = weights is None and chunk_size is None and not has_aux
-    fits = is_plain and isinstance(fn, nn.Module) and isinstance(x, Tensor) and x.ndim > 1
+    checked = isinstance(fn, nn.Module) or not check
+    fits = is_plain and checked and isinstance(x, Tensor) and x.ndim > 1
     if graph_serves(is_dynamo_compiling(), fn, None if fits else _FORM):
         return _in_graph(fn, x, directions, check)
     return _eager_laplacian(fn, x, weights, directions, chunk_size, has_aux, check)
@@ -352,7 +353,9 @@ def _is_differentiated(weights: Tensor) -> bool:
 
 # ---- within torch.compile ----------------------------------------------------------------------
 
-_FORM = "jx.laplacian in a graph takes a module, one tensor, no weights, chunks or aux"
+_FORM = (
+    "jx.laplacian in a graph takes a module (or check=False), one tensor, no weights, chunks or aux"
+)
 
 
 def _in_graph(fn: Function, x: Any, directions: object, check: bool) -> Laplacian:
