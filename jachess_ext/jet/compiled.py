@@ -164,6 +164,7 @@ def _with_none(value: T) -> T:
 
 _BUILDER = "jachess_ext.builder"
 _READ = ("module", "object")
+_NUMPY = (np.generic, np.ndarray)
 
 
 def _constant(function: Callable[..., T]) -> Callable[..., T]:
@@ -230,7 +231,7 @@ def _pack_leaf(value: Any, outer: list[types.CodeType], read: list[object]) -> A
         isinstance(value, types.FunctionType) and value.__module__.startswith("torch.")
     ):
         return {_BUILDER: f"{_constant_name(value)}", "parts": []}
-    if isinstance(value, np.generic | np.ndarray):  # which dynamo takes for tensors
+    if isinstance(value, _NUMPY):  # which dynamo takes for tensors
         raise JetGraphError(_NOT_A_FUNCTION)
     if not isinstance(value, types.FunctionType):
         modules = _modules(_checked(value, read), [])
@@ -302,6 +303,8 @@ def _trace_reader(context: ComptimeContext) -> None:
 
     Dynamo has functions that it makes itself not as Python functions, whose cells could be read.
     """
+    value: Any
+    readers: Any
     value, readers = [
         context.get_local(name)._i_will_not_complain_if_bc_breaks_VariableTracker().realize()
         for name in ("value", "readers")
@@ -408,6 +411,7 @@ def _object_name(value: object) -> str:
 # attribute here, and what it would not guard by its value breaks the graph.
 
 
+Number: TypeAlias = bool | int | float | str | torch.SymInt | torch.SymFloat
 _NUMBERS = (bool, int, float, str, torch.SymInt, torch.SymFloat)
 # Guarded by value or identity as they are; a tensor that is no parameter or buffer is refused.
 _FIXED = (
@@ -420,15 +424,15 @@ _MUTABLE = (dict, list, set, collections.deque)
 _SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 
 
-def _settings(value: object) -> tuple[bool | int | float | str, ...]:
+def _settings(value: object) -> tuple[Number, ...]:
     """Return the numbers, flags and names that a module holds, so that dynamo traces again where
     one changes."""
-    numbers: list[bool | int | float | str] = []
+    numbers: list[Number] = []
     _read(value, numbers, [])
     return tuple(numbers)
 
 
-def _read(value: object, numbers: list[bool | int | float | str], ids: list[int]) -> None:
+def _read(value: object, numbers: list[Number], ids: list[int]) -> None:
     """Append the numbers, flags and names in a value, and the ids of the objects that it holds."""
     if isinstance(value, _NUMBERS):
         numbers.append(value)
@@ -647,7 +651,8 @@ def _outputs(
             return eager_jvp(fn, primals, _with_none(tangents), has_aux, differentiable)
         as_jets = differentiable or not torch.is_grad_enabled()
         inputs, layout = with_tangents(primals, _with_none(tangents), as_jets)
-        once_more = traced_once_more(fn) if repeats else nullcontext()
+        modules = nn.ModuleList(_modules(fn, []))
+        once_more = traced_once_more(modules) if repeats else nullcontext()
         with _only_inputs(), _unwritten(fn), once_more:
             value = fn(*inputs)
         return split_output(value, has_aux, differentiable, layout)

@@ -112,9 +112,9 @@ def laplacian(
     like a mixture is looked into, by more calls of ``fn``.
 
     Within ``torch.compile`` (docs/compile.md) ``fn`` has to be an ``nn.Module`` that returns a
-    tensor, ``x`` a tensor, and only ``directions`` may be given; anything else breaks the graph and
-    runs eagerly.  Rows are looked at where it is traced, and in a program of ``torch.export`` each
-    time it runs: it raises RuntimeError.
+    tensor, or with ``check=False`` a function of one, ``x`` a tensor, and only ``directions`` may
+    be given; anything else breaks the graph and runs eagerly.  Rows are looked at where it is
+    traced, and in a program of ``torch.export`` each time it runs: it raises RuntimeError.
 
     Raises:
         ValueError: rows depend on each other, or shapes do not fit.

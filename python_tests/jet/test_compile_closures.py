@@ -488,7 +488,7 @@ def is_recursive(w: World) -> Any:
 
 def numpy_number(w: World) -> Any:
     net, number = w.net, np.float64(w.number)
-    return lambda z, t: net(z, t) * number
+    return lambda z, t: net(z, t) * float(number)
 
 
 def global_tensor(w: World) -> Any:
@@ -551,3 +551,14 @@ def test_what_no_graph_holds_runs_eagerly(kind: Kind, monkeypatch: pytest.Monkey
     whole = torch.compile(lambda w, z, t: _jvp(kind(w), z, t), backend="aot_eager", fullgraph=True)
     with pytest.raises(torch._dynamo.exc.Unsupported):
         whole(World(), *points[0])
+
+
+def test_a_buffer_that_is_written_is_refused_where_the_function_runs_twice() -> None:
+    norm = nn.BatchNorm1d(3).double()
+
+    @functools.partial(torch.compile, fullgraph=True, backend="aot_eager")
+    def step(z: Tensor) -> Tensor:
+        return jx.gradient_loss(lambda z: norm(z), z, lambda value, slope: slope.sum()).loss
+
+    with pytest.raises(Exception, match="writes its buffer"):
+        step(torch.randn(4, 3, dtype=torch.float64))
