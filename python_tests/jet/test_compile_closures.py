@@ -553,12 +553,54 @@ def test_what_no_graph_holds_runs_eagerly(kind: Kind, monkeypatch: pytest.Monkey
         whole(World(), *points[0])
 
 
-def test_a_buffer_that_is_written_is_refused_where_the_function_runs_twice() -> None:
-    norm = nn.BatchNorm1d(3).double()
+# ---- a step of MeanFlow --------------------------------------------------------------------------
 
-    @functools.partial(torch.compile, fullgraph=True, backend="aot_eager")
-    def step(z: Tensor) -> Tensor:
-        return jx.gradient_loss(lambda z: norm(z), z, lambda value, slope: slope.sum()).loss
 
-    with pytest.raises(Exception, match="writes its buffer"):
-        step(torch.randn(4, 3, dtype=torch.float64))
+class MeanFlow(nn.Module):
+    """The loss in the form that public code has it: a local function around the network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.power = Net(), 0.75
+
+    def forward_with_loss(self, x: Tensor, c: Tensor | None) -> Tensor:
+        e = x.cos()
+        t = torch.linspace(0.4, 0.9, len(x), dtype=x.dtype).view(-1, 1, 1)
+        r = t / 2
+        z, v = (1 - t) * x + t * e, e - x
+
+        def u_func(z: Tensor, t: Tensor, r: Tensor) -> Tensor:
+            h = t - r
+            return self.net(z, t.view(-1) + 2 * h.view(-1), c)
+
+        with torch.amp.autocast("cuda", enabled=False):
+            tangents = v, torch.ones_like(t), torch.zeros_like(r)
+            u, slope = jx.jvp(u_func, (z, t, r), tangents, differentiable=False)
+            error = (u - (v - (t - r) * slope).detach()).square().sum((1, 2))
+            return (error / (error.detach() + 0.01) ** self.power).mean()
+
+
+def train_step(model: MeanFlow, x: Tensor, c: Tensor | None) -> Tensor:
+    loss = model.forward_with_loss(x, c)
+    loss.backward(create_graph=False)
+    return loss
+
+
+@pytest.mark.filterwarnings("error:derivatives run eagerly")
+@pytest.mark.parametrize("condition", [False, True])
+def test_a_compiled_training_step_of_meanflow(condition: bool) -> None:
+    """The step is compiled as a whole, its backward within; against central differences."""
+    model = MeanFlow().double()
+    c = torch.randn(3, dtype=torch.float64) if condition else None
+    compiled = torch.compile(train_step, backend="aot_eager")
+    for _ in range(2):
+        x, _ = point(3)
+        losses, slopes = [], []
+        for step in (compiled, train_step):
+            model.zero_grad()
+            losses.append(step(model, x, c))
+            slopes.append([parameter.grad.clone() for parameter in model.parameters()])  # type: ignore[union-attr]
+        torch.testing.assert_close(losses[0], losses[1])
+        torch.testing.assert_close(slopes[0], slopes[1])
+    whole = torch.compile(model.forward_with_loss, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(whole(x, c), losses[1])
