@@ -59,9 +59,9 @@ def jet(
         where it returns one of tensors.  Differentiable: its backward is the double backward.
         A tensor that does not depend on ``x`` gives zero derivatives.
 
-    Within ``torch.compile`` (docs/compile.md) ``fn`` has to be an ``nn.Module``, or
-    ``functools.partial`` of one; anything else breaks the graph and runs eagerly.  There, and
-    within a transform of ``torch.func``, NaN in ``x`` is not refused.
+    Within ``torch.compile`` (docs/compile.md) ``fn`` is an ``nn.Module``, or a function that closes
+    over modules, tensors, numbers and nests of them; anything else breaks the graph and runs
+    eagerly.  There, and within a transform of ``torch.func``, NaN in ``x`` is not refused.
 
     Raises:
         TypeError: ``x`` holds something other than tensors of numbers; the directions are no
@@ -113,8 +113,9 @@ def jvp(
         ``(output, tangent)``, or ``(output, tangent, aux)``: nests like the one ``fn`` returned.
         The tangent of what does not depend on ``primals`` is zero.
 
-    Within ``torch.compile`` (docs/compile.md) ``fn`` has to be an ``nn.Module``, or
-    ``functools.partial`` of one; anything else breaks the graph and runs eagerly.
+    Within ``torch.compile`` (docs/compile.md) ``fn`` is an ``nn.Module``, or a function that closes
+    over modules, tensors, numbers and nests of them; anything else breaks the graph and runs
+    eagerly.
 
     Raises:
         TypeError: ``primals`` is no tuple, or holds something other than tensors of numbers; the

@@ -11,17 +11,22 @@ Import this file only while dynamo traces: it imports torch._dynamo, which takes
 from __future__ import annotations
 
 import collections
+import copy
+import dis
 import enum
 import functools
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 import torch._dynamo
 from torch import Tensor, nn
+from torch._dynamo.comptime import ComptimeContext, comptime
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, fake_tensor_tls
 from torch.nn.parameter import is_lazy
@@ -45,29 +50,25 @@ _TOO_OLD = (
     "jx.jet within torch.compile needs torch 2.12 or newer, whose nonstrict_trace takes an "
     "nn.Module; without fullgraph=True it runs eagerly"
 )
-_NOT_A_MODULE = (
-    "jx.jet within torch.compile takes an nn.Module, or functools.partial of one: what any other "
-    "function closes over would become a constant of the graph, without a gradient. Make it the "
-    "forward of an nn.Module that holds the model"
+_NOT_A_FUNCTION = (
+    "jx.jet within torch.compile takes an nn.Module, or a Python function that has no attributes "
+    "of its own, writes no global variable and reads no NumPy number. Make it the forward of an "
+    "nn.Module that holds the model"
 )
+_RECURSIVE = "the function closes over itself, which no argument of a graph does"
 _NOT_AN_INPUT = (
     "the module uses a tensor that is neither its parameter nor its buffer, which would become a "
     "constant of the graph, without a gradient. Register it (register_buffer), or pass it with "
     "functools.partial(module, ...)"
 )
-_NOT_A_CONSTANT = (
-    "jx.jet within torch.compile takes tensors, numbers, strings and None beside the jets: bind "
-    "anything else in the module itself"
+_WRITTEN = (
+    "the compiled function changes attributes, or global variables, that this function reads, "
+    "before it is differentiated. Change them outside of the compiled function"
 )
 _LAZY = "the module has lazy layers, whose parameters have no shape yet: call it once before"
 _PROBLEM = "problem: "
 # Stands for None, which a non-strict region does not take.
 _NONE = "jachess_ext.None"
-Call: TypeAlias = "tuple[Args, dict[str, object], tuple[object, ...]]"
-"""A module's arguments beside the jets, by place and by name, and its `_settings`.
-
-The region reads settings from the module itself; as its input they are guarded by dynamo.
-"""
 
 
 class JetGraphError(RuntimeError):
@@ -76,11 +77,9 @@ class JetGraphError(RuntimeError):
 
 def jet_in_graph(fn: Function, x: object, directions: object, order: int, second: Second) -> Any:
     """Compute `jet` while dynamo traces, of a function that `serves`."""
-    module, args, kwargs = _call_of(fn)
     for constant in ORDERS:  # with dynamic=True, the order is a symbol
         order = constant if order == constant else order
-    call = args, kwargs, _settings(module)
-    stacks = _stacks(module, call, x, directions, order, second)
+    stacks = _stacks(_call_of(fn), x, directions, order, second)
     _raise_problem(stacks)
     count = pytree.tree_leaves(directions)[0].shape[0]
     layout = make_layout.__wrapped__(count, order, second)
@@ -104,9 +103,8 @@ def jvp_in_graph(
     Args:
         repeats: whether ``fn`` runs in the same call before, and has to be the same function.
     """
-    module, args, kwargs = _call_of(fn)
-    call, tangents = (args, kwargs, _settings(module)), _without_none(tangents)
-    outputs = _outputs(module, call, primals, tangents, has_aux, differentiable, repeats)
+    tangents = _without_none(tangents)
+    outputs = _outputs(_call_of(fn), primals, tangents, has_aux, differentiable, repeats)
     _raise_problem(outputs)
     return outputs
 
@@ -142,20 +140,11 @@ def _why_not(fn: Function) -> str | None:
     """Return why the graph cannot hold a derivative of ``fn``; None if it can."""
     if not MODULES_IN_GRAPHS:
         return _TOO_OLD
-    module, args, kwargs = _call_of(fn)
-    if not isinstance(module, nn.Module):
-        return _NOT_A_MODULE
-    leaves = pytree.tree_leaves((args, kwargs))
-    if not all(isinstance(leaf, Tensor | bool | int | float | str) for leaf in leaves):
-        return _NOT_A_CONSTANT
-    return _unread(module)
-
-
-def _call_of(fn: Function) -> tuple[Any, Args, dict[str, object]]:
-    """Return the callable, and its arguments before and beside the jets, without None."""
-    if isinstance(fn, functools.partial):
-        return fn.func, *_without_none((fn.args, fn.keywords))
-    return fn, (), {}
+    try:
+        _pack(fn, [], [])
+    except JetGraphError as error:
+        return str(error.args[0])
+    return None
 
 
 def _without_none(value: T) -> T:
@@ -168,10 +157,14 @@ def _with_none(value: T) -> T:
     )
 
 
-# ---- attributes of a module --------------------------------------------------------------------
+# ---- functions as arguments of a region ---------------------------------------------------------
 #
-# Dynamo guards what it reads itself, not what a non-strict region reads. So it reads every
-# attribute here, and what it would not guard by its value breaks the graph.
+# A non-strict region takes nests of tensors, modules and numbers.  Anything else is a dict there: a
+# name in `_BUILDERS`, and what that builds it from.
+
+_BUILDER = "jachess_ext.builder"
+_READ = ("module", "object")
+_NUMPY = (np.generic, np.ndarray)
 
 
 def _constant(function: Callable[..., T]) -> Callable[..., T]:
@@ -187,7 +180,239 @@ def _constant(function: Callable[..., T]) -> Callable[..., T]:
     return constant
 
 
-_NUMBERS = (bool, int, float, str)
+Call: TypeAlias = "tuple[object, tuple[object, ...]]"
+"""A function as `_pack` returns it, and the `_settings` of what the region reads by itself.
+
+As inputs of the region the settings are guarded by dynamo.
+"""
+
+
+def _call_of(fn: Function) -> Call:
+    read: list[object] = []
+    packed = _pack(fn, [], read)
+    return packed, _settings(read)
+
+
+def _function_of(call: Call) -> Any:
+    """Return the function of a `_call_of` it."""
+    packed, settings = call
+    read: list[object] = []
+    fn = _unpack(packed, read)
+    if settings != _settings(read):
+        raise JetGraphError(_WRITTEN)
+    return fn
+
+
+def _pack(value: object, outer: list[types.CodeType], read: list[object]) -> Any:
+    """Return a value as arguments of a region.
+
+    Args:
+        outer: the code of the functions that this is a part of.
+        read: modules and objects, which are added here, since the region reads their attributes.
+    """
+    if type(value) in (list, tuple, torch.Size):
+        parts = [_pack(part, outer, read) for part in value]  # type: ignore[attr-defined]
+        return parts if type(value) is list else tuple(parts)
+    return pytree.tree_map(lambda leaf: _pack_leaf(leaf, outer, read), value)
+
+
+def _pack_leaf(value: Any, outer: list[types.CodeType], read: list[object]) -> Any:
+    if value is None:
+        return _NONE
+    if isinstance(value, Tensor) or type(value) in _NUMBERS:
+        return value
+    if isinstance(value, nn.Module):
+        return {_BUILDER: "module", "parts": [_checked(value, read)]}
+    if isinstance(value, functools.partial):
+        return _packed("partial", [value.func, value.args, value.keywords], outer, read)
+    if isinstance(value, types.MethodType):
+        return _packed("method", [value.__func__, value.__self__], outer, read)
+    if isinstance(value, _FIXED) or (
+        isinstance(value, types.FunctionType) and value.__module__.startswith("torch.")
+    ):
+        return {_BUILDER: f"{_constant_name(value)}", "parts": []}
+    if isinstance(value, _NUMPY):  # which dynamo takes for tensors
+        raise JetGraphError(_NOT_A_FUNCTION)
+    if not isinstance(value, types.FunctionType):
+        modules = _modules(_checked(value, read), [])
+        return {_BUILDER: f"{_object_name(value)}", "parts": modules}
+    if value.__code__ in outer:
+        raise JetGraphError(_RECURSIVE)
+    readers: list[Any] = []
+    comptime(_trace_reader, lambda: readers.append(_reader(value)))
+    if not readers or not all(name.startswith("__") for name in vars(value)):
+        raise JetGraphError(_NOT_A_FUNCTION)
+    outer = [*outer, value.__code__]
+    name, *parts, variables = readers[0]()
+    variables = [
+        None if isinstance(v, types.FunctionType) and v.__code__ in outer else v for v in variables
+    ]
+    return _packed(name, [*parts, variables], outer, read)
+
+
+def _packed(
+    name: str, parts: list[Any], outer: list[types.CodeType], read: list[object]
+) -> dict[str, Any]:
+    return {_BUILDER: name, "parts": [_pack(part, outer, read) for part in parts]}
+
+
+def _checked(value: object, read: list[object]) -> object:
+    """Return a module or an object whose changes dynamo sees, as ``read`` has it from now on."""
+    if not any(value is other for other in read):
+        if why := _unread(value):
+            raise JetGraphError(why)
+        read.append(value)
+    return value
+
+
+def _unpack(value: Any, read: list[object]) -> Any:
+    """Return what `_pack` took, and add to ``read`` what it did."""
+
+    def build(packed: Any) -> Any:
+        if not _is_packed(packed):
+            return None if isinstance(packed, str) and packed == _NONE else packed
+        name = packed[_BUILDER]
+        built = _BUILDERS[name](*(_unpack(part, read) for part in packed["parts"]))
+        if name.startswith(_READ) and not any(built is other for other in read):
+            read.append(built)
+        return built
+
+    return pytree.tree_map(build, value, is_leaf=_is_packed)
+
+
+def _is_packed(value: object) -> bool:
+    return isinstance(value, dict) and _BUILDER in value
+
+
+_BUILDERS: dict[str, Callable[..., Any]] = {
+    "module": lambda module: module,
+    "partial": lambda function, args, kwargs: functools.partial(function, *args, **kwargs),
+    "method": types.MethodType,
+}
+
+
+def _modules(value: object, ids: list[int]) -> list[nn.Module]:
+    """Return the modules that an object holds."""
+    if isinstance(value, nn.Module):
+        return [value]
+    return [module for part in _parts(value, ids) for module in _modules(part, ids)]
+
+
+def _trace_reader(context: ComptimeContext) -> None:
+    """Append the `_reader` of `value` to `readers`, as dynamo has them.
+
+    Dynamo has functions that it makes itself not as Python functions, whose cells could be read.
+    """
+    value: Any
+    readers: Any
+    value, readers = [
+        context.get_local(name)._i_will_not_complain_if_bc_breaks_VariableTracker().realize()
+        for name in ("value", "readers")
+    ]
+    reader = copy.copy(value)
+    with suppress(AttributeError, JetGraphError):
+        if hasattr(value, "f_globals"):
+            keywords = value.kwdefaults.keys_as_python_constant() if value.kwdefaults else ()
+            count = len(value.defaults.items) if value.defaults else 0
+            code = _reader_code(value.get_code(), value.f_globals, count, keywords)
+            reader.code = type(value.code).create(code)
+        else:
+            reader.fn = _reader(value.fn)
+        readers.items.append(reader)
+
+
+def _reader(function: types.FunctionType) -> types.FunctionType:
+    """Return a function that returns what this one is made of: `_BUILDERS`' name of its code, what
+    it closes over, its defaults, and the global variables that it reads."""
+    defaults, keywords = function.__defaults__ or (), function.__kwdefaults__ or {}
+    code = _reader_code(function.__code__, function.__globals__, len(defaults), keywords)
+    reader = types.FunctionType(
+        code, function.__globals__, function.__name__, defaults, function.__closure__
+    )
+    reader.__kwdefaults__ = keywords
+    return reader
+
+
+def _reader_code(
+    code: types.CodeType, variables: dict[str, Any], count: int, keywords: Iterable[str]
+) -> types.CodeType:
+    """Return the code of a `_reader`, of a function with these global variables and defaults."""
+    names = sorted(n for n in _global_names(code) if _may_change(variables.get(n), variables))
+
+    def build(
+        cells: Args, defaults: Args, keywords: dict[str, object], values: list[object]
+    ) -> Any:
+        read = {n: value for n, value in zip(names, values, strict=True) if value is not None}
+        if _settings(read) != _settings({n: variables[n] for n in read}):
+            raise JetGraphError(_WRITTEN)
+        closure = tuple(map(types.CellType, cells))
+        function = types.FunctionType(code, variables, code.co_name, tuple(defaults), closure)
+        function.__kwdefaults__ = keywords
+        return function
+
+    name = f"{code.co_name} {id(code)} {id(variables)} {names}"
+    _BUILDERS[name] = build
+    places = [f"jachess_{place}" for place in range(count)]
+    arguments = [*places, *(["*", *keywords] if keywords else [])]
+    cells, defaults = ("".join(f"{n}, " for n in part) for part in (code.co_freevars, places))
+    by_name = ", ".join(f"{n!r}: {n}" for n in keywords)
+    made = compile(
+        f"def outer({cells}):\n"
+        f" def reader({', '.join(arguments)}):\n"
+        f"  return {name!r}, ({cells}), ({defaults}), {{{by_name}}}, [{', '.join(names)}]\n"
+        " return reader",
+        code.co_filename,
+        "exec",
+    )
+    for _ in range(2):
+        made = next(part for part in made.co_consts if isinstance(part, types.CodeType))
+    if made.co_freevars != code.co_freevars:  # which are sorted, in every Python there is
+        raise JetGraphError(_NOT_A_FUNCTION)
+    return made
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    """Return the names of the global variables that code reads; a JetGraphError says it writes."""
+    instructions = [*dis.get_instructions(code)]
+    if any(i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for i in instructions):
+        raise JetGraphError(_NOT_A_FUNCTION)
+    names = {i.argval for i in instructions if i.opname == "LOAD_GLOBAL"}
+    inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
+    return names.union(*map(_global_names, inner))
+
+
+def _may_change(value: object, variables: dict[str, Any]) -> bool:
+    """Return whether what a global variable holds is looked at: not what another file defines."""
+    if isinstance(value, types.FunctionType):
+        return value.__globals__ is variables
+    return type(value) in _NUMBERS or not isinstance(value, _FIXED)
+
+
+@_constant
+def _constant_name(value: object) -> str:
+    """Return the name of a builder of this value."""
+    name = f"constant {id(value)}"
+    _BUILDERS[name] = lambda: value
+    return name
+
+
+@_constant
+def _object_name(value: object) -> str:
+    """Return the name of a builder of this object, which it does not keep alive."""
+    name = f"object {id(value)}"
+    reference = weakref.ref(value)
+    _BUILDERS[name] = lambda *modules: reference()
+    return name
+
+
+# ---- attributes of a module --------------------------------------------------------------------
+#
+# Dynamo guards what it reads itself, not what a non-strict region reads. So it reads every
+# attribute here, and what it would not guard by its value breaks the graph.
+
+
+Number: TypeAlias = bool | int | float | str | torch.SymInt | torch.SymFloat
+_NUMBERS = (bool, int, float, str, torch.SymInt, torch.SymFloat)
 # Guarded by value or identity as they are; a tensor that is no parameter or buffer is refused.
 _FIXED = (
     *(Tensor, type(None), type, complex, bytes, range, slice, enum.Enum, types.BuiltinFunctionType),
@@ -199,15 +424,15 @@ _MUTABLE = (dict, list, set, collections.deque)
 _SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 
 
-def _settings(module: nn.Module) -> tuple[bool | int | float | str, ...]:
+def _settings(value: object) -> tuple[Number, ...]:
     """Return the numbers, flags and names that a module holds, so that dynamo traces again where
     one changes."""
-    numbers: list[bool | int | float | str] = []
-    _read(module, numbers, [])
+    numbers: list[Number] = []
+    _read(value, numbers, [])
     return tuple(numbers)
 
 
-def _read(value: object, numbers: list[bool | int | float | str], ids: list[int]) -> None:
+def _read(value: object, numbers: list[Number], ids: list[int]) -> None:
     """Append the numbers, flags and names in a value, and the ids of the objects that it holds."""
     if isinstance(value, _NUMBERS):
         numbers.append(value)
@@ -218,7 +443,7 @@ def _read(value: object, numbers: list[bool | int | float | str], ids: list[int]
 
 def _parts(value: object, ids: list[int]) -> list[Any]:
     """Return what a value holds; nothing of an object whose id is known, so that cycles end."""
-    if isinstance(value, _FIXED):
+    if isinstance(value, (*_FIXED, *_NUMBERS)):
         return []
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
@@ -268,11 +493,12 @@ def _as_names(slots: str | Iterable[str]) -> tuple[str, ...]:
 
 
 @_constant
-def _unread(module: nn.Module) -> str | None:
+def _unread(value: object) -> str | None:
     """Return which attribute is of a kind that `_read` does not know; None: none is."""
-    if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
-        return _LAZY
-    attribute = _unknown(module, [], type(module).__name__)
+    for module in _modules(value, []):
+        if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
+            return _LAZY
+    attribute = _unknown(value, [], type(value).__name__)
     if attribute is None:
         return None
     kind, place = attribute
@@ -319,19 +545,23 @@ def _beside_items(container: object) -> list[object]:
 
 
 @contextmanager
-def _unwritten(module: nn.Module) -> Iterator[None]:
-    """Undo what tracing writes into a module's attributes, and refuse it: no graph writes them.
+def _unwritten(fn: Function) -> Iterator[None]:
+    """Undo what tracing writes into attributes and closures, and refuse it: no graph writes them.
 
     A tensor in the place of another is undone without a word: the hooks of weight_norm write one at
     each call, and a graph that read it would be refused.
     """
     copies: list[tuple[Any, Any]] = []
-    values: list[object] = [module]
+    bound: list[tuple[str, types.CellType, object]] = []
+    values: list[object] = [fn]
     ids: list[int] = []
     while values:
         value = values.pop()
         if isinstance(value, _MUTABLE):
             copies.append((value, value.copy()))
+        if isinstance(value, types.FunctionType):
+            cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+            bound += [(name, cell, cell.cell_contents) for name, cell in cells]
         values.extend(_parts(value, ids))
     names: list[str] = []
     try:
@@ -343,10 +573,14 @@ def _unwritten(module: nn.Module) -> Iterator[None]:
                 kind: Any = next(c for c in _MUTABLE if isinstance(now, c))
                 kind.clear(now)
                 (kind.extend if hasattr(kind, "extend") else kind.update)(now, before)
+        for name, cell, before in bound:
+            if not _is_same(cell.cell_contents, before):
+                names.append(name)
+                cell.cell_contents = before
     if names:
         raise JetGraphError(
-            f"the module's forward changes {', '.join(names)}, which a graph cannot do: return it, "
-            "or hold it in a buffer that is written in place"
+            f"the function, or a module's forward, changes {', '.join(names)}, which a graph "
+            "cannot do: return it, or hold it in a buffer that is written in place"
         )
 
 
@@ -384,17 +618,15 @@ def _raise_problem(result: object) -> None:
 
 
 @torch._dynamo.nonstrict_trace
-def _stacks(
-    module: nn.Module, call: Call, x: object, directions: object, order: int, second: Second
-) -> Any:
-    """Return ``module(*args, *jets, **kwargs)`` with the stack ``[S, ...]`` of every jet."""
-    args, kwargs, _ = call
+def _stacks(call: Call, x: object, directions: object, order: int, second: Second) -> Any:
+    """Return the function's result with the stack ``[S, ...]`` of every jet."""
 
     def run() -> Any:
+        fn = _function_of(call)
         inputs = check_inputs(x, directions, check_values=False)
         layout = begin_pass(inputs.count, order, second)
-        with _pass_of(module, layout, x):
-            value = module(*_with_none(args), *inputs.jets(layout), **_with_none(kwargs))
+        with _pass_of(fn, layout, x):
+            value = fn(*inputs.jets(layout))
         return map_tensors(
             value, lambda t: lift(t, layout).streams if carries_derivatives(t) else t
         )
@@ -404,7 +636,6 @@ def _stacks(
 
 @torch._dynamo.nonstrict_trace
 def _outputs(
-    module: nn.Module,
     call: Call,
     primals: object,
     tangents: object,
@@ -413,17 +644,17 @@ def _outputs(
     repeats: bool,
 ) -> Any:
     """Return what `jvp` returns."""
-    args, kwargs, _ = call
 
     def run() -> Any:
+        fn = _function_of(call)
         if not _is_traced(primals):
-            fn = functools.partial(module, *_with_none(args), **_with_none(kwargs))
             return eager_jvp(fn, primals, _with_none(tangents), has_aux, differentiable)
         as_jets = differentiable or not torch.is_grad_enabled()
         inputs, layout = with_tangents(primals, _with_none(tangents), as_jets)
-        once_more = traced_once_more(module) if repeats else nullcontext()
-        with _only_inputs(), _unwritten(module), once_more:
-            value = module(*_with_none(args), *inputs, **_with_none(kwargs))
+        modules = nn.ModuleList(_modules(fn, []))
+        once_more = traced_once_more(modules) if repeats else nullcontext()
+        with _only_inputs(), _unwritten(fn), once_more:
+            value = fn(*inputs)
         return split_output(value, has_aux, differentiable, layout)
 
     return _or_problem(run, primals)
@@ -437,10 +668,10 @@ def _is_traced(inputs: object) -> bool:
 
 
 @contextmanager
-def _pass_of(module: nn.Module, layout: JetLayout, inputs: object) -> Iterator[None]:
+def _pass_of(fn: Function, layout: JetLayout, inputs: object) -> Iterator[None]:
     """Hold the pass that a non-strict region makes."""
     if _is_traced(inputs):
-        with _only_inputs(), _unwritten(module):
+        with _only_inputs(), _unwritten(fn):
             yield
     else:
         with EAGERLY, jets_through_fsdp(), open_run(layout.run):

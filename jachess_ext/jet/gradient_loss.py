@@ -39,8 +39,8 @@ def gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> GradientL
         x, and what ``loss`` uses.  It has no second derivative: a backward of it with
         ``create_graph=True`` raises RuntimeError.
 
-    Within ``torch.compile`` ``fn`` has to be an ``nn.Module``, or ``functools.partial`` of one;
-    anything else breaks the graph and runs eagerly.
+    Within ``torch.compile`` ``fn`` is an ``nn.Module``, or a function that closes over modules,
+    tensors, numbers and nests of them; anything else breaks the graph and runs eagerly.
 
     Raises:
         RuntimeError: ``fn`` draws random numbers, or its two runs differ for another reason.

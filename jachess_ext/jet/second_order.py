@@ -112,9 +112,9 @@ def laplacian(
     like a mixture is looked into, by more calls of ``fn``.
 
     Within ``torch.compile`` (docs/compile.md) ``fn`` has to be an ``nn.Module`` that returns a
-    tensor, ``x`` a tensor, and only ``directions`` may be given; anything else breaks the graph and
-    runs eagerly.  Rows are looked at where it is traced, and in a program of ``torch.export`` each
-    time it runs: it raises RuntimeError.
+    tensor, or with ``check=False`` a function of one, ``x`` a tensor, and only ``directions`` may
+    be given; anything else breaks the graph and runs eagerly.  Rows are looked at where it is
+    traced, and in a program of ``torch.export`` each time it runs: it raises RuntimeError.
 
     Raises:
         ValueError: rows depend on each other, or shapes do not fit.
@@ -129,7 +129,8 @@ def laplacian(
         tensor([12., 24.])
     """
     is_plain = weights is None and chunk_size is None and not has_aux
-    fits = is_plain and isinstance(fn, nn.Module) and isinstance(x, Tensor) and x.ndim > 1
+    checked = isinstance(fn, nn.Module) or not check
+    fits = is_plain and checked and isinstance(x, Tensor) and x.ndim > 1
     if graph_serves(is_dynamo_compiling(), fn, None if fits else _FORM):
         return _in_graph(fn, x, directions, check)
     return _eager_laplacian(fn, x, weights, directions, chunk_size, has_aux, check)
@@ -352,7 +353,9 @@ def _is_differentiated(weights: Tensor) -> bool:
 
 # ---- within torch.compile ----------------------------------------------------------------------
 
-_FORM = "jx.laplacian in a graph takes a module, one tensor, no weights, chunks or aux"
+_FORM = (
+    "jx.laplacian in a graph takes a module (or check=False), one tensor, no weights, chunks or aux"
+)
 
 
 def _in_graph(fn: Function, x: Any, directions: object, check: bool) -> Laplacian:

@@ -248,14 +248,24 @@ class NoRule(nn.Module):
         return torch.special.bessel_j0(x)
 
 
+def with_an_attribute(block: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose attribute a graph would not see change."""
+
+    def call(x: Tensor) -> Any:
+        return block(x)
+
+    call.name = "call"  # type: ignore[attr-defined]
+    return call
+
+
 @pytest.mark.parametrize(
     "make, words",
     [
-        (lambda block: lambda x: block(x), "takes an nn.Module, or functools.partial of one"),
+        (with_an_attribute, "takes an nn.Module, or a Python function that has no attributes"),
         (lambda block: Hidden(block), "neither its parameter nor its buffer"),
         (lambda block: NoRule(), "no jet rule for torch.special.bessel_j0"),
     ],
-    ids=["closure", "hidden parameters", "no rule"],
+    ids=["attribute", "hidden parameters", "no rule"],
 )
 def test_what_the_graph_cannot_hold_is_refused(make: Any, words: str) -> None:
     fn = make(SelfAttention().double())
@@ -264,7 +274,7 @@ def test_what_the_graph_cannot_hold_is_refused(make: Any, words: str) -> None:
         compiled(*example(SelfAttention().double()))
 
 
-@pytest.mark.parametrize("hide", [lambda block: lambda x: block(x), Hidden])
+@pytest.mark.parametrize("hide", [with_an_attribute, Hidden])
 def test_without_fullgraph_it_runs_eagerly(hide: Any) -> None:
     """A graph break, and every parameter keeps its gradient."""
     block = SelfAttention().double()
@@ -284,7 +294,8 @@ def test_without_fullgraph_it_runs_eagerly(hide: Any) -> None:
 )
 def test_leaving_the_graph_is_said_once(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_module("jachess_ext.jet.compiled"), "_WARNED", set())
-    compiled = torch.compile(lambda x: call(torch.square, x), backend="aot_eager")
+    square = with_an_attribute(torch.square)
+    compiled = torch.compile(lambda x: call(square, x), backend="aot_eager")
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         compiled(torch.ones(2, 2))
