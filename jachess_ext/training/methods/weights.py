@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 import transformers
 from torch import Tensor, nn
 
+from ... import torch_private
 from ..._io import require
+from ...jet import jvp
 from ...models import backbone_of, check_whole, drawn_modules, real_pairs, trained, unwrapped
 from ..batches import Batch, RandomState, drawing_apart
-from .base import Method, Outputs, Penalised
+from .base import Loss, Method, Outputs, Penalised, Run
 from .settings import fraction, nonnegative, positive, share
 
 if TYPE_CHECKING:
@@ -24,6 +27,10 @@ _OF_THE_TASK = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing"),
     *("max_grad_norm", "train_sampling_strategy", "seed", "bf16", "fp16", "use_cpu"),
 )
+
+
+_Window: TypeAlias = list[tuple[Batch, RandomState, Tensor]]
+"""The micro-batches of an optimiser step, each with the generators before it, and its loss."""
 
 
 class L2(Penalised, name="l2"):
@@ -125,7 +132,31 @@ class WiSEFT(_Start, name="wise-ft"):
             now.copy_(torch.lerp(start, now, self.mix))
 
 
-class SAM(Method, name="sam"):
+class _Repeated(Method):
+    """A method that goes once more through an optimiser step's micro-batches after the last one."""
+
+    one_process = True
+
+    def begin(self, model: nn.Module) -> None:
+        super().begin(model)
+        self._window: _Window = []  # an interrupted run's are dropped
+
+    def step(self, run: Callable[[Batch], Tensor], inputs: Batch) -> Tensor:
+        """Take the plain step; after the last micro-batch, repeat them all."""
+        random = RandomState()
+        loss = run(inputs)
+        self._window.append((inputs, random, loss))
+        if not self.trainer.accelerator.sync_gradients:
+            return loss
+        window, self._window = self._window, []
+        return loss + self.repeat(run, window)
+
+    def repeat(self, run: Callable[[Batch], Tensor], window: _Window) -> Tensor | float:
+        """Change the gradients of the step, and return what its loss has more."""
+        raise NotImplementedError
+
+
+class SAM(_Repeated, name="sam"):
     """Sharpness-aware minimisation: the gradient at θ + ρ g/‖g‖ (Foret et al. 2021, Eq. 3).
 
     It climbs once per optimiser step, along the gradient g of all its micro-batches, and leaves
@@ -136,29 +167,65 @@ class SAM(Method, name="sam"):
         rho: ρ, the radius of the ascent step.
     """
 
-    one_process = True
     rho: float = positive(0.05)
 
-    def begin(self, model: nn.Module) -> None:
-        super().begin(model)
-        self._window: list[tuple[Batch, RandomState]] = []  # an interrupted run's are dropped
+    def repeat(self, run: Callable[[Batch], Tensor], window: _Window) -> float:
+        after = RandomState()
 
-    def step(self, run: Callable[[Batch], Tensor], inputs: Batch) -> Tensor:
-        """Take the plain step; after the last micro-batch, climb and repeat them all."""
-        self._window.append((inputs, RandomState()))
-        loss = run(inputs)
-        if self.trainer.accelerator.sync_gradients:
-            window, self._window = self._window, []
-            after = RandomState()
+        def again() -> None:
+            for batch, random, _ in window:
+                random.restore()
+                run(batch)
 
-            def again() -> None:
-                for batch, random in window:
-                    random.restore()
-                    run(batch)
+        sharpness_aware_gradient(self.trainer.model.parameters(), again, self.rho)
+        after.restore()
+        return 0.0
 
-            sharpness_aware_gradient(self.trainer.model.parameters(), again, self.rho)
-            after.restore()
-        return loss
+
+class GradientNorm(_Repeated, Penalised, name="gradient-norm"):
+    """+ strength · ‖∇L‖², L the task loss of an optimiser step (Barrett & Dherin 2021).
+
+    Its gradient is 2 H ∇L, exact: the gradient of the loss's derivative along ∇L, taken forward by
+    `jx.jvp` in a second pass over the step's micro-batches.  That pass draws dropout masks of its
+    own, so that the mean over them is the norm of the mean gradient.
+    """
+
+    needs_outputs = False
+    strength: float = nonnegative(0.01)
+    _along: Mapping[str, Tensor] | None = None  # ∇L by parameter, in the second pass
+
+    def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
+        if self._along is None:
+            return Loss(*run(inputs))
+        bare = self.trainer.model
+        weights = {name: p for name, p in bare.named_parameters() if name in self._along}
+
+        def task(weights: dict[str, Tensor]) -> Tensor:
+            # until the backward is over, which runs a checkpointed block again
+            self._swaps.enter_context(
+                torch_private.reparametrize_module(bare, weights, tie_weights=True)
+            )
+            return run(inputs)[0]
+
+        _, slope = jvp(task, (weights,), (self._along,))
+        if self.placebo:
+            slope = placebo(slope, weights.values(), self.key())
+        return Loss(2 * self.strength * slope, None)
+
+    def repeat(self, run: Callable[[Batch], Tensor], window: _Window) -> Tensor:
+        """Add 2 · strength · H ∇L to the gradients; return strength · ‖∇L‖²."""
+        parameters = self.trainer.model.named_parameters()
+        self._along = {name: p.grad.clone() for name, p in parameters if p.grad is not None}
+        penalty = torch.zeros_like(window[-1][2])
+        try:
+            with drawing_apart(self.key()):
+                for batch, *_ in window:
+                    with ExitStack() as self._swaps:
+                        penalty += run(batch) / 2
+        finally:
+            self._along = None
+        self.trainer.step_log.add(task_loss=sum(loss for *_, loss in window), penalty=penalty)
+        return penalty
 
 
 def sharpness_aware_gradient(
