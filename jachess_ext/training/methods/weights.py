@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeAlias, cast
+from unittest.mock import patch
 
 import torch
 import transformers
@@ -15,7 +16,7 @@ from ..._io import require
 from ...jet import jvp
 from ...models import backbone_of, check_whole, drawn_modules, real_pairs, trained, unwrapped
 from ..batches import Batch, RandomState, drawing_apart
-from .base import Loss, Method, Outputs, Penalised, Run
+from .base import Method, Outputs, Penalised
 from .settings import fraction, nonnegative, positive, share
 
 if TYPE_CHECKING:
@@ -183,48 +184,44 @@ class SAM(_Repeated, name="sam"):
 
 
 class GradientNorm(_Repeated, Penalised, name="gradient-norm"):
-    """+ strength · ‖∇L‖², L the task loss of an optimiser step (Barrett & Dherin 2021).
+    """+ strength · ‖∇L‖², L the loss of an optimiser step's whole batch (Barrett & Dherin 2021).
 
-    Its gradient is 2 H ∇L, exact: the gradient of the loss's derivative along ∇L, taken forward by
-    `jx.jvp` in a second pass over the step's micro-batches.  That pass draws dropout masks of its
-    own, so that the mean over them is the norm of the mean gradient.
+    Its gradient is 2 H ∇L, exact: a second pass over the micro-batches takes the derivative of L
+    along ∇L forward, by `jx.jvp`, and the gradient of that.  The second pass draws dropout masks
+    of its own, so that on average over them the penalty is that of the mean gradient.
     """
 
-    needs_outputs = False
     strength: float = nonnegative(0.01)
-    _along: Mapping[str, Tensor] | None = None  # ∇L by parameter, in the second pass
 
-    def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
-        if self._along is None:
-            return Loss(*run(inputs))
-        bare = self.trainer.model
-        weights = {name: p for name, p in bare.named_parameters() if name in self._along}
-
-        def task(weights: dict[str, Tensor]) -> Tensor:
-            # until the backward is over, which runs a checkpointed block again
-            self._swaps.enter_context(
-                torch_private.reparametrize_module(bare, weights, tie_weights=True)
-            )
-            return run(inputs)[0]
-
-        _, slope = jvp(task, (weights,), (self._along,))
-        if self.placebo:
-            slope = placebo(slope, weights.values(), self.key())
-        return Loss(2 * self.strength * slope, None)
+    def acting(self) -> set[str]:
+        return {"loss", "step"}
 
     def repeat(self, run: Callable[[Batch], Tensor], window: _Window) -> Tensor:
         """Add 2 · strength · H ∇L to the gradients; return strength · ‖∇L‖²."""
-        parameters = self.trainer.model.named_parameters()
-        self._along = {name: p.grad.clone() for name, p in parameters if p.grad is not None}
-        penalty = torch.zeros_like(window[-1][2])
-        try:
-            with drawing_apart(self.key()):
-                for batch, *_ in window:
-                    with ExitStack() as self._swaps:
-                        penalty += run(batch) / 2
-        finally:
-            self._along = None
-        self.trainer.step_log.add(task_loss=sum(loss for *_, loss in window), penalty=penalty)
+        trainer, model = self.trainer, self.trainer.model
+        trainer._check_effect()  # which the second pass, whose loss is another, has no part in
+        weights = {name: p for name, p in model.named_parameters() if p.grad is not None}
+        gradients = {name: p.grad.clone() for name, p in weights.items()}
+        compute_loss, penalty = trainer.compute_loss, torch.zeros_like(window[0][2])
+
+        # In place of the outermost compute_loss: what a class above the mixin adds is part of L.
+        def slope(*args: object, **kwargs: object) -> Tensor:
+            def loss(moving: dict[str, Tensor]) -> Tensor:
+                swapped = torch_private.reparametrize_module(model, moving, tie_weights=True)
+                swaps.enter_context(swapped)
+                return compute_loss(*args, **kwargs)
+
+            _, tangent = jvp(loss, (weights,), (gradients,))
+            if self.placebo:
+                tangent = placebo(tangent, weights.values(), self.key())
+            return 2 * self.strength * tangent
+
+        with drawing_apart(self.key()), patch.object(trainer, "compute_loss", slope):
+            for batch, *_ in window:
+                # The weights are back after the backward, which runs checkpointed blocks again.
+                with ExitStack() as swaps:
+                    penalty += run(batch) / 2
+        trainer.step_log.add(task_loss=sum(loss for *_, loss in window), penalty=penalty)
         return penalty
 
 
