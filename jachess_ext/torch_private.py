@@ -43,6 +43,7 @@ _WHERE = {
     "push_dispatch_mode": "torch.utils._python_dispatch._push_mode",
     "pytree": "torch.utils._pytree",
     "remove_batch_dim": "torch._remove_batch_dim",
+    "reparametrize_module": "torch.nn.utils.stateless._reparametrize_module",
     "scaled_dot_product_attention": "torch._C._nn.scaled_dot_product_attention",
     "set_forward_grad_enabled": "torch.autograd.forward_ad._set_fwd_grad_enabled",
     "set_grad_enabled": "torch._C._set_grad_enabled",

@@ -158,7 +158,7 @@ WITHOUT_WEIGHTS = ("none", "label-smoothing", "r-drop")
 def test_every_method_acts_or_says_why_not(stage: int, method: str) -> None:
     for rank in result("deepspeed", f"methods {stage}"):
         said = rank[method]
-        if method in ("sam", "freelb"):
+        if method in ("sam", "freelb", "gradient-norm"):
             assert "runs in one process" in said
         elif method == "tapt":
             assert "cannot run under DeepSpeed" in said

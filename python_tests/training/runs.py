@@ -109,6 +109,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "freelb": {"adv_start": 1.0, "adv_lr": 0.5},
     "smart": {"strength": 20.0, "adv_start": 0.3},
     "sam": {"rho": 0.5},
+    "gradient-norm": {"strength": 0.2},
     "r3f": {"strength": 50.0, "noise": 0.1},
     "jacobian-train": {"strength": 0.2},
     "jacobian-joint": {"strength": 0.2},

@@ -36,6 +36,7 @@ LOUD: dict[str, dict[str, Any]] = {
     "wise-ft": {"mix": 0.0},
     "tapt": {"tapt_lr": 1.0, "tapt_epochs": 1.0},
     "sam": {"rho": 1000.0},
+    "gradient-norm": {"strength": 1.0},
     "label-smoothing": {"smoothing": 0.9},
     "r-drop": {"strength": 1000.0},
     "r3f": {"strength": 1000.0, "noise": 1000.0},

@@ -106,7 +106,7 @@ TRIED = {
     "attack-augment": {"swapped": 0.5, "synonyms": "embeddings"},
     **{name: {"strength": 1.0} for name in OURS},
 }
-CLIMBING = ("freelb", "smart", "sam", "attack-augment")
+CLIMBING = ("freelb", "smart", "sam", "gradient-norm", "attack-augment")
 """Methods whose loss is no mean over decisions: what is added to one depends on the others."""
 HEADS = ("bert", "bert-tokens", "llama-causal", "bart", "bart-seq2seq", "t5-seq2seq", "t5-tokens")
 

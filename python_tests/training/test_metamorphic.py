@@ -30,7 +30,7 @@ QUICK = {
     "causal": NAMES,
 }
 """Methods of the quick part."""
-DRAWLESS = ("none", "l2", "l2-sp", "label-smoothing", "sam", "wise-ft")
+DRAWLESS = ("none", "l2", "l2-sp", "label-smoothing", "sam", "gradient-norm", "wise-ft")
 """Methods that draw nothing, of which the order of rows within a batch does not matter."""
 
 

@@ -278,7 +278,7 @@ def refusal_in_trl(name: str, method: str) -> str | None:
         return "the model is a regression" if method == "label-smoothing" else None
     if method in NO_LOGITS:
         return "takes the logits from a pass without a gradient"
-    if method in ("jacobian", "cross-holder"):
+    if method in ("jacobian", "cross-holder", "gradient-norm"):
         return "a jet went into the torch.autograd.Function trl"
     if name in ("dpo", "kto") and method == "label-smoothing":
         return "the batch has no 'labels'"

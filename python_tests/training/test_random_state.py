@@ -73,7 +73,7 @@ def batches_of(folder: Path, name: str, **settings: Any) -> list[list[int]]:
 def test_every_method_sees_the_same_batches(tmp_path: Path) -> None:
     plain = batches_of(tmp_path, "none")
     assert len(plain) == 12 and plain[:4] != plain[4:8]
-    for name in ("sam", "r3f", "jachess-train", "jachess-joint", "jachess-unlab"):
+    for name in ("sam", "gradient-norm", "r3f", "jachess-train", "jachess-joint", "jachess-unlab"):
         assert batches_of(tmp_path, name) == plain, name
     assert batches_of(tmp_path, "none", seed=4) != plain
 
@@ -84,6 +84,7 @@ def test_every_method_sees_the_same_batches(tmp_path: Path) -> None:
         ("l2", {"strength": TINY}),
         ("r3f", {"strength": TINY}),
         ("sam", {"rho": TINY}),
+        ("gradient-norm", {"strength": TINY}),
         ("jachess-joint", {"strength": TINY}),
         ("cross-holder-unlab", {"unlab_lr_ratio": TINY, "unlab_every": None}),
         ("jachess-unlab", {"unlab_lr_ratio": TINY, "unlab_every": 3}),

@@ -151,6 +151,7 @@ def lengths(seed: int, labels: bool = True) -> list[dict]:
 RESUMING = (
     "l2",
     "sam",
+    "gradient-norm",
     "r3f",
     "jacobian-joint",
     "cross-holder-unlab",

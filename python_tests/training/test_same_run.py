@@ -26,6 +26,7 @@ STRONG = {
     **LOUD,
     "l2-sp": {"strength": 20.0},
     "sam": {"rho": 0.5},
+    "gradient-norm": {"strength": 0.2},
     "tapt": {"tapt_lr": 1e-2, "tapt_epochs": 1.0},
     **{name: {"strength": 0.5} for name in ("jacobian", "cross-holder", "published", "jachess")},
 }

@@ -28,4 +28,4 @@ from .noise import (
     Recommended,
     row_mean,
 )
-from .weights import L2, L2SP, SAM, TAPT, WiSEFT, with_lora
+from .weights import L2, L2SP, SAM, TAPT, GradientNorm, WiSEFT, with_lora

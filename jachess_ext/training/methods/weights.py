@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, TypeAlias, cast
+from unittest.mock import patch
 
 import torch
 import transformers
 from torch import Tensor, nn
 
+from ... import torch_private
 from ..._io import require
+from ...jet import jvp
 from ...models import backbone_of, check_whole, drawn_modules, real_pairs, trained, unwrapped
 from ..batches import Batch, RandomState, drawing_apart
 from .base import Method, Outputs, Penalised
@@ -24,6 +28,10 @@ _OF_THE_TASK = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing"),
     *("max_grad_norm", "train_sampling_strategy", "seed", "bf16", "fp16", "use_cpu"),
 )
+
+
+_Window: TypeAlias = list[tuple[Batch, RandomState, Tensor]]
+"""The micro-batches of an optimiser step, each with the generators before it, and its loss."""
 
 
 class L2(Penalised, name="l2"):
@@ -125,7 +133,31 @@ class WiSEFT(_Start, name="wise-ft"):
             now.copy_(torch.lerp(start, now, self.mix))
 
 
-class SAM(Method, name="sam"):
+class _Repeated(Method):
+    """A method that goes once more through an optimiser step's micro-batches after the last one."""
+
+    one_process = True
+
+    def begin(self, model: nn.Module) -> None:
+        super().begin(model)
+        self._window: _Window = []  # an interrupted run's are dropped
+
+    def step(self, run: Callable[[Batch], Tensor], inputs: Batch) -> Tensor:
+        """Take the plain step; after the last micro-batch, repeat them all."""
+        random = RandomState()
+        loss = run(inputs)
+        self._window.append((inputs, random, loss))
+        if not self.trainer.accelerator.sync_gradients:
+            return loss
+        window, self._window = self._window, []
+        return loss + self.repeat(run, window)
+
+    def repeat(self, run: Callable[[Batch], Tensor], window: _Window) -> Tensor | float:
+        """Change the gradients of the step, and return what its loss has more."""
+        raise NotImplementedError
+
+
+class SAM(_Repeated, name="sam"):
     """Sharpness-aware minimisation: the gradient at θ + ρ g/‖g‖ (Foret et al. 2021, Eq. 3).
 
     It climbs once per optimiser step, along the gradient g of all its micro-batches, and leaves
@@ -136,29 +168,61 @@ class SAM(Method, name="sam"):
         rho: ρ, the radius of the ascent step.
     """
 
-    one_process = True
     rho: float = positive(0.05)
 
-    def begin(self, model: nn.Module) -> None:
-        super().begin(model)
-        self._window: list[tuple[Batch, RandomState]] = []  # an interrupted run's are dropped
+    def repeat(self, run: Callable[[Batch], Tensor], window: _Window) -> float:
+        after = RandomState()
 
-    def step(self, run: Callable[[Batch], Tensor], inputs: Batch) -> Tensor:
-        """Take the plain step; after the last micro-batch, climb and repeat them all."""
-        self._window.append((inputs, RandomState()))
-        loss = run(inputs)
-        if self.trainer.accelerator.sync_gradients:
-            window, self._window = self._window, []
-            after = RandomState()
+        def again() -> None:
+            for batch, random, _ in window:
+                random.restore()
+                run(batch)
 
-            def again() -> None:
-                for batch, random in window:
-                    random.restore()
-                    run(batch)
+        sharpness_aware_gradient(self.trainer.model.parameters(), again, self.rho)
+        after.restore()
+        return 0.0
 
-            sharpness_aware_gradient(self.trainer.model.parameters(), again, self.rho)
-            after.restore()
-        return loss
+
+class GradientNorm(_Repeated, Penalised, name="gradient-norm"):
+    """+ strength · ‖∇L‖², L the loss of an optimiser step's whole batch (Barrett & Dherin 2021).
+
+    Its gradient is 2 H ∇L, exact: a second pass over the micro-batches takes the derivative of L
+    along ∇L forward, by `jx.jvp`, and the gradient of that.  The second pass draws dropout masks
+    of its own, so that on average over them the penalty is that of the mean gradient.
+    """
+
+    strength: float = nonnegative(0.01)
+
+    def acting(self) -> set[str]:
+        return {"loss", "step"}
+
+    def repeat(self, run: Callable[[Batch], Tensor], window: _Window) -> Tensor:
+        """Add 2 · strength · H ∇L to the gradients; return strength · ‖∇L‖²."""
+        trainer, model = self.trainer, self.trainer.model
+        trainer._check_effect()  # which the second pass, whose loss is another, has no part in
+        weights = {name: p for name, p in model.named_parameters() if p.grad is not None}
+        gradients = {name: p.grad.clone() for name, p in weights.items()}
+        compute_loss, penalty = trainer.compute_loss, torch.zeros_like(window[0][2])
+
+        # In place of the outermost compute_loss: what a class above the mixin adds is part of L.
+        def slope(*args: object, **kwargs: object) -> Tensor:
+            def loss(moving: dict[str, Tensor]) -> Tensor:
+                swapped = torch_private.reparametrize_module(model, moving, tie_weights=True)
+                swaps.enter_context(swapped)
+                return compute_loss(*args, **kwargs)
+
+            _, tangent = jvp(loss, (weights,), (gradients,))
+            if self.placebo:
+                tangent = placebo(tangent, weights.values(), self.key())
+            return 2 * self.strength * tangent
+
+        with drawing_apart(self.key()), patch.object(trainer, "compute_loss", slope):
+            for batch, *_ in window:
+                # The weights are back after the backward, which runs checkpointed blocks again.
+                with ExitStack() as swaps:
+                    penalty += run(batch) / 2
+        trainer.step_log.add(task_loss=sum(loss for *_, loss in window), penalty=penalty)
+        return penalty
 
 
 def sharpness_aware_gradient(
