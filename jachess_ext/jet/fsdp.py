@@ -18,6 +18,21 @@ from .tensor import JetTensor
 
 Rebuild = Callable[[Tensor], Tensor]
 
+_groups: dict[dist.ProcessGroup, None] = {}
+
+
+@contextmanager
+def groups_of_modules() -> Iterator[list[dist.ProcessGroup]]:
+    """Yield a list that has, once the context ends, the process groups whose ranks run together
+    the wrapped modules that jets went through within it."""
+    groups: list[dist.ProcessGroup] = []
+    _groups.clear()
+    try:
+        yield groups
+    finally:
+        groups += _groups
+        _groups.clear()
+
 
 def _sharded_modules() -> list[nn.Module]:
     """Return every module of this process that `fully_shard` was called on."""
@@ -83,6 +98,7 @@ def _jets_through_ddp() -> Iterator[None]:
             # the inner module is the last place between. It stands behind the module's other
             # hooks, which see jets.
             opened.append((module.module.register_forward_hook(plain), rebuild))
+            _groups[module.process_group] = None
 
     def after(module: nn.Module, args: Args, output: T) -> T:
         if not isinstance(module, nn.parallel.DistributedDataParallel):
@@ -102,6 +118,10 @@ def _jets_through_ddp() -> Iterator[None]:
 def _plain_to_pre_hook(hook: Callable) -> Function:
     def handed(module: nn.Module, args: Args, kwargs: Named) -> tuple[Args, Named]:
         plain, rebuild = _opened((args, kwargs))
+        for parameter in module.parameters():
+            if (mesh := getattr(parameter, "device_mesh", None)) is not None:
+                _groups.update(dict.fromkeys(mesh.get_all_groups()))
+                break
         changed = hook(module, *plain)
         return _closed(plain if changed is None else changed, rebuild)
 

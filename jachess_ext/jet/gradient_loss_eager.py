@@ -13,6 +13,7 @@ from ..ops.library import Context, Gradients, wide
 from .api import jvp
 from .context import without_dynamo
 from .eager import values_are_read
+from .fsdp import groups_of_modules
 from .rows import Generators
 from .sameness import CHANGES, require_same
 
@@ -68,7 +69,8 @@ def eager_gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> Gra
         of_value, *of_gradients = _gradients(total, heads)
     assert of_value is not None
     directions = torch_private.pytree.tree_unflatten(of_gradients, structure)
-    derivatives = jvp(fn, args, directions)
+    with groups_of_modules() as groups:
+        derivatives = jvp(fn, args, directions)
     if readable:
         slope, size = _slope(gradients, of_gradients)
 
@@ -91,7 +93,7 @@ def eager_gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> Gra
             yield along, shared()
 
         ratio = 1 + (slope / size).to(value.dtype)
-        require_same(fn, [value, ratio], shared(), repeated(), _DIFFERS)
+        require_same(fn, [value, ratio], shared(), repeated(), _DIFFERS, groups)
     return GradientLoss(Joined.apply(total, of_value, *derivatives), value, nest(gradients))
 
 

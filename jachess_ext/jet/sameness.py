@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from .. import torch_private
@@ -47,6 +48,7 @@ def require_same(
     other: Sequence[Tensor],
     repetitions: Iterable[tuple[list[Tensor], ...]],
     message: str,
+    groups: Sequence[dist.ProcessGroup] = (),
 ) -> None:
     """Raise RuntimeError where two runs of ``fn`` differ by more than the rounding of kernels.
 
@@ -54,16 +56,26 @@ def require_same(
         first, other: what both computed.
         repetitions: pairs of what a run computed and what its repetition does; read where needed.
         message: of the error.
+        groups: process groups whose ranks run ``fn`` together.  One that repeated it alone would
+            wait for the others for ever.
     """
+
+    def on_any_rank(flag: bool) -> bool:
+        agreed = torch.tensor(int(flag), device=first[0].device)
+        for group in groups:
+            dist.all_reduce(agreed, dist.ReduceOp.MAX, group=group)
+        return bool(agreed)
+
     off, history = distance(first, other), history_of(fn)
-    if off <= history.roundings_of_runs:
+    if not on_any_rank(off > history.roundings_of_runs):
         return
     of_gpu = any(tensor.device.type != "cpu" for tensor in first)
     limit = ROUNDINGS * (_GPU if of_gpu else 1)
-    if any(distance(run, again) > limit for run, again in repetitions):
+    if on_any_rank(max(distance(run, again) for run, again in repetitions) > limit):
         raise RuntimeError(message)
     # So much was rounding; no function is let off more than `_MOST` for good.
-    history.roundings_of_runs = min(4 * off, _MOST / torch.finfo(_whole(first[0]).dtype).eps)
+    most = _MOST / torch.finfo(_whole(first[0]).dtype).eps
+    history.roundings_of_runs = max(history.roundings_of_runs, min(4 * off, most))
 
 
 def distance(first: Sequence[Tensor], other: Sequence[Tensor]) -> float:

@@ -274,6 +274,53 @@ def derivatives(engine: str) -> dict[str, Any]:
     return found
 
 
+def forces(value: Tensor, slope: Tensor) -> Tensor:
+    return (slope - 1).square().mean() + value.square().mean()
+
+
+def one_lipschitz(value: Tensor, slope: Tensor) -> Tensor:
+    return (slope.flatten(1).norm(dim=1) - 1).square().mean()
+
+
+def with_a_derivative_inside(value: Tensor, slope: Tensor) -> Tensor:
+    """A derivative within the loss, which is differentiated in turn."""
+    (change,) = torch.autograd.grad(slope.sin().square().sum(), slope, create_graph=True)
+    return (change * slope).square().mean()
+
+
+LOSSES = {loss.__name__: loss for loss in (forces, one_lipschitz, with_a_derivative_inside)}
+
+
+def energy_and_point(model: Any, rank: int) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """Every rank has rows of its own."""
+    mask = shard(0, rank)["attention_mask"]
+    numbers = torch.arange(mask.numel() * WIDTH, dtype=torch.float64) + 1000 * rank
+    x = numbers.sin().reshape(*mask.shape, WIDTH)
+    return lambda x: model(inputs_embeds=x, attention_mask=mask).logits.sum(-1), x
+
+
+def gradient_losses(engine: str) -> dict[str, Any]:
+    """Gradients of each loss of a gradient, by `jx.gradient_loss`, with checkpointing too."""
+    results: dict[str, Any] = {}
+    for checkpointing in (False, True):
+        for name, loss in LOSSES.items():
+            model = fed_with_embeddings()
+            if checkpointing:
+                model.gradient_checkpointing_enable({"use_reentrant": False})
+                model.train()
+            wrapped = ENGINES[engine](model)
+            energy, x = energy_and_point(wrapped, dist.get_rank())
+            for _ in range(2):  # the second time, hooks are those that the first one left
+                wrapped.zero_grad()
+                jx.gradient_loss(energy, x, loss).loss.backward()
+            results[f"{name} {checkpointing}"] = {
+                parameter.removeprefix("module."): whole(value.grad)
+                for parameter, value in wrapped.named_parameters()
+                if value.requires_grad
+            }
+    return results
+
+
 def watched(engine: str) -> dict[str, Any]:
     """Training with a probe between the steps, and without one."""
     found: dict[str, Any] = {}
@@ -330,6 +377,7 @@ def main(folder: Path) -> None:
             calibration,
             directions_differ,
             derivatives,
+            gradient_losses,
             watched,
             estimators,
         ]

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import jachess_ext as jx
 from jachess_ext.jet.directions import DrawCounter, draw_directions
@@ -20,8 +21,10 @@ from python_tests import processes
 from python_tests.distributed.rank_jobs import (
     ENGINES,
     KINDS,
+    LOSSES,
     ROWS,
     SETTINGS,
+    energy_and_point,
     fed_with_embeddings,
     gradients_of_smoothness,
     loss_of,
@@ -244,6 +247,34 @@ def test_derivatives_straight_through_a_wrapped_model(engine: str, kind: str) ->
             assert set(found) == set(expected)
             for name, value in expected.items():
                 torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-11, msg=name)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_of_a_gradient(engine: str, name: str, world: int) -> None:
+    """The mean over the ranks of torch's own backward of a backward, in one process."""
+    model = fed_with_embeddings()
+    for rank in range(world):
+        energy, x = energy_and_point(model, rank)
+        x.requires_grad_()
+        with sdpa_kernel(SDPBackend.MATH):
+            value = energy(x)
+            (slope,) = torch.autograd.grad(value.sum(), x, create_graph=True)
+            (LOSSES[name](value, slope) / world).backward()
+    expected = {
+        name: torch.zeros_like(p) if p.grad is None else p.grad
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    }
+    for checkpointing in (False, True):
+        for of_rank in results(world):
+            gradients = of_rank[f"{engine} gradient_losses"][f"{name} {checkpointing}"]
+            assert set(gradients) == set(expected)
+            for parameter, value in expected.items():
+                torch.testing.assert_close(
+                    gradients[parameter], value, rtol=1e-12, atol=1e-12, msg=parameter
+                )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
