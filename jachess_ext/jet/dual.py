@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from ..differentiable import collectives
+from ..ops import collectives
 from ..ops.gemm import rows_times
 from ..torch_private import functional as F
 from ._types import Function, T

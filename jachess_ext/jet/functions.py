@@ -26,7 +26,7 @@ from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode, handle_torch_function
 
 from .. import torch_private
-from ..differentiable.forward_code import has_known_code, run_forward
+from ..ops.forward_code import has_known_code, run_forward
 from ..ops.library import transformed
 from . import registry
 from ._types import Args, Named

@@ -16,6 +16,7 @@ import torch
 from torch.utils.checkpoint import CheckpointFunction
 
 from .. import torch_private
+from ..ops.forward_code import AutogradFunction as AutogradFunction
 from ..ops.library import forward_mode_is_on
 from ..torch_private import functional as F
 from ._types import Args, Function
@@ -319,7 +320,6 @@ def _calling_module() -> str:
 # solver of fixed points) leaves it off.  Every call reads that switch; only where it is off is the
 # stack searched, which takes longer.  Without the switch, the stack is searched at every call.
 
-AutogradFunction: TypeAlias = type[torch.autograd.Function]
 APPLY, ASKED = torch_private.apply_of_functions()
 APPLY_IS_C = ASKED is torch.autograd.Function
 FORWARD_CODE: ContextVar[frozenset[AutogradFunction]] = ContextVar(

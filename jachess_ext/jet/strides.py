@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .. import torch_private
-from ..differentiable import collectives
+from ..ops import collectives
 from ..ops.library import transformed, unwatched, watching
 from ._types import Args, Function, Named
 from .layout import each_tensor, replace_tensors

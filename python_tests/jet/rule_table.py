@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from jachess_ext.jet import registry
-from jachess_ext.jet.registry import attribute, last_name, spellings
+from jachess_ext.jet.registry import attribute, function_name, last_name, spellings
+from jachess_ext.ops import collectives
 
 
 @dataclass(frozen=True)
@@ -762,6 +763,11 @@ OF_LIBRARIES = (
     "bitsandbytes.autograd._functions.matmul_4bit",
     "torch_attn._varlen_attn",
     "torch_attn._varlen_attn.default",
+    # Run by two ranks in python_tests/distributed/test_collectives.py.
+    *map(function_name, (*collectives.NAMES, *collectives.OF_LISTS)),
+    "_c10d_functional._wrap_tensor_autograd",
+    "_c10d_functional._wrap_tensor_autograd.default",
+    "torch.distributed._functional_collectives._maybe_wrap_tensor",
 )
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ...differentiable import collectives
+from ...ops import collectives
+from ...ops.forward_code import asking_functions
 from .._types import Function
 from ..registry import jet_rule, missing_rule
 from ..tensor import JetTensor
@@ -39,5 +40,6 @@ def _wait(input: Tensor) -> Tensor:
 
 
 def adopt() -> None:
-    """Register the rule of what wraps a result, once torch's module is imported."""
-    jet_rule(*collectives.adopt())(_wait)
+    """Register what modules define that may be imported by now."""
+    jet_rule(*collectives.wrappers())(_wait)
+    asking_functions()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial, wraps
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from functools import wraps
 from typing import Any, TypeAlias
 
 import torch
@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from ..torch_private import pytree
-from .registry import COPIES, Function
 
 AutogradFunction: TypeAlias = type[torch.autograd.Function]
+Function: TypeAlias = Callable[..., Any]
 Args: TypeAlias = tuple[object, ...]
 Named: TypeAlias = Mapping[str, object]
 
@@ -79,16 +79,15 @@ def asking(function: Function) -> Function:
     return ask
 
 
-def adopt_functions() -> None:
-    """Have the Functions above ask `jx.differentiable`, once their module is imported."""
+_ASKING: dict[AutogradFunction, Function] = {}
+
+
+def asking_functions() -> dict[AutogradFunction, Function]:
+    """Have the Functions above ask modes and jets, once their module is imported."""
     for module, names in _BY_MODULE.items():
         for name in names:
             function = getattr(sys.modules.get(module), name, None)
-            if function is not None and "apply" not in vars(function):
-                ask = asking(super(function, function).apply)
-                function.apply = staticmethod(ask)
-                COPIES[ask] = partial(_apply, function)
-
-
-def _apply(function: AutogradFunction, *args: object, **kwargs: object) -> object:
-    return run_forward(function, args, kwargs, nullcontext())
+            if function is not None and function not in _ASKING:
+                _ASKING[function] = asking(super(function, function).apply)
+                function.apply = staticmethod(_ASKING[function])
+    return _ASKING
