@@ -15,7 +15,7 @@ Lengths = Tensor | Sequence[int] | int
 
 
 def _reduced(losses: Tensor, reduction: int) -> Tensor:
-    """Reduce by number, as torch's C functions do: not at all, their default; to the mean or sum."""
+    """Reduce by number, as torch's C functions do: not at all, the default; to mean or sum."""
     return (losses, losses.mean, losses.sum)[reduction]() if reduction else losses  # type: ignore[operator]
 
 
