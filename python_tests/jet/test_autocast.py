@@ -33,6 +33,7 @@ NO_HALVES_ON_THE_CPU = (
     "cond",
     "avg_pool3d",
     "ctc_loss",
+    "ormqr",
 )
 
 
