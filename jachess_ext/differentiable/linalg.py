@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .formulas import formula
+from .formulas import formula, result_dtype, wide, without_autocast
 
 _DETERMINANT = "jvp(jvp), vjp(jvp)"
 
@@ -26,14 +26,17 @@ def ormqr(
     on it."""
     if not left:  # C Q = (Qᴴ Cᴴ)ᴴ
         return ormqr(input, tau, other.mH, True, not transpose).mH
+    dtype = result_dtype(other, ["cpu"])
+    input, tau, other = wide(input), wide(tau), wide(other)
     rows, count = input.shape[-2], tau.shape[-1]
     unit = torch.eye(rows, count, dtype=input.dtype, device=input.device)
     vectors = input[..., :count].tril(-1) + unit
     for n in range(count) if transpose else reversed(range(count)):
         v, factor = vectors[..., n : n + 1], tau[..., n, None, None]
         factor = factor.conj() if transpose else factor
-        other = other - factor * v @ (v.mH @ other)
-    return other
+        with without_autocast(input):
+            other = other - factor * v @ (v.mH @ other)
+    return other.to(dtype)
 
 
 @formula(torch.linalg.householder_product, torch.orgqr, Tensor.orgqr, wrong="jvp(jvp), vjp(jvp)")

@@ -15,7 +15,7 @@ Lengths = Tensor | Sequence[int] | int
 
 
 def _reduced(losses: Tensor, reduction: int) -> Tensor:
-    """Reduce as torch's C functions do, by number: not at all, to the mean, to the sum."""
+    """Reduce by number, as torch's C functions do: not at all, the default; to mean or sum."""
     return (losses, losses.mean, losses.sum)[reduction]() if reduction else losses  # type: ignore[operator]
 
 
@@ -47,7 +47,7 @@ def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> 
 
 
 @formula(_nn.huber_loss, refuses="mixed")
-def huber_loss(input: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
+def huber_loss(input: Tensor, target: Tensor, reduction: int = 0, delta: float = 1.0) -> Tensor:
     """z² / 2, and δ (|z| − δ / 2) where |z| > δ."""
     size = (_single(input) - _single(target)).abs()
     return _reduced(
@@ -56,7 +56,7 @@ def huber_loss(input: Tensor, target: Tensor, reduction: int = 1, delta: float =
 
 
 @formula(_nn.soft_margin_loss, refuses="mixed")
-def soft_margin_loss(input: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
+def soft_margin_loss(input: Tensor, target: Tensor, reduction: int = 0) -> Tensor:
     """−logsigmoid(x y)."""
     input = _single(input)
     return _reduced(-F.logsigmoid(input * target.to(input.dtype)), reduction)
@@ -69,7 +69,7 @@ def multi_margin_loss(
     p: int = 1,
     margin: float = 1.0,
     weight: Tensor | None = None,
-    reduction: int = 1,
+    reduction: int = 0,
 ) -> Tensor:
     """Margins to the gathered score of the class."""
     scores, classes = _rows(_single(input)), target.reshape(-1)
@@ -82,7 +82,7 @@ def multi_margin_loss(
 
 
 @formula(_nn.multilabel_margin_loss, refuses="forward, second, mixed")
-def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
+def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = 0) -> Tensor:
     """Margins of all pairs of a label and another class."""
     scores, classes = _rows(_single(input)), _rows(target)
     valid = (classes >= 0).cummin(1).values  # the labels end at the first −1
@@ -101,7 +101,7 @@ def ctc_loss(
     input_lengths: Lengths,
     target_lengths: Lengths,
     blank: int = 0,
-    reduction: int = 1,
+    reduction: int = 0,
     zero_infinity: bool = False,
 ) -> Tensor:
     """The forward recursion, a logsumexp for each step. Of log-probabilities that are not

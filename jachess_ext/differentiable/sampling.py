@@ -11,7 +11,7 @@ from torch import Tensor
 from .formulas import formula, result_dtype, wide
 
 _CUBIC = -0.75  # torch's parameter of the cubic convolution (Keys 1981)
-_MODES, _PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
+MODES, PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
 _aten = torch.ops.aten
 
 
@@ -25,7 +25,7 @@ def grid_sample(
 ) -> Tensor:
     """The pixels around each place, gathered and weighted: 2, 4 or 16 of the result's size, in
     three dimensions 8."""
-    padding, cubic = _PADDINGS[padding_mode], interpolation_mode == 2
+    padding, cubic = PADDINGS[padding_mode], interpolation_mode == 2
     image, sizes = wide(input), input.shape[2:]
     flat, places = image.flatten(2), wide(grid).flatten(1, -2)
     shift = 0 if align_corners else 1
@@ -36,7 +36,7 @@ def grid_sample(
         place = ((place + 1) * (size - 1 + shift) - shift) / 2
         if not cubic:
             place = _padded(place, size, padding, align_corners)
-        if _MODES[interpolation_mode] == "nearest":
+        if MODES[interpolation_mode] == "nearest":
             taps.append([(torch.ones_like(place) + 0 * place, place.detach().round())])
             continue
         base = place.detach().floor()
@@ -56,7 +56,7 @@ def grid_sample(
             pixel = pixel.detach()
             inside = inside & (pixel >= 0) & (pixel < size)
             index = index * size + pixel.nan_to_num().clamp(0, size - 1).long()
-        weight = torch.where(inside, math.prod(weight for weight, _ in corner), 0)
+        weight = math.prod((weight for weight, _ in corner), start=inside)
         index = index.unsqueeze(1).expand(-1, flat.shape[1], -1)
         total = total + weight.unsqueeze(1) * torch.gather(flat, 2, index)
     shape = (*input.shape[:2], *grid.shape[1:-1])

@@ -48,7 +48,7 @@ def _reduced_with(
     table, taken = _table(groups, len(x))
     itself = torch.ones_like(taken[:, :1]) if include_self else ~taken.any(1, keepdim=True)
     stacked = torch.cat([x.unsqueeze(1), _rows(source, table)], 1)
-    return _combined(stacked, torch.cat([itself, taken], 1), reduce)
+    return _combined(stacked, torch.cat([itself, taken], 1), reduce).to(x.dtype)
 
 
 @formula(torch.index_reduce, Tensor.index_reduce, refuses="forward, mixed")
@@ -133,7 +133,7 @@ def segment_reduce(
         out = out / size if reduce == "mean" else out
     else:
         out = _combined(table, taken, reduce)
-    return out.reshape(*lengths.shape, *data.shape[axis + 1 :])
+    return out.reshape(*lengths.shape, *data.shape[axis + 1 :]).to(data.dtype)
 
 
 @formula(torch.embedding_bag, refuses=_ALL)

@@ -79,6 +79,11 @@ def _losses() -> None:
     one = lambda a: F.multi_margin_loss(a, classes[0], margin=0.3)  # noqa: E731
     _add("multi_margin", "one", f=one, x=[x[0]])
     _add("multilabel_margin", "one", f=lambda a: F.multilabel_margin_loss(a, labels[0]), x=[x[0]])
+    of_c = torch._C._nn  # their defaults are other ones
+    _add("huber", "C", f=of_c.huber_loss, x=[x, t])
+    _add("soft_margin", "C", f=lambda a: of_c.soft_margin_loss(a, sign), x=[x])
+    _add("multi_margin", "C", f=lambda a: of_c.multi_margin_loss(a, classes), x=[x])
+    _add("multilabel_margin", "C", f=lambda a: of_c.multilabel_margin_loss(a, labels), x=[x])
     _add("hardsigmoid", f=F.hardsigmoid, x=[2 * x])
     _add("hardsigmoid", "inplace", f=lambda a: F.hardsigmoid(a * 2, inplace=True), x=[x])
     of_dropout = lambda g: torch.ops.aten.native_dropout_backward(g, x > 0, 2.0)  # noqa: E731

@@ -559,6 +559,19 @@ COMPOSITE = [
     Near(["pairwise_distance"], [X((2, 3)), X((2, 3))]),
     Near(["cdist"], [X((2, 3)), X((4, 3))]),
     Near(["cdist"], [P(2, 3, 2), X((2, 2, 2), 5.0, 6.0), 1.0]),
+    Near([F.pdist], [X((4, 3))]),
+    Near([F.pdist], [X((4, 3)), 3.0]),
+    Near([F.ctc_loss, torch.ctc_loss], [X((4, 2, 3)), _index([1, 2], [2, 2]), (4, 4), (2, 1)]),
+    Near([F.multi_margin_loss, torch._C._nn.multi_margin_loss], [X((2, 3)), _index(0, 2)]),
+    Near(
+        [F.multilabel_margin_loss, torch._C._nn.multilabel_margin_loss],
+        [X((2, 3)), _index([1, -1, 0], [2, 0, -1])],
+    ),
+    Near([F.embedding_bag], [_index(0, 2, 1, 1), X((3, 2)), _index(0, 1)]),
+    Near([torch.embedding_bag], [X((3, 2)), _index(0, 2, 1, 1), _index(0, 1)]),
+    Near([torch.segment_reduce], [X((4, 3)), "mean"], {"lengths": _index(3, 1)}),
+    Near(["index_reduce"], [X((3, 2)), 0, _index(0, 2, 2), X((3, 2)), "prod"]),
+    Near(["ormqr"], [X((3, 2)), X((2,)), X((3, 2))]),
 ]
 
 LINALG = [

@@ -32,6 +32,8 @@ NO_HALVES_ON_THE_CPU = (
     *("solve", "tensorsolve", "inverse", "cholesky_inverse", "householder_product", "orgqr"),
     "cond",
     "avg_pool3d",
+    "ctc_loss",
+    "ormqr",
 )
 
 

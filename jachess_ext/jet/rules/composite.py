@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from ... import torch_private
+from ...differentiable import distances, linalg, segments
+from ...differentiable import losses as of_losses
 from ...torch_private import functional as F
 from ..registry import built_in, general_rule, jet_rule, missing_rule
 from ..tensor import JetTensor, primal_of
@@ -20,6 +22,23 @@ _NAMES = (
     *("lp_pool3d", "local_response_norm"),
 )
 for _name in _NAMES:
+    jet_rule(getattr(F, _name))(torch_private.unasked(getattr(F, _name)))
+
+
+# Formulas that torch's own transforms differentiate, too.  The Python functions of the same names
+# call those of C.
+for _function, _formula in (
+    (F.pdist, distances.pdist),
+    (torch.ctc_loss, of_losses.ctc_loss),
+    (torch.embedding_bag, segments.embedding_bag),
+    (torch.segment_reduce, segments.segment_reduce),
+    ("index_reduce", segments.index_reduce),
+    ("ormqr", linalg.ormqr),
+):
+    jet_rule(_function)(_formula)
+for _name in ("multi_margin_loss", "multilabel_margin_loss"):
+    jet_rule(getattr(torch._C._nn, _name))(getattr(of_losses, _name))
+for _name in ("ctc_loss", "embedding_bag", "multi_margin_loss", "multilabel_margin_loss"):
     jet_rule(getattr(F, _name))(torch_private.unasked(getattr(F, _name)))
 
 
