@@ -15,6 +15,7 @@ import copy
 import dis
 import enum
 import functools
+import os
 import types
 import warnings
 import weakref
@@ -163,6 +164,7 @@ def _with_none(value: T) -> T:
 # name in `_BUILDERS`, and what that builds it from.
 
 _BUILDER = "jachess_ext.builder"
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 _READ = ("module", "object")
 _NUMPY = (np.generic, np.ndarray)
 
@@ -227,21 +229,21 @@ def _pack_leaf(value: Any, outer: list[types.CodeType], read: list[object]) -> A
         return _packed("partial", [value.func, value.args, value.keywords], outer, read)
     if isinstance(value, types.MethodType):
         return _packed("method", [value.__func__, value.__self__], outer, read)
-    if isinstance(value, _FIXED) or (
-        isinstance(value, types.FunctionType) and value.__module__.startswith("torch.")
-    ):
+    if isinstance(value, _FIXED):
         return {_BUILDER: f"{_constant_name(value)}", "parts": []}
     if isinstance(value, _NUMPY):  # which dynamo takes for tensors
         raise JetGraphError(_NOT_A_FUNCTION)
     if not isinstance(value, types.FunctionType):
         modules = _modules(_checked(value, read), [])
         return {_BUILDER: f"{_object_name(value)}", "parts": modules}
-    if value.__code__ in outer:
-        raise JetGraphError(_RECURSIVE)
     readers: list[Any] = []
-    comptime(_trace_reader, lambda: readers.append(_reader(value)))
+    comptime(_trace_reader, lambda: readers.extend(_readers(value)))
+    if len(readers) > 1:  # of torch
+        return {_BUILDER: f"{_constant_name(value)}", "parts": []}
     if not readers or not all(name.startswith("__") for name in vars(value)):
         raise JetGraphError(_NOT_A_FUNCTION)
+    if value.__code__ in outer:
+        raise JetGraphError(_RECURSIVE)
     outer = [*outer, value.__code__]
     name, *parts, variables = readers[0]()
     variables = [
@@ -299,7 +301,7 @@ def _modules(value: object, ids: list[int]) -> list[nn.Module]:
 
 
 def _trace_reader(context: ComptimeContext) -> None:
-    """Append the `_reader` of `value` to `readers`, as dynamo has them.
+    """Add the `_readers` of `value` to `readers`, as dynamo has them.
 
     Dynamo has functions that it makes itself not as Python functions, whose cells could be read.
     """
@@ -310,6 +312,7 @@ def _trace_reader(context: ComptimeContext) -> None:
         for name in ("value", "readers")
     ]
     reader = copy.copy(value)
+    function: Any = getattr(value, "fn", getattr(value, "value", None))
     with suppress(AttributeError, JetGraphError):
         if hasattr(value, "f_globals"):
             keywords = value.kwdefaults.keys_as_python_constant() if value.kwdefaults else ()
@@ -317,26 +320,30 @@ def _trace_reader(context: ComptimeContext) -> None:
             code = _reader_code(value.get_code(), value.f_globals, count, keywords)
             reader.code = type(value.code).create(code)
         else:
-            reader.fn = _reader(value.fn)
+            reader.fn, *of_torch = _readers(function)
+            readers.items += [reader for _ in of_torch]
         readers.items.append(reader)
 
 
-def _reader(function: types.FunctionType) -> types.FunctionType:
+def _readers(function: types.FunctionType) -> list[types.FunctionType]:
     """Return a function that returns what this one is made of: `_BUILDERS`' name of its code, what
-    it closes over, its defaults, and the global variables that it reads."""
+    it closes over, its defaults, and the global variables that it reads.  Two of torch's, which
+    are constants."""
+    if function.__code__.co_filename.startswith(_TORCH):
+        return [function, function]
     defaults, keywords = function.__defaults__ or (), function.__kwdefaults__ or {}
     code = _reader_code(function.__code__, function.__globals__, len(defaults), keywords)
     reader = types.FunctionType(
         code, function.__globals__, function.__name__, defaults, function.__closure__
     )
     reader.__kwdefaults__ = keywords
-    return reader
+    return [reader]
 
 
 def _reader_code(
     code: types.CodeType, variables: dict[str, Any], count: int, keywords: Iterable[str]
 ) -> types.CodeType:
-    """Return the code of a `_reader`, of a function with these global variables and defaults."""
+    """Return the code of a `_readers`, of a function with these global variables and defaults."""
     names = sorted(n for n in _global_names(code) if _may_change(variables.get(n), variables))
 
     def build(
@@ -469,7 +476,7 @@ def _parts(value: object, ids: list[int]) -> list[Any]:
 
 @_constant
 def _is_of_torch(function: types.FunctionType) -> bool:
-    return function.__module__.startswith("torch.")
+    return function.__code__.co_filename.startswith(_TORCH)
 
 
 @_constant
