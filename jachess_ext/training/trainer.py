@@ -112,7 +112,8 @@ class MethodMixin(_Base):
 
     Raises:
         ValueError: a method without the unlabelled data or tokenizer it needs; mode unlab, SAM,
-            FreeLB, GradientNorm or a placebo in fp16 or in several processes; several GPUs in one process;
+            FreeLB, GradientNorm or a placebo in fp16 or in several processes; several GPUs in one
+            process;
             ``graphed`` with another method, accumulation or several processes; in the first step, a
             method of which nothing took effect.
         TypeError: ``method`` is neither a `Method` nor text.
