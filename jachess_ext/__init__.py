@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .torch_private import require_torch as _require_torch
 
 if TYPE_CHECKING:
-    from .differentiable import differentiable
+    from .differentiable.mode import differentiable
     from .graphs import graphed
     from .jet import (
         Jet,
@@ -76,7 +76,7 @@ _HOMES = {
         *("hvp", "jet", "jvp", "laplacian"),
     ),
     "jet.gradient_loss": ("gradient_loss",),
-    "differentiable": ("differentiable",),
+    "differentiable.mode": ("differentiable",),
     "lightning": ("LightningSmoothnessMonitor",),
     "ntk": ("Spectrum", "measure_ntk", "ntk", "ntk_loss"),
     "smoothness": ("JacHess", "Smoothness", "SmoothnessProbe", "smoothness"),
@@ -100,14 +100,16 @@ def __dir__() -> list[str]:
 
 
 class _Package(_ModuleType):
-    """Bind `jet`, `ntk` and `smoothness` to functions.
+    """Bind `differentiable`, `jet`, `ntk` and `smoothness` to functions.
 
     Python would bind each name to the subpackage of that name when it is imported.
     """
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in _NAMES and isinstance(value, _ModuleType):
-            value = getattr(value, name, value)
+            if not hasattr(value, name):
+                return  # the function is in a module of it, which is imported at first use
+            value = getattr(value, name)
         super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[object, tuple[str]]:

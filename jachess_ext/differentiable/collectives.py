@@ -49,8 +49,8 @@ def _in_place(function: Function, *args: object, **kwargs: object) -> object:
 for _functions, _function in ((collectives.NAMES, _answer), (collectives.OF_LISTS, _answer_list)):
     ANSWERS |= {operator: partial(_function, operator) for operator in _functions}
 if distributed.is_available():
-    _public = [getattr(distributed, _name) for _name in distributed.distributed_c10d.__all__]
-    ANSWERS |= {f: partial(_in_place, f) for f in _public if isinstance(f, FunctionType)}
+    _public = map(vars(distributed).get, distributed.distributed_c10d.__all__)
+    ANSWERS |= {f: partial(_in_place, f) for f in _public if type(f) is FunctionType}
 
 
 def adopt() -> None:

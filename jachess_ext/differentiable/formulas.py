@@ -47,7 +47,7 @@ TABLE: list[Row] = []
 
 
 def formula(
-    *functions: Function,
+    *functions: Function | None,
     refuses: str = "",
     wrong: str = "",
     only: Function | None = None,
@@ -68,15 +68,17 @@ def formula(
         name = compute.__name__.removesuffix("_formula")
         text = (compute.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
         TABLE.append(Row(name, refuses, wrong, " ".join(text.split())))
-        for function in functions:
+        for function in filter(None, functions):  # this torch may lack one
             answers(function)(_answer(function, compute, bool(refuses), only, transforms))
         return compute
 
     return register
 
 
-def in_place(function: Function, out_of_place: Function) -> None:
+def in_place(function: Function | None, out_of_place: Function | None) -> None:
     """Register a function that writes the result of another one into its first argument."""
+    if function is None or out_of_place is None:
+        return
 
     @answers(function)
     def answer(input: Tensor, *args: object, **kwargs: object) -> Tensor:

@@ -8,10 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import torch_private
 from .formulas import formula, in_place, result_dtype, wide
+from .registry import Function
 
-_nn, _aten = torch._C._nn, torch.ops.aten
+_aten = torch.ops.aten
 Lengths = Tensor | Sequence[int] | int
+
+
+def _nn(name: str) -> Function | None:
+    """Return the C++ function that torch's Python function of that name calls."""
+    return torch_private.find(f"torch._C._nn.{name}")  # type: ignore[no-any-return]
 
 
 def _reduced(losses: Tensor, reduction: int) -> Tensor:
@@ -27,14 +34,14 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1] if x.ndim else 1)
 
 
-@formula(_nn.hardsigmoid, refuses="second, mixed")
+@formula(_nn("hardsigmoid"), refuses="second, mixed")
 def hardsigmoid(input: Tensor) -> Tensor:
     """x / 6 + 1 / 2 between −3 and 3."""
     inside = (input > -3) & (input < 3)
     return torch.where(inside, input / 6 + 0.5, (input >= 3).to(input.dtype) + 0 * input.detach())
 
 
-in_place(_nn.hardsigmoid_, _nn.hardsigmoid)
+in_place(_nn("hardsigmoid_"), _nn("hardsigmoid"))
 
 
 @formula(
@@ -46,7 +53,7 @@ def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> 
     return grad_output * mask.to(grad_output.dtype) * scale
 
 
-@formula(_nn.huber_loss, refuses="mixed")
+@formula(_nn("huber_loss"), refuses="mixed")
 def huber_loss(input: Tensor, target: Tensor, reduction: int = 0, delta: float = 1.0) -> Tensor:
     """z² / 2, and δ (|z| − δ / 2) where |z| > δ."""
     size = (_single(input) - _single(target)).abs()
@@ -55,14 +62,14 @@ def huber_loss(input: Tensor, target: Tensor, reduction: int = 0, delta: float =
     )
 
 
-@formula(_nn.soft_margin_loss, refuses="mixed")
+@formula(_nn("soft_margin_loss"), refuses="mixed")
 def soft_margin_loss(input: Tensor, target: Tensor, reduction: int = 0) -> Tensor:
     """−logsigmoid(x y)."""
     input = _single(input)
     return _reduced(-F.logsigmoid(input * target.to(input.dtype)), reduction)
 
 
-@formula(_nn.multi_margin_loss, refuses="forward, second, mixed")
+@formula(_nn("multi_margin_loss"), refuses="forward, second, mixed")
 def multi_margin_loss(
     input: Tensor,
     target: Tensor,
@@ -81,7 +88,7 @@ def multi_margin_loss(
     return _reduced((losses.sum(1) / scores.shape[1]).reshape(target.shape), reduction)
 
 
-@formula(_nn.multilabel_margin_loss, refuses="forward, second, mixed")
+@formula(_nn("multilabel_margin_loss"), refuses="forward, second, mixed")
 def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = 0) -> Tensor:
     """Margins of all pairs of a label and another class."""
     scores, classes = _rows(_single(input)), _rows(target)

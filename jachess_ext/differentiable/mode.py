@@ -16,7 +16,18 @@ from .. import torch_private
 from ..ops import attention_blocks
 from ..ops.attention import with_plain_mask
 from ..ops.attention_blocks import watch_flex_attention
-from . import attention, collectives
+from . import (  # noqa: F401  each registers what it answers
+    attention,
+    collectives,
+    distances,
+    linalg,
+    losses,
+    norms,
+    recurrent,
+    sampling,
+    segments,
+    sparse,
+)
 from .levels import levels_of
 from .registry import ANSWERS, COPIES, Function
 

@@ -81,12 +81,11 @@ def spellings(*names: str) -> list[Rule]:
 
 
 def built_in(name: str) -> list[Rule]:
-    """Return, in a list, the C++ function that torch's Python function ``name`` calls.
-
-    The list is empty in a torch that does not expose it.
-    """
-    function = torch_private.find(f"torch._C._VariableFunctions.{name}")
-    return [] if function is None else [function]
+    """Return the C++ functions that torch's Python function ``name`` calls: one, or none in a torch
+    that does not expose it."""
+    places = ("torch._C._VariableFunctions", "torch._C._nn")
+    functions = [torch_private.find(f"{place}.{name}") for place in places]
+    return [function for function in functions if function is not None]
 
 
 def attribute(name: str) -> Rule:

@@ -10,9 +10,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from ..differentiable import differentiable
 from ..differentiable.levels import is_batched, levels_of
-from ..differentiable.mode import is_active
+from ..differentiable.mode import differentiable, is_active
 
 NAME = "jachess"
 # What picks keys by their number: a model hands it over where the name is none it knows, and puts

@@ -51,7 +51,8 @@ def test_derivatives_load_no_more_than_the_engine() -> None:
         "import jachess_ext as jx; jx.jet, jx.jvp\nimport sys; print(*sys.modules)"
     ).split()
     parts = {name.split(".")[1] for name in loaded if name.startswith("jachess_ext.")}
-    assert parts <= {"torch_private", "jet", "ops", "_C", "_ops"}
+    assert parts <= {"torch_private", "differentiable", "jet", "ops", "_C", "_ops"}
+    assert "jachess_ext.differentiable.mode" not in loaded  # formulas alone
     assert not {"transformers", "torch._dynamo", "scipy", "sklearn", "matplotlib"} & set(loaded)
 
 

@@ -15,15 +15,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
-    "differentiable": 1344,
-    "jet": 7205,
+    "differentiable": 1352,
+    "jet": 7206,
     "lab": 4627,
     "ntk": 2140,
     "ops": 2317,
     "scaling": 3633,
     "smoothness": 1147,
-    "training": 2058,
-    ".": 1110,
+    "training": 2057,
+    ".": 1112,
 }
 """Lines of code of each folder's Python files at most, without comments, docstrings and empty
 lines; ".": those beside the folders. A commit may lower a number; one that raises it says why in
@@ -48,7 +48,7 @@ NAMED_SO = {
     "jet": 2,
     "lab": 0,
     "ntk": 0,
-    "ops": 6,
+    "ops": 4,
     "scaling": 1,
     "smoothness": 0,
     "training": 0,

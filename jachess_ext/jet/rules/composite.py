@@ -37,7 +37,7 @@ for _function, _formula in (
 ):
     jet_rule(_function)(_formula)
 for _name in ("multi_margin_loss", "multilabel_margin_loss"):
-    jet_rule(getattr(torch._C._nn, _name))(getattr(of_losses, _name))
+    jet_rule(built_in(_name))(getattr(of_losses, _name))
 for _name in ("ctc_loss", "embedding_bag", "multi_margin_loss", "multilabel_margin_loss"):
     jet_rule(getattr(F, _name))(torch_private.unasked(getattr(F, _name)))
 
