@@ -35,6 +35,8 @@ TESTS = {
     "jet/test_library_functions.py": 3,
     "jet/test_functions.py": 4,
     "differentiable/test_create_graph.py": 4,
+    "differentiable/test_nestings.py": 4,
+    "differentiable/test_refused.py": 8,
     "jet/test_compile.py": 4,
     "ops/test_random_calls.py": 8,
     "training/test_trainer.py": 8,
