@@ -64,7 +64,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_MAPPING, MODEL_MAPPING_NAMES
 
 import jachess_ext as jx
-from jachess_ext.differentiable import attention as twice
 from python_tests import flash_stand_ins
 from python_tests.models import oracles
 from python_tests.models.zoo import randomise
@@ -307,7 +306,7 @@ def compare(
 
 
 def cell(name: str, setting: Setting) -> str:
-    """Return "works" or "works, by math attention", or the first words of the error."""
+    """Return "works", or the first words of the error."""
     torch.manual_seed(0)
     kind, own = MODELS[name]
     last = Last(kind(kind.config_class(**_SIZES | own)).train(), name)  # every dropout rate is zero
@@ -317,14 +316,10 @@ def cell(name: str, setting: Setting) -> str:
     try:
         plain = measure(copy.deepcopy(last), x, u, setting.plain)
         changed, expected = setting.change(last)
-        with warnings.catch_warnings(record=True) as noted:
-            warnings.simplefilter("always")
-            twice._warned.clear()
-            ours = measure(changed, x.to(setting.dtype), u.to(setting.dtype), setting.penalty)
-        slow = any("torch's math attention" in str(warning.message) for warning in noted)
+        ours = measure(changed, x.to(setting.dtype), u.to(setting.dtype), setting.penalty)
         if expected is not None:
             plain = measure(expected, x, u)[0], {}
-        return compare(ours, plain, setting.tolerance) + ", by math attention" * slow
+        return compare(ours, plain, setting.tolerance)
     except Exception as error:
         return f"does not ({type(error).__name__}: {' '.join(str(error).split())[:100]})"
 

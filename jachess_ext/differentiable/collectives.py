@@ -8,12 +8,12 @@ from types import FunctionType
 
 import torch
 from torch import Tensor, distributed
+from torch.autograd import forward_ad
 
 from .. import torch_private
 from ..ops import collectives
 from ..ops.forward_code import AutogradFunction, asking_functions, run_forward
 from ..ops.library import transformed
-from .levels import levels_of
 from .registry import ANSWERS, COPIES, Function
 
 
@@ -35,8 +35,7 @@ def _answer_list(operator: Function, *args: object, **kwargs: object) -> list[Te
 def _in_place(function: Function, *args: object, **kwargs: object) -> object:
     """Refuse a function of `torch.distributed`, which writes below torch's transforms."""
     leaves = torch_private.pytree.tree_leaves((args, kwargs))
-    levels = levels_of([x for x in leaves if isinstance(x, Tensor)])
-    if levels.forward or levels.reverse:
+    if transformed() and any(isinstance(x, Tensor) and _is_moved(x) for x in leaves):
         raise NotImplementedError(
             f"jx.differentiable: torch.distributed.{function.__name__} was called with a tensor "
             "that torch.func or forward-mode AD differentiates, whose derivative would stay this "
@@ -44,6 +43,15 @@ def _in_place(function: Function, *args: object, **kwargs: object) -> object:
             "torch.distributed._functional_collectives in its place."
         )
     return function(*args, **kwargs)
+
+
+def _is_moved(x: Tensor) -> bool:
+    """Return whether a tensor has a tangent, or a gradient of torch.func, at any level."""
+    if forward_ad.unpack_dual(x).tangent is not None:
+        return True
+    functorch = torch_private.functorch
+    wrapped = functorch.is_functorch_wrapped_tensor(x)
+    return wrapped and (x.requires_grad or _is_moved(functorch.get_unwrapped(x)))
 
 
 for _functions, _function in ((collectives.NAMES, _answer), (collectives.OF_LISTS, _answer_list)):

@@ -151,9 +151,11 @@ def test_five_losses(make: Callable[[], Case]) -> None:
     check(make(), eager)
 
 
-@pytest.mark.parametrize("make", [forces, gradient_penalty, score_of_an_energy])
+@pytest.mark.parametrize(
+    "make",
+    [forces, gradient_penalty, score_of_an_energy, input_gradient_regularisation, one_step_of_sgd],
+)
 def test_one_graph(make: Callable[[], Case]) -> None:
-    """Of modules; other functions run eagerly between two graphs (below)."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     case = make()
@@ -163,18 +165,6 @@ def test_one_graph(make: Callable[[], Case]) -> None:
         return jx.gradient_loss(case.fn, x, case.loss).loss
 
     check(case, lambda case: compiled(case.x))
-
-
-@pytest.mark.parametrize("make", [input_gradient_regularisation, one_step_of_sgd])
-def test_other_functions_break_the_graph(
-    make: Callable[[], Case], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiled_jets, "_WARNED", set())
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    compiled = torch.compile(eager, backend="aot_eager")
-    with pytest.warns(UserWarning, match="derivatives run eagerly"):
-        check(make(), compiled)
 
 
 def test_value_and_gradient() -> None:

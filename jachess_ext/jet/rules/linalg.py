@@ -125,7 +125,7 @@ def tensorsolve(A: Tensor, B: Tensor, dims: Sequence[int] | None = None) -> Tens
     if dims is not None:
         A = A.movedim(tuple(dims), tuple(range(A.ndim - len(dims), A.ndim)))
     size = B.shape.numel()
-    return torch.linalg.solve(A.reshape(size, size), B.flatten()).reshape(A.shape[B.ndim :])
+    return solve(A.reshape(size, size), B.flatten()).reshape(A.shape[B.ndim :])
 
 
 @jet_rule("inverse")
