@@ -9,8 +9,8 @@ and compares value and gradients with the same model in its plain form (bf16: th
 value, to 10 %; LoRA: the merged one's; 4-bit and 8-bit, in training mode: that of the one with
 dequantised weights).  DDP and FSDP2 run in one process, on gloo: whether several agree is tested in
 python_tests/distributed.  compile: one graph (fullgraph), aot_eager.  second backward: a gradient
-penalty with ``create_graph=True`` within `jx.differentiable`, and by torch's math attention,
-which serves a mask that is trained (T5's bias).  varlen: flash_attention_2 (stand-ins that compute
+penalty with ``create_graph=True`` within `jx.differentiable`, and by torch's math attention.
+varlen: flash_attention_2 (stand-ins that compute
 the same) of a batch with padding, and sdpa.  Functions: activations in an autograd Function that
 `jx.forward_code` names.  varlen has no cell of T5, whose attention has a bias, and none of ViT,
 whose pictures have no padding.

@@ -290,7 +290,10 @@ FAST = ("boolean mask", "causal", "five dimensions", "grouped", "trained mask of
     "setting",
     [pytest.param(x, marks=() if x in FAST else pytest.mark.slow) for x in SETTINGS],
 )
-@pytest.mark.parametrize("nesting", NAMES)
+@pytest.mark.parametrize(
+    "nesting",
+    [pytest.param(x, marks=() if x != "jacrev(jacrev)" else pytest.mark.slow) for x in NAMES],
+)
 def test_every_nesting(nesting: str, setting: str) -> None:
     shapes, options = SETTINGS[setting]
     draw = Draw(setting)
