@@ -40,6 +40,7 @@ DOCUMENTS = (
     "docs/limits.md",
     "docs/ntk.md",
     "docs/scaling.md",
+    "docs/refused.md",
     "docs/tutorials/gradient_penalties.md",
     "docs/tutorials/laplacian.md",
     "docs/tutorials/meanflow.md",
