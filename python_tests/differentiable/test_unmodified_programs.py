@@ -5,6 +5,7 @@ Each is compared with itself on torch's math attention, which it would have to r
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from types import ModuleType
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import jachess_ext as jx
 from python_tests.models.oracles import math_attention
@@ -76,10 +78,6 @@ def test_pyhessian(transformers: ModuleType) -> None:
 
 
 def test_curvlinops(transformers: ModuleType) -> None:
-    """It differentiates a backward forwards, by torch.func, where math attention serves.
-
-    Of SiLU torch has no forward derivative of the backward, so this Llama has a GELU.
-    """
     curvlinops = pytest.importorskip("curvlinops")
 
     def program() -> list[Tensor]:
@@ -89,8 +87,7 @@ def test_curvlinops(transformers: ModuleType) -> None:
         )
         return [hessian @ torch.randn(hessian.shape[1], dtype=torch.float64)]
 
-    with pytest.warns(RuntimeWarning, match="a transform of torch.func"):
-        check(program)
+    check(program)
 
 
 # ---- what papers' code does --------------------------------------------------------------------
@@ -205,5 +202,115 @@ def test_an_influence_function() -> None:
             size, before = residual @ residual, size
             step = residual + size / before * step
         return [result]
+
+    check(program)
+
+
+# ---- torch's forward mode ------------------------------------------------------------------------
+
+
+def flow() -> tuple[nn.Module, Tensor, Tensor]:
+    """Return a network of points and times, points, and velocities."""
+    model = nn.Sequential(nn.Linear(5, 16), encoder(), nn.Linear(16, 4)).double()
+    return model, *torch.randn(2, 2, 6, 4, dtype=torch.float64)
+
+
+def at(model: nn.Module, z: Tensor, t: Tensor) -> Tensor:
+    return model(torch.cat([z, t.expand(*z.shape[:-1], 1)], -1))
+
+
+def test_a_meanflow_loss() -> None:
+    """A closure, its derivative along the path, and the value's backward."""
+
+    def program() -> list[Tensor]:
+        model, z, v = flow()
+        t, r = torch.full((2, 1, 1), 0.8).double(), torch.full((2, 1, 1), 0.3).double()
+
+        def u_func(z: Tensor, t: Tensor, r: Tensor) -> Tensor:
+            return at(model, z, t) + r * 0
+
+        tangents = (v, torch.ones_like(t), torch.zeros_like(r))
+        u, dudt = torch.func.jvp(u_func, (z, t, r), tangents)
+        target = (v - (t - r) * dudt).detach()
+        return gradients_of((u - target).square().mean(), list(model.parameters()))
+
+    check(program)
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_consistency_models_tangent(forced: bool) -> None:
+    """Without a graph, by `torch.func` or `autograd.functional`, with flash attention off."""
+
+    def program() -> list[Tensor]:
+        model, z, v = flow()
+        t = torch.full((2, 1, 1), 0.8).double()
+        flags = torch.backends.cuda.flash_sdp_enabled()
+        torch.backends.cuda.enable_flash_sdp(not forced and flags)
+        try:
+            with torch.no_grad():
+                first = torch.func.jvp(partial(at, model), (z, t), (v, torch.ones_like(t)))
+            second = torch.autograd.functional.jvp(
+                partial(at, model), (z, t), (v, torch.ones_like(t))
+            )
+        finally:
+            torch.backends.cuda.enable_flash_sdp(flags)
+        return [*first, *second]
+
+    check(program)
+
+
+def test_gradients_of_samples() -> None:
+    """As data attribution takes them (TRAK)."""
+
+    def program() -> list[Tensor]:
+        model, z, v = flow()
+        weights = {name: p.detach() for name, p in model.named_parameters()}
+
+        def loss(weights: dict[str, Tensor], z: Tensor, v: Tensor) -> Tensor:
+            time = torch.full((1, 1, 1), 0.5).double()
+            x = torch.cat([z[None], time.expand(1, len(z), 1)], -1)
+            return (functional_call(model, weights, (x,)) - v).square().mean()
+
+        rows = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(weights, z, v)
+        product = torch.func.jvp(
+            torch.func.grad(lambda w: loss(w, z[0], v[0])), (weights,), (weights,)
+        )[1]
+        return [*rows.values(), *product.values()]
+
+    check(program)
+
+
+def test_an_energy_based_transformer() -> None:
+    """Steps down an energy that training differentiates, with math attention forced."""
+
+    def program() -> list[Tensor]:
+        model, z, v = flow()
+        guess = v.clone().requires_grad_()
+        for _ in range(2):
+            with sdpa_kernel(SDPBackend.MATH):
+                energy = at(model, guess, torch.ones(2, 1, 1).double()).square().sum()
+            (slope,) = torch.autograd.grad(energy, guess, create_graph=True)
+            guess = guess - 0.1 * slope
+        return gradients_of((guess - z).square().mean(), list(model.parameters()))
+
+    check(program)
+
+
+def test_forces_with_a_trained_radial_mask() -> None:
+    """The bias of attention is a trained function of the distances."""
+
+    def program() -> list[Tensor]:
+        positions = torch.randn(2, 7, 3, dtype=torch.float64, requires_grad=True)
+        radial = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+        embed, read = nn.Linear(3, 8).double(), nn.Linear(8, 1).double()
+        apart = positions[:, :, None] - positions[:, None]
+        distance = (apart.square().sum(-1, keepdim=True) + 0.1).sqrt()
+        bias = radial(distance).movedim(-1, 1)
+        heads = embed(positions).unflatten(-1, (2, 4)).transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(heads, heads, heads, attn_mask=bias)
+        energy = read(mixed.transpose(1, 2).flatten(2)).tanh().sum()
+        (slope,) = torch.autograd.grad(energy, positions, create_graph=True)
+        trained = [*radial.parameters(), *embed.parameters(), *read.parameters()]
+        return [slope, *gradients_of(slope.square().sum(), trained)]
 
     check(program)
