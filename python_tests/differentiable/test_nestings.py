@@ -243,6 +243,22 @@ def nestings(f: Attention, x: Inputs) -> Iterator[tuple[str, Callable[[], Any]]]
     yield "backward of a tangent", backward_of_a_tangent
     yield "is_grads_batched", batched
     yield "jvp(jvp(jvp))", lambda: func.jvp(lambda *x: func.jvp(tangent, x, e)[1], x, c)
+    yield (
+        "jvp(jvp(jvp)), the directions move",
+        lambda: func.jvp(
+            lambda x, d: func.jvp(lambda x, d: func.jvp(f, x, d)[1], (x, d), (e, c))[1],
+            (x, d),
+            (c, e),
+        ),
+    )
+    yield (
+        "jvp(jvp(vjp)), the cotangent moves",
+        lambda: func.jvp(
+            lambda g, *x: func.jvp(lambda g, *x: func.vjp(f, *x)[1](g), (g, *x), (h, *d))[1],
+            (g, *x),
+            (g.cos(), *e),
+        ),
+    )
     yield "jvp(jvp(grad))", lambda: func.jvp(lambda *x: func.jvp(slopes, x, d)[1], x, e)
     yield (
         "jvp(grad(jvp))",
