@@ -271,8 +271,6 @@ class Attention(_Operator):
     @_plainly
     def forward(*inputs: Any) -> Tensor:
         *tensors, call = inputs
-        if not _fused(call, tensors):
-            return _by_formula(products.value, tensors, call)[0]  # type: ignore[return-value]
         out, leaves = _run(tensors, call)
         if call.graph is not None:
             call.graph[:] = [(out, leaves)]
@@ -303,7 +301,7 @@ class Backward(_Operator):
     @_plainly
     def forward(*inputs: Any) -> Any:
         *tensors, g, call = inputs
-        if call.mask_learns or not _fused(call, tensors):
+        if call.mask_learns:
             return tuple(_by_formula(products.backward, tensors, call, g))
         flat = _flat(*tensors[:3])
         out, leaves = call.graph[0] if call.graph else (None, flat)
@@ -338,7 +336,7 @@ class Tangent(_Operator):
     def forward(*inputs: Any) -> Any:
         *tensors, call = inputs
         tensors, direction = tensors[:5], tensors[5:]
-        if not _fused(call, tensors, direction[3]):
+        if direction[3] is not None:
             return _by_formula(products.tangent, tensors, call, *direction)[0]
         lead = tensors[0].shape[:-4]
         shape = (*tensors[0].shape[:-1], tensors[2].shape[-1])
@@ -443,7 +441,7 @@ class Second(_Last):
     def forward(*inputs: Any) -> Any:
         *tensors, call = inputs
         tensors, (gy, g, *direction) = tensors[:5], tensors[5:]
-        if call.mask_learns or not _fused(call, tensors, direction[3]):
+        if call.mask_learns or direction[3] is not None:
             return tuple(_by_formula(products.second, tensors, call, gy, g, *direction))
         jets = [
             torch.stack(_flat(x, _or_zeros(d, x))).requires_grad_()
@@ -477,7 +475,7 @@ class Mixed(_Last):
     def forward(*inputs: Any) -> Any:
         *tensors, call = inputs
         tensors, one, other = tensors[:5], tensors[5:9], tensors[9:]
-        if not _fused(call, tensors, one[3], other[3]):
+        if one[3] is not None or other[3] is not None:
             return _by_formula(products.mixed, tensors, call, *one, *other)[0]
         jets = [
             torch.stack(_flat(x, *(_or_zeros(y, x) for y in (d, e, None))))
@@ -496,11 +494,6 @@ class Mixed(_Last):
 
 
 # ---- who computes ----------------------------------------------------------------------------
-
-
-def _fused(call: Call, tensors: Sequence[Tensor | None], *of_mask: Tensor | None) -> bool:
-    """Return whether kernels serve a call: the mask has no tangent."""
-    return all(x is None for x in of_mask)
 
 
 def _by_formula(

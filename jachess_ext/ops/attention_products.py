@@ -101,10 +101,6 @@ def _slope(a: Products, p: Tensor, direction: Direction) -> Tensor:
     return _centred(p, ds)
 
 
-def value(a: Products) -> tuple[Tensor]:
-    return (_over_keys(_dropped(a, _weights(a)), a.value),)
-
-
 def backward(a: Products, g: Tensor) -> tuple[Tensor, ...]:
     """Return the gradients of query, key, value and scores."""
     p = _weights(a)
@@ -176,11 +172,9 @@ def mixed(a: Products, *directions: Tensor | None) -> tuple[Tensor]:
 # The shape of each further argument, and of each result: that of the query, the key, the value, the
 # mask (scores, before they are summed to it) or of what attention returns (y).
 _ARGUMENTS: dict[Formula, str] = {
-    **{value: "", backward: "y", tangent: "qkvm", second: "yyqkvm", mixed: "qkvmqkvm"}
+    **{backward: "y", tangent: "qkvm", second: "yyqkvm", mixed: "qkvmqkvm"}
 }
-RESULTS: dict[Formula, str] = {
-    **{value: "y", backward: "qkvm", tangent: "y", second: "qkvmyqkvm", mixed: "y"}
-}
+RESULTS: dict[Formula, str] = {**{backward: "qkvm", tangent: "y", second: "qkvmyqkvm", mixed: "y"}}
 
 
 def whole(formula: Formula, a: Products, *rest: Tensor | None) -> list[Tensor | None]:

@@ -15,11 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
-    "differentiable": 1352,
+    "differentiable": 1353,
     "jet": 7206,
     "lab": 4627,
     "ntk": 2140,
-    "ops": 2317,
+    "ops": 2313,
     "scaling": 3633,
     "smoothness": 1147,
     "training": 2057,
