@@ -33,7 +33,7 @@ from .. import ops, torch_private
 from ..ops import attention_products as products
 from ..ops.attention_reference import default_scale, dropout_mask
 from ..ops.directions import fresh_seed_on
-from ..ops.library import recorded
+from ..ops.library import Context, recorded
 from .levels import levels_of
 from .registry import answers
 
@@ -81,14 +81,13 @@ def attend(
     return y.reshape(*lead, y.shape[-1])
 
 
-def _cast(*tensors: Tensor | None) -> list[Any]:
+def _cast(query: Tensor, *others: Tensor | None) -> list[Any]:
     """Convert to the dtype in which torch's attention would compute under autocast."""
-    query = tensors[0]
-    assert query is not None
     device = query.device.type
     if not torch.is_autocast_enabled(device) or query.dtype == torch.float64:
-        return [*tensors]
+        return [query, *others]
     dtype = torch.get_autocast_dtype(device)
+    tensors = query, *others
     return [x if x is None or not x.is_floating_point() else x.to(dtype) for x in tensors]
 
 
@@ -107,9 +106,8 @@ def _aligned(
     heads = inputs[0].shape[-3]
     if inputs[1].shape[-3] != inputs[2].shape[-3]:
         inputs[1:] = [x.repeat_interleave(heads // x.shape[-3], -3) for x in inputs[1:]]
-    ndim = inputs[0].ndim
-    if mask is not None and mask.ndim < ndim:
-        mask = mask[(None,) * (ndim - mask.ndim)]
+    if mask is not None:
+        mask = mask[(None,) * (inputs[0].ndim - mask.ndim)]
     return inputs[0], inputs[1], inputs[2], mask
 
 
@@ -145,11 +143,17 @@ class Call:
         return products.Products(query, key, value, mask, self.scale, self.causal, factor)
 
 
+class CallContext(Context):
+    """What a forward hands on to its derivatives."""
+
+    call: Call
+
+
 class _Operator(Function):
     """A function of query, key, value, mask, seed and further tensors, with the `Call` last."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
+    def setup_context(ctx: CallContext, inputs: tuple[Any, ...], output: object) -> None:
         *tensors, ctx.call = inputs
         ctx.set_materialize_grads(False)  # what does not move costs nothing
         ctx.save_for_backward(*tensors)
@@ -239,7 +243,7 @@ def _plainly(forward: Callable[..., Any]) -> Any:
 class _Primal:
     """The context of a function whose tensors have the tangents of outer levels alone."""
 
-    def __init__(self, ctx: Any) -> None:
+    def __init__(self, ctx: CallContext) -> None:
         self._ctx = ctx
 
     def __getattr__(self, name: str) -> Any:
@@ -258,7 +262,7 @@ def _forward_mode(jvp: Callable[..., Any]) -> Any:
     """
 
     @wraps(jvp)
-    def run(ctx: Any, *tangents: Tensor | None) -> Any:
+    def run(ctx: CallContext, *tangents: Tensor | None) -> Any:
         with torch_private.set_forward_grad_enabled(True):
             return jvp(_Primal(ctx), *tangents)
 
@@ -277,21 +281,21 @@ class Attention(_Operator):
         return out.detach().reshape(*tensors[0].shape[:-1], out.shape[-1])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def setup_context(ctx: CallContext, inputs: tuple[Any, ...], output: Any) -> None:
         _Operator.setup_context(ctx, inputs, output)
         # The graph has the result's memory: saved, it tells who writes into it.
         kept = [output] if ctx.call.graph else []
         ctx.save_for_backward(*inputs[:-1], _MARKER, *kept)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor | None) -> Any:
+    def backward(ctx: CallContext, g: Tensor | None) -> Any:
         if g is None:
             return (None,) * 6
         call = replace(ctx.call, mask_learns=ctx.needs_input_grad[3])
         return *_apply(Backward, *ctx.saved_tensors[:5], g, call), None, None
 
     @_forward_mode
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+    def jvp(ctx: CallContext, *tangents: Tensor | None) -> Tensor:
         return _apply(Tangent, *ctx.saved_tensors[:5], *tangents[:4], ctx.call)
 
 
@@ -312,7 +316,7 @@ class Backward(_Operator):
         return *(gradient.reshape(x.shape) for gradient, x in pairs), None
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
+    def backward(ctx: CallContext, *cotangents: Tensor | None) -> Any:
         if all(c is None for c in cotangents):
             return (None,) * 7
         call = replace(ctx.call, mask_learns=ctx.needs_input_grad[3])
@@ -321,7 +325,7 @@ class Backward(_Operator):
         return *of_inputs, None, along, None
 
     @_forward_mode
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+    def jvp(ctx: CallContext, *tangents: Tensor | None) -> Any:
         *inputs, g = ctx.saved_tensors
         *moves, _, dg, _ = tangents
         if all(x is None for x in moves):
@@ -354,7 +358,7 @@ class Tangent(_Operator):
         return _jet(tensors, call)(*jets, q=number)[1:].reshape(shape)
 
     @staticmethod
-    def backward(ctx: Any, c: Tensor | None) -> Any:
+    def backward(ctx: CallContext, c: Tensor | None) -> Any:
         if c is None:
             return (None,) * 10
         inputs, direction = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
@@ -369,7 +373,7 @@ class Tangent(_Operator):
         return *results[:4], None, *moves, None
 
     @_forward_mode
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+    def jvp(ctx: CallContext, *tangents: Tensor | None) -> Any:
         inputs, direction = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
         moves, turns = tangents[:4], tangents[5:9]
         result = None
@@ -387,7 +391,7 @@ class _Last(_Operator):
     formula: products.Formula
 
     @classmethod
-    def _closed(cls, ctx: Any) -> tuple[list[int], Any, Callable[..., Any]]:
+    def _closed(cls, ctx: CallContext) -> tuple[list[int], Any, Callable[..., Any]]:
         """Return which tensors have derivatives, and the formula's results and vjp at these."""
         tensors = ctx.saved_tensors
         places = [n for n, x in enumerate(tensors) if x is not None and x.is_floating_point()]
@@ -403,14 +407,16 @@ class _Last(_Operator):
         return places, *torch.func.vjp(results, *(tensors[n] for n in places))
 
     @classmethod
-    def _gradients(cls, ctx: Any, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _gradients(
+        cls, ctx: CallContext, cotangents: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
         places, values, vjp = cls._closed(ctx)
         present = [c for c, there in zip(cotangents, cls._there(ctx), strict=True) if there]
         gradients = dict(zip(places, vjp(tuple(map(_or_zeros, present, values))), strict=True))
         return [*(gradients.get(n) for n in range(len(ctx.saved_tensors))), None]
 
     @classmethod
-    def _there(cls, ctx: Any) -> list[bool]:
+    def _there(cls, ctx: CallContext) -> list[bool]:
         """Return which results there are: all but the gradient of a mask that has none."""
         return [
             kind != "m" or products.learns(ctx.saved_tensors[3])
@@ -418,7 +424,7 @@ class _Last(_Operator):
         ]
 
     @classmethod
-    def _along(cls, ctx: Any, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _along(cls, ctx: CallContext, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         places, values, vjp = cls._closed(ctx)
         moves = tuple(_or_zeros(tangents[n], ctx.saved_tensors[n]) for n in places)
         # The vjp is linear, and its own vjp is the jvp, which torch.func.jvp is not within a jvp.
@@ -458,11 +464,11 @@ class Second(_Last):
         return *of_inputs, None, y[1].detach().reshape(g.shape), *of_direction, None
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
+    def backward(ctx: CallContext, *cotangents: Tensor | None) -> Any:
         return tuple(Second._gradients(ctx, cotangents))
 
     @_forward_mode
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+    def jvp(ctx: CallContext, *tangents: Tensor | None) -> Any:
         return tuple(Second._along(ctx, tangents))
 
 
@@ -485,11 +491,11 @@ class Mixed(_Last):
         return y.reshape(*tensors[0].shape[:-1], y.shape[-1])
 
     @staticmethod
-    def backward(ctx: Any, c: Tensor | None) -> Any:
+    def backward(ctx: CallContext, c: Tensor | None) -> Any:
         return tuple(Mixed._gradients(ctx, [c]))
 
     @_forward_mode
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+    def jvp(ctx: CallContext, *tangents: Tensor | None) -> Any:
         return Mixed._along(ctx, tangents)[0]
 
 
@@ -546,7 +552,7 @@ def _run(tensors: Sequence[Any], call: Call) -> tuple[Tensor, list[Tensor]]:
     """Return attention and leaves, with a graph between them whose backward is the first one."""
     mask = _flat_mask(tensors)
     # Those of a checkpoint are the outer graph's.
-    hooks = saved_tensors_hooks(_same, _same) if _hooked() else nullcontext()
+    hooks = saved_tensors_hooks(lambda x: x, lambda x: x) if _hooked() else nullcontext()
     forced = sdpa_kernel([*_FUSED, SDPBackend.MATH]) if math_is_forced() else nullcontext()
     with torch.enable_grad(), hooks, forced:
         leaves = [_as_kernels_take(x.flatten(0, -4).detach()).requires_grad_() for x in tensors[:3]]
@@ -566,10 +572,6 @@ def _run(tensors: Sequence[Any], call: Call) -> tuple[Tensor, list[Tensor]]:
 def _hooked() -> bool:
     """Return whether hooks see what autograd saves."""
     return torch_private.autograd._top_saved_tensors_default_hooks(False) is not None
-
-
-def _same(x: Tensor) -> Tensor:
-    return x
 
 
 def _as_kernels_take(x: Tensor) -> Tensor:

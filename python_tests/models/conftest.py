@@ -1,12 +1,1 @@
-"""One thread: the models are so small that waking a second one costs more than their products."""
-
-import pytest
-import torch
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+from python_tests.one_thread import one_thread  # noqa: F401  of every test here
