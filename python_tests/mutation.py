@@ -335,7 +335,7 @@ def rules_by_name() -> dict[str, list[Any]]:
     """The registered functions of each name: torch.exp and Tensor.exp are one."""
     found: dict[str, list[Any]] = {}
     for function in registry.registered_functions():
-        name = registry.last_name(function)
+        name = errors.last_name(function)
         if name not in ON_A_GPU:
             found.setdefault(name, []).append(function)
     return found
@@ -427,7 +427,7 @@ def _install_rule(
     """Break the rules of ``functions``, or all that the general rule serves."""
 
     def install() -> None:
-        rules = registry._GENERAL if general else registry._RULES
+        rules = registry.GENERAL if general else registry.RULES
         for function in [*rules] if general else functions:
             rules[function] = wrap(rules[function])
 

@@ -80,7 +80,7 @@ OF_RUNS = {f"lab.live.{name}" for name in LIVE}  # they need a folder of runs
     "value", [value for value in _public() if _name(value) not in OF_RUNS], ids=_name
 )
 def test_example(value: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))  # one example adds a rule
+    monkeypatch.setattr(registry, "RULES", dict(registry.RULES))  # one example adds a rule
     monkeypatch.setattr(PrinterCallback, "on_log", lambda *_, **__: None)
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)

@@ -2,9 +2,10 @@
 
 from .api import jet, jvp
 from .eager import Jet
+from .errors import MissingJetRule
 from .functions import forward_code
 from .layout import JetLayout, composed_rules
-from .registry import MissingJetRule, jet_rule
+from .registry import jet_rule
 from .second_order import divergence, hessian_diagonal, hvp, laplacian
 from .tensor import JetTensor
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -16,3 +16,5 @@ Function: TypeAlias = Callable[..., object]
 """A torch function, or another whose arguments are a caller's business."""
 Args: TypeAlias = tuple[object, ...]
 Named: TypeAlias = Mapping[str, object]
+Rule: TypeAlias = Callable[..., Any]
+"""Returns what its torch function returns, with jets for tensors; so does the function itself."""

@@ -24,8 +24,8 @@ from torch import Tensor
 from .. import torch_private
 from ..torch_private import functional as F
 from ._types import T
+from .errors import last_name, missing_rule
 from .layout import each_tensor, replace_tensors
-from .registry import last_name, missing_rule
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 

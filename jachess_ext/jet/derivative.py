@@ -16,14 +16,10 @@ from .. import torch_private
 from ..ops.attention import with_plain_mask
 from ..ops.library import forward_mode_is_on, unwatched
 from ._types import Named
+from .autograd_functions import is_apply, refuse_opaque_functions
+from .complex_rules import takes_complex
+from .errors import function_name, missing_rule
 from .layout import JetLayout, each_tensor, replace_tensors
-from .registry import (
-    function_name,
-    is_apply,
-    missing_rule,
-    refuse_opaque_functions,
-    takes_complex,
-)
 
 
 class DerivativeTensor(torch.Tensor):

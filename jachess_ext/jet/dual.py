@@ -23,6 +23,7 @@ from ..ops import collectives
 from ..ops.gemm import rows_times
 from ..torch_private import functional as F
 from ._types import Function, T
+from .autograd_functions import is_apply
 from .constants import call_on_constants, forget_constant, is_constant, note_constant
 from .context import call_rule
 from .derivative import (
@@ -33,8 +34,9 @@ from .derivative import (
     check_complex,
     check_run,
 )
+from .errors import missing_rule
 from .layout import JetLayout, each_tensor, replace_tensors
-from .registry import R, attribute, find_rule, is_apply, missing_rule, own_function, spellings
+from .registry import R, attribute, find_rule, own_function, spellings
 from .rules.collectives import adopt
 from .rules.quantised import is_quantised
 from .strides import memory_of, note_memory, refuse_overlap

@@ -28,12 +28,13 @@ from torch.overrides import TorchFunctionMode, handle_torch_function
 from .. import torch_private
 from ..ops.forward_code import has_known_code, run_forward
 from ..ops.library import transformed
-from . import registry
+from . import autograd_functions
 from ._types import Args, Named
+from .autograd_functions import function_refusal
 from .context import without_autocast
 from .derivative import DerivativeTensor, carries_derivatives
 from .layout import each_tensor
-from .registry import AutogradFunction, Rule, function_refusal
+from .registry import AutogradFunction, Rule
 from .strides import memory_of, note_memory, stack_laid_out
 from .tensor import JetTensor, common_layout
 
@@ -107,11 +108,11 @@ def forward_code(*functions: AutogradFunction) -> Iterator[None]:
             raise TypeError(
                 f"forward_code takes subclasses of torch.autograd.Function, not {function!r}"
             )
-    token = registry.FORWARD_CODE.set(registry.FORWARD_CODE.get() | {*functions})
+    token = autograd_functions.FORWARD_CODE.set(autograd_functions.FORWARD_CODE.get() | {*functions})
     try:
         yield
     finally:
-        registry.FORWARD_CODE.reset(token)
+        autograd_functions.FORWARD_CODE.reset(token)
 
 
 def watch_functions() -> None:
@@ -128,8 +129,8 @@ def watch_functions() -> None:
         jets = [v for v in (*args, *kwargs.values()) if isinstance(v, DerivativeTensor)]
         if jets and function is not _SAVES_INPUTS:
             # Not the class's own ``apply``, which may be another.
-            method = MethodType(registry.APPLY, function)
-            if registry.APPLY_IS_C and _has_setup(function):  # Python has bound the defaults here
+            method = MethodType(autograd_functions.APPLY, function)
+            if autograd_functions.APPLY_IS_C and _has_setup(function):  # Python has bound the defaults here
                 bound = inspect.signature(function.forward).bind(*args, **kwargs)
                 bound.apply_defaults()
                 args, kwargs = bound.args, bound.kwargs
@@ -137,8 +138,8 @@ def watch_functions() -> None:
         return super(registry.ASKED, function).apply(*args, **kwargs)  # type: ignore[misc]
 
     registry.ASKED.apply = classmethod(apply)
-    if registry.APPLY_IS_C:
-        registry.APPLY = apply  # a mode that is asked calls what asks again
+    if autograd_functions.APPLY_IS_C:
+        autograd_functions.APPLY = apply  # a mode that is asked calls what asks again
         _bind_again()
 
 
@@ -181,7 +182,7 @@ def _bind_names_again(names: dict[Any, Any], late: dict[int, object]) -> None:
 def call(function: AutogradFunction, *args: object, **kwargs: object) -> object:
     """Answer ``function.apply(*args, **kwargs)`` with jets among the arguments."""
     run = common_layout(*args, *kwargs.values()).run
-    named = function in registry.FORWARD_CODE.get() | (run.forward_code if run else set())
+    named = function in autograd_functions.FORWARD_CODE.get() | (run.forward_code if run else set())
     if named or has_known_code(function):
         return _by_forward(function, args, kwargs)
     library, takes, rule = _LIBRARY_RULES.get(function.__name__, ("", set(), None))
@@ -196,7 +197,7 @@ def call(function: AutogradFunction, *args: object, **kwargs: object) -> object:
     raise function_refusal(function)
 
 
-registry.SERVING.append(call)
+autograd_functions.APPLY_RULE.append(call)
 watch_functions()
 
 
@@ -343,4 +344,4 @@ def _by_forward(function: AutogradFunction, args: Args, kwargs: Named) -> object
     return run_forward(function, args, kwargs, _OneFunction(function))
 
 
-registry.RUN_FORWARDS.add(_by_forward.__code__)
+autograd_functions.FORWARD_RUNNERS.add(_by_forward.__code__)

@@ -17,7 +17,7 @@ from .. import torch_private
 from ..ops.library import MAX_DIRECTIONS as MAX_DIRECTIONS
 from ..ops.library import Streams
 from ._types import T
-from .registry import FORWARD_CODE, surrounding_functions
+from .autograd_functions import FORWARD_CODE, surrounding_functions
 
 ORDERS = (1, 2)
 Second = Literal["pairs", "squares", "sum"]

@@ -29,10 +29,10 @@ from .eager import (
     values_are_read,
     without_tangent,
 )
+from .errors import MissingJetRule
 from .fsdp import jets_through_fsdp
 from .layout import JetLayout, Second, map_tensors
 from .passes import open_run
-from .registry import MissingJetRule
 from .rows import Generators, RowCheck, any_true, halves, mixed_factors, to_ndim, unchanged
 from .rules.forward_mode import unwrapped
 from .sameness import CHANGES, require_same, traced_once_more

@@ -23,8 +23,10 @@ from .. import torch_private
 from ..ops import collectives
 from ..ops.library import transformed, unwatched, watching
 from ._types import Args, Function, Named
+from .autograd_functions import is_apply
+from .errors import MissingJetRule, missing_rule
 from .layout import each_tensor, replace_tensors
-from .registry import MissingJetRule, attribute, is_apply, missing_rule, spellings
+from .registry import attribute, spellings
 
 Jet: TypeAlias = Any  # `JetTensor`, whose file imports this one
 

@@ -22,8 +22,9 @@ from .derivative import (
     check_complex,
     check_run,
 )
+from .errors import missing_rule
 from .layout import JetLayout, Run, replace_tensors
-from .registry import find_rule, missing_rule, own_function
+from .registry import find_rule, own_function
 from .strides import as_torch_lays_out
 
 

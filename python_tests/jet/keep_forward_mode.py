@@ -52,7 +52,7 @@ class Trial(dict):
         self.met: set[str] = set()
 
     def get(self, function: Any, default: Any = None) -> Any:
-        name = registry.function_name(function)
+        name = errors.function_name(function)
         if name.endswith("_") and not name.endswith("__"):
             return None  # writes into its argument
         if torch_private.find(name) is not function:
@@ -70,16 +70,16 @@ def try_operator(op: Any, limit: int) -> tuple[set[str], str, str]:
     met: set[str] = set()
     values = gradients = "right"
     tried = False
-    before = registry._GENERAL
+    before = registry.GENERAL
     for call in calls(op, limit):
-        registry._GENERAL = trial = Trial()
+        registry.GENERAL = trial = Trial()
         try:
             if not _meets(call, trial):
                 continue
             met |= trial.met
             found = judge(call, independent=False, gradients=gradients == "right")
         finally:
-            registry._GENERAL = before
+            registry.GENERAL = before
         if found.kind in ("right", "skipped", "no rule"):
             tried |= found.kind == "right"
         elif found.detail.startswith(("gradient", "in the backward")):

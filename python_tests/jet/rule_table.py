@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from jachess_ext.jet import registry
-from jachess_ext.jet.registry import attribute, function_name, last_name, spellings
+from jachess_ext.jet.registry import attribute, spellings
+from jachess_ext.jet.errors import function_name, last_name
 from jachess_ext.ops import collectives
 
 
@@ -786,7 +787,7 @@ OF_LIBRARIES = (
 
 def is_complex(function: Any) -> bool:
     """Whether a function leads to complex numbers, or from them; test_complex.py tries those."""
-    return last_name(function) in registry.OF_COMPLEX
+    return last_name(function) in complex_rules.OF_COMPLEX
 
 
 # Their entries are arbitrary; test_api.py fills them.

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 import jachess_ext as jx
 from jachess_ext.jet import context
-from jachess_ext.jet.registry import last_name
+from jachess_ext.jet.errors import last_name
 
 from .calls import Call, make_call
 from .rule_table import Row

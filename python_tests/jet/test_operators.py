@@ -50,14 +50,14 @@ class _Met(dict):
 
 def _verdicts(op: Any, limit: int | None, dtype: torch.dtype = torch.float64) -> Iterator[Verdict]:
     for call in calls(op, limit, dtype):
-        rules = _Met(registry._GENERAL)
-        registry._GENERAL, before = rules, registry._GENERAL
+        rules = _Met(registry.GENERAL)
+        registry.GENERAL, before = rules, registry.GENERAL
         try:
             found = judge(call, independent=True)
             if found.kind == "right" and rules.met:
                 found = judge(call, independent=False)
         finally:
-            registry._GENERAL = before
+            registry.GENERAL = before
         yield found
 
 
@@ -141,7 +141,7 @@ def _asks_for_the_general_rule(rule: Any) -> bool:
 
 def test_functions_whose_own_rules_cover_every_call_are_not_listed() -> None:
     listed = (*forward_mode_kept.WITH_GRADIENTS, *forward_mode_kept.WITHOUT_GRADIENTS)
-    rules = {name: registry._RULES.get(torch_private.find(name)) for name in listed}
+    rules = {name: registry.RULES.get(torch_private.find(name)) for name in listed}
     own = {name: rule for name, rule in rules.items() if rule is not None}
     assert not {name for name, rule in own.items() if not _asks_for_the_general_rule(rule)}
 
@@ -150,12 +150,12 @@ def test_a_layer_norm_by_torch_s_forward_mode_is_noticed() -> None:
     """torch's own error: were the general rule to serve it, the samples would show it."""
     (op,) = [op for op in _operators() if op.name == "nn.functional.layer_norm"]
     function = torch.nn.functional.layer_norm
-    before = registry._RULES[function]
-    registry._RULES[function] = forward_mode_rule(function, gradients=True)
+    before = registry.RULES[function]
+    registry.RULES[function] = forward_mode_rule(function, gradients=True)
     try:
         kinds = {judge(call, independent=False).kind for call in calls(op, 2)}
     finally:
-        registry._RULES[function] = before
+        registry.RULES[function] = before
     assert "wrong" in kinds
 
 
@@ -181,7 +181,7 @@ def test_what_draws_at_random_is_refused() -> None:
 
 
 def test_a_view_by_the_general_rule_is_refused() -> None:
-    assert registry._GENERAL.get(torch.narrow_copy) is not None
+    assert registry.GENERAL.get(torch.narrow_copy) is not None
     rule = forward_mode_rule(torch.Tensor.as_strided, gradients=True)
     with pytest.raises(jx.MissingJetRule, match="view"):
         _jet(lambda x: rule(x, (2,), (1,)), gradients=False)
@@ -199,7 +199,7 @@ class _Own(torch.Tensor):
 
 def test_tensors_of_other_classes_are_refused() -> None:
     own = torch.ones(3, dtype=torch.float64).as_subclass(_Own)
-    rule = registry._GENERAL[torch.kron]
+    rule = registry.GENERAL[torch.kron]
     with pytest.raises(jx.MissingJetRule, match="class of its own"):
         _jet(lambda x: rule(x, own), gradients=False)
 

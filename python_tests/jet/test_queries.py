@@ -9,7 +9,7 @@ import torch
 
 import jachess_ext as jx
 from jachess_ext.jet.eager import make_input
-from jachess_ext.jet.registry import function_name
+from jachess_ext.jet.errors import function_name
 
 from .calls import make_call
 from .queries import QUERIES

@@ -11,10 +11,10 @@ from jachess_ext.jet import registry
 
 
 def test_the_page_names_every_function_of_the_table() -> None:
-    served = {*registry.registered_functions(), *registry._GENERAL, *registry._BY_OTHER_NAME}
+    served = {*registry.registered_functions(), *registry.GENERAL, *registry.OTHER_NAMES}
     rows = {tuple(row.split(" | ")[1:]) for row in rule_table().splitlines()[2:]}
     names = {name.strip("`"): kind.strip(" |") for cell, kind in rows for name in cell.split(", ")}
-    assert names.keys() == {registry.function_name(function) for function in served}
+    assert names.keys() == {errors.function_name(function) for function in served}
     page = (ROOT / "docs/rules.md").read_text()
     assert "<!-- table -->" in page
     for word in {word for kind in names.values() for word in kind.split(", ")}:

@@ -9,7 +9,8 @@ import torch
 
 import jachess_ext as jx
 from jachess_ext.jet.eager import begin_pass, check_inputs, run_pass
-from jachess_ext.jet.registry import function_name, last_name, registered_functions, spellings
+from jachess_ext.jet.errors import function_name, last_name
+from jachess_ext.jet.registry import registered_functions, spellings
 
 from ..models import oracles
 from .calls import Call, float_tensors, make_call

@@ -345,7 +345,7 @@ def _call_attribute(holder: Any, x: Tensor) -> Tensor:
     return holder.apply(x)
 
 
-@pytest.mark.skipif(not registry.APPLY_IS_C, reason="asks, whenever it was bound")
+@pytest.mark.skipif(not autograd_functions.APPLY_IS_C, reason="asks, whenever it was bound")
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_bound_before_the_package_was_used(holder: str) -> None:
     """Torch's own method, as a library binds it that is imported first."""

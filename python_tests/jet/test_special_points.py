@@ -21,7 +21,7 @@ from torch import Tensor
 
 import jachess_ext as jx
 from jachess_ext.jet import composed_rules, registry
-from jachess_ext.jet.registry import MissingJetRule, function_name
+from jachess_ext.jet.errors import MissingJetRule, function_name
 
 HALVES = (torch.float16, torch.bfloat16)
 DTYPES = (torch.float64, torch.float32, *HALVES)
@@ -148,7 +148,7 @@ def _elementwise() -> dict[str, Callable]:
     """Every function with a rule, its own or the general one, that maps a tensor entry by entry."""
     found: dict[str, Callable] = dict(PROGRAMS)
     x = torch.tensor([[0.3, 0.7, 0.4], [0.2, 0.6, 0.9]], dtype=torch.float64, requires_grad=True)
-    for function in (*registry.registered_functions(), *registry._GENERAL):
+    for function in (*registry.registered_functions(), *registry.GENERAL):
         name = function_name(function).rpartition(".")[2]
         if name in found or name in UNCHECKED or name.endswith("_"):
             continue

@@ -384,7 +384,7 @@ _times_log("xlog1py", 1.0)
 # ---- complex numbers -------------------------------------------------------------------------
 #
 # All but the modulus and the angle are linear over the real numbers, so the same on every stream.
-# `registry.COVERED` lists the other functions that take complex jets.
+# `complex_rules.COVERED` lists the other functions that take complex jets.
 
 
 def _part(function: Callable[[Tensor], Tensor], *other_names: Functions) -> None:

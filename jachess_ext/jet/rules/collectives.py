@@ -10,7 +10,8 @@ from torch import Tensor
 from ...ops import collectives
 from ...ops.forward_code import asking_functions
 from .._types import Function
-from ..registry import jet_rule, missing_rule
+from ..errors import missing_rule
+from ..registry import jet_rule
 from ..tensor import JetTensor
 
 

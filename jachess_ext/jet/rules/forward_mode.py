@@ -19,8 +19,9 @@ from ... import torch_private
 from ...ops.library import transformed
 from .._types import Args, Function, Named
 from ..derivative import carries_derivatives
+from ..errors import missing_rule
 from ..layout import JetLayout
-from ..registry import Rule, missing_rule, serve_generally
+from ..registry import Rule, serve_generally
 from ..strides import stack_laid_out
 from ..tensor import JetTensor, common_layout
 from .forward_mode_kept import WITH_GRADIENTS, WITHOUT_GRADIENTS

@@ -17,8 +17,9 @@ from ...ops import attention_blocks
 from ...ops.attention_reference import visible_keys
 from ...torch_private import functional as F
 from ..derivative import DerivativeTensor
+from ..errors import frames, missing_rule
 from ..functions import Options, is_off, library_rule
-from ..registry import frames, jet_rule, missing_rule
+from ..registry import jet_rule
 from ..strides import stack_laid_out
 from ..tensor import common_layout, lift
 from .attention import scaled_dot_product_attention

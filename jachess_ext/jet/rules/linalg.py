@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ...ops.library import transformed
-from ..registry import jet_rule, missing_rule
+from ..errors import missing_rule
+from ..registry import jet_rule
 from ..tensor import JetTensor, aligned, common_layout, lift, primal_of
 from .pointwise import push_forward, wide
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ...ops.library import watching
 from .._types import Function, Index, Operand
-from ..registry import attribute, find_rule, general_rule, jet_rule, missing_rule, spellings
+from ..errors import missing_rule
+from ..registry import attribute, find_rule, general_rule, jet_rule, spellings
 from ..strides import note_memory, refuse_overlap, renew_memory
 from ..tensor import JetTensor, constant, lift, primal_of
 from .streamwise import (

@@ -12,7 +12,8 @@ from ... import ops
 from ...ops.norm import normalised_jet
 from ...torch_private import functional as F
 from .._types import Function
-from ..registry import calling_modules, jet_rule, missing_rule
+from ..errors import calling_modules, missing_rule
+from ..registry import jet_rule
 from ..tensor import JetTensor
 from .patterns import Sum, fusable
 from .pointwise import wide

@@ -23,7 +23,8 @@ from ...ops.activation import (
 )
 from ...ops.library import wide as wide
 from ...torch_private import functional as F
-from ..registry import Rule, find_rule, jet_rule, missing_rule, spellings
+from ..errors import missing_rule
+from ..registry import Rule, find_rule, jet_rule, spellings
 from ..tensor import JetTensor, aligned
 from .patterns import Activated, fusable, promise
 from .streamwise import write_in_place

@@ -29,7 +29,8 @@ from ...ops.gemm import rows_times
 from ...torch_private import functional
 from .._types import Function
 from ..derivative import DerivativeTensor
-from ..registry import jet_rule, missing_rule
+from ..errors import missing_rule
+from ..registry import jet_rule
 from ..tensor import JetTensor
 from .streamwise import add_to_own_primal
 

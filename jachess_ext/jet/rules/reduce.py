@@ -12,7 +12,8 @@ from torch import Tensor
 from ... import torch_private
 from ...torch_private import functional as F
 from .._types import Dims
-from ..registry import general_rule, jet_rule, missing_rule
+from ..errors import missing_rule
+from ..registry import general_rule, jet_rule
 from ..tensor import JetTensor, primal_of
 from .pointwise import wide
 from .streamwise import behind_streams_all, reduced_dims, without_dimensions

@@ -13,7 +13,8 @@ from torch import Tensor
 from ...ops.library import transformed
 from ...torch_private import functional as F
 from .._types import Dims, Operand
-from ..registry import attribute, built_in, general_rule, jet_rule, missing_rule
+from ..errors import missing_rule
+from ..registry import attribute, built_in, general_rule, jet_rule
 from ..tensor import JetTensor, aligned, common_layout, primal_of
 from .streamwise import (
     behind_streams,
