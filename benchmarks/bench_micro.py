@@ -60,8 +60,8 @@ import jachess_ext as jx
 from benchmarks.common import SHAPES, Shape, Step
 from benchmarks.conftest import Timed
 from jachess_ext import ops
-from jachess_ext.jet.layout import composed_rules, make_layout
-from jachess_ext.jet.tensor import JetTensor
+from jachess_ext.jet.engine.layout import composed_rules, make_layout
+from jachess_ext.jet.engine.tensor import JetTensor
 from jachess_ext.scaling import fit
 from jachess_ext.scaling.laws import LAWS, Law
 from python_tests.operators import OPERATORS as TABLE

@@ -45,8 +45,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import jachess_ext as jx
 from examples.laplacian import HEADS, Network
-from jachess_ext.jet.layout import make_layout
-from jachess_ext.jet.tensor import JetTensor
+from jachess_ext.jet.engine.layout import make_layout
+from jachess_ext.jet.engine.tensor import JetTensor
 from jachess_ext.lab.demo import peak_mebibytes
 
 from .common import (

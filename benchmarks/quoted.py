@@ -62,20 +62,24 @@ _KERNEL_FILES = (
 MEASURES = {
     ("attention_jvp", "jx.jvp"): _ATTENTION_FILES,
     ("memory", "jx.jvp"): _ATTENTION_FILES,
-    ("memory", "MeanFlow"): (*_ATTENTION_FILES, "jachess_ext/jet/dual.py"),
-    ("meanflow", ""): (*_ATTENTION_FILES, "jachess_ext/jet/dual.py"),
+    ("memory", "MeanFlow"): (*_ATTENTION_FILES, "jachess_ext/jet/passes/dual.py"),
+    ("meanflow", ""): (*_ATTENTION_FILES, "jachess_ext/jet/passes/dual.py"),
     ("laplacian", ""): (
         *(*_ATTENTION_FILES, "csrc/cpu/activation_jet.cpp", "csrc/cpu/softmax_jet.cpp"),
         *("jachess_ext/ops/softmax.py", "jachess_ext/ops/gemm.py"),
-        *("jachess_ext/jet/second_order.py", "jachess_ext/jet/row_passes.py"),
-        "jachess_ext/jet/rows.py",
+        *("jachess_ext/jet/second_order.py", "jachess_ext/jet/rows/passes.py"),
+        "jachess_ext/jet/rows/check.py",
     ),
     ("step_vs_plain", "JacHess step"): (
         *(*_ATTENTION_FILES, "csrc/cpu/activation_jet.cpp", "csrc/cpu/norm_jet.cpp"),
         *("csrc/cpu/jet_mean_squares.cpp", "jachess_ext/ops/gemm.py"),
     ),
     ("unmodified", ""): (
-        *(*_ATTENTION_FILES, "jachess_ext/jet/dual.py", "jachess_ext/differentiable/attention.py"),
+        *(
+            *_ATTENTION_FILES,
+            "jachess_ext/jet/passes/dual.py",
+            "jachess_ext/differentiable/attention.py",
+        ),
         *("jachess_ext/jet/gradient_loss.py", "jachess_ext/jet/second_order.py"),
     ),
     ("ntk_methods", "jx.ntk, jacobian"): _KERNEL_FILES,

@@ -17,8 +17,8 @@ _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(<?(\.\./[^)#>\s]+)(#[^)>]*)?>?\)")
 
 def rule_table() -> str:
     """A row for each name of a torch function with a jet rule, its spellings and their kind."""
-    from jachess_ext.jet.errors import function_name, last_name
-    from jachess_ext.jet.registry import rule_kinds
+    from jachess_ext.jet.engine.errors import function_name, last_name
+    from jachess_ext.jet.engine.registry import rule_kinds
 
     rows: dict[tuple[str, str], set[str]] = {}
     for function, kinds in rule_kinds().items():

@@ -21,7 +21,7 @@ from torch.optim.optimizer import (
 from torch.overrides import TorchFunctionMode
 
 from . import torch_private
-from .jet._types import Args, Function, Named
+from .jet.engine.types import Args, Function, Named
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from .jet.context import EAGERLY
+from .jet.engine.context import EAGERLY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 import jachess_ext as jx
-from jachess_ext.jet import registry
+from jachess_ext.jet.engine import errors, registry
 from jachess_ext.jet.rules import forward_mode
 
 HERE = Path(__file__).parent

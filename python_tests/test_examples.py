@@ -14,8 +14,9 @@ from transformers import PrinterCallback, Trainer
 
 import jachess_ext as jx
 from jachess_ext import ops
-from jachess_ext.jet import directions, registry
+from jachess_ext.jet.engine import registry
 from jachess_ext.jet.rules.pointwise import pointwise
+from jachess_ext.smoothness import directions
 from python_tests.lab.live.test_examples import LIVE
 from python_tests.smoothness.tiny_models import classifier, token_batch
 from python_tests.training import runs

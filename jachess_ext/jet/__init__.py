@@ -1,13 +1,13 @@
 """The engine: 2-jets through unmodified PyTorch code (docs/how_it_works.md)."""
 
+from .adapters.functions import forward_code
 from .api import jet, jvp
-from .eager import Jet
-from .errors import MissingJetRule
-from .functions import forward_code
-from .layout import JetLayout, composed_rules
-from .registry import jet_rule
+from .engine.errors import MissingJetRule
+from .engine.layout import JetLayout, composed_rules
+from .engine.registry import jet_rule
+from .engine.tensor import JetTensor
+from .passes.eager import Jet
 from .second_order import divergence, hessian_diagonal, hvp, laplacian
-from .tensor import JetTensor
 
 __all__ = [
     "Jet",

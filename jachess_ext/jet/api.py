@@ -6,9 +6,9 @@ from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
-from ._types import Function
-from .eager import eager_jet, eager_jvp
-from .layout import Second
+from .engine.layout import Second
+from .engine.types import Function
+from .passes.eager import eager_jet, eager_jvp
 
 
 def graph_serves(tracing: bool, fn: Function, refusal: str | None = None) -> bool:
@@ -30,7 +30,7 @@ def graph_serves(tracing: bool, fn: Function, refusal: str | None = None) -> boo
     """
     if not tracing:
         return False
-    from .compiled import serves  # imports torch._dynamo, which takes seconds
+    from .compiled.regions import serves  # imports torch._dynamo, which takes seconds
 
     return serves(fn, refusal)
 
@@ -76,7 +76,7 @@ def jet(
         (torch.Size([2, 3]), torch.Size([1, 3]), [(0, 1)])
     """
     if graph_serves(is_dynamo_compiling(), fn):
-        from .compiled import jet_in_graph  # imports torch._dynamo, which takes seconds
+        from .compiled.regions import jet_in_graph  # imports torch._dynamo, which takes seconds
 
         return jet_in_graph(fn, x, directions, order, second)
     return eager_jet(fn, x, directions, order, second)
@@ -129,7 +129,7 @@ def jvp(
         (tensor(9.), tensor(6.))
     """
     if graph_serves(is_dynamo_compiling(), fn):
-        from .compiled import jvp_in_graph
+        from .compiled.regions import jvp_in_graph
 
         return jvp_in_graph(fn, primals, tangents, has_aux, differentiable)
     return eager_jvp(fn, primals, tangents, has_aux, differentiable)

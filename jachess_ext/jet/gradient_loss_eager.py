@@ -11,11 +11,11 @@ from torch import Tensor
 from .. import torch_private
 from ..ops.library import Context, Gradients, wide
 from .api import jvp
-from .context import without_dynamo
-from .eager import values_are_read
-from .fsdp import groups_of_modules
-from .rows import Generators
-from .sameness import CHANGES, require_same
+from .engine.context import without_dynamo
+from .passes.eager import values_are_read
+from .passes.fsdp import groups_of_modules
+from .rows.check import Generators
+from .rows.sameness import CHANGES, require_same
 
 
 class GradientLoss(NamedTuple):

@@ -18,13 +18,13 @@ from torch.compiler import is_dynamo_compiling
 
 from .. import torch_private
 from ..ops.library import transformed
-from ._types import Function
 from .api import graph_serves, jvp
-from .context import without_dynamo
-from .eager import Jet, paired_leaves
-from .layout import map_tensors
-from .row_passes import Derivatives, Rows, of_each_row, roots_of, rows_depend, take_apart
-from .rows import MIXED, to_ndim
+from .engine.context import without_dynamo
+from .engine.layout import map_tensors
+from .engine.types import Function
+from .passes.eager import Jet, paired_leaves
+from .rows.check import MIXED, to_ndim
+from .rows.passes import Derivatives, Rows, of_each_row, roots_of, rows_depend, take_apart
 from .rules.forward_mode import unwrapped
 
 if TYPE_CHECKING:
@@ -360,7 +360,7 @@ _FORM = (
 
 def _in_graph(fn: Function, x: Any, directions: object, check: bool) -> Laplacian:
     """Compute `laplacian` while dynamo traces, of one tensor and without weights."""
-    from .compiled import JetGraphError, jet_in_graph
+    from .compiled.regions import JetGraphError, jet_in_graph
 
     if check and rows_depend(fn, x):
         raise ValueError(MIXED)

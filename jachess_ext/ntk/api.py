@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .._io import is_installed, require
-from ..jet.context import EAGERLY
+from ..jet.engine.context import EAGERLY
 from ..models import unwrapped
 from .capture import Probe, Watched, capture, evaluating
 from .completeness import check_kernel, in_company, probe

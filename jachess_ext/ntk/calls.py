@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.func import functional_call, vjp, vmap
 
-from ..jet._types import Args, Function, Named
+from ..jet.engine.types import Args, Function, Named
 from ..torch_private import functional as F
 from .contract import Contribution, Dense, as_real, make_factors, make_matches
 from .outputs import RENORMALISED

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from ..jet._types import Args, Function, Named
-from ..jet.derivative import DerivativeTensor
+from ..jet.engine.derivative import DerivativeTensor
+from ..jet.engine.types import Args, Function, Named
 from ..ops.gemm import onednn_serves, rows_times
 from ..torch_private import functional as F
 from .calls import FOLLOWED, INSERTS, MOVES, Arguments, Call, Names, flat, local_call, recognise

@@ -27,16 +27,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from .._io import axes_or_new
-from ..jet._types import Args, Function, Named
-from ..jet.context import without_dynamo
-from ..jet.directions import Distribution, draw_directions
-from ..jet.eager import check_point, make_input
-from ..jet.fsdp import jets_through_fsdp
-from ..jet.layout import MAX_DIRECTIONS, map_tensors
-from ..jet.passes import open_run
-from ..jet.rows import Generators
-from ..jet.sameness import CHANGES, require_same
-from ..jet.tensor import JetTensor, primal_of
+from ..jet.engine.context import without_dynamo
+from ..jet.engine.layout import MAX_DIRECTIONS, map_tensors
+from ..jet.engine.tensor import JetTensor, primal_of
+from ..jet.engine.types import Args, Function, Named
+from ..jet.passes.eager import check_point, make_input
+from ..jet.passes.fsdp import jets_through_fsdp
+from ..jet.passes.scope import open_run
+from ..jet.rows.check import Generators
+from ..jet.rows.sameness import CHANGES, require_same
 from ..models import (
     TWO_STACKS,
     backbone_of,
@@ -52,6 +51,7 @@ from ..ops import jet_mean_squares, library
 from ..ops.library import wide_dtype, widened
 from ..ops.norm import normalised_jet
 from ..torch_private import functional as F
+from .directions import Distribution, draw_directions
 from .parallel import is_sharded
 from .settings import (
     ENGINES,

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from .._io import DataError, from_json
 from ..graphs import in_graphed
-from ..jet.directions import Distribution
 from ..models import in_mode, is_deepspeed, padding_mask
 from ..ops import library
+from .directions import Distribution
 from .estimators import Smoothness, measure
 from .parallel import Ranks, has_tokens, raise_together, ranks_of, stand_in, zero_of_gradients
 from .settings import (

@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from ..jet.directions import Distribution, DrawCounter, Use, fresh_seed
 from ..ops.directions import fresh_seed_on, number_on, sample_directions
+from .directions import Distribution, DrawCounter, Use, fresh_seed
 
 Engine = Literal["jet", "reverse"]
 HessianNorm = Literal["per_dimension", "tensor"]

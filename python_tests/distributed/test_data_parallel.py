@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import jachess_ext as jx
-from jachess_ext.jet.directions import DrawCounter, draw_directions
 from jachess_ext.smoothness import estimators
+from jachess_ext.smoothness.directions import DrawCounter, draw_directions
 from python_tests import processes
 from python_tests.distributed.rank_jobs import (
     ENGINES,

@@ -26,7 +26,7 @@ import torch
 import jachess_ext as jx
 from jachess_ext import torch_private
 from jachess_ext._io import write_text
-from jachess_ext.jet import registry
+from jachess_ext.jet.engine import errors, registry
 from jachess_ext.jet.rules import forward_mode, forward_mode_kept
 
 from .operators import Call, calls, judge, operators, quiet, title

@@ -18,7 +18,7 @@ from torch.func import jvp
 from torch.utils import _pytree as pytree
 
 import jachess_ext as jx
-from jachess_ext.jet.errors import MissingJetRule
+from jachess_ext.jet.engine.errors import MissingJetRule
 
 from ..models import oracles
 

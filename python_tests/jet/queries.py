@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from jachess_ext.jet.registry import attribute
+from jachess_ext.jet.engine.registry import attribute
 
 from .rule_table import MASK, P, Row, X
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from jachess_ext.jet import registry
-from jachess_ext.jet.registry import attribute, spellings
-from jachess_ext.jet.errors import function_name, last_name
+from jachess_ext.jet.engine import complex_rules
+from jachess_ext.jet.engine.errors import function_name, last_name
+from jachess_ext.jet.engine.registry import attribute, spellings
 from jachess_ext.ops import collectives
 
 

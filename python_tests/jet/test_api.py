@@ -15,9 +15,10 @@ from transformers import AutoModel, MixtralConfig
 from transformers.modeling_outputs import BaseModelOutput
 
 import jachess_ext as jx
-from jachess_ext.jet import composed_rules, jet_rule, registry
-from jachess_ext.jet.eager import make_input
-from jachess_ext.jet.layout import operators_enabled
+from jachess_ext.jet import composed_rules, jet_rule
+from jachess_ext.jet.engine import registry
+from jachess_ext.jet.engine.layout import operators_enabled
+from jachess_ext.jet.passes.eager import make_input
 
 X = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 U = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

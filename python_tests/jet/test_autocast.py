@@ -12,8 +12,8 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 import jachess_ext as jx
-from jachess_ext.jet import context
-from jachess_ext.jet.errors import last_name
+from jachess_ext.jet.engine import context
+from jachess_ext.jet.engine.errors import last_name
 
 from .calls import Call, make_call
 from .rule_table import Row

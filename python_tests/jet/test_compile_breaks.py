@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import jachess_ext as jx
-from jachess_ext.jet import compiled
+from jachess_ext.jet.compiled import regions as compiled
 
 
 @pytest.fixture(autouse=True)

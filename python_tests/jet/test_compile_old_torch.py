@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import jachess_ext as jx
-from jachess_ext.jet import compiled
+from jachess_ext.jet.compiled import regions as compiled
 from python_tests.jet.compiled_blocks import bert, call_of, example
 
 

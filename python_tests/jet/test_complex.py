@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import jachess_ext as jx
-from jachess_ext.jet import registry
-from jachess_ext.jet.errors import MissingJetRule, last_name
-from jachess_ext.jet.registry import registered_functions
+from jachess_ext.jet.engine import complex_rules, registry
+from jachess_ext.jet.engine.errors import MissingJetRule, last_name
+from jachess_ext.jet.engine.registry import registered_functions
 
 from ..models import oracles
 from .calls import Call, make_call

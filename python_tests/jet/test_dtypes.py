@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import jachess_ext as jx
-from jachess_ext.jet.eager import make_input
-from jachess_ext.jet.layout import make_layout
+from jachess_ext.jet.engine.layout import make_layout
+from jachess_ext.jet.passes.eager import make_input
 
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 OTHERS = [*FLOATS, torch.int64, torch.bool]

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map
 
 import jachess_ext as jx
-from jachess_ext.jet import compiled as compiled_jets
+from jachess_ext.jet.compiled import regions as compiled_jets
 
 Loss = Callable[[Tensor, object], Tensor]
 

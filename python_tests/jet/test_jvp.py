@@ -21,9 +21,9 @@ from torch.utils.checkpoint import checkpoint
 
 import jachess_ext as jx
 from jachess_ext.jet import composed_rules
-from jachess_ext.jet.dual import _TANGENTS
-from jachess_ext.jet.errors import function_name
-from jachess_ext.jet.registry import registered_functions
+from jachess_ext.jet.engine.errors import function_name
+from jachess_ext.jet.engine.registry import registered_functions
+from jachess_ext.jet.passes.dual import _TANGENTS
 from python_tests.jet.calls import make_call
 from python_tests.jet.rule_table import Row
 from python_tests.jet.test_rules import ONE_OF_EACH

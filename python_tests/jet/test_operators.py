@@ -17,7 +17,7 @@ import torch
 
 import jachess_ext as jx
 from jachess_ext import torch_private
-from jachess_ext.jet import registry
+from jachess_ext.jet.engine import registry
 from jachess_ext.jet.rules import forward_mode_kept
 from jachess_ext.jet.rules.forward_mode import forward_mode_rule
 

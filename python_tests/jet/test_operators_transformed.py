@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import grad, jvp, vmap
 
 import jachess_ext as jx
-from jachess_ext.jet.errors import MissingJetRule, function_name
+from jachess_ext.jet.engine.errors import MissingJetRule, function_name
 from jachess_ext.jet.rules.forward_mode_kept import WITH_GRADIENTS, WITHOUT_GRADIENTS
 
 from .operators import Call, calls, operators, quiet

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from jachess_ext.jet.layout import make_layout
+from jachess_ext.jet.engine.layout import make_layout
+from jachess_ext.jet.engine.tensor import JetTensor
 from jachess_ext.jet.rules.linear import matmul_jets, products_fuse
 from jachess_ext.jet.rules.streamwise import bilinear
-from jachess_ext.jet.tensor import JetTensor
 
 LAYOUTS = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2), (4, 1), (4, 2)]
 

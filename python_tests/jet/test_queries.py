@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import jachess_ext as jx
-from jachess_ext.jet.eager import make_input
-from jachess_ext.jet.errors import function_name
+from jachess_ext.jet.engine.errors import function_name
+from jachess_ext.jet.passes.eager import make_input
 
 from .calls import make_call
 from .queries import QUERIES

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import jachess_ext as jx
-from jachess_ext.jet import row_passes
-from jachess_ext.jet.eager import to_jets
+from jachess_ext.jet.passes.eager import to_jets
+from jachess_ext.jet.rows import passes as row_passes
 
 N, D, MANY = 40, 3, 18
 REFUSED = "depend on other rows"

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from docs.hooks import ROOT, rule_table
-from jachess_ext.jet import registry
+from jachess_ext.jet.engine import errors, registry
 
 
 def test_the_page_names_every_function_of_the_table() -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import jachess_ext as jx
-from jachess_ext.jet.eager import begin_pass, check_inputs, run_pass
-from jachess_ext.jet.errors import function_name, last_name
-from jachess_ext.jet.registry import registered_functions, spellings
+from jachess_ext.jet.engine.errors import function_name, last_name
+from jachess_ext.jet.engine.registry import registered_functions, spellings
+from jachess_ext.jet.passes.eager import begin_pass, check_inputs, run_pass
 
 from ..models import oracles
 from .calls import Call, float_tensors, make_call

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import jachess_ext as jx
-from jachess_ext.jet import strides
+from jachess_ext.jet.engine import strides
 from python_tests.jet.test_checkpointing import SHAPES, _kept, _streams_and_gradients
 
 WIDTH = 4

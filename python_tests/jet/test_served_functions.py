@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import jachess_ext as jx
-from jachess_ext.jet import functions, registry
+from jachess_ext.jet.adapters import functions
+from jachess_ext.jet.engine import autograd_functions
 from jachess_ext.torch_private import release
 from python_tests.smoothness.tiny_models import classifier, parameter_gradients, token_batch
 

@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import jachess_ext as jx
-from jachess_ext.jet import composed_rules, registry
-from jachess_ext.jet.errors import MissingJetRule, function_name
+from jachess_ext.jet import composed_rules
+from jachess_ext.jet.engine import registry
+from jachess_ext.jet.engine.errors import MissingJetRule, function_name
 
 HALVES = (torch.float16, torch.bfloat16)
 DTYPES = (torch.float64, torch.float32, *HALVES)

@@ -15,7 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 import jachess_ext as jx
-from jachess_ext.jet.tensor import JetTensor
+from jachess_ext.jet.engine.tensor import JetTensor
 from python_tests.jet.counted_dropout import attention_with_counted_dropout
 
 from . import oracles

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from jachess_ext import ops
 from jachess_ext.jet import JetTensor, jet
-from jachess_ext.jet.layout import make_layout
+from jachess_ext.jet.engine.layout import make_layout
 
 from ..models import oracles
 from ..operators import OPERATORS

@@ -18,8 +18,8 @@ from transformers import BertConfig, BertForSequenceClassification
 
 import jachess_ext as jx
 from jachess_ext import torch_private
-from jachess_ext.jet.directions import DrawCounter
 from jachess_ext.ops import sample_directions
+from jachess_ext.smoothness.directions import DrawCounter
 from jachess_ext.smoothness.estimators import chi_correction
 
 LAUNCHES = 360

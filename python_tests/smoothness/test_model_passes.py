@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import jachess_ext as jx
-from jachess_ext.jet.tensor import primal_of
+from jachess_ext.jet.engine.tensor import primal_of
 from python_tests.smoothness.tiny_models import classifier, token_batch
 
 CALLS = {"count": 0}

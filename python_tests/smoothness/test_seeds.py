@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import jachess_ext as jx
-from jachess_ext.jet.directions import DrawCounter, draw_directions
+from jachess_ext.smoothness.directions import DrawCounter, draw_directions
 from jachess_ext.smoothness.settings import Randomness, Settings, sample_dimensions
 
 from .tiny_models import classifier, token_batch

@@ -7,7 +7,6 @@ from . import linalg as linalg
 from . import linear as linear
 from . import norm as norm
 from . import pointwise as pointwise
-from . import quantised as quantised
 from . import reduce as reduce
 from . import shape as shape
 from . import softmax as softmax
@@ -15,6 +14,5 @@ from . import softmax as softmax
 from . import composite as composite  # isort: skip  composed of the rules above
 from . import sampling as sampling  # isort: skip  called before the rule of linear.py
 from . import memory as memory  # isort: skip  built from the rules above
-from . import libraries as libraries  # isort: skip  composed of the rules above
 from . import fused as fused  # isort: skip  called before the rules above
 from . import forward_mode as forward_mode  # isort: skip  for functions without a rule above

@@ -14,8 +14,8 @@ from ... import ops
 from ...ops.attention_reference import visible_keys
 from ...ops.directions import fresh_seed_on
 from ...torch_private import functional as F
-from ..registry import jet_rule
-from ..tensor import JetTensor, common_layout, lift
+from ..engine.registry import jet_rule
+from ..engine.tensor import JetTensor, common_layout, lift
 from .linear import matmul_jets, products_fuse
 from .patterns import RepeatedHeads, attends
 from .softmax import along, softmax_streams

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ...ops import collectives
 from ...ops.forward_code import asking_functions
-from .._types import Function
-from ..errors import missing_rule
-from ..registry import jet_rule
-from ..tensor import JetTensor
+from ..engine.errors import missing_rule
+from ..engine.registry import jet_rule
+from ..engine.tensor import JetTensor
+from ..engine.types import Function
 
 
 def _collective(operator: Function, *args: Any, **kwargs: Any) -> JetTensor:

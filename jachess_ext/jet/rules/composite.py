@@ -12,9 +12,9 @@ from ... import torch_private
 from ...differentiable import distances, linalg, segments
 from ...differentiable import losses as of_losses
 from ...torch_private import functional as F
-from ..errors import missing_rule
-from ..registry import built_in, general_rule, jet_rule
-from ..tensor import JetTensor, primal_of
+from ..engine.errors import missing_rule
+from ..engine.registry import built_in, general_rule, jet_rule
+from ..engine.tensor import JetTensor, primal_of
 from .pointwise import push_forward
 
 _NAMES = (

@@ -17,13 +17,13 @@ from torch.func import jvp
 
 from ... import torch_private
 from ...ops.library import transformed
-from .._types import Args, Function, Named
-from ..derivative import carries_derivatives
-from ..errors import missing_rule
-from ..layout import JetLayout
-from ..registry import Rule, serve_generally
-from ..strides import stack_laid_out
-from ..tensor import JetTensor, common_layout
+from ..engine.derivative import carries_derivatives
+from ..engine.errors import missing_rule
+from ..engine.layout import JetLayout
+from ..engine.registry import serve_generally
+from ..engine.strides import stack_laid_out
+from ..engine.tensor import JetTensor, common_layout
+from ..engine.types import Args, Function, Named, Rule
 from .forward_mode_kept import WITH_GRADIENTS, WITHOUT_GRADIENTS
 from .pointwise import is_half, wide
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from .._types import Operand
-from ..registry import Rule, recognise
-from ..tensor import JetTensor
+from ..engine.registry import recognise
+from ..engine.tensor import JetTensor
+from ..engine.types import Operand, Rule
 from .norm import rms_norm_operator
 from .patterns import (
     Activated,

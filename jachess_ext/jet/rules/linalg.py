@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ...ops.library import transformed
-from ..errors import missing_rule
-from ..registry import jet_rule
-from ..tensor import JetTensor, aligned, common_layout, lift, primal_of
+from ..engine.errors import missing_rule
+from ..engine.registry import jet_rule
+from ..engine.tensor import JetTensor, aligned, common_layout, lift, primal_of
 from .pointwise import push_forward, wide
 
 

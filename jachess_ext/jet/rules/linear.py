@@ -13,11 +13,10 @@ from torch import Tensor
 from ...ops.gemm import rows_times
 from ...ops.library import transformed, watching
 from ...torch_private import functional as F
-from .._types import Dims
-from ..layout import JetLayout
-from ..registry import jet_rule
-from ..tensor import JetTensor
-from .quantised import is_quantised, quantised_linear
+from ..engine.layout import JetLayout
+from ..engine.registry import jet_rule
+from ..engine.tensor import JetTensor
+from ..engine.types import Dims
 from .streamwise import (
     add_to_own_primal,
     add_to_primal,
@@ -38,8 +37,6 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if moves or not isinstance(input, JetTensor) or weight.layout is not torch.strided:
         out = torch.matmul(input, weight.mT if weight.ndim > 1 else weight)
         return out if bias is None else out + bias
-    if is_quantised(weight):
-        return quantised_linear(input, weight, bias)
     if weight.ndim == 1:
         row = None if bias is None else bias.reshape(1)
         return linear(input, weight.unsqueeze(0), row).squeeze(-1)

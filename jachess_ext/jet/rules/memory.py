@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from ...ops.library import watching
-from .._types import Function, Index, Operand
-from ..errors import missing_rule
-from ..registry import attribute, find_rule, general_rule, jet_rule, spellings
-from ..strides import note_memory, refuse_overlap, renew_memory
-from ..tensor import JetTensor, constant, lift, primal_of
+from ..engine.errors import missing_rule
+from ..engine.registry import attribute, find_rule, general_rule, jet_rule, spellings
+from ..engine.strides import note_memory, refuse_overlap, renew_memory
+from ..engine.tensor import JetTensor, constant, lift, primal_of
+from ..engine.types import Function, Index, Operand
 from .streamwise import (
     behind_streams,
     lifted_streams,

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from ... import ops
 from ...ops.norm import normalised_jet
 from ...torch_private import functional as F
-from .._types import Function
-from ..errors import calling_modules, missing_rule
-from ..registry import jet_rule
-from ..tensor import JetTensor
+from ..engine.errors import calling_modules, missing_rule
+from ..engine.registry import jet_rule
+from ..engine.tensor import JetTensor
+from ..engine.types import Function
 from .patterns import Sum, fusable
 from .pointwise import wide
 from .reduce import euclidean_norm

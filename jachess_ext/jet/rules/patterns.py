@@ -9,10 +9,9 @@ from torch import Tensor
 
 from ... import ops
 from ...ops.library import transformed
-from .._types import Args, Named
-from ..deferred import Deferred, Pattern
-from ..registry import Rule
-from ..tensor import JetTensor
+from ..engine.deferred import Deferred, Pattern
+from ..engine.tensor import JetTensor
+from ..engine.types import Args, Named, Rule
 
 
 @dataclass(frozen=True)

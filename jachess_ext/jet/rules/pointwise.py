@@ -23,9 +23,10 @@ from ...ops.activation import (
 )
 from ...ops.library import wide as wide
 from ...torch_private import functional as F
-from ..errors import missing_rule
-from ..registry import Rule, find_rule, jet_rule, spellings
-from ..tensor import JetTensor, aligned
+from ..engine.errors import missing_rule
+from ..engine.registry import find_rule, jet_rule, spellings
+from ..engine.tensor import JetTensor, aligned
+from ..engine.types import Rule
 from .patterns import Activated, fusable, promise
 from .streamwise import write_in_place
 

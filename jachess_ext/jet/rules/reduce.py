@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ... import torch_private
 from ...torch_private import functional as F
-from .._types import Dims
-from ..errors import missing_rule
-from ..registry import general_rule, jet_rule
-from ..tensor import JetTensor, primal_of
+from ..engine.errors import missing_rule
+from ..engine.registry import general_rule, jet_rule
+from ..engine.tensor import JetTensor, primal_of
+from ..engine.types import Dims
 from .pointwise import wide
 from .streamwise import behind_streams_all, reduced_dims, without_dimensions
 

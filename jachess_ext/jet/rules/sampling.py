@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ...differentiable.sampling import MODES, PADDINGS, grid_sample
 from ...torch_private import functional as F
-from ..registry import Rule, jet_rule, recognise
-from ..tensor import JetTensor, primal_of
+from ..engine.registry import jet_rule, recognise
+from ..engine.tensor import JetTensor, primal_of
+from ..engine.types import Rule
 
 
 @recognise(F.grid_sample)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ...ops.library import transformed
 from ...torch_private import functional as F
-from .._types import Dims, Operand
-from ..errors import missing_rule
-from ..registry import attribute, built_in, general_rule, jet_rule
-from ..tensor import JetTensor, aligned, common_layout, primal_of
+from ..engine.errors import missing_rule
+from ..engine.registry import attribute, built_in, general_rule, jet_rule
+from ..engine.tensor import JetTensor, aligned, common_layout, primal_of
+from ..engine.types import Dims, Operand
 from .streamwise import (
     behind_streams,
     behind_streams_all,

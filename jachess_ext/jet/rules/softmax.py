@@ -14,9 +14,9 @@ from torch import Tensor
 from ... import ops
 from ...ops.softmax import softmax_stack
 from ...torch_private import functional as F
-from ..layout import JetLayout
-from ..registry import jet_rule
-from ..tensor import JetTensor
+from ..engine.layout import JetLayout
+from ..engine.registry import jet_rule
+from ..engine.tensor import JetTensor
 from .pointwise import wide
 from .streamwise import behind_streams, behind_streams_all, varargs, without_dimensions
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ...ops.activation import product_jet
 from ...ops.library import transformed, watching
-from .._types import Dims, Operand, T
-from ..constants import forget_constant
-from ..strides import refuse_expanded, renew_memory
-from ..tensor import JetTensor, aligned, common_layout, lift, make_pending
+from ..engine.constants import forget_constant
+from ..engine.strides import refuse_expanded, renew_memory
+from ..engine.tensor import JetTensor, aligned, common_layout, lift, make_pending
+from ..engine.types import Dims, Operand, T
 
 R = TypeVar("R", bound=Callable[..., Tensor | tuple[Tensor, ...]])
 

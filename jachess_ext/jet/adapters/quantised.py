@@ -27,12 +27,12 @@ from torch import Tensor
 
 from ...ops.gemm import rows_times
 from ...torch_private import functional
-from .._types import Function
-from ..derivative import DerivativeTensor
-from ..errors import missing_rule
-from ..registry import jet_rule
-from ..tensor import JetTensor
-from .streamwise import add_to_own_primal
+from ..engine.derivative import DerivativeTensor
+from ..engine.errors import missing_rule
+from ..engine.registry import jet_rule, recognise
+from ..engine.tensor import JetTensor
+from ..engine.types import Function, Rule
+from ..rules.streamwise import add_to_own_primal
 
 Dequantise = Callable[[], Tensor]
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -69,8 +69,13 @@ def is_quantised(weight: Tensor) -> bool:
     )
 
 
-def quantised_linear(input: JetTensor, weight: Tensor, bias: Tensor | None) -> JetTensor:
+@recognise("linear")
+def quantised_linear(
+    rule: Rule, input: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> JetTensor | None:
     """Compute ``linear`` with a weight for which `is_quantised` holds."""
+    if not isinstance(input, JetTensor) or not is_quantised(weight):
+        return None
     function = functional.linear
     name = f"{type(weight).__module__}.{type(weight).__name__}"
     if type(weight).dequantize is Tensor.dequantize or _rounds_its_input(weight):

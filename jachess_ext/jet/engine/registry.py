@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 
-from .. import torch_private
-from ..torch_private import functional as F
-from ._types import Function, Rule
+from ... import torch_private
+from ...torch_private import functional as F
 from .autograd_functions import APPLY_RULE, is_apply
 from .errors import missing_rule
+from .types import Function, Rule
 
 R = TypeVar("R", bound=Rule)
 Functions: TypeAlias = "str | Function | Sequence[Functions]"
@@ -195,5 +195,3 @@ def rule_kinds() -> dict[Function, tuple[str, ...]]:
         words += ["forward mode"] if function in GENERAL else []
         kinds[function] = tuple(words) or ("other name",)
     return kinds
-
-

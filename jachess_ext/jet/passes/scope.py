@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from .derivative import DerivativeTensor
-from .layout import Run
-from .tensor import drop_pending
+from ..engine.derivative import DerivativeTensor
+from ..engine.layout import Run
+from ..engine.tensor import drop_pending
 
 
 @contextmanager

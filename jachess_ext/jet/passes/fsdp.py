@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from ._types import Args, Function, Named, T
+from ..engine.layout import map_tensors
+from ..engine.tensor import JetTensor
+from ..engine.types import Args, Function, Named, T
 from .dual import DualTensor
-from .layout import map_tensors
-from .tensor import JetTensor
 
 Rebuild = Callable[[Tensor], Tensor]
 

@@ -8,7 +8,7 @@ from types import FrameType
 
 import torch
 
-from .. import torch_private
+from ... import torch_private
 
 
 class MissingJetRule(NotImplementedError):
@@ -17,7 +17,7 @@ class MissingJetRule(NotImplementedError):
     Example:
         >>> jx.jet(torch.poisson, torch.ones(3), torch.ones(1, 3))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        jachess_ext.jet.engine.errors.MissingJetRule: no jet rule for torch.poisson (called in no ...
+        jachess_ext.jet.engine.errors.MissingJetRule: no jet rule for torch.poisson (called ...
     """
 
 

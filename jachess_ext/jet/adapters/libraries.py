@@ -16,13 +16,13 @@ from torch import Tensor
 from ...ops import attention_blocks
 from ...ops.attention_reference import visible_keys
 from ...torch_private import functional as F
-from ..derivative import DerivativeTensor
-from ..errors import frames, missing_rule
-from ..functions import Options, is_off, library_rule
-from ..registry import jet_rule
-from ..strides import stack_laid_out
-from ..tensor import common_layout, lift
-from .attention import scaled_dot_product_attention
+from ..engine.derivative import DerivativeTensor
+from ..engine.errors import frames, missing_rule
+from ..engine.registry import jet_rule
+from ..engine.strides import stack_laid_out
+from ..engine.tensor import common_layout, lift
+from ..rules.attention import scaled_dot_product_attention
+from .functions import Options, is_off, library_rule
 
 # ---- FlashAttention ----------------------------------------------------------------------------
 

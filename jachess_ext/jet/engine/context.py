@@ -21,12 +21,13 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from .. import torch_private
-from ..torch_private import functional as F
-from ._types import T
+from ... import torch_private
+from ...torch_private import functional as F
 from .errors import last_name, missing_rule
 from .layout import each_tensor, replace_tensors
+from .types import T
 
+_JET = __package__.removesuffix(".engine")
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 # Computed in autocast's own dtype.
@@ -113,7 +114,7 @@ def _is_ours(rule: Callable) -> bool:
     A user's rule is written with torch's functions, under torch's autocast; the general rule calls
     the function itself, which autocast knows.
     """
-    return rule.__module__.startswith(__package__) and not hasattr(rule, "under_autocast")
+    return rule.__module__.startswith(_JET) and not hasattr(rule, "under_autocast")
 
 
 @contextmanager

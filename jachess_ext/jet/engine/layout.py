@@ -13,11 +13,11 @@ from weakref import WeakValueDictionary
 
 from torch import Tensor, UntypedStorage
 
-from .. import torch_private
-from ..ops.library import MAX_DIRECTIONS as MAX_DIRECTIONS
-from ..ops.library import Streams
-from ._types import T
+from ... import torch_private
+from ...ops.library import MAX_DIRECTIONS as MAX_DIRECTIONS
+from ...ops.library import Streams
 from .autograd_functions import FORWARD_CODE, surrounding_functions
+from .types import T
 
 ORDERS = (1, 2)
 Second = Literal["pairs", "squares", "sum"]

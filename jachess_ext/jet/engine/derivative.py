@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from .. import torch_private
-from ..ops.attention import with_plain_mask
-from ..ops.library import forward_mode_is_on, unwatched
-from ._types import Named
+from ... import torch_private
+from ...ops.attention import with_plain_mask
+from ...ops.library import forward_mode_is_on, unwatched
 from .autograd_functions import is_apply, refuse_opaque_functions
 from .complex_rules import takes_complex
 from .errors import function_name, missing_rule
 from .layout import JetLayout, each_tensor, replace_tensors
+from .types import Named
 
 
 class DerivativeTensor(torch.Tensor):

@@ -25,18 +25,18 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode, handle_torch_function
 
-from .. import torch_private
-from ..ops.forward_code import has_known_code, run_forward
-from ..ops.library import transformed
-from . import autograd_functions
-from ._types import Args, Named
-from .autograd_functions import function_refusal
-from .context import without_autocast
-from .derivative import DerivativeTensor, carries_derivatives
-from .layout import each_tensor
-from .registry import AutogradFunction, Rule
-from .strides import memory_of, note_memory, stack_laid_out
-from .tensor import JetTensor, common_layout
+from ... import torch_private
+from ...ops.forward_code import AutogradFunction, has_known_code, run_forward
+from ...ops.library import transformed
+from ..engine import autograd_functions as around
+from ..engine.autograd_functions import function_refusal
+from ..engine.context import without_autocast
+from ..engine.derivative import DerivativeTensor, carries_derivatives
+from ..engine.layout import each_tensor
+from ..engine.registry import attribute, spellings
+from ..engine.strides import memory_of, note_memory, stack_laid_out
+from ..engine.tensor import JetTensor, common_layout
+from ..engine.types import Args, Named, Rule
 
 Options: TypeAlias = dict[str, Any]
 """The arguments of a forward by their names."""
@@ -108,11 +108,11 @@ def forward_code(*functions: AutogradFunction) -> Iterator[None]:
             raise TypeError(
                 f"forward_code takes subclasses of torch.autograd.Function, not {function!r}"
             )
-    token = autograd_functions.FORWARD_CODE.set(autograd_functions.FORWARD_CODE.get() | {*functions})
+    token = around.FORWARD_CODE.set(around.FORWARD_CODE.get() | {*functions})
     try:
         yield
     finally:
-        autograd_functions.FORWARD_CODE.reset(token)
+        around.FORWARD_CODE.reset(token)
 
 
 def watch_functions() -> None:
@@ -121,7 +121,7 @@ def watch_functions() -> None:
     Not for the time of a pass alone: a backward that runs a checkpoint again calls them, too.  Of
     other calls nothing changes, on any thread.
     """
-    if registry.ASKED is None:
+    if around.ASKED is None:
         return
 
     # torch.compile knows a bound ``apply`` by this name.
@@ -129,17 +129,17 @@ def watch_functions() -> None:
         jets = [v for v in (*args, *kwargs.values()) if isinstance(v, DerivativeTensor)]
         if jets and function is not _SAVES_INPUTS:
             # Not the class's own ``apply``, which may be another.
-            method = MethodType(autograd_functions.APPLY, function)
-            if autograd_functions.APPLY_IS_C and _has_setup(function):  # Python has bound the defaults here
+            method = MethodType(around.APPLY, function)
+            if around.APPLY_IS_C and _has_setup(function):  # Python has bound the defaults here
                 bound = inspect.signature(function.forward).bind(*args, **kwargs)
                 bound.apply_defaults()
                 args, kwargs = bound.args, bound.kwargs
             return handle_torch_function(method, jets, *args, **kwargs)
-        return super(registry.ASKED, function).apply(*args, **kwargs)  # type: ignore[misc]
+        return super(around.ASKED, function).apply(*args, **kwargs)  # type: ignore[misc]
 
-    registry.ASKED.apply = classmethod(apply)
-    if autograd_functions.APPLY_IS_C:
-        autograd_functions.APPLY = apply  # a mode that is asked calls what asks again
+    around.ASKED.apply = classmethod(apply)
+    if around.APPLY_IS_C:
+        around.APPLY = apply  # a mode that is asked calls what asks again
         _bind_again()
 
 
@@ -182,7 +182,7 @@ def _bind_names_again(names: dict[Any, Any], late: dict[int, object]) -> None:
 def call(function: AutogradFunction, *args: object, **kwargs: object) -> object:
     """Answer ``function.apply(*args, **kwargs)`` with jets among the arguments."""
     run = common_layout(*args, *kwargs.values()).run
-    named = function in autograd_functions.FORWARD_CODE.get() | (run.forward_code if run else set())
+    named = function in around.FORWARD_CODE.get() | (run.forward_code if run else set())
     if named or has_known_code(function):
         return _by_forward(function, args, kwargs)
     library, takes, rule = _LIBRARY_RULES.get(function.__name__, ("", set(), None))
@@ -197,7 +197,7 @@ def call(function: AutogradFunction, *args: object, **kwargs: object) -> object:
     raise function_refusal(function)
 
 
-autograd_functions.APPLY_RULE.append(call)
+around.APPLY_RULE.append(call)
 watch_functions()
 
 
@@ -333,7 +333,7 @@ class _OneFunction(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-_DETACH = {*registry.spellings("detach", "detach_"), registry.attribute("data")}
+_DETACH = {*spellings("detach", "detach_"), attribute("data")}
 _NUMBERS = "item tolist numpy __array__ __float__ __int__ __complex__ __format__"
 _READ = {getattr(Tensor, name) for name in _NUMBERS.split()}
 _OF_LISTS = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
@@ -344,4 +344,4 @@ def _by_forward(function: AutogradFunction, args: Args, kwargs: Named) -> object
     return run_forward(function, args, kwargs, _OneFunction(function))
 
 
-autograd_functions.FORWARD_RUNNERS.add(_by_forward.__code__)
+around.FORWARD_RUNNERS.add(_by_forward.__code__)

@@ -31,9 +31,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .. import torch_private
-from ._types import Function
-from .rules.forward_mode import unwrapped
+from ... import torch_private
+from ..engine.types import Function
+from ..rules.forward_mode import unwrapped
 
 MIXED = (
     "results of fn depend on other rows of x than their own (a mean over the batch, batch norm in "

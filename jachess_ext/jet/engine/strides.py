@@ -19,14 +19,14 @@ from typing import Any, NamedTuple, TypeAlias, TypeGuard
 import torch
 from torch import Tensor
 
-from .. import torch_private
-from ..ops import collectives
-from ..ops.library import transformed, unwatched, watching
-from ._types import Args, Function, Named
+from ... import torch_private
+from ...ops import collectives
+from ...ops.library import transformed, unwatched, watching
 from .autograd_functions import is_apply
 from .errors import MissingJetRule, missing_rule
 from .layout import each_tensor, replace_tensors
 from .registry import attribute, spellings
+from .types import Args, Function, Named
 
 Jet: TypeAlias = Any  # `JetTensor`, whose file imports this one
 

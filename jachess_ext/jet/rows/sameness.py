@@ -23,11 +23,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .. import torch_private
-from ..ops.library import wide
-from ._types import Args, Function, Named
-from .rows import ROUNDINGS, history_of
-from .rules.forward_mode import unwrapped
+from ... import torch_private
+from ...ops.library import wide
+from ..engine.types import Args, Function, Named
+from ..rules.forward_mode import unwrapped
+from .check import ROUNDINGS, history_of
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload

@@ -13,11 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops import library
-from ..ops.library import constant_when_compiled
-from ._types import Function
-from .context import without_dynamo
-from .eager import (
+from ...ops import library
+from ...ops.library import constant_when_compiled
+from ..engine.context import without_dynamo
+from ..engine.errors import MissingJetRule
+from ..engine.layout import JetLayout, Second, map_tensors
+from ..engine.tensor import primal_of
+from ..engine.types import Function
+from ..passes.eager import (
     Inputs,
     Jet,
     begin_pass,
@@ -29,14 +32,11 @@ from .eager import (
     values_are_read,
     without_tangent,
 )
-from .errors import MissingJetRule
-from .fsdp import jets_through_fsdp
-from .layout import JetLayout, Second, map_tensors
-from .passes import open_run
-from .rows import Generators, RowCheck, any_true, halves, mixed_factors, to_ndim, unchanged
-from .rules.forward_mode import unwrapped
+from ..passes.fsdp import jets_through_fsdp
+from ..passes.scope import open_run
+from ..rules.forward_mode import unwrapped
+from .check import Generators, RowCheck, any_true, halves, mixed_factors, to_ndim, unchanged
 from .sameness import CHANGES, require_same, traced_once_more
-from .tensor import primal_of
 
 _DIFFERS = (
     "fn runs once for each chunk and sign of weights, and is not the same function each time: "

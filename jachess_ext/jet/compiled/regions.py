@@ -33,17 +33,17 @@ from torch._subclasses.fake_tensor import FakeTensor, fake_tensor_tls
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from ..ops.library import constant_when_compiled
-from ..torch_private import release
-from ._types import Args, Function, T
-from .context import EAGERLY, without_dynamo
-from .derivative import carries_derivatives
-from .eager import Jet, begin_pass, check_inputs, eager_jvp, split_output, with_tangents
-from .fsdp import jets_through_fsdp
-from .layout import ORDERS, JetLayout, Second, make_layout, map_tensors
-from .passes import open_run
-from .sameness import traced_once_more
-from .tensor import lift
+from ...ops.library import constant_when_compiled
+from ...torch_private import release
+from ..engine.context import EAGERLY, without_dynamo
+from ..engine.derivative import carries_derivatives
+from ..engine.layout import ORDERS, JetLayout, Second, make_layout, map_tensors
+from ..engine.tensor import lift
+from ..engine.types import Args, Function, T
+from ..passes.eager import Jet, begin_pass, check_inputs, eager_jvp, split_output, with_tangents
+from ..passes.fsdp import jets_through_fsdp
+from ..passes.scope import open_run
+from ..rows.sameness import traced_once_more
 
 # Before torch 2.12 `nonstrict_trace` takes no nn.Module.
 MODULES_IN_GRAPHS = release(torch.__version__) >= (2, 12)

@@ -9,23 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import torch_private
-from ..ops import library
-from ..ops.attention_blocks import watch_flex_attention
-from ..ops.library import transformed
-from . import rules  # noqa: F401  registers the rules
-from ._types import Function
-from .context import without_autocast, without_dynamo
-from .derivative import DerivativeTensor, carries_derivatives, kept_too_long
+from ... import torch_private
+from ...ops import library
+from ...ops.attention_blocks import watch_flex_attention
+from ...ops.library import transformed
+from .. import rules  # noqa: F401  registers the rules
+
+from .. import adapters  # noqa: F401  isort: skip  registers theirs
+from ..adapters.libraries import adopt_varlen
+from ..adapters.quantised import adopt_libraries
+from ..engine.context import without_autocast, without_dynamo
+from ..engine.derivative import DerivativeTensor, carries_derivatives, kept_too_long
+from ..engine.layout import JetLayout, Second, make_layout, map_tensors
+from ..engine.strides import laid_out_as_input, note_memory, overlaps
+from ..engine.tensor import JetTensor, different_layouts, lift
+from ..engine.types import Function
+from ..rules.collectives import adopt as adopt_collectives
 from .dual import DualTensor, Pass
 from .fsdp import jets_through_fsdp
-from .layout import JetLayout, Second, make_layout, map_tensors
-from .passes import open_run
-from .rules.collectives import adopt as adopt_collectives
-from .rules.libraries import adopt_varlen
-from .rules.quantised import adopt_libraries
-from .strides import laid_out_as_input, note_memory, overlaps
-from .tensor import JetTensor, different_layouts, lift
+from .scope import open_run
 
 
 @dataclasses.dataclass(frozen=True)

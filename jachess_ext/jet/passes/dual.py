@@ -19,14 +19,14 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from ..ops import collectives
-from ..ops.gemm import rows_times
-from ..torch_private import functional as F
-from ._types import Function, T
-from .autograd_functions import is_apply
-from .constants import call_on_constants, forget_constant, is_constant, note_constant
-from .context import call_rule
-from .derivative import (
+from ...ops import collectives
+from ...ops.gemm import rows_times
+from ...torch_private import functional as F
+from ..adapters.quantised import is_quantised
+from ..engine.autograd_functions import is_apply
+from ..engine.constants import call_on_constants, forget_constant, is_constant, note_constant
+from ..engine.context import call_rule
+from ..engine.derivative import (
     DerivativeTensor,
     ask_mask,
     carries_derivatives,
@@ -34,13 +34,13 @@ from .derivative import (
     check_complex,
     check_run,
 )
-from .errors import missing_rule
-from .layout import JetLayout, each_tensor, replace_tensors
-from .registry import R, attribute, find_rule, own_function, spellings
-from .rules.collectives import adopt
-from .rules.quantised import is_quantised
-from .strides import memory_of, note_memory, refuse_overlap
-from .tensor import JetTensor, lift
+from ..engine.errors import missing_rule
+from ..engine.layout import JetLayout, each_tensor, replace_tensors
+from ..engine.registry import R, attribute, find_rule, own_function, spellings
+from ..engine.strides import memory_of, note_memory, refuse_overlap
+from ..engine.tensor import JetTensor, lift
+from ..engine.types import Function, T
+from ..rules.collectives import adopt
 
 
 class Pass:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from ._types import Function
 from .errors import last_name
 from .registry import OTHER_NAMES
+from .types import Function
 
 _OF_COMPLEX = """
     real imag view_as_real view_as_complex complex polar abs absolute angle conj conj_physical

@@ -10,7 +10,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ._types import Operand, T
 from .constants import call_on_constants, is_constant, note_constant
 from .context import call_rule, without_autocast
 from .deferred import Deferred, Pattern
@@ -26,6 +25,7 @@ from .errors import missing_rule
 from .layout import JetLayout, Run, replace_tensors
 from .registry import find_rule, own_function
 from .strides import as_torch_lays_out
+from .types import Operand, T
 
 
 class JetTensor(DerivativeTensor):

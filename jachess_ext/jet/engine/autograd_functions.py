@@ -23,11 +23,11 @@ from types import CodeType, FrameType, MethodType
 import torch
 from torch.utils.checkpoint import CheckpointFunction
 
-from .. import torch_private
-from ..ops.forward_code import AutogradFunction as AutogradFunction
-from ..ops.library import forward_mode_is_on
-from ._types import Args, Function, Rule
+from ... import torch_private
+from ...ops.forward_code import AutogradFunction
+from ...ops.library import forward_mode_is_on
 from .errors import frames, known_fix
+from .types import Args, Function, Rule
 
 APPLY, ASKED = torch_private.apply_of_functions()
 APPLY_IS_C = ASKED is torch.autograd.Function

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import torch_private
-from ..ops.library import unwatched
-from ._types import Function
+from ... import torch_private
+from ...ops.library import unwatched
 from .context import without_autocast
+from .types import Function
 
 
 @dataclass(frozen=True)

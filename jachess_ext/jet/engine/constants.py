@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor, UntypedStorage
 
-from ._types import Args, Function, Named
 from .layout import each_tensor, map_tensors, replace_tensors
 from .strides import memory_of, note_memory
+from .types import Args, Function, Named
 
 # Storages of the constants of every pass that exist.  Memory is noted, not tensors: a derivative
 # that is written into one view has to end all the others, too.
