@@ -96,11 +96,10 @@ def laplacian(
             tensors, a nest like ``x``.  None: the coordinates, in the order of x's tensors.
         chunk_size: directions of a pass at most, which bounds memory; None: all at once.
         has_aux: ``fn`` returns ``(output, aux)``; ``aux`` is returned behind the results.
-        check: whether to look for rows that depend on each other.  That costs a stream, in each
-            call along 16 directions and more; along fewer in the first, second, fourth, eighth
-            call of a function and so on, in each 64th, and after a change that can be seen: of N,
-            of attributes, training flags, buffers, layers and hooks of modules, of what a function
-            closes over or names globally.
+        check: whether to look for rows that depend on each other.  That costs a stream in every
+            call, except in a training loop along fewer than 16 directions, where the results of
+            the last call of the same function and shapes went through a backward: there the
+            first, second, fourth, ..., 64th and each 64th step is checked.
 
     Returns:
         ``(value, gradient, laplacian)``, a named tuple of nests like the one ``fn`` returned;

@@ -1,4 +1,4 @@
-"""The check that rows of a function do not depend on each other, and which calls make it.
+"""The check that rows of a function do not depend on each other, and which calls are checked.
 
 A Laplacian by rows runs all N rows at once.  Of a function that mixes them, such as one with batch
 norm in training mode, it would add derivatives by other rows without an error.  The check:
@@ -10,20 +10,18 @@ norm in training mode, it would add derivatives by other rows without an error. 
    therefore run again along directions that are 0 in half of the rows.  A tangent there is exactly
    0, or comes from other rows (`Rows.depend`).
 
-Along few directions a stream more is dear, so not every call is checked there: `History` counts the
-calls of a function, and `state_of` reads what may change how it treats its rows.
+Along few directions a stream more is dear in a training loop, which calls the same function again
+and again: not every step is checked there (`History`).
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import numbers
 import threading
 import types
 import weakref
-from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -32,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import torch_private
+from ...ops.library import transformed
 from ..engine.types import Function
 from ..rules.forward_mode import unwrapped
 
@@ -92,48 +91,53 @@ def any_true(tensors: Iterable[Tensor]) -> bool:
     return any(bool(unwrapped(tensor).any()) for tensor in tensors)
 
 
-# ---- which calls ask ---------------------------------------------------------------------------
+# ---- which calls are checked -------------------------------------------------------------------
 
-FEW = 16
-"""Along fewer directions not every call has the stream more, which costs 1 / (q + 2) of a pass."""
+_MANY = 16
+"""Along as many directions every call is checked: a stream more is less than a sixteenth."""
 _OFTEN = 64
-_STATES = 16
-_MOST = 1000  # entries of a container that are read
+_KEYS = 16
 ROUNDINGS = 16.0
 """How far tangents are off at most before it is looked into; of networks, up to 6."""
 
 
 class History:
-    """The calls of a function.
+    """What is remembered of a function.
 
     Attributes:
-        calls: how many there were in each of the last `_STATES` states (`state_of`).
+        steps: how many calls there were, by `call_key`.
+        trained: of which of them the last call's result went through a backward.
         roundings: how far tangents of independent rows were off.
         roundings_of_runs: how far several runs of the function in a call were.
     """
 
     def __init__(self) -> None:
-        self.calls: dict[tuple[object, ...], int] = {}
+        self.steps: dict[object, int] = {}
+        self.trained: set[object] = set()
         self.roundings = self.roundings_of_runs = ROUNDINGS
 
     def forget(self) -> None:
-        """Begin anew, so that the next call asks."""
-        self.calls.clear()
+        """Begin anew, so that the next call is checked."""
+        self.steps.clear()
         self.roundings = ROUNDINGS
 
-    def is_due(self, state: tuple[object, ...]) -> bool:
-        """Return whether a call in this state asks: the first, second, fourth, and each 64th."""
-        number = self.calls.get(state, 0) + 1
+    def is_due(self, key: object) -> bool:
+        """Return whether a call is checked: of a training loop the first, second, fourth, and each
+        64th; of others each."""
+        number = self.steps.get(key, 0) + 1
         is_power_of_two = not number & (number - 1)
-        return is_power_of_two or number % _OFTEN == 0
+        return key not in self.trained or is_power_of_two or number % _OFTEN == 0
 
-    def count(self, state: tuple[object, ...]) -> None:
-        """Count a call."""
+    def count(self, key: object, result: Tensor) -> None:
+        """Count a call, and watch whether its result goes through a backward."""
         with _LOCK:
-            number = self.calls.pop(state, 0) + 1
-            if len(self.calls) >= _STATES:
-                del self.calls[next(iter(self.calls))]
-            self.calls[state] = number
+            number = self.steps.pop(key, 0) + 1
+            if len(self.steps) >= _KEYS:
+                del self.steps[next(iter(self.steps))]
+            self.steps[key] = number
+            self.trained &= self.steps.keys() - {key}
+        if result.requires_grad and not transformed():
+            result.register_hook(lambda gradient: self.trained.add(key))
 
 
 _HISTORIES: weakref.WeakKeyDictionary[object, History] = weakref.WeakKeyDictionary()
@@ -153,180 +157,43 @@ def history_of(fn: object) -> History:
     return History()
 
 
-# ---- what a function reads ---------------------------------------------------------------------
-
-_PLAIN = {
-    *(bool, int, float, complex, str, bytes, types.NoneType, types.BuiltinFunctionType),
-    *(torch.dtype, torch.device, torch.Size),
-}
-_CONTAINERS = {dict, OrderedDict, set, list, tuple}
-_GLOBAL_HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks")
-
-
-def state_of(fn: Function, rows: int) -> tuple[object, ...]:
-    """Return what can be seen of a function: modules and their training flags, hooks, numbers,
-    flags and names in attributes, closures and global names; versions of buffers.
-
-    Parameters are told apart by identity, since every step of an optimizer changes them, and
-    tensors of as many rows as the batch are not, since every batch has others.
-    """
-    reader = _Reader(rows)
-    try:
-        reader.read(fn)
-    except Exception:  # of an object that answers in its own way: as if it had changed
-        return (object(),)
-    for name in _GLOBAL_HOOKS:
-        reader.values.extend(getattr(nn.modules.module, name, ()))
-    return tuple(reader.values)
+def call_key(rows: Any) -> object | None:
+    """Return what calls have in common of which not each is checked; None for one that is."""
+    if rows.count >= _MANY or not torch.is_grad_enabled() or torch.compiler.is_exporting():
+        return None
+    shapes = tuple((point.shape, point.dtype, point.device) for point in rows.points)
+    # A list, which is no key, may hold something else than before.
+    with suppress(TypeError, ValueError, RecursionError):
+        key = rows.count, shapes, _references(rows.fn)
+        hash(key)
+        return key
+    return None
 
 
-class _Reader:
-    """A walk through what a function can reach.
+# A training loop makes its function anew at each step, over the same network and other tensors.
 
-    Attributes:
-        values: what can be seen, in the order of the walk.
-    """
-
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-        self._keys: set[tuple[int, ...]] = set()
-        self.values: list[object] = []
-
-    def read(self, value: object, code: types.CodeType | None = None) -> None:
-        """Append what can be seen of a value.
-
-        Args:
-            code: of the function that names it; of other objects than modules, attributes are read
-                that it names.
-        """
-        kind = type(value)
-        if kind in _PLAIN:
-            self.values.append(value)
-        elif isinstance(value, Tensor):
-            self._read_tensor(value)
-        elif isinstance(value, nn.Module):
-            self._read_module(value)
-        elif isinstance(value, list | tuple | Mapping | Set):
-            self._read_items(value, code)
-        elif isinstance(value, types.FunctionType):
-            self._read_function(value)
-        elif isinstance(value, types.MethodType):
-            self._read_function(value.__func__)
-            self.read(value.__self__, value.__func__.__code__)
-        elif isinstance(value, functools.partial):
-            for part in (value.func, value.args, value.keywords):
-                self.read(part, code)
-        elif isinstance(value, numbers.Number | np.generic):
-            self.values.append(value)
-        elif isinstance(value, np.ndarray):
-            self.values.append(value.tobytes() if value.size <= 64 else id(value))
-        else:
-            self._read_object(value, code)
-
-    def _is_new(self, *key: int) -> bool:
-        """Return whether these ids are met for the first time, so that a walk in a circle ends."""
-        is_new = key not in self._keys
-        self._keys.add(key)
-        return is_new
-
-    def _read_items(self, value: Collection[object], code: types.CodeType | None) -> None:
-        self.values.append(len(value))
-        if len(value) > _MOST or not self._is_new(id(value)):
-            return
-        if isinstance(value, Mapping):
-            for key in value:
-                self.read(key, code)
-                self.read(value[key], code)
-        else:
-            for item in value:
-                self.read(item, code)
-
-    def _read_tensor(self, value: Tensor) -> None:
-        wrapped = torch_private.functorch.is_functorch_wrapped_tensor(value)
-        if wrapped or (value.requires_grad and not value.is_leaf):
-            self.values.append(value.ndim)
-        elif value.requires_grad:
-            self.values.append(id(value))
-        elif value.ndim and len(value) == self._rows:
-            self.values.append(value.ndim)
-        else:
-            version = 0 if value.is_inference() else value._version
-            self.values += [id(value), version]
-            if value.numel() == 1 and value.device.type == "cpu" and type(value) is Tensor:
-                self.values.append(value.item())  # `.data` is changed without a new version
-
-    def _read_module(self, module: nn.Module) -> None:
-        self.values.append(id(module))
-        if not self._is_new(id(module)):
-            return
-        values, code = self.values, getattr(type(module).forward, "__code__", None)
-        for name, value in vars(module).items():
-            kind = type(value)
-            if kind in _PLAIN:
-                values.append(value)
-            elif kind in _CONTAINERS:
-                if not value:
-                    continue
-                if name == "_modules":
-                    for child in value.values():
-                        if child is not None:
-                            self._read_module(child)
-                else:
-                    self._read_items(value, code)
-            else:
-                values.append(name)
-                self.read(value, code)
-        self._read_function(type(module).forward, module)
-
-    def _read_function(self, function: Any, owner: object = None) -> None:
-        code = getattr(function, "__code__", None)
-        self.values.append(id(code or function))  # a function in a loop is another at each turn
-        if code is None or not self._is_new(id(function)):
-            return
-        for cell in function.__closure__ or ():
-            with suppress(ValueError):  # an empty cell
-                self.read(cell.cell_contents, code)
-        self.read(function.__defaults__, code)
-        self.read(function.__kwdefaults__, code)
-        self.read(vars(function), code)
-        if "-packages" in code.co_filename:
-            return  # what an installed library names globally does not change
-        for name in _names(code):
-            if name in function.__globals__:
-                self.read(function.__globals__[name], code)
-        if owner is not None:
-            self._read_methods(owner, code)
-
-    def _read_object(self, value: object, code: types.CodeType | None) -> None:
-        """Read what ``code`` names of an object, of a module of Python, or of a class."""
-        self.values.append(id(value))
-        if not self._is_new(id(value), id(code)):
-            return
-        inside = getattr(value, "__dict__", {})
-        if code is not None and not str(getattr(value, "__name__", "")).startswith("torch"):
-            for name in _names(code):
-                if name in inside:
-                    self.read(inside[name], code)
-        if not isinstance(value, type | types.ModuleType):
-            self._read_methods(value, code)
-
-    def _read_methods(self, value: object, code: types.CodeType | None) -> None:
-        names = ("__call__",) if code is None else ("__call__", *_names(code))
-        for name in names:
-            method = getattr(type(value), name, None)
-            method = method.fget if isinstance(method, property) else method
-            if isinstance(method, types.FunctionType):
-                self._read_function(method)
-                if not isinstance(value, nn.Module):
-                    self._read_object(value, method.__code__)
+_TOKENS: weakref.WeakKeyDictionary[object, object] = weakref.WeakKeyDictionary()
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-def _names(code: types.CodeType) -> Sequence[str]:
-    """Return the names that a function, or one inside of it, reads globally or of objects."""
-    inner = [part for part in code.co_consts if isinstance(part, types.CodeType)]
-    if not inner:
-        return code.co_names
-    return [*code.co_names, *itertools.chain.from_iterable(map(_names, inner))]
+def _references(value: object) -> object:
+    """Return what tells a function from others of the same code: the objects, modes and numbers
+    that it closes over, not what these hold; equal for tensors, which change with every batch."""
+    if isinstance(value, functools.partial):
+        return _references(value.func), _references((*value.args, *value.keywords.values()))
+    if isinstance(value, types.MethodType):
+        return _references(value.__func__), _references(value.__self__)
+    if isinstance(value, types.FunctionType):
+        cells = (cell.cell_contents for cell in value.__closure__ or ())
+        return value.__code__, _references((*cells, *(value.__defaults__ or ())))
+    if isinstance(value, tuple):
+        return tuple(map(_references, value))
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, Tensor):
+        return Tensor
+    with _LOCK:  # an id would be another object's, once this one is gone
+        return _TOKENS.setdefault(value, object()), getattr(value, "training", None)
 
 
 # ---- the check of a call -----------------------------------------------------------------------
@@ -371,11 +238,10 @@ class RowCheck:
 
     Args:
         rows: the function and its directions.
-        state: of the function (`state_of`); None where each call is checked.
     """
 
-    def __init__(self, rows: Any, state: tuple[object, ...] | None) -> None:
-        self._rows, self._state = rows, state
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
         self.generators = Generators()  # as they are when the call begins
         factors = mixed_factors(rows.count, rows.batch, rows.points[0], zero=True)
         if torch.compiler.is_exporting():  # without rounding to look into: 0 in half of the rows
@@ -384,19 +250,6 @@ class RowCheck:
         # Of each result Σ a_ni J u_i, and Σ |a_ni J u_i|, by which rounding is measured: [N, ...].
         self._sums: list[Tensor] = []
         self._sizes: list[Tensor] = []
-
-    @classmethod
-    def of(cls, rows: Any) -> RowCheck | None:
-        """Return the check; None, and count the call, where this one is not checked."""
-        state = None
-        if rows.count < FEW and not torch.compiler.is_exporting():
-            shapes = tuple((point.shape, point.dtype, point.device) for point in rows.points)
-            state = rows.count, shapes, state_of(rows.fn, rows.batch)
-            history = history_of(rows.fn)
-            if not history.is_due(state):
-                history.count(state)
-                return None
-        return cls(rows, state)
 
     def direction(self) -> list[Tensor]:
         """Return the direction that the last pass has beside its own, ``[N, ...]`` of each
@@ -422,7 +275,7 @@ class RowCheck:
         self._sums, self._sizes = sums, sizes
 
     def compare(self, tangents: list[Tensor]) -> None:
-        """Raise ValueError where rows depend on each other; else count the call.
+        """Raise ValueError where rows depend on each other.
 
         While torch.export traces nothing is read: the exported program raises RuntimeError.
         """
@@ -442,8 +295,6 @@ class RowCheck:
         if is_mixed:
             history_of(self._rows.fn).forget()
             raise ValueError(MIXED)
-        if self._state is not None:
-            history_of(self._rows.fn).count(self._state)
 
     def _agrees(self, tangents: list[Tensor]) -> bool:
         """Return whether they are equal but for some rounding, and 0 in the row of zeros.

@@ -35,7 +35,17 @@ from ..passes.eager import (
 from ..passes.fsdp import jets_through_fsdp
 from ..passes.scope import open_run
 from ..rules.forward_mode import unwrapped
-from .check import Generators, RowCheck, any_true, halves, mixed_factors, to_ndim, unchanged
+from .check import (
+    Generators,
+    RowCheck,
+    any_true,
+    call_key,
+    halves,
+    history_of,
+    mixed_factors,
+    to_ndim,
+    unchanged,
+)
 from .sameness import CHANGES, require_same, traced_once_more
 
 _DIFFERS = (
@@ -208,7 +218,9 @@ class Rows:
                 f"fn has to run {len(plan)} times with the same random numbers, whose state a CUDA "
                 "graph cannot set back: leave out chunk_size, and weights of both signs"
             )
-        check = RowCheck.of(self) if self._check else None
+        key, history = call_key(self) if self._check else None, history_of(self.fn)
+        is_checked = self._check and (key is None or history.is_due(key))
+        check = RowCheck(self) if is_checked else None
         roots = None if weights is None else roots_of(weights)
         # Dropout draws the same mask in each pass, so that derivatives of all are of one function.
         generators = check.generators if check else Generators() if len(plan) > 1 else None
@@ -244,6 +256,8 @@ class Rows:
                 check.add(derivatives.first, group.numbers, roots)
                 if is_last:
                     check.compare([jet.first[-1].detach() for jet in derivatives.jets])
+            if key is not None and is_last:
+                history.count(key, derivatives.jets[0].streams)
             # A tensor in aux is a view of all its streams, so those of one pass alone are kept.
             yield derivatives if is_last else derivatives._replace(aux=())
 
