@@ -359,7 +359,8 @@ _FORM = (
 
 def _in_graph(fn: Function, x: Any, directions: object, check: bool) -> Laplacian:
     """Compute `laplacian` while dynamo traces, of one tensor and without weights."""
-    from .compiled.regions import JetGraphError, jet_in_graph
+    from .compiled.reachable import JetGraphError
+    from .compiled.regions import jet_in_graph
 
     if check and rows_depend(fn, x):
         raise ValueError(MIXED)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import jachess_ext as jx
-from jachess_ext.jet.compiled import regions as compiled
+from jachess_ext.jet.compiled import closures, reachable, regions
 
 
 @pytest.fixture(autouse=True)
@@ -75,13 +75,14 @@ CALLS: dict[str, Call] = {
     "laplacian": _laplacian,
     "gradient_loss": _gradient_loss,
 }
-# Every function of the file: dynamo traces those that walk through what a module holds.
-STEPS = [
-    name
-    for name, value in vars(compiled).items()
-    if inspect.isfunction(value) and value.__module__ == compiled.__name__
-]
-EVERY_TIME = ("serves", "_read", "_parts")
+# Every function of the folder: dynamo traces those that walk through what a module holds.
+STEPS = {
+    name: file
+    for file in (regions, closures, reachable)
+    for name, value in vars(file).items()
+    if inspect.isfunction(value) and value.__module__ == file.__name__
+}
+EVERY_TIME = ("serves", "_read", "contents")
 SHIFTS = {"global": None, "buffer": SHIFT}
 
 
@@ -117,7 +118,9 @@ def test_a_break_at_any_step(
         return [*values, *(torch.zeros(()) if s is None else s for s in slopes)]
 
     expected = results(call)
-    monkeypatch.setattr(compiled, step, _breaking(getattr(compiled, step)))
+    for file in (regions, closures, reachable):
+        if hasattr(file, step):
+            monkeypatch.setattr(file, step, _breaking(getattr(STEPS[step], step)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         actual = results(torch.compile(call, backend="aot_eager"))
