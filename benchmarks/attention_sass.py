@@ -39,9 +39,10 @@ OTHERWISE = re.compile(
 )
 """Lines that open what a tile in the middle does not run: a block, or the rest of a function."""
 
-# Variables: S streams, D entries of a head, T products of streams, `chunks` blocks that share own
-# tokens, each of which makes the scores; W warps' tiles per 64 x 32 scores; `sites` of products to
-# scores and `outs` of products to results in a kernel; `copied` copies of other tokens' operands.
+# Variables: S streams, D entries of a head, T products of streams, `chunks` blocks that share
+# resident tokens, each of which makes the scores; W warps' tiles per 64 x 32 scores; `sites` of
+# products to scores and `outs` of products to results in a kernel; `copied` copies of streamed
+# operands.
 RULES = [
     (r"multiply_tokens", "sites * T * D * chunks / static['products']"),
     (r"multiply_weights", "outs * T * D / static['products']"),
@@ -69,7 +70,7 @@ def parts_of(S: int, D: int) -> dict[str, list[Part]]:
         chunks = -(-D // (V * share))
         values = {"S": S, "D": D, "T": {2: 3, 4: 9}[S], "sites": sites, "outs": outs}
         values |= {"chunks": chunks, "W": 4 * 32 // N * chunks}
-        # Where two warps share a strip, a block has half of the own tokens.
+        # Where two warps share 16 queries, a block has half of the resident tokens.
         copied = share * S * D // 8 * (chunks + (chunks if whole else 1))
         return Part(file, kernel, values | {"copied": copied})
 
@@ -97,7 +98,7 @@ def parts_of(S: int, D: int) -> dict[str, list[Part]]:
         "backward": [
             part(
                 "backward",
-                rf"tiles_kernel<BFloat16, {S}, {V}, .*\){role}>",
+                rf"backward_kernel<BFloat16, {S}, {V}, .*\){role}>",
                 n,
                 V,
                 sites,
@@ -200,7 +201,7 @@ def work(part: Part) -> Counter[str]:
     kernels = disassembly(part.file)
     section = next(text for name, text in kernels.items() if re.search(part.kernel, name))
     source = lines_of(str(CUDA / f"attention_jet_{part.file}.cu"))
-    first = next(n for n, line in enumerate(source, 1) if line == "  go_over(")
+    first = next(n for n, line in enumerate(source, 1) if line == "  mainloop(")
     last = next(n for n, line in enumerate(source, 1) if n > first and line == "      });")
     groups: dict[str, Counter[str]] = {}
     for opcode, chain in instructions(section):

@@ -1,5 +1,5 @@
-// CUDA kernel of jachess::attention_jet: a block takes up to 64 queries of one head, 16 a warp, and
-// goes over the keys tile by tile. The jets of numerator and denominator,
+// CUDA kernel of jachess::attention_jet: up to 64 queries of one head, 16 a warp, are resident in a
+// block, and the keys and values are streamed, tile by tile. The jets of numerator and denominator,
 //
 //     N = Σ e^{s−c} v,   L = Σ e^{s−c},   y = N / L,
 //
@@ -12,22 +12,22 @@
 //     keys     [N, size]      (x 2)    N                     [16, V]
 //     values   [N, V]         (x 2)    centre, L             per row
 //
-// N is 16 to 64; V is 32 to 128, and wider values are shared out over blocks. The next tile of keys
-// and values is loaded behind the products of this one where two fit. With two directions in
-// bfloat16 and values wider than V = 64, two warps share a strip of queries: each has the scores of
-// half of a tile's keys and, with the weights of all of them, half of the columns.
+// N is 16 to 64; V is 32 to 128, and blocks divide wider values. The next tile of keys and values
+// is loaded during the products of this one where two fit. With two directions in bfloat16 and
+// values wider than V = 64, two warps share 16 queries: each makes the scores of half of a tile's
+// keys and, with the weights of all of them, half of the columns.
 #include "attention_launch.h"
 
 namespace jachess {
 namespace {
 
-// Value columns of a warp, by what fits its registers.
+// Value columns of a warp, as many as its registers have room for.
 template <typename T, int S>
-constexpr int kWidest = sizeof(T) == 4 ? (S == 2 ? 64 : 32) : (S == 2 ? 128 : 64);
+constexpr int kWarpColumns = sizeof(T) == 4 ? (S == 2 ? 64 : 32) : (S == 2 ? 128 : 64);
 
-// Fragments along the heads that a warp multiplies at a time, likewise.
+// Fragments along the head dimension that a warp multiplies at a time, likewise.
 template <typename T>
-constexpr int kDeep = sizeof(T) == 2 ? 2 : 1;
+constexpr int kFragmentsK = sizeof(T) == 2 ? 2 : 1;
 
 // What a lane knows of its two rows, g and g + 8; the sums are its own columns'.
 template <int S>
@@ -36,60 +36,61 @@ struct RowState {
   float sum[2][S] = {};
 };
 
-// A row's centre follows a score that is larger than its primal part by more than this: weights
-// stay below e^4, and rows are seldom centred anew. In float16 at every rise: where tangents are
-// large, terms that cancel in N / L are the smaller the nearer the centre is.
+// A row is rescaled, to a new centre, where a score exceeds the primal of its centre by more than
+// this: weights stay below e^4, and rows are seldom rescaled. In float16 at every rise: where
+// tangents are large, terms that cancel in N / L are the smaller the nearer the centre is.
 template <typename T>
 constexpr float kHeadroom = std::is_same_v<T, Half> ? 0.0f : 4.0f;
 
-// A centre's primal part to subtract: 0 rather than the −inf of a query that has seen nothing yet,
-// whose weights and sums then become zeros and not NaN.
+// What is subtracted from the primal scores of a row of this centre: 0 rather than the −inf of a
+// query that has seen nothing yet, whose weights and sums then become zeros and not NaN.
 __device__ inline float base_of(float centre) { return centre == kMinusInfinity ? 0 : centre; }
 
-// What the warps that share a strip tell each other, in the strip's shared memory: weights
-// [S][16][2 N], each warp those of its own keys, and behind a row's weights, in what keeps rows in
-// different banks, numbers of the row.
-template <typename T, int S, int N, int share>
-struct Exchange {
-  static constexpr int kLine = share * N + 8;
-  static constexpr int kBytes = share > 1 ? S * kStrip * kLine * static_cast<int>(sizeof(T)) : 0;
+// What two warps that share 16 queries exchange, in the queries' scratch: weights [S][16][2 N],
+// each warp those of its half of the keys, and numbers of a row, which lie in the padding behind
+// the row's weights.
+template <typename T, int S, int N, int warps_per_tile>
+struct WarpPair {
+  static constexpr int kLd = warps_per_tile * N + 8;
+  static constexpr int kBytes =
+      warps_per_tile > 1 ? S * kWarpRows * kLd * static_cast<int>(sizeof(T)) : 0;
   Tile<T> weights;
   int pair, half;
 
-  // Where one of the warps leaves numbers of one of a lane's two rows, so many of it: a largest
-  // score behind the first stream's weights, S sums behind the second's or the third's.
-  __device__ inline float* room(int of, int row, int half) const {
-    T* behind = weights.at(0, lane_index() / 4, share * N);
-    float* first = reinterpret_cast<float*>(behind + 8 * row * kLine);
-    constexpr int stream = kStrip * kLine * static_cast<int>(sizeof(T)) / 4;
-    return of == 1 ? first + half : first + (1 + half) * stream;
+  // Where warp `half` leaves `count` numbers of one of a lane's two rows: a largest score behind
+  // the first stream's weights, S sums behind the second's or the third's.
+  __device__ inline float* padding(int count, int row, int half) const {
+    T* behind = weights.at(0, lane_index() / 4, warps_per_tile * N);
+    float* first = reinterpret_cast<float*>(behind + 8 * row * kLd);
+    constexpr int stream = kWarpRows * kLd * static_cast<int>(sizeof(T)) / 4;
+    return count == 1 ? first + half : first + (1 + half) * stream;
   }
   // Combines the values of a lane's rows from `first` on, which four lanes share, with those of the
-  // strip's other warp, which calls it too.
+  // other warp; both call it.
   template <typename How, int rows, int count>
   __device__ inline void combine(float (&values)[rows][count], int first = 0) const {
-    if constexpr (share > 1) {
+    if constexpr (warps_per_tile > 1) {
       JACHESS_UNROLL
       for (int n = 0; n < rows * count; ++n) {
         if (lane_index() % 4 == 0)
-          room(count, first + n / count, half)[n % count] = values[n / count][n % count];
+          padding(count, first + n / count, half)[n % count] = values[n / count][n % count];
       }
       sync_pair(pair);
       JACHESS_UNROLL
       for (int n = 0; n < rows * count; ++n) {
         float& value = values[n / count][n % count];
-        value = How()(value, room(count, first + n / count, 1 - half)[n % count]);
+        value = How()(value, padding(count, first + n / count, 1 - half)[n % count]);
       }
     }
   }
-  // Shows the other warp this one's weights, and waits for its.
-  __device__ inline void show(const float (&w)[S][N / 8][4]) const {
+  // Writes this warp's weights, and waits for those of the other.
+  __device__ inline void exchange(const float (&w)[S][N / 8][4]) const {
     T* mine = weights.at(0, lane_index() / 4, half * N + lane_index() % 4 * 2);
     JACHESS_UNROLL
     for (int n = 0; n < S * N / 4; ++n) {  // two columns of one of the rows
       const int s = n / (N / 4), block = n / 2 % (N / 8), row = n % 2;
       const float* from = &w[s][block][2 * row];
-      *reinterpret_cast<uint32_t*>(mine + (s * kStrip + 8 * row) * kLine + 8 * block) =
+      *reinterpret_cast<uint32_t*>(mine + (s * kWarpRows + 8 * row) * kLd + 8 * block) =
           pair_of<T>(from[0], from[1]);
     }
     sync_pair(pair);
@@ -107,13 +108,13 @@ __device__ inline void weight_of(const float* score, float scale, float base, co
   exp_jet<S>(s, weight);
 }
 
-// Centres the rows whose largest score rises: at that score, and at the other streams of log L over
-// what they have seen, this tile included. What they have summed up so far is multiplied by the jet
-// of e^{old − new centre}.
-template <int S, int N, int V, typename Exchange>
-__device__ inline void centre_rows(float (&w)[S][N / 8][4], float scale, const bool (&rises)[2],
-                                   const float (&top)[2][1], const Exchange& exchange,
-                                   RowState<S>& state, float (&sums)[S][V / 8][4]) {
+// Moves the centre of the rows whose largest score rises: to that score, and to the other streams
+// of log L over the keys so far, this tile's included. The sums so far are multiplied by the jet of
+// e^{old − new centre}.
+template <int S, int N, int V, typename Pair>
+__device__ inline void rescale_rows(float (&w)[S][N / 8][4], float scale, const bool (&rises)[2],
+                                    const float (&top)[2][1], const Pair& warp_pair,
+                                    RowState<S>& state, float (&sums)[S][V / 8][4]) {
   constexpr int q = kDirections<S>, P = kPairs<S>;
   float factor[2][S];
   JACHESS_UNROLL
@@ -134,7 +135,7 @@ __device__ inline void centre_rows(float (&w)[S][N / 8][4], float scale, const b
       for (int s = 0; s < S; ++s) total[s] += seen[s];
     });
     warp_reduce<Add, S, 4>(total);
-    exchange.template combine<Add>(totals, row);
+    warp_pair.template combine<Add>(totals, row);
     const float inverse = 1.0f / total[0];
     float shift[S];
     pointwise_jet<q, P>(inverse, -inverse * inverse, total, shift);
@@ -156,16 +157,16 @@ __device__ inline void centre_rows(float (&w)[S][N / 8][4], float scale, const b
   });
 }
 
-// From the scores' products to the weights, in place; the denominators' sums; and, where rows are
-// centred anew, the numerators'.
-template <typename T, int S, int N, int V, typename Exchange>
-__device__ inline void weigh_scores(const ScoreRules& rules, const ScoreTile<N, false>& tile,
-                                    const Exchange& exchange, float (&w)[S][N / 8][4],
-                                    RowState<S>& state, float (&sums)[S][V / 8][4]) {
+// Computes the weights from q · k, in place, and adds them to the denominators; where rows are
+// rescaled, also rescales the numerators' sums.
+template <typename T, int S, int N, int V, typename Pair>
+__device__ inline void online_softmax(const ScoreRules& rules, const ScoreTile<N, false>& tile,
+                                      const Pair& warp_pair, float (&w)[S][N / 8][4],
+                                      RowState<S>& state, float (&sums)[S][V / 8][4]) {
   // Scaled first where it must be, in every tile of the launch alike, so that a query's weights are
   // the same to the bit in a tile that hides something and in one that does not.
   float scale = rules.scale;
-  if (rules.softcap != 0 || rules.numbers || !(scale > 0)) {
+  if (rules.softcap != 0 || rules.adds_bias || !(scale > 0)) {
     for_each_jet(w, [&](int, int, const float*, float* jet) {
       scale_jet<S>(scale, jet);
       if (rules.softcap != 0) cap_score<S>(rules.softcap, jet);
@@ -174,10 +175,10 @@ __device__ inline void weigh_scores(const ScoreRules& rules, const ScoreTile<N, 
   }
   if (tile.changed) {
     for_each_jet(w, [&](int n, int e, const float*, float* jet) {
-      const float added = tile.added(rules, n, e);
-      jet[0] += added;  // NaN − ∞ is NaN
+      const float bias = tile.bias_of(rules, n, e);
+      jet[0] += bias;  // NaN − ∞ is NaN
       JACHESS_UNROLL
-      for (int k = 1; k < S; ++k) jet[k] = added == kMinusInfinity ? 0 : jet[k];
+      for (int k = 1; k < S; ++k) jet[k] = bias == kMinusInfinity ? 0 : jet[k];
     });
   }
 
@@ -185,18 +186,18 @@ __device__ inline void weigh_scores(const ScoreRules& rules, const ScoreTile<N, 
   for_each_score<N>([&](int n, int e) { top[e / 2][0] = ::fmaxf(w[0][n][e], top[e / 2][0]); });
   bool rises[2];
   warp_reduce<Larger, 2, 4>(&top[0][0]);
-  exchange.template combine<Larger>(top);
+  warp_pair.template combine<Larger>(top);
   JACHESS_UNROLL
   for (int row = 0; row < 2; ++row) {
     top[row][0] *= scale;
     rises[row] = top[row][0] > state.centre[row][0] + kHeadroom<T>;
   }
   if (__any_sync(0xFFFFFFFFu, rises[0] || rises[1]))
-    centre_rows<S, N, V>(w, scale, rises, top, exchange, state, sums);
+    rescale_rows<S, N, V>(w, scale, rises, top, warp_pair, state, sums);
 
   JACHESS_UNROLL
   for (int row = 0; row < 2; ++row) base[row] = base_of(state.centre[row][0]);
-  recompute(scale);  // else its products are shared with centre_rows, and no longer fused below
+  recompute(scale);  // else its products are shared with rescale_rows, and no longer fused below
   for_each_jet(w, [&](int, int e, const float* score, float* weight) {
     weight_of<S>(score, scale, base[e / 2], state.centre[e / 2], weight);
     JACHESS_UNROLL
@@ -212,13 +213,13 @@ __device__ inline void weigh_scores(const ScoreRules& rules, const ScoreTile<N, 
 // The jet of log Σ e^score: that of log L, and c. A query that saw no key has −∞ and zeros, as on
 // the CPU.
 template <int S>
-__device__ inline void write_stats(const AttentionArguments& args, const ScorePlace& place,
+__device__ inline void write_stats(const AttentionArguments& args, const ScoreCoord& coord,
                                    const RowState<S>& state) {
   const int64_t heads = static_cast<int64_t>(args.batch) * args.rules.heads;
-  const int64_t head = static_cast<int64_t>(place.batch) * args.rules.heads + place.head;
+  const int64_t head = static_cast<int64_t>(coord.batch) * args.rules.heads + coord.head;
   JACHESS_UNROLL
   for (int row = 0; row < 2; ++row) {
-    const int query = place.query + lane_index() / 4 + 8 * row;
+    const int query = coord.query + lane_index() / 4 + 8 * row;
     if (lane_index() % 4 != 0 || query >= args.rules.queries) continue;
     const float* sum = state.sum[row];
     float out[S] = {kMinusInfinity};
@@ -235,86 +236,91 @@ __device__ inline void write_stats(const AttentionArguments& args, const ScorePl
   }
 }
 
-template <typename T, int S, int N, int V, int share>
-__global__ void __launch_bounds__(kMostWarps * share * kWarp, 1)
+template <typename T, int S, int N, int V, int warps_per_tile>
+__global__ void __launch_bounds__(kMostWarps * warps_per_tile * kWarp, 1)
     forward_kernel(const __grid_constant__ AttentionArguments args) {
-  constexpr int K = share * N;  // keys of a tile
-  const AttentionPlan& plan = args.plan;
+  constexpr int K = warps_per_tile * N;  // keys of a streamed tile
+  const SmemLayout& smem = args.smem;
   const ScoreRules& rules = args.rules;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, half = warp % share;
-  const int strip = warp / share * kStrip, rows = plan.warps * kStrip;
-  const BlockPlace block(plan, rules.heads, share * V, true);
-  const int key_head = block.owner / args.group;
-  const ScorePlace first = {block.batch, block.owner, block.first, 0};
-  const auto place_of = [&](int step, int below) {
-    return ScorePlace{first.batch, first.head, first.query + below, step * K};
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, half = warp % warps_per_tile;
+  const int warp_row = warp / warps_per_tile * kWarpRows, rows = smem.warps * kWarpRows;
+  const BlockCoord block(smem, rules.heads, warps_per_tile * V, true);
+  const int key_head = block.head / args.group;
+  const ScoreCoord first = {block.batch, block.head, block.first, 0};
+  const auto coord_of = [&](int step, int row) {
+    return ScoreCoord{first.batch, first.head, first.query + row, step * K};
   };
 
   char* memory = dynamic_shared_memory();
-  const Tile<T> queries = {reinterpret_cast<T*>(memory), rows, plan.line};
-  char* scratch = memory + plan.scratch + warp / share * plan.own_scratch;
-  const Exchange<T, S, N, share> exchange = {
-      {reinterpret_cast<T*>(scratch), kStrip, Exchange<T, S, N, share>::kLine}, warp / share, half};
-  scratch += exchange.kBytes;
-  ScoreTile<N, false> tile(rules, scratch + half * (plan.own_scratch - exchange.kBytes) / share);
-  const auto tile_at = [&](int stage, int offset, int line) {
-    char* start = memory + plan.first_stage + stage * plan.stage + offset;
-    return Tile<T>{reinterpret_cast<T*>(start), K, line};
+  const Tile<T> queries = {reinterpret_cast<T*>(memory), rows, smem.ld_qk};
+  char* scratch = memory + smem.scratch_offset + warp / warps_per_tile * smem.scratch_bytes;
+  const WarpPair<T, S, N, warps_per_tile> warp_pair = {
+      {reinterpret_cast<T*>(scratch), kWarpRows, WarpPair<T, S, N, warps_per_tile>::kLd},
+      warp / warps_per_tile,
+      half};
+  scratch += warp_pair.kBytes;
+  ScoreTile<N, false> tile(
+      rules, scratch + half * (smem.scratch_bytes - warp_pair.kBytes) / warps_per_tile);
+  const auto tile_at = [&](int stage, int offset, int ld) {
+    char* start = memory + smem.stages_offset + stage * smem.stage_bytes + offset;
+    return Tile<T>{reinterpret_cast<T*>(start), K, ld};
   };
-  const auto keys_of = [&](int stage) { return tile_at(stage, 0, plan.line); };
-  const auto values_of = [&](int stage) { return tile_at(stage, plan.second, plan.second_line); };
+  const auto keys_of = [&](int stage) { return tile_at(stage, 0, smem.ld_qk); };
+  const auto values_of = [&](int stage) {
+    return tile_at(stage, smem.streamed_vo_offset, smem.ld_vo);
+  };
 
-  BlockPlace own = block;  // with this warp's columns
-  own.column += half * V;
+  BlockCoord output = block;  // from this warp's columns on
+  output.column += half * V;
   float sums[S][V / 8][4] = {};
   RowState<S> state;
   RowUnits<T> units;
   const auto rows_at = [&](const JetHeads& x, int head, int count, int size) {
     return rows_of<T>(x, block.batch, head, count, size, args.aligned);
   };
-  struct Others {
+  struct Streamed {
     Rows<T> keys, values;
   };
-  const auto others = [&] {
-    return Others{rows_at(args.other, key_head, rules.keys, args.size),
-                  rows_at(args.other_second, key_head, rules.keys, args.value_size)};
+  const auto streamed_rows = [&] {
+    return Streamed{rows_at(args.streamed_qk, key_head, rules.keys, args.size),
+                    rows_at(args.streamed_vo, key_head, rules.keys, args.value_size)};
   };
-  const Others kept = others();
-  load_tile<S>(queries, rows_at(args.own, block.owner, rules.queries, args.size), block.first, 0,
-               plan.depth, plan.shift);
+  const Streamed streamed = streamed_rows();
+  load_tile<S>(queries, rows_at(args.resident_qk, block.head, rules.queries, args.size),
+               block.first, 0, smem.dim_qk, smem.log2_threads_qk);
   const int steps = (rules.keys + K - 1) / K;
-  go_over(
-      steps, plan.stages == 2,
+  mainloop(
+      steps, smem.stages == 2,
       [&](int step) {
-        while (step < steps && !tile_takes_part(rules, place_of(step, 0), rows, K)) ++step;
+        while (step < steps && !tile_takes_part(rules, coord_of(step, 0), rows, K)) ++step;
         return step;
       },
       [&](int step, int stage) {
         // In float32 the registers do not suffice to keep them.
-        const Others from = sizeof(T) == 4 ? others() : kept;
-        load_tile<S>(keys_of(stage), from.keys, step * K, 0, plan.depth, plan.shift);
-        load_tile<S>(values_of(stage), from.values, step * K, block.column, plan.second_depth,
-                     plan.second_shift);
+        const Streamed from = sizeof(T) == 4 ? streamed_rows() : streamed;
+        load_tile<S>(keys_of(stage), from.keys, step * K, 0, smem.dim_qk, smem.log2_threads_qk);
+        load_tile<S>(values_of(stage), from.values, step * K, block.column, smem.dim_vo,
+                     smem.log2_threads_vo);
       },
       [&](int step, int stage) {
-        ScorePlace place = place_of(step, strip);
-        if (!tile_in_band(rules, place, kStrip, K)) return;
-        place.key += half * N;
+        ScoreCoord coord = coord_of(step, warp_row);
+        if (!tile_in_band(rules, coord, kWarpRows, K)) return;
+        coord.key += half * N;
         Tile<T> scored = keys_of(stage);
         scored.data = scored.at(0, half * N, 0);
         float weights[S][N / 8][4] = {};
-        tile.fill(rules, place);
-        multiply_tokens<Sides::factors, S, N, kDeep<T>>(queries, strip, scored, plan.depth,
-                                                        weights);
-        weigh_scores<T, S, N, V>(rules, tile, exchange, weights, state, sums);
+        tile.fill(rules, coord);
+        multiply_tokens<Sides::factors, S, N, kFragmentsK<T>>(queries, warp_row, scored,
+                                                              smem.dim_qk, weights);
+        online_softmax<T, S, N, V>(rules, tile, warp_pair, weights, state, sums);
         units.template apply<S, N, V>(weights, sums);
-        const int width = args.value_size - own.column;
-        if constexpr (share > 1) {
-          exchange.show(weights);
-          const auto shown = [&](int s, int n, typename Mma<T>::A& a) {
-            Mma<T>::load_a(exchange.weights.at(s, 0, n), exchange.kLine, a);
+        const int width = args.value_size - output.column;
+        if constexpr (warps_per_tile > 1) {
+          warp_pair.exchange(weights);
+          const auto exchanged = [&](int s, int n, typename Mma<T>::A& a) {
+            Mma<T>::load_a(warp_pair.weights.at(s, 0, n), warp_pair.kLd, a);
           };
-          multiply_weights_of<Sides::factors, S, K, V>(shown, values_of(stage), half * V, width,
+          multiply_weights_of<Sides::factors, S, K, V>(exchanged, values_of(stage), half * V, width,
                                                        sums);
         } else {
           multiply_weights<Sides::factors, S, N, V>(weights, values_of(stage), 0, width, sums);
@@ -323,44 +329,49 @@ __global__ void __launch_bounds__(kMostWarps * share * kWarp, 1)
 
   JACHESS_UNROLL
   for (int row = 0; row < 2; ++row) warp_reduce<Add, S, 4>(state.sum[row]);
-  exchange.template combine<Add>(state.sum);
-  if (own.column == 0) write_stats<S>(args, place_of(0, strip), state);
-  write_strip<T, S, V>(sums, units, args.out, own, strip, rules.queries, args.value_size,
-                       [&](int row, float* jet) { quotient_jet<S>(state.sum[row], jet); });
+  warp_pair.template combine<Add>(state.sum);
+  if (output.column == 0) write_stats<S>(args, coord_of(0, warp_row), state);
+  store_tile<T, S, V>(sums, units, args.out, output, warp_row, rules.queries, args.value_size,
+                      [&](int row, float* jet) { quotient_jet<S>(state.sum[row], jet); });
 }
 
-template <typename T, int S, int N, int V, int share>
+template <typename T, int S, int N, int V, int warps_per_tile>
 int launch_forward(AttentionArguments args, const AttentionProblem& problem, Queue queue) {
-  const int value_size = round_up(args.value_size, 16), columns = share * V;
-  AttentionPlan& plan = args.plan;
-  plan.depth = depth_of(args.size);
-  plan.second_depth = value_size < columns ? value_size : columns;
-  plan.chunks = value_size > 0 ? (value_size + columns - 1) / columns : 1;  // for the statistics
-  const int scratch = Exchange<T, S, N, share>::kBytes + share * scratch_of<S>(problem, N, false);
-  if (!make_plan<T, S, share * N>(problem.queries, 1, Jets::none, scratch,
-                                  shared_memory_limit(queue.device), plan, kResident / share))
+  const int value_size = round_up(args.value_size, 16), columns = warps_per_tile * V;
+  SmemLayout& smem = args.smem;
+  smem.dim_qk = padded_head_dim(args.size);
+  smem.dim_vo = value_size < columns ? value_size : columns;
+  smem.column_blocks =
+      value_size > 0 ? (value_size + columns - 1) / columns : 1;  // for the statistics
+  const int scratch = WarpPair<T, S, N, warps_per_tile>::kBytes +
+                      warps_per_tile * scratch_bytes_of<S>(problem, N, false);
+  if (!choose_layout<T, S, warps_per_tile * N>(problem.queries, 1, RowStats::none, scratch,
+                                               shared_memory_limit(queue.device), smem,
+                                               kResidentWarps / warps_per_tile))
     return kNoTileFits;
-  // With one strip a block, and one block a multiprocessor, the warps would be too few.
-  if (share > 1 && plan.warps == 1 && problem.queries > kStrip) return kNoTileFits;
+  // With 16 queries a block, and one block a multiprocessor, the warps would be too few.
+  if (warps_per_tile > 1 && smem.warps == 1 && problem.queries > kWarpRows) return kNoTileFits;
   args.aligned = heads_aligned<T>(problem.query, problem.size) &&
                  heads_aligned<T>(problem.key, problem.size) &&
                  heads_aligned<T>(problem.value, problem.value_size);
-  const int64_t blocks = problem.batch * problem.heads * plan.tiles * plan.chunks;
-  return launch_with_shared(forward_kernel<T, S, N, V, share>, blocks, plan.warps * share * kWarp,
-                            static_cast<size_t>(plan.bytes), queue, args);
+  const int64_t blocks = problem.batch * problem.heads * smem.resident_tiles * smem.column_blocks;
+  return launch_with_shared(forward_kernel<T, S, N, V, warps_per_tile>, blocks,
+                            smem.warps * warps_per_tile * kWarp,
+                            static_cast<size_t>(smem.smem_bytes), queue, args);
 }
 
 }  // namespace
 
 int attention_jet_cuda(const AttentionProblem& problem, JetHeads y, void* stats, Queue queue) {
   AttentionArguments args = attention_arguments(problem, stats);
-  args.own = problem.query;
-  args.other = problem.key;
-  args.other_second = problem.value;
+  args.resident_qk = problem.query;
+  args.streamed_qk = problem.key;
+  args.streamed_vo = problem.value;
   args.out = y;
   return dispatch_attention(problem, [&](auto* typed, auto streams) {
     using T = std::remove_pointer_t<decltype(typed)>;
-    constexpr int S = decltype(streams)::value, N = attention_tile(S), V = kWidest<T, S>;
+    constexpr int S = decltype(streams)::value, N = attention_streamed_rows(S),
+                  V = kWarpColumns<T, S>;
     if constexpr (V == 128) {
       // With sums for 64 columns, the registers hold the scores of twice as many keys.
       if (problem.value_size <= 64 && problem.size <= 64) {

@@ -1,13 +1,16 @@
-// What the attention kernels share around their products: how a launch cuts its work, the loop over
-// tiles, and the results. A block owns up to 64 tokens of a head, 16 a warp, and goes over others:
+// What the attention kernels have in common beside their products: the layout of shared memory, the
+// loop over tiles, and the writing of results. Up to 64 tokens of a head, 16 a warp, stay in a
+// block's shared memory (resident); tiles of N tokens pass through one stage of it, or two
+// (streamed):
 //
-//     shared memory   own tokens (and second operands)   a stage, or two       a warp's scratch
-//                     [S][warps x 16][depth]             [S][N][depth], twice  ScoreTile, if needed
-//     loop            next tile on its way | wait | products of this one, softmax | next
+//     shared memory   resident qk (and vo)   a stage, or two: qk and vo   a warp's scratch
+//                     [S][warps x 16][ld]    [S][N][ld] each              ScoreTile, if needed
+//     loop            start to load the next tile | wait | products of this one, softmax | next
 //
-// The first operand makes the scores, the second their gradients or the results. Jets of l and R
-// (attention_jet_backward.cu) lie beside the queries they belong to. Wider results than a warp's
-// registers hold are shared out over blocks.
+// qk, q or k, are the operands of the scores; vo, v or the gradient of the output, those of the
+// results or of the weights' gradients. Jets of l and δ (attention_jet_backward.cu), the
+// statistics, lie beside the queries they belong to. Blocks divide the columns of results that are
+// wider than a warp's registers hold.
 #pragma once
 
 #include <algorithm>
@@ -17,32 +20,33 @@
 namespace jachess {
 
 constexpr int kMostWarps = 4;
-constexpr int kResident = 8;  // warps of 255 registers that a multiprocessor holds
+constexpr int kResidentWarps = 8;  // warps of 255 registers that a multiprocessor holds
 
-// How a launch cuts its work, and where everything lies in shared memory (bytes).
-struct AttentionPlan {
-  int warps, stages;         // of a block; tiles of other tokens in shared memory at a time
-  int depth, second_depth;   // entries of a token's operands there
-  int line, second_line;     // length of a row of both, with what keeps rows in other banks
-  int shift, second_shift;   // tile_shift of both
-  int chunks, tiles;         // blocks that share own tokens, V result columns each; tiles of own
-  int own_second, own_jets;  // places
-  int first_stage, scratch;  // places
-  int own_scratch;           // bytes of a warp's
-  int stage, second, jets;   // bytes of a stage; places in it
-  int bytes;
+// How a launch divides its work, and the layout of a block's shared memory, in bytes.
+struct SmemLayout {
+  int warps, stages;                     // of a block: sets of 16 resident rows; streamed tiles
+  int dim_qk, dim_vo;                    // entries of a token, padded to whole fragments
+  int ld_qk, ld_vo;                      // elements from row to row, so that banks differ
+  int log2_threads_qk, log2_threads_vo;  // threads that load a row
+  int column_blocks;                     // blocks that divide the columns of a tile's results
+  int resident_tiles;                    // of a head
+  // Of a block; resident qk begins at 0.
+  int resident_vo_offset, resident_stats_offset, stages_offset, scratch_offset;
+  int scratch_bytes;  // of a set of 16 resident rows
+  // Of a stage; streamed qk begins at 0.
+  int stage_bytes, streamed_vo_offset, streamed_stats_offset;
+  int smem_bytes;  // of a block
 };
 
-// "Own" are the tokens of the block's tile, "other" those it goes over.
 struct AttentionArguments {
   ScoreRules rules;
-  AttentionPlan plan;
-  JetHeads own, own_second, other, other_second;
+  SmemLayout smem;
+  JetHeads resident_qk, resident_vo, streamed_qk, streamed_vo;
   JetHeads out, value_out;  // y, q̄ or k̄; v̄ of the backward
   float* stats;             // [S, batch, heads, queries]: the jet of log Σ e^score
-  const float* shares;      // likewise: R
+  const float* delta;       // of the same shape: δ
   int batch, group, size, value_size;
-  bool aligned;  // all operands' rows
+  bool aligned;  // whether all rows of the operands are, to 16 bytes
 };
 
 inline AttentionArguments attention_arguments(const AttentionProblem& problem, void* stats) {
@@ -56,72 +60,74 @@ inline AttentionArguments attention_arguments(const AttentionProblem& problem, v
   return args;
 }
 
-// Entries of a token in shared memory: whole fragments, one of zeros where heads have no entries.
-inline int depth_of(int size) { return round_up(size > 0 ? size : 1, 16); }
+// Entries of a token's q or k in shared memory: whole fragments, one of zeros where there are none.
+inline int padded_head_dim(int size) { return round_up(size > 0 ? size : 1, 16); }
 
-// Bytes of a warp's scratch: none where there is no mask and no dropout. capped: whether the scores
-// of a soft cap are kept, of S streams.
+// Bytes of a warp's scratch for tiles of `streamed_rows` tokens; 0 where there is no mask and no
+// dropout. keep_scores: whether S streams of scores are kept, for the backward of a soft cap.
 template <int S>
-int scratch_of(const AttentionProblem& problem, int tile, bool capped) {
-  if (capped) return attention_scratch(tile, S);
+int scratch_bytes_of(const AttentionProblem& problem, int streamed_rows, bool keep_scores) {
+  if (keep_scores) return attention_scratch_bytes(streamed_rows, S);
   const bool needed = problem.mask.kind != MaskKind::none || problem.dropout_p > 0;
-  return needed ? attention_scratch(tile, 0) : 0;
+  return needed ? attention_scratch_bytes(streamed_rows, 0) : 0;
 }
 
-// Plans with `depth`, `second_depth` and `chunks` given, for tiles of N other tokens: of what fits
-// a block, the most warps that a multiprocessor holds, then two stages, then the largest block;
-// false where nothing does. own: tokens of a head; kept: how many operands of own tokens stay in
-// shared memory; jets: whose jets lie there, own queries' or others'; scratch: bytes of a strip's;
-// resident: strips whose registers a multiprocessor holds.
-enum class Jets { none, own, other };
+// Completes a layout whose dim_qk, dim_vo and column_blocks are set, for streamed tiles of N
+// tokens: of the layouts that fit, the one of most warps on a multiprocessor, then of two stages,
+// then of the largest block; false where none fits. tokens: of a head, that are resident in turn;
+// operands: 1 where qk alone is resident, 2 with vo; stats: on which side the statistics lie;
+// scratch: bytes of a set of 16 resident rows; warps_per_sm: sets of 16 rows whose registers a
+// multiprocessor holds.
+enum class RowStats { none, resident, streamed };
 template <typename T, int S, int N>
-bool make_plan(int64_t own, int kept, Jets jets, int scratch, size_t limit, AttentionPlan& plan,
-               int resident = kResident) {
+bool choose_layout(int64_t tokens, int operands, RowStats stats, int scratch, size_t limit,
+                   SmemLayout& smem, int warps_per_sm = kResidentWarps) {
   constexpr int jet = 2 * S * static_cast<int>(sizeof(float));
   constexpr int element = static_cast<int>(sizeof(T));
-  plan.line = attention_row(element, plan.depth) / element;
-  plan.second_line = attention_row(element, plan.second_depth) / element;
-  const int row = S * element * plan.line, second_row = S * element * plan.second_line;
-  plan.shift = tile_shift<T>(plan.depth);
-  plan.second_shift = tile_shift<T>(plan.second_depth);
-  plan.own_scratch = scratch;
-  plan.second = N * row;
-  plan.jets = plan.second + N * second_row;
-  plan.stage = plan.jets + (jets == Jets::other ? N * jet : 0);
-  const AttentionPlan sizes = plan;
+  smem.ld_qk = attention_row_bytes(element, smem.dim_qk) / element;
+  smem.ld_vo = attention_row_bytes(element, smem.dim_vo) / element;
+  const int row_qk = S * element * smem.ld_qk, row_vo = S * element * smem.ld_vo;
+  smem.log2_threads_qk = log2_threads_per_row<T>(smem.dim_qk);
+  smem.log2_threads_vo = log2_threads_per_row<T>(smem.dim_vo);
+  smem.scratch_bytes = scratch;
+  smem.streamed_vo_offset = N * row_qk;
+  smem.streamed_stats_offset = smem.streamed_vo_offset + N * row_vo;
+  smem.stage_bytes = smem.streamed_stats_offset + (stats == RowStats::streamed ? N * jet : 0);
+  const SmemLayout fixed = smem;
   int best = 0;
   for (int warps = kMostWarps; warps > 0; warps /= 2) {
-    if (warps > 1 && own <= warps / 2 * kStrip) continue;
+    if (warps > 1 && tokens <= warps / 2 * kWarpRows) continue;
     for (int stages = 2; stages > 0; --stages) {
-      AttentionPlan next = sizes;
-      next.warps = warps;
-      next.stages = stages;
-      const int rows = warps * kStrip;
-      next.tiles = static_cast<int>((own + rows - 1) / rows);
-      next.own_second = rows * row;
-      next.own_jets = next.own_second + (kept == 2 ? rows * second_row : 0);
-      next.first_stage = next.own_jets + (jets == Jets::own ? rows * jet : 0);
-      next.scratch = next.first_stage + stages * plan.stage;
-      next.bytes = next.scratch + warps * scratch;
-      const size_t bytes = static_cast<size_t>(next.bytes);
+      SmemLayout trial = fixed;
+      trial.warps = warps;
+      trial.stages = stages;
+      const int rows = warps * kWarpRows;
+      trial.resident_tiles = static_cast<int>((tokens + rows - 1) / rows);
+      trial.resident_vo_offset = rows * row_qk;
+      trial.resident_stats_offset = trial.resident_vo_offset + (operands == 2 ? rows * row_vo : 0);
+      trial.stages_offset =
+          trial.resident_stats_offset + (stats == RowStats::resident ? rows * jet : 0);
+      trial.scratch_offset = trial.stages_offset + stages * smem.stage_bytes;
+      trial.smem_bytes = trial.scratch_offset + warps * scratch;
+      const size_t bytes = static_cast<size_t>(trial.smem_bytes);
       if (bytes > limit) continue;
       // A multiprocessor has 1 kB more than a block may take, and keeps 1 kB of each for itself.
       const int blocks = static_cast<int>((limit + 1024) / (bytes + 1024));
-      const int worth = 4 * warps * std::min(blocks, resident / warps) + stages;
-      if (worth > best) plan = next;
+      const int worth = 4 * warps * std::min(blocks, warps_per_sm / warps) + stages;
+      if (worth > best) smem = trial;
       best = std::max(best, worth);
     }
   }
   return best > 0;
 }
 
-// Whether all rows of a tensor of heads of `size` are aligned.
+// Whether all rows, of `size` elements, are aligned to 16 bytes.
 template <typename T>
 bool heads_aligned(const JetHeads& x, int64_t size) {
   return is_aligned<T>(x.data, x.stream, x.batch, x.head, x.token, size);
 }
 
-// Whether those of all that the backward loads are.
+// The same of everything that the backward loads.
 template <typename T>
 bool backward_aligned(const AttentionProblem& problem, const JetHeads& gy) {
   return heads_aligned<T>(problem.query, problem.size) &&
@@ -138,7 +144,7 @@ int dispatch_attention_streams(const AttentionProblem& problem, const F& f) {
   return streams == 3 ? f(Int<3>{}) : f(Int<4>{});
 }
 
-// Calls f(null pointer of the storage type, Int<S>); kNoTileFits for what the kernels do not serve.
+// Calls f(null pointer of the storage type, Int<S>); kNoTileFits for what the kernels do not take.
 template <typename F>
 int dispatch_attention(const AttentionProblem& problem, const F& f) {
   if (problem.q > 2) return kNoTileFits;
@@ -149,31 +155,31 @@ int dispatch_attention(const AttentionProblem& problem, const F& f) {
 
 // ---- on the device ------------------------------------------------------------------------------
 
-// What a block owns: tokens from `first` on of head `owner`, columns of the result from `column`.
-// last_first: of a head's tiles, the last ones start first. The last queries of a causal head see
-// most keys, and the first keys most queries; what starts last should be short.
-struct BlockPlace {
-  int first, owner, batch, column;
+// A block's resident tokens, of `head` from `first` on, and its columns of the result, from
+// `column` on. last_first: of a head's tiles, the last ones start first. The last queries of a
+// causal head see most keys, and the first keys most queries; what starts last should be short.
+struct BlockCoord {
+  int first, head, batch, column;
 
-  __device__ inline BlockPlace(const AttentionPlan& plan, int owners, int columns,
-                               bool last_first) {
+  __device__ inline BlockCoord(const SmemLayout& smem, int heads, int columns, bool last_first) {
     int block = static_cast<int>(blockIdx.x);
-    column = block % plan.chunks * columns;
-    block /= plan.chunks;
-    const int tile = block % plan.tiles;
-    first = (last_first ? plan.tiles - 1 - tile : tile) * plan.warps * kStrip;
-    block /= plan.tiles;
-    owner = block % owners;
-    batch = block / owners;
+    column = block % smem.column_blocks * columns;
+    block /= smem.column_blocks;
+    const int tile = block % smem.resident_tiles;
+    first = (last_first ? smem.resident_tiles - 1 - tile : tile) * smem.warps * kWarpRows;
+    block /= smem.resident_tiles;
+    head = block % heads;
+    batch = block / heads;
   }
 };
 
-// Goes over the tiles next(0), next(... + 1) and so on, below `steps`: load(step, stage) starts to
-// load one, use(step, stage) makes its products, `ahead` behind those of the tile before.
+// The loop over the streamed tiles next(0), next(... + 1) and so on, below `steps`: load(step,
+// stage) starts to load one, use(step, stage) computes with it; where `ahead`, the next one is
+// loaded meanwhile, into another stage.
 template <typename Next, typename Load, typename Use>
-__device__ inline void go_over(int steps, bool ahead, const Next& next, const Load& load,
-                               const Use& use) {
-  int step = -1, stage = 0;  // before the first tile there is nothing to multiply
+__device__ inline void mainloop(int steps, bool ahead, const Next& next, const Load& load,
+                                const Use& use) {
+  int step = -1, stage = 0;  // before the first tile
   while (step < steps) {
     const int following = next(step + 1), loaded = ahead ? following : step;
     if (loaded >= 0 && loaded < steps) load(loaded, ahead ? 1 - stage : stage);
@@ -242,17 +248,18 @@ struct RowUnits {
   }
 };
 
-// Writes a strip's results: f(row, jet) of each entry's sums, row being 0 or 1 of a lane's two.
+// Writes the results of a warp's rows: f(row, jet) of each entry's sums, in place; row is 0 or 1,
+// of a lane's two.
 template <typename T, int S, int V, typename F>
-__device__ inline void write_strip(const float (&sums)[S][V / 8][4], const RowUnits<T>& units,
-                                   const JetHeads& out, const BlockPlace& block, int strip,
-                                   int count, int size, const F& f) {
-  T* to = static_cast<T*>(out.data) + block.batch * out.batch + block.owner * out.head;
+__device__ inline void store_tile(const float (&sums)[S][V / 8][4], const RowUnits<T>& units,
+                                  const JetHeads& out, const BlockCoord& block, int warp_row,
+                                  int count, int size, const F& f) {
+  T* to = static_cast<T*>(out.data) + block.batch * out.batch + block.head * out.head;
   JACHESS_UNROLL
   for (int v = 0; v < V / 8; ++v) {
     JACHESS_UNROLL
     for (int e = 0; e < 4; ++e) {
-      const int token = block.first + strip + lane_index() / 4 + e / 2 * 8;
+      const int token = block.first + warp_row + lane_index() / 4 + e / 2 * 8;
       const int column = block.column + 8 * v + lane_index() % 4 * 2 + e % 2;
       if (token >= count || column >= size) continue;
       float jet[S];

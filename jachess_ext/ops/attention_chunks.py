@@ -336,13 +336,13 @@ def composite_backward(gy: Tensor, call: Call) -> Gradients:
 def hybrid_backward(gy: Tensor, call: Call, y: Tensor, statistics: Tensor) -> Gradients:
     """Return the gradients of query, key and value, from what the CUDA forward returned, too."""
     operators, settings = torch.ops.jachess, call.settings
-    shares = operators.attention_jet_shares(gy, y, settings.q)
+    delta = operators.attention_jet_delta(gy, y, settings.q)
 
     def make(chunk: Chunk) -> tuple[Tensor, ...]:
         batch, heads, rows = chunk.batch, chunk.heads, chunk.rows
         count = (batch.stop - batch.start) * (heads.stop - heads.start)
         both = operators.attention_jet_scores(
-            *(gy, *call[:5], statistics, shares, *settings),
+            *(gy, *call[:5], statistics, delta, *settings),
             *(batch.start * call.query.shape[2] + heads.start, count),
             *(rows.start, rows.stop - rows.start, chunk.keys),
         )

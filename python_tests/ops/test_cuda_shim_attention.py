@@ -559,8 +559,8 @@ def launches(
 @pytest.mark.parametrize(("limit", "streams", "size"), PLANS)
 def test_plans(programs: Programs, limit: int, streams: int, size: int) -> None:
     """Two blocks fit a multiprocessor of sm_90 where each has at most 115,712 bytes, one of sm_80
-    where 82,944, and one of sm_86, sm_89 and sm_120 where 50,176. Two warps share a strip of
-    queries, which makes eight a block, only where two strips fit."""
+    where 82,944, and one of sm_86, sm_89 and sm_120 where 50,176. Two warps share 16
+    queries, which makes eight a block, only where 32 queries fit."""
     tensors = inputs(streams // 2, streams, BFLOAT16, 1, 1, 1, 64, 64, size)
     y, stats = torch.zeros_like(tensors["query"]), torch.zeros(streams, 1, 1, 64)
     saved = {**tensors, "gy": y, "y": y}
