@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from jachess_ext import ops
 from jachess_ext.ops import attention, attention_chunks, library
-from jachess_ext.ops.attention_reference import Call, Part, Settings, default_scale
+from jachess_ext.ops.attention_reference import Call, ScoreBlock, Settings, default_scale
 from jachess_ext.ops.library import Streams
 from python_tests import processes
 from python_tests.ops.cases import (
@@ -320,12 +320,14 @@ def test_a_laplacian_without_kernels_needs_memory_linear_in_the_tokens() -> None
 
 
 @pytest.mark.parametrize("streams", [2, 3, 4])
-@pytest.mark.parametrize("places", [(1, 2, 0), (0, 2, 1), (0, 1, 2), (1, 0, 2)])
-def test_targets_of_a_stream_are_one_product(streams: int, places: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("factor_order", [(1, 2, 0), (0, 2, 1), (0, 1, 2), (1, 0, 2)])
+def test_targets_of_a_stream_are_one_product(
+    streams: int, factor_order: tuple[int, int, int]
+) -> None:
     """Of results and of all three gradients: what a stream is multiplied by lies side by side."""
     stacks = Streams(min(streams - 1, 2), order=2 if streams == 4 else 1)
     assert stacks.streams == streams
-    assert len(attention_chunks.Products(stacks, places).runs) == streams
+    assert len(attention_chunks.Products(stacks, factor_order).runs) == streams
 
 
 class Largest(TorchDispatchMode):
@@ -396,13 +398,13 @@ def scores_by_hand(*arguments: Any) -> list[Tensor]:
                 gp[one] += g[one | other] @ v[other].mT
         if mask is not None:
             mask_here = mask.expand(-1, heads, tokens, -1)[b, h, here, :keys]
-        part = Part(
+        block = ScoreBlock(
             torch.tensor([[b * heads + h]]),
             torch.arange(first, first + rows),
             keys,
             None if mask is None else mask_here,
         )
-        p, gs = attention_chunks._weights_and_gradient(s, gp, part, call)
+        p, gs = attention_chunks._weights_and_gradient(s, gp, block, call)
         results[0][:, n, :, :keys] = p[:, 0, 0]
         results[1][:, n, :, :keys] = gs[:, 0, 0] * call.settings.scale
     return [x[..., :keys] for x in results]
