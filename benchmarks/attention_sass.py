@@ -27,7 +27,8 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CUDA = ROOT / "csrc" / "cuda"
+ATTENTION = ROOT / "csrc" / "attention"
+KERNEL_FOLDERS = (ATTENTION, ROOT / "csrc" / "cuda")
 sys.path.insert(0, str(ROOT / "build_backend"))
 
 from jachess_build.cuda import compile_command, find_toolkit, run  # noqa: E402
@@ -119,7 +120,7 @@ def lines_of(path: str) -> list[str]:
 @cache
 def left_out(path: str) -> frozenset[int]:
     """Return the numbers of the lines that a tile in the middle does not run."""
-    if Path(path).parent != CUDA:
+    if Path(path).resolve().parent not in KERNEL_FOLDERS:
         return frozenset()
     found, lines = set(), lines_of(path)
     for n, line in enumerate(lines):
@@ -155,7 +156,7 @@ def disassembly(file: str) -> dict[str, str]:
     toolkit = find_toolkit()
     if toolkit is None:
         raise SystemExit("attention_sass: no nvcc was found: install a CUDA toolkit.")
-    source = CUDA / f"attention_jet_{file}.cu"
+    source = ATTENTION / f"{file}.cu"
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
         command = compile_command(toolkit, source, cubin, ["9.0a"], to="-cubin")
@@ -200,7 +201,7 @@ def work(part: Part) -> Counter[str]:
     """Return what a tile costs in one kernel: instructions, products, shared, all warps'."""
     kernels = disassembly(part.file)
     section = next(text for name, text in kernels.items() if re.search(part.kernel, name))
-    source = lines_of(str(CUDA / f"attention_jet_{part.file}.cu"))
+    source = lines_of(str(ATTENTION / f"{part.file}.cu"))
     first = next(n for n, line in enumerate(source, 1) if line == "  mainloop(")
     last = next(n for n, line in enumerate(source, 1) if n > first and line == "      });")
     groups: dict[str, Counter[str]] = {}

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "../attention_problem.h"
+#include "../attention/problem.h"
 #include "../dtypes.h"
 #include "../jet_math.h"
 #include "../ntk_gram_problem.h"
@@ -137,7 +137,7 @@ constexpr int kNoTileFits = -1;
 // stats [S, B, H, T] in the accumulation type: the jet of log Σ e^score.
 int attention_jet_cuda(const AttentionProblem& problem, JetHeads y, void* stats, Queue queue);
 
-// delta, of the shape of stats: δ (attention_jet_backward.cu), which the other two read.
+// delta, of the shape of stats: δ (attention/backward.cu), which the other two read.
 int attention_jet_delta_cuda(const AttentionProblem& problem, JetHeads gy, JetHeads y, void* delta,
                              Queue queue);
 int attention_jet_backward_cuda(const AttentionProblem& problem, JetHeads gy, const void* stats,

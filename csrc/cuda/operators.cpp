@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "../activation_arguments.h"
-#include "../attention_arguments.h"
+#include "../attention/arguments.h"
 #include "../direction_arguments.h"
 #include "../jet_mean_squares_arguments.h"
 #include "../norm_arguments.h"

@@ -40,9 +40,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ f
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     """The compiled shim with the attention kernels, by sanitizer."""
-    return programs_of(
-        "run_attention", list(CSRC.glob("cuda/attention_jet_*.cu")), tmp_path_factory.mktemp
-    )
+    return programs_of("run_attention", list(CSRC.glob("attention/*.cu")), tmp_path_factory.mktemp)
 
 
 def described(tensor: Tensor, *middle: int) -> str:

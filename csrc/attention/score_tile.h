@@ -4,8 +4,8 @@
 
 #include <limits>
 
-#include "attention_tiles.h"
-#include "pack.h"
+#include "../cuda/pack.h"
+#include "mma_jets.h"
 
 namespace jachess {
 

@@ -16,7 +16,7 @@
 // is loaded during the products of this one where two fit. With two directions in bfloat16 and
 // values wider than V = 64, two warps share 16 queries: each makes the scores of half of a tile's
 // keys and, with the weights of all of them, half of the columns.
-#include "attention_launch.h"
+#include "mainloop.h"
 
 namespace jachess {
 namespace {

@@ -1,11 +1,11 @@
 // CUDA kernel of jachess::attention_jet_scores: weights k p and scores' gradients gs, as the
-// backward has them (attention_jet_backward.cu), of a chunk of queries, to memory in 16 bits. The
+// backward has them (backward.cu), of a chunk of queries, to memory in 16 bits. The
 // gradients are then products of plain matrices, made elsewhere.
 //
 // Up to 64 queries of a head are resident in a block, and keys and values are streamed. With no
 // results to sum up the registers suffice for everything, whatever the heads' size: two warps share
 // 16 queries, each with half of a tile's keys.
-#include "attention_launch.h"
+#include "mainloop.h"
 
 namespace jachess {
 namespace {

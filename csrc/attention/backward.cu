@@ -20,7 +20,7 @@
 // Streamed tiles of N = 16 or 32 tokens pass through one stage or, where they fit, through two, so
 // that the next tile is loaded during the products of this one. V is 16 to 128, and blocks divide
 // wider results.
-#include "attention_launch.h"
+#include "mainloop.h"
 
 namespace jachess {
 namespace {

@@ -7,8 +7,8 @@
 //     p_i = p c_i,   p_s = p (t - sum p t).
 #pragma once
 
-#include "attention_pack.h"
-#include "attention_tiles.h"
+#include "../cpu/pack_panels.h"
+#include "cpu_softmax.h"
 
 namespace jachess {
 namespace JACHESS_ISA {

@@ -5,8 +5,8 @@
 // same softmax rule again; every sum is thereby centred, however far the scores lie from 0.
 #pragma once
 
-#include "attention_pack.h"
-#include "attention_tiles.h"
+#include "../cpu/pack_panels.h"
+#include "cpu_softmax.h"
 
 namespace jachess {
 namespace JACHESS_ISA {

@@ -11,8 +11,8 @@
 // from it. Stream s is the derivative along the directions whose bits are set in s (q <= 2).
 #pragma once
 
-#include "../attention_problem.h"
-#include "mma.h"
+#include "../cuda/mma.h"
+#include "problem.h"
 
 namespace jachess {
 

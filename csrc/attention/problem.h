@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "dtypes.h"
-#include "philox.h"
+#include "../dtypes.h"
+#include "../philox.h"
 
 namespace jachess {
 
@@ -64,7 +64,7 @@ JACHESS_HD constexpr int attention_row_bytes(int element, int size) {
 }
 
 // Bytes of a warp's scratch: bias and dropout bits of its scores of `streamed_rows` tokens
-// (ScoreTile of cuda/attention_elements.h), and `streams` streams of the scores themselves, which
+// (ScoreTile of score_tile.h), and `streams` streams of the scores themselves, which
 // the backward of a soft cap needs once more.
 JACHESS_HD constexpr int attention_scratch_bytes(int streamed_rows, int streams) {
   return streamed_rows * (100 + 64 * streams);

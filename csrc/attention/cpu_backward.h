@@ -7,8 +7,8 @@
 // the shape alone, so the bits do not depend on the number of threads.
 #pragma once
 
-#include "attention_pack.h"
-#include "attention_tiles.h"
+#include "../cpu/pack_panels.h"
+#include "cpu_softmax.h"
 
 namespace jachess {
 namespace JACHESS_ISA {
