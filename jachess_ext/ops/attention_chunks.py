@@ -297,9 +297,7 @@ def composite_forward(call: Call) -> Tensor:
     return y
 
 
-def _weights_and_gradient(
-    s: Tensor, gp: Tensor, block: ScoreBlock, call: Call
-) -> tuple[Tensor, Tensor]:
+def _score_gradients(s: Tensor, gp: Tensor, block: ScoreBlock, call: Call) -> tuple[Tensor, Tensor]:
     """Return the weights' jet and the gradient of s, that of scale · q kᵀ; s may be written to.
 
     Args:
@@ -328,7 +326,7 @@ def composite_backward(gy: Tensor, call: Call) -> Gradients:
         s, block = _scores(chunk, call), chunk.score_block(call)
         rows, keys = chunk.of_queries(gy), chunk.of_keys(call.value)
         gp = _as_scores(_outer_jet(rows, keys, call.streams, (1, 0, 2), 1.0), block)
-        p, gs = _weights_and_gradient(_as_scores(s, block), gp, block, call)
+        p, gs = _score_gradients(_as_scores(s, block), gp, block, call)
         both = (p, call.settings.scale * gs)
         return tuple(_narrow(x, call.query).view_as(s) for x in both)
 

@@ -163,9 +163,7 @@ def hidden(primal: Tensor, block: ScoreBlock, settings: Settings) -> Tensor:
     return primal if visible is None else primal.masked_fill(visible.logical_not(), -math.inf)
 
 
-def weights(
-    s: Tensor, block: ScoreBlock, call: Call, softmax: Softmax = softmax_jet_reference
-) -> Tensor:
+def weights(s: Tensor, block: ScoreBlock, call: Call, softmax: Softmax) -> Tensor:
     """Return the jet [S, B', H', T', Tk'] of attention's weights, from that of scale · q kᵀ."""
     # What does not depend on the input, as the mask and what is hidden, changes stream 0 alone:
     # where it puts −inf there, p and with it every stream of p is 0.
@@ -217,7 +215,7 @@ def reference(call: Call) -> Tensor:
     s = product_jet(settings.scale * widened(query), widened(key).mT, call.streams, times)
     numbers = torch.arange(batch * heads, device=query.device).view(batch, heads)
     rows = torch.arange(queries, device=query.device)
-    p = weights(s, ScoreBlock(numbers, rows, keys, mask), call)
+    p = weights(s, ScoreBlock(numbers, rows, keys, mask), call, softmax_jet_reference)
     return product_jet(p, widened(value), call.streams, times).to(query.dtype)
 
 

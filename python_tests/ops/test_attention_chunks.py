@@ -404,7 +404,7 @@ def scores_by_hand(*arguments: Any) -> list[Tensor]:
             keys,
             None if mask is None else mask_here,
         )
-        p, gs = attention_chunks._weights_and_gradient(s, gp, block, call)
+        p, gs = attention_chunks._score_gradients(s, gp, block, call)
         results[0][:, n, :, :keys] = p[:, 0, 0]
         results[1][:, n, :, :keys] = gs[:, 0, 0] * call.settings.scale
     return [x[..., :keys] for x in results]
