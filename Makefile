@@ -9,8 +9,7 @@ PYTHON ?= python3
 PREPARE := $(PYTHON) build_backend/jachess_build/prepare.py
 RUN := $$(cat build/python)
 WHEEL := $(RUN) -m pip wheel -q --no-build-isolation --no-deps --disable-pip-version-check -w dist .
-SOURCES := $(wildcard csrc/*.h csrc/*.cpp csrc/cpu/*.h csrc/cpu/*.cpp csrc/cuda/*.h \
-	csrc/cuda/*.cpp csrc/cuda/*.cu csrc/testing/*.h csrc/testing/*.cpp)
+SOURCES := $(wildcard csrc/*.h csrc/*.cpp csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu)
 LINTED := setup.py noxfile.py build_backend jachess_ext python_tests examples benchmarks
 
 .PHONY: build test test-slow torches demo examples check wheel docs sanitize gpu-bundle clean

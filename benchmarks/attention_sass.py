@@ -27,7 +27,8 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CUDA = ROOT / "csrc" / "cuda"
+ATTENTION = ROOT / "csrc" / "attention"
+KERNEL_FOLDERS = (ATTENTION, ROOT / "csrc" / "cuda")
 sys.path.insert(0, str(ROOT / "build_backend"))
 
 from jachess_build.cuda import compile_command, find_toolkit, run  # noqa: E402
@@ -39,9 +40,10 @@ OTHERWISE = re.compile(
 )
 """Lines that open what a tile in the middle does not run: a block, or the rest of a function."""
 
-# Variables: S streams, D entries of a head, T products of streams, `chunks` blocks that share own
-# tokens, each of which makes the scores; W warps' tiles per 64 x 32 scores; `sites` of products to
-# scores and `outs` of products to results in a kernel; `copied` copies of other tokens' operands.
+# Variables: S streams, D entries of a head, T products of streams, `chunks` blocks that share
+# resident tokens, each of which makes the scores; W warps' tiles per 64 x 32 scores; `sites` of
+# products to scores and `outs` of products to results in a kernel; `copied` copies of streamed
+# operands.
 RULES = [
     (r"multiply_tokens", "sites * T * D * chunks / static['products']"),
     (r"multiply_weights", "outs * T * D / static['products']"),
@@ -69,7 +71,7 @@ def parts_of(S: int, D: int) -> dict[str, list[Part]]:
         chunks = -(-D // (V * share))
         values = {"S": S, "D": D, "T": {2: 3, 4: 9}[S], "sites": sites, "outs": outs}
         values |= {"chunks": chunks, "W": 4 * 32 // N * chunks}
-        # Where two warps share a strip, a block has half of the own tokens.
+        # Where two warps share 16 queries, a block has half of the resident tokens.
         copied = share * S * D // 8 * (chunks + (chunks if whole else 1))
         return Part(file, kernel, values | {"copied": copied})
 
@@ -97,7 +99,7 @@ def parts_of(S: int, D: int) -> dict[str, list[Part]]:
         "backward": [
             part(
                 "backward",
-                rf"tiles_kernel<BFloat16, {S}, {V}, .*\){role}>",
+                rf"backward_kernel<BFloat16, {S}, {V}, .*\){role}>",
                 n,
                 V,
                 sites,
@@ -118,7 +120,7 @@ def lines_of(path: str) -> list[str]:
 @cache
 def left_out(path: str) -> frozenset[int]:
     """Return the numbers of the lines that a tile in the middle does not run."""
-    if Path(path).parent != CUDA:
+    if Path(path).resolve().parent not in KERNEL_FOLDERS:
         return frozenset()
     found, lines = set(), lines_of(path)
     for n, line in enumerate(lines):
@@ -154,7 +156,7 @@ def disassembly(file: str) -> dict[str, str]:
     toolkit = find_toolkit()
     if toolkit is None:
         raise SystemExit("attention_sass: no nvcc was found: install a CUDA toolkit.")
-    source = CUDA / f"attention_jet_{file}.cu"
+    source = ATTENTION / f"{file}.cu"
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
         command = compile_command(toolkit, source, cubin, ["9.0a"], to="-cubin")
@@ -199,8 +201,8 @@ def work(part: Part) -> Counter[str]:
     """Return what a tile costs in one kernel: instructions, products, shared, all warps'."""
     kernels = disassembly(part.file)
     section = next(text for name, text in kernels.items() if re.search(part.kernel, name))
-    source = lines_of(str(CUDA / f"attention_jet_{part.file}.cu"))
-    first = next(n for n, line in enumerate(source, 1) if line == "  go_over(")
+    source = lines_of(str(ATTENTION / f"{part.file}.cu"))
+    first = next(n for n, line in enumerate(source, 1) if line == "  mainloop(")
     last = next(n for n, line in enumerate(source, 1) if n > first and line == "      });")
     groups: dict[str, Counter[str]] = {}
     for opcode, chain in instructions(section):

@@ -147,7 +147,7 @@ files() {
 }
 
 # For the sanitizers: 16 bits, which take the asynchronous copies, both numbers of streams; and two
-# warps that share a strip of rows, by named barriers of their own.
+# warps that share 16 rows, by named barriers of their own.
 KERNELS="[float16-4-64-causal or bfloat16-2-128-padded or bfloat16-4-128-causal"
 SANITIZED=${SANITIZED:-heads_of_models and ($KERNELS)}
 

@@ -50,7 +50,8 @@ FIGURE = ROOT / "docs" / "images" / "attention.png"
 _TOKENS = (128, 1024, 2048)
 _LONG = _TOKENS[1:]
 _ATTENTION_FILES = (
-    *("csrc/attention_*", "csrc/cpu/attention_*", "csrc/cpu/gemm_tile.h"),
+    *("csrc/attention/arguments.h", "csrc/attention/cpu*", "csrc/attention/problem.h"),
+    *("csrc/cpu/gemm_tile.h", "csrc/cpu/pack_panels.h"),
     *("jachess_ext/ops/attention.py", "jachess_ext/jet/rules/attention.py"),
 )
 _KERNEL_FILES = (

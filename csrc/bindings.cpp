@@ -5,7 +5,7 @@
 
 #include <array>
 
-#include "attention_problem.h"
+#include "attention/problem.h"
 #include "jet_math.h"
 #include "philox.h"
 

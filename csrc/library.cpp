@@ -32,10 +32,10 @@ STABLE_TORCH_LIBRARY(jachess, m) {
       " Tensor? dropout_seed, Tensor y, Tensor stats, int q, float scale, bool causal,"
       " int window_left, int window_right, float softcap, float dropout_p, int summed=0)"
       " -> (Tensor gquery, Tensor gkey, Tensor gvalue)");
-  m.def("attention_jet_shares(Tensor gy, Tensor y, int q) -> Tensor");
+  m.def("attention_jet_delta(Tensor gy, Tensor y, int q) -> Tensor");
   m.def(
       "attention_jet_scores(Tensor gy, Tensor query, Tensor key, Tensor value, Tensor? mask,"
-      " Tensor? dropout_seed, Tensor stats, Tensor shares, int q, float scale, bool causal,"
+      " Tensor? dropout_seed, Tensor stats, Tensor delta, int q, float scale, bool causal,"
       " int window_left, int window_right, float softcap, float dropout_p, int summed,"
       " int first_head, int heads, int first_row, int rows, int keys) -> (Tensor p, Tensor gs)");
   m.def(

@@ -64,6 +64,12 @@ def test_figures_are_those_of_the_results(name: str) -> None:
     assert emptied != text and quoted.renewed(emptied) == text
 
 
+def test_every_pattern_of_the_measured_files_matches_one() -> None:
+    """One that matches no file, as after a move, would hide every change of what it was to name."""
+    patterns = {pattern for paths in quoted.MEASURES.values() for pattern in paths}
+    assert [pattern for pattern in sorted(patterns) if not any(ROOT.glob(pattern))] == []
+
+
 def test_quoted_figures_are_of_the_code_as_it_is_or_the_page_says_so() -> None:
     """Once files of `quoted.MEASURES` compute something else, measure anew, or name the rows."""
     try:

@@ -221,6 +221,11 @@ def _arch_flags(archs: list[str]) -> list[str]:
     return flags
 
 
+def kernel_files(csrc: Path) -> list[Path]:
+    """Return the .cu files."""
+    return sorted([*csrc.glob("attention/*.cu"), *csrc.glob("cuda/*.cu")])
+
+
 def compile_command(
     toolkit: Toolkit, source: Path, target: Path, archs: list[str], to: str = "-c"
 ) -> list[str]:

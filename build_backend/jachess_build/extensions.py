@@ -21,6 +21,11 @@ STABLE_ABI_TARGET = "0x020a000000000000"
 _STATUS = "jachess_ext-ninja "
 
 
+def cpu_sources(csrc: Path) -> list[Path]:
+    """Return the sources of the operators' library on the CPU."""
+    return sorted([csrc / "library.cpp", csrc / "attention" / "cpu.cpp", *csrc.glob("cpu/*.cpp")])
+
+
 def say(sentence: str) -> None:
     """Print the progress of the build: pip shows it with -v, make always."""
     print(f"jachess_ext: {sentence}", file=sys.stderr, flush=True)
@@ -105,13 +110,13 @@ def extension_arguments() -> dict[str, Any]:
     gpus = [torch.cuda.get_device_capability(index) for index in range(seen)]
     toolkit, archs, decision = cuda.choose(torch.version.cuda, gpus)
     say(f"building for torch {torch.__version__}: {decision}")
-    sources = [*ROOT.glob("csrc/cpu/*.cpp"), ROOT / "csrc/library.cpp"]
+    sources = cpu_sources(ROOT / "csrc")
     objects: list[str] = []
     info = {"JACHESS_TORCH_VERSION": str(torch.__version__)}
     # --no-as-needed: the stable ABI's symbols are resolved from libtorch when loaded.
     link = ["-Wl,--no-as-needed", "-ltorch"] if sys.platform == "linux" else ["-ltorch"]
     if toolkit is not None:
-        kernels = sorted(ROOT.glob("csrc/cuda/*.cu"))
+        kernels = cuda.kernel_files(ROOT / "csrc")
         objects = cuda.compile_kernels(toolkit, kernels, ROOT / "build" / "cuda", archs)
         sources += list(ROOT.glob("csrc/cuda/*.cpp"))
         link += [f"-L{cuda.library_dir(toolkit)}", "-lcudart_static", "-ldl", "-lrt", "-lpthread"]

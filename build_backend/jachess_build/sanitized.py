@@ -29,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from .extensions import STABLE_ABI_TARGET
+from .extensions import STABLE_ABI_TARGET, cpu_sources
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
@@ -150,14 +150,14 @@ def build_operators(
 
     Args:
         csrc: the source tree; a copy of it where a test plants a fault.
-        sources: of csrc/cpu; all by default.
+        sources: beside csrc/library.cpp; all of the CPU's by default.
 
     Raises:
         RuntimeError: g++ refused a source.
     """
     from torch.utils import cpp_extension
 
-    chosen = [csrc / "library.cpp", *(sources or sorted(csrc.glob("cpu/*.cpp")))]
+    chosen = [csrc / "library.cpp", *sources] if sources else cpu_sources(csrc)
     link_flags = ["-shared", *sanitizer.flags]
     if sanitizer.name == "thread":
         chosen.append(csrc / "testing" / "parallel_for.cpp")

@@ -2,7 +2,7 @@
 
     PYTHONPATH=build_backend python -m jachess_build.spills [ARCHITECTURE ...]
 
-It compiles every csrc/cuda/*.cu for each architecture named, by default for `ARCHS`.
+It compiles every .cu of csrc for each architecture named, by default for `ARCHS`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .cuda import Toolkit, compile_command, find_toolkit, run
+from .cuda import Toolkit, compile_command, find_toolkit, kernel_files, run
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / "build" / "spills"
@@ -32,7 +32,8 @@ def compile_one(toolkit: Toolkit, source: Path, arch: str, cache: Path) -> str:
     command = compile_command(toolkit, source, target, [arch], to="-cubin")
     command += ["-Xptxas", "-warn-spills"]
     digest = hashlib.sha256(repr((command, toolkit.release)).encode())
-    for path in [source, *sorted(ROOT.glob("csrc/*.h")), *sorted(source.parent.glob("*.h"))]:
+    headers = (ROOT.glob(f"csrc/{folder}*.h") for folder in ("", "attention/", "cuda/"))
+    for path in [source, *sorted(path for paths in headers for path in paths)]:
         digest.update(path.read_bytes())
     kept = cache / f"{source.stem}.{arch}.{digest.hexdigest()[:16]}.txt"
     if kept.exists():
@@ -74,7 +75,7 @@ def main(archs: tuple[str, ...] = ARCHS) -> int:
     if toolkit is None:
         print("spills: no nvcc was found, so the CUDA kernels were not compiled.")
         return 0
-    sources = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
+    sources = kernel_files(ROOT / "csrc")
     found = spills(toolkit, sources, archs)
     # `__cuda_…` are the compiler's own helpers, which no kernel here can shrink.
     faults = [line for line in found if ": __cuda_" not in line]

@@ -11,7 +11,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "../attention_problem.h"
+#include "../attention/problem.h"
 #include "aligned_buffer.h"
 #include "ntk_gram_plan.h"
 #include "simd.h"

@@ -1,9 +1,9 @@
 // The code that is compiled once per instruction set. The including file first sets JACHESS_ISA (a
 // namespace), JACHESS_VECTOR_BYTES and the compiler's target. Include shared headers before that,
 // or the linker may keep a copy that an older processor cannot run.
-#include "attention_backward.h"
-#include "attention_forward.h"
-#include "attention_sum.h"
+#include "../attention/cpu_backward.h"
+#include "../attention/cpu_forward.h"
+#include "../attention/cpu_sum.h"
 #include "ntk_gram_isa.h"
 
 namespace jachess {

@@ -8,7 +8,7 @@
 // kGramDepth features at a time, in the accumulation type.
 #pragma once
 
-#include "attention_pack.h"
+#include "pack_panels.h"
 
 namespace jachess {
 namespace JACHESS_ISA {

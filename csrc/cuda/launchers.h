@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "../attention_problem.h"
+#include "../attention/problem.h"
 #include "../dtypes.h"
 #include "../jet_math.h"
 #include "../ntk_gram_problem.h"
@@ -137,24 +137,24 @@ constexpr int kNoTileFits = -1;
 // stats [S, B, H, T] in the accumulation type: the jet of log Σ e^score.
 int attention_jet_cuda(const AttentionProblem& problem, JetHeads y, void* stats, Queue queue);
 
-// shares, like stats: R (attention_jet_backward.cu), which the other two read.
-int attention_jet_shares_cuda(const AttentionProblem& problem, JetHeads gy, JetHeads y,
-                              void* shares, Queue queue);
+// delta, of the shape of stats: δ (attention/backward.cu), which the other two read.
+int attention_jet_delta_cuda(const AttentionProblem& problem, JetHeads gy, JetHeads y, void* delta,
+                             Queue queue);
 int attention_jet_backward_cuda(const AttentionProblem& problem, JetHeads gy, const void* stats,
-                                const void* shares, JetHeads gquery, JetHeads gkey, JetHeads gvalue,
+                                const void* delta, JetHeads gquery, JetHeads gkey, JetHeads gvalue,
                                 Queue queue);
 
 // Queries [first_row, first_row + rows) of heads [first_head, first_head + heads), which count over
 // batch and heads, and keys [0, keys): weights and grads are [S, heads, rows, keys] of bfloat16,
-// `stream` elements from stream to stream and `line`, an even number, from row to row.
+// `stream` elements from stream to stream and `ld`, an even number, from row to row.
 struct ScoreChunk {
-  int64_t first_head, heads, first_row, rows, keys, stream, line;
+  int64_t first_head, heads, first_row, rows, keys, stream, ld;
   void *weights, *grads;
 };
 
 // kNoTileFits of another dtype, too.
 int attention_jet_scores_cuda(const AttentionProblem& problem, JetHeads gy, const void* stats,
-                              const void* shares, ScoreChunk chunk, Queue queue);
+                              const void* delta, ScoreChunk chunk, Queue queue);
 
 // Numbers that ntk_gram_cuda needs as scratch; and the blocks of its launch, which must fit 31
 // bits.

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "../activation_arguments.h"
-#include "../attention_arguments.h"
+#include "../attention/arguments.h"
 #include "../direction_arguments.h"
 #include "../jet_mean_squares_arguments.h"
 #include "../norm_arguments.h"
@@ -184,11 +184,10 @@ struct Cuda {
                        const Tensor& gvalue) {
     check_heads(op, in.problem);
     if (zeros(in.problem, {gquery, gkey, gvalue})) return;
-    const Tensor shares = torch::stable::empty_like(stats);
-    start(op, y, attention_jet_shares_cuda, in.problem, jet_heads(gy), jet_heads(y),
-          target(shares));
+    const Tensor delta = torch::stable::empty_like(stats);
+    start(op, y, attention_jet_delta_cuda, in.problem, jet_heads(gy), jet_heads(y), target(delta));
     start(op, y, attention_jet_backward_cuda, in.problem, jet_heads(gy), pointer(stats),
-          pointer(shares), jet_heads(gquery), jet_heads(gkey), jet_heads(gvalue));
+          pointer(delta), jet_heads(gquery), jet_heads(gkey), jet_heads(gvalue));
   }
 
  private:
@@ -206,34 +205,34 @@ struct Cuda {
   }
 };
 
-// R of every query, [S, B, H, T]: what attention_jet_scores reads of y.
-Tensor attention_jet_shares(const Tensor& gy, const Tensor& y, int64_t q) {
-  const char* op = "attention_jet_shares";
+// δ of every query, [S, B, H, T]: what attention_jet_scores reads of y.
+Tensor attention_jet_delta(const Tensor& gy, const Tensor& y, int64_t q) {
+  const char* op = "attention_jet_delta";
   check_attention_tensors(op, y, y, y, q, 0, Cuda::sums);
   check_same(op, "gy", gy, y, "y");
   const Cuda::Guard guard(y.get_device());
   const Tensor rows = with_dense_rows(y), grads = with_dense_rows(gy);
-  const Tensor shares = new_attention_statistics(y);
+  const Tensor delta = new_attention_statistics(y);
   const AttentionProblem p = attention_problem(op, rows, rows, rows, std::nullopt, std::nullopt,
                                                {q, 1.0, false, -1, -1, 0.0, 0.0, 0});
   check_heads(op, p);
-  if (shares.numel() != 0)
-    start(op, y, attention_jet_shares_cuda, p, jet_heads(grads), jet_heads(rows), target(shares));
-  return shares;
+  if (delta.numel() != 0)
+    start(op, y, attention_jet_delta_cuda, p, jet_heads(grads), jet_heads(rows), target(delta));
+  return delta;
 }
 
 // [S, heads, rows, keys] of x's dtype, rows at multiples of 16 bytes, as matrix products like them.
 Tensor new_scores(const Tensor& x, int64_t heads, int64_t rows, int64_t keys) {
-  const int64_t line = (keys + 7) / 8 * 8;
+  const int64_t ld = (keys + 7) / 8 * 8;
   const int64_t shape[] = {x.size(0), heads, rows, keys};
-  const int64_t strides[] = {heads * rows * line, rows * line, line, 1};
+  const int64_t strides[] = {heads * rows * ld, rows * ld, ld, 1};
   return new_strided(x, shape, strides);
 }
 
 std::tuple<Tensor, Tensor> attention_jet_scores(
     const Tensor& gy, const Tensor& query, const Tensor& key, const Tensor& value,
     const std::optional<Tensor>& mask, const std::optional<Tensor>& dropout_seed,
-    const Tensor& stats, const Tensor& shares, int64_t q, double scale, bool causal,
+    const Tensor& stats, const Tensor& delta, int64_t q, double scale, bool causal,
     int64_t window_left, int64_t window_right, double softcap, double dropout_p, int64_t summed,
     int64_t first_head, int64_t heads, int64_t first_row, int64_t rows, int64_t keys) {
   const char* op = "attention_jet_scores";
@@ -245,8 +244,8 @@ std::tuple<Tensor, Tensor> attention_jet_scores(
   check(p.storage == Storage::bf16, op, "query has dtype ", dtype_name(query.scalar_type()),
         "; the kernel takes bfloat16: call attention_jet_backward.");
   check_backward_tensors(op, p, query, gy, gy, stats);
-  check_same(op, "shares", shares, stats, "stats");
-  check(shares.device() == stats.device(), op, "shares is not on the device of stats.");
+  check_same(op, "delta", delta, stats, "stats");
+  check(delta.device() == stats.device(), op, "delta is not on the device of stats.");
   const auto within = [](int64_t first, int64_t count, int64_t all) {
     return first >= 0 && count >= 0 && count <= all - first;
   };
@@ -264,7 +263,7 @@ std::tuple<Tensor, Tensor> attention_jet_scores(
       first_head,        heads,           first_row,    rows, keys, weights.stride(0),
       weights.stride(2), target(weights), target(grads)};
   start(op, query, attention_jet_scores_cuda, p, jet_heads(cotangents),
-        pointer(torch::stable::contiguous(stats)), pointer(torch::stable::contiguous(shares)),
+        pointer(torch::stable::contiguous(stats)), pointer(torch::stable::contiguous(delta)),
         chunk);
   return {weights, grads};
 }
@@ -319,7 +318,7 @@ STABLE_TORCH_LIBRARY_IMPL(jachess, CUDA, m) {
   MeanSquaresOperators<Cuda>::add_to(m);
   NormOperators<Cuda>::add_to(m);
   SoftmaxOperators<Cuda>::add_to(m);
-  m.impl("attention_jet_shares", TORCH_BOX(&attention_jet_shares));
+  m.impl("attention_jet_delta", TORCH_BOX(&attention_jet_delta));
   m.impl("attention_jet_scores", TORCH_BOX(&attention_jet_scores));
   m.impl("sample_directions", TORCH_BOX(&sample_directions));
   m.impl("ntk_gram", TORCH_BOX(&ntk_gram));

@@ -311,14 +311,14 @@ namespace shim {
 // Is told the warps, stages and shared bytes of each launch in place of running it, where set.
 inline std::function<void(int, int, size_t)> planned;
 
-// Tiles of other tokens that attention's kernels have in shared memory at a time; 0 of others.
+// Streamed tiles that attention's kernels have in shared memory at a time; 0 of other kernels.
 template <typename... Arguments>
 int stages_of(const Arguments&...) {
   return 0;
 }
 template <typename Arguments, typename... More>
-auto stages_of(const Arguments& arguments, const More&...) -> decltype(arguments.plan.stages) {
-  return arguments.plan.stages;
+auto stages_of(const Arguments& arguments, const More&...) -> decltype(arguments.smem.stages) {
+  return arguments.smem.stages;
 }
 
 }  // namespace shim

@@ -102,8 +102,8 @@ int main(int count, char** argument) {
   }
   Heads gy = read_heads("gy", element), y = read_heads("y", element);
   stats = read(static_cast<int64_t>(stats.size()));
-  Buffer shares(stats.size());
-  int error = attention_jet_shares_cuda(problem, gy.view, y.view, shares.data(), queue);
+  Buffer delta(stats.size());
+  int error = attention_jet_delta_cuda(problem, gy.view, y.view, delta.data(), queue);
   if (options.count("chunk")) {
     const std::vector<int64_t> c = integers("chunk");
     const int64_t stream = c[1] * c[3] * c[5];
@@ -112,8 +112,7 @@ int main(int count, char** argument) {
     const ScoreChunk chunk = {c[0],   c[1], c[2],           c[3],        c[4],
                               stream, c[5], weights.data(), grads.data()};
     if (error == 0)
-      error =
-          attention_jet_scores_cuda(problem, gy.view, stats.data(), shares.data(), chunk, queue);
+      error = attention_jet_scores_cuda(problem, gy.view, stats.data(), delta.data(), chunk, queue);
     if (planned) return exit_status(error);
     write(weights);
     write(grads);
@@ -123,7 +122,7 @@ int main(int count, char** argument) {
       gkey(problem, problem.key_heads, problem.keys, problem.size),
       gvalue(problem, problem.key_heads, problem.keys, problem.value_size);
   if (error == 0)
-    error = attention_jet_backward_cuda(problem, gy.view, stats.data(), shares.data(), gquery.view,
+    error = attention_jet_backward_cuda(problem, gy.view, stats.data(), delta.data(), gquery.view,
                                         gkey.view, gvalue.view, queue);
   if (planned) return exit_status(error);
   write(gquery.buffer);

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .attention_reference import (
     Call,
-    Part,
+    ScoreBlock,
     Softmax,
     check_settings,
     dropout_factor,
@@ -82,8 +82,8 @@ class Chunk(NamedTuple):
         """Return the chunk of [S, B, Hk, Tk, D] as [S, n, keys, D]."""
         return x[:, self.batch, self.key_heads, : self.keys].flatten(1, 2)
 
-    def part(self, call: Call) -> Part:
-        """Return which scores these are."""
+    def score_block(self, call: Call) -> ScoreBlock:
+        """Return the rectangle of scores that the chunk computes."""
         _, batch, heads, tokens = call.query.shape[:4]
         device, mask = call.query.device, call.mask
         if mask is not None:
@@ -91,7 +91,7 @@ class Chunk(NamedTuple):
             mask = mask[self.batch, self.heads, self.rows, : self.keys]
         number = torch.arange(batch * heads, device=device).view(batch, heads)
         rows = torch.arange(self.rows.start, self.rows.stop, device=device)
-        return Part(number[self.batch, self.heads], rows, self.keys, mask)
+        return ScoreBlock(number[self.batch, self.heads], rows, self.keys, mask)
 
 
 def chunks(call: Call, scores: int) -> Iterator[Chunk]:
@@ -164,15 +164,15 @@ def _side_by_side(x: Tensor, parts: Sequence[tuple[int, int]]) -> Tensor:
 
 
 def _outer_jet(
-    x: Tensor, y: Tensor, streams: Streams, places: tuple[int, int, int], alpha: float
+    x: Tensor, y: Tensor, streams: Streams, factor_order: tuple[int, int, int], alpha: float
 ) -> Tensor:
     """Return [S, n, rows, keys], a product of operands side by side for each stream.
 
     Args:
         x, y: [S, n, rows, D] and [S, n, keys, D].
-        places: where in a term the streams of the result, of x and of y stand.
+        factor_order: positions, in `Term.of`, of the streams of the result, of x and of y.
     """
-    target, left, right = places
+    target, left, right = factor_order
     result = x.new_empty(*x.shape[:3], y.shape[2], dtype=wide_dtype(x.dtype))
     for s in range(streams.streams):
         terms = [term for term in _terms(streams) if term.of[target] == s]
@@ -189,11 +189,11 @@ class Products:
     Targets of one stream mostly lie next to each other, and are then one product.
 
     Args:
-        places: where in a term the streams of the weights, of the operand and of the result stand.
+        factor_order: positions, in `Term.of`, of the streams of weights, operand and result.
     """
 
-    def __init__(self, streams: Streams, places: tuple[int, int, int]) -> None:
-        left, right, target = places
+    def __init__(self, streams: Streams, factor_order: tuple[int, int, int]) -> None:
+        left, right, target = factor_order
         count = streams.streams
         # What all streams add to stands second: stream 0 of a gradient, the last of a result.
         hub = 0 if target else count - 1
@@ -252,9 +252,9 @@ def _narrow(weights: Tensor, query: Tensor) -> Tensor:
     return weights.to(query.dtype) if query.dtype == torch.bfloat16 else weights
 
 
-def _as_scores(x: Tensor, part: Part) -> Tensor:
+def _as_scores(x: Tensor, block: ScoreBlock) -> Tensor:
     """Return [S, n, group · rows, keys] as [S, B', H', T', Tk']."""
-    return x.view(len(x), *part.heads.shape, len(part.rows), part.keys)
+    return x.view(len(x), *block.heads.shape, len(block.rows), block.keys)
 
 
 def _has_softmax(call: Call) -> bool:
@@ -288,8 +288,8 @@ def composite_forward(call: Call) -> Tensor:
     products = Products(call.streams, (1, 2, 0))
     y = empty_by_token(query, query.shape[2], query.shape[3], value.shape[4])
     for chunk in chunks(call, _most_scores(call)):
-        s, part = _scores(chunk, call), chunk.part(call)
-        p = weights(_as_scores(s, part), part, call, _softmax(call)).view_as(s)
+        s, block = _scores(chunk, call), chunk.score_block(call)
+        p = weights(_as_scores(s, block), block, call, _softmax(call)).view_as(s)
         sums = p.new_zeros(*p.shape[1:3], len(y) * y.shape[4])
         products.add(sums, _narrow(p, query), chunk.of_keys(value))
         target = chunk.rows_of(y)
@@ -297,7 +297,7 @@ def composite_forward(call: Call) -> Tensor:
     return y
 
 
-def _weights_and_gradient(s: Tensor, gp: Tensor, part: Part, call: Call) -> tuple[Tensor, Tensor]:
+def _score_gradients(s: Tensor, gp: Tensor, block: ScoreBlock, call: Call) -> tuple[Tensor, Tensor]:
     """Return the weights' jet and the gradient of s, that of scale · q kᵀ; s may be written to.
 
     Args:
@@ -305,10 +305,10 @@ def _weights_and_gradient(s: Tensor, gp: Tensor, part: Part, call: Call) -> tupl
     """
     settings, streams = call.settings, call.streams
     capped = softcap_jet(s, settings.softcap, streams) if settings.softcap else s
-    capped[0] = hidden(capped[0], part, settings)
+    capped[0] = hidden(capped[0], block, settings)
     arguments = (capped, settings.q, True, settings.summed)
     p = _softmax(call)(*arguments)
-    factor = dropout_factor(part, call, p.dtype)
+    factor = dropout_factor(block, call, p.dtype)
     if factor is not None:
         p, gp = p * factor, gp * factor
     if _has_softmax(call):
@@ -323,10 +323,10 @@ def composite_backward(gy: Tensor, call: Call) -> Gradients:
     _check(call)
 
     def make(chunk: Chunk) -> tuple[Tensor, ...]:
-        s, part = _scores(chunk, call), chunk.part(call)
+        s, block = _scores(chunk, call), chunk.score_block(call)
         rows, keys = chunk.of_queries(gy), chunk.of_keys(call.value)
-        gp = _as_scores(_outer_jet(rows, keys, call.streams, (1, 0, 2), 1.0), part)
-        p, gs = _weights_and_gradient(_as_scores(s, part), gp, part, call)
+        gp = _as_scores(_outer_jet(rows, keys, call.streams, (1, 0, 2), 1.0), block)
+        p, gs = _score_gradients(_as_scores(s, block), gp, block, call)
         both = (p, call.settings.scale * gs)
         return tuple(_narrow(x, call.query).view_as(s) for x in both)
 
@@ -336,13 +336,13 @@ def composite_backward(gy: Tensor, call: Call) -> Gradients:
 def hybrid_backward(gy: Tensor, call: Call, y: Tensor, statistics: Tensor) -> Gradients:
     """Return the gradients of query, key and value, from what the CUDA forward returned, too."""
     operators, settings = torch.ops.jachess, call.settings
-    shares = operators.attention_jet_shares(gy, y, settings.q)
+    delta = operators.attention_jet_delta(gy, y, settings.q)
 
     def make(chunk: Chunk) -> tuple[Tensor, ...]:
         batch, heads, rows = chunk.batch, chunk.heads, chunk.rows
         count = (batch.stop - batch.start) * (heads.stop - heads.start)
         both = operators.attention_jet_scores(
-            *(gy, *call[:5], statistics, shares, *settings),
+            *(gy, *call[:5], statistics, delta, *settings),
             *(batch.start * call.query.shape[2] + heads.start, count),
             *(rows.start, rows.stop - rows.start, chunk.keys),
         )
@@ -354,8 +354,8 @@ def hybrid_backward(gy: Tensor, call: Call, y: Tensor, statistics: Tensor) -> Gr
 def _gradients(make: Maker, gy: Tensor, call: Call, scores: int) -> Gradients:
     """Return the gradients of query, key and value from each chunk's weights and gradients."""
     query, key, value = call[:3]
-    places = ((0, 2, 1), (0, 1, 2), (1, 0, 2))
-    of_query, of_key, of_value = (Products(call.streams, of) for of in places)
+    orders = ((0, 2, 1), (0, 1, 2), (1, 0, 2))
+    of_query, of_key, of_value = (Products(call.streams, order) for order in orders)
     wide = wide_dtype(query.dtype)
     gquery, gkey, gvalue = (empty_by_token(x, *x.shape[2:5]) for x in (query, key, value))
     sums = [x.new_zeros(*x.shape[1:4], len(x) * x.shape[4], dtype=wide) for x in (key, value)]

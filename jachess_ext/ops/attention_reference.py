@@ -56,8 +56,8 @@ class Call(NamedTuple):
         return streams_of(self.query, self.settings.q, self.settings.summed)
 
 
-class Part(NamedTuple):
-    """A rectangle of scores: of some heads, which queries see the first `keys` keys.
+class ScoreBlock(NamedTuple):
+    """Rectangle of scores: queries of some heads against the first `keys` keys.
 
     Attributes:
         heads: [B', H'] int64, each head's number b · H + h.
@@ -138,41 +138,41 @@ def dropout_mask(
     return _kept(head, torch.arange(queries, device=device), keys, p, seed)
 
 
-def dropout_factor(part: Part, call: Call, dtype: torch.dtype) -> Tensor | None:
+def dropout_factor(block: ScoreBlock, call: Call, dtype: torch.dtype) -> Tensor | None:
     """Return [B', H', T', Tk'] of what dropout multiplies weights by; None without dropout."""
     p = call.settings.dropout_p
     if p == 0:
         return None
     assert call.seed is not None
-    return _kept(part.heads, part.rows, part.keys, p, call.seed).to(dtype) / (1 - p)
+    return _kept(block.heads, block.rows, block.keys, p, call.seed).to(dtype) / (1 - p)
 
 
-def hidden(primal: Tensor, part: Part, settings: Settings) -> Tensor:
+def hidden(primal: Tensor, block: ScoreBlock, settings: Settings) -> Tensor:
     """Return the primal scores [B', H', T', Tk'] with mask, causality and window applied.
 
     The mask is added, so that a NaN it hides stays one, as in torch's attention and the kernels.
     """
-    mask = part.mask
+    mask = block.mask
     if mask is not None and mask.dtype == torch.bool:
         hides = torch.zeros_like(mask, dtype=primal.dtype).masked_fill(~mask, -math.inf)
         primal = primal + hides
     elif mask is not None:
         primal = primal + mask.to(primal.dtype)
     right = 0 if settings.causal else settings.right
-    visible = visible_keys(part.rows, part.keys, settings.left, right)
+    visible = visible_keys(block.rows, block.keys, settings.left, right)
     return primal if visible is None else primal.masked_fill(visible.logical_not(), -math.inf)
 
 
-def weights(s: Tensor, part: Part, call: Call, softmax: Softmax = softmax_jet_reference) -> Tensor:
+def weights(s: Tensor, block: ScoreBlock, call: Call, softmax: Softmax) -> Tensor:
     """Return the jet [S, B', H', T', Tk'] of attention's weights, from that of scale · q kᵀ."""
     # What does not depend on the input, as the mask and what is hidden, changes stream 0 alone:
     # where it puts −inf there, p and with it every stream of p is 0.
     settings = call.settings
     if settings.softcap > 0:
         s = softcap_jet(s, settings.softcap, call.streams)
-    s = torch.cat([hidden(s[0], part, settings).unsqueeze(0), s[1:]])
+    s = torch.cat([hidden(s[0], block, settings).unsqueeze(0), s[1:]])
     p = softmax(s, settings.q, True, settings.summed)
-    factor = dropout_factor(part, call, p.dtype)
+    factor = dropout_factor(block, call, p.dtype)
     return p if factor is None else p * factor
 
 
@@ -215,7 +215,7 @@ def reference(call: Call) -> Tensor:
     s = product_jet(settings.scale * widened(query), widened(key).mT, call.streams, times)
     numbers = torch.arange(batch * heads, device=query.device).view(batch, heads)
     rows = torch.arange(queries, device=query.device)
-    p = weights(s, Part(numbers, rows, keys, mask), call)
+    p = weights(s, ScoreBlock(numbers, rows, keys, mask), call, softmax_jet_reference)
     return product_jet(p, widened(value), call.streams, times).to(query.dtype)
 
 

@@ -54,7 +54,7 @@ _WITH_BACKWARD = (
     *("layer_norm_jet", "rms_norm_jet", "softmax_jet"),
 )
 _OPERATORS = (
-    *("attention_jet_scores", "attention_jet_shares", "ntk_gram", "sample_directions"),
+    *("attention_jet_scores", "attention_jet_delta", "ntk_gram", "sample_directions"),
     *(name + end for name in _WITH_BACKWARD for end in ("", "_backward")),
 )
 
@@ -663,7 +663,7 @@ def gradient_of_backward(
 # ---- what has kernels on CUDA alone ----------------------------------------------------------
 
 
-def _fake_shares(gy: Tensor, y: Tensor, q: int) -> Tensor:
+def _fake_delta(gy: Tensor, y: Tensor, q: int) -> Tensor:
     return y.new_empty(y.shape[:-1], dtype=wide_dtype(y.dtype))
 
 
@@ -674,5 +674,5 @@ def _fake_scores(gy: Tensor, query: Tensor, *numbers: int) -> tuple[Tensor, ...]
     return tuple(query.new_empty_strided(shape, strides) for _ in range(2))
 
 
-register_without_derivative("attention_jet_shares", _fake_shares, "attention_jet")
+register_without_derivative("attention_jet_delta", _fake_delta, "attention_jet")
 register_without_derivative("attention_jet_scores", _fake_scores, "attention_jet")

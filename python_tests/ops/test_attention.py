@@ -697,11 +697,11 @@ def test_scores(streams: int, size: int, device: str) -> None:
     gradients = torch.autograd.grad(expected, wide, gy.double())
     operators = torch.ops.jachess
     y, stats = operators.attention_jet(*leaves, None, None, *numbers)
-    shares = operators.attention_jet_shares(gy, y, numbers[0])
+    delta = operators.attention_jet_delta(gy, y, numbers[0])
     results = [torch.zeros_like(leaf) for leaf in wide]
     chunks = itertools.product([(0, 3), (3, 5)], [(0, 70), (70, 80)])
     for (head, count), (row, height) in chunks:
-        arguments = (gy, *leaves, None, None, stats, shares, *numbers)
+        arguments = (gy, *leaves, None, None, stats, delta, *numbers)
         place = (head, count, row, height, row + height)
         p, gs = operators.attention_jet_scores(*arguments, *place)
         again = operators.attention_jet_scores(*arguments, *place)
@@ -722,14 +722,14 @@ def test_shapes_of_scores() -> None:
     """Known without a GPU: rows start at multiples of 16 bytes; and there is no derivative."""
     leaves = inputs(queries=7, keys=11, dtype=torch.bfloat16, device="meta")
     y = leaves[0].new_empty(4, 1, 2, 7, 4).requires_grad_()
-    shares = torch.ops.jachess.attention_jet_shares(y, y, 2)
-    assert shares.shape == (4, 1, 2, 7) and shares.dtype == torch.float32
-    arguments = (y, *leaves, None, None, shares, shares, *NUMBERS, 0, 1, 2, 0, 5, 11)
+    delta = torch.ops.jachess.attention_jet_delta(y, y, 2)
+    assert delta.shape == (4, 1, 2, 7) and delta.dtype == torch.float32
+    arguments = (y, *leaves, None, None, delta, delta, *NUMBERS, 0, 1, 2, 0, 5, 11)
     for scores in torch.ops.jachess.attention_jet_scores(*arguments):
         assert scores.shape == (4, 2, 5, 11) and scores.stride() == (160, 80, 16, 1)
         assert scores.dtype == torch.bfloat16
     with pytest.raises(RuntimeError, match=r"no derivative: call jachess_ext.ops.attention_jet,"):
-        shares.sum().backward()
+        delta.sum().backward()
 
 
 def test_backward_refuses_what_does_not_fit() -> None:

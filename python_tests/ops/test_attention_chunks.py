@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from jachess_ext import ops
 from jachess_ext.ops import attention, attention_chunks, library
-from jachess_ext.ops.attention_reference import Call, Part, Settings, default_scale
+from jachess_ext.ops.attention_reference import Call, ScoreBlock, Settings, default_scale
 from jachess_ext.ops.library import Streams
 from python_tests import processes
 from python_tests.ops.cases import (
@@ -320,12 +320,14 @@ def test_a_laplacian_without_kernels_needs_memory_linear_in_the_tokens() -> None
 
 
 @pytest.mark.parametrize("streams", [2, 3, 4])
-@pytest.mark.parametrize("places", [(1, 2, 0), (0, 2, 1), (0, 1, 2), (1, 0, 2)])
-def test_targets_of_a_stream_are_one_product(streams: int, places: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("factor_order", [(1, 2, 0), (0, 2, 1), (0, 1, 2), (1, 0, 2)])
+def test_targets_of_a_stream_are_one_product(
+    streams: int, factor_order: tuple[int, int, int]
+) -> None:
     """Of results and of all three gradients: what a stream is multiplied by lies side by side."""
     stacks = Streams(min(streams - 1, 2), order=2 if streams == 4 else 1)
     assert stacks.streams == streams
-    assert len(attention_chunks.Products(stacks, places).runs) == streams
+    assert len(attention_chunks.Products(stacks, factor_order).runs) == streams
 
 
 class Largest(TorchDispatchMode):
@@ -364,24 +366,24 @@ def test_no_tensor_grows_with_the_square_of_the_tokens(
 # ---- the hybrid's backward ---------------------------------------------------------------------
 
 
-def shares_by_hand(gy: Tensor, y: Tensor, q: int) -> Tensor:
+def delta_by_hand(gy: Tensor, y: Tensor, q: int) -> Tensor:
     """What the kernel makes once of a call is not needed by hand."""
-    SHARES.append(gy)
+    DELTA_CALLS.append(gy)
     return gy.new_zeros(gy.shape[:-1])
 
 
-SHARES: list[Tensor] = []
+DELTA_CALLS: list[Tensor] = []
 
 
 def scores_by_hand(*arguments: Any) -> list[Tensor]:
     """Weights and gradients of q kᵀ, head by head, rows at multiples of 8 elements, as the kernel
     of a GPU gives them: products of streams that are sets of directions, 0, 1, 2, and 3 for both.
     """
-    gy, query, key, value, mask, seed, statistics, shares = arguments[:8]
+    gy, query, key, value, mask, seed, statistics, delta = arguments[:8]
     call = Call(query, key, value, mask, seed, Settings(*arguments[8:16]))
     first_head, count, first, rows, keys = arguments[16:]
     streams, _, heads, tokens, _ = query.shape
-    assert len(statistics) == len(shares) == streams and gy.dtype == query.dtype
+    assert len(statistics) == len(delta) == streams and gy.dtype == query.dtype
     results = [query.new_full((streams, count, rows, -keys // 8 * -8), 7.0) for _ in range(2)]
     for n in range(count):
         b, h = divmod(first_head + n, heads)
@@ -396,13 +398,13 @@ def scores_by_hand(*arguments: Any) -> list[Tensor]:
                 gp[one] += g[one | other] @ v[other].mT
         if mask is not None:
             mask_here = mask.expand(-1, heads, tokens, -1)[b, h, here, :keys]
-        part = Part(
+        block = ScoreBlock(
             torch.tensor([[b * heads + h]]),
             torch.arange(first, first + rows),
             keys,
             None if mask is None else mask_here,
         )
-        p, gs = attention_chunks._weights_and_gradient(s, gp, part, call)
+        p, gs = attention_chunks._score_gradients(s, gp, block, call)
         results[0][:, n, :, :keys] = p[:, 0, 0]
         results[1][:, n, :, :keys] = gs[:, 0, 0] * call.settings.scale
     return [x[..., :keys] for x in results]
@@ -411,10 +413,10 @@ def scores_by_hand(*arguments: Any) -> list[Tensor]:
 @pytest.fixture
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels of a GPU that the hybrid asks, on the CPU."""
-    for name, kernel in (("shares", shares_by_hand), ("scores", scores_by_hand)):
+    for name, kernel in (("delta", delta_by_hand), ("scores", scores_by_hand)):
         monkeypatch.setattr(torch.ops.jachess, f"attention_jet_{name}", kernel, raising=False)
     monkeypatch.setattr(attention, "serves", lambda call: "hybrid")
-    SHARES.clear()
+    DELTA_CALLS.clear()
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -429,7 +431,7 @@ def test_the_hybrid_agrees_with_the_reference(
     got = with_gradients(ops.attention_jet, leaves, **settings)
     expected = with_gradients(ops.attention_jet_reference, leaves, **settings)
     assert max(map(relative_error, got, expected)) < 1e-10
-    assert len(SHARES) == 1  # once a backward, not once a chunk
+    assert len(DELTA_CALLS) == 1  # once a backward, not once a chunk
 
 
 @pytest.mark.parametrize(("q", "streams"), [(3, 4), (3, 7)])
@@ -441,7 +443,7 @@ def test_the_hybrid_in_passes(q: int, streams: int, monkeypatch: pytest.MonkeyPa
     wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
     expected = with_gradients(ops.attention_jet_reference, wide, q=q, causal=True)
     assert max(map(relative_error, got, expected)) < BOUNDS[torch.bfloat16]
-    assert len(SHARES) == (2 if streams == 4 else 3)
+    assert len(DELTA_CALLS) == (2 if streams == 4 else 3)
 
 
 @pytest.mark.cuda

@@ -40,9 +40,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ f
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     """The compiled shim with the attention kernels, by sanitizer."""
-    return programs_of(
-        "run_attention", list(CSRC.glob("cuda/attention_jet_*.cu")), tmp_path_factory.mktemp
-    )
+    return programs_of("run_attention", list(CSRC.glob("attention/*.cu")), tmp_path_factory.mktemp)
 
 
 def described(tensor: Tensor, *middle: int) -> str:
@@ -559,8 +557,8 @@ def launches(
 @pytest.mark.parametrize(("limit", "streams", "size"), PLANS)
 def test_plans(programs: Programs, limit: int, streams: int, size: int) -> None:
     """Two blocks fit a multiprocessor of sm_90 where each has at most 115,712 bytes, one of sm_80
-    where 82,944, and one of sm_86, sm_89 and sm_120 where 50,176. Two warps share a strip of
-    queries, which makes eight a block, only where two strips fit."""
+    where 82,944, and one of sm_86, sm_89 and sm_120 where 50,176. Two warps share 16
+    queries, which makes eight a block, only where 32 queries fit."""
     tensors = inputs(streams // 2, streams, BFLOAT16, 1, 1, 1, 64, 64, size)
     y, stats = torch.zeros_like(tensors["query"]), torch.zeros(streams, 1, 1, 64)
     saved = {**tensors, "gy": y, "y": y}

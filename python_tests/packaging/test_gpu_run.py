@@ -118,7 +118,7 @@ def test_a_doctor_that_is_cut_builds_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_every_sanitized_test_reaches_a_kernel() -> None:
     """Counted on the CPU, by the same tests there: float64 goes to the reference on a GPU. Two
-    streams and four, heads of 64 and of 128, where two warps share a strip."""
+    streams and four, heads of 64 and of 128, where two warps share 16 queries."""
     (kernels,) = re.findall(r'^KERNELS="(.*)"$', SCRIPT.read_text(), re.MULTILINE)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "python_tests.ops.kernel_calls"]
     command += ["python_tests/ops/test_attention.py", "-k"]

@@ -1,22 +1,22 @@
-// What the attention kernels do to one score: which take part, soft cap, mask, dropout, and the
-// jets of the softmax's pieces (docs/how_it_works.md).
+// Tiles of attention scores in a warp's registers: band and mask, soft cap, dropout, the jets of
+// the softmax, and the scores' gradients (docs/how_it_works.md).
 #pragma once
 
 #include <limits>
 
-#include "attention_tiles.h"
-#include "pack.h"
+#include "../cuda/pack.h"
+#include "mma_jets.h"
 
 namespace jachess {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// From the host: what of AttentionProblem decides on single scores.
+// What single scores depend on, of AttentionProblem; filled on the host.
 struct ScoreRules {
   float scale, softcap;
-  float kept_weight;   // 1 / (1 − dropout_p)
-  bool numbers;        // whether the mask adds numbers rather than hides
-  uint32_t keep_from;  // dropout_threshold; 0: no dropout
+  float inverse_keep;       // 1 / (1 − dropout_p)
+  bool adds_bias;           // whether the mask adds numbers rather than hides
+  uint32_t keep_threshold;  // dropout_threshold; 0: no dropout
   const int64_t* seed;
   int heads, queries, keys, left, right;
   AttentionMask mask;
@@ -26,8 +26,8 @@ inline ScoreRules score_rules(const AttentionProblem& problem) {
   ScoreRules rules;
   rules.scale = static_cast<float>(problem.scale);
   rules.softcap = static_cast<float>(problem.softcap);
-  rules.kept_weight = static_cast<float>(1.0 / (1.0 - problem.dropout_p));
-  rules.keep_from = dropout_threshold(problem.dropout_p);
+  rules.inverse_keep = static_cast<float>(1.0 / (1.0 - problem.dropout_p));
+  rules.keep_threshold = dropout_threshold(problem.dropout_p);
   rules.seed = problem.dropout_seed;
   rules.heads = static_cast<int>(problem.heads);
   rules.queries = static_cast<int>(problem.queries);
@@ -35,12 +35,12 @@ inline ScoreRules score_rules(const AttentionProblem& problem) {
   rules.left = static_cast<int>(problem.left);
   rules.right = static_cast<int>(problem.right);
   rules.mask = problem.mask;
-  rules.numbers = problem.mask.kind != MaskKind::none && problem.mask.kind != MaskKind::boolean;
+  rules.adds_bias = problem.mask.kind != MaskKind::none && problem.mask.kind != MaskKind::boolean;
   return rules;
 }
 
-// Where a score, or the first of a tile, lies.
-struct ScorePlace {
+// Indices of a score, or of the first of a tile.
+struct ScoreCoord {
   int batch, head, query, key;
 };
 
@@ -50,8 +50,8 @@ __device__ inline bool in_band(const ScoreRules& rules, int query, int key) {
          (rules.right < 0 || key <= query + rules.right);
 }
 
-// Whether a tile of scores lies within the band as a whole.
-__device__ inline bool tile_within_band(const ScoreRules& rules, const ScorePlace& first,
+// Whether all scores of a tile lie within the band.
+__device__ inline bool tile_within_band(const ScoreRules& rules, const ScoreCoord& first,
                                         int queries, int keys) {
   const int last_query = first.query + queries - 1, last_key = first.key + keys - 1;
   return last_query < rules.queries && last_key < rules.keys &&
@@ -59,8 +59,8 @@ __device__ inline bool tile_within_band(const ScoreRules& rules, const ScorePlac
          (rules.right < 0 || last_key <= first.query + rules.right);
 }
 
-// Whether a tile of scores meets the band at all.
-__device__ inline bool tile_in_band(const ScoreRules& rules, const ScorePlace& first, int queries,
+// Whether any score of a tile lies within the band.
+__device__ inline bool tile_in_band(const ScoreRules& rules, const ScoreCoord& first, int queries,
                                     int keys) {
   const int last_query =
       first.query + queries < rules.queries ? first.query + queries - 1 : rules.queries - 1;
@@ -69,8 +69,8 @@ __device__ inline bool tile_in_band(const ScoreRules& rules, const ScorePlace& f
          (rules.right < 0 || first.key <= last_query + rules.right);
 }
 
-// What the mask adds to a score; −inf where the score takes no part.
-__device__ inline float mask_value(const AttentionMask& mask, const ScorePlace& p) {
+// What the mask adds to a score; −inf where it hides the score.
+__device__ inline float mask_value(const AttentionMask& mask, const ScoreCoord& p) {
   const int64_t at =
       p.batch * mask.batch + p.head * mask.head + p.query * mask.query + p.key * mask.key;
   if (mask.kind == MaskKind::none) return 0;
@@ -83,21 +83,21 @@ __device__ inline float mask_value(const AttentionMask& mask, const ScorePlace& 
   return value;
 }
 
-// What is added to the score at p: −inf outside the band, too.
-__device__ inline float offset_of_score(const ScoreRules& rules, const ScorePlace& p) {
+// What mask and band add to the score at p.
+__device__ inline float bias_of_score(const ScoreRules& rules, const ScoreCoord& p) {
   return in_band(rules, p.query, p.key) ? mask_value(rules.mask, p) : kMinusInfinity;
 }
 
-// The whole block asks whether any score of a tile takes part.
-__device__ inline bool tile_takes_part(const ScoreRules& rules, const ScorePlace& first,
+// Whether any score of a tile is visible; all threads of the block call it.
+__device__ inline bool tile_takes_part(const ScoreRules& rules, const ScoreCoord& first,
                                        int queries, int keys) {
   if (!tile_in_band(rules, first, queries, keys)) return false;
   if (rules.mask.kind == MaskKind::none) return true;
   int any = 0;
 #pragma unroll 1
   for (int n = threadIdx.x; n < queries * keys && !any; n += blockDim.x) {
-    const ScorePlace p = {first.batch, first.head, first.query + n / keys, first.key + n % keys};
-    any = offset_of_score(rules, p) != kMinusInfinity;
+    const ScoreCoord p = {first.batch, first.head, first.query + n / keys, first.key + n % keys};
+    any = bias_of_score(rules, p) != kMinusInfinity;
   }
   return __syncthreads_or(any) != 0;
 }
@@ -139,31 +139,32 @@ __device__ inline uint32_t word_of(const PhiloxWords& words, int which) {
   return which & 2 ? high : low;
 }
 
-// What mask, band and dropout do to the scores of a strip and N other tokens. Mask and dropout lie
-// in the warp's own shared memory: lanes go over it along the keys, four at a time, as memory and
-// random words lie, and read it back as the fragments of the scores have them.
-template <int N, bool of_keys>
+// Bias and dropout of a tile of scores: a warp's kWarpRows resident tokens against N streamed ones.
+// They lie in the warp's scratch: lanes write them along the keys, four at a time, in the order of
+// memory and random words, and read them back in the order of the scores' fragments.
+template <int N, bool keys_resident>
 struct ScoreTile {
-  static constexpr int kQueries = of_keys ? N : kStrip, kKeys = of_keys ? kStrip : N;
-  static constexpr int kLine = kKeys + 8;  // other banks for other queries
-  static_assert(4 * kQueries * kLine + kQueries * kKeys / 4 <= attention_scratch(N, 0), "");
+  static constexpr int kQueries = keys_resident ? N : kWarpRows,
+                       kKeys = keys_resident ? kWarpRows : N;
+  static constexpr int kLd = kKeys + 8;  // which keeps queries in different banks
+  static_assert(4 * kQueries * kLd + kQueries * kKeys / 4 <= attention_scratch_bytes(N, 0), "");
 
-  float* offset;               // [query][key]: what is added
-  uint8_t* kept;               // [query][key / 4]: a bit for each weight that dropout keeps
-  float* scores;               // a lane's own, see attention_scratch
-  const bool masked, dropped;  // whether there is anything to read
+  float* bias;                 // [query][key]: what mask and band add
+  uint8_t* keep_bits;          // [query][key / 4]: a bit for each weight that dropout keeps
+  float* scores;               // [S][N / 8][4][lane]: scores before a soft cap
+  const bool masked, dropped;  // whether `bias`, `keep_bits` are filled
   int first_query, first_key;
-  bool changed;  // whether anything is added, −inf above all
+  bool changed;  // whether the bias of any score may differ from 0
 
   __device__ inline ScoreTile(const ScoreRules& rules, char* scratch)
-      : masked(rules.mask.kind != MaskKind::none), dropped(rules.keep_from != 0) {
-    offset = reinterpret_cast<float*>(scratch);
-    kept = reinterpret_cast<uint8_t*>(offset + kQueries * kLine);
-    scores = reinterpret_cast<float*>(scratch + attention_scratch(N, 0)) + lane_index();
+      : masked(rules.mask.kind != MaskKind::none), dropped(rules.keep_threshold != 0) {
+    bias = reinterpret_cast<float*>(scratch);
+    keep_bits = reinterpret_cast<uint8_t*>(bias + kQueries * kLd);
+    scores = reinterpret_cast<float*>(scratch + attention_scratch_bytes(N, 0)) + lane_index();
   }
 
-  // For the tile from `first` on; the whole warp calls it.
-  __device__ inline void fill(const ScoreRules& rules, const ScorePlace& first) {
+  // Fills bias and dropout of the tile from `first` on; all lanes of the warp call it.
+  __device__ inline void fill(const ScoreRules& rules, const ScoreCoord& first) {
     changed = masked || !tile_within_band(rules, first, kQueries, kKeys);
     first_query = first.query;
     first_key = first.key;
@@ -179,33 +180,33 @@ struct ScoreTile {
       unsigned bits = 0;
 #pragma unroll 1
       for (int k = 0; k < 4; ++k) {
-        offset[query * kLine + key + k] = offset_of_score(
+        bias[query * kLd + key + k] = bias_of_score(
             rules, {first.batch, first.head, first.query + query, first.key + key + k});
-        if ((word_of(words, k) >> 8) >= rules.keep_from) bits |= 1u << k;
+        if ((word_of(words, k) >> 8) >= rules.keep_threshold) bits |= 1u << k;
       }
-      kept[quad] = static_cast<uint8_t>(bits);
+      keep_bits[quad] = static_cast<uint8_t>(bits);
     }
     __syncwarp();
   }
 
   // Query and key, within the tile, of element e of block n of a lane's fragments.
   static __device__ inline int query_of(int n, int e) {
-    return of_keys ? 8 * n + lane_index() % 4 * 2 + e % 2 : lane_index() / 4 + e / 2 * 8;
+    return keys_resident ? 8 * n + lane_index() % 4 * 2 + e % 2 : lane_index() / 4 + e / 2 * 8;
   }
   static __device__ inline int key_of(int n, int e) {
-    return of_keys ? lane_index() / 4 + e / 2 * 8 : 8 * n + lane_index() % 4 * 2 + e % 2;
+    return keys_resident ? lane_index() / 4 + e / 2 * 8 : 8 * n + lane_index() % 4 * 2 + e % 2;
   }
-  // What is added to a score.
-  __device__ inline float added(const ScoreRules& rules, int n, int e) const {
+  // What mask and band add to a score.
+  __device__ inline float bias_of(const ScoreRules& rules, int n, int e) const {
     const int query = query_of(n, e), key = key_of(n, e);
-    if (masked) return offset[query * kLine + key];
+    if (masked) return bias[query * kLd + key];
     return in_band(rules, first_query + query, first_key + key) ? 0 : kMinusInfinity;
   }
   // What dropout multiplies a weight by.
   __device__ inline float factor(const ScoreRules& rules, int n, int e) const {
     const int key = key_of(n, e);
-    const bool keep = kept[query_of(n, e) * (kKeys / 4) + key / 4] >> (key % 4) & 1;
-    return keep ? rules.kept_weight : 0.0f;
+    const bool keep = keep_bits[query_of(n, e) * (kKeys / 4) + key / 4] >> (key % 4) & 1;
+    return keep ? rules.inverse_keep : 0.0f;
   }
   __device__ inline float& score(int s, int n, int e) const {
     return scores[((s * (N / 8) + n) * 4 + e) * kWarp];
@@ -268,27 +269,29 @@ __device__ inline void quotient_jet(const float* d, float* n) {
   for (int s = 0; s < S; ++s) n[s] = d[0] == 0 ? 0 : n[s];
 }
 
-// ---- weights and scores' gradients of a tile, from the saved l and R ----------------------------
+// ---- weights and scores' gradients of a tile, from the saved l and δ ----------------------------
 
-// Zeros in the place of scores that take no part.
-template <int S, int N, bool of_keys>
-__device__ inline void clear_hidden(const ScoreRules& rules, const ScoreTile<N, of_keys>& tile,
+// Sets the jets of hidden scores to 0.
+template <int S, int N, bool keys_resident>
+__device__ inline void clear_hidden(const ScoreRules& rules,
+                                    const ScoreTile<N, keys_resident>& tile,
                                     float (&w)[S][N / 8][4]) {
   if (!tile.changed) return;
   for_each_jet(w, [&](int n, int e, const float*, float* jet) {
-    const bool hidden = tile.added(rules, n, e) == kMinusInfinity;
+    const bool hidden = tile.bias_of(rules, n, e) == kMinusInfinity;
     JACHESS_UNROLL
     for (int k = 0; k < S; ++k) jet[k] = hidden ? 0 : jet[k];
   });
 }
 
-// From the products of the scores to the weights' jets, in place; where the score is capped, the
-// scores themselves are kept in the tile.
-template <int S, bool of_keys, int N, typename Normaliser>
-__device__ inline void weigh(const ScoreRules& rules, const ScoreTile<N, of_keys>& tile,
-                             const Normaliser& normaliser, float (&w)[S][N / 8][4]) {
+// Computes the jets of the weights from those of q · k, in place; where the scores are capped, the
+// uncapped ones are kept in the tile. normaliser(s, n, e): streams of l.
+template <int S, bool keys_resident, int N, typename Normaliser>
+__device__ inline void recompute_weights(const ScoreRules& rules,
+                                         const ScoreTile<N, keys_resident>& tile,
+                                         const Normaliser& normaliser, float (&w)[S][N / 8][4]) {
   float scale = rules.scale;
-  if (rules.softcap != 0 || rules.numbers) {
+  if (rules.softcap != 0 || rules.adds_bias) {
     for_each_jet(w, [&](int n, int e, const float*, float* jet) {
       scale_jet<S>(scale, jet);
       if (rules.softcap != 0) {
@@ -296,7 +299,7 @@ __device__ inline void weigh(const ScoreRules& rules, const ScoreTile<N, of_keys
         for (int k = 0; k < S; ++k) tile.score(k, n, e) = jet[k];
         cap_score<S>(rules.softcap, jet);
       }
-      if (rules.numbers) jet[0] += tile.added(rules, n, e);
+      if (rules.adds_bias) jet[0] += tile.bias_of(rules, n, e);
     });
     scale = 1;
   }
@@ -309,11 +312,12 @@ __device__ inline void weigh(const ScoreRules& rules, const ScoreTile<N, of_keys
   clear_hidden<S>(rules, tile, w);
 }
 
-// From the weights p and their gradients gp to the scores' gradients, in place of gp.
-template <int S, bool of_keys, int N, typename Share>
-__device__ inline void differentiate(const ScoreRules& rules, const ScoreTile<N, of_keys>& tile,
-                                     const Share& share, const float (&p)[S][N / 8][4],
-                                     float (&gp)[S][N / 8][4]) {
+// Computes the scores' gradients from the weights p and their gradients gp, in place of gp.
+// delta(s, n, e): streams of δ.
+template <int S, bool keys_resident, int N, typename Delta>
+__device__ inline void score_gradients(const ScoreRules& rules,
+                                       const ScoreTile<N, keys_resident>& tile, const Delta& delta,
+                                       const float (&p)[S][N / 8][4], float (&gp)[S][N / 8][4]) {
   constexpr int q = kDirections<S>, P = kPairs<S>;
   for_each_jet(gp, [&](int n, int e, const float* grad, float* out) {
     const float factor = tile.dropped ? tile.factor(rules, n, e) : 1;
@@ -321,7 +325,7 @@ __device__ inline void differentiate(const ScoreRules& rules, const ScoreTile<N,
     JACHESS_UNROLL
     for (int k = 0; k < S; ++k) {
       weight[k] = p[k][n][e];
-      g[k] = factor * grad[k] - share(k, n, e);
+      g[k] = factor * grad[k] - delta(k, n, e);
     }
     product_jet_backward_add<q, P>(weight, g, gs);
     if (rules.softcap != 0) {
@@ -336,7 +340,7 @@ __device__ inline void differentiate(const ScoreRules& rules, const ScoreTile<N,
     JACHESS_UNROLL
     for (int k = 0; k < S; ++k) out[k] = rules.scale * gs[k];
   });
-  clear_hidden<S>(rules, tile, gp);  // a weight of 0 is not enough: R may be NaN
+  clear_hidden<S>(rules, tile, gp);  // a weight of 0 is not enough: δ may be NaN
 }
 
 }  // namespace jachess

@@ -2,7 +2,7 @@
 // primal scores; and the factors of dropout. For JACHESS_ISA.
 #pragma once
 
-#include "gemm_tile.h"
+#include "../cpu/gemm_tile.h"
 
 namespace jachess {
 namespace JACHESS_ISA {

@@ -7,8 +7,8 @@
 //     p_i = p c_i,   p_s = p (t - sum p t).
 #pragma once
 
-#include "attention_pack.h"
-#include "attention_tiles.h"
+#include "../cpu/pack_panels.h"
+#include "cpu_softmax.h"
 
 namespace jachess {
 namespace JACHESS_ISA {
@@ -50,10 +50,10 @@ class AttentionSum {
     for (int64_t item = begin; item < end; ++item) {
       pack_keys(item);
       for_each_block(item, [&] {
-        attend();
+        forward_block();
         unpack_rows(y_.panels, streams_, count_, p_.value_size, T(1), y, p_.storage, batch_, head_,
                     first_);
-        for_each_log_sum(static_cast<T*>(stats), [](T& to, T& own) { to = own; });
+        for_each_log_sum(static_cast<T*>(stats), [](T& saved, T& lse) { saved = lse; });
       });
     }
   }
@@ -66,8 +66,8 @@ class AttentionSum {
       gvalue_.clear();
       for_each_block(item, [&] {
         for_each_log_sum(static_cast<T*>(const_cast<void*>(t_->stats)),
-                         [](T& from, T& own) { own = from; });
-        turn();
+                         [](T& saved, T& lse) { lse = saved; });
+        backward_block();
         unpack_rows(gquery_.panels, streams_, count_, p_.size, static_cast<T>(p_.scale), t_->gquery,
                     p_.storage, batch_, head_, first_);
       });
@@ -212,7 +212,7 @@ class AttentionSum {
 
   // ---- forward ---------------------------------------------------------------------------------
 
-  void weigh(int64_t g, int64_t begin, int64_t end) {
+  void softmax_weights(int64_t g, int64_t begin, int64_t end) {
     score<false>(query_, key_columns_, p_.size, terms(0, 0), kWeight, g, begin, end);
     for (int64_t r = g * kRows; r < (g + 1) * kRows; ++r) {
       T lag;
@@ -228,10 +228,10 @@ class AttentionSum {
       score<true>(query_, key_columns_, p_.size, terms(i, i), kCrossed, g, begin, end);
   }
 
-  void attend() {
+  void forward_block() {
     if (p_.pairs > 0) y_.clear(last_);
     for_each_group([&](int64_t g, int64_t begin, int64_t end) {
-      weigh(g, begin, end);
+      softmax_weights(g, begin, end);
       average<false>(value_rows_, terms(kWeight, 0), y_, 0, g, begin, end);
     });
     for (int i = 1; i < last_; ++i) {
@@ -279,7 +279,7 @@ class AttentionSum {
   // scores are p (A - sum p A), p (e_i - C_i) and p h. y_ holds the gradient of y here, and behind
   // it twice that of y_s.
 
-  void turn() {
+  void backward_block() {
     pack_rows(t_->gy, p_.storage, streams_, batch_, head_, first_, count_, mask_.groups * kRows,
               p_.value_size, T(1), y_.panels);
     if (p_.pairs > 0) {
@@ -289,13 +289,13 @@ class AttentionSum {
     gquery_.clear(0);
     if (p_.pairs == 0) tiles_.clear(kCentred);  // which is h
     for_each_group([&](int64_t g, int64_t begin, int64_t end) {
-      weigh(g, begin, end);
-      if (p_.pairs > 0) turn_second(g, begin, end);
+      softmax_weights(g, begin, end);
+      if (p_.pairs > 0) backward_second(g, begin, end);
       const Terms of_weight = p_.pairs > 0 ? terms(0, 0, last_, last_) : terms(0, 0);
       score<false>(y_, value_columns_, p_.value_size, of_weight, kPrimal, g, begin, end);
     });
-    for (int i = 1; i < last_; ++i) turn_tangent(i);
-    for_each_group([&](int64_t g, int64_t begin, int64_t end) { turn_primal(g, begin, end); });
+    for (int i = 1; i < last_; ++i) backward_tangent(i);
+    for_each_group([&](int64_t g, int64_t begin, int64_t end) { backward_primal(g, begin, end); });
     gather(query_, terms(kPrimal, 0), gkey_, 0);
     gather(y_, terms(kWeight, 0), gvalue_, 0);
     if (p_.pairs == 0) return;
@@ -305,7 +305,7 @@ class AttentionSum {
     gather(y_, terms(kWeight, last_), gvalue_, last_);
   }
 
-  void turn_second(int64_t g, int64_t begin, int64_t end) {
+  void backward_second(int64_t g, int64_t begin, int64_t end) {
     score<false>(y_, value_columns_, p_.value_size, terms(last_, 0), kCentred, g, begin, end);
     for (int64_t r = g * kRows; r < (g + 1) * kRows; ++r) {
       V sum = {};
@@ -319,7 +319,7 @@ class AttentionSum {
     }
   }
 
-  void turn_tangent(int i) {
+  void backward_tangent(int i) {
     const bool squared = i <= summed_;
     const int twice = streams_;
     for_each_group([&](int64_t g, int64_t begin, int64_t end) {
@@ -335,13 +335,13 @@ class AttentionSum {
           const V c = at(kTangent) - mean;
           sum += at(kWeight) * (at(kGradient) + factor * at(kCentred) * c);
         });
-        const T level = sum_lanes<T>(sum);
+        const T mean_gradient = sum_lanes<T>(sum);
         for_each_vector(r, begin, end, [&](const auto& at) {
-          const V c = at(kTangent) - mean, given = at(kGradient) - level;
-          at(kPrimal) += given * c;
+          const V c = at(kTangent) - mean, centred = at(kGradient) - mean_gradient;
+          at(kPrimal) += centred * c;
           if (squared) at(kSquares) += c * c;
           at(kTangent) = at(kWeight) * c;
-          at(kGradient) = at(kWeight) * (given + factor * at(kCentred) * c);
+          at(kGradient) = at(kWeight) * (centred + factor * at(kCentred) * c);
         });
       }
       average<false>(key_rows_, squared ? terms(kGradient, 0, kTwice, i) : terms(kGradient, 0),
@@ -355,7 +355,7 @@ class AttentionSum {
   }
 
   // kPrimal becomes the gradient of s_0, and kTangent p_s.
-  void turn_primal(int64_t g, int64_t begin, int64_t end) {
+  void backward_primal(int64_t g, int64_t begin, int64_t end) {
     if (p_.pairs > 0)
       score<false>(query_, key_columns_, p_.size, terms(last_, 0, 0, last_), kTangent, g, begin,
                    end);
@@ -363,9 +363,10 @@ class AttentionSum {
       V sum = {};
       for_each_vector(r, begin, end, [&](const auto& at) {
         if (p_.pairs > 0) {
-          const V bent = at(kTangent) + T(2) * at(kCrossed) + at(kSquares) - log_sum(last_, r);
-          at(kPrimal) += at(kCentred) * bent;
-          at(kTangent) = at(kWeight) * bent;
+          const V centred_second =
+              at(kTangent) + T(2) * at(kCrossed) + at(kSquares) - log_sum(last_, r);
+          at(kPrimal) += at(kCentred) * centred_second;
+          at(kTangent) = at(kWeight) * centred_second;
         }
         sum += at(kWeight) * at(kPrimal);
       });

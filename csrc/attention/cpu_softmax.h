@@ -6,7 +6,7 @@
 //     l_i = sum p_0 s_i,   l_ij = sum p_0 (s_ij + z_i z_j).
 #pragma once
 
-#include "attention_mask.h"
+#include "cpu_mask.h"
 
 namespace jachess {
 namespace JACHESS_ISA {

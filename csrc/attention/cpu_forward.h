@@ -5,8 +5,8 @@
 // same softmax rule again; every sum is thereby centred, however far the scores lie from 0.
 #pragma once
 
-#include "attention_pack.h"
-#include "attention_tiles.h"
+#include "../cpu/pack_panels.h"
+#include "cpu_softmax.h"
 
 namespace jachess {
 namespace JACHESS_ISA {
@@ -32,7 +32,7 @@ class AttentionForward {
         scores_buffer_(S * kForwardQueries * chunk_),
         add_buffer_(kForwardQueries * chunk_),
         factors_buffer_(kForwardQueries * chunk_),
-        part_buffer_(S * kForwardQueries * value_size_),
+        chunk_buffer_(S * kForwardQueries * value_size_),
         total_buffer_(kSpan * S * kForwardQueries * value_size_),
         cover_(kForwardQueries / kRows * chunk_ / kPanel<T>) {}
 
@@ -106,12 +106,12 @@ class AttentionForward {
     const Panels<T> z = make_panels<T>(scores_buffer_, kForwardQueries, chunk_);
     score(batch, block, mask, z);
     T lse[kForwardQueries][S], lag[kForwardQueries][P + 1];
-    weigh(batch, block, key, mask, z, lse, lag);
-    const Panels<T> part =
-        block.started ? make_panels<T>(part_buffer_, kForwardQueries, value_size_) : block.y;
-    average(mask, z, lag, part);
+    softmax_weights(batch, block, key, mask, z, lse, lag);
+    const Panels<T> chunk_y =
+        block.started ? make_panels<T>(chunk_buffer_, kForwardQueries, value_size_) : block.y;
+    average(mask, z, lag, chunk_y);
     if (block.started) {
-      for (int64_t r = 0; r < block.rows; ++r) merge(block.y, part, r, lse[r], block.lse[r]);
+      for (int64_t r = 0; r < block.rows; ++r) merge(block.y, chunk_y, r, lse[r], block.lse[r]);
     } else {
       std::memcpy(block.lse, lse, sizeof(lse));
       block.started = true;
@@ -132,8 +132,8 @@ class AttentionForward {
     }
   }
 
-  void weigh(int64_t batch, const Block& block, int64_t key, const TileMask<T>& mask, Panels<T> z,
-             T (*lse)[S], T (*lag)[P + 1]) {
+  void softmax_weights(int64_t batch, const Block& block, int64_t key, const TileMask<T>& mask,
+                       Panels<T> z, T (*lse)[S], T (*lag)[P + 1]) {
     const Panels<T> factors = make_panels<T>(factors_buffer_, kForwardQueries, chunk_);
     if (p_.dropout_p > 0)
       dropout_factors(p_, batch, block.head, block.first, mask.groups * kRows, key, mask.panels,
@@ -167,18 +167,18 @@ class AttentionForward {
     }
   }
 
-  // total := the softmax of two keys with scores `lse`, `total_lse` and values `part`, `total`.
-  void merge(Panels<T> total, Panels<T> part, int64_t r, const T* lse, T* total_lse) const {
+  // total := the softmax of two keys with scores `lse`, `total_lse` and values `y`, `total`.
+  void merge(Panels<T> total, Panels<T> y, int64_t r, const T* lse, T* total_lse) const {
     using V = typename TileVector<T>::type;
     T a[S], b[S];
     merge_weights(total_lse, lse, a, b);
     for (int64_t c = 0; c < value_size_ / kPanel<T>; ++c) {
       for (int v = 0; v < TileVector<T>::per_panel; ++v) {
-        V x[S], y[S], first[S], second[S];
-        load_streams<S>(total, c, r, v, x);
-        load_streams<S>(part, c, r, v, y);
-        product_jet<q, P>(x, a, first);
-        product_jet<q, P>(y, b, second);
+        V a_value[S], b_value[S], first[S], second[S];
+        load_streams<S>(total, c, r, v, a_value);
+        load_streams<S>(y, c, r, v, b_value);
+        product_jet<q, P>(a_value, a, first);
+        product_jet<q, P>(b_value, b, second);
         JACHESS_UNROLL
         for (int s = 0; s < S; ++s) first[s] += second[s];
         store_streams<S>(total, c, r, v, first);
@@ -244,7 +244,7 @@ class AttentionForward {
   const LeibnizTerms<q, P> terms_;
   const int64_t chunk_, size_, value_size_;
   AlignedBuffer<T> rows_buffer_, keys_buffer_, values_buffer_, query_buffer_, scores_buffer_,
-      add_buffer_, factors_buffer_, part_buffer_, total_buffer_;
+      add_buffer_, factors_buffer_, chunk_buffer_, total_buffer_;
   AlignedBuffer<Cover> cover_;
   Panels<T> keys_ = {}, values_ = {};
   int64_t packed_pair_ = -1, packed_key_ = -1;

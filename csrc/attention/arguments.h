@@ -11,8 +11,8 @@
 #include <optional>
 #include <vector>
 
-#include "attention_problem.h"
-#include "tensor_kinds.h"
+#include "../tensor_kinds.h"
+#include "problem.h"
 
 namespace jachess {
 

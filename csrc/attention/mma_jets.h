@@ -1,22 +1,22 @@
 // Tiles of the attention kernels: from global to shared memory, and the products of jets that a
 // warp makes of them.
 //
-// A tile of tokens lies in shared memory as [S][tokens][ld]. A warp owns a strip of 16 rows of the
-// scores and keeps all that belongs to it, every stream, in registers:
+// A tile of tokens lies in shared memory as [S][tokens][ld]. A warp has 16 rows of the scores, and
+// keeps all streams of them and of their results in registers:
 //
 //                    N columns of a tile            V columns of the result
 //      16 rows   [  scores, weights [S]  ]   x   [  values [S]: N x V  ]
 //
-// Every fragment of an operand is loaded once, and all products of streams it is part of are made
+// Every fragment of an operand is loaded once, and all its products with other streams are made
 // from it. Stream s is the derivative along the directions whose bits are set in s (q <= 2).
 #pragma once
 
-#include "../attention_problem.h"
-#include "mma.h"
+#include "../cuda/mma.h"
+#include "problem.h"
 
 namespace jachess {
 
-constexpr int kStrip = kAttentionStrip;
+constexpr int kWarpRows = kAttentionWarpRows;
 
 JACHESS_HD constexpr int round_up(int n, int multiple) {
   return (n + multiple - 1) / multiple * multiple;
@@ -32,12 +32,12 @@ struct Tile {
   }
 };
 
-// Rows of one head in global memory.
+// Rows [token][column] of one head in global memory.
 template <typename T>
 struct Rows {
   const T* data;
   int64_t stream, row;  // strides
-  int count, size;      // rows and columns there are
+  int count, size;      // number of rows, and of columns
   bool aligned;         // every row starts, and ends, at a multiple of 16 bytes
 };
 
@@ -52,27 +52,29 @@ __device__ inline Rows<T> rows_of(const JetHeads& x, int batch, int head, int co
           aligned};
 }
 
-// Elements of a piece that is copied at a time, where rows are aligned.
+// Elements of an asynchronous copy of 16 bytes.
 template <typename T>
 constexpr int kPiece = 16 / static_cast<int>(sizeof(T));
 
 // log2 of the threads that load a row of `width` elements side by side: one for each piece, rounded
 // up to a power of two, and at most a warp.
 template <typename T>
-int tile_shift(int width) {
-  int shift = 0;
-  while (shift < 5 && kPiece<T> << shift < width) ++shift;
-  return shift;
+int log2_threads_per_row(int width) {
+  int log2_threads = 0;
+  while (log2_threads < 5 && kPiece<T> << log2_threads < width) ++log2_threads;
+  return log2_threads;
 }
 
-// load_tile in pieces of `group` elements, 2^shift threads side by side.
+// load_tile in pieces of `group` elements, 2^log2_threads threads a row.
 template <int S, int group, typename T>
 __device__ inline void load_pieces(const Tile<T>& tile, const Rows<T>& from, int first, int column,
-                                   int width, int shift) {
-  const int thread = static_cast<int>(threadIdx.x), down = static_cast<int>(blockDim.x) >> shift;
-  const int start = thread >> shift;
+                                   int width, int log2_threads) {
+  const int thread = static_cast<int>(threadIdx.x),
+            down = static_cast<int>(blockDim.x) >> log2_threads;
+  const int start = thread >> log2_threads;
 #pragma unroll 1
-  for (int c = (thread & ((1 << shift) - 1)) * group; c < width; c += group << shift) {
+  for (int c = (thread & ((1 << log2_threads) - 1)) * group; c < width;
+       c += group << log2_threads) {
     const int rows = column + c < from.size ? from.count - first : 0;
     const T* source = from.data + (first + start) * from.row + column + c;
     T* to = tile.at(0, start, c);
@@ -95,13 +97,13 @@ __device__ inline void load_pieces(const Tile<T>& tile, const Rows<T>& from, int
 }
 
 // Starts loading columns [column, column + width) of `tile.rows` rows from `first` of every stream;
-// zeros beyond what there is. shift: tile_shift of the width. Done after copy_async_commit,
-// copy_async_wait and __syncthreads.
+// zeros beyond the ends. log2_threads: log2_threads_per_row of the width. Done after
+// copy_async_commit, copy_async_wait and __syncthreads.
 template <int S, typename T>
 __device__ inline void load_tile(const Tile<T>& tile, const Rows<T>& from, int first, int column,
-                                 int width, int shift) {
+                                 int width, int log2_threads) {
   if (from.aligned) {
-    load_pieces<S, kPiece<T>>(tile, from, first, column, width, shift);
+    load_pieces<S, kPiece<T>>(tile, from, first, column, width, log2_threads);
   } else {
     load_pieces<S, 1>(tile, from, first, column, width, 5);
   }
@@ -141,19 +143,19 @@ __device__ inline void multiply_streams(const typename M::A (&a)[S], const Load&
   }
 }
 
-// Scores of a strip: sums[s][n] += Σ rows[row] · columns[column] over `depth` entries, of N tokens,
-// `at_once` fragments at a time.
+// Scores of a warp's rows from `warp_row` on and N tokens: sums[s][n] += Σ rows[row] · columns[n]
+// over `dim` entries, `at_once` fragments at a time.
 template <Sides sides, int S, int N, int at_once = 1, typename T>
-__device__ inline void multiply_tokens(Tile<T> rows, int strip, Tile<T> columns, int depth,
+__device__ inline void multiply_tokens(Tile<T> rows, int warp_row, Tile<T> columns, int dim,
                                        float (&sums)[S][N / 8][4]) {
   using M = Mma<T>;
   recompute(rows.ld);
   recompute(columns.ld);
 #pragma unroll at_once
-  for (int k = 0; k < depth; k += M::kDepth) {
+  for (int k = 0; k < dim; k += M::kDepth) {
     typename M::A a[S];
     JACHESS_UNROLL
-    for (int s = 0; s < S; ++s) M::load_a(rows.at(s, strip, k), rows.ld, a[s]);
+    for (int s = 0; s < S; ++s) M::load_a(rows.at(s, warp_row, k), rows.ld, a[s]);
     JACHESS_UNROLL
     for (int n = 0; n < N; n += 16) {
       const auto load = [&](int s, typename M::B(&b)[2]) {
@@ -164,8 +166,8 @@ __device__ inline void multiply_tokens(Tile<T> rows, int strip, Tile<T> columns,
   }
 }
 
-// Results of a strip: sums[s][v] += Σ weights[n] tokens[n][v] over N tokens, of `width` <= V
-// columns from `column`; weights_of(s, n, a) makes an operand of those from n on.
+// Results of a warp's rows: sums[s][v] += Σ weights[n] tokens[n][column + v] over N tokens, for v <
+// `width` <= V; weights_of(s, n, a) makes an operand of the weights from n on.
 template <Sides sides, int S, int N, int V, typename T, typename Weights>
 __device__ inline void multiply_weights_of(const Weights& weights_of, Tile<T> tokens, int column,
                                            int width, float (&sums)[S][V / 8][4]) {
@@ -187,7 +189,7 @@ __device__ inline void multiply_weights_of(const Weights& weights_of, Tile<T> to
   }
 }
 
-// The same of weights in registers.
+// The same with weights in registers.
 template <Sides sides, int S, int N, int V, typename T>
 __device__ inline void multiply_weights(const float (&weights)[S][N / 8][4], Tile<T> tokens,
                                         int column, int width, float (&sums)[S][V / 8][4]) {

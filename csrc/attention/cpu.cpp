@@ -1,7 +1,7 @@
 // jachess::attention_jet and its backward on the CPU: arguments, and the choice of kernels.
-#include "../attention_arguments.h"
-#include "kernels.h"
-#include "tensors.h"
+#include "../cpu/kernels.h"
+#include "../cpu/tensors.h"
+#include "arguments.h"
 
 namespace jachess {
 namespace {

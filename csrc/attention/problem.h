@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "dtypes.h"
-#include "philox.h"
+#include "../dtypes.h"
+#include "../philox.h"
 
 namespace jachess {
 
@@ -52,33 +52,32 @@ JACHESS_HD int64_t end_key(const AttentionProblem& p, int64_t i) {
 
 // ---- what the CUDA kernels take ------------------------------------------------------------
 
-constexpr int kAttentionStrip = 16;  // queries or keys of a warp
+constexpr int kAttentionWarpRows = 16;  // queries or keys of a warp
 
-// Tokens that a warp goes over at a time, by what fits its registers.
-JACHESS_HD constexpr int attention_tile(int streams) { return streams == 2 ? 32 : 16; }
+// Tokens of a streamed tile, as many as a warp's registers have room for beside its own rows.
+JACHESS_HD constexpr int attention_streamed_rows(int streams) { return streams == 2 ? 32 : 16; }
 
 // Bytes of a row of one stream in shared memory: whole fragments, and 16 bytes more, so that rows
 // of a fragment lie in different banks.
-JACHESS_HD constexpr int attention_row(int element, int size) {
+JACHESS_HD constexpr int attention_row_bytes(int element, int size) {
   return (size + 15) / 16 * 16 * element + 16;
 }
 
-// Bytes that a warp may need to itself: what mask and dropout do to its scores of `tile` other
-// tokens (ScoreTile of cuda/attention_elements.h), and `streams` streams of the scores themselves,
-// which the backward of a soft cap needs once more.
-JACHESS_HD constexpr int attention_scratch(int tile, int streams) {
-  return tile * (100 + 64 * streams);
+// Bytes of a warp's scratch: bias and dropout bits of its scores of `streamed_rows` tokens
+// (ScoreTile of score_tile.h), and `streams` streams of the scores themselves, which
+// the backward of a soft cap needs once more.
+JACHESS_HD constexpr int attention_scratch_bytes(int streamed_rows, int streams) {
+  return streamed_rows * (100 + 64 * streams);
 }
 
-// The shared memory that a block needs at least, in bytes: one warp's own tokens and a tile of
-// others, two operands each, two jets per query, as the backward has it for the keys, and the
-// scratch.
+// The least shared memory of a block, in bytes: one warp's resident tokens and one streamed tile,
+// two operands each, two jets per streamed query, as in the backward of the keys, and the scratch.
 JACHESS_HD constexpr int attention_least_bytes(int element, int streams, int size, int value_size) {
-  const int rows = attention_row(element, size) + attention_row(element, value_size);
-  const int others = attention_tile(streams);
-  return streams *
-             ((kAttentionStrip + others) * rows + 2 * others * static_cast<int>(sizeof(float))) +
-         attention_scratch(others, streams);
+  const int rows = attention_row_bytes(element, size) + attention_row_bytes(element, value_size);
+  const int streamed_rows = attention_streamed_rows(streams);
+  return streams * ((kAttentionWarpRows + streamed_rows) * rows +
+                    2 * streamed_rows * static_cast<int>(sizeof(float))) +
+         attention_scratch_bytes(streamed_rows, streams);
 }
 
 // ---- dropout of the weights ----------------------------------------------------------------

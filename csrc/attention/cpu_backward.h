@@ -7,8 +7,8 @@
 // the shape alone, so the bits do not depend on the number of threads.
 #pragma once
 
-#include "attention_pack.h"
-#include "attention_tiles.h"
+#include "../cpu/pack_panels.h"
+#include "cpu_softmax.h"
 
 namespace jachess {
 namespace JACHESS_ISA {
@@ -113,19 +113,19 @@ class AttentionBackward {
   }
 
   Chunk pack_chunk(int64_t batch, int64_t head, int64_t first, int64_t keys) {
-    const auto part = [&](T* buffer, int64_t n, int64_t size, bool columns) {
+    const auto matrix = [&](T* buffer, int64_t n, int64_t size, bool columns) {
       T* at = buffer + n * S * chunk_ * size;
       return columns ? make_panels<T>(at, size, chunk_) : make_panels<T>(at, chunk_, size);
     };
     const Chunk c = {first,
                      keys,
                      round_up(keys, kPanel<T>),
-                     part(keys_buffer_, 0, size_, false),
-                     part(keys_buffer_, 1, size_, true),
-                     part(values_buffer_, 0, value_size_, false),
-                     part(values_buffer_, 1, value_size_, true),
-                     part(keys_buffer_, 2, size_, false),
-                     part(values_buffer_, 2, value_size_, false)};
+                     matrix(keys_buffer_, 0, size_, false),
+                     matrix(keys_buffer_, 1, size_, true),
+                     matrix(values_buffer_, 0, value_size_, false),
+                     matrix(values_buffer_, 1, value_size_, true),
+                     matrix(keys_buffer_, 2, size_, false),
+                     matrix(values_buffer_, 2, value_size_, false)};
     pack_rows(p_.key, p_.storage, S, batch, head, first, keys, c.padded, p_.size, T(1), c.key);
     transpose_panels(c.key, S, c.padded, size_, c.key_columns);
     pack_rows(p_.value, p_.storage, S, batch, head, first, keys, c.padded, p_.value_size, T(1),
@@ -145,7 +145,7 @@ class AttentionBackward {
         make_panels<T>(scores_buffer_ + S * kBackwardQueries * chunk_, kBackwardQueries, chunk_);
     pack_block(block);
     recompute(block, c, mask);
-    turn(block, c, mask);
+    score_gradients(block, c, mask);
     add_to_queries(block, c, mask);
     add_to_keys(block, c, mask);
   }
@@ -213,7 +213,7 @@ class AttentionBackward {
   }
 
   // Scores to weights, and their gradients to those of the scores.
-  void turn(const Block& block, const Chunk& c, const TileMask<T>& mask) {
+  void score_gradients(const Block& block, const Chunk& c, const TileMask<T>& mask) {
     const Panels<T> factors = make_panels<T>(factors_buffer_, kBackwardQueries, chunk_);
     if (p_.dropout_p > 0)
       dropout_factors(p_, block.batch, block.head, block.first, mask.groups * kRows, c.first,
