@@ -41,7 +41,7 @@ class Rows(Protocol):
 class RandomState:
     """The state of torch's generators (CPU and CUDA), to draw the same dropout masks again."""
 
-    # A method that runs a batch twice under the same masks (SAM, FreeLB) has to go back to where
+    # A method that runs a batch twice under the same masks (SAM) has to go back to where
     # the plain run's draws began: a new seed would give both passes masks that no plain run has.
     def __init__(self) -> None:
         self._cpu = torch.get_rng_state()

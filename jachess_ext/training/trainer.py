@@ -112,8 +112,7 @@ class MethodMixin(_Base):
 
     Raises:
         ValueError: a method without the unlabelled data or tokenizer it needs; mode unlab, SAM,
-            FreeLB, GradientNorm or a placebo in fp16 or in several processes; several GPUs in one
-            process;
+            GradientNorm or a placebo in fp16 or in several processes; several GPUs in one process;
             ``graphed`` with another method, accumulation or several processes; in the first step, a
             method of which nothing took effect.
         TypeError: ``method`` is neither a `Method` nor text.
@@ -227,7 +226,7 @@ class MethodMixin(_Base):
         if not isinstance(result, tuple):
             raise self.method.error(
                 "needs the model's output: let this trainer's compute_loss take return_outputs "
-                "and, where that is True, return (loss, outputs), or use l2, sam or neftune"
+                "and, where that is True, return (loss, outputs), or use l2 or sam"
             )
         return result
 

@@ -44,17 +44,14 @@ def filtered(pairs: bool) -> Any:
 
 STRONG: dict[str, dict[str, Any]] = {
     "l2": {"strength": 0.1},
-    "l2-sp": {"strength": 20.0},
     "sam": {"rho": 0.5},
     "gradient-norm": {"strength": 0.1},
-    "r-drop": {"strength": 2.0},
     "r3f": {"strength": 5.0, "noise": 0.1},
-    "smart": {"strength": 5.0},
     "tapt": {"tapt_epochs": 1.0},
     "jachess-unlab": {"unlab_every": 1},
 }
 NAMES = [*METHODS, "jachess-joint", "jachess-unlab", "corrupt-consistency-joint"]
-PLACEBOS = [f"{name}+placebo" for name in ("l2", "l2-sp", "jachess", "r3f", "gradient-norm")]
+PLACEBOS = [f"{name}+placebo" for name in ("l2", "jachess", "r3f", "gradient-norm")]
 
 
 def weights(folder: Path, name: str, pairs: bool) -> list[Tensor]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -15,41 +14,17 @@ from ...models import (
     hooked_embeddings,
     in_mode,
     token_table,
-    trained,
     unwrapped,
-    without_engine,
     without_labels,
 )
-from ..batches import Batch, RandomState, drawing_apart, is_causal
-from ..corruption import chosen_tokens, embedding_scale, unknown_token_id
+from ..batches import Batch, drawing_apart, is_causal
+from ..corruption import chosen_tokens, unknown_token_id
 from ..decision import kl_divergence
 from .base import Loss, Method, Outputs, Penalised, Run, WithModes, logits_of
-from .settings import choice, count, fraction, nonnegative, positive, share, share_or_zero
+from .settings import choice, count, fraction, positive, share, share_or_zero
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-class RDrop(Penalised, name="r-drop"):
-    """Mean task loss of two passes with other dropout masks, + strength · ½ (KL + KL).
-
-    R-Drop (Liang et al. 2021).  The first pass has the plain run's masks.
-    """
-
-    smoothing: float = share_or_zero(0.0)
-
-    def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
-        # the first pass draws as the plain run does, the second from a seed of its own: the
-        # generators stand afterwards where the plain run's would
-        first, outputs = run(inputs)
-        with drawing_apart(self.key()):
-            second, other_outputs = run(inputs)
-        kind = self.kind(model, outputs)
-        one, two = (logits_of(output, trained=True) for output in (outputs, other_outputs))
-        apart = kl_divergence(one, two, kind, symmetric=True)
-        return Loss(
-            (first + second) / 2, outputs, self.strength * (row_mean(apart, inputs, model) / 2)
-        )
 
 
 class R3F(Penalised, name="r3f"):
@@ -85,166 +60,6 @@ class R3F(Penalised, name="r3f"):
             noisy = contexts.enter_context(hooked_embeddings(model, add, inputs))
             moved = logits_of(run(**without_labels(noisy)))
         return row_mean(kl_divergence(logits, moved, kind, symmetric=True), inputs, model)
-
-
-class NEFTune(Method, name="neftune"):
-    """Uniform noise of size α / √(n d) on a row's n token embeddings (Jain et al. 2023).
-
-    Args:
-        alpha: α.
-    """
-
-    needs_outputs = False
-    alpha: float = positive(5.0)
-
-    def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
-        def add(x: Tensor, real: Tensor) -> Tensor:
-            return x + row_noise(x, real, self.alpha, self.generator()).to(x.dtype)
-
-        with hooked_embeddings(model, add, inputs, trained=True) as noisy:
-            return Loss(*run(noisy))
-
-
-class _Climbing:
-    """Noise δ that is drawn in the first pass, and climbs between the passes.
-
-    An encoder-decoder has a δ for each of its stacks.
-
-    Args:
-        draw: draws δ of the embeddings x ``[B, T, d]`` and their real tokens ``[B, T]``.
-    """
-
-    def __init__(self, draw: Callable[[Tensor, Tensor], Tensor]) -> None:
-        self._draw = draw
-        self.noise: list[Tensor] = []
-
-    @contextmanager
-    def added(self, model: nn.Module, batch: Batch) -> Iterator[dict[str, Tensor]]:
-        """Add δ in the pass within, which is to call the model with the batch given."""
-        # The hook is called once for each stack: the encoder's δ has place 0, the decoder's place
-        # 1.  The first pass draws them, since the shape of x is known only then; later passes use
-        # them.
-        place = -1
-
-        def add(x: Tensor, real: Tensor) -> Tensor:
-            nonlocal place
-            place += 1
-            if place == len(self.noise):
-                self.noise.append(self._draw(x, real).requires_grad_())
-            return x + self.noise[place].to(x.dtype)
-
-        with hooked_embeddings(model, add, batch, trained=True) as batch:
-            yield batch
-
-    def climb(self, step: Callable[[Tensor, Tensor], Tensor], gradients: Iterable[Tensor]) -> None:
-        """Replace each δ by ``step(δ, gradient)``."""
-        pairs = zip(self.noise, gradients, strict=True)
-        self.noise = [step(noise.detach(), g).requires_grad_() for noise, g in pairs]
-
-
-class FreeLB(Method, name="freelb"):
-    """Mean gradient of the task loss over K steps of ascent on noise δ (Zhu et al. 2020, FreeLB).
-
-    All K passes have the plain run's dropout masks, as in the paper.  Encoder and decoder of one
-    model have a δ each.
-
-    Args:
-        adv_steps: K.
-        adv_lr: length of a step of δ, along g/‖g‖ per row.
-        adv_start: δ starts uniform, ± adv_start / √(n d) for a row of n tokens.
-        adv_radius: radius of the ball that a row's δ is projected into; 0: no ball.
-    """
-
-    one_process, needs_outputs = True, False
-    _share = 1.0  # of a pass in the mean
-    adv_steps: int = count(3)
-    adv_lr: float = positive(0.1)
-    adv_start: float = positive(0.1)
-    adv_radius: float = nonnegative(0.0)
-
-    def step(self, run: Callable[[Batch], Tensor], inputs: Batch) -> Tensor:
-        inputs = self.trainer._prepare_inputs(dict(inputs))
-        # `run` goes backward in each pass, and the gradients of the K passes add up: with the loss
-        # over K the sum is their mean.
-        before = RandomState()
-        self._share, losses = 1.0 / self.adv_steps, []
-        climbing = _Climbing(lambda x, real: row_noise(x, real, self.adv_start, self.generator()))
-        for number in range(self.adv_steps):
-            if number:
-                before.restore()
-                # a δ that no pass reached has no gradient, which is an error in the climb
-                climbing.climb(
-                    self._climbed, [cast(Tensor, noise.grad) for noise in climbing.noise]
-                )
-            with climbing.added(self.trainer.model, inputs) as noisy:
-                losses.append(run(noisy))
-        self._share = 1.0
-        return torch.stack(losses).sum()
-
-    def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
-        task, outputs = run(inputs)
-        return Loss(task * self._share, outputs)
-
-    def _climbed(self, noise: Tensor, gradient: Tensor) -> Tensor:
-        norm = gradient.flatten(1).norm(dim=1).clamp(min=1e-30).view(-1, 1, 1)
-        moved = noise + self.adv_lr * (gradient / norm)
-        if self.adv_radius > 0:
-            norm = moved.flatten(1).norm(dim=1).view(-1, 1, 1)
-            moved = moved * (self.adv_radius / norm.clamp(min=1e-30)).clamp(max=1.0)
-        return moved
-
-
-class SMART(Penalised, name="smart"):
-    """+ strength · max over |δ| ≤ ε of KL(p ‖ q) + KL(q ‖ p), q at x + δ (Jiang et al. 2020).
-
-    Sizes are in units of the embedding table's root mean square entry before training, since the
-    published 1e-5 is below the rounding of bfloat16.  The Bregman proximal point is left out.
-
-    Args:
-        adv_steps: steps of ascent, δ ← δ + adv_lr · g/‖g‖_∞ per row.
-        adv_lr: their length.
-        adv_start: standard deviation of the normal noise that δ starts from.
-        adv_radius: half width ε of the box that δ is clamped to.
-    """
-
-    adv_steps: int = count(1)
-    adv_lr: float = positive(1.0)
-    adv_start: float = positive(0.1)
-    adv_radius: float = nonnegative(0.5)
-
-    def prepare(self) -> None:
-        super().prepare()
-        self._scale = embedding_scale(unwrapped(self.trainer.model))
-
-    def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor:
-        """Return the mean over rows in nats; all passes with noise have the same dropout masks."""
-        logits, kind = logits_of(outputs, trained=True), self.kind(model, outputs)
-        masks, scale = self.key(), self._scale
-
-        def draw(x: Tensor, real: Tensor) -> Tensor:
-            return token_noise(x, real, self.adv_start * scale, "normal", self.generator())
-
-        def climbed(noise: Tensor, gradient: Tensor) -> Tensor:
-            largest = gradient.abs().amax((1, 2), keepdim=True).clamp(min=1e-30)
-            moved = noise + self.adv_lr * scale * gradient / largest
-            return moved.clamp(-self.adv_radius * scale, self.adv_radius * scale)
-
-        climbing = _Climbing(draw)
-
-        def apart(target: Tensor, called: nn.Module = model) -> Tensor:
-            with drawing_apart(masks), climbing.added(model, inputs) as noisy:
-                moved = logits_of(called(**without_labels(noisy)))
-            return row_mean(kl_divergence(target, moved, kind, symmetric=True), inputs, model)
-
-        # The ascent needs the gradient by δ alone: the weights are frozen, and none is computed for
-        # them.  An engine of DeepSpeed prepares the step's one backward in its forward; the ascent
-        # is not that one, and goes past it.
-        for _ in range(self.adv_steps):
-            with trained(dict.fromkeys(model.parameters(), False)):
-                divergence = apart(logits.detach(), without_engine(model))
-                gradients = torch.autograd.grad(divergence, climbing.noise)
-            climbing.climb(climbed, gradients)
-        return apart(logits)
 
 
 class _Corruption(Method):
@@ -459,10 +274,3 @@ def token_noise(
     drawn = draw_noise(torch.Size((int(real.sum()), x.shape[-1])), size, distribution, generator)
     z[real] = drawn.to(z)
     return z
-
-
-def row_noise(x: Tensor, real: Tensor, size: float, generator: torch.Generator) -> Tensor:
-    """Draw ``[B, T, d]``: uniform, ± size / √(n d) in a row of n real tokens, zero at padding."""
-    entries = real.sum(1).view(-1, 1, 1) * x.shape[-1]
-    noise = token_noise(x, real, 1.0, "uniform", generator)
-    return noise * size / entries.clamp(min=1).sqrt()

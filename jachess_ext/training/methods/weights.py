@@ -1,4 +1,4 @@
-"""Methods on the weights (L2, L2-SP, WiSE-FT, SAM, TAPT), LoRA, and the placebo of a penalty."""
+"""Methods on the weights (L2, SAM, ‖∇L‖², TAPT), LoRA, and the placebo of a penalty."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...jet import jvp
 from ...models import backbone_of, check_whole, drawn_modules, real_pairs, trained, unwrapped
 from ..batches import Batch, RandomState, drawing_apart
 from .base import Method, Outputs, Penalised
-from .settings import fraction, nonnegative, positive, share
+from .settings import nonnegative, positive, share
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -46,91 +46,14 @@ class L2(Penalised, name="l2"):
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor:
         check_whole(model)
         matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
-        return _half_squares(matrices)
+        return half_squares(matrices)
 
 
-def _half_squares(tensors: Iterable[Tensor]) -> Tensor:
+def half_squares(tensors: Iterable[Tensor]) -> Tensor:
     """Return ½ Σ |t|², in float32 or wider, on the first one's device."""
     pairs = map(real_pairs, tensors)
     squares = [t.to(torch.promote_types(t.dtype, torch.float32)).square().sum() for t in pairs]
     return torch.stack([s.to(squares[0].device) for s in squares]).sum() / 2
-
-
-class _Start(Method):
-    """A method that keeps a copy of the pretrained weights that are trained.
-
-    Modules that the checkpoint lacked, such as the new head, are left out: transformers marks the
-    weights that it loads, and the model's attribute ``drawn_modules`` goes before.
-    """
-
-    def prepare(self) -> None:
-        """Copy the weights, before a checkpoint of the run can be loaded."""
-        super().prepare()
-        model = self._inner(self.trainer.model)
-        check_whole(model)
-        if hasattr(model, "peft_config"):
-            raise self.error(
-                "holds on to pretrained weights, which do not change under adapters; fine-tune "
-                "without adapters, or use another method"
-            )
-        drawn = drawn_modules(model)
-        if drawn is None:
-            raise self.error(
-                "holds on to pretrained weights, and nothing tells which of the model's are: load "
-                "it by from_pretrained, not as a copy of a model, or name the modules that are "
-                "new: model.drawn_modules = ('classifier',), or ()"
-            )
-        self.start = {
-            name: parameter.detach().clone()
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad and name.rpartition(".")[0] not in drawn
-        }
-        if not self.start:
-            raise self.error(
-                "holds on to pretrained weights, and none of the model's trained ones is; load it "
-                "from a checkpoint, or use another method"
-            )
-
-    def _inner(self, model: nn.Module) -> nn.Module:
-        """Return the model without the wrappers of accelerate, and as it was before compiling."""
-        return unwrapped(self.trainer.accelerator.unwrap_model(model))
-
-    def moved(self, model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
-        """Return each kept parameter with its value before training."""
-        check_whole(model)
-        parameters = dict(self._inner(model).named_parameters())
-        return [(parameters[n], value.to(parameters[n].device)) for n, value in self.start.items()]
-
-
-class L2SP(_Start, Penalised, name="l2-sp"):
-    """+ strength · ½ Σ (θ − θ₀)² over pretrained weights (Li et al. 2018, L²-SP).
-
-    The paper's second term, weight decay of the new head, is left out.
-    """
-
-    needs_outputs = False
-    strength: float = nonnegative(0.01)
-
-    def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor:
-        return _half_squares(now - start for now, start in self.moved(model))
-
-
-class WiSEFT(_Start, name="wise-ft"):
-    """After training, θ₀ + mix · (θ − θ₀) for pretrained weights (Wortsman et al. 2022, WiSE-FT).
-
-    The head stays the fine-tuned one, since a pretrained encoder has no zero-shot head to mix it
-    with.  Checkpoints within the run hold the weights before the interpolation.
-
-    Args:
-        mix: share of the fine-tuned weights.
-    """
-
-    mix: float = fraction(0.5)
-
-    @torch.no_grad()
-    def end(self, model: nn.Module) -> None:
-        for now, start in self.moved(model):
-            now.copy_(torch.lerp(start, now, self.mix))
 
 
 class _Repeated(Method):
