@@ -26,7 +26,7 @@ from jachess_ext.models import (
     without_labels,
 )
 from jachess_ext.training import Method, MethodTrainer
-from jachess_ext.training.batches import Batch, RandomState, drawing_apart
+from jachess_ext.training.batches import Batch, RandomState, seeded_rng
 from jachess_ext.training.corruption import embedding_scale
 from jachess_ext.training.decision import kl_divergence
 from jachess_ext.training.methods import (
@@ -59,10 +59,12 @@ class RDrop(Penalised, name="r-drop"):
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
         task, outputs = run(inputs)
-        with drawing_apart(self.key()):
+        with seeded_rng(self.key()):
             second_task, second_outputs = run(inputs)
         first, second = (logits_of(x, trained=True) for x in (outputs, second_outputs))
-        divergence = kl_divergence(first, second, self.kind(model, outputs), symmetric=True)
+        divergence = kl_divergence(
+            first, second, self.decision_kind(model, outputs), symmetric=True
+        )
         penalty = row_mean(divergence, inputs, model) / 2
         return Loss((task + second_task) / 2, outputs, self.strength * penalty)
 
@@ -206,14 +208,14 @@ class SMART(Penalised, name="smart"):
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor:
         """Return the mean over rows in nats; all passes with noise have the same dropout masks."""
-        logits, kind = logits_of(outputs, trained=True), self.kind(model, outputs)
+        logits, kind = logits_of(outputs, trained=True), self.decision_kind(model, outputs)
         masks, scale = self.key(), self._scale
         adversary = AdversarialNoise(
             lambda x, real: token_noise(x, real, self.adv_start * scale, "normal", self.generator())
         )
 
         def divergence(target: Tensor, called: nn.Module = model) -> Tensor:
-            with drawing_apart(masks), adversary.added(model, inputs) as noisy:
+            with seeded_rng(masks), adversary.added(model, inputs) as noisy:
                 moved = logits_of(called(**without_labels(noisy)))
             return row_mean(kl_divergence(target, moved, kind, symmetric=True), inputs, model)
 

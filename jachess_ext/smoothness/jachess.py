@@ -19,7 +19,14 @@ from ..jet.directions import Distribution
 from ..models import in_mode, is_deepspeed, padding_mask
 from ..ops import library
 from .estimators import Smoothness, measure
-from .parallel import Ranks, has_tokens, raise_together, ranks_of, stand_in, zero_of_gradients
+from .parallel import (
+    Ranks,
+    has_tokens,
+    placeholder_row,
+    raise_together,
+    ranks_of,
+    zero_with_gradients,
+)
 from .settings import (
     Dimensions,
     Engine,
@@ -28,7 +35,7 @@ from .settings import (
     Randomness,
     Scope,
     Settings,
-    check_penalty,
+    check_choice,
 )
 
 OnNonfinite = Literal["raise", "skip"]
@@ -64,8 +71,8 @@ def layer_profile(weighting: Weighting, norms: Tensor, temperature: float = 1.0)
             f"the base model's Jacobian norms are {norms.tolist()}; expected one positive, finite "
             "number per layer"
         )
-    if temperature <= 0:
-        raise ValueError(f"temperature is {temperature}; expected a positive number")
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"temperature is {temperature!r}; expected a finite number above 0")
     count = len(norms)
     if weighting == "uniform" or count == 1:
         return torch.full_like(norms, 1 / count)
@@ -231,7 +238,7 @@ class JacHessOutput:
             )
         return task + self.loss
 
-    def stand_in_loss(self) -> Tensor:
+    def zero_for_ranks(self) -> Tensor:
         """Return a zero whose gradients are zero for all that took part."""
         task = getattr(self.model_output, "loss", None)
         return (self.loss if task is None else self.loss + task) * 0
@@ -327,10 +334,11 @@ class JacHess:
                 f"weights is {weights!r}; expected one of {', '.join(WEIGHTINGS)}, or one number "
                 "per layer"
             )
-        check_penalty(strength, on_nonfinite)
-        if not 0 < temperature < float("inf"):
-            raise ValueError(f"temperature is {temperature!r}; expected a finite number above 0")
+        if not isinstance(strength, int | float) or not 0 <= strength < float("inf"):
+            raise ValueError(f"strength is {strength!r}; expected a finite number from 0 up")
+        check_choice("on_nonfinite", on_nonfinite, get_args(OnNonfinite))
         self.on_nonfinite = on_nonfinite
+        layer_profile("softmax", torch.ones(1), temperature)  # checks it
         if isinstance(weights, str):
             self.weights: Weighting | Tensor = weights
         else:
@@ -351,7 +359,7 @@ class JacHess:
         self._copies: dict[str, tuple[tuple[object, ...], Tensor]] = {}
         self._captured: list[Tensor] = []
         self.base: BaseNorms | None = None
-        self._alone = False  # the base norms were measured where no other rank was seen
+        self._base_is_local = False  # the base norms were measured where no other rank was seen
 
     def calibrate(self, batches: Iterable[Mapping[str, Tensor]]) -> BaseNorms:
         """Measure the base model's norms before fine-tuning, and keep them as ``self.base``.
@@ -367,7 +375,7 @@ class JacHess:
         """
         batches = [batches] if isinstance(batches, Mapping) else batches
         self.base = measure_base(self.model, batches, self.settings, self.seed)
-        self._alone = ranks_of(self.model).size == 1
+        self._base_is_local = ranks_of(self.model).size == 1
         return self.base
 
     @property
@@ -412,19 +420,21 @@ class JacHess:
             self._prepare_capture(ranks)
         # calibrate ran before the model was wrapped: each rank has the norms of its own batches,
         # and the penalty needs those of all.
-        if ranks.size > 1 and self._alone and self.base is not None:
-            self.base, self._alone = mean_over_ranks(self.base, ranks, batch), False
+        if ranks.size > 1 and self._base_is_local and self.base is not None:
+            self.base, self._base_is_local = mean_over_ranks(self.base, ranks, batch), False
         empty = ranks.size > 1 and not has_tokens(batch)
         if ranks.size > 1:
             device = next(self.model.parameters()).device
             raise_together(ranks, lambda: empty or padding_mask(batch), device)
         random = Randomness.from_seed(self.seed, self.step, rank=ranks.rank)
         norms, result = measure(
-            self.model, stand_in(batch) if empty else batch, self.settings, random
+            self.model, placeholder_row(batch) if empty else batch, self.settings, random
         )
         terms = self._layer_terms(norms)
         sources = self.weights, self.base, self.temperature
-        weights = self._copied("weights", sources, lambda: self.layer_weights(len(terms)), terms)
+        weights = self._device_constant(
+            "weights", sources, lambda: self.layer_weights(len(terms)), terms
+        )
         loss = self.strength * terms.dot(weights)
         # A row without a token makes a term NaN, as an overflow does. Alone it is told apart after
         # the fact, without a read of the device; with other ranks it was ruled out above.
@@ -446,7 +456,7 @@ class JacHess:
             smoothness=norms,
         )
         if empty and layer is None:
-            out.loss, out.empty = out.stand_in_loss(), True
+            out.loss, out.empty = out.zero_for_ranks(), True
         return out
 
     def _prepare_capture(self, ranks: Ranks) -> None:
@@ -475,7 +485,7 @@ class JacHess:
         device = next(self.model.parameters()).device
         self.step = torch.full((), self.step, dtype=torch.int64, device=device)
 
-    def _copied(
+    def _device_constant(
         self, name: str, sources: tuple[object, ...], value: Callable[[], Tensor], like: Tensor
     ) -> Tensor:
         """Return the value in another's dtype and on its device; made and copied once from the same
@@ -500,7 +510,7 @@ class JacHess:
                 "a loss is not finite, and on_nonfinite='skip' cannot leave out DeepSpeed's step, "
                 "whose optimiser takes every one: lower the learning rate or use a wider dtype"
             )
-        waiting = zero_of_gradients(self.model) if ranks.size > 1 else None
+        waiting = zero_with_gradients(self.model) if ranks.size > 1 else None
         if waiting is not None:
             return waiting.to(loss)
         # Gradients that stay None make the optimiser leave a parameter as it is; at gradients of
@@ -526,10 +536,12 @@ class JacHess:
         if self.normalize:
             base, counts = self._require_base(), norms.tokens.sum(1)
             jacobian = _token_mean(norms.jacobian_tokens, counts)
-            jacobian = jacobian / self._copied("jacobian", (base,), lambda: base.jacobian, jacobian)
+            jacobian = jacobian / self._device_constant(
+                "jacobian", (base,), lambda: base.jacobian, jacobian
+            )
             if norms.hessian_tokens is not None and (of_base := base.hessian) is not None:
                 mean = _token_mean(norms.hessian_tokens, counts)
-                hessian = mean / self._copied("hessian", (base,), lambda: of_base, mean)
+                hessian = mean / self._device_constant("hessian", (base,), lambda: of_base, mean)
         if hessian is None:
             return jacobian
         return jacobian + (hessian if self.hessian_gradient else hessian.detach())
@@ -552,7 +564,7 @@ class JacHess:
             "seed": self.seed,
             "base": None if self.base is None else self.base.state_dict(),
             "skipped": {str(layer): count for layer, count in self.skipped.items()},
-            "layer_weights": self._known_weights(),
+            "layer_weights": self._layer_weights_or_none(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -573,13 +585,13 @@ class JacHess:
         else:
             self.step = state["step"]
         self.base, self.skipped = base, Counter(skipped)
-        before, now = state["layer_weights"], self._known_weights()
+        before, now = state["layer_weights"], self._layer_weights_or_none()
         if before is None or now is None:
             return
         if len(before) != len(now) or not np.allclose(before, now, rtol=1e-6, atol=0):
             _LOG.warning("the state was saved with other layer weights: %s, now %s", before, now)
 
-    def _known_weights(self) -> list[float] | None:
+    def _layer_weights_or_none(self) -> list[float] | None:
         if isinstance(self.weights, Tensor):
             return self.weights.tolist()
         return None if self.base is None else self.layer_weights(len(self.base.jacobian)).tolist()

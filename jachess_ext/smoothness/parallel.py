@@ -151,7 +151,7 @@ def raise_together(ranks: Ranks, check: Callable[[], object], device: torch.devi
         raise ValueError("another rank cannot use its batch; its own message says why")
 
 
-def zero_of_gradients(model: nn.Module) -> Tensor | None:
+def zero_with_gradients(model: nn.Module) -> Tensor | None:
     """Return 0 with a zero gradient for every whole parameter that has a gradient, if any has.
 
     DistributedDataParallel waits for its backward to reduce the gradients of earlier
@@ -166,7 +166,7 @@ def zero_of_gradients(model: nn.Module) -> Tensor | None:
     return torch.stack(zeros).sum() if zeros else None
 
 
-def stand_in(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def placeholder_row(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a row of a single real token in the form of ``batch``.
 
     A rank without data computes on it, to take part in the others' collectives.

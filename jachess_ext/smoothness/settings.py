@@ -87,13 +87,6 @@ def check_every(every: object) -> None:
         raise ValueError(f"every is {every!r}; expected a number of steps from 1 up")
 
 
-def check_penalty(strength: object, on_nonfinite: object) -> None:
-    """Raise ValueError where an argument that all penalties have is unusable."""
-    if not isinstance(strength, int | float) or not 0 <= strength < float("inf"):
-        raise ValueError(f"strength is {strength!r}; expected a finite number from 0 up")
-    check_choice("on_nonfinite", on_nonfinite, ("raise", "skip"))
-
-
 @dataclass
 class Randomness:
     """Counters of one call's random numbers: of its directions and its output dimensions D.
@@ -128,7 +121,7 @@ class Randomness:
         return cls(DrawCounter(drawn, directions, step, rank), DrawCounter(drawn, dimensions, step))
 
 
-def token_weights(mask: Tensor, scope: Scope) -> Tensor:
+def tokens_in_scope(mask: Tensor, scope: Scope) -> Tensor:
     """Return ``[B, T]`` booleans: the real tokens of ``mask`` that are in scope."""
     if scope == "all":
         return mask
@@ -162,7 +155,7 @@ def layer_indices(layers: Layers, count: int) -> list[int]:
     return [k % count for k in chosen]
 
 
-def stacked(tensors: Sequence[Tensor]) -> list[Tensor]:
+def stack_equal_shapes(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return K tensors of one shape as a single ``[K, ...]``; others one by one, ``[1, ...]``."""
     if len({tensor.shape for tensor in tensors}) == 1:
         return [torch.stack([*tensors])]
@@ -198,5 +191,5 @@ def sample_dimensions(
         sample_directions(layers[0], 1, width, seed=seed, offset=offset).flatten()
         for width, offset in zip(widths, offsets, strict=True)
     ]
-    orders = [order for rows in stacked(numbers) for order in rows.argsort(stable=True)]
+    orders = [order for rows in stack_equal_shapes(numbers) for order in rows.argsort(stable=True)]
     return [(order[:size], 1.0) for order in orders]

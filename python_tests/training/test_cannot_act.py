@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import BertForQuestionAnswering
 
 import jachess_ext as jx
-from jachess_ext.smoothness.parallel import stand_in
+from jachess_ext.smoothness.parallel import placeholder_row
 from jachess_ext.training import MethodTrainer
 from jachess_ext.training.batches import LeftPadding
 from python_tests.smoothness.tiny_models import classifier, token_batch
@@ -98,8 +98,8 @@ def test_a_task_loss_that_is_not_finite(tmp_path: Path, name: str) -> None:
 
 def test_a_rank_without_rows_guesses_nothing_from_shapes() -> None:
     batch = token_batch([3, 2]) | {"labels": torch.ones(2, 3)}
-    assert stand_in(batch)["labels"].shape == (1, 3)
-    assert stand_in(batch)["attention_mask"].sum() == 1
+    assert placeholder_row(batch)["labels"].shape == (1, 3)
+    assert placeholder_row(batch)["attention_mask"].sum() == 1
 
 
 def test_ids_that_no_model_can_read() -> None:

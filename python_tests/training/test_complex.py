@@ -10,7 +10,7 @@ import torch
 import transformers as tf
 from torch import Tensor, nn
 
-from jachess_ext.smoothness.parallel import zero_of_gradients
+from jachess_ext.smoothness.parallel import zero_with_gradients
 from jachess_ext.training import METHODS, parse_method
 from python_tests.smoothness.tiny_models import classifier
 
@@ -83,7 +83,7 @@ def test_a_zero_for_ranks_that_wait() -> None:
     model = filtered(pairs=False)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    zero = zero_of_gradients(model)
+    zero = zero_with_gradients(model)
     assert zero is not None and not zero.is_complex()
     zero.backward()
     assert all(torch.equal(p.grad, torch.ones_like(p)) for p in model.parameters())

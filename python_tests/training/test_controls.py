@@ -161,10 +161,10 @@ def test_swaps_are_words_that_the_model_has_a_row_for(tmp_path: Path, count: int
         method={"swapped": 0.99},
         options={"processing_class": word_tokenizer([f"w{n}" for n in range(count)])},
     )
-    seen = made.method.corrupted({"input_ids": torch.full((400, 4), 2)})["input_ids"]
+    seen = made.method.corrupt({"input_ids": torch.full((400, 4), 2)})["input_ids"]
     assert set(seen.flatten().tolist()) == {1, 2, 3, 4}
     with pytest.raises(ValueError, match="a batch with input_ids to swap; it has pixel_values"):
-        made.method.corrupted({"pixel_values": torch.zeros(1, 3, 2, 2)})
+        made.method.corrupt({"pixel_values": torch.zeros(1, 3, 2, 2)})
 
 
 SENTENCES = [
@@ -334,7 +334,7 @@ def test_shares_of_swapped_tokens(tmp_path: Path) -> None:
     ids = torch.full((400, 40), 19)
     ids[:, 0], ids[:, 30:] = 2, 0
     mask = (ids != 0).long()
-    found = made.method.corrupted({"input_ids": ids, "attention_mask": mask})["input_ids"]
+    found = made.method.corrupt({"input_ids": ids, "attention_mask": mask})["input_ids"]
     assert torch.equal(found[:, 0], ids[:, 0]) and torch.equal(found[:, 30:], ids[:, 30:])
     inner = found[:, 1:30]
     count = 0.15 * inner.numel()

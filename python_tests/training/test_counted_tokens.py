@@ -14,7 +14,7 @@ import jachess_ext as jx
 from jachess_ext.models import without_labels
 from jachess_ext.smoothness import estimators
 from jachess_ext.training import METHODS
-from jachess_ext.training.batches import with_decoder_inputs
+from jachess_ext.training.batches import add_decoder_inputs
 from jachess_ext.training.methods import noise
 from python_tests.covering import pairs
 from python_tests.smoothness.tiny_models import classifier
@@ -243,7 +243,7 @@ def test_a_pass_without_labels_has_the_same_decoder_inputs(name: str) -> None:
     if name in ("Whisper", "Speech2Text"):
         shape = (2, 4, 8) if name == "Whisper" else (2, 16, 4)
         given = {"input_features": torch.randn(shape), "labels": given["labels"]}
-    stated = with_decoder_inputs(model, given)
+    stated = add_decoder_inputs(model, given)
     assert stated.keys() - given.keys() == {"decoder_input_ids"}
     wanted, found = model(**given).logits, model(**without_labels(stated)).logits
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
@@ -297,7 +297,7 @@ def test_labels_stay_as_they_are() -> None:
     """FSMT's method writes padding over labels of -100, which then would count."""
     given = batch(3)
     before = given["labels"].clone()
-    stated = with_decoder_inputs(translator("FSMT"), given)
+    stated = add_decoder_inputs(translator("FSMT"), given)
     assert torch.equal(stated["labels"], before)
     assert stated["decoder_input_ids"].min() >= 0
 

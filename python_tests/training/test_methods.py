@@ -232,7 +232,7 @@ def test_parse() -> None:
     assert (settings["weights"], settings["layers"]) == ([0.5, 1], [0, -1])
     assert (settings["hessian"], settings["dimensions"]) == (False, "all")
     assert (made.label, made.knob) == ("jachess-unlab", "unlab_lr_ratio")
-    reg = made.regulariser_of(torch.nn.Linear(1, 1), seed=4)
+    reg = made.build_regulariser(torch.nn.Linear(1, 1), seed=4)
     assert reg.weights.tolist() == [0.5, 1.0] and reg.settings.layers == [0, -1]
     assert not reg.settings.hessian and reg.strength == 0.1 and reg.seed == 4
     assert parse_method("cross-holder").label == "cross-holder-train"
@@ -266,14 +266,14 @@ def test_settings_are_those_of_the_regulariser() -> None:
     ours = JacHess.parameters()
     assert {name: ours[name] for name in own} == own | {"normalize": True}
     values = {"squared": True, "hessian_gradient": False, "temperature": 2.0, "seed": 5}
-    made = JacHess(**values, distribution="rademacher").regulariser_of(torch.nn.Linear(1, 1), 4)
+    made = JacHess(**values, distribution="rademacher").build_regulariser(torch.nn.Linear(1, 1), 4)
     assert made.settings.squared and made.settings.distribution == "rademacher" and made.seed == 5
     assert (made.hessian_gradient, made.temperature, made.normalize) == (False, 2.0, True)
 
 
 @pytest.mark.parametrize("name", ["jacobian", "cross-holder"])
 def test_presets_reach_the_regulariser(name: str) -> None:
-    settings = parse_method(f"{name}-unlab").regulariser_of(torch.nn.Linear(1, 1)).settings
+    settings = parse_method(f"{name}-unlab").build_regulariser(torch.nn.Linear(1, 1)).settings
     assert settings.layers == "logits" and settings.hessian is (name == "cross-holder")
 
 

@@ -14,7 +14,7 @@ import jachess_ext as jx
 from jachess_ext.lab.demo import ASSETS
 from jachess_ext.lab.workbench.models import load_model, load_tokenizer
 from jachess_ext.models import drawn_modules
-from jachess_ext.smoothness.estimators import decision_slopes
+from jachess_ext.smoothness.probe import decision_slopes
 from jachess_ext.training import METHODS, MethodTrainer, NTKDrift, with_lora
 from jachess_ext.training.corruption import perturbed_embeddings
 from python_tests.smoothness.tiny_models import LABELS, classifier

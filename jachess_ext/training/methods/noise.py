@@ -1,4 +1,4 @@
-"""Methods with further passes: other dropout masks, noise on the embeddings, swapped tokens."""
+"""Methods that compare a pass with another: of noisy embeddings, or of swapped tokens."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ...models import (
     unwrapped,
     without_labels,
 )
-from ..batches import Batch, drawing_apart, is_causal
-from ..corruption import chosen_tokens, unknown_token_id
+from ..batches import Batch, is_causal, seeded_rng
+from ..corruption import sample_tokens, unknown_token_id
 from ..decision import kl_divergence
 from .base import Loss, Method, Outputs, Penalised, Run, WithModes, logits_of
 from .settings import choice, count, fraction, positive, share, share_or_zero
@@ -43,21 +43,21 @@ class R3F(Penalised, name="r3f"):
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor:
         """Return the mean over rows (of decisions per token: `row_mean`)."""
-        kind, logits = self.kind(model, outputs), logits_of(outputs, trained=True)
+        kind, logits = self.decision_kind(model, outputs), logits_of(outputs, trained=True)
         device = logits.device.type
         # accelerate wraps forward in autocast and keeps the plain one under this name
         run = getattr(unwrapped(model), "_original_forward", model)
         noise = (self.noise, self.noise_distribution, self.generator())
 
-        def add(x: Tensor, real: Tensor) -> Tensor:
+        def add_noise(x: Tensor, real: Tensor) -> Tensor:
             return x + token_noise(x, real, *noise).to(x)
 
         with ExitStack() as contexts:
-            contexts.enter_context(drawing_apart(self.key()))
+            contexts.enter_context(seeded_rng(self.key()))
             if run is not model or torch.is_autocast_enabled(device):
                 contexts.enter_context(torch.autocast(device, enabled=False))
                 logits = logits_of(run(**without_labels(inputs)))
-            noisy = contexts.enter_context(hooked_embeddings(model, add, inputs))
+            noisy = contexts.enter_context(hooked_embeddings(model, add_noise, inputs))
             moved = logits_of(run(**without_labels(noisy)))
         return row_mean(kl_divergence(logits, moved, kind, symmetric=True), inputs, model)
 
@@ -88,26 +88,26 @@ class _Corruption(Method):
         ids = torch.arange(min(len(tokenizer), getattr(table, "num_embeddings", len(tokenizer))))
         self._words = ids[~torch.isin(ids, self._special)]
 
-    def corrupted(self, inputs: Batch) -> dict[str, Tensor]:
+    def corrupt(self, inputs: Batch) -> dict[str, Tensor]:
         """Return the batch with a share of its tokens swapped."""
         if "input_ids" not in inputs:
             raise ValueError(f"expected a batch with input_ids to swap; it has {', '.join(inputs)}")
         ids, mask, generator = inputs["input_ids"], inputs.get("attention_mask"), self.generator()
-        chosen = chosen_tokens(
+        sampled = sample_tokens(
             ids,
             torch.ones_like(ids) if mask is None else mask,
             self.swapped,
             special=self._special,
             generator=generator,
-            spared=self._padding if self._unknown == self._padding else None,
+            padding=self._padding if self._unknown == self._padding else None,
         )
-        count = int(chosen.sum())
+        count = int(sampled.sum())
         new = self._words[torch.randint(len(self._words), (count,), generator=generator)]
         unknown = torch.rand(count, generator=generator) < self.unknown
         if self._unknown is not None:
             new = torch.where(unknown, self._unknown, new)
         swapped = ids.clone()
-        swapped[chosen.to(ids.device)] = new.to(ids)
+        swapped[sampled.to(ids.device)] = new.to(ids)
         return {**inputs, "input_ids": swapped}
 
 
@@ -126,11 +126,11 @@ class CorruptAugment(_Corruption, name="corrupt-augment"):
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
         if self.clean == 0:
-            return Loss(*run(self.corrupted(inputs)))
+            return Loss(*run(self.corrupt(inputs)))
         task, outputs = run(inputs)
-        with drawing_apart(self.key()):
-            other, _ = run(self.corrupted(inputs))
-        return Loss(self.clean * task + (1 - self.clean) * other, outputs)
+        with seeded_rng(self.key()):
+            corrupted_task, _ = run(self.corrupt(inputs))
+        return Loss(self.clean * task + (1 - self.clean) * corrupted_task, outputs)
 
 
 class _Consistency(_Corruption):
@@ -139,7 +139,7 @@ class _Consistency(_Corruption):
     every, dropout = 1, True
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor | None:
-        """Return the mean over rows in nats, ``every``-fold in every such step, else None."""
+        """Return ``every`` times the mean over rows in nats in each such step, else None."""
         if self.trainer.state.global_step % self.every:
             return None
         target = outputs
@@ -147,13 +147,13 @@ class _Consistency(_Corruption):
             inputs = self.trainer.next_unlabelled()
             with torch.no_grad(), in_mode(model, False):
                 target = model(**inputs)
-        passing = nullcontext() if self.dropout else in_mode(model, False)
-        with drawing_apart(self.key()), passing:
-            corrupted = model(**without_labels(self.corrupted(inputs)))
-        kind = self.kind(model, outputs)
+        mode = nullcontext() if self.dropout else in_mode(model, False)
+        with seeded_rng(self.key()), mode:
+            corrupted = model(**without_labels(self.corrupt(inputs)))
+        kind = self.decision_kind(model, outputs)
         logits = logits_of(target, trained=self.mode == "train")
-        apart = kl_divergence(logits, logits_of(corrupted), kind)
-        return self.every * row_mean(apart, inputs, model)
+        divergence = kl_divergence(logits, logits_of(corrupted), kind)
+        return self.every * row_mean(divergence, inputs, model)
 
 
 class CorruptConsistency(_Consistency, WithModes, name="corrupt-consistency"):
@@ -185,73 +185,72 @@ class Recommended(_Consistency, name="recommended"):
     mode, every, smoothing = "joint", 2, 0.1
 
     def prepare(self) -> None:
-        trainer = self.trainer
-        regression = self.problem() == "regression"
-        self.needs_tokenizer = trainer.unlabelled_dataset is not None and not regression
+        unlabelled = self.trainer.unlabelled_dataset is not None
+        regression = self.problem_type() == "regression"
+        self.needs_tokenizer = unlabelled and not regression
         super().prepare()
-        if trainer.unlabelled_dataset is None and not regression:
+        if not (unlabelled or regression):
             warnings.warn(
                 "method='recommended' trains with label smoothing alone: its consistency needs "
                 "unlabelled_dataset=..., which was not given",
                 stacklevel=2,
-            )
-        if "labels" not in trainer.label_names and not regression:
-            names = ", ".join(trainer.label_names) or "none"
-            raise self.error(
-                f"is for models whose labels are called 'labels', and these are not ({names}); use "
-                "method=none, or a method with noise on the embeddings"
             )
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor | None:
         return super().penalty(model, inputs, outputs) if self.needs_tokenizer else None
 
 
-def row_mean(apart: Tensor, batch: Batch, model: nn.Module) -> Tensor:
-    """Return the mean of ``[B]`` over rows, or of ``[B, T]`` over the tokens the task decides.
+def row_mean(values: Tensor, batch: Batch, model: nn.Module) -> Tensor:
+    """Return the mean of values ``[B]`` over rows, or of ``[B, T]`` over the task's decisions.
 
-    These are the labelled ones, without labels the real ones; in a causal language model those
-    that predict one.  Columns before the batch's own are a prompt's.
+    The decisions are at labelled tokens, or, in a batch without labels, at real tokens; in a causal
+    language model at those that predict such a token.  Where there are more values than tokens in
+    the batch, the first are those of a soft prompt.
 
     Raises:
-        ValueError: the labels or the mask are of other tokens than the logits, as in CTC; or there
-            are decisions of other things than rows and tokens, as in segmentation.
+        ValueError: the labels or the mask are of other tokens than the logits, as in CTC; or the
+            decisions are of neither rows nor tokens, as in segmentation.
     """
-    if apart.ndim not in (1, 2):
+    if values.ndim not in (1, 2):
         raise ValueError(
-            f"the model's logits have {apart.ndim + 1} dimensions; methods that compare passes "
+            f"the model's logits have {values.ndim + 1} dimensions; methods that compare passes "
             "expect a decision for each row [B, C] or token [B, T, C]; use another method"
         )
-    if apart.ndim == 1:
-        return apart.mean()
-    # A mean over all T columns would weigh rows by their padding, and a longest row elsewhere in
-    # the batch would change it: only decisions that the task asks for count.
+    if values.ndim == 1:
+        return values.mean()
+    # A mean over all T columns would weigh rows by their padding, and depend on the longest row of
+    # the batch.
     labels, mask = batch.get("labels"), batch.get("attention_mask")
     if getattr(getattr(unwrapped(model), "config", None), "is_encoder_decoder", False) and (
         labels is not None or "decoder_input_ids" in batch
     ):
         mask = batch.get("decoder_attention_mask")
     labelled = labels != NO_LABEL if isinstance(labels, Tensor) else None
-    decided = _of_decisions(mask, "attention mask", apart, batch)
-    decided &= _of_decisions(labelled, "labels", apart, batch)
+    decided = _align_with_values(mask, "attention mask", values, batch)
+    decided &= _align_with_values(labelled, "labels", values, batch)
     if is_causal(model):
-        # Each token decides the next one.  A prompt is seen, though nothing in it is decided.
-        context = _of_decisions(mask, "attention mask", apart, batch, prompt=True)
-        apart, decided = apart[:, :-1], decided[:, 1:] & context[:, :-1]
-    return apart[decided].sum() / decided.sum().clamp(min=1)
+        # Each token predicts the next one.  A prompt is context; no token of it is predicted.
+        context = _align_with_values(mask, "attention mask", values, batch, prompt=True)
+        values, decided = values[:, :-1], decided[:, 1:] & context[:, :-1]
+    return values[decided].sum() / decided.sum().clamp(min=1)
 
 
-def _of_decisions(
-    mask: Tensor | None, name: str, apart: Tensor, batch: Batch, prompt: bool = False
+def _align_with_values(
+    mask: Tensor | None, name: str, values: Tensor, batch: Batch, prompt: bool = False
 ) -> Tensor:
-    """Return a mask of the batch's tokens as one of the decisions ``[B, T]``; all without one."""
+    """Return a mask of the batch's tokens as booleans ``[B, T]``, true where it is None.
+
+    Args:
+        prompt: the mask at the tokens of a prompt, which come before the batch's.
+    """
     if not isinstance(mask, Tensor) or mask.ndim != 2:
-        return torch.ones_like(apart, dtype=torch.bool)
-    before = apart.shape[1] - mask.shape[1]
+        return torch.ones_like(values, dtype=torch.bool)
+    before = values.shape[1] - mask.shape[1]
     tokens = {"input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds"}
     if before < 0 or (before and tokens.isdisjoint(batch)):
         raise ValueError(
             f"the {name} [B, {mask.shape[1]}] does not match the model's logits [B, "
-            f"{apart.shape[1]}, C]: give a label per decision, or use a method that compares none"
+            f"{values.shape[1]}, C]: give a label per decision, or use a method that compares none"
         )
     return nn.functional.pad(mask.bool(), (before, 0), value=prompt)
 
@@ -259,7 +258,7 @@ def _of_decisions(
 def draw_noise(
     shape: torch.Size, size: float, distribution: str, generator: torch.Generator
 ) -> Tensor:
-    """Draw z ``[n, d]``, float32 on the CPU."""
+    """Draw noise ``[n, d]``, float32 on the CPU: U(−size, size), or N(0, size²)."""
     z = torch.empty(shape, dtype=torch.float32)
     if distribution == "uniform":
         return z.uniform_(-size, size, generator=generator)
@@ -269,8 +268,14 @@ def draw_noise(
 def token_noise(
     x: Tensor, real: Tensor, size: float, distribution: str, generator: torch.Generator
 ) -> Tensor:
-    """Draw z ``[B, T, d]``, zero where ``real`` is false and the same wherever the padding is."""
-    z = torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
-    drawn = draw_noise(torch.Size((int(real.sum()), x.shape[-1])), size, distribution, generator)
-    z[real] = drawn.to(z)
-    return z
+    """Draw noise ``[B, T, d]``, zero at padding, whose place does not change the other numbers.
+
+    Args:
+        x: ``[B, T, d]``, the embeddings.
+        real: ``[B, T]``, false at padding.
+        size, distribution: see `draw_noise`.
+    """
+    noise = torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+    shape = torch.Size((int(real.sum()), x.shape[-1]))
+    noise[real] = draw_noise(shape, size, distribution, generator).to(noise)
+    return noise
