@@ -206,9 +206,9 @@ def run_model(
     """Call ``model(**batch)`` with its embeddings x replaced by ``enter(x, mask)``.
 
     Args:
-        enter: makes a jet of x, or returns x itself.
-        through_head: False hands the head primals only, so that head and loss cost what they
-            cost without jets.
+        enter: returns a jet with the primal x, or x itself.
+        through_head: False passes only primals to the head, so that head and loss cost no more
+            than without jets.
 
     Raises:
         ValueError: the model returns no hidden states, or has no embedding layer to hook.
@@ -216,9 +216,9 @@ def run_model(
     seen: list[tuple[Tensor, Tensor]] = []
     collected: list[Tensor] = []
 
-    def keep_states(module: nn.Module, args: object, output: object) -> object:
-        """Keep the backbone's hidden states, and hand primals on."""
-        # Kept here and not taken from the model's output, which then has no jets any more.
+    def collect_states(module: nn.Module, args: object, output: object) -> object:
+        """Collect the backbone's hidden states, and pass primals on to the head."""
+        # The model's own output then holds no jets any more.
         states = _field(output, "hidden_states")
         if states and len(states) > 1:
             collected.append(states)
@@ -236,7 +236,7 @@ def run_model(
     with ExitStack() as hooks:
         arguments = hooks.enter_context(hooked_embeddings(model, replace, _arguments(model, batch)))
         if not through_head:
-            hooks.enter_context(backbone_of(model).register_forward_hook(keep_states))
+            hooks.enter_context(backbone_of(model).register_forward_hook(collect_states))
         hooks.enter_context(jets_through_fsdp())
         output = model(**arguments)
     states = collected[0] if collected else _field(output, "hidden_states")
@@ -271,25 +271,25 @@ def _arguments(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
 def chi_correction(pairs: int) -> float:
     """Return c_P = E[χ_P]/√P = √(2/P) Γ((P+1)/2)/Γ(P/2).
 
-    The root of a mean of P squares of a Gaussian is in the mean c_P times its standard deviation.
-    Given u, uᵀHw is asymptotically Gaussian: dividing by c_P removes the bias.
+    The root of the mean of P squared draws of N(0, σ²) has the expectation c_P σ.  Given u, uᵀHw is
+    asymptotically Gaussian: dividing by c_P removes the bias.
     """
     return math.sqrt(2 / pairs) * math.exp(math.lgamma((pairs + 1) / 2) - math.lgamma(pairs / 2))
 
 
 def safe_sqrt(squares: Tensor) -> Tensor:
     """Take square roots with derivative 0, not infinity, at 0 (a norm's subgradient there)."""
-    # 1 stands in for 0, whose root has an infinite slope: it would meet a cotangent of 0 and become
-    # NaN. threshold hands no gradient on there; torch.where would launch more kernels.
+    # 0, whose root has an infinite slope, is replaced by 1: infinity times a cotangent of 0 is NaN.
+    # threshold passes no gradient on there; torch.where would launch more kernels.
     return F.threshold(squares, 0, 1).sqrt().add(squares == 0, alpha=-1)
 
 
 def hessian_norm(squares: Tensor, settings: Settings, *, scale: float, pairs: int = 0) -> Tensor:
-    """Sum ‖H_{t,j}‖² of the j in D to the norm of ``settings``: ``[..., |D|]`` → ``[...]``.
+    """Combine ‖H_{t,j}‖² of the j in D into the norm of ``settings``: ``[..., |D|]`` → ``[...]``.
 
     Args:
-        scale: of the sum over D, from `sample_dimensions`.
-        pairs: how many pairs the squares are means of; 0 where they are exact.
+        scale: factor of the sum over D, from `sample_dimensions`.
+        pairs: number of pairs of directions that the squares are means over; 0: they are exact.
     """
     if settings.squared:
         return squares.sum(-1) * scale
@@ -353,12 +353,12 @@ def measure_jet(
         padding_mask(batch)  # raises where a row has no token
     passes = math.ceil(settings.directions / MAX_DIRECTIONS)
     # Passes of nearly equal size: a pass of one direction would have no pair, and no Hessian.
-    share, remainder = divmod(settings.directions, passes)
-    counts = [share + (number < remainder) for number in range(passes)]
+    quotient, remainder = divmod(settings.directions, passes)
+    counts = [quotient + (number < remainder) for number in range(passes)]
     pairs = sum(math.comb(count, 2) for count in counts)
     jacobian: list[Tensor] = []  # mean squares over the passes
     hessian: list[Tensor] = []
-    first: list[Tensor] = []  # the values of the first pass
+    first: list[Tensor] = []  # block outputs of the first pass
     generators = Generators() if passes > 1 and not library.capturing() else None
 
     def repeated(count: int, values: list[Tensor]) -> Iterator[tuple[list[Tensor], ...]]:
@@ -377,37 +377,37 @@ def measure_jet(
             else:
                 first = [value.clone() for value in values]
         if number == 0:
-            # D is drawn once: the squares of all passes are to be means of the same ‖H_{t,j}‖².
+            # D is drawn once: the squares of all passes are averaged per dimension.
             result, tokens = this, block_tokens(blocks[0], this.mask, settings)
             widths, device = [block.shape[-1] for block in blocks], streams[0].device
             sampled = sample_dimensions(widths, settings, random.dimensions, device)
         squares = [
-            jet_mean_squares(of_layer, count, tokens.to(of_layer.device), indices)
-            for of_layer, (indices, _) in zip(streams, sampled, strict=True)
+            jet_mean_squares(stack, count, tokens.to(stack.device), indices)
+            for stack, (indices, _) in zip(streams, sampled, strict=True)
         ]
-        jacobian = _add_weighted(jacobian, [first for first, _ in squares], count / sum(counts))
+        jacobian = _add_weighted(jacobian, [mean for mean, _ in squares], count / sum(counts))
         if settings.second_order:
-            # Of the tensor norm only the sum over D is wanted, whose root is taken once.
+            # The tensor norm is the root of the sum over D.
             seconds = [s if settings.per_dimension else s.sum(-1, keepdim=True) for _, s in squares]
             hessian = _add_weighted(hessian, seconds, math.comb(count, 2) / pairs)
     norms = None
     if settings.second_order:
-        # Layers that are one tensor have one width, and so one scale.
+        # Layers that are stacked have one width, and so one scale.
         scales = [scale for _, scale in sampled[: len(hessian)]]
-        parts = [
-            hessian_norm(of_layers, settings, scale=scale, pairs=pairs)
-            for of_layers, scale in zip(hessian, scales, strict=True)
+        stacks = [
+            hessian_norm(stack, settings, scale=scale, pairs=pairs)
+            for stack, scale in zip(hessian, scales, strict=True)
         ]
-        norms = parts[0] if len(parts) == 1 else torch.cat(parts)
+        norms = stacks[0] if len(stacks) == 1 else torch.cat(stacks)
     (means,) = jacobian
     return means if settings.squared else safe_sqrt(means), norms, tokens, result
 
 
-def _add_weighted(total: list[Tensor], of_pass: list[Tensor], share: float) -> list[Tensor]:
-    """Add the layers' means of a pass, of which there are several where its share is not 1."""
-    means = stack_equal_shapes(of_pass)
-    if share != 1:
-        means = [mean * share for mean in means]
+def _add_weighted(total: list[Tensor], means: list[Tensor], weight: float) -> list[Tensor]:
+    """Add the layers' means of one pass, times its weight, to the total of the passes before."""
+    means = stack_equal_shapes(means)
+    if weight != 1:
+        means = [mean * weight for mean in means]
     return [a + b for a, b in zip(total, means, strict=True)] if total else means
 
 

@@ -145,41 +145,41 @@ def measure_base(
             padding_mask(batch)  # raises where a row has no token
             random = Randomness.from_seed(seed, number, rank=ranks.rank, calibrating=True)
             norms, _ = measure(model, batch, settings, random)
-            for place, values in enumerate((norms.jacobian_tokens, norms.hessian_tokens)):
+            for index, values in enumerate((norms.jacobian_tokens, norms.hessian_tokens)):
                 if values is not None:
-                    sums[place] = sums[place] + values.sum((-1, -2))
+                    sums[index] = sums[index] + values.sum((-1, -2))
             count += int(norms.tokens.sum())
     if ranks.max(torch.tensor(int(count == 0), device=device)):
         where = f" (rank {ranks.rank} had {count} tokens)" if ranks.size > 1 else ""
         raise ValueError(f"calibrate got no batches{where}; expected at least one")
-    count = int(ranks.sum(torch.tensor(count, device=device)))
-    means = [None if total is None else (ranks.sum(total) / count).cpu().double() for total in sums]
-    for name, mean in zip(("Jacobian", "Hessian"), means, strict=True):
+    base = _mean_over_ranks(sums, count, ranks, device)
+    for name, mean in (("Jacobian", base.jacobian), ("Hessian", base.hessian)):
         if mean is not None and not (torch.isfinite(mean) & (mean > 0)).all():
             raise ValueError(
                 f"the base model's {name} norms per layer are {mean.tolist()}; expected positive, "
                 "finite numbers. A block that is linear in the embeddings has no Hessian: "
                 "pass hessian=False or choose other layers"
             )
-    assert means[0] is not None
-    return BaseNorms(means[0], means[1], count)
+    return base
 
 
-def mean_over_ranks(base: BaseNorms, ranks: Ranks, batch: Mapping[str, Tensor]) -> BaseNorms:
-    """Average base norms that each rank measured by itself; a collective.
+def _mean_over_ranks(
+    sums: Iterable[Tensor | None], count: int, ranks: Ranks, device: torch.device
+) -> BaseNorms:
+    """Average norms per token over the ranks; a collective.
 
     Args:
-        batch: where the collective's tensors go, too.
+        sums: of this rank's tokens: ``[K]`` of the Jacobian norms and of the Hessian norms.
+        count: of this rank's tokens.
+        device: of the collective's tensors.
     """
-    device = next((v.device for v in batch.values() if isinstance(v, Tensor)), torch.device("cpu"))
-    count = ranks.sum(torch.tensor(base.tokens, device=device))
-    means = (
-        None if norms is None else (ranks.sum(norms.to(device) * base.tokens) / count).cpu()
-        for norms in (base.jacobian, base.hessian)
+    tokens = int(ranks.sum(torch.tensor(count, device=device)))
+    jacobian, hessian = (
+        None if total is None else (ranks.sum(total.to(device)) / tokens).cpu().double()
+        for total in sums
     )
-    jacobian, hessian = means
     assert jacobian is not None
-    return BaseNorms(jacobian, hessian, int(count))
+    return BaseNorms(jacobian, hessian, tokens)
 
 
 @dataclass(kw_only=True)
@@ -193,9 +193,9 @@ class JacHessOutput:
         skipped: None, unless the penalty was not finite, so that this step teaches nothing:
             ``loss`` and ``total`` are then a zero without any parameter's gradient.  It is the
             number of the first layer (of those chosen) that was not finite.
-        empty: this rank of a data-parallel model had no real token.  It computed on a single token
-            in its place, to take part in the others' collectives: ``loss`` and ``total`` are zero
-            with zero gradients, and the norms are that token's.
+        empty: this rank of a data-parallel model had no real token.  It computed on a placeholder
+            of one token, to take part in the collectives: ``loss`` and ``total`` are zero with zero
+            gradients, and the norms are the placeholder's.
         jacobian, hessian: ``[K]``, unweighted batch means as in `Smoothness`; ``hessian`` is None
             without a Hessian term.
         smoothness: the norms per token, too.
@@ -237,11 +237,6 @@ class JacHessOutput:
                 "model with a head); for unlabelled data use .loss"
             )
         return task + self.loss
-
-    def zero_for_ranks(self) -> Tensor:
-        """Return a zero whose gradients are zero for all that took part."""
-        task = getattr(self.model_output, "loss", None)
-        return (self.loss if task is None else self.loss + task) * 0
 
 
 class JacHess:
@@ -329,16 +324,14 @@ class JacHess:
             distribution=distribution,
             check_values=False,
         )
-        if isinstance(weights, str) and weights not in WEIGHTINGS:
-            raise ValueError(
-                f"weights is {weights!r}; expected one of {', '.join(WEIGHTINGS)}, or one number "
-                "per layer"
-            )
         if not isinstance(strength, int | float) or not 0 <= strength < float("inf"):
             raise ValueError(f"strength is {strength!r}; expected a finite number from 0 up")
         check_choice("on_nonfinite", on_nonfinite, get_args(OnNonfinite))
         self.on_nonfinite = on_nonfinite
-        layer_profile("softmax", torch.ones(1), temperature)  # checks it
+        # checks the name and the temperature
+        layer_profile(
+            weights if isinstance(weights, str) else "uniform", torch.ones(1), temperature
+        )
         if isinstance(weights, str):
             self.weights: Weighting | Tensor = weights
         else:
@@ -418,13 +411,15 @@ class JacHess:
         ranks = ranks_of(self.model)
         if in_graphed() or library.capturing():
             self._prepare_capture(ranks)
-        # calibrate ran before the model was wrapped: each rank has the norms of its own batches,
-        # and the penalty needs those of all.
-        if ranks.size > 1 and self._base_is_local and self.base is not None:
-            self.base, self._base_is_local = mean_over_ranks(self.base, ranks, batch), False
         empty = ranks.size > 1 and not has_tokens(batch)
         if ranks.size > 1:
             device = next(self.model.parameters()).device
+            if self._base_is_local and (base := self.base) is not None:
+                # calibrate ran before the model was wrapped: each rank has the norms of its own
+                # batches, and the penalty needs those of all.
+                sums = (x if x is None else x * base.tokens for x in (base.jacobian, base.hessian))
+                self.base = _mean_over_ranks(sums, base.tokens, ranks, device)
+                self._base_is_local = False
             raise_together(ranks, lambda: empty or padding_mask(batch), device)
         random = Randomness.from_seed(self.seed, self.step, rank=ranks.rank)
         norms, result = measure(
@@ -436,8 +431,8 @@ class JacHess:
             "weights", sources, lambda: self.layer_weights(len(terms)), terms
         )
         loss = self.strength * terms.dot(weights)
-        # A row without a token makes a term NaN, as an overflow does. Alone it is told apart after
-        # the fact, without a read of the device; with other ranks it was ruled out above.
+        # A row without a token makes a term NaN, as an overflow does. With other ranks it was ruled
+        # out above; on one rank it is recognised here, to read from the device once only.
         rows = result.mask if ranks.size == 1 else None
         layer = None if library.capturing() else nonfinite_layer(terms, loss, ranks, rows)
         if layer == len(terms):
@@ -456,7 +451,8 @@ class JacHess:
             smoothness=norms,
         )
         if empty and layer is None:
-            out.loss, out.empty = out.zero_for_ranks(), True
+            task = getattr(result.output, "loss", None)  # zero, with gradients for the collectives
+            out.loss, out.empty = (loss if task is None else loss + task) * 0, True
         return out
 
     def _prepare_capture(self, ranks: Ranks) -> None:
@@ -488,11 +484,14 @@ class JacHess:
     def _device_constant(
         self, name: str, sources: tuple[object, ...], value: Callable[[], Tensor], like: Tensor
     ) -> Tensor:
-        """Return the value in another's dtype and on its device; made and copied once from the same
-        sources, since the host waits for a copy, and a CUDA graph cannot capture it."""
-        before, copy = self._copies.get(name, (sources, None))
-        same = copy is not None and all(map(operator.is_, before, sources))
-        if copy is None or not same or _kind(copy) != _kind(like):
+        """Return ``value()`` with the dtype and on the device of ``like``.
+
+        Cached until ``sources`` are other objects: the host waits for a copy to a GPU, and a CUDA
+        graph cannot capture it.
+        """
+        old_sources, copy = self._copies.get(name, (sources, None))
+        current = all(map(operator.is_, old_sources, sources))
+        if copy is None or not current or _format(copy) != _format(like):
             copy = value().to(like)
             self._copies[name] = sources, copy
         if library.capturing():
@@ -500,7 +499,7 @@ class JacHess:
         return copy
 
     def zero_loss(self, loss: Tensor, ranks: Ranks) -> Tensor:
-        """Return a zero that reaches no parameter but those whose gradients ranks wait for.
+        """Return a zero loss that gives no parameter a gradient, and keeps DDP's reducer satisfied.
 
         Raises:
             FloatingPointError: the model is in an engine of DeepSpeed.
@@ -510,25 +509,25 @@ class JacHess:
                 "a loss is not finite, and on_nonfinite='skip' cannot leave out DeepSpeed's step, "
                 "whose optimiser takes every one: lower the learning rate or use a wider dtype"
             )
-        waiting = zero_with_gradients(self.model) if ranks.size > 1 else None
-        if waiting is not None:
-            return waiting.to(loss)
+        zero = zero_with_gradients(self.model) if ranks.size > 1 else None
+        if zero is not None:
+            return zero.to(loss)
         # Gradients that stay None make the optimiser leave a parameter as it is; at gradients of
         # zero, AdamW would move it by its momentum and its weight decay.
         return torch.zeros_like(loss.detach(), requires_grad=True)
 
     def _note_nonfinite(self, layer: int, embedded: bool) -> None:
         """Count a step that is to be skipped, or raise FloatingPointError."""
-        trouble = f"step {int(self.step)}: layer {layer} (of those chosen) has a non-finite norm"
+        text = f"step {int(self.step)}: layer {layer} (of those chosen) has a non-finite norm"
         if not embedded:
-            trouble += " (this batch's token embeddings are not finite)"
+            text += " (this batch's token embeddings are not finite)"
         if self.on_nonfinite == "raise":
             raise FloatingPointError(
-                f"{trouble}, and so the penalty; lower the learning rate, use a wider dtype, or "
+                f"{text}, and so the penalty; lower the learning rate, use a wider dtype, or "
                 "on_nonfinite='skip'"
             )
         self.skipped[layer] += 1
-        _LOG.warning("%s; the step is skipped, %d so far", trouble, self.skipped.total())
+        _LOG.warning("%s; the step is skipped, %d so far", text, self.skipped.total())
 
     def _layer_terms(self, norms: Smoothness) -> Tensor:
         """Return ``[K]``, the terms of R before they are weighted."""
@@ -539,9 +538,11 @@ class JacHess:
             jacobian = jacobian / self._device_constant(
                 "jacobian", (base,), lambda: base.jacobian, jacobian
             )
-            if norms.hessian_tokens is not None and (of_base := base.hessian) is not None:
+            if norms.hessian_tokens is not None and (base_hessian := base.hessian) is not None:
                 mean = _token_mean(norms.hessian_tokens, counts)
-                hessian = mean / self._device_constant("hessian", (base,), lambda: of_base, mean)
+                hessian = mean / self._device_constant(
+                    "hessian", (base,), lambda: base_hessian, mean
+                )
         if hessian is None:
             return jacobian
         return jacobian + (hessian if self.hessian_gradient else hessian.detach())
@@ -597,7 +598,7 @@ class JacHess:
         return None if self.base is None else self.layer_weights(len(self.base.jacobian)).tolist()
 
 
-def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+def _format(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
     return tensor.shape, tensor.dtype, tensor.device
 
 
@@ -614,12 +615,12 @@ def nonfinite_layer(
     Where a row of the mask ``rows`` has no real token, return the number of layers instead: one
     read tells both, since the host waits for a GPU at each.
     """
-    parts = [terms.detach(), loss.detach().reshape(1)]
+    values = [terms.detach(), loss.detach().reshape(1)]
     if rows is not None:
         # Infinite where a row has no token.
-        parts.append(rows.to(terms.device).any(1).reciprocal())
-    # 0 times what is not finite is NaN, which stays NaN in the sum over the ranks.
-    count, zeros = len(terms), ranks.sum(torch.cat(parts) * 0).tolist()
+        values.append(rows.to(terms.device).any(1).reciprocal())
+    # 0 times a value that is not finite is NaN, which stays NaN in the sum over the ranks.
+    count, zeros = len(terms), ranks.sum(torch.cat(values) * 0).tolist()
     finite = [zero == 0 for zero in zeros]
     if not all(finite[count + 1 :]):
         return count

@@ -79,7 +79,7 @@ class Graph:
         blocks: the chosen outputs, ``[B, T, d_k]``.
         mask: ``[B, T]``, real tokens.
         tokens: ``[B, T']``, real tokens in scope (T' = 1 for a classifier's logits).
-        train: whether the norms will be differentiated.
+        train: whether the norms themselves will be differentiated.
     """
 
     x: Tensor
@@ -119,10 +119,10 @@ class Graph:
     def per_token(self, norm: Callable[[int], Tensor]) -> Tensor:
         """Return ``[B, T]``: ``norm(t)``, ``[B]``, at the tokens in scope and zero elsewhere."""
         zero = self.x.new_zeros(len(self.x))
-        counted = self.tokens.any(0).tolist()
-        # A token costs a backward pass for each projection, so that those out of scope in every row
-        # are left out before, not multiplied by 0 afterwards.
-        columns = [norm(t) if counts else zero for t, counts in enumerate(counted)]
+        # Each token costs a backward pass per projection, so columns without a token in scope are
+        # skipped, not multiplied by 0 afterwards.
+        in_scope = self.tokens.any(0).tolist()
+        columns = [norm(t) if column else zero for t, column in enumerate(in_scope)]
         return torch.stack(columns, 1) * self.tokens
 
 
@@ -180,8 +180,7 @@ def build_graph(
         return x
 
     with ExitStack() as contexts:
-        # The fused kernels of attention have one backward each; math attention can be
-        # differentiated as often as needed.
+        # Fused attention can be differentiated once, math attention as often as needed.
         contexts.enter_context(sdpa_kernel(SDPBackend.MATH))
         if train:  # a third derivative, where the norm or its gradient is differentiated
             contexts.enter_context(ComposedNorms())
@@ -193,8 +192,8 @@ def build_graph(
 
 def _jacobian(graph: Graph, block: Tensor) -> Tensor:
     """Return ``[B, T]``, the norms ‖J_t‖ of a block."""
-    # Drawn once for all tokens: at a padded position the draw is 0, so that the numbers of the
-    # real tokens do not depend on how far the batch is padded.
+    # Drawn once for all tokens, 0 at padding: the numbers of the real tokens do not depend on how
+    # far the batch is padded.
     projections = graph.draw(block, graph.mask if block.shape[:2] == graph.mask.shape else None)
 
     def norm(t: int) -> Tensor:
@@ -213,8 +212,7 @@ def _hessian(graph: Graph, block: Tensor) -> Tensor:
     chosen = range(width) if indices is None else indices.tolist()
 
     def norm(t: int) -> Tensor:
-        # Sum over the batch inside: rows do not see each other, hence one double backward gives all
-        # rows' squares at once.
+        # Rows do not depend on each other: a double backward of their sum gives all rows' squares.
         squares = torch.stack([_hessian_squares(graph, block[:, t, j]) for j in chosen], -1)
         return hessian_norm(squares, graph.settings, scale=scale)
 
