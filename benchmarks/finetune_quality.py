@@ -9,7 +9,7 @@ end (ten epochs, ten seeds); `noisy`: 1,000 rows of which 40 % are labelled wron
 paper's sizes; `base`: 300 rows, six epochs, for `--model` of base size (half an hour a seed and
 task on one core); all four with a fifth of the dev rows for temperatures and the plain model's best
 epoch.  (In the published results of these and of `develop` each seed drew rows of its own.)
-`controls`: all other
+`controls`: other
 methods on SST-2 as in `few`.  `develop`: what was chosen from, on SST-2 alone.  The first
 comparison: `main`, GLUE tasks with SST-2 → IMDb; `shift`, IMDb → SST-2 and movie → product
 sentences; `why`, settings of JacHess one by one; `before`, norms of the encoder as it comes (a few

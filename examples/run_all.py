@@ -15,6 +15,7 @@ EXAMPLES = {
     "plain_loop": "torch",
     "accelerate_loop": "accelerate",
     "transformers_trainer": "transformers",
+    "controls": "transformers",
     "trl_sft": "trl",
     "lightning_module": "lightning",
     "four_bit_lora": "bitsandbytes",

@@ -17,7 +17,7 @@ except ModuleNotFoundError:
             "jachess_ext.lightning needs Lightning, which is not installed: pip install lightning"
         ) from None
 
-from .smoothness.estimators import SmoothnessProbe
+from .smoothness.probe import SmoothnessProbe
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

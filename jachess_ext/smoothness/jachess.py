@@ -19,7 +19,14 @@ from ..models import in_mode, is_deepspeed, padding_mask
 from ..ops import library
 from .directions import Distribution
 from .estimators import Smoothness, measure
-from .parallel import Ranks, has_tokens, raise_together, ranks_of, stand_in, zero_of_gradients
+from .parallel import (
+    Ranks,
+    has_tokens,
+    placeholder_row,
+    raise_together,
+    ranks_of,
+    zero_with_gradients,
+)
 from .settings import (
     Dimensions,
     Engine,
@@ -28,7 +35,7 @@ from .settings import (
     Randomness,
     Scope,
     Settings,
-    check_penalty,
+    check_choice,
 )
 
 OnNonfinite = Literal["raise", "skip"]
@@ -64,8 +71,8 @@ def layer_profile(weighting: Weighting, norms: Tensor, temperature: float = 1.0)
             f"the base model's Jacobian norms are {norms.tolist()}; expected one positive, finite "
             "number per layer"
         )
-    if temperature <= 0:
-        raise ValueError(f"temperature is {temperature}; expected a positive number")
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"temperature is {temperature!r}; expected a finite number above 0")
     count = len(norms)
     if weighting == "uniform" or count == 1:
         return torch.full_like(norms, 1 / count)
@@ -138,41 +145,41 @@ def measure_base(
             padding_mask(batch)  # raises where a row has no token
             random = Randomness.from_seed(seed, number, rank=ranks.rank, calibrating=True)
             norms, _ = measure(model, batch, settings, random)
-            for place, values in enumerate((norms.jacobian_tokens, norms.hessian_tokens)):
+            for index, values in enumerate((norms.jacobian_tokens, norms.hessian_tokens)):
                 if values is not None:
-                    sums[place] = sums[place] + values.sum((-1, -2))
+                    sums[index] = sums[index] + values.sum((-1, -2))
             count += int(norms.tokens.sum())
     if ranks.max(torch.tensor(int(count == 0), device=device)):
         where = f" (rank {ranks.rank} had {count} tokens)" if ranks.size > 1 else ""
         raise ValueError(f"calibrate got no batches{where}; expected at least one")
-    count = int(ranks.sum(torch.tensor(count, device=device)))
-    means = [None if total is None else (ranks.sum(total) / count).cpu().double() for total in sums]
-    for name, mean in zip(("Jacobian", "Hessian"), means, strict=True):
+    base = _mean_over_ranks(sums, count, ranks, device)
+    for name, mean in (("Jacobian", base.jacobian), ("Hessian", base.hessian)):
         if mean is not None and not (torch.isfinite(mean) & (mean > 0)).all():
             raise ValueError(
                 f"the base model's {name} norms per layer are {mean.tolist()}; expected positive, "
                 "finite numbers. A block that is linear in the embeddings has no Hessian: "
                 "pass hessian=False or choose other layers"
             )
-    assert means[0] is not None
-    return BaseNorms(means[0], means[1], count)
+    return base
 
 
-def mean_over_ranks(base: BaseNorms, ranks: Ranks, batch: Mapping[str, Tensor]) -> BaseNorms:
-    """Average base norms that each rank measured by itself; a collective.
+def _mean_over_ranks(
+    sums: Iterable[Tensor | None], count: int, ranks: Ranks, device: torch.device
+) -> BaseNorms:
+    """Average norms per token over the ranks; a collective.
 
     Args:
-        batch: where the collective's tensors go, too.
+        sums: of this rank's tokens: ``[K]`` of the Jacobian norms and of the Hessian norms.
+        count: of this rank's tokens.
+        device: of the collective's tensors.
     """
-    device = next((v.device for v in batch.values() if isinstance(v, Tensor)), torch.device("cpu"))
-    count = ranks.sum(torch.tensor(base.tokens, device=device))
-    means = (
-        None if norms is None else (ranks.sum(norms.to(device) * base.tokens) / count).cpu()
-        for norms in (base.jacobian, base.hessian)
+    tokens = int(ranks.sum(torch.tensor(count, device=device)))
+    jacobian, hessian = (
+        None if total is None else (ranks.sum(total.to(device)) / tokens).cpu().double()
+        for total in sums
     )
-    jacobian, hessian = means
     assert jacobian is not None
-    return BaseNorms(jacobian, hessian, int(count))
+    return BaseNorms(jacobian, hessian, tokens)
 
 
 @dataclass(kw_only=True)
@@ -186,9 +193,9 @@ class JacHessOutput:
         skipped: None, unless the penalty was not finite, so that this step teaches nothing:
             ``loss`` and ``total`` are then a zero without any parameter's gradient.  It is the
             number of the first layer (of those chosen) that was not finite.
-        empty: this rank of a data-parallel model had no real token.  It computed on a single token
-            in its place, to take part in the others' collectives: ``loss`` and ``total`` are zero
-            with zero gradients, and the norms are that token's.
+        empty: this rank of a data-parallel model had no real token.  It computed on a placeholder
+            of one token, to take part in the collectives: ``loss`` and ``total`` are zero with zero
+            gradients, and the norms are the placeholder's.
         jacobian, hessian: ``[K]``, unweighted batch means as in `Smoothness`; ``hessian`` is None
             without a Hessian term.
         smoothness: the norms per token, too.
@@ -230,11 +237,6 @@ class JacHessOutput:
                 "model with a head); for unlabelled data use .loss"
             )
         return task + self.loss
-
-    def stand_in_loss(self) -> Tensor:
-        """Return a zero whose gradients are zero for all that took part."""
-        task = getattr(self.model_output, "loss", None)
-        return (self.loss if task is None else self.loss + task) * 0
 
 
 class JacHess:
@@ -322,15 +324,14 @@ class JacHess:
             distribution=distribution,
             check_values=False,
         )
-        if isinstance(weights, str) and weights not in WEIGHTINGS:
-            raise ValueError(
-                f"weights is {weights!r}; expected one of {', '.join(WEIGHTINGS)}, or one number "
-                "per layer"
-            )
-        check_penalty(strength, on_nonfinite)
-        if not 0 < temperature < float("inf"):
-            raise ValueError(f"temperature is {temperature!r}; expected a finite number above 0")
+        if not isinstance(strength, int | float) or not 0 <= strength < float("inf"):
+            raise ValueError(f"strength is {strength!r}; expected a finite number from 0 up")
+        check_choice("on_nonfinite", on_nonfinite, get_args(OnNonfinite))
         self.on_nonfinite = on_nonfinite
+        # checks the name and the temperature
+        layer_profile(
+            weights if isinstance(weights, str) else "uniform", torch.ones(1), temperature
+        )
         if isinstance(weights, str):
             self.weights: Weighting | Tensor = weights
         else:
@@ -351,7 +352,7 @@ class JacHess:
         self._copies: dict[str, tuple[tuple[object, ...], Tensor]] = {}
         self._captured: list[Tensor] = []
         self.base: BaseNorms | None = None
-        self._alone = False  # the base norms were measured where no other rank was seen
+        self._base_is_local = False  # the base norms were measured where no other rank was seen
 
     def calibrate(self, batches: Iterable[Mapping[str, Tensor]]) -> BaseNorms:
         """Measure the base model's norms before fine-tuning, and keep them as ``self.base``.
@@ -367,7 +368,7 @@ class JacHess:
         """
         batches = [batches] if isinstance(batches, Mapping) else batches
         self.base = measure_base(self.model, batches, self.settings, self.seed)
-        self._alone = ranks_of(self.model).size == 1
+        self._base_is_local = ranks_of(self.model).size == 1
         return self.base
 
     @property
@@ -410,24 +411,28 @@ class JacHess:
         ranks = ranks_of(self.model)
         if in_graphed() or library.capturing():
             self._prepare_capture(ranks)
-        # calibrate ran before the model was wrapped: each rank has the norms of its own batches,
-        # and the penalty needs those of all.
-        if ranks.size > 1 and self._alone and self.base is not None:
-            self.base, self._alone = mean_over_ranks(self.base, ranks, batch), False
         empty = ranks.size > 1 and not has_tokens(batch)
         if ranks.size > 1:
             device = next(self.model.parameters()).device
+            if self._base_is_local and (base := self.base) is not None:
+                # calibrate ran before the model was wrapped: each rank has the norms of its own
+                # batches, and the penalty needs those of all.
+                sums = (x if x is None else x * base.tokens for x in (base.jacobian, base.hessian))
+                self.base = _mean_over_ranks(sums, base.tokens, ranks, device)
+                self._base_is_local = False
             raise_together(ranks, lambda: empty or padding_mask(batch), device)
         random = Randomness.from_seed(self.seed, self.step, rank=ranks.rank)
         norms, result = measure(
-            self.model, stand_in(batch) if empty else batch, self.settings, random
+            self.model, placeholder_row(batch) if empty else batch, self.settings, random
         )
         terms = self._layer_terms(norms)
         sources = self.weights, self.base, self.temperature
-        weights = self._copied("weights", sources, lambda: self.layer_weights(len(terms)), terms)
+        weights = self._device_constant(
+            "weights", sources, lambda: self.layer_weights(len(terms)), terms
+        )
         loss = self.strength * terms.dot(weights)
-        # A row without a token makes a term NaN, as an overflow does. Alone it is told apart after
-        # the fact, without a read of the device; with other ranks it was ruled out above.
+        # A row without a token makes a term NaN, as an overflow does. With other ranks it was ruled
+        # out above; on one rank it is recognised here, to read from the device once only.
         rows = result.mask if ranks.size == 1 else None
         layer = None if library.capturing() else nonfinite_layer(terms, loss, ranks, rows)
         if layer == len(terms):
@@ -446,7 +451,8 @@ class JacHess:
             smoothness=norms,
         )
         if empty and layer is None:
-            out.loss, out.empty = out.stand_in_loss(), True
+            task = getattr(result.output, "loss", None)  # zero, with gradients for the collectives
+            out.loss, out.empty = (loss if task is None else loss + task) * 0, True
         return out
 
     def _prepare_capture(self, ranks: Ranks) -> None:
@@ -475,14 +481,17 @@ class JacHess:
         device = next(self.model.parameters()).device
         self.step = torch.full((), self.step, dtype=torch.int64, device=device)
 
-    def _copied(
+    def _device_constant(
         self, name: str, sources: tuple[object, ...], value: Callable[[], Tensor], like: Tensor
     ) -> Tensor:
-        """Return the value in another's dtype and on its device; made and copied once from the same
-        sources, since the host waits for a copy, and a CUDA graph cannot capture it."""
-        before, copy = self._copies.get(name, (sources, None))
-        same = copy is not None and all(map(operator.is_, before, sources))
-        if copy is None or not same or _kind(copy) != _kind(like):
+        """Return ``value()`` with the dtype and on the device of ``like``.
+
+        Cached until ``sources`` are other objects: the host waits for a copy to a GPU, and a CUDA
+        graph cannot capture it.
+        """
+        old_sources, copy = self._copies.get(name, (sources, None))
+        current = all(map(operator.is_, old_sources, sources))
+        if copy is None or not current or _format(copy) != _format(like):
             copy = value().to(like)
             self._copies[name] = sources, copy
         if library.capturing():
@@ -490,7 +499,7 @@ class JacHess:
         return copy
 
     def zero_loss(self, loss: Tensor, ranks: Ranks) -> Tensor:
-        """Return a zero that reaches no parameter but those whose gradients ranks wait for.
+        """Return a zero loss that gives no parameter a gradient, and keeps DDP's reducer satisfied.
 
         Raises:
             FloatingPointError: the model is in an engine of DeepSpeed.
@@ -500,25 +509,25 @@ class JacHess:
                 "a loss is not finite, and on_nonfinite='skip' cannot leave out DeepSpeed's step, "
                 "whose optimiser takes every one: lower the learning rate or use a wider dtype"
             )
-        waiting = zero_of_gradients(self.model) if ranks.size > 1 else None
-        if waiting is not None:
-            return waiting.to(loss)
+        zero = zero_with_gradients(self.model) if ranks.size > 1 else None
+        if zero is not None:
+            return zero.to(loss)
         # Gradients that stay None make the optimiser leave a parameter as it is; at gradients of
         # zero, AdamW would move it by its momentum and its weight decay.
         return torch.zeros_like(loss.detach(), requires_grad=True)
 
     def _note_nonfinite(self, layer: int, embedded: bool) -> None:
         """Count a step that is to be skipped, or raise FloatingPointError."""
-        trouble = f"step {int(self.step)}: layer {layer} (of those chosen) has a non-finite norm"
+        text = f"step {int(self.step)}: layer {layer} (of those chosen) has a non-finite norm"
         if not embedded:
-            trouble += " (this batch's token embeddings are not finite)"
+            text += " (this batch's token embeddings are not finite)"
         if self.on_nonfinite == "raise":
             raise FloatingPointError(
-                f"{trouble}, and so the penalty; lower the learning rate, use a wider dtype, or "
+                f"{text}, and so the penalty; lower the learning rate, use a wider dtype, or "
                 "on_nonfinite='skip'"
             )
         self.skipped[layer] += 1
-        _LOG.warning("%s; the step is skipped, %d so far", trouble, self.skipped.total())
+        _LOG.warning("%s; the step is skipped, %d so far", text, self.skipped.total())
 
     def _layer_terms(self, norms: Smoothness) -> Tensor:
         """Return ``[K]``, the terms of R before they are weighted."""
@@ -526,10 +535,14 @@ class JacHess:
         if self.normalize:
             base, counts = self._require_base(), norms.tokens.sum(1)
             jacobian = _token_mean(norms.jacobian_tokens, counts)
-            jacobian = jacobian / self._copied("jacobian", (base,), lambda: base.jacobian, jacobian)
-            if norms.hessian_tokens is not None and (of_base := base.hessian) is not None:
+            jacobian = jacobian / self._device_constant(
+                "jacobian", (base,), lambda: base.jacobian, jacobian
+            )
+            if norms.hessian_tokens is not None and (base_hessian := base.hessian) is not None:
                 mean = _token_mean(norms.hessian_tokens, counts)
-                hessian = mean / self._copied("hessian", (base,), lambda: of_base, mean)
+                hessian = mean / self._device_constant(
+                    "hessian", (base,), lambda: base_hessian, mean
+                )
         if hessian is None:
             return jacobian
         return jacobian + (hessian if self.hessian_gradient else hessian.detach())
@@ -552,7 +565,7 @@ class JacHess:
             "seed": self.seed,
             "base": None if self.base is None else self.base.state_dict(),
             "skipped": {str(layer): count for layer, count in self.skipped.items()},
-            "layer_weights": self._known_weights(),
+            "layer_weights": self._layer_weights_or_none(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -573,19 +586,19 @@ class JacHess:
         else:
             self.step = state["step"]
         self.base, self.skipped = base, Counter(skipped)
-        before, now = state["layer_weights"], self._known_weights()
+        before, now = state["layer_weights"], self._layer_weights_or_none()
         if before is None or now is None:
             return
         if len(before) != len(now) or not np.allclose(before, now, rtol=1e-6, atol=0):
             _LOG.warning("the state was saved with other layer weights: %s, now %s", before, now)
 
-    def _known_weights(self) -> list[float] | None:
+    def _layer_weights_or_none(self) -> list[float] | None:
         if isinstance(self.weights, Tensor):
             return self.weights.tolist()
         return None if self.base is None else self.layer_weights(len(self.base.jacobian)).tolist()
 
 
-def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+def _format(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
     return tensor.shape, tensor.dtype, tensor.device
 
 
@@ -602,12 +615,12 @@ def nonfinite_layer(
     Where a row of the mask ``rows`` has no real token, return the number of layers instead: one
     read tells both, since the host waits for a GPU at each.
     """
-    parts = [terms.detach(), loss.detach().reshape(1)]
+    values = [terms.detach(), loss.detach().reshape(1)]
     if rows is not None:
         # Infinite where a row has no token.
-        parts.append(rows.to(terms.device).any(1).reciprocal())
-    # 0 times what is not finite is NaN, which stays NaN in the sum over the ranks.
-    count, zeros = len(terms), ranks.sum(torch.cat(parts) * 0).tolist()
+        values.append(rows.to(terms.device).any(1).reciprocal())
+    # 0 times a value that is not finite is NaN, which stays NaN in the sum over the ranks.
+    count, zeros = len(terms), ranks.sum(torch.cat(values) * 0).tolist()
     finite = [zero == 0 for zero in zeros]
     if not all(finite[count + 1 :]):
         return count

@@ -24,12 +24,12 @@ _REPLICATE = "torch.distributed._composable.replicate"
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes that share a model's batches.
+    """Processes over which a model's batches are distributed.
 
     Attributes:
         rank: this process's number among them.
         size: how many there are.
-        groups: process groups; reducing over one after the other reduces over all processes.
+        groups: process groups; reductions over each in turn reduce over all processes.
     """
 
     rank: int = 0
@@ -107,14 +107,14 @@ def _sharded_ranks(model: nn.Module) -> Ranks:
     if mesh is None or not is_sharded(model):
         return Ranks()
     rank = 0
-    for place, size in zip(mesh.get_coordinate() or [0], mesh.shape, strict=False):
+    for coordinate, size in zip(mesh.get_coordinate() or [0], mesh.shape, strict=False):
         # Row-major over the mesh, so that ranks are numbered as torchrun numbers them.
-        rank = rank * size + place
+        rank = rank * size + coordinate
     return Ranks(rank, mesh.size(), tuple(mesh.get_all_groups()))
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Tell whether `fully_shard` or FullyShardedDataParallel shards a part of the model."""
+    """Return whether `fully_shard` or FullyShardedDataParallel shards any module of the model."""
     if not dist.is_available() or not dist.is_initialized():
         return False
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -123,18 +123,18 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def has_tokens(batch: Mapping[str, Tensor]) -> bool:
-    """Tell whether any row of a batch has a real token."""
+    """Return whether any row of a batch has a real token."""
     mask = batch.get("attention_mask")
-    shown = [batch.get(name) for name in ("input_ids", "inputs_embeds")]
-    if any(isinstance(value, Tensor) and value.numel() == 0 for value in shown):
+    inputs = [batch.get(name) for name in ("input_ids", "inputs_embeds")]
+    if any(isinstance(value, Tensor) and value.numel() == 0 for value in inputs):
         return False
     return not isinstance(mask, Tensor) or bool(mask.any())
 
 
 def raise_together(ranks: Ranks, check: Callable[[], object], device: torch.device) -> None:
-    """Call ``check``, and raise on every rank where it raises on any; a collective.
+    """Call ``check``, and raise on every rank if it raises on any; a collective.
 
-    Needed before a forward pass, in which the other ranks would wait for the rank that raised.
+    Without it, the other ranks would wait in the forward pass for the rank that raised.
 
     Raises:
         ValueError: another rank's check raised.
@@ -151,35 +151,36 @@ def raise_together(ranks: Ranks, check: Callable[[], object], device: torch.devi
         raise ValueError("another rank cannot use its batch; its own message says why")
 
 
-def zero_of_gradients(model: nn.Module) -> Tensor | None:
-    """Return 0 with a zero gradient for every whole parameter that has a gradient, if any has.
+def zero_with_gradients(model: nn.Module) -> Tensor | None:
+    """Return a zero loss with zero gradients that keeps DDP's reducer satisfied, or None.
 
-    DistributedDataParallel waits for its backward to reduce the gradients of earlier
-    micro-batches.  Values of the parameters do not matter, NaN included.
+    DistributedDataParallel waits for a backward pass to reduce the gradients of earlier
+    micro-batches: those of the unsharded parameters that have a gradient.  None where there are
+    none.  The parameters' values do not matter, NaN included.
     """
-    taking = [real_pairs(p) for p in model.parameters() if p.requires_grad and p.grad is not None]
+    trained = [real_pairs(p) for p in model.parameters() if p.requires_grad and p.grad is not None]
     zeros = [
-        torch.where(torch.zeros_like(p, dtype=torch.bool), p, 0).sum().to(taking[0].device)
-        for p in taking
+        torch.where(torch.zeros_like(p, dtype=torch.bool), p, 0).sum().to(trained[0].device)
+        for p in trained
         if not hasattr(p, "device_mesh")
     ]
     return torch.stack(zeros).sum() if zeros else None
 
 
-def stand_in(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a row of a single real token in the form of ``batch``.
+def placeholder_row(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a batch of one row with one real token, with the entries of ``batch``.
 
-    A rank without data computes on it, to take part in the others' collectives.
+    A rank without data computes on it, to take part in the collectives.
     """
     ids = batch.get("input_ids")
     rows = len(batch["inputs_embeds"] if ids is None else ids)
 
-    def shrunk(name: str, value: Tensor) -> Tensor:
+    def shrink(name: str, value: Tensor) -> Tensor:
         if not isinstance(value, Tensor) or value.ndim == 0 or value.shape[0] != rows:
             return value
-        shrunken = value.new_zeros(1, *(max(1, size) for size in value.shape[1:]))
+        row = value.new_zeros(1, *(max(1, size) for size in value.shape[1:]))
         if name == "attention_mask":
-            shrunken.view(-1)[0] = 1
-        return shrunken
+            row.view(-1)[0] = 1
+        return row
 
-    return {name: shrunk(name, value) for name, value in batch.items()}
+    return {name: shrink(name, value) for name, value in batch.items()}

@@ -30,9 +30,9 @@ class Settings:
     """Arguments that `smoothness` and `JacHess` share and document.
 
     Attributes:
-        check_values: False gives norms that are not right, in place of an error, for embeddings
-            that are not finite and for rows that are all padding.  The caller looks for them
-            afterwards, with fewer waits for a GPU.
+        check_values: False returns meaningless norms, in place of an error, where embeddings are
+            not finite or a row is all padding.  The caller checks afterwards, with fewer waits for
+            a GPU.
     """
 
     engine: Engine = "jet"
@@ -67,7 +67,7 @@ class Settings:
 
     @property
     def second_order(self) -> bool:
-        """Tell whether the Hessian term exists: asked for, over a non-empty set of dimensions."""
+        """Whether there is a Hessian term: asked for, over a non-empty set of dimensions."""
         return self.hessian and self.dimensions != 0
 
     @property
@@ -87,18 +87,11 @@ def check_every(every: object) -> None:
         raise ValueError(f"every is {every!r}; expected a number of steps from 1 up")
 
 
-def check_penalty(strength: object, on_nonfinite: object) -> None:
-    """Raise ValueError where an argument that all penalties have is unusable."""
-    if not isinstance(strength, int | float) or not 0 <= strength < float("inf"):
-        raise ValueError(f"strength is {strength!r}; expected a finite number from 0 up")
-    check_choice("on_nonfinite", on_nonfinite, ("raise", "skip"))
-
-
 @dataclass
 class Randomness:
-    """Counters of one call's random numbers: of its directions and its output dimensions D.
+    """Counters of one call's random numbers: of the directions, and of the output dimensions D.
 
-    They are apart, so that more directions do not change which D is drawn.
+    There are two, so that the number of directions does not change which D is drawn.
     """
 
     directions: DrawCounter
@@ -108,27 +101,25 @@ class Randomness:
     def from_seed(
         cls, seed: int | None, step: int | Tensor = 0, *, rank: int = 0, calibrating: bool = False
     ) -> Randomness:
-        """Give the same numbers for the same arguments, on every device.
+        """Build counters that give the same numbers for the same arguments, on every device.
 
         Args:
-            seed: None draws a fresh one from torch's global CPU generator, or, where the step is on
-                another device, from that one's.
+            seed: None draws a fresh one from torch's global CPU generator, or from that of the
+                step's device.
             step: number of the training step or calibration batch, or an int64 scalar on the
                 model's device.
-            rank: changes the directions, and D not.
+            rank: changes the directions, but not D.
             calibrating: changes both.
         """
-        drawn: int | Tensor
-        if seed is not None:
-            drawn = seed
-        else:
-            drawn = fresh_seed_on(step.device) if isinstance(step, Tensor) else fresh_seed()
+        key: int | Tensor | None = seed
+        if key is None:
+            key = fresh_seed_on(step.device) if isinstance(step, Tensor) else fresh_seed()
         directions: Use = "calibration directions" if calibrating else "directions"
         dimensions: Use = "calibration dimensions" if calibrating else "dimensions"
-        return cls(DrawCounter(drawn, directions, step, rank), DrawCounter(drawn, dimensions, step))
+        return cls(DrawCounter(key, directions, step, rank), DrawCounter(key, dimensions, step))
 
 
-def token_weights(mask: Tensor, scope: Scope) -> Tensor:
+def tokens_in_scope(mask: Tensor, scope: Scope) -> Tensor:
     """Return ``[B, T]`` booleans: the real tokens of ``mask`` that are in scope."""
     if scope == "all":
         return mask
@@ -138,7 +129,7 @@ def token_weights(mask: Tensor, scope: Scope) -> Tensor:
 
 
 def layer_indices(layers: Layers, count: int) -> list[int]:
-    """Return the numbers from 0 of the chosen ones of ``count`` blocks.
+    """Return the numbers, from 0, of the chosen blocks out of ``count``.
 
     Args:
         layers: "all", or a list in which negative numbers count from the end.
@@ -162,8 +153,8 @@ def layer_indices(layers: Layers, count: int) -> list[int]:
     return [k % count for k in chosen]
 
 
-def stacked(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return K tensors of one shape as a single ``[K, ...]``; others one by one, ``[1, ...]``."""
+def stack_equal_shapes(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors of one shape as one stack ``[K, ...]``, else each as its own, ``[1, ...]``."""
     if len({tensor.shape for tensor in tensors}) == 1:
         return [torch.stack([*tensors])]
     return [tensor.unsqueeze(0) for tensor in tensors]
@@ -172,19 +163,19 @@ def stacked(tensors: Sequence[Tensor]) -> list[Tensor]:
 def sample_dimensions(
     widths: Sequence[int], settings: Settings, counter: DrawCounter, device: torch.device
 ) -> list[tuple[Tensor | None, float]]:
-    """Draw the set D of each layer, and give the scale of its sum.
+    """Draw the set D of output dimensions of each layer, and the scale of the sum over it.
 
     D holds the dimensions with the smallest of a layer's independent normal numbers: every subset
-    is as likely as any other, and the same on every device.  They are drawn on the device that
-    needs them: the host would wait for a copy.
+    is equally likely, and the same on every device.  The numbers are drawn on the device itself,
+    since the host would wait for a copy.
 
     Args:
-        widths: how many dimensions each layer has.
+        widths: number of dimensions of each layer.
 
     Returns:
-        (indices or None for all of them, scale) of each layer.  The scale keeps the meaning of λ:
-        it is 1 of a sampled D, and `REFERENCE_DIMENSIONS`/d of all dimensions.  The tensor norm has
-        all.
+        (indices, or None for all dimensions; scale) of each layer.  The scale makes strengths
+        comparable: 1 for a sampled D, `REFERENCE_DIMENSIONS`/d for all d dimensions.  The tensor
+        norm always has all.
     """
     size = settings.dimensions
     if not settings.per_dimension:
@@ -198,5 +189,5 @@ def sample_dimensions(
         sample_directions(layers[0], 1, width, seed=seed, offset=offset).flatten()
         for width, offset in zip(widths, offsets, strict=True)
     ]
-    orders = [order for rows in stacked(numbers) for order in rows.argsort(stable=True)]
+    orders = [order for rows in stack_equal_shapes(numbers) for order in rows.argsort(stable=True)]
     return [(order[:size], 1.0) for order in orders]

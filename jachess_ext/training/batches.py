@@ -1,7 +1,7 @@
-"""Order of rows, random numbers of a method's own, and left padding.
+"""Order of rows, a method's random numbers, and batches padded on the left.
 
 Two methods fine-tuned from one seed see the same order of rows, and the same dropout masks in
-their steps of task loss.
+the passes of the task loss.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 Batch = Mapping[str, Tensor]
 """What a collator yields, by the names of the model's arguments.  Rows are the first dimension."""
-_WORD = 2**64
-_OF_TOKENS = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids")
+_TOKEN_COLUMNS = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids")
 
 
 class Rows(Protocol):
@@ -39,9 +38,9 @@ class Rows(Protocol):
 
 
 class RandomState:
-    """The state of torch's generators (CPU and CUDA), to draw the same dropout masks again."""
+    """State of torch's generators (CPU and CUDA), to draw the same dropout masks again."""
 
-    # A method that runs a batch twice under the same masks (SAM, FreeLB) has to go back to where
+    # A method that runs a batch twice under the same masks (SAM) has to go back to where
     # the plain run's draws began: a new seed would give both passes masks that no plain run has.
     def __init__(self) -> None:
         self._cpu = torch.get_rng_state()
@@ -54,19 +53,18 @@ class RandomState:
             torch.cuda.set_rng_state_all(self._cuda)
 
 
-def mixed_seed(*words: int) -> int:
-    """Mix numbers, whose order counts, into a seed for torch."""
-    sequence = np.random.SeedSequence([word % _WORD for word in words])
+def mix_seed(*words: int) -> int:
+    """Hash integers, whose order matters, into a seed for torch."""
+    sequence = np.random.SeedSequence([word % 2**64 for word in words])
     return int(sequence.generate_state(1, np.uint64)[0])
 
 
 @contextmanager
-def drawing_apart(*key: int) -> Iterator[None]:
-    """Let torch's generators draw what the key decides, and restore them afterwards."""
-    # The task's dropout masks come from the global generators.  A draw of the method's from there
-    # would move the masks of every later step, and the run could not be compared with the plain
-    # one.
-    seed = mixed_seed(*key)
+def seeded_rng(*key: int) -> Iterator[None]:
+    """Seed torch's generators with the key in the block, and restore their state afterwards."""
+    # The task's dropout masks come from the global generators.  A method that drew from them would
+    # change the masks of every later step, and could not be compared with the plain run.
+    seed = mix_seed(*key)
     # a CUDA that nothing used yet is left alone: to save its state would initialise it
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):
@@ -77,10 +75,10 @@ def drawing_apart(*key: int) -> Iterator[None]:
 
 
 class SeededOrder(Sampler[int]):
-    """The order of a `LengthGroupedSampler`, decided by seed and epoch alone.
+    """Order of a `LengthGroupedSampler` that depends on the seed and the epoch alone.
 
-    By itself it draws from torch's generator: a method's draws would change the next epoch's
-    order, and a run resumed within an epoch would have another order.
+    The sampler draws from torch's global generator: a method's draws would change the order of the
+    next epoch, and so would resuming within an epoch.
     """
 
     def __init__(self, sampler: LengthGroupedSampler, seed: int) -> None:
@@ -95,21 +93,20 @@ class SeededOrder(Sampler[int]):
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[int]:
-        self._sampler.generator.manual_seed(mixed_seed(self._seed, self._epoch))
+        self._sampler.generator.manual_seed(mix_seed(self._seed, self._epoch))
         return iter(self._sampler)
 
 
 class UnlabelledBatches:
-    """Rounds over unlabelled data, in an order decided by the seed and the round's number.
+    """Rounds over unlabelled data, whose order depends on the seed and the round's number alone.
 
-    An iterator continues where the last one stopped, to the end of that round; at its end, through
-    the next round.
+    Each iterator yields the rest of the current round, or, where none is left, the next round.
 
     Args:
         loader: shuffled by ``generator`` alone.
         generator: seeded anew for every round.
-        seed: words for `mixed_seed`, other ones on every rank.
-        prepare: brings a batch to the model's device.
+        seed: integers for `mix_seed`, different on every rank.
+        prepare: moves a batch to the model's device.
     """
 
     def __init__(
@@ -123,42 +120,42 @@ class UnlabelledBatches:
         self._loader, self._generator = loader, generator
         self._seed, self._prepare = seed, prepare
         self._round = self._taken = 0
-        self._endless = endless(self)
+        self._forever = repeat_rounds(self)
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        # The seed and the round's number alone decide the order, so that two numbers are all that a
-        # checkpoint holds: a resumed round is drawn again and its first batches are skipped.
+        # Two numbers are all that a checkpoint holds: a resumed round is shuffled again in the same
+        # way, and its first batches are skipped.
         before = self._taken
-        self._generator.manual_seed(mixed_seed(*self._seed, self._round))
+        self._generator.manual_seed(mix_seed(*self._seed, self._round))
         for number, batch in enumerate(self._loader):
             if number >= before:
                 self._taken = number + 1
                 yield dict(self._prepare(without_labels(batch)))
-        # a round resumed after its last batch gives none, which must not look like empty data
-        over = before > 0 and self._taken == before
+        # a round resumed after its last batch has none left, which must not look like empty data
+        finished = before > 0 and self._taken == before
         self._round, self._taken = self._round + 1, 0
-        if over:
+        if finished:
             yield from self
 
     def next(self) -> Batch:
-        """Return the next batch, after a round's last one the next round's first."""
-        batch = next(self._endless, None)
+        """Return the next batch, of this round or the next."""
+        batch = next(self._forever, None)
         if batch is None:
             raise ValueError("unlabelled_dataset gave no batch; expected at least one example")
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """Return the number of whole rounds, and of batches taken in the round after them."""
+        """Return the number of complete rounds, and of batches taken in the current one."""
         return {"round": self._round, "taken": self._taken}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Restore the place; the round's batches before it are read again and dropped."""
+        """Restore the position; the round's earlier batches are read again and dropped."""
         self._round, self._taken = state["round"], state["taken"]
-        self._endless = endless(self)
+        self._forever = repeat_rounds(self)
 
 
-def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Yield round after round, until a round is empty."""
+def repeat_rounds(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Iterate over the batches again and again, until a round yields none."""
     batch: Batch | None = {}
     while batch is not None:
         batch = None
@@ -172,7 +169,7 @@ class LeftPadding:
     Models that count positions from the first column (GPT-2, BERT) get positions counted from the
     mask; others need none (rotary or relative positions, OPT, RoBERTa).  A head that reads the
     first column (BERT's, RoBERTa's) reads padding there in any case.  The first batch with left
-    padding is used to tell which of them the model is.
+    padding shows which kind of model it is.
     """
 
     def __init__(self) -> None:
@@ -182,10 +179,10 @@ class LeftPadding:
         """Return the batch, with ``position_ids`` ``[B, T]`` where the model needs them.
 
         Warns:
-            UserWarning: once, if the model's outputs depend on left padding in any case.
+            UserWarning: once, if the model's outputs depend on left padding even so.
         """
         mask = batch.get("attention_mask")
-        if not padded_left(mask) or "position_ids" in batch:
+        if not is_left_padded(mask) or "position_ids" in batch:
             return batch
         if self._counts is None:
             padded = (mask[:, 0] == 0) & mask.bool().any(1)  # not a row of padding alone
@@ -193,27 +190,27 @@ class LeftPadding:
                 return batch
             row = int(padded.long().argmax())
             self._counts = _needs_positions(unwrapped(model), batch, mask, row)
-        return {**batch, "position_ids": positions_of(mask)} if self._counts else batch
+        return {**batch, "position_ids": count_positions(mask)} if self._counts else batch
 
 
-def padded_left(mask: Tensor | None) -> TypeGuard[Tensor]:
-    """Tell whether it is a mask ``[B, T]`` with padding before a row's first token."""
+def is_left_padded(mask: Tensor | None) -> TypeGuard[Tensor]:
+    """Return whether the mask ``[B, T]`` has padding before a row's first token."""
     return isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask[:, :1].all())
 
 
-def positions_of(mask: Tensor) -> Tensor:
+def count_positions(mask: Tensor) -> Tensor:
     """Return positions ``[B, T]``, counted from each row's first real token."""
     return (mask.long().cumsum(1) - 1).clamp(min=0)
 
 
-def without_padding_targets(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Drop the targets of a causal language model that it would predict from padding.
+def drop_padding_targets(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Remove labels that a causal language model would predict from padding.
 
-    With left padding these are the labels up to each row's first token, which are no targets with
+    With left padding these are the labels up to each row's first token, which is not predicted with
     right padding either.
     """
     mask, labels = batch.get("attention_mask"), batch.get("labels")
-    if not padded_left(mask) or not isinstance(labels, Tensor) or not is_causal(model):
+    if not is_left_padded(mask) or not isinstance(labels, Tensor) or not is_causal(model):
         return batch
     if labels.shape != mask.shape:
         return batch
@@ -222,63 +219,60 @@ def without_padding_targets(model: nn.Module, batch: dict[str, Tensor]) -> dict[
     # predecessor is padding: one column more than the padding itself.
     after_padding = nn.functional.pad(before[:, :-1], (1, 0))
     targets = labels.masked_fill(after_padding.to(labels.device), NO_LABEL)
-    # No loss uses the first column, but the Trainer may count it: as with right padding, it has
-    # the first token's label.
+    # No loss uses the first column, but the Trainer may count its label: it gets the first token's,
+    # as with right padding.
     first = mask.bool().long().argmax(1, keepdim=True).to(labels.device)
     targets[:, :1] = labels.gather(1, first)
     return {**batch, "labels": targets}
 
 
 def is_causal(model: nn.Module) -> bool:
-    """Tell whether the model predicts each next token."""
+    """Return whether the model predicts each next token."""
     inner = without_peft(model)
     listed = type(inner).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     return listed or getattr(inner, "loss_type", None) == "ForCausalLM"
 
 
-def with_decoder_inputs(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """State the decoder's inputs that an encoder-decoder makes from a batch's labels ``[B, T]``.
+def add_decoder_inputs(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """Add the ``decoder_input_ids`` that an encoder-decoder makes from labels ``[B, T]``.
 
-    Without them, a pass without labels (label smoothing's, a penalty's) would have other inputs.
-    Blenderbot, M2M100 and others shift the labels by a function of their file, not by a method.
+    Without them a pass without labels (label smoothing's, a penalty's) would have other inputs.
+    Blenderbot, M2M100 and others shift the labels by a function of their module, not by a method.
     """
     inner = cast("PreTrainedModel", without_peft(model))
     labels = batch.get("labels")
-    stated = any(
-        batch.get(f"decoder_{name}") is not None for name in ("input_ids", "inputs_embeds")
-    )
-    if stated or not isinstance(labels, Tensor) or labels.ndim != 2:
+    inputs = (batch.get(f"decoder_{name}") for name in ("input_ids", "inputs_embeds"))
+    if any(x is not None for x in inputs) or not isinstance(labels, Tensor) or labels.ndim != 2:
         return dict(batch)
     labels = labels.clone()  # FSMT's method writes into it
     shift = getattr(sys.modules[type(inner).__module__], "shift_tokens_right", None)
     if prepare := getattr(inner, "prepare_decoder_input_ids_from_labels", None):
-        inputs = prepare(labels)
+        ids = prepare(labels)
     elif shift is not None and type(inner).__name__.endswith("ForConditionalGeneration"):
-        inputs = shift(labels, inner.config.pad_token_id, inner.config.decoder_start_token_id)
+        ids = shift(labels, inner.config.pad_token_id, inner.config.decoder_start_token_id)
     else:
         return dict(batch)
-    return {**batch, "decoder_input_ids": inputs}
+    return {**batch, "decoder_input_ids": ids}
 
 
 @torch.no_grad()
 def _needs_positions(model: nn.Module, batch: Batch, mask: Tensor, index: int) -> bool:
-    """Compare a padded row with the same row alone; tell whether it needs ``position_ids``."""
-    # No attribute of a model says how it counts positions, so that it is tried: a model that needs
-    # none gives row and row alone the same outputs, and one that does gives them with positions.
+    """Return whether a padded row needs ``position_ids`` to have the outputs of the row alone."""
+    # No attribute of a model says how it counts positions, so both are tried.
     takes = "position_ids" in _parameters(model)
     if any(hasattr(p, "device_mesh") for p in model.parameters()):
         return takes  # a rank alone cannot run a sharded model
     if _reads_more_than_text(model, batch):
         return False  # left as in a plain Trainer
     start = int(mask[index].bool().long().argmax())
-    row = {n: batch[n][index : index + 1] for n in _OF_TOKENS if batch.get(n) is not None}
+    row = {n: batch[n][index : index + 1] for n in _TOKEN_COLUMNS if batch.get(n) is not None}
     alone = {name: value[:, start:] for name, value in row.items()}
     with in_mode(model, training=False):
         expected = _outputs(model, alone)
-        if _same(_outputs(model, row), expected):
+        if _all_close(_outputs(model, row), expected):
             return False
-        positions = positions_of(row["attention_mask"])
-        if takes and _same(_outputs(model, {**row, "position_ids": positions}), expected):
+        positions = count_positions(row["attention_mask"])
+        if takes and _all_close(_outputs(model, {**row, "position_ids": positions}), expected):
             return True
     warnings.warn(
         f"the batches are padded on the left, and {type(model).__name__} gives a row so padded "
@@ -290,11 +284,11 @@ def _needs_positions(model: nn.Module, batch: Batch, mask: Tensor, index: int) -
 
 
 def _reads_more_than_text(model: nn.Module, batch: Batch) -> bool:
-    """Tell whether the batch has inputs that cannot be cut to a row's tokens, such as images."""
+    """Return whether the batch has inputs that cannot be cut to a row's tokens, such as images."""
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return True
-    of_text = {*_OF_TOKENS, *find_labels(type(unwrapped(model)))}
-    return any(name in _parameters(model) and name not in of_text for name in batch)
+    text = {*_TOKEN_COLUMNS, *find_labels(type(unwrapped(model)))}
+    return any(name in _parameters(model) and name not in text for name in batch)
 
 
 def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
@@ -304,16 +298,18 @@ def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
 def _outputs(model: nn.Module, row: Batch) -> list[Tensor]:
     """Return the model's floating-point outputs, with its last hidden state where it has them."""
     parameters = _parameters(model)
-    takes = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    takes = takes or "output_hidden_states" in parameters
-    output = model(**row, **({"output_hidden_states": True} if takes else {}))
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if takes_any or "output_hidden_states" in parameters:
+        output = model(**row, output_hidden_states=True)
+    else:
+        output = model(**row)
     values = output.values() if isinstance(output, Mapping) else output
     last = (v[-1] if isinstance(v, tuple) and v else v for v in values)
     return [v for v in last if isinstance(v, Tensor) and v.is_floating_point()]
 
 
-def _same(padded: list[Tensor], alone: list[Tensor]) -> bool:
-    """Compare outputs up to rounding, those per token on the row's own tokens."""
+def _all_close(padded: list[Tensor], alone: list[Tensor]) -> bool:
+    """Compare outputs up to rounding, those per token without the padding."""
     for a, b in zip(padded, alone, strict=True):
         if a.shape != b.shape:
             a = a[:, a.shape[1] - b.shape[1] :]

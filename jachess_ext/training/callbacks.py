@@ -1,4 +1,4 @@
-"""Figures logged beside the losses, and callbacks that measure a model's smoothness or kernel."""
+"""Log of figures beside the losses; callbacks that measure a model's smoothness or kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from ..models import on_device_of
 from ..ntk import kernel_drift, label_alignment, measure_ntk
 from ..ntk.loss import has_one_label_each
-from ..smoothness.estimators import SmoothnessProbe
+from ..smoothness.probe import SmoothnessProbe
 from ..smoothness.settings import check_every
 
 if TYPE_CHECKING:
@@ -24,15 +24,14 @@ Log = Callable[[dict[str, float]], None]
 
 
 class StepLog:
-    """Means of figures between log entries, summed on their device without a wait per step.
+    """Means of figures over the steps between two log entries.
 
     Attributes:
-        sums: float64 by name, since the last entry.
+        sums: by name, since the last entry; float64 tensors on the figures' devices.
     """
 
-    # To read a number from a GPU stalls the host until the step has run, so that the sums stay
-    # tensors until an entry is due.  In float64, since a sum over 500 steps loses digits in
-    # bfloat16.
+    # Reading a number from a GPU stalls the host until the step has run, so the sums stay tensors
+    # until an entry is due; in float64, since a sum over 500 steps loses digits in bfloat16.
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
@@ -46,7 +45,7 @@ class StepLog:
                 self._counts[name] = self._counts.get(name, 0) + 1
 
     def take(self, world_size: int = 1) -> dict[str, float]:
-        """Return the means since the last call, over all ranks' steps, by `flat` names.
+        """Return the means since the last call, over all ranks, named as by `flatten_figures`.
 
         With a ``world_size`` above 1 every rank has to call it (a collective).
         """
@@ -64,10 +63,10 @@ class StepLog:
             means[name] = torch.tensor(sums, dtype=torch.float64).sum(0) / sum(counts)
         if means.get("skipped") == 0:
             del means["skipped"]
-        return flat(means)
+        return flatten_figures(means)
 
 
-def flat(figures: Mapping[str, Tensor | float | None]) -> dict[str, float]:
+def flatten_figures(figures: Mapping[str, Tensor | float | None]) -> dict[str, float]:
     """Turn ``{"jacobian": [a, b]}`` into ``{"jachess/jacobian_0": a, "jachess/jacobian_1": b}``."""
     logs: dict[str, float] = {}
     for name, value in figures.items():
@@ -79,14 +78,14 @@ def flat(figures: Mapping[str, Tensor | float | None]) -> dict[str, float]:
 
 
 def write_entry(entry: dict[str, float], control: TrainerControl, log: Log) -> None:
-    """Log an entry of its own; the Trainer's entry of this step, if due, still comes after it."""
+    """Log an entry without suppressing the Trainer's own entry of this step."""
     # Trainer.log calls on_log, which sets should_log to False: the step's losses would be lost.
     due = control.should_log
     log(entry)
     control.should_log = due
 
 
-class _Periodic(TrainerCallback):
+class _PeriodicCallback(TrainerCallback):
     """Measure before training, every so many steps, and at the end."""
 
     every: int
@@ -94,11 +93,11 @@ class _Periodic(TrainerCallback):
     _last: int | None = None  # the step of the last measurement
 
     def measure(self, model: nn.Module, state: TrainerState) -> dict[str, float] | None:
-        """Return the entry for the first process to log, or None."""
+        """Return the entry that the first process logs, or None."""
         raise NotImplementedError
 
     def _begin(self, state: TrainerState) -> None:
-        """Forget the run before."""
+        """Discard the results of an earlier run."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -131,7 +130,7 @@ class _Periodic(TrainerCallback):
             write_entry(entry, control, self.log)
 
 
-class SmoothnessMonitor(_Periodic):
+class SmoothnessMonitor(_PeriodicCallback):
     """Measure a model's smoothness before training, every so many steps, and at the end.
 
     Training with it is bit for bit the training without it.  In a run of several processes each
@@ -186,7 +185,7 @@ class SmoothnessMonitor(_Periodic):
         return self.probe.measure(model, state.global_step)
 
 
-class NTKDrift(_Periodic):
+class NTKDrift(_PeriodicCallback):
     """Measure the kernel of fixed samples before training, every so many steps, and at the end.
 
     The entries are ``ntk/drift``, ‖Θ_t − Θ_0‖ / ‖Θ_0‖; ``ntk/change``, ‖Θ_t − Θ_s‖ / ‖Θ_s‖ with s
@@ -230,9 +229,9 @@ class NTKDrift(_Periodic):
         **options: Any,
     ) -> None:
         check_every(every)
-        refused = {"group", "progress", "other"} & set(options)
-        if refused or options.get("method") == "explain":
-            name = min(refused, default="method='explain'")
+        unusable = {"group", "progress", "other"} & set(options)
+        if unusable or options.get("method") == "explain":
+            name = min(unusable, default="method='explain'")
             raise ValueError(f"{name} cannot be used in a callback; leave it out")
         self.batch = dict(batch)
         self.every = every
@@ -240,11 +239,11 @@ class NTKDrift(_Periodic):
         self.options = options
         self.history: list[dict[str, float]] = []
         self._theta: Tensor | None = None
-        self._found_start = False
+        self._measured_start = False
 
     def _begin(self, state: TrainerState) -> None:
         self.history, self._theta = [], None
-        if self._found_start and not state.global_step:
+        if self._measured_start and not state.global_step:
             self.start = None  # it is another run's
         if state.is_world_process_zero and state.global_step and self.start is None:
             warnings.warn(
@@ -270,7 +269,7 @@ class NTKDrift(_Periodic):
         batch = on_device_of(model, self.batch)
         theta = measure_ntk(model, batch, progress=False, **self.options).theta.cpu()
         if self.start is None:
-            self.start, self._found_start = theta, True
+            self.start, self._measured_start = theta, True
         last = theta if self._theta is None else self._theta
         entry = {
             "ntk/drift": kernel_drift(theta, self.start.cpu()),

@@ -57,18 +57,18 @@ def corrupt_tokens(
 ) -> Tensor:
     """Replace a share of each sequence's real, non-special tokens by the unknown token.
 
-    Of n such tokens, ⌊share · n + U⌋ with U uniform on [0, 1) are replaced: in the mean
-    share · n, and exactly so where that is a whole number.
+    Of n such tokens, ⌊share · n + U⌋ with U uniform on [0, 1) are replaced: share · n on average,
+    and exactly so where that is a whole number.
 
-    Decoders' heads in transformers read the rightmost token that is not the padding id.  Where the
-    unknown token is that id (GPT-2 has a single token for unknown, end and padding), the token they
-    would read is neither replaced nor counted, so that the head reads the same place.
+    The heads of decoders in transformers read the rightmost token that is not the padding id.
+    Where the unknown token is that id (GPT-2 has one token for unknown, end and padding), this
+    rightmost token is neither replaced nor counted, so that the head reads the same position.
 
     Args:
         input_ids: [B, T], integer.
         attention_mask: [B, T], 1 on real tokens.
         share: between 0 and 1.
-        unknown: id put in their place.
+        unknown: id of the unknown token.
         special: ids never replaced (`tokenizer.all_special_ids`), [k] or empty.
         generator: CPU generator.
         padding: the id the model takes for padding (`config.pad_token_id`), if any.
@@ -87,57 +87,55 @@ def corrupt_tokens(
         ... ).tolist()
         [[2, 1, 1, 3]]
     """
-    chosen = chosen_tokens(
+    sampled = sample_tokens(
         input_ids,
         attention_mask,
         share,
         special=special,
         generator=generator,
-        spared=padding if unknown == padding else None,
+        padding=padding if unknown == padding else None,
     )
-    return torch.where(chosen, unknown, input_ids.cpu()).to(input_ids.device)
+    return torch.where(sampled, unknown, input_ids.cpu()).to(input_ids.device)
 
 
-def chosen_tokens(
+def sample_tokens(
     input_ids: Tensor,
     attention_mask: Tensor,
     share: float,
     *,
     special: Tensor,
     generator: torch.Generator,
-    spared: int | None = None,
+    padding: int | None = None,
 ) -> Tensor:
-    """Choose the tokens that `corrupt_tokens` replaces: booleans [B, T] on the CPU.
+    """Draw the tokens that `corrupt_tokens` replaces: booleans [B, T] on the CPU.
 
     Args:
-        spared: the padding id, where tokens will be replaced by it: a row's last token that is not
-            that id is not chosen.
+        padding: exclude a row's last token that is not this id; needed where it is the id that
+            replaces tokens.
     """
     if not 0 <= share <= 1:
         raise ValueError(f"share must lie in [0, 1]; got {share}")
     ids = input_ids.cpu()
-    shown = attention_mask.cpu().bool()
-    real = shown & ~torch.isin(ids, special.cpu().to(ids.dtype))
-    if spared is not None:
-        places = torch.arange(ids.shape[1])
-        read = torch.where(ids != spared, places, -1).amax(1, keepdim=True)
-        real = real & (places != read)
-    # A number for each real token, so that padding does not change what is drawn.
+    real = attention_mask.cpu().bool()
+    candidates = real & ~torch.isin(ids, special.cpu().to(ids.dtype))
+    if padding is not None:
+        columns = torch.arange(ids.shape[1])
+        last = torch.where(ids != padding, columns, -1).amax(1, keepdim=True)
+        candidates = candidates & (columns != last)
+    # One number for each real token, so that the width of the padding does not change the draw.
     keys = torch.full(ids.shape, 2.0)
-    keys[shown] = torch.rand(int(shown.sum()), generator=generator)
-    keys = keys.masked_fill(~real, 2.0)
-    rank = keys.argsort(dim=1).argsort(dim=1)
+    keys[real] = torch.rand(int(real.sum()), generator=generator)
+    rank = keys.masked_fill(~candidates, 2.0).argsort(dim=1).argsort(dim=1)
     extra = torch.rand(len(ids), generator=generator, dtype=torch.float64)
-    # A whole share · n may come out a rounding error below it.
-    count = (share * real.sum(1).double() + 1e-9 + extra * (1 - 1e-8)).floor()
-    return real & (rank < count.unsqueeze(1))
+    # 1e-9, since a whole share · n may come out a rounding error below it.
+    count = (share * candidates.sum(1).double() + 1e-9 + extra * (1 - 1e-8)).floor()
+    return candidates & (rank < count.unsqueeze(1))
 
 
 def unknown_token_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the id of the tokenizer's unknown token, else of its mask token, else None.
 
-    A token that is not the padding token as well goes first.  A token for padding alone never
-    serves, since models find the end of a text by it.
+    One that is not also the padding token is preferred.
     """
     names = ("unk_token_id", "mask_token_id")
     ids = [int(i) for name in names if (i := getattr(tokenizer, name, None)) is not None]

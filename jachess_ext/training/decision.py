@@ -1,4 +1,4 @@
-"""What a model's outputs decide: the kind of problem, and the divergence between two answers."""
+"""Kinds of answers that logits stand for, and the divergence between two answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 Kind = Literal["single", "multi", "regression"]
-"""A class of several, each of several labels or not, or numbers."""
+"""One of several classes, any number of several labels, or numbers."""
 
 
 def kl_divergence(
@@ -28,8 +28,8 @@ def kl_divergence(
         first, second = (torch.stack([z, torch.zeros_like(z)], -1) for z in (first, second))
     log_p, log_q = first.log_softmax(-1), second.log_softmax(-1)
     weight = log_p.exp() - log_q.exp() if symmetric else log_p.exp()
-    apart = (weight * (log_p - log_q)).sum(-1)
-    return apart.sum(-1) if kind == "multi" else apart
+    divergence = (weight * (log_p - log_q)).sum(-1)
+    return divergence.sum(-1) if kind == "multi" else divergence
 
 
 def decision_kind(model: nn.Module, logits: Tensor) -> Kind:

@@ -31,9 +31,9 @@ from .batches import (
     Rows,
     SeededOrder,
     UnlabelledBatches,
-    drawing_apart,
-    with_decoder_inputs,
-    without_padding_targets,
+    add_decoder_inputs,
+    drop_padding_targets,
+    seeded_rng,
 )
 from .callbacks import StepLog
 from .methods import Method, parse_method
@@ -42,16 +42,16 @@ from .methods.weights import placebo
 
 STATE = "jachess.safetensors"
 """Name of the file with a method's state in a checkpoint."""
-_REST = "state"
-"""Name of the entry of its header that has what is no tensor."""
-_WITHOUT = {
+_HEADER = "state"
+"""Key of its header under which all that is no tensor is stored, as JSON."""
+_WITHOUT_STATE = {
     "regulariser": "the directions start at step 0",
     "unlabelled": "unlabelled data starts anew",
     "schedule": "the passes' AdamW starts anew",
 }
 _OTHER_LOSS = "and the step trained on a loss that does not come from it: a compute_loss"
 _BELOW = "or define it in a class below the mixin: class Own(Trainer), class Mine(MethodMixin, Own)"
-_IDLE = {
+UNUSED_HINTS = {
     "loss": f"MethodMixin.compute_loss, {_OTHER_LOSS} or training_step of your own stands in its "
     f"place. Return super().compute_loss(...) with your terms added, {_BELOW}",
     "step": "MethodMixin.training_step, and the step did not go through it: a training_step of "
@@ -59,7 +59,7 @@ _IDLE = {
     "smoother": f"self.label_smoother, {_OTHER_LOSS} of your own takes the labels. Call loss = "
     "self.label_smoother(outputs, labels) in it, set smoothing=0, or use another method",
 }
-"""What each part of a step is, in which a method may act, and what to do where it was idle."""
+"""Part of a step in which a method may act → what the first step went past, and what to do."""
 _LOG = logging.getLogger("jachess_ext")
 
 if TYPE_CHECKING:
@@ -112,8 +112,7 @@ class MethodMixin(_Base):
 
     Raises:
         ValueError: a method without the unlabelled data or tokenizer it needs; mode unlab, SAM,
-            FreeLB, GradientNorm or a placebo in fp16 or in several processes; several GPUs in one
-            process;
+            GradientNorm or a placebo in fp16 or in several processes; several GPUs in one process;
             ``graphed`` with another method, accumulation or several processes; in the first step, a
             method of which nothing took effect.
         TypeError: ``method`` is neither a `Method` nor text.
@@ -136,9 +135,9 @@ class MethodMixin(_Base):
         self.unlabelled: UnlabelledBatches | None = None
         self.step_log = StepLog()
         self._left_padding = LeftPadding()
-        self._place: Mapping[str, int] | None = None  # a checkpoint's, in the unlabelled data
-        self._acted: set[str] | None = None  # parts of the first step the method had a share in
-        self._asks_for_division = False
+        self._unlabelled_position: Mapping[str, int] | None = None  # read from a checkpoint
+        self._reached: set[str] | None = None  # parts of the method in the first step; then None
+        self._division_unchecked = False
         self._unbound = parse_method(method) if isinstance(method, str) else method
         if not isinstance(self._unbound, Method):
             raise TypeError(
@@ -154,10 +153,10 @@ class MethodMixin(_Base):
                 "cannot run with graphed=True: a CUDA graph takes none, or jachess in mode train "
                 "without a placebo, in one process and without gradient accumulation"
             )
-        self.add_callback(_Schedule(self))
+        self.add_callback(_MethodCallback(self))
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
-        """Make a model anew and bind the method to it, so that nothing is left of another trial."""
+        """Make a new model and bind the method to it anew, without the state of another trial."""
         model = super().call_model_init(trial)
         if hasattr(self, "method"):
             self.model = model
@@ -179,21 +178,21 @@ class MethodMixin(_Base):
         # A method sees the task through `run` alone, which is compute_loss of the class below:
         # label smoothing, compute_loss_func and the user's own losses hold in each of its passes.
         def run(batch: Batch, called: nn.Module = model) -> tuple[Tensor, Outputs]:
-            asks = return_outputs or self.method.needs_outputs
-            return self._task_loss(called, batch, asks, num_items_in_batch)
+            needed = return_outputs or self.method.needs_outputs
+            return self._task_loss(called, batch, needed, num_items_in_batch)
 
         if not model.training:
             total, outputs = self._task_loss(model, inputs, return_outputs, num_items_in_batch)
             return (total, outputs) if return_outputs else total
-        self.method.check(inputs)
+        self.method.check_batch(inputs)
         loss = self.method.loss(run, model, inputs)
         if not self._is_finite(loss.task, model, inputs):
-            total = self._skipped(loss.task, model)
+            total = self._skip_or_raise(loss.task, model)
         elif loss.penalty is None:
             total = loss.task
         else:
             self.step_log.add(
-                task_loss=loss.task * self._share(num_items_in_batch, invert=True),
+                task_loss=loss.task / self._accumulation_factor(num_items_in_batch),
                 penalty=loss.penalty,
                 **loss.figures,
             )
@@ -205,16 +204,16 @@ class MethodMixin(_Base):
                 )
             if self.method.placebo:
                 penalty = placebo(penalty, self.model.parameters(), self.method.key())
-            total = loss.task + penalty * self._share(num_items_in_batch)
-        self.watch("loss", total)
+            total = loss.task + penalty * self._accumulation_factor(num_items_in_batch)
+        self.mark_when_reached("loss", total)
         return (total, loss.outputs) if return_outputs else total
 
     def _task_loss(
         self, model: nn.Module, batch: Batch, outputs: bool, num_items_in_batch: Tensor | int | None
     ) -> tuple[Tensor, Outputs]:
-        """Return the task loss of the class below, and the model's output where it is asked for.
+        """Return the task loss of the class below, and the model's output where ``outputs``.
 
-        TRL computes a loss without the logits, and these, if asked, in a further pass.
+        The output is not always asked for: TRL computes it in a pass of its own.
         """
         below = super().compute_loss
         items = num_items_in_batch
@@ -227,22 +226,22 @@ class MethodMixin(_Base):
         if not isinstance(result, tuple):
             raise self.method.error(
                 "needs the model's output: let this trainer's compute_loss take return_outputs "
-                "and, where that is True, return (loss, outputs), or use l2, sam or neftune"
+                "and, where that is True, return (loss, outputs), or use l2 or sam"
             )
         return result
 
-    def watch(self, part: str, loss: Tensor) -> None:
-        """Note, in the first step, when a backward pass reaches this part's loss."""
+    def mark_when_reached(self, part: str, loss: Tensor) -> None:
+        """Mark a part of the method as active once a backward pass reaches its loss."""
         # That compute_loss was called is not enough: the user's may drop what it returned.
-        acted = self._acted
-        if acted is not None and loss.requires_grad:
-            loss.register_hook(lambda gradient: acted.add(part))
+        reached = self._reached
+        if reached is not None and loss.requires_grad:
+            loss.register_hook(lambda gradient: reached.add(part))
 
-    def _check_effect(self) -> None:
-        """Raise a ValueError where a part of the method has had no share in the first step."""
-        acted, self._acted = self._acted, None
-        for part in sorted(set() if acted is None else self.method.acting() - acted):
-            raise self.method.error(f"acts in {_IDLE[part]}")
+    def check_active_parts(self) -> None:
+        """Raise a ValueError where the first step's gradient went past a part of the method."""
+        reached, self._reached = self._reached, None
+        for part in sorted(set() if reached is None else self.method.active_parts() - reached):
+            raise self.method.error(f"acts in {UNUSED_HINTS[part]}")
 
     def _is_finite(self, task: Tensor, model: nn.Module, inputs: Batch) -> bool:
         """Tell whether the task loss is finite on every rank; a collective.
@@ -259,10 +258,10 @@ class MethodMixin(_Base):
             bad = bad & _has_labels(inputs)
         return not int(ranks_of(model).max(bad.int()))
 
-    def _skipped(self, task: Tensor, model: nn.Module) -> Tensor:
-        """Return a zero without any parameter's gradient, or raise a FloatingPointError."""
-        place = " on a rank" * (ranks_of(model).size > 1)
-        text = f"step {self.state.global_step}: the task loss is not finite ({task.item()}){place}"
+    def _skip_or_raise(self, task: Tensor, model: nn.Module) -> Tensor:
+        """Return the loss of a skipped step, whose task loss is not finite, or raise an error."""
+        where = " on a rank" * (ranks_of(model).size > 1)
+        text = f"step {self.state.global_step}: the task loss is not finite ({task.item()}){where}"
         zero = self.method.zero_loss(task)
         if zero is None:
             raise FloatingPointError(
@@ -271,8 +270,8 @@ class MethodMixin(_Base):
         _LOG.warning("%s; the step is skipped", text)
         return zero
 
-    def _share(self, num_items_in_batch: Tensor | int | None, invert: bool = False) -> float:
-        """Return the factor of a mean over the micro-batch, 1 where the Trainer divides itself.
+    def _accumulation_factor(self, num_items_in_batch: Tensor | int | None) -> float:
+        """Return 1/A of A accumulated micro-batches, or 1 where the Trainer divides by A itself.
 
         It does not where the task loss is divided by the items of all micro-batches already.
         """
@@ -286,10 +285,8 @@ class MethodMixin(_Base):
         if scaled is None:
             by_model = self.model_accepts_loss_kwargs and num_items_in_batch is not None
             scaled = by_model or self.compute_loss_func is not None
-        if not scaled:
-            return 1.0
         steps = getattr(self, "current_gradient_accumulation_steps", 1)
-        return float(steps) if invert else 1.0 / steps
+        return 1.0 / steps if scaled else 1.0
 
     def training_step(
         self,
@@ -300,8 +297,8 @@ class MethodMixin(_Base):
         def run(batch: Batch) -> Tensor:
             return super(MethodMixin, self).training_step(model, dict(batch), num_items_in_batch)
 
-        if self._acted is not None:
-            self._acted.add("step")
+        if self._reached is not None:
+            self._reached.add("step")
         if not self._graphed:
             return self.method.step(run, inputs)
         if self._graph is None:
@@ -314,7 +311,7 @@ class MethodMixin(_Base):
     def _logged_step(
         self, model: nn.Module, inputs: dict[str, Tensor], num_items_in_batch: Tensor | int | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Go forward and backward; return the loss and the figures that a replay computes anew."""
+        """Take a step; return its loss and the figures for the log, which replays compute anew."""
         log, self.step_log = self.step_log, StepLog()
         try:
             loss = super().training_step(model, inputs, num_items_in_batch)
@@ -333,20 +330,20 @@ class MethodMixin(_Base):
     def _prepare_inputs(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         if graphs.in_graphed():  # prepared before: here nothing can be read
             return inputs
-        inputs = without_padding_targets(self.model, super()._prepare_inputs(inputs))
-        inputs = with_decoder_inputs(self.model, inputs)
+        inputs = drop_padding_targets(self.model, super()._prepare_inputs(inputs))
+        inputs = add_decoder_inputs(self.model, inputs)
         return self._left_padding(self.model, inputs)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[dict[str, Tensor]], *args: Any, **kwargs: Any
     ) -> tuple[list[dict[str, Tensor]], Tensor | int | None]:
-        """Return the Trainer's samples and its count of the targets that the model is asked for."""
+        """Return the Trainer's samples and its count of targets, without targets in padding."""
         # The Trainer counts the labels here, before `_prepare_inputs`: a target that is dropped
         # there alone would still be in the number that the loss is divided by.
-        batches = (without_padding_targets(self.model, batch) for batch in epoch_iterator)
+        batches = (drop_padding_targets(self.model, batch) for batch in epoch_iterator)
         samples, count = super().get_batch_samples(batches, *args, **kwargs)
-        if self._asks_for_division and samples:
-            self._divide_where_the_model_does_not(samples)
+        if self._division_unchecked and samples:
+            self._check_loss_division(samples)
             if not (self.model_accepts_loss_kwargs or self.compute_loss_func):
                 count = None
         return samples, count
@@ -356,7 +353,9 @@ class MethodMixin(_Base):
         assert self.unlabelled is not None
         return dict(self.unlabelled.next())
 
-    def loader_of(self, dataset: Rows, generator: torch.Generator) -> DataLoader[dict[str, Tensor]]:
+    def make_loader(
+        self, dataset: Rows, generator: torch.Generator
+    ) -> DataLoader[dict[str, Tensor]]:
         """Return batches shuffled by the generator alone."""
         streamed = isinstance(dataset, IterableDataset)
         size = self.args.train_batch_size
@@ -380,26 +379,27 @@ class MethodMixin(_Base):
 
     # Around training ----------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def begin_training(self) -> None:
+        """Start the method's run; the Trainer's callback calls it when training begins."""
         self.step_log, self._graph = StepLog(), None
         if self.method.mode != "train" and self.unlabelled_dataset is not None:
             generator = torch.Generator()
             self.unlabelled = UnlabelledBatches(
-                self.loader_of(self.unlabelled_dataset, generator),
+                self.make_loader(self.unlabelled_dataset, generator),
                 generator,
                 seed=(self.args.seed, 1 + self.args.process_index),
                 prepare=self._prepare_inputs,
             )
-            if self._place is not None:
-                self.unlabelled.load_state_dict(self._place)
-            self._place = None
+            if self._unlabelled_position is not None:
+                self.unlabelled.load_state_dict(self._unlabelled_position)
+            self._unlabelled_position = None
         ranks = self.args.world_size if self.args.average_tokens_across_devices else 1
         counts = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
-        self._asks_for_division = self.args.gradient_accumulation_steps * ranks > 1 and counts
-        self._acted = set()
+        self._division_unchecked = self.args.gradient_accumulation_steps * ranks > 1 and counts
+        self._reached = set()
         self.method.begin(self.accelerator.unwrap_model(self.model_wrapped))
 
-    def _divide_where_the_model_does_not(self, samples: list[dict[str, Tensor]]) -> None:
+    def _check_loss_division(self, samples: list[dict[str, Tensor]]) -> None:
         """Let the Trainer divide the task loss, if the model ignores ``num_items_in_batch``.
 
         The Trainer takes any ``**kwargs`` in ``forward`` as a promise to divide by the items of all
@@ -421,14 +421,14 @@ class MethodMixin(_Base):
         labelled = torch.tensor(int(batch is not None), device=self.args.device)
         if not int(ranks.max(labelled)):
             return  # no rank can tell yet
-        self._asks_for_division = False
+        self._division_unchecked = False
         batch = batches[0] if batch is None else batch
-        self.method.check(batch)
+        self.method.check_batch(batch)
         # Nothing tells whether forward uses the number, so that one batch is run with 1 and with 2:
         # equal losses show that it does not.  Without a gradient, in evaluation mode and with drawn
         # numbers apart, so that the run goes on as if it had not been asked.
         metrics = copy.deepcopy(getattr(self, "_metrics", None))  # TRL's, which count every pass
-        with torch.no_grad(), in_mode(model, training=False), drawing_apart(0):
+        with torch.no_grad(), in_mode(model, training=False), seeded_rng(0):
             losses = [
                 self._task_loss(model, batch, False, torch.tensor(count))[0] for count in (1, 2)
             ]
@@ -483,8 +483,8 @@ class MethodMixin(_Base):
             raise type(error)(f"{path}: {error}; resume from another checkpoint") from error
         for part in self.method.saved_parts:
             if part not in state:
-                _LOG.warning("%s has no %s: %s", path, part, _WITHOUT[part])
-        self._place = state.get("unlabelled")
+                _LOG.warning("%s has no %s: %s", path, part, _WITHOUT_STATE[part])
+        self._unlabelled_position = state.get("unlabelled")
 
 
 def _has_labels(inputs: Batch) -> bool:
@@ -493,30 +493,27 @@ def _has_labels(inputs: Batch) -> bool:
 
 
 def write_state(path: Path, state: Mapping[str, Mapping[str, object]]) -> None:
-    """Write a method's parts of a checkpoint: tensors as safetensors, the rest as JSON in their
-    header."""
+    """Write a method's state to a safetensors file, all but its tensors as JSON in the header."""
     tensors: dict[str, Tensor] = {}
 
-    def without_tensors(value: object, place: tuple[str, ...]) -> object:
+    def move_tensors(value: object, *path: str) -> object:
+        """Move the tensors into ``tensors``, by their path; return what is left."""
         if not isinstance(value, Mapping):
             return value
-        names = {key: (*place, str(key)) for key in value}
-        tensors.update(
-            {
-                "/".join(names[key]): t.contiguous()
-                for key, t in value.items()
-                if isinstance(t, Tensor)
-            }
-        )
-        others = {key: item for key, item in value.items() if not isinstance(item, Tensor)}
-        return {str(key): without_tensors(item, names[key]) for key, item in others.items()}
+        left = {}
+        for key, item in value.items():
+            if isinstance(item, Tensor):
+                tensors["/".join([*path, str(key)])] = item.contiguous()
+            else:
+                left[str(key)] = move_tensors(item, *path, str(key))
+        return left
 
-    text = json.dumps(finite(without_tensors(state, ())), allow_nan=False)
-    write_bytes(path, safetensors.torch.save(tensors, {_REST: text}))
+    text = json.dumps(finite(move_tensors(state)), allow_nan=False)
+    write_bytes(path, safetensors.torch.save(tensors, {_HEADER: text}))
 
 
 def read_state(path: Path) -> dict[str, dict[str, Any]]:
-    """Read a method's parts of a checkpoint; empty without such a file.
+    """Read what `write_state` wrote; without the file, an empty state.
 
     Raises:
         ValueError: the file cannot be read.
@@ -525,10 +522,10 @@ def read_state(path: Path) -> dict[str, dict[str, Any]]:
         return {}
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            state = parse_json(file.metadata()[_REST], str(path))
+            state = parse_json(file.metadata()[_HEADER], str(path))
             for name in file.keys():  # noqa: SIM118  no mapping
-                *places, last = name.split("/")
-                functools.reduce(operator.getitem, places, state)[last] = file.get_tensor(name)
+                *keys, last = name.split("/")
+                functools.reduce(operator.getitem, keys, state)[last] = file.get_tensor(name)
         if not all(isinstance(part, dict) for part in state.values()):
             raise TypeError("expected a dict of dicts")
     except (
@@ -543,19 +540,17 @@ def read_state(path: Path) -> dict[str, dict[str, Any]]:
     return state
 
 
-class _Schedule(TrainerCallback):
-    """Call the method when training, a step or an epoch begins or ends."""
+class _MethodCallback(TrainerCallback):
+    """Call the method's hooks, which read nothing of what the Trainer passes to a callback."""
 
     def __init__(self, trainer: MethodMixin) -> None:
         self._trainer = trainer
 
-    # of what the Trainer passes (arguments, state, control) none is read
-
     def on_train_begin(self, *args: object, **kwargs: object) -> None:
-        self._trainer._begin()
+        self._trainer.begin_training()
 
     def on_pre_optimizer_step(self, *args: object, **kwargs: object) -> None:
-        self._trainer._check_effect()
+        self._trainer.check_active_parts()
 
     def on_step_end(self, *args: object, **kwargs: object) -> None:
         self._trainer.method.after_step()

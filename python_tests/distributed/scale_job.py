@@ -16,7 +16,7 @@ from python_tests.training.runs import examples, method_trainer, parameters
 from python_tests.training.test_accumulation import Scaling, mean_loss
 
 ROWS = 4  # of a step, on all ranks together
-METHODS = ("none", "l2", "label-smoothing", "r-drop", "jachess-train")
+METHODS = ("none", "l2", "label-smoothing", "r3f", "jachess-train")
 MODELS = ("ignores the count", "divides", "trainer divides", "language model", "loss function")
 
 

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jachess_ext.smoothness.estimators import Graph, Pass, build_graph, hessian_norm, safe_sqrt
+from jachess_ext.smoothness.estimators import ForwardPass, hessian_norm, safe_sqrt
+from jachess_ext.smoothness.reverse import Graph, build_graph
 from jachess_ext.smoothness.settings import ENGINES, Randomness, Settings, sample_dimensions
 
 
 def measure_exact(
     model: nn.Module, batch: Mapping[str, Any], settings: Settings, random: Randomness
-) -> tuple[Tensor, Tensor | None, Tensor, Pass]:
+) -> tuple[Tensor, Tensor | None, Tensor, ForwardPass]:
     """Compute ‖J_t‖ and Σ_j ‖H_{t,j}‖ themselves; differentiable."""
     train = torch.is_grad_enabled()
     with torch.enable_grad():

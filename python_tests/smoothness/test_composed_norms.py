@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jachess_ext.smoothness import estimators
-from jachess_ext.smoothness.estimators import ComposedNorms
+from jachess_ext.smoothness import reverse
+from jachess_ext.smoothness.reverse import ComposedNorms
 
 NORMS: dict[str, tuple[Callable, bool]] = {
     "layer_norm": (F.layer_norm, True),
@@ -73,9 +73,9 @@ def test_halves_are_computed_in_single(name: str) -> None:
 
 def test_a_module_uses_the_composed_form_within_the_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    for function in list(estimators._COMPOSED):
-        spy = lambda *a, f=estimators._COMPOSED[function], **k: (calls.append(1), f(*a, **k))[1]  # noqa: E731
-        monkeypatch.setitem(estimators._COMPOSED, function, spy)
+    for function in list(reverse._COMPOSED):
+        spy = lambda *a, f=reverse._COMPOSED[function], **k: (calls.append(1), f(*a, **k))[1]  # noqa: E731
+        monkeypatch.setitem(reverse._COMPOSED, function, spy)
     norm = torch.nn.LayerNorm(8).double()
     outside = norm(random(2, 8))
     assert not calls

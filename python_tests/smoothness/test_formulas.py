@@ -74,7 +74,7 @@ def test_one_layer_and_equal_layers(weighting: str) -> None:
         ("norm", [1.0, float("nan")], 1.0, r"norms are \[1.0, nan\]; expected one positive"),
         ("norm", [1.0, 0.0], 1.0, "expected one positive, finite number per layer"),
         ("norm", [[1.0]], 1.0, "expected one positive, finite number per layer"),
-        ("softmax", [1.0, 2.0], 0.0, "temperature is 0.0; expected a positive number"),
+        ("softmax", [1.0, 2.0], 0.0, "temperature is 0.0; expected a finite number above 0"),
     ],
 )
 def test_bad_input(weighting: str, norms: list, temperature: float, sentence: str) -> None:

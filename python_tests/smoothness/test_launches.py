@@ -46,10 +46,10 @@ class Launches(TorchDispatchMode):
 @pytest.fixture(scope="module")
 def encoder() -> tuple[nn.Module, dict[str, Tensor]]:
     config = BertConfig(
-        hidden_size=384,
+        hidden_size=48,
         num_hidden_layers=6,
         num_attention_heads=6,
-        intermediate_size=1536,
+        intermediate_size=192,
         vocab_size=100,
     )
     torch.manual_seed(0)

@@ -247,11 +247,12 @@ def test_nan_in_the_weights() -> None:
     with torch.no_grad():
         model.bert.embeddings.word_embeddings.weight.fill_(math.nan)
     for engine in ("jet", "reverse"):
+        settings: dict[str, Any] = {"weights": "uniform", "engine": engine, "dimensions": 1}
         with pytest.raises(
             FloatingPointError, match=r"layer 0 .* token embeddings are not finite.*; lower"
         ):
-            jx.JacHess(model, weights="uniform", engine=engine)(BATCH)
-        skipping = jx.JacHess(model, weights="uniform", engine=engine, on_nonfinite="skip")
+            jx.JacHess(model, **settings)(BATCH)
+        skipping = jx.JacHess(model, on_nonfinite="skip", **settings)
         assert skipping(BATCH).skipped == 0
 
 

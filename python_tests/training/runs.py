@@ -103,11 +103,7 @@ SGD: dict[str, Any] = {"optim": "sgd", "learning_rate": 0.05, "max_grad_norm": 0
 SETTINGS: dict[str, dict[str, Any]] = {
     "none": {},
     "l2": {"strength": 0.1},
-    "l2-sp": {"strength": 20.0},
     "label-smoothing": {"smoothing": 0.3},
-    "r-drop": {"strength": 2.0},
-    "freelb": {"adv_start": 1.0, "adv_lr": 0.5},
-    "smart": {"strength": 20.0, "adv_start": 0.3},
     "sam": {"rho": 0.5},
     "gradient-norm": {"strength": 0.2},
     "r3f": {"strength": 50.0, "noise": 0.1},

@@ -100,7 +100,7 @@ def test_a_step_is_the_task_plus_the_penalty_by_hand(tmp_path: Path) -> None:
     )
     made.train()
     model = classifier("bert").train()
-    reg = made.method.regulariser_of(model, made.args.seed)
+    reg = made.method.build_regulariser(model, made.args.seed)
     reg.base = made.method.regulariser.base
     reg(tensors(examples(8))).total.backward()
     with torch.no_grad():

@@ -25,12 +25,12 @@ NAMES = tuple(
 swap words need a tokenizer that reads and writes words."""
 QUICK = {
     "single": ("none",),
-    "multi": ("none", "recommended", "smart"),
+    "multi": ("none", "recommended", "r3f"),
     "regression": ("jachess", "recommended"),
     "causal": NAMES,
 }
 """Methods of the quick part."""
-DRAWLESS = ("none", "l2", "l2-sp", "label-smoothing", "sam", "gradient-norm", "wise-ft")
+DRAWLESS = ("none", "l2", "label-smoothing", "sam", "gradient-norm")
 """Methods that draw nothing, of which the order of rows within a batch does not matter."""
 
 

@@ -120,7 +120,7 @@ KINDS: dict[str, type] = {
     "step without compute_loss above": above(training_step=step_of_own_loss),
     "passing step above": Passing,
 }
-SLOW = ("published", "jacobian", "cross-holder", "attack-augment", "tapt", "wise-ft", "l2-sp")
+SLOW = ("published", "jacobian", "cross-holder", "attack-augment", "tapt")
 
 
 def loud(method: str, **more: Any) -> Method:
@@ -161,7 +161,7 @@ def plain(kind: str) -> Tensor:
 
 
 MODES = ("jachess-joint", "jachess-unlab", "corrupt-consistency-joint")
-NOT_IN_THE_LOSS = ("tapt", "wise-ft", "jachess-unlab")
+NOT_IN_THE_LOSS = ("tapt", "jachess-unlab")
 
 
 @pytest.mark.parametrize("method, kind", pairs((*LOUD, *MODES), KINDS, each=5, slow=SLOW))
@@ -250,7 +250,7 @@ def test_a_loss_without_outputs(tmp_path: Path, method: str, loss: Any) -> None:
     """Methods that do not read the outputs do without; others say what they need."""
     result = outcome(tmp_path, below(compute_loss=loss), method)
     if isinstance(result, str) and "acts in self.label_smoother" not in result:
-        assert method in ("recommended", "r-drop", "r3f", "smart", "corrupt-consistency")
+        assert method in ("recommended", "r3f", "corrupt-consistency")
         assert "needs the model's output" in result and "return (loss, outputs)" in result
 
 

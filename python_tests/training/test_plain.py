@@ -269,7 +269,7 @@ def plain_weights(name: str) -> Tensor:
     return nn.utils.parameters_to_vector(made.model.parameters()).detach()
 
 
-NO_LOGITS = ("r-drop", "r3f", "smart", "corrupt-consistency")
+NO_LOGITS = ("r3f", "corrupt-consistency")
 """Methods that compare the logits of the training pass, which TRL's language models do not make."""
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import jachess_ext as jx
-from jachess_ext.training.batches import drawing_apart
+from jachess_ext.training.batches import seeded_rng
 from jachess_ext.training.methods.jachess import step_key
 from python_tests.smoothness.tiny_models import classifier
 
@@ -109,9 +109,9 @@ def test_what_is_drawn_apart() -> None:
     torch.manual_seed(0)
     drawn = []
     for key in ((1, 2), (1, 3), (-1, 2), (1, 2)):
-        with drawing_apart(*key):
+        with seeded_rng(*key):
             drawn.append(torch.rand(3))
-    with pytest.raises(TypeError), drawing_apart(1):
+    with pytest.raises(TypeError), seeded_rng(1):
         torch.rand("a number")
     assert torch.equal(torch.rand(3), expected)
     assert torch.equal(drawn[0], drawn[3]) and len({x[0].item() for x in drawn}) == 3

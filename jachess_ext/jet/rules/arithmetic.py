@@ -11,18 +11,10 @@ from torch import Tensor
 
 from ...torch_private import release
 from ..engine.layout import replace_tensors
-from ..engine.registry import (
-    Functions,
-    Rule,
-    attribute,
-    find_rule,
-    general_rule,
-    jet_rule,
-    spellings,
-)
+from ..engine.registry import Functions, attribute, find_rule, general_rule, jet_rule, spellings
 from ..engine.strides import note_memory
 from ..engine.tensor import JetTensor, aligned, common_layout, constant, lift, primal_of
-from ..engine.types import Dims, Operand
+from ..engine.types import Dims, Operand, Rule
 from .pointwise import Derivatives, in_float32, push_forward, wide
 from .reduce import euclidean_norm
 from .streamwise import (

@@ -17,7 +17,7 @@ from ...models import (
     unwrapped,
     without_engine,
 )
-from ...training.batches import Batch, drawing_apart
+from ...training.batches import Batch, seeded_rng
 from ...training.methods.base import Loss, Penalised, Run
 from ...training.methods.settings import count, nonnegative, setting, share, share_or_zero
 from .candidates import NEAREST, candidates_from
@@ -86,6 +86,6 @@ class AttackAugment(Penalised, name="attack-augment"):
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
         ids = self.attacked(run, model, inputs)
         task, outputs = run(inputs)
-        with drawing_apart(self.key()):
+        with seeded_rng(self.key()):
             other, _ = run({**inputs, "input_ids": ids})
         return Loss(task, outputs, self.strength * (other - task))

@@ -24,7 +24,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 from ..._io import DataError, finite, from_json, require, whole_folder, write_json
 from ...smoothness.settings import layer_indices
 from ...training import JacHess, Method, parse_method, with_lora
-from ...training.batches import mixed_seed
+from ...training.batches import mix_seed
 from ...training.corruption import embedding_scale, unknown_token_id
 from ...training.methods.weights import is_masked
 from ..attack import NEAREST, read_synonyms
@@ -182,7 +182,7 @@ def load(grid: Grid) -> LoadedGrid:
     by_seed = dict.fromkeys(grid.seeds, tasks)
     if grid.label_noise:
         for seed in grid.seeds:
-            drawn_by = mixed_seed(grid.data_seed, seed, 1)
+            drawn_by = mix_seed(grid.data_seed, seed, 1)
             by_seed[seed] = tuple(
                 with_wrong_labels(task, grid.label_noise, drawn_by) for task in tasks
             )
@@ -215,7 +215,7 @@ def _check_method(
     count = getattr(config, "num_hidden_layers", None)
     if not isinstance(method, JacHess) or count is None:
         return
-    regulariser = method.regulariser_of(nn.Module())
+    regulariser = method.build_regulariser(nn.Module())
     layers = regulariser.settings.layers
     chosen = 1 if layers == "logits" else len(layer_indices(layers, count))
     if isinstance(regulariser.weights, Tensor) and len(regulariser.weights) != chosen:

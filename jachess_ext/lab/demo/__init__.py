@@ -44,8 +44,8 @@ PACKAGES = ("numpy", "python", "scipy", "sklearn", "torch", "transformers")
 FEW_METHODS = ("none", "recommended", "jachess-train")
 """The methods of the small comparison: plain, the recommended one, and JacHess."""
 
-METHODS = ("none", "label-smoothing", "r-drop", "recommended", "jachess-train", "jachess-joint")
-"""The methods of `jachess demo --compare`: two controls and JacHess's other mode as well."""
+METHODS = ("none", "label-smoothing", "recommended", "jachess-train", "jachess-joint")
+"""The methods of `jachess demo --compare`: a control and JacHess's other mode as well."""
 
 
 # The task: which package is a sentence from?
@@ -336,7 +336,7 @@ def demo(
 
     Args:
         out: Folder of the task, the runs, the picture and the report.
-        compare: Six methods and three seeds, in place of three methods and two seeds.
+        compare: Five methods and three seeds, in place of three methods and two seeds.
         seeds: Number of runs of each method, in place of those.
         quick: One seed, few steps: does it run?
 

@@ -122,8 +122,8 @@ def _load(
     # modules whose weights the checkpoint lacks, or has in another shape
     mismatched = [key if isinstance(key, str) else key[0] for key in report["mismatched_keys"]]
     drawn = {key.rpartition(".")[0] for key in [*report["missing_keys"], *mismatched]}
-    # Trainer and peft see no difference between a drawn weight and a loaded one; L2-SP must not
-    # hold on to the first, and LoRA has to train the head: both read this attribute.
+    # Trainer and peft see no difference between a drawn weight and a loaded one, but LoRA has to
+    # train the head, and a pull towards the pretrained weights must leave it free: both read this.
     model.drawn_modules = tuple(sorted(drawn))
     return model  # type: ignore[no-any-return]
 

@@ -19,13 +19,10 @@ from .base import (
 from .jachess import CrossHolder, DualSchedule, JacHess, Jacobian, Published
 from .noise import (
     R3F,
-    SMART,
     CorruptAugment,
     CorruptConsistency,
-    FreeLB,
-    NEFTune,
-    RDrop,
     Recommended,
     row_mean,
+    token_noise,
 )
-from .weights import L2, L2SP, SAM, TAPT, GradientNorm, WiSEFT, with_lora
+from .weights import L2, SAM, TAPT, GradientNorm, half_squares, with_lora

@@ -78,9 +78,9 @@ class Method:
         needs_unlabelled, needs_tokenizer: whether it needs them with these settings.
         needs_outputs: whether `penalty` or `loss` reads the model's output, which some trainers
             compute for it alone; False hands them None.
-        mode, strength, placebo: see `WithModes` and `Penalised`; of a method without the setting
-            they are what changes nothing.
-        smoothing: ε of label smoothing, the share spread over all labels; a setting of some.
+        mode, strength, placebo: see `WithModes` and `Penalised`; neutral values where they are no
+            settings.
+        smoothing: ε of label smoothing; 0 where it is no setting.
         trainer: the run's trainer, once bound.
     """
 
@@ -112,19 +112,19 @@ class Method:
         """
         for declared in dataclasses.fields(self):
             value = getattr(self, declared.name)
-            if declared.metadata and not declared.metadata["good"](value):
+            if declared.metadata and not declared.metadata["is_valid"](value):
                 expected = declared.metadata["expected"]
                 raise ValueError(f"{declared.name} is {value!r}; expected {expected}")
         self.trainer: Any  # of a bound method
 
     @classmethod
     def parameters(cls) -> dict[str, object]:
-        """Return the settings that can be given, each with its default."""
+        """Return the settings' names and defaults."""
         return {field.name: field.default for field in dataclasses.fields(cls) if field.init}
 
     @property
     def settings(self) -> dict[str, object]:
-        """Return all settings that can be given, as given or by default."""
+        """Return the settings' names and values."""
         return {name: getattr(self, name) for name in self.parameters()}
 
     def replace(self, **settings: object) -> Self:
@@ -138,7 +138,7 @@ class Method:
 
     @property
     def knob(self) -> str | None:
-        """Return the name of the setting that scales the method, or None; it is what is tuned."""
+        """Return the name of the setting to tune, or None."""
         return "strength" if "strength" in self.parameters() else None
 
     def error(self, reason: str) -> ValueError:
@@ -153,8 +153,8 @@ class Method:
         Raises:
             ValueError: the trainer lacks what the method needs.
         """
-        # A search binds one method to many trainers, one after the other.  What a run keeps (noise,
-        # a schedule, a copy of the weights) goes into the copy, so that no trial sees another's.
+        # A search binds one method to many trainers, one after the other.  A run's state (noise, a
+        # schedule) goes into the copy, so that no trial sees another's.
         bound = copy.copy(self)
         bound.trainer = trainer
         bound.prepare()
@@ -175,20 +175,20 @@ class Method:
             )
         if self.smoothing:
             trainer.label_smoother = _Smoother(self.smoothing, trainer)
-            problem = self.problem()
-            if trainer.compute_loss_func is not None:
-                self._leave_out_smoothing("compute_loss_func takes the labels")
-            elif learns_prompts(trainer.model):
-                self._leave_out_smoothing(
-                    "with prompt tuning transformers smooths no labels (LoRA's it does)"
-                )
-            elif problem == "multi_label_classification":
-                self._leave_out_smoothing("the model has several labels a row")
-            elif problem == "regression":
-                self._leave_out_smoothing("the model is a regression")
-            elif "labels" not in trainer.label_names:
-                names = ", ".join(trainer.label_names) or "none"
-                self._leave_out_smoothing(f"the model's labels are not called 'labels' ({names})")
+            problem, names = self.problem_type(), trainer.label_names
+            reasons = {
+                "compute_loss_func takes the labels": trainer.compute_loss_func is not None,
+                "with prompt tuning transformers smooths no labels (with LoRA it does)": (
+                    learns_prompts(trainer.model)
+                ),
+                "the model has several labels a row": problem == "multi_label_classification",
+                "the model is a regression": problem == "regression",
+                f"the model's labels are called {', '.join(names) or 'nothing'}, not 'labels'": (
+                    "labels" not in names
+                ),
+            }
+            for reason in [reason for reason, applies in reasons.items() if applies][:1]:
+                self._leave_out_smoothing(reason)
 
     def _leave_out_smoothing(self, reason: str) -> None:
         if not self.any_task:
@@ -199,7 +199,7 @@ class Method:
         warnings.warn(f"method={self.label!r} leaves out label smoothing: {reason}", stacklevel=2)
         self.trainer.label_smoother = None
 
-    def check(self, inputs: Batch) -> None:
+    def check_batch(self, inputs: Batch) -> None:
         """Check that the method can train on a batch.
 
         Raises:
@@ -222,25 +222,23 @@ class Method:
         """Whether the method reads the model's output; see the class."""
         return self._in_loss
 
-    # A method acts where it overrides `loss`, `penalty` or `step`, or smooths the labels.  Each has
-    # a place in the Trainer that a subclass of the user's can bypass without an error, and the run
-    # would be a plain one under the method's name.  `acting` says which places the first step has
-    # to pass through; the trainer checks it (`MethodMixin._check_effect`).
+    # A method acts where it overrides `loss`, `penalty` or `step`, or smooths the labels.  A user's
+    # subclass can bypass each of these without an error, and the run would be a plain one under the
+    # method's name: the trainer checks that the first step went through all `active_parts`.
 
     @property
     def _in_loss(self) -> bool:
         cls = type(self)
         return cls.loss is not Method.loss or cls.penalty is not Method.penalty
 
-    def acting(self) -> set[str]:
-        """Name the parts of a step in which it acts: "loss", "step", "smoother"."""
-        smooths = isinstance(self.trainer.label_smoother, _Smoother)
+    def active_parts(self) -> set[str]:
+        """Return the parts of a step in which it acts, of "loss", "step" and "smoother"."""
         parts = {
             "loss": self._in_loss,
             "step": type(self).step is not Method.step,
-            "smoother": smooths,
+            "smoother": isinstance(self.trainer.label_smoother, _Smoother),
         }
-        return {part for part, acts in parts.items() if acts}
+        return {part for part, active in parts.items() if active}
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
         """Return the loss of a training batch."""
@@ -271,20 +269,20 @@ class Method:
 
     @property
     def saved_parts(self) -> tuple[str, ...]:
-        """Name the parts that a checkpoint needs for the run to be resumed exactly."""
-        draws = self.mode != "train" and self.trainer.unlabelled_dataset is not None
-        return ("unlabelled",) if draws else ()
+        """Return the keys of the state that an exact resumption reads from a checkpoint."""
+        reads_unlabelled = self.mode != "train" and self.trainer.unlabelled_dataset is not None
+        return ("unlabelled",) if reads_unlabelled else ()
 
     def state_dict(self) -> dict[str, Mapping[str, object]]:
-        """Return the method's own parts of a checkpoint."""
+        """Return the method's state for a checkpoint, by keys of `saved_parts`."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, object]]) -> None:
-        """Restore the parts of a checkpoint; some may be missing.
+        """Restore the state of a checkpoint; keys may be missing.
 
         Raises:
-            ValueError: a part is damaged, or of another model.
-            FileNotFoundError: a part is missing that the method needs.
+            ValueError: the state is damaged, or of another model.
+            FileNotFoundError: a key is missing that the method needs.
         """
 
     def generator(self) -> torch.Generator:
@@ -302,14 +300,14 @@ class Method:
         return self._draws
 
     def key(self) -> int:
-        """Draw a key for `drawing_apart`, for a second pass with dropout masks of its own."""
+        """Draw a seed for `seeded_rng`, for a further pass with other dropout masks."""
         return int(torch.randint(2**63 - 1, (), generator=self.generator()))
 
-    def kind(self, model: nn.Module, outputs: Outputs) -> Kind:
-        """Return what the model's outputs decide."""
+    def decision_kind(self, model: nn.Module, outputs: Outputs) -> Kind:
+        """Return what kind of answer the model's outputs are; see `decision_kind`."""
         return decision_kind(self.trainer.accelerator.unwrap_model(model), logits_of(outputs))
 
-    def problem(self) -> str | None:
+    def problem_type(self) -> str | None:
         """Return the model's ``problem_type``, as transformers takes it."""
         inner = self.trainer.accelerator.unwrap_model(self.trainer.model)
         config = getattr(inner, "config", None)
@@ -392,7 +390,7 @@ class _Smoother(LabelSmoother):
                 f"{list(logits.shape[:-1])}, not {list(labels.shape)}; use smoothing=0"
             )
         loss = super().__call__(model_output, labels, *args, **kwargs)
-        self._trainer.watch("smoother", loss)
+        self._trainer.mark_when_reached("smoother", loss)
         return loss
 
 

@@ -1,4 +1,4 @@
-"""JacHess as a method in its three modes, and `DualSchedule`, its alternating schedule."""
+"""JacHess as a method in its three modes; `DualSchedule`, the alternating schedule of one."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ...models import in_mode, without_labels
 from ...smoothness import JacHess as Regulariser
 from ...smoothness import JacHessOutput
 from ...smoothness.parallel import ranks_of
-from ..batches import Batch, Rows, drawing_apart, endless
-from ..callbacks import flat, write_entry
+from ..batches import Batch, Rows, repeat_rounds, seeded_rng
+from ..callbacks import flatten_figures, write_entry
 from .base import Loss, Outputs, Run, WithModes
 from .settings import choice, count, count_or_none, fixed, flag, nonnegative, positive, setting
 
-_OF_REGULARISER = inspect.signature(Regulariser).parameters.keys() - {"model", "seed"}
+_REGULARISER_ARGUMENTS = inspect.signature(Regulariser).parameters.keys() - {"model", "seed"}
 Figures = dict[str, Tensor]
 
 
@@ -66,14 +66,14 @@ class JacHess(WithModes, name="jachess"):
 
     modes = ("train", "joint", "unlab")
     control = needs_outputs = False
-    _measured_base = False  # by this run, not set from outside
+    _measured_base = False  # by this run, not by the caller
     strength: float = nonnegative(0.01)
     calibration_batches: int = count(8)
     unlab_every: int | None = count_or_none(None)
     unlab_steps: int | None = count_or_none(None)
     unlab_lr_ratio: float = positive(0.01)
     unlab_schedule: str = choice("constant", ("constant", "follow"))
-    # What has no check here is checked by `jx.JacHess`, which is built with it at once.
+    # Settings without a check here are checked by `jx.JacHess`.
     weights: str | Sequence[float] | Tensor = "softmax"
     directions: int = 2
     hessian: bool = flag(True)
@@ -101,20 +101,20 @@ class JacHess(WithModes, name="jachess"):
         self._schedule_state: Mapping[str, object] | None = None
         if self.placebo and self.mode == "unlab":
             raise ValueError("placebo acts on penalties added to the task loss, not in mode unlab")
-        self.regulariser_of(nn.Module())
+        self.build_regulariser(nn.Module())
 
     @property
     def knob(self) -> str:
         """Return ``strength``, or in mode unlab, where AdamW undoes it, the passes' rate."""
         return "unlab_lr_ratio" if self.mode == "unlab" else "strength"
 
-    def regulariser_of(self, model: nn.Module, seed: int | None = None) -> Regulariser:
+    def build_regulariser(self, model: nn.Module, seed: int | None = None) -> Regulariser:
         """Return the `jx.JacHess` that the settings describe.
 
         Args:
             seed: used where the setting ``seed`` is None.
         """
-        settings: dict[str, Any] = {name: getattr(self, name) for name in _OF_REGULARISER}
+        settings: dict[str, Any] = {name: getattr(self, name) for name in _REGULARISER_ARGUMENTS}
         return Regulariser(model, seed=seed if self.seed is None else self.seed, **settings)
 
     # A run --------------------------------------------------------------------------------------
@@ -123,16 +123,16 @@ class JacHess(WithModes, name="jachess"):
     def capturable(self) -> bool:  # type: ignore[override]
         return self.mode == "train" and not self.placebo
 
-    def acting(self) -> set[str]:
-        idle = self.mode == "unlab" or self.strength == 0
-        return super().acting() - ({"loss"} if idle else set())
+    def active_parts(self) -> set[str]:
+        no_loss = self.mode == "unlab" or self.strength == 0
+        return super().active_parts() - ({"loss"} if no_loss else set())
 
     def prepare(self) -> None:
         super().prepare()
-        self.regulariser = self.regulariser_of(self.trainer.model, self.trainer.args.seed)
-        former = getattr(self.trainer, "method", None)  # bound to the model of another trial
-        if isinstance(former, JacHess) and not former._measured_base:
-            self.regulariser.base = former.regulariser.base
+        self.regulariser = self.build_regulariser(self.trainer.model, self.trainer.args.seed)
+        previous = getattr(self.trainer, "method", None)  # bound to the model of another trial
+        if isinstance(previous, JacHess) and not previous._measured_base:
+            self.regulariser.base = previous.regulariser.base
 
     def begin(self, model: nn.Module) -> None:
         """Measure the base norms, unless they are known, and start the schedule."""
@@ -146,7 +146,7 @@ class JacHess(WithModes, name="jachess"):
             dataset = cast(Rows, trainer.train_dataset if labelled else trainer.unlabelled_dataset)
             if not isinstance(dataset, IterableDataset):
                 seeded = torch.Generator().manual_seed(trainer.args.seed)
-                loader = islice(trainer.loader_of(dataset, seeded), self.calibration_batches)
+                loader = islice(trainer.make_loader(dataset, seeded), self.calibration_batches)
                 batches = (without_labels(trainer._prepare_inputs(batch)) for batch in loader)
                 self.regulariser.calibrate(batches)
             self._measured_base = True
@@ -155,7 +155,7 @@ class JacHess(WithModes, name="jachess"):
             self.dual = DualSchedule(
                 self.regulariser,
                 trainer.unlabelled,
-                lr=self._pass_rate,
+                lr=self._unlab_lr,
                 every=self.unlab_every,
                 steps=self.unlab_steps,
                 max_grad_norm=trainer.args.max_grad_norm or None,
@@ -168,7 +168,7 @@ class JacHess(WithModes, name="jachess"):
                     self._log_pass(self.dual.run())
         self._schedule_state = None
 
-    def _pass_rate(self) -> float:
+    def _unlab_lr(self) -> float:
         follows = self.unlab_schedule == "follow"
         trainer = self.trainer
         rate = trainer._get_learning_rate() if follows else trainer.args.learning_rate
@@ -176,23 +176,21 @@ class JacHess(WithModes, name="jachess"):
 
     def _log_pass(self, figures: Figures | None) -> None:
         if figures is not None:
-            write_entry(flat(figures), self.trainer.control, self.trainer.log)
+            write_entry(flatten_figures(figures), self.trainer.control, self.trainer.log)
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
         if self.mode == "unlab" or self.strength == 0:
             return Loss(*run(inputs))
-        # The wrapper that is called may differ from step to step (compiled,
-        # DistributedDataParallel), and R has to go through it, so that its gradients are reduced
-        # over the ranks.
+        # The wrapper may differ from step to step (compiled, DistributedDataParallel).  R is of the
+        # wrapper, so that its gradients are reduced over the ranks.
         self.regulariser.model = model
         if self.mode == "train":
-            one_pass = OnePass(model, self.regulariser)
-            task, outputs = run(inputs, one_pass)
-            out = one_pass.result
+            regularised = RegularisedModel(model, self.regulariser)
+            task, outputs = run(inputs, regularised)
+            out = regularised.result
         else:
             task, outputs = run(inputs)
-            draws = drawing_apart(*step_key(self.regulariser))
-            with draws, in_mode(model, self.dropout):
+            with seeded_rng(*step_key(self.regulariser)), in_mode(model, self.dropout):
                 out = self.regulariser(self.trainer.next_unlabelled())
         self.trainer.step_log.add(skipped=torch.full((), float(out.skipped is not None)))
         if out.skipped is not None:
@@ -238,20 +236,20 @@ class JacHess(WithModes, name="jachess"):
             )
 
 
-class _OfLogits(JacHess):
+class _LogitsOnly(JacHess):
     """JacHess of the logits, which are a single layer."""
 
     layers: str | Sequence[int] = fixed("logits")
     weights: str | Sequence[float] | Tensor = fixed("uniform")
 
 
-class Jacobian(_OfLogits, name="jacobian"):
+class Jacobian(_LogitsOnly, name="jacobian"):
     """+ R of the logits, without the Hessian (Hoffman et al. 2019); settings as `JacHess`."""
 
     hessian: bool = fixed(False)
 
 
-class CrossHolder(_OfLogits, name="cross-holder"):
+class CrossHolder(_LogitsOnly, name="cross-holder"):
     """+ R of the logits, with the Hessian; settings as `JacHess`."""
 
     hessian: bool = fixed(True)
@@ -269,11 +267,11 @@ class Published(JacHess, name="published"):
     normalize: bool = fixed(False)
 
 
-class OnePass:
-    """A stand-in for ``model`` that runs the regulariser and returns the model's output.
+class RegularisedModel:
+    """A callable in place of the model that computes penalty and model output in one forward.
 
     ``Trainer.compute_loss`` takes it for the model, so that label smoothing, ``compute_loss_func``
-    and the scaling by ``num_items_in_batch`` work as ever, with one forward for task and penalty.
+    and the division by ``num_items_in_batch`` work as usual.
 
     Attributes:
         result: the regulariser's output in the last call.
@@ -284,7 +282,7 @@ class OnePass:
         self._regulariser = regulariser
         self.result: JacHessOutput
 
-    # isinstance() reads it, by which the Trainer recognises PEFT models and wrappers
+    # read by isinstance(), with which the Trainer recognises PEFT models and wrappers
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return type(self._model)
@@ -293,14 +291,14 @@ class OnePass:
         return getattr(self._model, name)
 
     def __call__(self, **inputs: Tensor) -> Outputs:
-        if not torch.is_grad_enabled():  # a pass beside the training pass, such as TRL's
+        if not torch.is_grad_enabled():  # TRL's further passes, for metrics or a reference
             return self._model(**inputs)
         self.result = self._regulariser(inputs)
         return self.result.model_output
 
 
 def step_key(regulariser: Regulariser) -> tuple[int, int, int]:
-    """Return a key for `drawing_apart` of the regulariser's next step on this rank.
+    """Return a key for `seeded_rng` of the regulariser's next step on this rank.
 
     A regulariser without a seed gets the seed that torch was last given.
     """
@@ -358,7 +356,7 @@ class DualSchedule:
         self.taken = self.passes = 0
         self._lr: Callable[[], float] = lr if callable(lr) else lambda: lr
         self._parameters = parameters
-        self._endless = endless(batches)
+        self._forever = repeat_rounds(batches)
         # unfused, AdamW runs operation by operation on the CPU
         fused = all(p.device.type in ("cpu", "cuda") for p in parameters)
         self.optimizer = torch.optim.AdamW(
@@ -382,10 +380,10 @@ class DualSchedule:
             there is a Hessian term, ``hessian``, ``[K]``.
         """
         gradients = [p.grad for p in self._parameters]
-        draws = drawing_apart(*step_key(self.regulariser))
-        batches = iter(self.batches) if self.steps is None else islice(self._endless, self.steps)
+        batches = iter(self.batches) if self.steps is None else islice(self._forever, self.steps)
+        rng = seeded_rng(*step_key(self.regulariser))
         try:
-            with draws, in_mode(self.regulariser.model, self.dropout):
+            with rng, in_mode(self.regulariser.model, self.dropout):
                 steps = [self._step(batch) for batch in batches]
         finally:
             for parameter, gradient in zip(self._parameters, gradients, strict=True):
@@ -412,9 +410,9 @@ class DualSchedule:
         return {name: value.detach() for name, value in figures.items() if value is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the steps and passes done, and the moments by the parameter's number.
+        """Return the numbers of steps and passes, and AdamW's moments by the parameter's number.
 
-        The place in ``batches`` is not included.
+        The position in ``batches`` is not included.
         """
         moments = self.optimizer.state_dict()["state"]
         return {"taken": self.taken, "passes": self.passes, "moments": moments}
@@ -426,13 +424,13 @@ class DualSchedule:
             ValueError: the moments are not AdamW's of these parameters; the schedule stays as it
                 was.
         """
-        moments = {int(n): self._moments(int(n), of) for n, of in state["moments"].items()}
+        moments = {int(n): self._moments(int(n), m) for n, m in state["moments"].items()}
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
         self.taken, self.passes = state["taken"], state["passes"]
 
     def _moments(self, number: int, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return a parameter's moments, laid out in memory as the parameter for a fused AdamW."""
+        """Check a parameter's moments; return them in its memory format, as a fused AdamW needs."""
         parameter = self._parameters[number]
         shape = tuple(parameter.shape)
         expected = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
@@ -441,6 +439,8 @@ class DualSchedule:
             raise ValueError(f"parameter {number} has moments {shapes}; expected {expected}")
         if not all(t.is_floating_point() and t.isfinite().all() for t in moments.values()):
             raise ValueError(f"parameter {number} has moments that are not finite numbers")
-        means = {n: moments[n] for n in ("exp_avg", "exp_avg_sq")}
-        laid_out = {n: torch.empty_like(parameter).copy_(m).detach() for n, m in means.items()}
-        return {"step": moments["step"].clone(), **laid_out}
+        means = {
+            name: torch.empty_like(parameter).copy_(moments[name]).detach()
+            for name in ("exp_avg", "exp_avg_sq")
+        }
+        return {"step": moments["step"].clone(), **means}

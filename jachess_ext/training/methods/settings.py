@@ -1,4 +1,4 @@
-"""How a method declares its settings: the default of each, and what else it may be."""
+"""Declarations of a method's settings: default values and the checks of other values."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ T = TypeVar("T")
 Check = Callable[[object], bool]
 
 
-def setting(default: T, expected: str, good: Check) -> T:
+def setting(default: T, expected: str, is_valid: Check) -> T:
     """Declare a setting whose values `Method` checks.
 
     Args:
-        default: its value where none is given.
-        expected: what it may be, to complete the error's text.
-        good: tells whether a value may be.
+        expected: what a value may be, for the error message.
+        is_valid: returns whether a value is one of these.
     """
-    return field(default=default, metadata={"expected": expected, "good": good})
+    return field(default=default, metadata={"expected": expected, "is_valid": is_valid})
 
 
 def choice(default: str, choices: tuple[str, ...]) -> str:
@@ -28,12 +27,12 @@ def choice(default: str, choices: tuple[str, ...]) -> str:
 
 
 def fixed(value: T) -> T:
-    """Declare that the method has this value of a setting of its base, and none can be given."""
+    """Declare that a setting of the base class has this value and is no setting any more."""
     return field(default=value, init=False, repr=False)
 
 
-def _kind(expected: str, good: Check) -> Callable[[T], T]:
-    return lambda default: setting(default, expected, good)
+def _checked(expected: str, is_valid: Check) -> Callable[[T], T]:
+    return lambda default: setting(default, expected, is_valid)
 
 
 def _number(value: object) -> TypeGuard[float]:
@@ -45,11 +44,11 @@ def _count(value: object) -> bool:
     return type(value) is int and value >= 1
 
 
-positive = _kind("a number above 0", lambda v: _number(v) and 0 < v < math.inf)
-nonnegative = _kind("a number from 0 up", lambda v: _number(v) and 0 <= v < math.inf)
-share = _kind("a share between 0 and 1", lambda v: _number(v) and 0 < v < 1)
-share_or_zero = _kind("a share from 0 to below 1", lambda v: _number(v) and 0 <= v < 1)
-fraction = _kind("a share from 0 to 1", lambda v: _number(v) and 0 <= v <= 1)
-flag = _kind("yes or no", lambda v: isinstance(v, bool))
-count = _kind("a whole number from 1 up", _count)
-count_or_none = _kind("a whole number from 1 up", lambda v: v is None or _count(v))
+positive = _checked("a number above 0", lambda v: _number(v) and 0 < v < math.inf)
+nonnegative = _checked("a number from 0 up", lambda v: _number(v) and 0 <= v < math.inf)
+share = _checked("a share between 0 and 1", lambda v: _number(v) and 0 < v < 1)
+share_or_zero = _checked("a share from 0 to below 1", lambda v: _number(v) and 0 <= v < 1)
+fraction = _checked("a share from 0 to 1", lambda v: _number(v) and 0 <= v <= 1)
+flag = _checked("yes or no", lambda v: isinstance(v, bool))
+count = _checked("a whole number from 1 up", _count)
+count_or_none = _checked("a whole number from 1 up", lambda v: v is None or _count(v))

@@ -1,4 +1,4 @@
-"""Methods on the weights (L2, L2-SP, WiSE-FT, SAM, TAPT), LoRA, and the placebo of a penalty."""
+"""Methods on the weights (L2, SAM, ‖∇L‖², TAPT), LoRA, and the placebo of a penalty."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ... import torch_private
 from ..._io import require
 from ...jet import jvp
 from ...models import backbone_of, check_whole, drawn_modules, real_pairs, trained, unwrapped
-from ..batches import Batch, RandomState, drawing_apart
+from ..batches import Batch, RandomState, seeded_rng
 from .base import Method, Outputs, Penalised
-from .settings import fraction, nonnegative, positive, share
+from .settings import nonnegative, positive, share
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-_OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "special_tokens_mask")
-_OF_THE_TASK = (
+_TEXT_COLUMNS = ("input_ids", "attention_mask", "token_type_ids", "special_tokens_mask")
+_TASK_ARGUMENTS = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing"),
     *("max_grad_norm", "train_sampling_strategy", "seed", "bf16", "fp16", "use_cpu"),
 )
 
 
 _Window: TypeAlias = list[tuple[Batch, RandomState, Tensor]]
-"""The micro-batches of an optimiser step, each with the generators before it, and its loss."""
+"""The micro-batches of an optimiser step, each with the random state before it and its loss."""
 
 
 class L2(Penalised, name="l2"):
@@ -46,118 +46,41 @@ class L2(Penalised, name="l2"):
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor:
         check_whole(model)
         matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
-        return _half_squares(matrices)
+        return half_squares(matrices)
 
 
-def _half_squares(tensors: Iterable[Tensor]) -> Tensor:
+def half_squares(tensors: Iterable[Tensor]) -> Tensor:
     """Return ½ Σ |t|², in float32 or wider, on the first one's device."""
     pairs = map(real_pairs, tensors)
     squares = [t.to(torch.promote_types(t.dtype, torch.float32)).square().sum() for t in pairs]
     return torch.stack([s.to(squares[0].device) for s in squares]).sum() / 2
 
 
-class _Start(Method):
-    """A method that keeps a copy of the pretrained weights that are trained.
-
-    Modules that the checkpoint lacked, such as the new head, are left out: transformers marks the
-    weights that it loads, and the model's attribute ``drawn_modules`` goes before.
-    """
-
-    def prepare(self) -> None:
-        """Copy the weights, before a checkpoint of the run can be loaded."""
-        super().prepare()
-        model = self._inner(self.trainer.model)
-        check_whole(model)
-        if hasattr(model, "peft_config"):
-            raise self.error(
-                "holds on to pretrained weights, which do not change under adapters; fine-tune "
-                "without adapters, or use another method"
-            )
-        drawn = drawn_modules(model)
-        if drawn is None:
-            raise self.error(
-                "holds on to pretrained weights, and nothing tells which of the model's are: load "
-                "it by from_pretrained, not as a copy of a model, or name the modules that are "
-                "new: model.drawn_modules = ('classifier',), or ()"
-            )
-        self.start = {
-            name: parameter.detach().clone()
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad and name.rpartition(".")[0] not in drawn
-        }
-        if not self.start:
-            raise self.error(
-                "holds on to pretrained weights, and none of the model's trained ones is; load it "
-                "from a checkpoint, or use another method"
-            )
-
-    def _inner(self, model: nn.Module) -> nn.Module:
-        """Return the model without the wrappers of accelerate, and as it was before compiling."""
-        return unwrapped(self.trainer.accelerator.unwrap_model(model))
-
-    def moved(self, model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
-        """Return each kept parameter with its value before training."""
-        check_whole(model)
-        parameters = dict(self._inner(model).named_parameters())
-        return [(parameters[n], value.to(parameters[n].device)) for n, value in self.start.items()]
-
-
-class L2SP(_Start, Penalised, name="l2-sp"):
-    """+ strength · ½ Σ (θ − θ₀)² over pretrained weights (Li et al. 2018, L²-SP).
-
-    The paper's second term, weight decay of the new head, is left out.
-    """
-
-    needs_outputs = False
-    strength: float = nonnegative(0.01)
-
-    def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor:
-        return _half_squares(now - start for now, start in self.moved(model))
-
-
-class WiSEFT(_Start, name="wise-ft"):
-    """After training, θ₀ + mix · (θ − θ₀) for pretrained weights (Wortsman et al. 2022, WiSE-FT).
-
-    The head stays the fine-tuned one, since a pretrained encoder has no zero-shot head to mix it
-    with.  Checkpoints within the run hold the weights before the interpolation.
-
-    Args:
-        mix: share of the fine-tuned weights.
-    """
-
-    mix: float = fraction(0.5)
-
-    @torch.no_grad()
-    def end(self, model: nn.Module) -> None:
-        for now, start in self.moved(model):
-            now.copy_(torch.lerp(start, now, self.mix))
-
-
-class _Repeated(Method):
-    """A method that goes once more through an optimiser step's micro-batches after the last one."""
+class _TwoPasses(Method):
+    """A method that runs the micro-batches of an optimiser step a second time after the last."""
 
     one_process = True
 
     def begin(self, model: nn.Module) -> None:
         super().begin(model)
-        self._window: _Window = []  # an interrupted run's are dropped
+        self._window: _Window = []
 
     def step(self, run: Callable[[Batch], Tensor], inputs: Batch) -> Tensor:
-        """Take the plain step; after the last micro-batch, repeat them all."""
+        """Take the plain step; after the last micro-batch run `second_pass` too."""
         random = RandomState()
         loss = run(inputs)
         self._window.append((inputs, random, loss))
         if not self.trainer.accelerator.sync_gradients:
             return loss
         window, self._window = self._window, []
-        return loss + self.repeat(run, window)
+        return loss + self.second_pass(run, window)
 
-    def repeat(self, run: Callable[[Batch], Tensor], window: _Window) -> Tensor | float:
-        """Change the gradients of the step, and return what its loss has more."""
+    def second_pass(self, run: Callable[[Batch], Tensor], window: _Window) -> Tensor | float:
+        """Change the gradients of the step; return what to add to its loss."""
         raise NotImplementedError
 
 
-class SAM(_Repeated, name="sam"):
+class SAM(_TwoPasses, name="sam"):
     """Sharpness-aware minimisation: the gradient at θ + ρ g/‖g‖ (Foret et al. 2021, Eq. 3).
 
     It climbs once per optimiser step, along the gradient g of all its micro-batches, and leaves
@@ -170,20 +93,20 @@ class SAM(_Repeated, name="sam"):
 
     rho: float = positive(0.05)
 
-    def repeat(self, run: Callable[[Batch], Tensor], window: _Window) -> float:
+    def second_pass(self, run: Callable[[Batch], Tensor], window: _Window) -> float:
         after = RandomState()
 
-        def again() -> None:
+        def backward() -> None:
             for batch, random, _ in window:
                 random.restore()
                 run(batch)
 
-        sharpness_aware_gradient(self.trainer.model.parameters(), again, self.rho)
+        sharpness_aware_gradient(self.trainer.model.parameters(), backward, self.rho)
         after.restore()
         return 0.0
 
 
-class GradientNorm(_Repeated, Penalised, name="gradient-norm"):
+class GradientNorm(_TwoPasses, Penalised, name="gradient-norm"):
     """+ strength · ‖∇L‖², L the loss of an optimiser step's whole batch (Barrett & Dherin 2021).
 
     Its gradient is 2 H ∇L, exact: a second pass over the micro-batches takes the derivative of L
@@ -193,22 +116,22 @@ class GradientNorm(_Repeated, Penalised, name="gradient-norm"):
 
     strength: float = nonnegative(0.01)
 
-    def acting(self) -> set[str]:
+    def active_parts(self) -> set[str]:
         return {"loss", "step"}
 
-    def repeat(self, run: Callable[[Batch], Tensor], window: _Window) -> Tensor:
+    def second_pass(self, run: Callable[[Batch], Tensor], window: _Window) -> Tensor:
         """Add 2 · strength · H ∇L to the gradients; return strength · ‖∇L‖²."""
         trainer, model = self.trainer, self.trainer.model
-        trainer._check_effect()  # which the second pass, whose loss is another, has no part in
+        trainer.check_active_parts()  # before the second pass, which replaces compute_loss
         weights = {name: p for name, p in model.named_parameters() if p.grad is not None}
         gradients = {name: p.grad.clone() for name, p in weights.items()}
         compute_loss, penalty = trainer.compute_loss, torch.zeros_like(window[0][2])
 
-        # In place of the outermost compute_loss: what a class above the mixin adds is part of L.
-        def slope(*args: object, **kwargs: object) -> Tensor:
-            def loss(moving: dict[str, Tensor]) -> Tensor:
-                swapped = torch_private.reparametrize_module(model, moving, tie_weights=True)
-                swaps.enter_context(swapped)
+        # Replaces the outermost compute_loss: what a class above the mixin adds is part of L.
+        def derivative(*args: object, **kwargs: object) -> Tensor:
+            def loss(dual_weights: dict[str, Tensor]) -> Tensor:
+                swap = torch_private.reparametrize_module(model, dual_weights, tie_weights=True)
+                swaps.enter_context(swap)
                 return compute_loss(*args, **kwargs)
 
             _, tangent = jvp(loss, (weights,), (gradients,))
@@ -216,7 +139,7 @@ class GradientNorm(_Repeated, Penalised, name="gradient-norm"):
                 tangent = placebo(tangent, weights.values(), self.key())
             return 2 * self.strength * tangent
 
-        with drawing_apart(self.key()), patch.object(trainer, "compute_loss", slope):
+        with seeded_rng(self.key()), patch.object(trainer, "compute_loss", derivative):
             for batch, *_ in window:
                 # The weights are back after the backward, which runs checkpointed blocks again.
                 with ExitStack() as swaps:
@@ -265,11 +188,11 @@ def placebo(penalty: Tensor, parameters: Iterable[nn.Parameter], seed: int) -> T
     Args:
         penalty: attached to the graph, which is kept for the task loss's backward pass.
         parameters: the model's; the direction is uniform over those that are trained.
-        seed: of the direction, from 0 up.
+        seed: from 0 up, decides the direction.
     """
     # z ~ N(0, I) over all trained weights has a uniform direction.  With c = ‖∂penalty/∂θ‖ / ‖z‖
-    # the scalar c Σ θ z has the gradient c z, as long as the penalty's: what is left of a penalty's
-    # effect under its placebo is an effect of the step's length alone.
+    # the scalar c Σ θ z has the gradient c z, whose norm is the penalty's: an effect that a penalty
+    # shares with its placebo is one of the step's length alone.
     leaves = [p for p in parameters if p.requires_grad]
     gradients = torch.autograd.grad(penalty, leaves, retain_graph=True, allow_unused=True)
     trained = [real_pairs(p) for p in leaves]
@@ -277,14 +200,13 @@ def placebo(penalty: Tensor, parameters: Iterable[nn.Parameter], seed: int) -> T
     generator = torch.Generator().manual_seed(seed)
     drawn = [torch.randn(p.shape, generator=generator).to(p) for p in trained]
     scale = norm / _total_norm(drawn)
-    along = torch.stack(
-        [(p * (scale.to(p) * z)).sum().to(penalty) for p, z in zip(trained, drawn, strict=True)]
-    ).sum()
-    return penalty.detach() + along - along.detach()  # the gradient of `along`, not its value
+    pairs = zip(trained, drawn, strict=True)
+    product = torch.stack([(p * (scale.to(p) * z)).sum().to(penalty) for p, z in pairs]).sum()
+    return penalty.detach() + product - product.detach()  # its gradient, not its value
 
 
 def _total_norm(tensors: list[Tensor]) -> Tensor:
-    """Return the norm of all tensors together, float64 on the CPU."""
+    """Return the Euclidean norm of all tensors' entries, float64 on the CPU."""
     squares = [real_pairs(t).double().square().sum().cpu() for t in tensors]
     return torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
 
@@ -339,7 +261,7 @@ class TAPT(Method, name="tapt"):
                 data_collator=transformers.DataCollatorForLanguageModeling(
                     tokenizer, mlm=masked, mlm_probability=self.tapt_masked if masked else None
                 ),
-                train_dataset=[{n: row[n] for n in _OF_TEXT if n in row} for row in rows],
+                train_dataset=[{n: row[n] for n in _TEXT_COLUMNS if n in row} for row in rows],
                 processing_class=tokenizer,
             )
             stage.train()
@@ -361,7 +283,7 @@ class TAPT(Method, name="tapt"):
             logging_strategy="no",
             report_to="none",
             disable_tqdm=True,
-            **{name: getattr(args, name) for name in _OF_THE_TASK},
+            **{name: getattr(args, name) for name in _TASK_ARGUMENTS},
         )
 
 
@@ -442,5 +364,5 @@ def with_lora(
         lora_dropout=0.0,
         modules_to_save=list(drawn_modules(model) or ()) or None,
     )
-    with drawing_apart(seed):
+    with seeded_rng(seed):
         return peft.get_peft_model(model, config)

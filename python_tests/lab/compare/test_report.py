@@ -78,7 +78,7 @@ def test_better_worse_and_neither() -> None:
 
 
 def test_many_methods_a_zero_and_fewer_seeds() -> None:
-    names = ("l2", "sam", "r3f", "tapt", "smart")
+    names = ("l2", "sam", "r3f", "tapt", "gradient-norm")
     changes = {name: (0.01 * i, -0.01 * i, 0.0001) for i, name in enumerate(names)}
     text = answer(to_frame(results(**changes)))[0]
     assert "not told apart from the plain model: 5 methods, the largest difference" in text

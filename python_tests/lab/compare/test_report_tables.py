@@ -181,7 +181,7 @@ def test_the_best_control_of_no_higher_cost() -> None:
     scores = {
         "none": [0.5, 0.5],
         "sam": [0.60, 0.62],
-        "r-drop": [0.55, 0.59],
+        "r3f": [0.55, 0.59],
         "label-smoothing": [0.54, 0.56],
         "jachess-train": [0.58, 0.58],
         "jachess-train,placebo=yes": [0.4, 0.4],
@@ -190,10 +190,10 @@ def test_the_best_control_of_no_higher_cost() -> None:
     seconds = {m: {"seconds": {"processor": costs.get(m, 20.0)}} for m in scores}
     runs = to_frame(by_method(scores, **seconds))
     (table,) = tables.best_control_tables(runs)
-    assert table.rows[0] == ["jachess-train", "score × 100", "r-drop", "+1.00 ± 25.41 (1/2)"]
+    assert table.rows[0] == ["jachess-train", "score × 100", "r3f", "+1.00 ± 25.41 (1/2)"]
     assert {row[0] for row in table.rows} == {"jachess-train"}, "a placebo is a control"
     (costed,) = tables.cost_tables(runs)
-    assert costed.rows[:3] == [["none", "1.00"], ["sam", "4.00"], ["r-drop", "2.00"]]
+    assert costed.rows[:3] == [["none", "1.00"], ["sam", "4.00"], ["r3f", "2.00"]]
 
 
 def test_the_plain_models_best_epoch_is_a_column() -> None:

@@ -1,0 +1,231 @@
+"""The reverse estimator of smoothness: Eq. 5 and 6 of the paper, by backward passes alone.
+
+    ‖J_t‖_F ≈ √( 1/p Σ_i ‖∂(v_i·z_t)/∂x‖² )        ‖H_j‖_F ≈ √( 1/p Σ_i ‖∂(v_i·∂z_j/∂x)/∂x‖² )
+
+Each takes one vector–Jacobian product per layer, token and projection; the second per sampled
+dimension too, with one more product for ∂z_j/∂x.  Rows do not depend on each other and share every
+product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+from ..differentiable.formulas import result_dtype, wide
+from ..differentiable.norms import layer_norm
+from ..jet.engine.types import Args, Function, Named
+from ..jet.passes.eager import check_point
+from ..models import padding_mask
+from ..torch_private import functional as F
+from .directions import draw_directions
+from .estimators import ForwardPass, block_tokens, hessian_norm, run_model, safe_sqrt, select_blocks
+from .parallel import is_sharded
+from .settings import ENGINES, Randomness, Settings, sample_dimensions
+
+# ---- norms whose third derivative is right ----------------------------------------------------
+#
+# torch's layer norm saves its statistics as constants of the double backward, so that a third
+# derivative silently drops the terms through them (torch 2.13: parameter gradients of ‖H‖ off by
+# up to a third against finite differences in float64; first and second derivatives are right).
+# So does the fused CUDA kernel of RMS norm.
+
+
+def rms_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """Compute x (mean x² + ε)^(−1/2) w in plain operations."""
+    x, dims = wide(input), tuple(range(-len(normalized_shape), 0))
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    y = x * (x.square().mean(dims, keepdim=True) + eps).rsqrt()
+    return (y if weight is None else y * weight).to(result_dtype(input))
+
+
+_COMPOSED: dict[Function, Function] = {
+    F.layer_norm: layer_norm,
+    torch.layer_norm: layer_norm,
+    F.rms_norm: rms_norm,
+    torch.rms_norm: rms_norm,
+}
+
+
+class ComposedNorms(TorchFunctionMode):
+    """Replace torch's layer and RMS norms by forms composed of plain operations."""
+
+    def __torch_function__(
+        self, func: Function, types: object, args: Args = (), kwargs: Named | None = None
+    ) -> object:
+        return _COMPOSED.get(func, func)(*args, **(kwargs or {}))
+
+
+# ---- the estimator -------------------------------------------------------------------------------
+
+
+@dataclass
+class Graph:
+    """Plain outputs with the graph that leads to the embeddings.
+
+    Attributes:
+        x: ``[B, T, d]`` embeddings.
+        blocks: the chosen outputs, ``[B, T, d_k]``.
+        mask: ``[B, T]``, real tokens.
+        tokens: ``[B, T']``, real tokens in scope (T' = 1 for a classifier's logits).
+        train: whether the norms themselves will be differentiated.
+    """
+
+    x: Tensor
+    blocks: list[Tensor]
+    mask: Tensor
+    tokens: Tensor
+    result: ForwardPass
+    settings: Settings
+    random: Randomness
+    train: bool
+
+    def gradient(self, scalar: Tensor, create_graph: bool) -> Tensor:
+        """Return ∂scalar/∂x, zero at padded positions."""
+        (gradient,) = torch.autograd.grad(
+            scalar, self.x, create_graph=create_graph, retain_graph=True, materialize_grads=True
+        )
+        return gradient * self.mask.unsqueeze(-1)
+
+    def squares(self, scalar: Tensor) -> Tensor:
+        """Return ‖∂scalar/∂x‖² per row, ``[B]``.
+
+        The scalar is a sum over the rows.  No row's outputs depend on another row's x, so that one
+        backward pass gives each row the gradient of its own summand.
+        """
+        return self.gradient(scalar, self.train).square().sum((-1, -2))
+
+    def draw(self, like: Tensor, mask: Tensor | None) -> Tensor:
+        """Draw projections v_i, ``[p, *like.shape]``."""
+        return draw_directions(
+            like.detach(),
+            self.settings.directions,
+            mask=mask,
+            distribution=self.settings.distribution,
+            counter=self.random.directions,
+        )
+
+    def per_token(self, norm: Callable[[int], Tensor]) -> Tensor:
+        """Return ``[B, T]``: ``norm(t)``, ``[B]``, at the tokens in scope and zero elsewhere."""
+        zero = self.x.new_zeros(len(self.x))
+        # Each token costs a backward pass per projection, so columns without a token in scope are
+        # skipped, not multiplied by 0 afterwards.
+        in_scope = self.tokens.any(0).tolist()
+        columns = [norm(t) if column else zero for t, column in enumerate(in_scope)]
+        return torch.stack(columns, 1) * self.tokens
+
+
+def measure_reverse(
+    model: nn.Module, batch: Mapping[str, Tensor], settings: Settings, random: Randomness
+) -> tuple[Tensor, Tensor | None, Tensor, ForwardPass]:
+    """Estimate ‖J_t‖ and Σ_j ‖H_{t,j}‖ from ``settings.directions`` projections; differentiable."""
+    train = torch.is_grad_enabled()
+    with torch.enable_grad():
+        graph = build_graph(model, batch, settings, random, train)
+        jacobian = torch.stack([_jacobian(graph, block) for block in graph.blocks])
+        hessian = None
+        if settings.second_order:
+            hessian = torch.stack([_hessian(graph, block) for block in graph.blocks])
+    return jacobian, hessian, graph.tokens, graph.result
+
+
+def build_graph(
+    model: nn.Module,
+    batch: Mapping[str, Tensor],
+    settings: Settings,
+    random: Randomness,
+    train: bool,
+) -> Graph:
+    """Run the model once, without SDPA's fused kernels, which have no double backward.
+
+    Raises:
+        ValueError: in inference mode; with gradient checkpointing, whose backward would build
+            another graph; with sharded weights, which a double backward reads after they are freed.
+    """
+    if is_sharded(model):
+        raise ValueError(
+            f"engine={settings.engine!r} does not work with FSDP, which frees weights that its "
+            "backward passes read: use engine='jet', or DistributedDataParallel"
+        )
+    if any(getattr(m, "gradient_checkpointing", False) and m.training for m in model.modules()):
+        raise ValueError(
+            f"engine={settings.engine!r} does not work with gradient checkpointing: use "
+            "engine='jet', or call model.gradient_checkpointing_disable()"
+        )
+    if torch.is_inference_mode_enabled():
+        raise ValueError(
+            f"engine={settings.engine!r} takes gradients, which torch.inference_mode() forbids: "
+            "use torch.no_grad(), or engine='jet'"
+        )
+    mask = padding_mask(batch)
+    entered: list[Tensor] = []
+
+    def enter(x: Tensor, mask: Tensor) -> Tensor:
+        check_point(x, "x")
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        if settings.check_values and not torch.isfinite(x).all():
+            raise ValueError("the embeddings contain NaN or infinite values; check the weights")
+        entered.append(x)
+        return x
+
+    with ExitStack() as contexts:
+        # Fused attention can be differentiated once, math attention as often as needed.
+        contexts.enter_context(sdpa_kernel(SDPBackend.MATH))
+        if train:  # a third derivative, where the norm or its gradient is differentiated
+            contexts.enter_context(ComposedNorms())
+        result = run_model(model, batch, enter)
+    blocks = select_blocks(result, settings)
+    tokens = block_tokens(blocks[0], mask, settings)
+    return Graph(entered[0], blocks, mask, tokens, result, settings, random, train)
+
+
+def _jacobian(graph: Graph, block: Tensor) -> Tensor:
+    """Return ``[B, T]``, the norms ‖J_t‖ of a block."""
+    # Drawn once for all tokens, 0 at padding: the numbers of the real tokens do not depend on how
+    # far the batch is padded.
+    projections = graph.draw(block, graph.mask if block.shape[:2] == graph.mask.shape else None)
+
+    def norm(t: int) -> Tensor:
+        squares = torch.stack([graph.squares((v[:, t] * block[:, t]).sum()) for v in projections])
+        return squares.mean(0) if graph.settings.squared else safe_sqrt(squares.mean(0))
+
+    return graph.per_token(norm)
+
+
+def _hessian(graph: Graph, block: Tensor) -> Tensor:
+    """Return ``[B, T]``, the sums over D of the norms ‖H_{t,j}‖ of a block."""
+    width = block.shape[-1]
+    ((indices, scale),) = sample_dimensions(
+        [width], graph.settings, graph.random.dimensions, block.device
+    )
+    chosen = range(width) if indices is None else indices.tolist()
+
+    def norm(t: int) -> Tensor:
+        # Rows do not depend on each other: a double backward of their sum gives all rows' squares.
+        squares = torch.stack([_hessian_squares(graph, block[:, t, j]) for j in chosen], -1)
+        return hessian_norm(squares, graph.settings, scale=scale)
+
+    return graph.per_token(norm)
+
+
+def _hessian_squares(graph: Graph, outputs: Tensor) -> Tensor:
+    """Return ``[B]``: 1/p Σ_i ‖∂(v_i·∂z_j/∂x)/∂x‖², which estimates ‖∂²z_j/∂x²‖² of each row."""
+    gradient = graph.gradient(outputs.sum(), create_graph=True)
+    if not gradient.requires_grad:  # z_j is linear in x
+        return gradient.new_zeros(len(gradient))
+    projections = graph.draw(graph.x, graph.mask)
+    return torch.stack([graph.squares((v * gradient).sum()) for v in projections]).mean(0)
+
+
+ENGINES["reverse"] = measure_reverse
