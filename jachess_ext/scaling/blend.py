@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 
 from .._io import require
-from .predictive import Array, Student, width_of_differences
+from .predictive import Array, Student, idiosyncratic_deviation
 
 # Relative to the largest size and its loss: a transition from e⁻⁹ to e⁹ of that size, so that a
 # curve may be all power law or not yet in it; β; and a floor E of up to nine tenths of that loss.
@@ -57,7 +57,7 @@ class Shapes:
         return cls(theta, g[:, : last + 1], g[:, last + 1 :].T)
 
 
-PATTERNS = (
+NOISE_PATTERNS = (
     (1.0, 0.0, 0.3),
     (1.0, 0.3, 0.5),
     (1.0, 1.0, 0.5),
@@ -105,10 +105,10 @@ class Kriging:
 
     @classmethod
     def at(cls, sizes: Array, targets: Array) -> Kriging:
-        """Return the predictors for `PATTERNS`; a line's deviation is worth a doubling's bend."""
+        """Return the predictors for `NOISE_PATTERNS`; a line's deviation is worth a doubling's bend."""
         white, level, bend, line = covariances(sizes, targets)
         slope = bend + line
-        patterns = [s**2 * white + t**2 * level + k**2 * slope for s, t, k in PATTERNS]
+        patterns = [s**2 * white + t**2 * level + k**2 * slope for s, t, k in NOISE_PATTERNS]
         return cls.of(np.stack(patterns), len(sizes))
 
     @classmethod
@@ -132,14 +132,14 @@ class Kriging:
 
 
 FEWEST_SIZES = 3
-MEAN = np.array([0.0, np.log(0.4), 0.4])
-SPREAD = np.diag([4.0, 0.5, 0.3]) ** 2
-WORTH = 10.0  # models
-STEPS = 12
+PRIOR_MEAN = np.array([0.0, np.log(0.4), 0.4])
+PRIOR_COVARIANCE = np.diag([4.0, 0.5, 0.3]) ** 2
+PRIOR_MODELS = 10.0  # models
+EM_STEPS = 12
 LEVEL_POINTS = 5
-PATTERNS_WORTH = 5.0  # models
-SCALES = np.geomspace(0.002, 0.3, 12)
-SHAPE = 2.0
+PATTERN_PRIOR_MODELS = 5.0  # models
+TABLE_SCALES = np.geomspace(0.002, 0.3, 12)
+GAMMA_SHAPE = 2.0
 """Of the inverse gamma distribution of a curve's squared scale around the table's."""
 
 
@@ -160,7 +160,7 @@ def covariates(y: Array) -> Array:
     return np.stack([np.ones(len(y)), level - level.mean()], -1)
 
 
-def log_marginal(squares: Array, log_weight: Array, points: int, scale: float) -> Array:
+def log_marginal_likelihood(squares: Array, log_weight: Array, points: int, scale: float) -> Array:
     """Return ln p(y_i | shape, pattern) up to a constant, the curve's own scale integrated out.
 
     A curve's squared scale is inverse gamma with shape a and mean-like value s²; the Gaussian
@@ -172,9 +172,9 @@ def log_marginal(squares: Array, log_weight: Array, points: int, scale: float) -
         points: m.
         scale: s, that of the table.
     """
-    b = SHAPE * scale**2
-    power = SHAPE + (points - 1) / 2
-    return SHAPE * np.log(b) + log_weight[:, None, None] - power * np.log(b + squares / 2)
+    b = GAMMA_SHAPE * scale**2
+    power = GAMMA_SHAPE + (points - 1) / 2
+    return GAMMA_SHAPE * np.log(b) + log_weight[:, None, None] - power * np.log(b + squares / 2)
 
 
 def table_scale(blocks: Iterable[Array], log_weight: Array, points: int, prior: Array) -> float:
@@ -182,18 +182,18 @@ def table_scale(blocks: Iterable[Array], log_weight: Array, points: int, prior: 
 
     Args:
         blocks: Q of some curves after others, [k, n, s] each; see `residual_squares`.
-        log_weight, points: as in `log_marginal`.
+        log_weight, points: as in `log_marginal_likelihood`.
         prior: ln p(shape), [s].
     """
-    logs = np.zeros(len(SCALES))
+    logs = np.zeros(len(TABLE_SCALES))
     for squares in blocks:
-        for place, scale in enumerate(SCALES):
-            evidence = log_marginal(squares, log_weight, points, scale) + prior
+        for place, scale in enumerate(TABLE_SCALES):
+            evidence = log_marginal_likelihood(squares, log_weight, points, scale) + prior
             logs[place] += log_sum(log_sum(evidence, 2), 0).sum()
-    return float(np.exp(normalised(logs) @ np.log(SCALES)))
+    return float(np.exp(normalised(logs) @ np.log(TABLE_SCALES)))
 
 
-def pattern_shares(log_evidence: Array) -> Array:
+def pattern_frequencies(log_evidence: Array) -> Array:
     """Return how often each pattern of noise occurs, [k]: EM from equal shares worth 5 models.
 
     Args:
@@ -201,9 +201,9 @@ def pattern_shares(log_evidence: Array) -> Array:
     """
     patterns, models = log_evidence.shape
     share = np.full(patterns, 1 / patterns)
-    for _ in range(STEPS):
+    for _ in range(EM_STEPS):
         counts = normalised((log_evidence + np.log(share)[:, None]).T).sum(0)
-        share = (counts + PATTERNS_WORTH / patterns) / (models + PATTERNS_WORTH)
+        share = (counts + PATTERN_PRIOR_MODELS / patterns) / (models + PATTERN_PRIOR_MODELS)
     return share
 
 
@@ -220,8 +220,8 @@ def shared_prior(log_evidence: Array, theta: Array, floors: Array, x: Array) -> 
         floors: see `floor_units`, [n].
         x: [n, 2].
     """
-    start, models = np.stack([MEAN, np.zeros(3)]), len(x)
-    normal = x.T @ x + WORTH * np.eye(x.shape[1])
+    start, models = np.stack([PRIOR_MEAN, np.zeros(3)]), len(x)
+    normal = x.T @ x + PRIOR_MODELS * np.eye(x.shape[1])
     # A deviation from the mean is linear in z = (1, θ), D_i z, and so its square zᵀ D_iᵀ S⁻¹ D_i z
     # in the products of z: two matrix products a step, and no array [n, s, 3].
     z = np.insert(theta, 0, 1.0, axis=1)
@@ -233,17 +233,17 @@ def shared_prior(log_evidence: Array, theta: Array, floors: Array, x: Array) -> 
         squares = away.swapaxes(1, 2) @ np.linalg.inv(spread) @ away
         return -0.5 * squares.reshape(-1, 16) @ products.T
 
-    prior = log_normal(SPREAD)
-    for _ in range(STEPS):
+    prior = log_normal(PRIOR_COVARIANCE)
+    for _ in range(EM_STEPS):
         # Expectation: where on the grid each curve is.  Maximisation: the regression of these means
         # on X, and the scatter of the whole posteriors around it, not of their means alone, which
         # would shrink S towards 0 from step to step.
         moments = (normalised(log_evidence + prior) @ products).reshape(-1, 4, 4)
         mean = (away[:, :, 1:] @ moments[:, 1:, :1])[..., 0]
-        coefficients = np.linalg.solve(normal, x.T @ mean + WORTH * start)
+        coefficients = np.linalg.solve(normal, x.T @ mean + PRIOR_MODELS * start)
         away[:, :, 0] = -x @ coefficients
         scatter = (away @ moments @ away.swapaxes(1, 2)).sum(0)
-        prior = log_normal((WORTH * SPREAD + scatter) / (WORTH + models))
+        prior = log_normal((PRIOR_MODELS * PRIOR_COVARIANCE + scatter) / (PRIOR_MODELS + models))
     return prior
 
 
@@ -297,17 +297,17 @@ def posteriors(y: Array, sizes: Array, targets: Array) -> list[Posterior]:
         targets: one or more, above the last size, [t].
     """
     shapes, kriging = Shapes.at(sizes, targets), Kriging.at(sizes, targets)
-    vague = -0.5 * ((shapes.theta - MEAN) ** 2 / np.diag(SPREAD)).sum(-1)
+    vague = -0.5 * ((shapes.theta - PRIOR_MEAN) ** 2 / np.diag(PRIOR_COVARIANCE)).sum(-1)
     squares = partial(residual_squares, y, shapes, kriging)
     scale = table_scale(squares(), kriging.log_weight, len(sizes), vague)
-    marginal = partial(log_marginal, points=len(sizes), scale=scale)
+    marginal = partial(log_marginal_likelihood, points=len(sizes), scale=scale)
     of_patterns = [log_sum(marginal(q, kriging.log_weight) + vague, 2) for q in squares()]
-    weight = kriging.log_weight + np.log(pattern_shares(np.concatenate(of_patterns, 1)))
+    weight = kriging.log_weight + np.log(pattern_frequencies(np.concatenate(of_patterns, 1)))
     of_shapes = np.concatenate([log_sum(marginal(q, weight), 0) for q in squares()])
     prior = shared_prior(of_shapes, shapes.theta, floor_units(y), covariates(y))
     priors = np.split(prior, range(_BLOCK, len(y), _BLOCK))
     logs = ((q, marginal(q, weight) + p) for q, p in zip(squares(), priors, strict=True))
-    return mixture(y, shapes, kriging, logs, scale)
+    return mixture_moments(y, shapes, kriging, logs, scale)
 
 
 _BLOCK = 8
@@ -329,7 +329,7 @@ def residual_squares(y: Array, shapes: Shapes, kriging: Kriging) -> Iterator[Arr
         yield np.maximum(of_curve + of_shape - 2 * (seen @ shape.T), 0.0)
 
 
-def mixture(
+def mixture_moments(
     y: Array, shapes: Shapes, kriging: Kriging, blocks: Iterable[tuple[Array, Array]], scale: float
 ) -> list[Posterior]:
     """Return the first two moments of a mixture, for each target.
@@ -354,7 +354,9 @@ def mixture(
     moments /= moments[:, 0].sum(0)
     weight, square = moments[:, :1], moments[:, -1:]
     first, second = np.split(moments[:, 1:-1], 2, axis=1)
-    square = (SHAPE * scale**2 * weight + square / 2) / (SHAPE + (y.shape[1] - 1) / 2 - 1)
+    square = (GAMMA_SHAPE * scale**2 * weight + square / 2) / (
+        GAMMA_SHAPE + (y.shape[1] - 1) / 2 - 1
+    )
     data = kriging.weights @ (y - y[:, -1:]).T
     mean = (weight * data + first).sum(0)
     data -= mean
@@ -458,7 +460,7 @@ def backtests(y: Array, sizes: Array) -> list[Backtest]:
     return results
 
 
-def share_of_last(tests: Iterable[Backtest]) -> float:
+def last_loss_weight(tests: Iterable[Backtest]) -> float:
     """Return how far differences between candidates are drawn to their last losses', 0 to 1.
 
     With f, l and t the predicted, the last and the true ln L of a backtest, each less its mean over
@@ -498,7 +500,7 @@ def trust_in_process(tests: Sequence[Backtest], share: float) -> float:
         posterior, truth = test.posterior, _centred(test.truth)
         fall = test.last - posterior.mean
         choice = _centred(posterior.mean + share * _centred(fall))
-        width = width_of_differences(student_scale(posterior.variance), fall)
+        width = idiosyncratic_deviation(student_scale(posterior.variance), fall)
         blend = ((truth - choice) / width) ** 2 / 2 + np.log(width)
         process = ((truth - _centred(test.mean)) / test.deviation) ** 2 / 2
         gains.append(np.mean(blend - process) - np.log(test.deviation))
@@ -518,14 +520,14 @@ def student_scale(variance: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class BlendForecast:
     """What is forecast of n curves at a target.
 
     Attributes:
         predictive: the distribution of ln L, Student's t (`_DOF`, `_SCALE`) around the posterior's
             mean, drawn to the mean fall where it is doubtful (`_TO_MEAN`).
         choice: what to choose by, [n]: that mean with its differences between the candidates drawn
-            towards those of the last losses by `share_of_last`, and then towards those of the
+            towards those of the last losses by `last_loss_weight`, and then towards those of the
             process's forecasts by the trust in it.
         fall: how far each curve alone would fall from its last loss, [n].
         deviation: of ln L by the process, [n].
@@ -539,7 +541,7 @@ class Outlook:
     trust: Array
 
 
-def forecasts(sizes: Array, losses: Array, targets: Sequence[float]) -> list[Outlook]:
+def forecasts(sizes: Array, losses: Array, targets: Sequence[float]) -> list[BlendForecast]:
     """Predict ln L at targets.
 
     Args:
@@ -557,7 +559,7 @@ def forecasts(sizes: Array, losses: Array, targets: Sequence[float]) -> list[Out
         raise ValueError(f"the target {min(targets):g} is not above the last size, {sizes[-1]:g}")
     y, at = np.log(losses), np.array(targets)
     tests, results = backtests(y, sizes), []
-    share = share_of_last(tests)
+    share = last_loss_weight(tests)
     trust = trust_in_process(tests, share)
     means, deviations = Process.fit(y, sizes).predict(y, sizes, at)
     for moments, mean, deviation in zip(posteriors(y, sizes, at), means, deviations, strict=True):
@@ -572,13 +574,13 @@ def forecasts(sizes: Array, losses: Array, targets: Sequence[float]) -> list[Out
         choice = moments.mean + share * further
         choice += trust * (_centred(mean) - _centred(choice))
         widths = np.full(len(y), deviation), np.full(len(y), trust)
-        results.append(Outlook(predictive, choice, fall, *widths))
+        results.append(BlendForecast(predictive, choice, fall, *widths))
     return results
 
 
 def forecast_ahead(
     sizes: Array, losses: Array, row: int, further: tuple[float, float], target: float
-) -> Outlook:
+) -> BlendForecast:
     """Predict ln L at the target of one curve that was seen at a larger size than all others.
 
     It is forecast with the others from the sizes they have, and moved by what its further loss was
@@ -600,7 +602,7 @@ def forecast_ahead(
     left = np.sqrt(np.log(target / size) / np.log(target / sizes[-1]))
     measured, only, student = np.log(loss), np.array([row]), far.predictive.rows(np.array([row]))
     location = student.location + measured - near.predictive.location[only]
-    return Outlook(
+    return BlendForecast(
         predictive=Student(location, student.scale * left, student.dof),
         choice=far.choice[only] + measured - near.choice[only],
         fall=far.fall[only],

@@ -68,7 +68,7 @@ class Law(ABC):
     formula: str
     reads_zero = False
     """Whether D = 0 (the loss before fine-tuning) is a point of the law."""
-    only_in_rows = False
+    sizes_are_examples = False
     """Whether the law holds for sizes in training examples only, and in no other unit of theirs."""
 
     @abstractmethod
@@ -99,7 +99,7 @@ class Law(ABC):
         """
         return {}
 
-    def settle(self, u: Array, low: Array, high: Array) -> Array:
+    def canonical(self, u: Array, low: Array, high: Array) -> Array:
         """Return coordinates of the same curve, the same ones wherever along a ridge u is."""
         return u
 
@@ -253,7 +253,7 @@ class MeasuredLens(Rectified):
 
     name = "lensllm"
     formula = "L = B / (F(Θ, t) + D^beta) + E"
-    only_in_rows = True
+    sizes_are_examples = True
     stages = (("t",), ())
 
     def __init__(
@@ -367,7 +367,7 @@ class Power(Law):
         root = 1 / values["alpha"]
         return {"B": (root, values["beta"]), "E": (root, 0.0)}
 
-    def settle(self, u: Array, low: Array, high: Array) -> Array:
+    def canonical(self, u: Array, low: Array, high: Array) -> Array:
         """Without E only B^α and αβ count: α is put at 1, or as near as the bounds let it come."""
         # L = (B / D^β)^α = B^α D^(−αβ): the fit may stop anywhere on a ridge, and numbers of two
         # curves would not compare.  A move along it leaves α ln B and αβ as they are.

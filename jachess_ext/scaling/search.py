@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from .._io import DataError, finite, from_json
-from .history import History, Tables
-from .runs import LossTable, check_sizes, higher_is_better, sampling_noise, to_forecast, worst_value
-from .selection import DEFAULT, METHODS, Selection, forecast_each, with_history
+from .history import History, MethodSettings, Tables
+from .loss_table import LossTable, check_sizes
+from .methods import DEFAULT, METHODS, forecast_models, with_history
+from .metrics import higher_is_better, plain_name, sampling_noise, to_loss, worst_value
+from .selection import Selection
 from .sheets import Source
-from .tables import plain_name, read_table
+from .tables import read_table
 
 STRATEGIES = ("growing", "dropping")
 
@@ -76,7 +78,7 @@ class Search:
         method: of the ranking, its probabilities and the stops; a name of `METHODS`.
         strategy: "growing": every model on the smallest subset, then every model on the next;
             "dropping": the same, but only those go on that are worth a further run
-            (`Selection.going_on`), and of these the first that the budget pays for; who was dropped
+            (`Selection.survivors`), and of these the first that the budget pays for; who was dropped
             is not ranked.
         budget: limit of all costs together, in the unit they are told in: a round that is expected
             to exceed it is not begun, by "dropping" not with fewer than two models.
@@ -125,7 +127,7 @@ class Search:
     stops: dict[str, str] = field(default_factory=dict, init=False)
     failed: set[str] = field(default_factory=set, init=False)
     stop: str | None = field(default=None, init=False)
-    _place: int = field(default=-1, init=False, repr=False, compare=False)
+    _round_index: int = field(default=-1, init=False, repr=False, compare=False)
     _round: list[Ask] = field(default_factory=list, init=False, repr=False, compare=False)
     _ranked: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
     _asked: set[Ask] = field(default_factory=set, init=False, repr=False, compare=False)
@@ -186,9 +188,9 @@ class Search:
         """
         if ask not in self.open_runs():
             raise DataError(f"{ask} is not an open run; tell results of what `ask` returned")
-        number = self._extrapolated(loss) if error is None else None
+        number = self._to_loss(loss) if error is None else None
         if error is None and number is None:
-            error = self._no_loss(loss)
+            error = self._invalid_loss(loss)
         self.results[ask] = Result(loss=number, cost=cost, error=error)
         self._advance()
 
@@ -268,17 +270,17 @@ class Search:
             ask = replace(ask, rows=int(ask.rows))
             if ask in self.results:
                 raise DataError(f"the result of {ask} is known already")
-            loss = value if extrapolated else self._extrapolated(value)
+            loss = value if extrapolated else self._to_loss(value)
             if loss is None or not 0 < loss < math.inf:
-                raise DataError(f"{ask}: {self._no_loss(value)}")
+                raise DataError(f"{ask}: {self._invalid_loss(value)}")
             results[ask] = Result(loss=float(loss), cost=cost, added=True)
         self.results |= results
         self._replay()
 
-    def _no_loss(self, value: float | None) -> str:
+    def _invalid_loss(self, value: float | None) -> str:
         return f"the {self.metric or 'loss'} is {value}; expected a positive number"
 
-    def _extrapolated(self, value: float | None) -> float | None:
+    def _to_loss(self, value: float | None) -> float | None:
         """Return the number to extrapolate of a measurement; None: there is none."""
         name, loss = self.metric, value
         if isinstance(value, (bool, np.bool_)):
@@ -288,7 +290,7 @@ class Search:
             if value < worst or (score and value > 1):
                 most = " and at most 1, no per cent" if score else ""
                 raise DataError(f"the {name} is {value:g}; expected {worst:g} or more{most}")
-            loss = float(to_forecast(name, value, self.test_rows or math.inf))
+            loss = float(to_loss(name, value, self.test_rows or math.inf))
             if score and loss == 0:
                 text = f"the {name} is {value:g}, the best there is; give Search test_rows="
                 raise DataError(f"{text}, and half an example counts as missing")
@@ -369,22 +371,22 @@ class Search:
             metric=self.metric,
             noise=sampling_noise(self.metric or "loss", losses, self.test_rows),
         )
-        how = name, self.gamma, self.tau
-        forecast = forecast_each(table, target, *how, self.classes)
+        settings = MethodSettings(name, self.gamma, self.tau)
+        forecast = forecast_models(table, target, settings, self.classes)
         history = History.read(self.history)
-        forecast, moved = with_history(forecast, table, table, target, how, history)
+        forecast, note = with_history(forecast, table, table, target, settings, history)
         return Selection(
             method=name,
             budget=float(sizes[-1]),
             target=target,
             table=table,
             forecast=forecast,
-            costs=np.array([_paid(results, model, name) for model in curves]),
-            full_costs=np.array([self._expected(results, m, target) for m in curves]),
+            costs=np.array([_method_cost(results, model, name) for model in curves]),
+            full_costs=np.array([self._expected_cost(results, m, target) for m in curves]),
             unranked=dropped,
             unit=self.unit,
             classes=self.classes,
-            moved=moved,
+            history_note=note,
         )
 
     def curve(self, model: str) -> dict[int, float]:
@@ -396,7 +398,7 @@ class Search:
     def _replay(self) -> None:
         """Decide everything anew from the results."""
         self.stops, self.failed, self.stop = dict(self.unusable), set(self.unusable), None
-        self._place, self._asked, self._ranked = -1, set(), []
+        self._round_index, self._asked, self._ranked = -1, set(), []
         self._next_round()
         self._advance()
 
@@ -417,21 +419,21 @@ class Search:
         return [model for model in self.models if model not in self.stops]
 
     def _next_round(self) -> None:
-        self._place += 1
+        self._round_index += 1
         self._round = []
-        if self._place == len(self.rounds):
+        if self._round_index == len(self.rounds):
             self.stop = "every planned size was run"
         elif not self._active():
             self.stop = "every model was stopped"
         elif self._ranked and len(self._active()) == 1:
             self.stop = f"{self._active()[0]} alone is left"
         else:
-            size = self.rounds[self._place]
+            size = self.rounds[self._round_index]
             added = {ask.model for ask, r in self.results.items() if r.added and ask.rows == size}
             asks = [Ask(model, size) for model in self._active() if model not in added]
             unpaid: list[Ask] = []
             last = [ask for model in self._ranked[:1:-1] if (ask := Ask(model, size)) in asks]
-            while (limit := self._exceeded(asks)) and len(last) > len(unpaid):
+            while (limit := self._unaffordable(asks)) and len(last) > len(unpaid):
                 unpaid.append(last[len(unpaid)])
                 asks.remove(unpaid[-1])
             if limit:
@@ -444,7 +446,7 @@ class Search:
 
     def _end_round(self) -> None:
         """Stop models after a finished round, and begin the next round."""
-        size = self.rounds[self._place]
+        size = self.rounds[self._round_index]
         for ask in self._round:
             if error := self.results[ask].error:
                 self.failed.add(ask.model)
@@ -456,17 +458,17 @@ class Search:
         else:
             self._round = []
 
-    def _exceeded(self, asks: Sequence[Ask]) -> str | None:
+    def _unaffordable(self, asks: Sequence[Ask]) -> str | None:
         """Return that the budget does not suffice for these runs, by what they should cost."""
         trained = [ask for ask in asks if ask.rows]
         if self.budget is None or not trained:
             return None
-        seen, before = self._seen, self.rounds[: self._place]
+        seen, before = self._seen, self.rounds[: self._round_index]
         costs = sum(r.cost for a, r in self.results.items() if a in seen or a.rows in before)
-        costs += sum(self._expected(seen, ask.model, ask.rows) for ask in trained)
+        costs += sum(self._expected_cost(seen, ask.model, ask.rows) for ask in trained)
         return f"the budget {self.budget:g} does not pay" if costs > self.budget else None
 
-    def _expected(self, results: Results, model: str, rows: float) -> float:
+    def _expected_cost(self, results: Results, model: str, rows: float) -> float:
         """Return the expected cost of a run, 0 where nothing tells it."""
         if self.costs is not None:
             once, a_row = self.costs[model]
@@ -480,7 +482,7 @@ class Search:
             selection = self._selected(self._seen, self.method)
         except ValueError:
             return  # too few sizes yet
-        self._ranked, count = selection.ranking, len(selection.going_on)
+        self._ranked, count = selection.ranking, len(selection.survivors)
         for place, name in enumerate(self._ranked[count:], count + 1):
             self.stops[name] = f"dropped at {size} rows as number {place} of {len(self._ranked)}"
 
@@ -524,7 +526,7 @@ def _curve(results: Results, model: str) -> dict[int, float]:
     return dict(sorted(losses.items()))
 
 
-def _paid(results: Results, model: str, method: str) -> float:
+def _method_cost(results: Results, model: str, method: str) -> float:
     """Return what choosing by a method costs of a model's runs: of those it reads.
 
     Losses before fine-tuning are charged to the methods that read them; ats is taken to visit every

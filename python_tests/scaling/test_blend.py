@@ -19,14 +19,14 @@ from scipy.stats import t as student
 from benchmarks.forecast_scores import log_rmse
 from jachess_ext.scaling import LossTable, blend, select
 from jachess_ext.scaling.blend import (
-    PATTERNS,
+    NOISE_PATTERNS,
     Kriging,
     Posterior,
     Process,
     Shapes,
     backtests,
     forecasts,
-    mixture,
+    mixture_moments,
     posteriors,
     residual_squares,
 )
@@ -57,11 +57,11 @@ def covariance(
     return result
 
 
-@pytest.mark.parametrize("which", range(0, len(PATTERNS), 3))
+@pytest.mark.parametrize("which", range(0, len(NOISE_PATTERNS), 3))
 def test_evidence_and_prediction_against_a_wide_constant(which: int) -> None:
     """A free constant is the limit of a wide Gaussian one, whose algebra scipy and numpy know."""
     wide = 1e6  # against variances below 100
-    full = covariance(*PATTERNS[which]) + wide
+    full = covariance(*NOISE_PATTERNS[which]) + wide
     kriging = Kriging.at(SIZES, np.array([TARGET]))
     r = np.random.default_rng(which).standard_normal(6).cumsum()
     normal = multivariate_normal(np.zeros(6), full[:-1, :-1])
@@ -115,8 +115,8 @@ def test_marginal_against_an_integral_over_scales() -> None:
     shapes, kriging = few_shapes(), Kriging.at(SIZES, np.array([TARGET]))
     y = np.log(3.0) - 0.05 * np.arange(6) + 0.01 * np.random.default_rng(0).standard_normal((2, 6))
     (squares,) = residual_squares(y, shapes, kriging)
-    scale, a = 0.013, blend.SHAPE
-    found = blend.log_marginal(squares, kriging.log_weight, 6, scale)
+    scale, a = 0.013, blend.GAMMA_SHAPE
+    found = blend.log_marginal_likelihood(squares, kriging.log_weight, 6, scale)
     prior = invgamma(a, scale=a * scale**2)
 
     def evidence(k: int, i: int, s: int) -> float:
@@ -141,13 +141,13 @@ def test_mixture_against_a_sum_over_every_component() -> None:
     shapes, kriging = few_shapes(), Kriging.at(SIZES, np.array([TARGET]))
     generator = np.random.default_rng(0)
     y = np.log(3.0) - 0.05 * np.arange(6) + 0.01 * generator.standard_normal((2, 6))
-    logs = generator.standard_normal((len(PATTERNS), 2, len(shapes.theta)))
-    scale, a = 0.02, blend.SHAPE
+    logs = generator.standard_normal((len(NOISE_PATTERNS), 2, len(shapes.theta)))
+    scale, a = 0.02, blend.GAMMA_SHAPE
     (squares,) = residual_squares(y, shapes, kriging)
-    (found,) = mixture(y, shapes, kriging, [(squares, logs)], scale)
+    (found,) = mixture_moments(y, shapes, kriging, [(squares, logs)], scale)
     for row in range(2):
         weight, mean, variance = [], [], []
-        for k in range(len(PATTERNS)):
+        for k in range(len(NOISE_PATTERNS)):
             for s in range(len(shapes.theta)):
                 r = y[row] - shapes.measured[s]
                 weight.append(np.exp(logs[k, row, s]))
@@ -182,10 +182,10 @@ def test_the_scale_of_a_table_is_found(scale: float) -> None:
     generator = np.random.default_rng(1)
     shapes, kriging = few_shapes(), Kriging.at(SIZES, np.array([TARGET]))
     own = np.sqrt(invgamma(2.0, scale=2.0 * scale**2).rvs(40, random_state=generator))
-    kinds = generator.integers(len(PATTERNS), size=40)
+    kinds = generator.integers(len(NOISE_PATTERNS), size=40)
     y = np.empty((40, 6))
     for row in range(40):
-        full = covariance(*PATTERNS[kinds[row]])[:-1, :-1]
+        full = covariance(*NOISE_PATTERNS[kinds[row]])[:-1, :-1]
         y[row] = own[row] * generator.multivariate_normal(np.zeros(6), full)
     shape = generator.integers(len(shapes.theta), size=40)
     squares = np.concatenate([*residual_squares(y + shapes.measured[shape], shapes, kriging)], 1)
@@ -197,7 +197,7 @@ def test_the_scale_of_a_table_is_found(scale: float) -> None:
 def test_patterns_of_noise_are_learnt() -> None:
     logs = np.full((4, 30), -20.0)
     logs[2] = 0.0
-    share = blend.pattern_shares(logs)
+    share = blend.pattern_frequencies(logs)
     assert share.sum() == pytest.approx(1.0)
     assert share[2] == pytest.approx((30 + 1.25) / 35)
 
@@ -217,7 +217,7 @@ def plain_posteriors(y: np.ndarray, targets: list[float]) -> tuple[np.ndarray, n
     g = np.log((1 - theta[:, 2:]) * h / h[:, 5:6] + theta[:, 2:])  # of L / L(D_n)
     a, power = 2.0, 2.0 + (points - 1) / 2
     q, log_norm, ahead = np.empty((9, models, len(g))), np.empty(9), []
-    for k, pattern in enumerate(PATTERNS):
+    for k, pattern in enumerate(NOISE_PATTERNS):
         full = covariance(*pattern, np.log2(d / d[5]), points)
         measured, cross = full[:points, :points], full[:points, points:]
         one = np.ones(points)
@@ -376,18 +376,18 @@ def test_without_backtests_nine_tenths_are_the_last_losses() -> None:
     steep, flat = 2.0 * (d / d[-1]) ** -0.10, 1.96 * (d / d[-1]) ** -0.09
     table = LossTable(("steep", "flat", "far"), d, np.stack([steep, flat, 1.5 * flat]), None)
     few = replace(table, sizes=d[-3:], losses=table.losses[:, -3:])
-    assert blend.share_of_last(backtests(np.log(few.losses), few.sizes)) == 0.9
+    assert blend.last_loss_weight(backtests(np.log(few.losses), few.sizes)) == 0.9
     assert select(few, d[-1], 102400.0).ranking == ["flat", "steep", "far"]
     whole = select(table, d[-1], 102400.0)
     assert (
-        blend.share_of_last(backtests(np.log(table.losses), d)) < 0.5
+        blend.last_loss_weight(backtests(np.log(table.losses), d)) < 0.5
     )  # straight lines have been foreseen
     assert whole.names[whole.best_probabilities.argmax()] == whole.ranking[0]
 
 
 def test_equal_curves_leave_the_prior() -> None:
     y = np.log(np.full((3, 5), 2.0))
-    assert blend.share_of_last(backtests(y, SIZES[:5])) == 0.9
+    assert blend.last_loss_weight(backtests(y, SIZES[:5])) == 0.9
 
 
 def test_a_doubtful_forecast_goes_no_further_than_the_mean_fall(
@@ -400,11 +400,11 @@ def test_a_doubtful_forecast_goes_no_further_than_the_mean_fall(
     found = [Posterior(mean, variance)]
     monkeypatch.setattr(blend, "posteriors", lambda *_: found)
     monkeypatch.setattr(blend, "backtests", lambda *_: [])
-    monkeypatch.setattr(blend, "share_of_last", lambda *_: 0.0)
+    monkeypatch.setattr(blend, "last_loss_weight", lambda *_: 0.0)
     monkeypatch.setattr(blend, "trust_in_process", lambda *_: 0.0)
     losses = np.exp(np.random.default_rng(0).normal(0.0, 0.2, (12, 6)))
-    (outlook,) = forecasts(SIZES, losses, [TARGET])
-    predictive, choice, fall = outlook.predictive, outlook.choice, outlook.fall
+    (blend_forecast,) = forecasts(SIZES, losses, [TARGET])
+    predictive, choice, fall = blend_forecast.predictive, blend_forecast.choice, blend_forecast.fall
     last = np.log(losses[:, -1])
     assert predictive.location[4] == pytest.approx(last[4] - (last - mean).mean(), rel=1e-12)
     np.testing.assert_allclose(np.delete(predictive.location - mean, 4), 0, atol=1e-6)
@@ -507,7 +507,7 @@ def test_the_process_is_trusted_where_it_foresaw_the_later_sizes() -> None:
     steps = random.standard_t(1.5, (12, 9)) * 0.05
     for y, least, most in ((smooth, 0.9, 1.0), (np.cumsum(steps, 1), 0.0, 0.2)):
         tests = backtests(y, d)
-        assert least <= blend.trust_in_process(tests, blend.share_of_last(tests)) <= most
+        assert least <= blend.trust_in_process(tests, blend.last_loss_weight(tests)) <= most
     assert blend.trust_in_process([], 0.9) == pytest.approx(1 / (1 + np.exp(3)))
 
 
@@ -555,7 +555,7 @@ def from_the_model() -> tuple[Posterior, np.ndarray]:
     own = np.sqrt(invgamma(2.0, scale=2.0 * 0.01**2).rvs(350, random_state=generator))
     y = np.empty((350, 7))
     for row in range(350):
-        full = covariance(*PATTERNS[int(generator.integers(len(PATTERNS)))])
+        full = covariance(*NOISE_PATTERNS[int(generator.integers(len(NOISE_PATTERNS)))])
         y[row] = own[row] * generator.multivariate_normal(np.zeros(7), full)
     y += np.append(shapes.measured, shapes.targets.T, -1)[shape] + 1.0
     return posteriors(y[:, :-1], SIZES, [TARGET])[0], y[:, -1]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jachess_ext.scaling import fit
-from jachess_ext.scaling.fitting import measure_drift
+from jachess_ext.scaling.drift import measure_drift
 from python_tests.scaling import curves
 
 AHEAD = 8 * curves.SIZES[-1]

@@ -11,7 +11,7 @@ from scipy.stats import linregress, norm, pearsonr
 
 from benchmarks.forecast_scores import coverage, log_rmse, pear_corr, rel_acc
 from jachess_ext.scaling import fit, predictive
-from jachess_ext.scaling.baselines import accept_then_stop
+from jachess_ext.scaling.ats import accept_then_stop
 from jachess_ext.scaling.predictive import Student
 
 
@@ -167,5 +167,5 @@ def test_prob_lowest_is_the_same_by_parts(monkeypatch: pytest.MonkeyPatch) -> No
     """A cell between two parts is neither lost nor counted twice."""
     few = Student(*map(np.array, CASES["twelve"]), np.full(12, np.inf))
     whole = few.prob_lowest()
-    monkeypatch.setattr(predictive, "_AT_A_TIME", 100)
+    monkeypatch.setattr(predictive, "_BLOCK_CELLS", 100)
     np.testing.assert_allclose(few.prob_lowest(), whole, rtol=1e-12)

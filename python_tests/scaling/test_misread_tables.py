@@ -17,7 +17,13 @@ import pandas as pd
 import pytest
 
 from jachess_ext.scaling import LossTable, TableError, read_table, select
-from jachess_ext.scaling.runs import _LOGARITHMS, _LOWER, _WORST, metric_word, to_forecast
+from jachess_ext.scaling.metrics import (
+    LOGARITHMIC,
+    LOWER_IS_BETTER,
+    WORST_VALUES,
+    metric_word,
+    to_loss,
+)
 from python_tests.scaling.test_tables import MESSY
 
 LOSSES = {"tiny": [2.25, 1.5, 1.125], "base-v2": [2.5, 1.375, 0.875], "big": [3.0, 2.75, 2.0]}
@@ -613,7 +619,7 @@ BEFORE += [
 
 
 @pytest.mark.parametrize(
-    "word", [word for word in (*_WORST, *_LOWER) if word not in ("higher", "lower")]
+    "word", [word for word in (*WORST_VALUES, *LOWER_IS_BETTER) if word not in ("higher", "lower")]
 )
 def test_words_around_a_metric(word: str) -> None:
     """They make another number of it, which is refused; the logarithm of a perplexity is a loss."""
@@ -624,7 +630,7 @@ def test_words_around_a_metric(word: str) -> None:
         names += [(form.format(before, word), before) for before in BEFORE]
         for name, before in names:
             found = metric_word(name)
-            right = {"loss"} if before == "log" and word in ("loss", *_LOGARITHMS) else set()
+            right = {"loss"} if before == "log" and word in ("loss", *LOGARITHMIC) else set()
             if found is not None and found not in right:
                 wrong.append((name, found))
     assert not wrong
@@ -632,7 +638,7 @@ def test_words_around_a_metric(word: str) -> None:
 
 @pytest.mark.parametrize("name", ["log_perplexity", "log ppl", "eval/log_perplexity"])
 def test_the_logarithm_of_a_perplexity_gets_no_second(name: str) -> None:
-    assert to_forecast(name, math.e) == math.e
+    assert to_loss(name, math.e) == math.e
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import scipy.stats
 import sklearn.metrics
 
 from jachess_ext.lab.live.trial import class_scores, number_scores
-from jachess_ext.scaling.runs import from_forecast, to_forecast
+from jachess_ext.scaling.metrics import from_loss, to_loss
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 3, 24)
@@ -35,6 +35,6 @@ def test_scores_are_those_of_other_libraries() -> None:
 
 
 def test_forecasts_are_of_what_is_missing() -> None:
-    assert to_forecast("loss", 0.3, 50) == to_forecast("brier", 0.3, 50) == 0.3
-    assert to_forecast("accuracy", 0.75, 50) == 0.25 and to_forecast("accuracy", 1.0, 50) == 0.01
-    assert from_forecast("f1", 0.25) == 0.75 and from_forecast("mae", 0.25) == 0.25
+    assert to_loss("loss", 0.3, 50) == to_loss("brier", 0.3, 50) == 0.3
+    assert to_loss("accuracy", 0.75, 50) == 0.25 and to_loss("accuracy", 1.0, 50) == 0.01
+    assert from_loss("f1", 0.25) == 0.75 and from_loss("mae", 0.25) == 0.25

@@ -13,7 +13,8 @@ import pandas as pd
 import pytest
 
 from jachess_ext.scaling import Ask, LossTable, Search, advice, read_table, select
-from jachess_ext.scaling.selection import METHODS, forecast_each
+from jachess_ext.scaling.history import MethodSettings
+from jachess_ext.scaling.methods import METHODS, forecast_models
 
 SIZES = (4, 8, 16, 32, 64)
 Loss = Callable[[Ask], float]
@@ -435,7 +436,7 @@ def test_a_model_stopped_early_keeps_its_own_sizes(noisy: Search) -> None:
         if names[0] == "a":
             losses[0, sizes > last] = np.nan
         table = LossTable(tuple(names), sizes, losses, None)
-        each = forecast_each(table, TARGET, "blend")
+        each = forecast_models(table, TARGET, MethodSettings("blend"))
         return dict(zip(names, each.predicted, strict=True))
 
     mixed = forecast("abc", 200)

@@ -12,10 +12,10 @@ from scipy.stats import t as student
 
 from jachess_ext._io import DataError
 from jachess_ext._text import share
-from jachess_ext.scaling import LossTable, TableError, read_table, select, selection
-from jachess_ext.scaling.blend import Outlook
+from jachess_ext.scaling import LossTable, TableError, methods, read_table, select
+from jachess_ext.scaling.blend import BlendForecast
+from jachess_ext.scaling.methods import METHODS
 from jachess_ext.scaling.predictive import Student
-from jachess_ext.scaling.selection import METHODS
 from python_tests.scaling import tables
 
 TABLE, CLEAN = tables.population(0)
@@ -192,10 +192,10 @@ def test_noise_that_is_known_widens_intervals_and_doubts() -> None:
     expected = np.hypot((before - centre) / wide, 0.1)
     np.testing.assert_allclose((after - centre) / wide, expected, rtol=1e-9)
     assert noisy.best_probabilities.max() < plain.best_probabilities.max()
-    one, two = plain.forecast.worlds, noisy.forecast.worlds
+    one, two = plain.forecast.mixture, noisy.forecast.mixture
     assert one is not None and two is not None and 0.05 < one.weights[1] < 0.95
-    process = np.hypot(one.accounts[1].scale, 0.1)  # the process's width, as the blend's
-    np.testing.assert_allclose(two.accounts[1].scale, process, rtol=1e-9)
+    process = np.hypot(one.components[1].scale, 0.1)  # the process's width, as the blend's
+    np.testing.assert_allclose(two.components[1].scale, process, rtol=1e-9)
 
 
 def test_models_at_the_level_of_guessing_are_named() -> None:
@@ -512,9 +512,11 @@ def test_a_model_that_is_ahead_is_forecast_with_the_others_and_moved() -> None:
     width = np.log(found.interval_ends(0.9)[1] / found.predicted_losses)
     full = np.log(far.interval_ends(0.9)[1] / far.predicted_losses)
     np.testing.assert_allclose(width[3], full[3] * left**0.5, rtol=1e-9)
-    assert found.forecast.worlds is not None
-    for account in found.forecast.worlds.accounts:
-        np.testing.assert_allclose(account.scale[3] / account.scale[others], left**0.5, rtol=1e-9)
+    assert found.forecast.mixture is not None
+    for component in found.forecast.mixture.components:
+        np.testing.assert_allclose(
+            component.scale[3] / component.scale[others], left**0.5, rtol=1e-9
+        )
     assert found.forecast.trained[3] == table.trained.sum()
 
 
@@ -523,9 +525,9 @@ def test_the_trust_of_a_table_is_the_mean_over_its_models() -> None:
     forecast = select(
         with_gaps(*((row, slice(-1, None)) for row in range(3))), target=TARGET * 4
     ).forecast
-    assert forecast.trust is not None and forecast.worlds is not None
+    assert forecast.trust is not None and forecast.mixture is not None
     assert forecast.trust.min() < forecast.trust.max() - 1e-6
-    np.testing.assert_allclose(forecast.worlds.weights[1], np.mean(forecast.trust), rtol=1e-12)
+    np.testing.assert_allclose(forecast.mixture.weights[1], np.mean(forecast.trust), rtol=1e-12)
 
 
 def test_a_model_with_too_few_sizes_is_listed_and_not_ranked() -> None:
@@ -615,8 +617,8 @@ def test_a_forecast_that_is_no_number_though_its_choice_is(
     mean: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     student = Student(np.full(6, mean), np.ones(6), np.full(6, 3.0))
-    outlook = Outlook(student, *(np.zeros(6) for _ in range(4)))
-    monkeypatch.setattr(selection, "forecasts", lambda *_: [outlook])
+    blend_forecast = BlendForecast(student, *(np.zeros(6) for _ in range(4)))
+    monkeypatch.setattr(methods, "forecasts", lambda *_: [blend_forecast])
     with pytest.raises(ValueError, match="blend forecasts no number for the target 1"):
         select(SIX, BUDGET, TARGET)
 

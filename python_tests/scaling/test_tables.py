@@ -13,14 +13,14 @@ import pandas as pd
 import pytest
 
 from jachess_ext.scaling import LossTable, TableError, read_table, select
-from jachess_ext.scaling.runs import (
-    from_forecast,
+from jachess_ext.scaling.metrics import (
+    from_loss,
     higher_is_better,
     metric_word,
-    to_forecast,
+    plain_name,
+    to_loss,
 )
 from jachess_ext.scaling.sheets import parse_size
-from jachess_ext.scaling.tables import plain_name
 from python_tests import processes
 
 # Sizes ------------------------------------------------------------------------------------------
@@ -97,21 +97,21 @@ def test_the_direction_of_metrics(name: str, higher: bool) -> None:
 
 def test_metrics_that_are_not_known() -> None:
     assert metric_word("taste") is None and metric_word("") is None
-    for convert in (higher_is_better, lambda name: to_forecast(name, 1.0)):
+    for convert in (higher_is_better, lambda name: to_loss(name, 1.0)):
         with pytest.raises(TableError, match=r"'taste' is not known here; say .*'taste:lower'"):
             convert("taste")
 
 
 def test_what_is_forecast_of_a_metric() -> None:
     values = np.array([0.25, 1.0])
-    np.testing.assert_array_equal(to_forecast("f1", values, 50), [0.75, 0.01])
-    np.testing.assert_array_equal(to_forecast("f1", values), [0.75, 0.0])
-    np.testing.assert_array_equal(to_forecast("mae", values, 50), values)
-    np.testing.assert_allclose(from_forecast("ppl", to_forecast("ppl", np.array([2.0, 9]))), [2, 9])
-    assert to_forecast("perplexity", math.e) == pytest.approx(1)
-    assert from_forecast("accuracy", 1.5) == 0 and from_forecast("matthews", 1.5) == -0.5
-    assert from_forecast("matthews", 2.5) == -1 and from_forecast("accuracy", math.inf) == 0
-    assert math.isnan(to_forecast("accuracy", math.nan, 50))
+    np.testing.assert_array_equal(to_loss("f1", values, 50), [0.75, 0.01])
+    np.testing.assert_array_equal(to_loss("f1", values), [0.75, 0.0])
+    np.testing.assert_array_equal(to_loss("mae", values, 50), values)
+    np.testing.assert_allclose(from_loss("ppl", to_loss("ppl", np.array([2.0, 9]))), [2, 9])
+    assert to_loss("perplexity", math.e) == pytest.approx(1)
+    assert from_loss("accuracy", 1.5) == 0 and from_loss("matthews", 1.5) == -0.5
+    assert from_loss("matthews", 2.5) == -1 and from_loss("accuracy", math.inf) == 0
+    assert math.isnan(to_loss("accuracy", math.nan, 50))
 
 
 def test_names_without_where_they_were_measured() -> None:
@@ -329,7 +329,7 @@ def test_what_a_table_keeps(tmp_path: Path) -> None:
     assert table.noise is not None and table.parameters is not None
     np.testing.assert_allclose(table.noise, [[0.02, 0.005], [N, 0.0]], atol=1e-15)
     np.testing.assert_array_equal(table.parameters, [110e6, 1.1e9])
-    np.testing.assert_allclose(table.shown(table.losses), [[52, 60.5], [70, 80]])
+    np.testing.assert_allclose(table.to_metric(table.losses), [[52, 60.5], [70, 80]])
     one = table.rows(np.array([1])).up_to(100)
     assert one.metric == table.metric and one.scale == 100 and one.noise is not None
     assert one.noise.shape == (1, 1) and one.parameters == 1.1e9
@@ -445,7 +445,7 @@ def test_a_csv_file_is_read_without_pandas(tmp_path: Path) -> None:
 
 def test_losses_of_a_table_made_by_hand_are_shown_as_they_are() -> None:
     table = LossTable(("a",), np.array([1.0]), np.array([[2.0]]), None)
-    assert table.shown(2.0) == 2.0 and table.label == "loss" and table.noise is None
+    assert table.to_metric(2.0) == 2.0 and table.label == "loss" and table.noise is None
 
 
 @pytest.mark.parametrize("count", [0.0, -1.0, math.nan, math.inf])

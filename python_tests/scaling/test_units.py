@@ -11,7 +11,7 @@ import pytest
 from jachess_ext.scaling import LossTable, fit, laws, select
 from python_tests.scaling import curves
 
-LAWS = [*(name for name, law in laws.LAWS.items() if not law.only_in_rows), "ats"]
+LAWS = [*(name for name, law in laws.LAWS.items() if not law.sizes_are_examples), "ats"]
 AHEAD = 32 * curves.SIZES[-1]
 
 # Factors of sizes, losses and weights.

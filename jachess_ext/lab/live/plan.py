@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from ..._io import DataError
+from ...scaling.methods import DEFAULT, METHODS
 from ...scaling.search import Ask, Search
-from ...scaling.selection import DEFAULT, METHODS
 from ..workbench.models import load_tokenizer, model_version
 from ..workbench.settings import Columns, Recipe
 from ..workbench.tasks import Examples, Task, load_task
