@@ -71,8 +71,8 @@ from scipy.stats import t as student
 from jachess_ext._io import write_text
 from jachess_ext.scaling import LossTable, Search, Selection, read_table, select
 from jachess_ext.scaling.blend import Process
-from jachess_ext.scaling.history import History, MethodSettings, same_runs
-from jachess_ext.scaling.methods import with_history
+from jachess_ext.scaling.history import History, same_runs
+from jachess_ext.scaling.methods import MethodSettings
 from jachess_ext.scaling.predictive import Mixture
 
 from .common import RESULTS, commit, markdown, stamped, write_frame
@@ -752,9 +752,7 @@ def judge_history(cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
                 tables = [others[n] for n in generator.permutation(len(others))[:count]]
                 history = History({f"{n}": t for n, t in enumerate(tables)}, forecasts)
                 settings = MethodSettings("blend")
-                moved, _ = with_history(
-                    today.forecast, today.table, case.table, target, settings, history
-                )
+                moved, _ = history.move(today.forecast, today.table, case.table, target, settings)
                 row = {"family": case.family, "source": case.source, "budget": budget}
                 row["tables"] = "all" if count == len(others) else str(count)
                 row |= {f"{name}, today": value for name, value in before.items()}

@@ -71,8 +71,8 @@ def accept_then_stop(x: Array, y: Array, gamma: int = 3, tau: float = 5.0) -> Li
         line, residual = line_through(x[:, -size:], y[:, -size:], 1.0, size)
         # The walk goes down in size, so that it meets the pre-power phase, where the curve is flat,
         # after the line through the power phase is known.  Algorithm 1 stops there.
-        place = points - size - 1
-        deviation = np.abs(y[:, place] - line[0] - line[1] * x[:, place])
+        index = points - size - 1
+        deviation = np.abs(y[:, index] - line[0] - line[1] * x[:, index])
         allowed = np.maximum(tau * residual.std(-1), _ROUNDING)
         refused = ~stopped & (deviation > allowed)
         count = np.where(refused, size, count)
@@ -94,9 +94,9 @@ def line_through(
         Intercept, slope, mean of x and Σ (x − mean)², [n] each; and the residuals, [n, m].
     """
     mean_x, mean_y = (x * mask).sum(-1) / count, (y * mask).sum(-1) / count
-    away = (x - mean_x[:, None]) * mask
-    square = (away**2).sum(-1)
-    slope = (away * y).sum(-1) / square
+    centred = (x - mean_x[:, None]) * mask
+    square = (centred**2).sum(-1)
+    slope = (centred * y).sum(-1) / square
     intercept = mean_y - slope * mean_x
     residual = (y - intercept[:, None] - slope[:, None] * x) * mask
     return (intercept, slope, mean_x, square), residual

@@ -59,9 +59,9 @@ _FILLERS = vocabulary(
 
 def snake_case(label: str) -> str:
     """Return a column's name in lower case with _ between words: "Train Size", "trainSize"."""
-    parts = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", label).lower().replace("%", " percent")
-    parts = re.sub(r"^(params|metrics|config|summary|hparams|tags)[\W_]+", "", parts)
-    return "_".join(re.findall(r"[^\W_]+", parts))
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", label).lower().replace("%", " percent")
+    words = re.sub(r"^(params|metrics|config|summary|hparams|tags)[\W_]+", "", words)
+    return "_".join(re.findall(r"[^\W_]+", words))
 
 
 def is_named(kind: str, label: str) -> bool:
@@ -72,7 +72,7 @@ def is_named(kind: str, label: str) -> bool:
 def is_summary_row(name: str) -> bool:
     """Return whether a row of this name is none of a model."""
     text = name.lower().replace("p-value", "pvalue")
-    parts = re.findall(r"[^\W_]+", text)
+    words = re.findall(r"[^\W_]+", text)
     outside = re.findall(r"[^\W_]*[^\W\d_][^\W_]*", re.sub(r"\(.*?\)", "", text))
     marks = name.endswith("%") or re.search(r"±|∆|\bδ\b|\bσ\b", name.lower())
     if marks or is_missing(name) or not re.search(r"\w", name):
@@ -80,7 +80,7 @@ def is_summary_row(name: str) -> bool:
     # "max" sums up and "maxvit" is a model; so is "mean-pooled bert", as "pooled" is no summary's
     # word.  Only a name of nothing but such words, parentheses aside, is taken for one.
     alone = not _SUMMARIES.isdisjoint(outside) and set(outside) <= _SUMMARIES | _FILLERS
-    return alone or not _SPREADS.isdisjoint(parts[-1:]) or is_named("model", name)
+    return alone or not _SPREADS.isdisjoint(words[-1:]) or is_named("model", name)
 
 
 SIZE_WORDS = vocabulary(

@@ -11,10 +11,8 @@ from .ats import line_through
 from .laws import log_sizes
 from .predictive import Array, Mask, Student
 
-# ---- how far a curve leaves its law beyond the sizes measured ------------------------------------
-
-_SHARE = 0.85
-_DOF = 2.0
+_DRIFT_FACTOR = 0.85
+_DRIFT_DOF = 2.0
 """Chosen on LCDB's data sets whose number 4 divides, and FLAN's even rows."""
 _RECENT = 3  # sizes that the slope of a curve's end is taken from
 
@@ -49,7 +47,7 @@ class Drift:
         """
         reach = np.maximum(np.log(size) - self.last, 0.0) if size > 0 else np.zeros(len(self.last))
         drift, noise = self.rate**2 * reach**3 / self.span, exact.scale**2
-        dof = (noise + drift) ** 2 / (noise**2 / exact.dof + drift**2 / _DOF)
+        dof = (noise + drift) ** 2 / (noise**2 / exact.dof + drift**2 / _DRIFT_DOF)
         return Student(exact.location, np.sqrt(noise + drift), dof)
 
 
@@ -68,17 +66,17 @@ def measure_drift(sizes: Array, losses: Array, counted: Mask, errors: Mapping[in
     (_, slope, _, _), _ = line_through(x, np.log(losses), recent, recent.sum(-1))
     logs = np.where(counted, x, np.nan)
     squares = np.full((len(x), len(errors)), np.nan)
-    for place, (k, error) in enumerate(errors.items()):
+    for column, (k, error) in enumerate(errors.items()):
         reach = logs[:, k:] - np.nanmax(logs[:, :k], -1, keepdims=True)
-        squares[:, place] = _mean((error / reach) ** 2)
-    backtest = np.sqrt(_mean(squares))
+        squares[:, column] = _nan_mean((error / reach) ** 2)
+    backtest = np.sqrt(_nan_mean(squares))
     backtest = np.where(np.isnan(backtest), np.abs(slope), backtest)
     last = np.nanmax(logs, -1)
-    rate = _SHARE * np.sqrt(np.abs(slope) * backtest)
+    rate = _DRIFT_FACTOR * np.sqrt(np.abs(slope) * backtest)
     return Drift(last, last - np.nanmin(logs, -1), rate)
 
 
-def _mean(values: Array) -> Array:
+def _nan_mean(values: Array) -> Array:
     """Return the mean over the last axis of what is not NaN; NaN where all is."""
     count = (~np.isnan(values)).sum(-1)
     return np.where(count > 0, np.nansum(values, -1) / np.maximum(count, 1), np.nan)

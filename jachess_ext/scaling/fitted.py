@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .._io import MissingExtra, axes_or_new
 from .drift import Drift
 from .laws import Exponents, Law, Parameter, central_gradient
-from .predictive import Array, Mask, Student, check_level
+from .predictive import Array, Mask, Student
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,9 +58,9 @@ class Scale:
     loss: Array
     size: Array
 
-    def of(self, unit: Exponents) -> Array:
+    def unit(self, exponents: Exponents) -> Array:
         """Return the unit of a parameter, [n]; an unknown exponent is none of a unit of 1."""
-        pairs = zip(unit, (self.loss, self.size), strict=True)
+        pairs = zip(exponents, (self.loss, self.size), strict=True)
         loss, size = (np.where(base == 1, 0.0, power * np.log(base)) for power, base in pairs)
         return np.exp(loss + size)
 
@@ -169,7 +169,7 @@ class FittedLaw:
         columns = zip(self.definition.parameters, coordinates.T, strict=True)
         values = {p.name: p.value(column) for p, column in columns}
         units = self.definition.units(values)
-        scales = {name: self.scale.of(units.get(name, NO_UNIT)) for name in values}
+        scales = {name: self.scale.unit(units.get(name, NO_UNIT)) for name in values}
         return {name: value * scales[name] for name, value in values.items()}
 
     def parameter_intervals(self, level: float = 0.9) -> dict[str, tuple[Values, Values]]:
@@ -187,8 +187,8 @@ class FittedLaw:
         """
         self._require_noise()
         result: dict[str, tuple[Values, Values]] = {}
-        for place, p in enumerate(self.definition.parameters):
-            if not self.covariance[:, place, place].any():
+        for column, p in enumerate(self.definition.parameters):
+            if not self.covariance[:, column, column].any():
                 continue
 
             # Of ln value where the coordinate is one: it depends on others through its unit.
@@ -198,9 +198,8 @@ class FittedLaw:
             gradient = central_gradient(form, self.coordinates, _STEP)
             error = np.sqrt(self._variance(gradient))
             spread = Student(form(self.coordinates), np.maximum(error, _LEAST_SCALE), self.dof)
-            ends = spread.interval(level)
-            with np.errstate(over="ignore"):  # an end beyond the largest double is infinite
-                low, high = (np.exp(end) if p.log else np.maximum(end, p.low) for end in ends)
+            low, high = spread.exp_interval(level) if p.log else spread.interval(level)
+            low = low if p.log else np.maximum(low, p.low)
             result[p.name] = self._match_curves(low), self._match_curves(high)
         return result
 
@@ -285,9 +284,8 @@ class FittedLaw:
             ValueError: a bad size or level, or no degree of freedom left to know the noise from.
             MissingExtra: scipy is not installed.
         """
-        ends = [self.predictive(float(size)).interval(level) for size in _sizes(sizes)]
-        with np.errstate(over="ignore"):  # an end beyond the largest double is infinite
-            low, high = (np.exp(np.stack([end[side] for end in ends], -1)) for side in (0, 1))
+        ends = [self.predictive(float(size)).exp_interval(level) for size in _sizes(sizes)]
+        low, high = (np.stack(side, -1) for side in zip(*ends, strict=True))
         return self._match_sizes(low, sizes), self._match_sizes(high, sizes)
 
     def plot(self, ax: Axes | None = None, level: float = 0.9) -> Axes:
@@ -313,7 +311,6 @@ class FittedLaw:
             >>> jx.scaling.fit(sizes, losses, law="power").plot().get_xscale()
             'log'
         """
-        check_level(level)
         sizes = np.geomspace(self.size_range[:, 0].min(), 4 * self.size_range[:, 1].max(), 100)
         predicted = np.atleast_2d(self.predict(sizes))
         ends = (

@@ -181,12 +181,12 @@ def _fit_best(
         judged = [np.abs(error)[curves.weights[:, k:] > 0] for k, error in errors.items()]
         return float(np.median(np.concatenate(judged)))
 
-    by_law = {law: {k: errors(k, law) for k in cuts} for law in (laws if cuts else ())}
-    backtest = {law: median(errors) for law, errors in by_law.items()}
+    law_errors = {law: {k: errors(k, law) for k in cuts} for law in (laws if cuts else ())}
+    backtest = {law: median(errors) for law, errors in law_errors.items()}
     # `min` takes the first of equals, and the laws stand with the simplest first.
     best = min(backtest, key=lambda law: round(backtest[law], _EQUAL), default=laws[0])
     chosen = fit_first(len(curves.sizes), best)
-    drift = measure_drift(curves.sizes, curves.losses, curves.above, by_law.get(best, {}))
+    drift = measure_drift(curves.sizes, curves.losses, curves.above, law_errors.get(best, {}))
     return replace(chosen, backtest=backtest, drift=drift, _curves=curves)
 
 
@@ -251,10 +251,10 @@ def _scale_and_bounds(
         size=np.where(largest > 0, largest, 1.0) if size and not law.sizes_are_examples else ones,
     )
     low, high = np.empty((2, len(ones), len(law.parameters)))
-    for place, p in enumerate(law.parameters):
-        unit: Values = scale.of(units.get(p.name, NO_UNIT)) if p.name in ends else 1.0
+    for column, p in enumerate(law.parameters):
+        unit: Values = scale.unit(units.get(p.name, NO_UNIT)) if p.name in ends else 1.0
         pair = ends.get(p.name, (p.low, p.high))
-        low[:, place], high[:, place] = (p.coordinate(end and end / unit) for end in pair)
+        low[:, column], high[:, column] = (p.coordinate(end and end / unit) for end in pair)
     return scale, low, high
 
 
@@ -296,7 +296,7 @@ class _Problem:
     high: Array
     free: Mask
 
-    def of(self, owner: Index) -> Residuals:
+    def residuals(self, owner: Index) -> Residuals:
         """Return the residual function of rows that belong to the curves `owner`."""
 
         def residuals(u: Array, rows: Index, gradient: bool) -> tuple[Array, Array]:
@@ -309,17 +309,19 @@ class _Problem:
 
         return residuals
 
-    def at(self, u: Array) -> tuple[Array, Array]:
+    def evaluate(self, u: Array) -> tuple[Array, Array]:
         """Return the residuals, [n, m], and their Jacobian with the coordinates u, [n, p]."""
         rows = np.arange(len(u))
-        return self.of(rows)(u, rows, True)
+        return self.residuals(rows)(u, rows, True)
 
     def minimise(
         self, u: Array, owner: Index, delta: Array, limits: Limits, held: Mask | bool = False
     ) -> Solution:
         """Minimise from u, a row a start; delta: one number a curve; `held` stay as they are."""
         low, high = (np.where(held, u, end[owner]) for end in (self.low, self.high))
-        return minimise(self.of(owner), u, low, high, self.weights[owner], delta[owner], *limits)
+        return minimise(
+            self.residuals(owner), u, low, high, self.weights[owner], delta[owner], *limits
+        )
 
 
 def _solve(problem: _Problem) -> tuple[Solution, Array]:
@@ -332,9 +334,8 @@ def _solve(problem: _Problem) -> tuple[Solution, Array]:
     squares = np.full(curves, np.inf)
     for names in problem.law.stages:
         held = np.array([parameter.name in names for parameter in problem.law.parameters])
-        stage = problem.minimise(
-            u, owner, squares, _HELD_LIMITS if names else _SQUARES_LIMITS, held
-        )
+        limits = _HELD_LIMITS if names else _SQUARES_LIMITS
+        stage = problem.minimise(u, owner, squares, limits, held)
         u = stage.u
     delta = _robust_delta(problem, _best_solution(stage, curves).u)
     for factor in _ANNEALING:
@@ -352,7 +353,7 @@ def _best_starts(problem: _Problem) -> tuple[Array, Index]:
     curves, count, p = candidates.shape
     owner = np.repeat(np.arange(curves), count)
     with np.errstate(all="ignore"):
-        value, _ = problem.of(owner)(candidates.reshape(-1, p), np.arange(len(owner)), False)
+        value, _ = problem.residuals(owner)(candidates.reshape(-1, p), np.arange(len(owner)), False)
     objective = (problem.weights[owner] * value**2).sum(-1)
     objective = np.where(np.isfinite(objective), objective, np.inf).reshape(curves, count)
     best = np.argsort(objective, axis=1, kind="stable")[:, :_STARTS]
@@ -371,7 +372,7 @@ def _robust_delta(problem: _Problem, u: Array) -> Array:
     """Return 1.345 robust standard deviations of the residuals, [n]."""
     # p parameters bend the law towards m points, so that residuals are smaller than the noise by
     # √((m − p)/m), if not by more.
-    value = np.abs(problem.at(u)[0])
+    value = np.abs(problem.evaluate(u)[0])
     counted = problem.weights > 0
     median = np.nanmedian(np.where(counted, value, np.nan), -1)
     points = counted.sum(-1)
@@ -395,26 +396,26 @@ def _gaussian_variance(delta: Array) -> Array:
     E ψ² over the squared share inside: from 1 at infinity to π/2 at 0, the median's.
     """
     k = np.clip(delta, 1e-3, 10.0)
-    share = np.vectorize(math.erf)(k / math.sqrt(2))
+    inside = np.vectorize(math.erf)(k / math.sqrt(2))
     density = np.exp(-(k**2) / 2) / math.sqrt(2 * math.pi)
-    return (share - 2 * k * density + k**2 * (1 - share)) / share**2
+    return (inside - 2 * k * density + k**2 * (1 - inside)) / inside**2
 
 
 def _summary(
     problem: _Problem, curves: Curves, scale: Scale, solution: Solution, delta: Array
 ) -> FittedLaw:
-    value, jacobian = problem.at(solution.u)
+    value, jacobian = problem.evaluate(solution.u)
     weights, free = problem.weights, problem.free
     dof = (weights > 0).sum(-1) - float(free.sum())
-    left = np.maximum(dof, 1)
-    noise = np.sqrt((weights * value**2).sum(-1) / left)
+    remaining = np.maximum(dof, 1)
+    noise = np.sqrt((weights * value**2).sum(-1) / remaining)
     # Variance of Huber's estimator: Σ ψ² / (m − p) over the squared share of residuals inside.
     # Inside a threshold far below the noise are only the residuals that the fit makes 0: there it
     # is taken at the usual threshold, times what the narrow one loses under Gaussian noise.
     deviation = _robust_deviation(value, weights, int(free.sum()))
     wide = np.maximum(delta, _EFFICIENT * deviation)[:, None]
-    share = np.maximum((weights * (np.abs(value) <= wide)).sum(-1) / weights.sum(-1), 0.5)
-    spread = (weights * np.clip(value, -wide, wide) ** 2).sum(-1) / left / share**2
+    inside = np.maximum((weights * (np.abs(value) <= wide)).sum(-1) / weights.sum(-1), 0.5)
+    spread = (weights * np.clip(value, -wide, wide) ** 2).sum(-1) / remaining / inside**2
     with np.errstate(divide="ignore", invalid="ignore"):
         loss = _gaussian_variance(delta / deviation) / _gaussian_variance(wide[:, 0] / deviation)
     spread *= np.where(deviation > 0, loss, 1.0)

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 
 from .loss_table import LossTable
+from .methods import Forecast, MethodSettings, forecast_up_to
 from .metrics import plain_name
 from .predictive import Array, Index
 from .sheets import Source
 from .table_error import TableError
 from .tables import read_table
 
-
-class MethodSettings(NamedTuple):
-    """A method of `select`, and Algorithm 1's γ and τ."""
-
-    method: str
-    gamma: int = 3
-    tau: float = 5.0
-
-
-LogForecasts: TypeAlias = tuple[Sequence[str], Array]
-"""Names of n models, and ln of their scores, forecasts and last losses, [n, 3]."""
-LogForecaster: TypeAlias = Callable[[LossTable, float, float, MethodSettings], LogForecasts]
-"""(table, budget, target, settings) -> the forecasts of the models that have enough sizes."""
 Tables: TypeAlias = "Source | LossTable | History | Mapping[str, Sequence[object]]"
+
+_Key: TypeAlias = tuple[int, float, float, MethodSettings]
+_Logs: TypeAlias = tuple[Sequence[str], Array]
 
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".xlsx")
 """Of the files of a folder that are read."""
@@ -55,13 +46,12 @@ class History:
 
     Attributes:
         tables: losses, by the label of the table in errors.
-        forecasts: those already computed, by id of the table, budget, target and settings.
+        forecasts: names of the models and `_log_forecasts` of a table's first sizes, or None where
+            the method has none; by id of the table, budget, target and settings.
     """
 
     tables: Mapping[str, LossTable]
-    forecasts: dict[tuple[int, float, float, MethodSettings], LogForecasts | None] = field(
-        default_factory=dict, repr=False
-    )
+    forecasts: dict[_Key, _Logs | None] = field(default_factory=dict, repr=False)
 
     @classmethod
     def read(cls, sources: Tables | Sequence[Tables], metric: str | None = None) -> History:
@@ -99,36 +89,40 @@ class History:
         names = ("names", "sizes", "losses", "metric")
         return [{name: getattr(t, name) for name in names} for t in self.tables.values()]
 
-    def shift(
+    def move(
         self,
-        logs: LogForecasts,
+        forecast: Forecast,
+        read: LossTable,
         table: LossTable,
-        fraction: float,
+        target: float,
         settings: MethodSettings,
-        forecaster: LogForecaster,
-    ) -> tuple[Array, str]:
-        """Return by how much ln scores and forecasts move by what models did on earlier tables.
+    ) -> tuple[Forecast, str]:
+        """Move scores and forecasts by what the models did on earlier tables.
 
         A model's standing is its ln loss at a table's last size, standardised over the models that
         both tables have; its mean is over tables, and `STANDING_TABLES` more of standing 0.  The
         standardised true ln loss is taken to be linear in score, forecast, last loss and mean
-        standing, the first three in units of the score's deviation, see `_regression`.
+        standing, the first three in units of the score's deviation, see `_regression`.  The mean
+        shift of the models that earlier tables have is 0, and so is that of each other model.
 
         Args:
-            logs: of the n models of the table that are ranked.
-            table: their losses, also those above the budget.
-            fraction: the largest size that was read over the target.
+            forecast: of the n models of `read`; returned as it is if it predicts no loss.
+            read: losses up to the budget.
+            table: losses of the same models, also above the budget.
+            target: the size predicted for.
             settings: of the method that forecast them.
-            forecaster: forecasts a table by that method.
 
         Returns:
-            The shift, [n], and a sentence on its effect.  It is 0 for a model that no table has,
-            and so is its mean over the others.
+            The forecasts, and a sentence on what changed, "" without tables.
 
         Raises:
             TableError: a table of the history holds runs of this one.
         """
-        names, features = logs
+        if not self.tables:
+            return forecast, ""
+        if not forecast.is_loss:
+            return forecast, f"History: {settings.method} predicts no loss; nothing moved."
+        names, features = read.names, _log_forecasts(read, forecast)
         for label, earlier in self.tables.items():
             if same_runs(earlier, table):
                 text = f"the history's {label} holds runs of the table to choose from"
@@ -141,23 +135,28 @@ class History:
         text = f"History: {present.any(1).sum()} of {len(ends)} earlier tables hold "
         text += f"{len(matched)} of the {len(names)} models"
         if not len(matched):
-            return shift, f"{text}; nothing moved."
-        weights, count = self._regression(ends, names, fraction, settings, forecaster)
+            return forecast, f"{text}; nothing moved."
+        fraction = float(read.sizes[-1]) / target
+        weights, count = self._regression(ends, names, fraction, settings)
         x, unit = _regressors(features[matched], _mean_standing(ends[:, 1:])[matched])
         move = unit * (x @ weights - x[:, 0])
         shift[matched] = move - move.mean()
         scores = features[:, 0]
         before, after = (names[int(score.argmin())] for score in (scores, scores + shift))
         first = f"{after} stays first" if after == before else f"{after} is first, not {before}"
-        return shift, f"{text}, and {count} tell how well such forecasts do; with them {first}."
+        text += f", and {count} tell how well such forecasts do; with them {first}."
+        moved = replace(forecast, score=forecast.score * np.exp(shift))
+        if forecast.predictive is None or forecast.mixture is None:
+            return moved, text
+        predictive, *components = (
+            replace(student, location=student.location + shift)
+            for student in (forecast.predictive, *forecast.mixture.components)
+        )
+        mixture = replace(forecast.mixture, components=tuple(components))
+        return replace(moved, predictive=predictive, mixture=mixture), text
 
     def _regression(
-        self,
-        ends: Array,
-        names: Sequence[str],
-        fraction: float,
-        settings: MethodSettings,
-        forecaster: LogForecaster,
+        self, ends: Array, names: Sequence[str], fraction: float, settings: MethodSettings
     ) -> tuple[Array, int]:
         """Return the weights of `_regressors`, [4], and the number of tables they are fitted to.
 
@@ -178,7 +177,8 @@ class History:
             if key not in self.forecasts:
                 self.forecasts[key] = None
                 with suppress(ValueError):  # too few sizes, or curves it has no number for
-                    self.forecasts[key] = forecaster(table, *key[1:])
+                    read, forecast, _ = forecast_up_to(table, *key[1:])
+                    self.forecasts[key] = read.names, _log_forecasts(read, forecast)
             ranked, features = self.forecasts[key] or ((), np.empty((0, 3)))
             rows, models = _match_models(ranked, names)
             rows, models = (index[np.isfinite(standing[models])] for index in (rows, models))
@@ -216,6 +216,12 @@ def _read(item: Tables, metric: str | None) -> LossTable:
         if (table := read_table(item)).metric is not None:  # its own, which may be another
             return table
     return read_table(item, metric=metric)
+
+
+def _log_forecasts(read: LossTable, forecast: Forecast) -> Array:
+    """Return ln of scores, forecasts and last losses, [n, 3]."""
+    predicted = cast(Array, forecast.predicted)
+    return np.log(np.stack([forecast.score, predicted, read.last_losses], -1))
 
 
 def _match_models(names: Sequence[str], others: Sequence[str]) -> tuple[Index, Index]:

@@ -75,14 +75,14 @@ class LossTable:
         noise = None if self.noise is None else self.noise[:, within]
         return replace(self, sizes=self.sizes[within], losses=self.losses[:, within], noise=noise)
 
-    def rows(self, places: Index) -> LossTable:
+    def rows(self, index: Index) -> LossTable:
         """Return the models at these rows."""
         return replace(
             self,
-            names=tuple(self.names[place] for place in places),
-            losses=self.losses[places],
-            parameters=None if self.parameters is None else self.parameters[places],
-            noise=None if self.noise is None else self.noise[places],
+            names=tuple(self.names[row] for row in index),
+            losses=self.losses[index],
+            parameters=None if self.parameters is None else self.parameters[index],
+            noise=None if self.noise is None else self.noise[index],
         )
 
     def losses_at(self, size: float) -> Array:
@@ -121,8 +121,8 @@ class LossTable:
 
     @property
     def _last(self) -> tuple[Index, Index]:
-        places = [np.flatnonzero(np.isfinite(row))[-1] for row in self.losses]
-        return np.arange(len(places)), np.array(places, dtype=np.intp)
+        columns = [np.flatnonzero(np.isfinite(row))[-1] for row in self.losses]
+        return np.arange(len(columns)), np.array(columns, dtype=np.intp)
 
     def known_parameters(self) -> Array:
         """Return N of every model, [n].
@@ -161,9 +161,9 @@ def check_losses(
     losses: Array, sizes: Array, counted: Mask | bool = True, names: Sequence[str] | None = None
 ) -> None:
     """Raise TableError for a loss that is not a positive finite number, saying which."""
-    places = np.argwhere(counted & ~(np.isfinite(losses) & (losses > 0)))
-    if len(places):
-        row, column = places[0]
-        who, loss = f"curve {row}" if names is None else quote(names[row]), losses[row, column]
-        text = f"the loss of {who} at size {sizes[column]:g} is {loss:g}"
+    wrong = np.argwhere(counted & ~(np.isfinite(losses) & (losses > 0)))
+    if len(wrong):
+        row, column = wrong[0]
+        name, loss = f"curve {row}" if names is None else quote(names[row]), losses[row, column]
+        text = f"the loss of {name} at size {sizes[column]:g} is {loss:g}"
         raise TableError(f"{text}; expected a positive number{_ZERO if loss == 0 else ''}")

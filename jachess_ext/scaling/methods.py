@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from .ats import accept_then_stop
 from .blend import FEWEST_SIZES, BlendForecast, forecast_ahead, forecasts
 from .fitted import FittedLaw
 from .fitting import fit
-from .history import History, LogForecasts, MethodSettings
 from .loss_table import LossTable
 from .predictive import Array, Index, Mixture, Student, idiosyncratic_deviation
 from .table_error import TableError
@@ -26,6 +25,14 @@ DEFAULT = "blend"
 _LATE_FALL = 0.15
 """Standard deviation of ln L per doubling and nat of ln C, for a classifier that may not have begun
 to learn; chosen by benchmarks.live_selection."""
+
+
+class MethodSettings(NamedTuple):
+    """A method of `select`, and Algorithm 1's γ and τ."""
+
+    method: str
+    gamma: int = 3
+    tau: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -74,16 +81,15 @@ _ARRAYS = ("score", "trained", "fall", "deviation", "trust")
 
 def _concatenate(parts: Sequence[Forecast]) -> Forecast:
     """Return the forecasts of several groups of models as one; what a group lacks, all lack."""
+
+    def join(values: Sequence[Array | None]) -> Array | None:
+        arrays = [value for value in values if value is not None]
+        return np.concatenate(arrays) if len(arrays) == len(values) else None
+
+    arrays = {name: join([getattr(part, name) for part in parts]) for name in _ARRAYS}
     students = [part.predictive for part in parts if part.predictive is not None]
-    columns = {name: [getattr(part, name) for part in parts] for name in _ARRAYS}
-    arrays = {
-        name: None if any(value is None for value in values) else np.concatenate(values)
-        for name, values in columns.items()
-    }
-    fields = zip(
-        *((student.location, student.scale, student.dof) for student in students), strict=True
-    )
-    predictive = Student(*map(np.concatenate, fields)) if len(students) == len(parts) else None
+    columns = zip(*((s.location, s.scale, s.dof) for s in students), strict=True)
+    predictive = Student(*map(np.concatenate, columns)) if len(students) == len(parts) else None
     return replace(parts[0], predictive=predictive, **arrays)  # type: ignore[arg-type]
 
 
@@ -307,57 +313,3 @@ def forecast_up_to(
         raise ValueError(next(iter(unranked.values())))
     read = read.rows(np.flatnonzero([name not in unranked for name in read.names]))
     return read, forecast_models(read, target, settings, classes), unranked
-
-
-def with_history(
-    forecast: Forecast,
-    read: LossTable,
-    table: LossTable,
-    target: float,
-    settings: MethodSettings,
-    history: History,
-) -> tuple[Forecast, str]:
-    """Move forecasts by what the models did on earlier tables, see `History.shift`.
-
-    Args:
-        forecast: of the models of `read`; returned as it is if it predicts no loss.
-        read: losses up to the budget.
-        table: losses of the same models, also above the budget.
-        target: the size predicted for.
-        settings: of the method that forecast them.
-        history: the earlier tables.
-
-    Returns:
-        The forecasts, and a sentence on what changed, "" without tables.
-
-    Raises:
-        TableError: a table of the history holds runs of this one.
-    """
-    if not history.tables:
-        return forecast, ""
-    if not forecast.is_loss:
-        return forecast, f"History: {settings.method} predicts no loss; nothing moved."
-    logs = read.names, _log_forecasts(read, forecast)
-    fraction = float(read.sizes[-1]) / target
-    shift, text = history.shift(logs, table, fraction, settings, _log_forecasts_up_to)
-    moved = replace(forecast, score=forecast.score * np.exp(shift))
-    if forecast.predictive is None or forecast.mixture is None:
-        return moved, text
-    predictive, *components = (
-        replace(student, location=student.location + shift)
-        for student in (forecast.predictive, *forecast.mixture.components)
-    )
-    mixture = replace(forecast.mixture, components=tuple(components))
-    return replace(moved, predictive=predictive, mixture=mixture), text
-
-
-def _log_forecasts(read: LossTable, forecast: Forecast) -> Array:
-    predicted = cast(Array, forecast.predicted)
-    return np.log(np.stack([forecast.score, predicted, read.last_losses], -1))
-
-
-def _log_forecasts_up_to(
-    table: LossTable, budget: float, target: float, settings: MethodSettings
-) -> LogForecasts:
-    read, forecast, _ = forecast_up_to(table, budget, target, settings)
-    return read.names, _log_forecasts(read, forecast)

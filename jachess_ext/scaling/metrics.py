@@ -69,12 +69,12 @@ def metric_word(name: str) -> str | None:
         return text.rpartition(":")[2]
     if re.search(r"[^\w\s/.,:@()\[\]%&-]|[^\x00-\x7f]|(^|/)(1|100)?\s*-", text):
         return None
-    parts = [part for part in re.split(r"[\W_]+", text) if part]
-    for place, word in reversed([*enumerate(parts)]):
+    words = [x for x in re.split(r"[\W_]+", text) if x]
+    for index, word in reversed([*enumerate(words)]):
         for form in (word, word.rstrip("0123456789")):
             if form in ("lower", "higher") or form not in (*WORST_VALUES, *LOWER_IS_BETTER):
                 continue
-            before, behind = set(parts[:place]), set(parts[place + 1 :])
+            before, behind = set(words[:index]), set(words[index + 1 :])
             score_error = form in ("err", "error") and before & {*WORST_VALUES, *LOWER_IS_BETTER}
             if before & _CHANGING_BEFORE or score_error:
                 return None

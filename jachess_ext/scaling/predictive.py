@@ -60,8 +60,16 @@ class Student:
         Raises:
             ValueError: a level outside (0, 1).
         """
-        check_level(level)
+        if not 0 < level < 1:
+            text = f"level is {level}; expected a probability"
+            raise ValueError(f"{text} between 0 and 1, such as 0.9")
         low, high = self.quantile(np.array([(1 - level) / 2, (1 + level) / 2])).T
+        return low, high
+
+    def exp_interval(self, level: float) -> tuple[Array, Array]:
+        """Return `interval` of exp(quantities); an end beyond the largest double is infinite."""
+        with np.errstate(over="ignore"):
+            low, high = np.exp(self.interval(level))
         return low, high
 
     def edges(self) -> Array:
@@ -143,9 +151,3 @@ def idiosyncratic_deviation(scale: Array, fall: Array) -> float:
     """
     deviation = np.hypot(_SCALE_FACTOR * np.median(scale), _FALL_FACTOR * np.std(fall))
     return max(float(deviation), 1e-12)
-
-
-def check_level(level: float) -> None:
-    """Raise ValueError for a level outside (0, 1)."""
-    if not 0 < level < 1:
-        raise ValueError(f"level is {level}; expected a probability between 0 and 1, such as 0.9")

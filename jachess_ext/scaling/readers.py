@@ -139,15 +139,15 @@ def read_runs(
     return to_table(records, metric or column, fewest, test_rows)
 
 
-def _path_group(run: _Run, pattern: str, what: str) -> str:
-    """Return the one group of the argument `what` in a run's path."""
+def _path_group(run: _Run, pattern: str, argument: str) -> str:
+    """Return the one group of the argument in a run's path."""
     try:
         match = re.search(pattern, run.name)
     except re.error as error:
-        text = f"{quote(pattern)}, for the {what}, is no regular expression ({error})"
+        text = f"{quote(pattern)}, for the {argument}, is no regular expression ({error})"
         raise TableError(text) from None
     if match is None or match.re.groups != 1 or match[1] is None:
-        text = f"{quote(pattern)}, for the {what}, matches no part of the run {quote(run.name)}"
+        text = f"{quote(pattern)}, for the {argument}, matches no part of the run {quote(run.name)}"
         raise TableError(f"{text} with one group")
     return match[1]
 
@@ -248,14 +248,14 @@ def _trainer_runs(folder: Path) -> list[_Run]:
             # A folder that two runs wrote to has checkpoints of both: the state with the most steps
             # may be the older run's, and then its log does not begin as the others' do.
             *earlier, (final, _, last, state) = sorted(all_states, key=lambda one: one[:2])
-            for _, _, place, before in earlier:
+            for _, _, earlier_folder, before in earlier:
                 begun = before["log_history"]  # compared as text, where NaN is NaN
                 goes_on = repr(state["log_history"][: len(begun)]) == repr(begun)
                 if not final and not goes_on:
-                    text = (
-                        f"{directory} holds checkpoints of several runs; remove the earlier one's"
+                    text = f"{last} does not go on from {earlier_folder.name}: {directory} holds"
+                    raise TableError(
+                        f"{text} checkpoints of several runs; remove the earlier one's"
                     )
-                    raise TableError(f"{last} does not go on from {place.name}: {text}")
             runs.append(_trainer_run(folder, directory, state))
     return runs
 

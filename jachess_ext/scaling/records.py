@@ -65,8 +65,8 @@ def to_table(
         scale = _scale(records, metric)
         with np.errstate(invalid="ignore", divide="ignore"):
             values = to_loss(metric, values / scale)
-    sizes, places = np.unique(records.sizes, return_inverse=True)
-    losses, noise = _pivot(replace(records, values=values), places, sizes)
+    sizes, columns = np.unique(records.sizes, return_inverse=True)
+    losses, noise = _pivot(replace(records, values=values), columns, sizes)
     if metric is None:
         _refuse_rising(table, losses, records.per_cent)
     elif test_rows is not None:
@@ -93,10 +93,10 @@ def _scale(records: Records, metric: str) -> float:
     if score:
         wrong |= records.values > scale
     if wrong.any():
-        place = int(wrong.argmax())
+        run = int(wrong.argmax())
         expected = "up to 1, or 100 in per cent" if score else f"from {worst:g} up"
-        where = f"{quote(records.models[place])} at size {records.sizes[place]:g}"
-        value = f"{records.values[place]:g}; expected one {expected}"
+        where = f"{quote(records.models[run])} at size {records.sizes[run]:g}"
+        value = f"{records.values[run]:g}; expected one {expected}"
         raise TableError(f"the {metric} of {where} is {value}")
     if scale == 100 and not records.per_cent:
         for name in records.names:
@@ -108,9 +108,9 @@ def _scale(records: Records, metric: str) -> float:
     return scale
 
 
-def _pivot(records: Records, places: Index, sizes: Array) -> tuple[Array, Array | None]:
+def _pivot(records: Records, columns: Index, sizes: Array) -> tuple[Array, Array | None]:
     """Return losses by model and size, [n, m], NaN where missing, and standard errors."""
-    seeds = records.seeds or [""] * len(places)
+    seeds = records.seeds or [""] * len(columns)
     runs = Counter(zip(records.models, records.sizes.tolist(), seeds, strict=True))
     (name, size, seed), count = runs.most_common(1)[0]
     if count > 1:
@@ -120,17 +120,17 @@ def _pivot(records: Records, places: Index, sizes: Array) -> tuple[Array, Array 
         raise TableError(f"{text} of repeated runs")
     rows = {name: row for row, name in enumerate(records.names)}
     shape = len(rows), len(sizes)
-    cells = np.ravel_multi_index(([rows[name] for name in records.models], places), shape)
+    cells = np.ravel_multi_index(([rows[name] for name in records.models], columns), shape)
     present = ~np.isnan(records.values)
     cells, values = cells[present], records.values[present]
 
-    def total(values: Array) -> Array:
+    def cell_sums(values: Array) -> Array:
         return np.bincount(cells, values, len(rows) * len(sizes)).astype(np.float64)
 
     with np.errstate(invalid="ignore", divide="ignore"):
-        repeats = total(np.ones_like(values))
-        means = total(values) / repeats
-        errors = np.sqrt(total((values - means[cells]) ** 2) / (repeats - 1) / repeats)
+        repeats = cell_sums(np.ones_like(values))
+        means = cell_sums(values) / repeats
+        errors = np.sqrt(cell_sums((values - means[cells]) ** 2) / (repeats - 1) / repeats)
     return means.reshape(shape), None if records.seeds is None else errors.reshape(shape)
 
 

@@ -16,10 +16,10 @@ import numpy as np
 from .._io import require
 from .._text import DASH, number, scientific, share
 from .advice import TOLERANCE, NextRuns, expected_regret, survivor_count
-from .history import History, MethodSettings, Tables
+from .history import History, Tables
 from .loss_table import LossTable, Values
-from .methods import DEFAULT, METHODS, Forecast, forecast_up_to, with_history
-from .predictive import Array, Index, check_level
+from .methods import DEFAULT, METHODS, Forecast, MethodSettings, forecast_up_to
+from .predictive import Array, Index
 from .selection_text import (
     advice_text,
     aligned,
@@ -122,27 +122,27 @@ def select(
     if budget is not None and target <= budget:
         raise ValueError(f"the target {target:g} is not above the budget {budget:g}")
     try:
-        whole = read_table(table, metric=metric, test_rows=test_rows, **reading)
-    except TableError as error:  # of columns with the names of arguments that mean others here
+        losses = read_table(table, metric=metric, test_rows=test_rows, **reading)
+    except TableError as error:  # of columns with the names of arguments that mean unranked here
         taken = {"budget", "target", "method", "tokens", "epochs"} & error.options.keys()
         if not taken:
             raise
         text = f"{error.args[0]} (of {quote_all([*taken])} to read_table, and what it returns here)"
         raise TableError(text, **error.options) from None
     if budget is None:
-        below = whole.trained[whole.trained < target]
+        below = losses.trained[losses.trained < target]
         if not len(below):
             raise TableError(f"the table has no size below the target {target:g}")
         budget = float(below[-1])
     target, settings = float(target), MethodSettings(method, gamma, tau)
-    read, forecast, unranked = forecast_up_to(whole, budget, target, settings, classes)
-    ranked = whole.rows(np.flatnonzero([name not in unranked for name in whole.names]))
-    earlier = History.read(history, whole.metric)
-    forecast, history_note = with_history(forecast, read, ranked, target, settings, earlier)
+    read, forecast, unranked = forecast_up_to(losses, budget, target, settings, classes)
+    ranked = losses.rows(np.flatnonzero([name not in unranked for name in losses.names]))
+    earlier = History.read(history, losses.metric)
+    forecast, history_note = earlier.move(forecast, read, ranked, target, settings)
     n = np.full(len(read.names), np.nan) if read.parameters is None else read.parameters
     example = OPERATIONS * np.where(n > 0, n, np.nan) * (tokens or 1) * epochs
     # Shown beside the forecasts, and of no influence on them: `read` ends at the budget.
-    measured = ranked.losses[:, whole.sizes == target].reshape(-1)
+    measured = ranked.losses[:, losses.sizes == target].reshape(-1)
     return Selection(
         method=method,
         budget=float(read.sizes[-1]),
@@ -383,10 +383,7 @@ class Selection:
         Raises:
             ValueError: a bad level, or a method without a distribution (see `has_intervals`).
         """
-        check_level(level)
-        low, high = self._distribution(self.forecast.predictive).interval(level)
-        with np.errstate(over="ignore"):  # an end beyond the largest double is infinite
-            return np.exp(low), np.exp(high)
+        return self._distribution(self.forecast.predictive).exp_interval(level)
 
     @property
     def has_intervals(self) -> bool:
@@ -476,8 +473,8 @@ class Selection:
         ).iloc[self._order]
         frame.insert(0, "rank", np.arange(1, len(frame) + 1))
         if self.unranked:
-            others = pandas.DataFrame(self.unranked.items(), columns=["name", "reason"])
-            frame = pandas.concat([frame, others]).astype({"rank": "Int64"})
+            unranked = pandas.DataFrame(self.unranked.items(), columns=["name", "reason"])
+            frame = pandas.concat([frame, unranked]).astype({"rank": "Int64"})
         return frame.reset_index(drop=True)
 
     def plot(self, ax: Axes | None = None, level: float = 0.9) -> Axes:

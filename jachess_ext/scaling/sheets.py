@@ -66,13 +66,13 @@ def parse_size(value: object) -> float:
         if match is not None:
             number, mark = match["number"], match["mark"]
             if mark is not None and number[0] != "0":
-                whole = number.replace(mark, "")
+                digits = number.replace(mark, "")
                 # A size is a whole number, so the comma of "1,000" groups digits.  The point of
                 # "1.000" may do so too, or be of a 1 printed as a float; two points can only group.
                 if mark == "." and number.count(".") == 1:
-                    text = f"{quote(value.strip())} may mean {number.split('.')[0]} or {whole}"
+                    text = f"{quote(value.strip())} may mean {number.split('.')[0]} or {digits}"
                     raise DoubtfulSize(f"{text}; write it without a point")
-                number = whole
+                number = digits
             with suppress(ValueError):  # 0,125
                 size = float(number) * _UNITS[match["unit"].lower()]
     elif isinstance(value, Real) and not isinstance(value, bool):
@@ -125,17 +125,17 @@ class Sheet:
     comma: bool = False
     full: int | None = None
 
-    def select_columns(self, mask: Sequence[bool]) -> Sheet:
+    def keep_columns(self, mask: Sequence[bool]) -> Sheet:
         """Return the columns where the mask holds."""
         labels, headers = list(compress(self.labels, mask)), list(compress(self.headers, mask))
         columns = list(compress(self.columns, mask))
         return replace(self, labels=labels, headers=headers, columns=columns)
 
-    def select_rows(self, mask: Sequence[bool]) -> Sheet:
+    def keep_rows(self, mask: Sequence[bool]) -> Sheet:
         """Return the rows where the mask holds."""
         return replace(self, columns=[list(compress(column, mask)) for column in self.columns])
 
-    def column_index(self, label: str) -> int:
+    def index(self, label: str) -> int:
         """Return where the column of this name is.
 
         Raises:
@@ -148,27 +148,27 @@ class Sheet:
             raise TableError(f"{self.name} has the column {quote(label)} twice; rename one")
         return list(self.labels).index(label)
 
-    def column_text(self, index: int) -> list[str]:
+    def texts(self, index: int) -> list[str]:
         """Return the cells of a column as text."""
         return [str(cell).strip() for cell in self.columns[index]]
 
     def size(self, value: object, label: str = "") -> float:
         """Return the examples that a cell, of a column of this name, or a header stands for."""
         text = str(value).strip().translate(_DECIMAL_COMMA if self.comma else {})
-        share = _SHARE.fullmatch(text)
-        sign = share is not None and bool(share["sign"] or _PER_CENT.search(label))
-        part = float(share["number"]) / (100 if sign else 1) if share else math.inf
-        if self.full is None and share and (sign or 0 < part < 1):
+        match = _SHARE.fullmatch(text)
+        sign = match is not None and bool(match["sign"] or _PER_CENT.search(label))
+        fraction = float(match["number"]) / (100 if sign else 1) if match else math.inf
+        if self.full is None and match and (sign or 0 < fraction < 1):
             text = f"{quote(value)} is a share of the data: say of how many examples"
             raise DoubtfulSize(text, full="N")
-        if self.full is None or share is None:
-            part = self.parse_count(
+        if self.full is None or match is None:
+            fraction = self.parse_count(
                 value
             )  # raises where it is no number at all, such as another name
-        if self.full is not None and (share is None or part > 1):
+        if self.full is not None and (match is None or fraction > 1):
             text = f"{quote(value)} is no share of the data"
             raise DoubtfulSize(f"{text}, from 0 to 1 or in per cent")
-        return part * (self.full or 1)
+        return fraction * (self.full or 1)
 
     def are_sizes(self, index: int, doubtful: bool = True) -> bool:
         """Return whether all cells of a column are sizes, or may be where doubtful ones count."""
@@ -214,10 +214,10 @@ class Sheet:
 
     def are_counts(self, index: int) -> bool:
         """Return whether a column holds sizes, such as 300M or 25%, and empty cells alone."""
-        texts = [text for text in self.column_text(index) if not is_missing(text)]
+        texts = [text for text in self.texts(index) if not is_missing(text)]
         return bool(texts) and all(SIZE_PATTERN.fullmatch(text.rstrip("% ")) for text in texts)
 
-    def column_values(self, index: int, names: Sequence[str]) -> Array:
+    def numbers(self, index: int, names: Sequence[str]) -> Array:
         """Return a column's cells as numbers; empty ones as NaN.
 
         Raises:
@@ -237,13 +237,13 @@ class Sheet:
                 raise TableError(f"{where} is no number{hint}", **answer) from None
         return np.array(values)
 
-    def are_per_cent(self, indices: Sequence[int]) -> bool:
+    def per_cent(self, indices: Sequence[int]) -> bool:
         """Return whether the cells are written with a per cent sign.
 
         Raises:
             TableError: some are and others are not.
         """
-        cells = [text for index in indices for text in self.column_text(index)]
+        cells = [text for index in indices for text in self.texts(index)]
         signs = {text.endswith("%") for text in cells if not is_missing(text)}
         if len(signs) > 1:
             raise TableError(f"{self.name} has numbers with and without a per cent sign")

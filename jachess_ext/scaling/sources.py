@@ -53,7 +53,7 @@ def read_sheet(source: Source, comma: bool, number: int | None, questions: Quest
         index = frame.index
     labels = [str(column).strip() for column in frame.columns]
     headers = list(frame.columns)
-    columns = [list(frame.iloc[:, place]) for place in range(len(labels))]
+    columns = [list(frame.iloc[:, column]) for column in range(len(labels))]
     if list(index) != [*range(len(index))]:
         labels, headers, columns = ["", *labels], ["", *headers], [list(index), *columns]
     return Sheet("the table", labels, headers, columns, comma)
@@ -108,12 +108,11 @@ def _pick_table(
         ]
         number = 1 + sizes.index(max(sizes))
         heads = [
-            f"{place} {title or 'of line ' + str(rows[0][0])}"
-            for place, (title, rows) in enumerate(tables.items(), 1)
+            f"{count} {title or 'of line ' + str(rows[0][0])}"
+            for count, (title, rows) in enumerate(tables.items(), 1)
         ]
-        questions.add(
-            f"{name} has {len(tables)} tables, {quote_all(heads)}; say which", sheet=number
-        )
+        text = f"{name} has {len(tables)} tables, {quote_all(heads)}; say which"
+        questions.add(text, sheet=number)
     return list(tables.values())[(number or 1) - 1]
 
 
@@ -170,20 +169,20 @@ def _markdown_tables(text: str) -> dict[str, Rows]:
     lines = [line.strip() for line in text.splitlines()]
     tables: dict[str, Rows] = {}
     heading, end = "", 0
-    for place, line in enumerate(lines):
+    for row, line in enumerate(lines):
         if line.startswith("#"):
             heading = line.strip("# ")
-        header = _markdown_cells(lines[place - 1]) if place > end else []
-        if "|" not in lines[place - 1] + line or not _RULE.fullmatch(line):
+        header = _markdown_cells(lines[row - 1]) if row > end else []
+        if "|" not in lines[row - 1] + line or not _RULE.fullmatch(line):
             continue
         if len(_markdown_cells(line)) != len(header):
             continue
-        end = place + 1
+        end = row + 1
         while end < len(lines) and lines[end] and not _BLOCK.match(lines[end]):
             end += 1
         title = heading if heading not in tables else f"{heading} ({len(tables) + 1})"
-        rows = [(1 + row, _markdown_cells(lines[row])) for row in range(place + 1, end)]
-        tables[title] = [(place, header), *rows]
+        rows = [(1 + k, _markdown_cells(lines[k])) for k in range(row + 1, end)]
+        tables[title] = [(row, header), *rows]
     return tables
 
 
@@ -209,9 +208,8 @@ def _csv_rows(text: str) -> Rows:
     tables = []
     for separator in ("\t", ";", ","):
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-        rows = _strip_preamble(
-            [(reader.line_num, row) for row in reader if any(map(str.strip, row))]
-        )
+        lines = [(reader.line_num, row) for row in reader if any(map(str.strip, row))]
+        rows = _strip_preamble(lines)
         tables.append(rows)
         counts = {len(row) for _, row in rows}
         if len(counts) == 1 and counts != {1}:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
+from typing import TypeAlias
 
 import numpy as np
 
@@ -123,6 +124,12 @@ def read_table(
     return table
 
 
+Label: TypeAlias = str | None
+"""Name of a column or a metric; None: the table is to tell."""
+Column: TypeAlias = int | None
+"""Index of a column; None: there is none, or it is not yet known."""
+
+
 class _Reader:
     """Reads one sheet: who is who among its columns, and what that leaves open.
 
@@ -137,34 +144,28 @@ class _Reader:
         self.unknown = [label for label in ignore if label not in sheet.labels]
         for label in ignore:
             if label in sheet.labels:
-                sheet.column_index(label)  # raises where there are two
-        sheet = sheet.select_columns([label not in ignore for label in sheet.labels])
+                sheet.index(label)  # raises where there are two
+        sheet = sheet.keep_columns([label not in ignore for label in sheet.labels])
         labels = [re.sub(r"^Unnamed: \d+$", "", label) for label in sheet.labels]
         empty = [all(map(is_missing, column)) for column in sheet.columns]
         columns = [bool(label) or not none for label, none in zip(labels, empty, strict=True)]
-        self.sheet = replace(sheet, labels=labels).select_columns(columns)
+        self.sheet = replace(sheet, labels=labels).keep_columns(columns)
         for label in labels:
             if f"{label}.1" in labels and sheet.name == "the table":
                 renamed = f"(pandas calls the second {quote(label + '.1')})"
                 raise TableError(f"the table has the column {quote(label)} twice {renamed}")
 
     def records(
-        self,
-        metric: str | None,
-        model: str | None,
-        size: str | None,
-        seed: str | None,
-        rows: Mapping[str, object],
+        self, metric: Label, model: Label, size: Label, seed: Label, rows: Mapping[str, object]
     ) -> Records:
         """Return the table's values; the arguments are `read_table`'s."""
         for label, value in rows.items():
-            texts = self.sheet.column_text(self.sheet.column_index(label))
+            texts = self.sheet.texts(self.sheet.index(label))
             if str(value) not in texts:
-                column = (
-                    f"its column {quote(label)}, which holds {quote_all([*dict.fromkeys(texts)])}"
-                )
+                cells = quote_all([*dict.fromkeys(texts)])
+                column = f"its column {quote(label)}, which holds {cells}"
                 raise TableError(f"{self.sheet.name} has no {quote(str(value))} in {column}")
-            self.sheet = self.sheet.select_rows([text == str(value) for text in texts])
+            self.sheet = self.sheet.keep_rows([text == str(value) for text in texts])
         self.chosen = set(rows)
         row_metric = self._keep_one_metric(metric)
         self._drop_row_numbers()
@@ -172,9 +173,9 @@ class _Reader:
         # one column holds sizes and all others hold numbers, without a word on what they measure,
         # these are named by models: sizes down.  Anything else has a row a run.
         sizes = self._header_sizes() if size in (None, "headers") else {}
-        model_at = self._role_column("model", model)
+        model_at = self._column_of("model", model)
         if sizes and model_at is None:
-            model_at = self._first_column_as_models(sizes)
+            model_at = self._first_as_models(sizes)
         if sizes and model_at is not None:
             headers = [self.sheet.headers[index] for index in sizes]
             doubt = doubt_about_sizes(headers, list(sizes.values()))
@@ -183,13 +184,13 @@ class _Reader:
                 text = f"the header of {self.sheet.name} has {heads}, which {doubt}; say so if they"
                 self.questions.add(f"{text} are numbers of training examples", size="headers")
             return self._wide(sizes, model_at, seed, row_metric)
-        size_at = self._role_column("size", size)
+        size_at = self._column_of("size", size)
         sheet, labels = self.sheet, self.sheet.labels
         seeds = self._seeds(seed)
         if size_at is None and labels and not labels[0] and sheet.are_sizes(0):
             size_at = 0
         others = {*range(len(labels))} - {size_at, *seeds}
-        others = {p for p in others if sheet.are_numbers(p) or len(set(sheet.column_text(p))) > 1}
+        others = {p for p in others if sheet.are_numbers(p) or len(set(sheet.texts(p))) > 1}
         values = [p for p in others if metric_word(labels[p]) or is_named("value", labels[p])]
         across = model_at is None and len(others) > 1 and not values
         if size_at is not None and across and all(map(sheet.are_numbers, others)):
@@ -199,18 +200,18 @@ class _Reader:
     def _drop_row_numbers(self) -> None:
         """Leave out a first column without a name that only counts rows."""
         sheet = self.sheet
-        if sheet.labels[:1] == [""] and all(text.isdigit() for text in sheet.column_text(0)):
+        if sheet.labels[:1] == [""] and all(text.isdigit() for text in sheet.texts(0)):
             others = range(1, len(sheet.labels))
             sized = any(re.fullmatch(r"\W*\d.*", sheet.labels[index]) for index in others)
             if sized or not all(map(sheet.are_numbers, others)):
-                self.sheet = sheet.select_columns([index > 0 for index in range(len(sheet.labels))])
+                self.sheet = sheet.keep_columns([index > 0 for index in range(len(sheet.labels))])
 
-    def _keep_one_metric(self, metric: str | None) -> str | None:
+    def _keep_one_metric(self, metric: Label) -> Label:
         """Keep the rows of one metric where a column `metric` names it, and return the metric."""
-        index = self._role_column("metric", None)
+        index = self._column_of("metric", None)
         if index is None or self.sheet.are_numbers(index):
             return None
-        texts = self.sheet.column_text(index)
+        texts = self.sheet.texts(index)
         names = list(dict.fromkeys(texts))
         matches = names if metric is None else matching_names(metric, names)
         if metric is not None and not matches:
@@ -220,22 +221,20 @@ class _Reader:
         if len(matches) > 1:
             text = f"{self.sheet.name} holds several metrics, {quote_all(matches)}; say which"
             self.questions.add(text, metric=matches[0])
-        self.sheet = self.sheet.select_rows([text in matches[:1] for text in texts])
+        self.sheet = self.sheet.keep_rows([text in matches[:1] for text in texts])
         return matches[0] if matches else None
 
-    def _role_column(self, kind: str, label: str | None) -> int | None:
-        """Return where the column `label` is, or the one with a name of a kind of `COLUMN_NAMES`."""
+    def _column_of(self, kind: str, label: Label) -> Column:
+        """Return the column `label`, or the one with a name of a kind of `COLUMN_NAMES`."""
         if label is not None and label != "headers":
-            return self.sheet.column_index(label)
+            return self.sheet.index(label)
         labels = self.sheet.labels
 
         def doubtful(index: int) -> bool:  # "size" may be the models'
             name = labels[index]
-            return (
-                is_named("parameters", name)
-                if kind == "size"
-                else not snake_case(name).startswith(kind)
-            )
+            if kind == "size":
+                return is_named("parameters", name)
+            return not snake_case(name).startswith(kind)
 
         indices = [index for index, name in enumerate(labels) if is_named(kind, name)]
         if len(indices) > 1:
@@ -246,25 +245,25 @@ class _Reader:
             self.questions.add(f"{text} holds the {kind}; say which", **answer)
         return min(indices, key=doubtful, default=None)
 
-    def _seeds(self, label: str | None) -> list[int]:
+    def _seeds(self, label: Label) -> list[int]:
         """Return the columns that tell repeated runs apart, such as seeds and folds."""
-        named = [] if label is None else [self.sheet.column_index(label)]
+        named = [] if label is None else [self.sheet.index(label)]
         labels = enumerate(self.sheet.labels)
         return named + [index for index, x in labels if is_named("seed", x) and index not in named]
 
     def _repeat_names(self, indices: Sequence[int]) -> list[str] | None:
-        rows = zip(*(self.sheet.column_text(index) for index in indices), strict=True)
+        rows = zip(*(self.sheet.texts(index) for index in indices), strict=True)
         return [", ".join(row) for row in rows] if indices else None
 
-    def _first_column_as_models(self, sizes: Mapping[int, float]) -> int | None:
+    def _first_as_models(self, sizes: Mapping[int, float]) -> Column:
         """Return the first column, which names the models where none does by its own name.
 
         None: sizes stand there, and models are named by larger ones in the header, such as 7B.
         """
         sheet, label = self.sheet, self.sheet.labels[0]
-        of_sizes = is_named("size", label) and not is_named("parameters", label)
+        named_size = is_named("size", label) and not is_named("parameters", label)
         sized = 0 not in sizes and sheet.are_sizes(0)
-        if sized and of_sizes and max(map(sheet.size, sheet.columns[0])) < min(sizes.values()):
+        if sized and named_size and max(map(sheet.size, sheet.columns[0])) < min(sizes.values()):
             return None
         numeric = 0 in sizes or sheet.are_numbers(0)
         if sized or numeric or snake_case(label) in NOT_MODEL_COLUMNS:
@@ -274,9 +273,7 @@ class _Reader:
             raise TableError(f"{text} holds {why}; expected one called name or model", **answer)
         return 0
 
-    def _ask_about_unused(
-        self, used: Collection[int | None], model_at: int | None, numbers: bool
-    ) -> None:
+    def _ask_unused(self, used: Collection[Column], model_at: Column, numbers: bool) -> None:
         """Ask about the columns that are not used, and keep the rows that the answers want.
 
         Args:
@@ -295,7 +292,7 @@ class _Reader:
             ):
                 left += [label] if numbers or metric_word(label) is None else []
                 continue
-            key, texts = snake_case(label), self.sheet.column_text(index)
+            key, texts = snake_case(label), self.sheet.texts(index)
             if not label and any(map(is_summary_row, texts)):  # as of `describe`
                 raise TableError(f"the rows {quote_all(texts)} of {table} sum others up")
             # A word that is the same in all rows of a model describes the model.  One that differs
@@ -303,7 +300,7 @@ class _Reader:
             values = list(dict.fromkeys(texts))
             unfinished = [value for value in values if says_unfinished(key, value)]
             usable = [x for x in values if not is_missing(x) and x not in unfinished]
-            models = [""] * len(texts) if model_at is None else self.sheet.column_text(model_at)
+            models = [""] * len(texts) if model_at is None else self.sheet.texts(model_at)
             varies = len(set(zip(models, texts, strict=True))) > len(set(models))
             if not (unfinished or varies or (key in FILTER_COLUMNS and len(values) > 1)):
                 continue
@@ -314,60 +311,59 @@ class _Reader:
                 self.questions.add(text, ignore=[label])
             else:
                 self.questions.add(f"{text}; say of which the rows count", **{label: usable[0]})
-                self.sheet = self.sheet.select_rows([text == usable[0] for text in texts])
+                self.sheet = self.sheet.keep_rows([text == usable[0] for text in texts])
         if left:
-            text = (
-                f"{table} has numbers in {quote_all(left)}, not named by a size that can be read,"
-            )
-            self.questions.add(
-                f"{text} such as 1000, 1k or 1,000; rename or leave out", ignore=left
-            )
+            text = f"{table} has numbers in {quote_all(left)}, not named by a size that can be"
+            text += " read, such as 1000, 1k or 1,000; rename or leave out"
+            self.questions.add(text, ignore=left)
 
     def _keep_models(self, index: int) -> list[str]:
         """Keep the rows of models that are wanted, ask about rows of none, and return the names."""
-        names, label = self.sheet.column_text(index), self.sheet.labels[index]
+        names, label = self.sheet.texts(index), self.sheet.labels[index]
         if snake_case(label) == "checkpoint" and all(name.isdigit() for name in names):
             raise TableError(f"the column {quote(label)} of {self.sheet.name} names no models")
         for label in self.unknown:
             if label not in names:
-                self.sheet.column_index(label)  # raises
+                self.sheet.index(label)  # raises
         summaries = [x for x in dict.fromkeys(names) if x not in self.unknown and is_summary_row(x)]
         if summaries:
-            text = (
-                f"{quote_all(summaries)} of {self.sheet.name} say something of models and are none"
-            )
-            self.questions.add(f"{text}; leave them out, or rename a model", ignore=summaries)
-        self.sheet = self.sheet.select_rows(
-            [name not in (*self.unknown, *summaries) for name in names]
-        )
-        return self.sheet.column_text(index)
+            text = f"{quote_all(summaries)} of {self.sheet.name} say something of models"
+            text += " and are none; leave them out, or rename a model"
+            self.questions.add(text, ignore=summaries)
+        ignored = {*self.unknown, *summaries}
+        self.sheet = self.sheet.keep_rows([name not in ignored for name in names])
+        return self.sheet.texts(index)
 
     def _wide(
-        self, sizes: Mapping[int, float], model_at: int, seed: str | None, metric: str | None
+        self, sizes: Mapping[int, float], model_at: int, seed: Label, metric: Label
     ) -> Records:
         seeds = self._seeds(seed)
-        count_at = self._role_column("parameters", None)
+        count_at = self._column_of("parameters", None)
         count_at = None if count_at == model_at else count_at
-        self._ask_about_unused({*sizes, count_at, model_at, *seeds}, model_at, numbers=True)
+        self._ask_unused({*sizes, count_at, model_at, *seeds}, model_at, numbers=True)
         names, sheet = self._keep_models(model_at), self.sheet
         # A run for every cell, row by row.
-        values = np.stack([sheet.column_values(index, names) for index in sizes], -1).ravel()
-        models, of_cells = [x for x in names for _ in sizes], np.tile([*sizes.values()], len(names))
+        values = np.stack([sheet.numbers(index, names) for index in sizes], -1).ravel()
+        models, cell_sizes = (
+            [x for x in names for _ in sizes],
+            np.tile([*sizes.values()], len(names)),
+        )
         repeats = self._repeat_names(seeds)
         repeats = None if repeats is None else list(np.repeat(repeats, len(sizes)))
-        counts, per_cent = _parameters(sheet, count_at, names), sheet.are_per_cent(list(sizes))
-        return Records(sheet.name, models, of_cells, values, repeats, counts, metric, per_cent)
+        counts, per_cent = _parameters(sheet, count_at, names), sheet.per_cent(list(sizes))
+        return Records(sheet.name, models, cell_sizes, values, repeats, counts, metric, per_cent)
 
     def _sizes_down(
-        self, size_at: int, columns: Sequence[int], seeds: Sequence[int], metric: str | None
+        self, size_at: int, columns: Sequence[int], seeds: Sequence[int], metric: Label
     ) -> Records:
         """Return the values of a table with sizes down and models across, made a long one."""
-        self._ask_about_unused({size_at, *columns, *seeds}, None, numbers=True)
+        self._ask_unused({size_at, *columns, *seeds}, None, numbers=True)
         sheet, label = self.sheet, self.sheet.labels[size_at]
         sizes = [self._size(cell, label) for cell in sheet.columns[size_at]]
         if not label and (doubt := doubt_about_sizes(sheet.columns[size_at], sizes)):
-            text = f"the first column of {sheet.name} holds {quote_all(sheet.column_text(size_at))}, which"
-            raise TableError(f"{text} {doubt}; if they are training examples, call it rows")
+            texts = quote_all(sheet.texts(size_at))
+            text = f"the first column of {sheet.name} holds {texts}, which {doubt}"
+            raise TableError(f"{text}; if they are training examples, call it rows")
         across = quote_all([sheet.labels[index] for index in columns], 4)
         text = f"{sheet.name} is read with sizes down ({quote(label)}) and models across ({across})"
         warnings.warn(text, stacklevel=4)
@@ -383,26 +379,26 @@ class _Reader:
         self.sheet = replace(self.sheet, labels=labels, headers=labels, columns=long)
         return self._long(1, 0, range(2, 1 + len(heads)), None, metric)
 
-    def _size_column(self, others: Collection[int | None]) -> int:
+    def _size_column(self, others: Collection[Column]) -> int:
         """Return the column most like one of sizes, where no name tells, and ask about it."""
         sheet, table, labels = self.sheet, self.sheet.name, self.sheet.labels
-        words_of = [len(SIZE_WORDS & set(snake_case(label).split("_"))) for label in labels]
+        size_words = [len(SIZE_WORDS & set(snake_case(label).split("_"))) for label in labels]
         indices = [
             p for p, label in enumerate(labels) if p not in others and not metric_word(label)
         ]
         # Cells that only may be sizes ("0.25", "1.000") count where the name speaks of a size.
-        indices = [p for p in indices if sheet.are_sizes(p, doubtful=bool(words_of[p]))]
+        indices = [p for p in indices if sheet.are_sizes(p, doubtful=bool(size_words[p]))]
         text = f"{table} has no column named by a number of training examples, such as 1000 or 1k,"
         text += f" and none that holds them (rows, n, train_samples); it has {quote_all(labels)}"
         if not indices and len({*labels}) < len(labels):  # as `pivot_table` writes csv
             text += "; several header rows are for pandas.read_csv(…, header=[0, 1], index_col=0)"
         if not indices:
             raise TableError(text)
-        index = max(indices, key=words_of.__getitem__)
+        index = max(indices, key=size_words.__getitem__)
         self.questions.add(text, size=labels[index])
         return index
 
-    def _model_column(self, others: Collection[int | None]) -> int:
+    def _model_column(self, others: Collection[Column]) -> int:
         """Return the column most like one of models, where no name tells, and ask about it."""
         sheet, labels = self.sheet, self.sheet.labels
         indices = [p for p in range(len(labels)) if p not in others]
@@ -412,43 +408,36 @@ class _Reader:
         if not indices:
             raise TableError(f"{text} (runs of one model alone are for jx.scaling.fit)")
         # Models have several runs each: neither the same word in all rows nor another in every row.
-        index = min(
-            indices, key=lambda p: len(set(sheet.column_text(p))) in (1, len(sheet.column_text(p)))
-        )
+        index = min(indices, key=lambda p: len(set(sheet.texts(p))) in (1, len(sheet.texts(p))))
         if labels[index]:  # an index without a name may be the models'
             self.questions.add(text, model=labels[index])
         return index
 
     def _long(
         self,
-        size_at: int | None,
-        model_at: int | None,
+        size_at: Column,
+        model_at: Column,
         seeds: Sequence[int],
-        metric: str | None,
-        row_metric: str | None,
+        metric: Label,
+        row_metric: Label,
     ) -> Records:
         table, labels = self.sheet.name, self.sheet.labels
         if size_at is None:
             size_at = self._size_column({model_at, *seeds})
         if model_at is None:
             model_at = self._model_column({size_at, *seeds})
-        count_at = (
-            None
-            if is_named("parameters", labels[size_at])
-            else self._role_column("parameters", None)
-        )
+        of_models = not is_named("parameters", labels[size_at])
+        count_at = self._column_of("parameters", None) if of_models else None
         value_at = self._value_column(metric, {size_at, model_at, *seeds, count_at})
-        self._ask_about_unused(
-            {size_at, model_at, *seeds, value_at, count_at}, model_at, numbers=False
-        )
+        self._ask_unused({size_at, model_at, *seeds, value_at, count_at}, model_at, numbers=False)
         names = self._keep_models(model_at)
         empty = [is_missing(cell) for cell in self.sheet.columns[size_at]]
         if any(empty):
             without = [*dict.fromkeys(compress(names, empty))]
             text = f"{quote_all(without)} of {table} have no size; leave out"
             self.questions.add(text, ignore=without)
-            self.sheet = self.sheet.select_rows([name not in without for name in names])
-            names = self.sheet.column_text(model_at)
+            self.sheet = self.sheet.keep_rows([name not in without for name in names])
+            names = self.sheet.texts(model_at)
         sheet, sizes = self.sheet, []
         for cell, name in zip(sheet.columns[size_at], names, strict=True):
             try:
@@ -456,7 +445,7 @@ class _Reader:
             except TableError as error:
                 column = f"in the column {quote(labels[size_at])} of {quote(name)}"
                 raise TableError(f"{column}, {error.args[0]}", **error.options) from None
-        label, values = labels[value_at], sheet.column_values(value_at, names)
+        label, values = labels[value_at], sheet.numbers(value_at, names)
         repeats = self._repeat_names(seeds)
         wrong = np.flatnonzero(~np.isfinite(values))
         if len(wrong):  # a mean over the other seeds would hide a run that diverged
@@ -466,10 +455,10 @@ class _Reader:
             text += f" is {values[run]:g} or empty; expected a number"
             raise TableError(f"{text}: leave that row out if the run is not to count")
         metric = row_metric or (metric_word(label) and label)
-        counts, per_cent = _parameters(sheet, count_at, names), sheet.are_per_cent([value_at])
+        counts, per_cent = _parameters(sheet, count_at, names), sheet.per_cent([value_at])
         return Records(table, names, np.array(sizes), values, repeats, counts, metric, per_cent)
 
-    def _value_column(self, metric: str | None, used: Collection[int | None]) -> int:
+    def _value_column(self, metric: Label, used: Collection[Column]) -> int:
         """Return the column of values, by the metric or by its name."""
         table, labels = self.sheet.name, self.sheet.labels
         free = [p for p in range(len(labels)) if p not in used and self.sheet.are_numbers(p)]
@@ -484,10 +473,8 @@ class _Reader:
             self.questions.add(text, metric=labels[indices[0]])
         if not indices:
             wanted = "" if metric is None else f" for the metric {quote(metric)}"
-            text = (
-                f"{table} has no column named by a size, nor one of values that is known{wanted},"
-            )
-            text += f" among the numbers {columns or 'of no other column'}; call one value"
+            text = f"{table} has no column named by a size, nor one of values that is known"
+            text += f"{wanted}, among the numbers {columns or 'of no other column'}; call one value"
             if metric is not None or not free:
                 raise TableError(text)
             label = labels[free[0]]
@@ -523,7 +510,7 @@ class _Reader:
 _OPTIONS = vocabulary("fewest metric test_rows ignore model size seed decimal full sheet")
 
 
-def _parameters(sheet: Sheet, index: int | None, names: Sequence[str]) -> dict[str, float] | None:
+def _parameters(sheet: Sheet, index: Column, names: Sequence[str]) -> dict[str, float] | None:
     if index is None:
         return None
     counts: dict[str, float] = {}

@@ -62,7 +62,7 @@ def test_evidence_and_prediction_against_a_wide_constant(which: int) -> None:
     """A free constant is the limit of a wide Gaussian one, whose algebra scipy and numpy know."""
     wide = 1e6  # against variances below 100
     full = covariance(*NOISE_PATTERNS[which]) + wide
-    kriging = Kriging.at(SIZES, np.array([TARGET]))
+    kriging = Kriging.patterns(SIZES, np.array([TARGET]))
     r = np.random.default_rng(which).standard_normal(6).cumsum()
     normal = multivariate_normal(np.zeros(6), full[:-1, :-1])
     ours = kriging.log_weight[which] - 0.5 * r @ kriging.precision[which] @ r
@@ -92,7 +92,7 @@ def test_the_walk_is_one_simulated() -> None:
 
 
 def test_shapes_are_rectified_laws() -> None:
-    shapes = Shapes.at(SIZES, np.array([TARGET]))
+    shapes = Shapes.grid(SIZES, np.array([TARGET]))
     for place in (3, 300, 600):
         transition, beta = np.exp(shapes.theta[place, :2])
         share = shapes.theta[place, 2]
@@ -106,13 +106,13 @@ def test_shapes_are_rectified_laws() -> None:
 
 
 def few_shapes() -> Shapes:
-    shapes = Shapes.at(SIZES, np.array([TARGET]))
+    shapes = Shapes.grid(SIZES, np.array([TARGET]))
     keep = np.arange(0, len(shapes.theta), 61)
     return Shapes(shapes.theta[keep], shapes.measured[keep], shapes.targets[:, keep])
 
 
 def test_marginal_against_an_integral_over_scales() -> None:
-    shapes, kriging = few_shapes(), Kriging.at(SIZES, np.array([TARGET]))
+    shapes, kriging = few_shapes(), Kriging.patterns(SIZES, np.array([TARGET]))
     y = np.log(3.0) - 0.05 * np.arange(6) + 0.01 * np.random.default_rng(0).standard_normal((2, 6))
     (squares,) = residual_squares(y, shapes, kriging)
     scale, a = 0.013, blend.GAMMA_SHAPE
@@ -138,7 +138,7 @@ def test_marginal_against_an_integral_over_scales() -> None:
 
 
 def test_mixture_against_a_sum_over_every_component() -> None:
-    shapes, kriging = few_shapes(), Kriging.at(SIZES, np.array([TARGET]))
+    shapes, kriging = few_shapes(), Kriging.patterns(SIZES, np.array([TARGET]))
     generator = np.random.default_rng(0)
     y = np.log(3.0) - 0.05 * np.arange(6) + 0.01 * generator.standard_normal((2, 6))
     logs = generator.standard_normal((len(NOISE_PATTERNS), 2, len(shapes.theta)))
@@ -164,7 +164,7 @@ def test_mixture_against_a_sum_over_every_component() -> None:
 
 def test_shared_prior_finds_the_population() -> None:
     """Curves that tell their shape exactly: the prior's mean and spread are theirs, shrunk."""
-    theta = Shapes.at(SIZES, np.array([TARGET])).theta
+    theta = Shapes.grid(SIZES, np.array([TARGET])).theta
     generator = np.random.default_rng(0)
     chosen = generator.choice(np.flatnonzero(theta[:, 1] > np.log(0.5)), 200)
     log_evidence = np.full((200, len(theta)), -1e4)
@@ -180,7 +180,7 @@ def test_shared_prior_finds_the_population() -> None:
 def test_the_scale_of_a_table_is_found(scale: float) -> None:
     """40 curves around flat shapes, each with its own scale: the table's within a third."""
     generator = np.random.default_rng(1)
-    shapes, kriging = few_shapes(), Kriging.at(SIZES, np.array([TARGET]))
+    shapes, kriging = few_shapes(), Kriging.patterns(SIZES, np.array([TARGET]))
     own = np.sqrt(invgamma(2.0, scale=2.0 * scale**2).rvs(40, random_state=generator))
     kinds = generator.integers(len(NOISE_PATTERNS), size=40)
     y = np.empty((40, 6))
@@ -414,7 +414,7 @@ def test_a_doubtful_forecast_goes_no_further_than_the_mean_fall(
 
 def test_a_smaller_subset_that_fits_moves_little() -> None:
     """Curves on the grid's own shapes: their first subset tells nothing that the others do not."""
-    shapes = Shapes.at(SIZES, np.array([TARGET]))
+    shapes = Shapes.grid(SIZES, np.array([TARGET]))
     y = shapes.measured[[200, 250, 330, 400]] + 1.0
     whole, less = posteriors(y, SIZES, [TARGET])[0], posteriors(y[:, 1:], SIZES[1:], [TARGET])[0]
     np.testing.assert_allclose(less.mean, whole.mean, atol=0.25 * np.sqrt(less.variance).max())
@@ -548,7 +548,7 @@ def test_better_than_ats_on_curves_that_level_off() -> None:
 def from_the_model() -> tuple[Posterior, np.ndarray]:
     """Posteriors of 350 curves drawn from the model itself, and their values at the target."""
     generator = np.random.default_rng(4)
-    shapes = Shapes.at(SIZES, np.array([TARGET]))
+    shapes = Shapes.grid(SIZES, np.array([TARGET]))
     away = (shapes.theta - [0.0, np.log(0.5), 0.3]) / [1.5, 0.3, 0.2]
     weight = np.exp(-0.5 * (away**2).sum(-1))
     shape = generator.choice(len(weight), 350, p=weight / weight.sum())
@@ -571,12 +571,3 @@ def test_posterior_covers_curves_of_the_model(
     inside = np.mean(away < norm.ppf((1 + level) / 2))
     error = np.sqrt(level * (1 - level) / 350)
     assert inside == pytest.approx(level, abs=0.03 + error)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "target", "words"),
-    [([200.0, 400.0], 800.0, "3 sizes"), ([200.0, 400.0, 800.0], 800.0, "not above")],
-)
-def test_bad_input(sizes: list[float], target: float, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        forecasts(np.array(sizes), np.ones((2, len(sizes))), [target])

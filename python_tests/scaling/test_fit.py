@@ -272,8 +272,6 @@ def test_a_fit_without_width_is_drawn_without_intervals() -> None:
     fitted = fit(curves.SIZES[:4], 30 * curves.SIZES[:4] ** -0.3 + 0.4, "rectified")
     axes = fitted.plot()
     assert len(axes.get_lines()) == 2 and not axes.collections
-    with pytest.raises(ValueError, match="level"):
-        fitted.plot(level=90)
 
 
 def test_free_f_stays_below_the_residual() -> None:

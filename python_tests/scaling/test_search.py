@@ -13,8 +13,7 @@ import pandas as pd
 import pytest
 
 from jachess_ext.scaling import Ask, LossTable, Search, advice, read_table, select
-from jachess_ext.scaling.history import MethodSettings
-from jachess_ext.scaling.methods import METHODS, forecast_models
+from jachess_ext.scaling.methods import METHODS, MethodSettings, forecast_models
 
 SIZES = (4, 8, 16, 32, 64)
 Loss = Callable[[Ask], float]
@@ -209,7 +208,7 @@ def test_a_model_that_cannot_be_used_is_neither_run_nor_ranked() -> None:
     search, late = (Search(("narrow", "wide", "third"), SIZES, 256) for _ in range(2))
     late.tell(Ask("wide", 4), 0.1)
     for each in (search, late):
-        each.learn(**known)
+        each.set_candidates(**known)
         while ask := each.ask():
             assert ask.model != "wide"
             each = Search.from_state(json.loads(json.dumps(each.state())))
