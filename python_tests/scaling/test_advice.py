@@ -26,12 +26,12 @@ CLOSE = table_of([2.0, 1.6, 1.3, 1.1], [1.9, 1.6, 1.3, 1.1])
 CLEAR = table_of([2.0, 1.0, 0.5, 0.25], [2.0, 1.99, 1.98, 1.97])
 
 
-@pytest.mark.parametrize(("dof", "ratio"), [(5.0, True), (np.inf, True), (np.inf, False)])
+@pytest.mark.parametrize(("dof", "ratio"), [(5.0, True), (np.inf, False)])
 def test_expected_regret_against_drawing(dof: float, ratio: bool) -> None:
     generator = np.random.default_rng(0)
     location, scale = generator.normal(0, 0.2, 7), generator.uniform(0.02, 0.3, 7)
     order = generator.permutation(7)
-    drawn = location + 0.7 * scale * generator.standard_t(min(dof, 1e9), (400_000, 7))
+    drawn = location + 0.7 * scale * generator.standard_t(min(dof, 1e9), (100_000, 7))
     lowest = np.minimum.accumulate(drawn[:, order] if ratio else np.exp(drawn[:, order]), 1)
     each = lowest - lowest[:, -1:]
     one, other = (Student(location, s, np.full(7, dof)) for s in (scale, scale / 3))
@@ -61,8 +61,8 @@ def test_expected_regret_of_two_is_the_closed_form() -> None:
 
 def test_expected_regret_of_thousands_is_that_of_drawing() -> None:
     generator = np.random.default_rng(1)
-    location = generator.uniform(0, 3, 3000)
-    many = Student(location, np.full(3000, 0.1), np.full(3000, np.inf))
+    location = generator.uniform(0, 1.5, 1500)
+    many = Student(location, np.full(1500, 0.1), np.full(1500, np.inf))
     order = np.argsort(location)
     drawn = location[order[:600]] + 0.07 * generator.standard_normal((20_000, 600))
     expected = (drawn[:, 0] - drawn.min(1)).mean()  # the others lie ten widths above and more

