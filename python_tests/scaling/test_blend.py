@@ -26,7 +26,6 @@ from jachess_ext.scaling.blend import (
     Shapes,
     backtests,
     forecasts,
-    mixture_moments,
     posteriors,
     residual_squares,
 )
@@ -91,20 +90,6 @@ def test_the_walk_is_one_simulated() -> None:
     assert (np.abs(values.T @ values / draws - expected) <= 4 * error + 0.05 * abs(expected)).all()
 
 
-def test_shapes_are_rectified_laws() -> None:
-    shapes = Shapes.grid(SIZES, np.array([TARGET]))
-    for place in (3, 300, 600):
-        transition, beta = np.exp(shapes.theta[place, :2])
-        share = shapes.theta[place, 2]
-        d = np.append(SIZES, TARGET)
-        falling = 1 / (1 + (d / (transition * SIZES[-1])) ** beta)
-        floor = share / (1 - share) * falling[-2]
-        loss = falling + floor
-        assert floor / loss[-2] == pytest.approx(share)
-        np.testing.assert_allclose(shapes.measured[place], np.log(loss[:-1] / loss[-2]))
-        assert shapes.targets[0, place] == pytest.approx(np.log(loss[-1] / loss[-2]))
-
-
 def few_shapes() -> Shapes:
     shapes = Shapes.grid(SIZES, np.array([TARGET]))
     keep = np.arange(0, len(shapes.theta), 61)
@@ -135,78 +120,6 @@ def test_marginal_against_an_integral_over_scales() -> None:
     ours = [found[place] for place in places]
     theirs = [evidence(*place) for place in places]
     np.testing.assert_allclose(np.diff(ours), np.diff(theirs), rtol=1e-6)
-
-
-def test_mixture_against_a_sum_over_every_component() -> None:
-    shapes, kriging = few_shapes(), Kriging.patterns(SIZES, np.array([TARGET]))
-    generator = np.random.default_rng(0)
-    y = np.log(3.0) - 0.05 * np.arange(6) + 0.01 * generator.standard_normal((2, 6))
-    logs = generator.standard_normal((len(NOISE_PATTERNS), 2, len(shapes.theta)))
-    scale, a = 0.02, blend.GAMMA_SHAPE
-    (squares,) = residual_squares(y, shapes, kriging)
-    (found,) = mixture_moments(y, shapes, kriging, [(squares, logs)], scale)
-    for row in range(2):
-        weight, mean, variance = [], [], []
-        for k in range(len(NOISE_PATTERNS)):
-            for s in range(len(shapes.theta)):
-                r = y[row] - shapes.measured[s]
-                weight.append(np.exp(logs[k, row, s]))
-                mean.append(shapes.targets[0, s] + kriging.weights[k, 0] @ r)
-                # The squared scale given the curve is inverse gamma with these two parameters.
-                after = invgamma(a + 2.5, scale=a * scale**2 + r @ kriging.precision[k] @ r / 2)
-                variance.append(after.mean() * kriging.variance[k, 0])
-        p = np.array(weight) / np.sum(weight)
-        expected = p @ np.array(mean)
-        spread = p @ (np.array(variance) + (np.array(mean) - expected) ** 2)
-        assert found.mean[row] == pytest.approx(expected, rel=1e-9)
-        assert found.variance[row] == pytest.approx(spread, rel=1e-6)
-
-
-def test_shared_prior_finds_the_population() -> None:
-    """Curves that tell their shape exactly: the prior's mean and spread are theirs, shrunk."""
-    theta = Shapes.grid(SIZES, np.array([TARGET])).theta
-    generator = np.random.default_rng(0)
-    chosen = generator.choice(np.flatnonzero(theta[:, 1] > np.log(0.5)), 200)
-    log_evidence = np.full((200, len(theta)), -1e4)
-    log_evidence[np.arange(200), chosen] = 0.0
-    x = np.stack([np.ones(200), np.linspace(-1, 1, 200)], -1)
-    share = blend.normalised(blend.shared_prior(log_evidence, theta, np.ones(200), x))
-    mean = share @ theta
-    assert mean[:, 1].mean() == pytest.approx(theta[chosen, 1].mean(), abs=0.15)
-    assert share[0, theta[:, 1] < np.log(0.3)].sum() < 0.2  # the vague start has 0.35
-
-
-@pytest.mark.parametrize("scale", [0.005, 0.03, 0.15])
-def test_the_scale_of_a_table_is_found(scale: float) -> None:
-    """40 curves around flat shapes, each with its own scale: the table's within a third."""
-    generator = np.random.default_rng(1)
-    shapes, kriging = few_shapes(), Kriging.patterns(SIZES, np.array([TARGET]))
-    own = np.sqrt(invgamma(2.0, scale=2.0 * scale**2).rvs(40, random_state=generator))
-    kinds = generator.integers(len(NOISE_PATTERNS), size=40)
-    y = np.empty((40, 6))
-    for row in range(40):
-        full = covariance(*NOISE_PATTERNS[kinds[row]])[:-1, :-1]
-        y[row] = own[row] * generator.multivariate_normal(np.zeros(6), full)
-    shape = generator.integers(len(shapes.theta), size=40)
-    squares = np.concatenate([*residual_squares(y + shapes.measured[shape], shapes, kriging)], 1)
-    known = squares[:, np.arange(40), shape][:, :, None]  # the shape of each is known
-    found = blend.table_scale([known], kriging.log_weight, 6, np.zeros(1))
-    assert found == pytest.approx(scale, rel=0.33)
-
-
-def test_patterns_of_noise_are_learnt() -> None:
-    logs = np.full((4, 30), -20.0)
-    logs[2] = 0.0
-    share = blend.pattern_frequencies(logs)
-    assert share.sum() == pytest.approx(1.0)
-    assert share[2] == pytest.approx((30 + 1.25) / 35)
-
-
-def test_floors_are_shared_as_losses() -> None:
-    """Two models of one floor and other losses: equal third features, E / median L(D_n)."""
-    units = blend.floor_units(np.log([[9.0, 2.0], [9.0, 4.0], [9.0, 3.0]]))
-    assert units[0] * 0.6 == pytest.approx(0.6 * 2 / 3)
-    assert units[1] * 0.3 == pytest.approx(units[0] * 0.6)
 
 
 def plain_posteriors(y: np.ndarray, targets: list[float]) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import itertools
 import math
-import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -581,23 +580,6 @@ def test_words_around_a_metric(word: str) -> None:
 @pytest.mark.parametrize("name", ["log_perplexity", "log ppl", "eval/log_perplexity"])
 def test_the_logarithm_of_a_perplexity_gets_no_second(name: str) -> None:
     assert to_loss(name, math.e) == math.e
-
-
-@pytest.mark.parametrize(
-    ("names", "word"),
-    [
-        ("eval_accuracy,accuracy@1,5-shot accuracy", "accuracy"),
-        ("macro F1,f1_macro,F1-score", "f1"),
-        (r"Acc. (%),acc_norm\,none,Acc ↑", "acc"),
-        ("log_loss,best_val_loss,loss (nats)", "loss"),
-        ("error_rate,mean squared error", "error"),
-        *[("matthews_corrcoef", "matthews"), ("perplexity (lower is better)", "perplexity")],
-        *[("test/rouge2", "rouge"), ("BLEU-4", "bleu"), ("roc_auc_ovr", "auc")],
-    ],
-)
-def test_words_that_leave_a_metric_what_it_is(names: str, word: str) -> None:
-    for name in re.split(r"(?<!\\),", names):
-        assert metric_word(name.replace("\\", "")) == word
 
 
 def test_a_column_of_deviations_is_no_column_of_scores() -> None:

@@ -61,14 +61,6 @@ def test_the_state_goes_on_from_any_moment() -> None:
     assert search == whole and search.stop == whole.stop
 
 
-def test_the_order_within_a_round_does_not_matter() -> None:
-    search, draw = Search(("narrow", "wide"), SIZES, 256), random.Random(0)
-    while asks := search.open_runs():
-        for ask in draw.sample(asks, len(asks)):
-            search.tell(ask, crossing(ask))
-    assert search == finished()
-
-
 @pytest.mark.parametrize("state", [{}, {"results": []}, {"models": ["a", "b"], "results": [1]}])
 def test_what_is_no_state(state: dict) -> None:
     with pytest.raises(ValueError, match=r"no state of a search|expected two"):
@@ -243,9 +235,6 @@ def test_a_budget_ends_before_it_is_exceeded() -> None:
     def cost(ask: Ask) -> float:
         once, each = costs[ask.model]
         return once + each * ask.rows
-
-    def spent(search: Search) -> float:
-        return sum(result.cost for result in search.results.values())
 
     whole = spent(finished(cost=cost))
     for limit, rounds in ((whole, 5), (whole - 1, 4)):

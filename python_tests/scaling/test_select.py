@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from scipy.stats import t as student
 
 from jachess_ext._io import DataError
 from jachess_ext._text import share
-from jachess_ext.scaling import LossTable, TableError, methods, read_table, select
+from jachess_ext.scaling import LossTable, Selection, TableError, methods, read_table, select
 from jachess_ext.scaling.blend import BlendForecast
 from jachess_ext.scaling.methods import METHODS
 from jachess_ext.scaling.predictive import Student
@@ -30,9 +31,14 @@ def frame(table: LossTable = TABLE) -> pd.DataFrame:
     return result
 
 
+@cache
+def chosen(method: str = "blend") -> Selection:
+    return select(TABLE, BUDGET, TARGET, method)
+
+
 @pytest.mark.parametrize("method", WITH_DISTRIBUTION)
 def test_methods_that_predict(method: str) -> None:
-    found = select(TABLE, BUDGET, TARGET, method)
+    found = chosen(method)
     assert sorted(found.ranking) == sorted(TABLE.names)
     assert found.ranking == [found.names[place] for place in found.scores.argsort()]
     if method != "blend":  # whose choice is more cautious than its forecast
@@ -67,17 +73,17 @@ def test_methods_that_only_rank() -> None:
 
 
 def test_the_plot_shows_what_was_read_and_what_is_predicted() -> None:
-    axes = select(TABLE, BUDGET, TARGET).plot()
+    axes = chosen().plot()
     drawn = {line.get_label(): line.get_xydata() for line in axes.get_lines()}
     losses = TABLE.trained_losses[:, TABLE.trained <= BUDGET]
     for name, row in zip(TABLE.names, losses, strict=True):
         np.testing.assert_array_equal(drawn[name][:, 1], row)
     with pytest.raises(ValueError, match="predicts no loss"):
-        select(TABLE, BUDGET, TARGET, "modelsize").plot()
+        chosen("modelsize").plot()
 
 
 def test_predictions_stand_side_by_side_and_what_was_measured_beside_them() -> None:
-    axes = select(TABLE, BUDGET, TARGET).plot()
+    axes = chosen().plot()
     points = [bars[0].get_xydata()[0] for bars in axes.containers]
     assert len({at for at, _ in points}) == 20
     assert all(TARGET / 1.3 < at < TARGET * 1.3 for at, _ in points)
@@ -88,7 +94,7 @@ def test_predictions_stand_side_by_side_and_what_was_measured_beside_them() -> N
 
 def test_what_the_order_and_the_target_need_said() -> None:
     """Where they contradict the forecasts, and where the table holds the answer."""
-    found = select(TABLE, BUDGET, TARGET)
+    found = chosen()
     order, measured = found.notes
     assert found.to_frame().predicted.is_monotonic_increasing is False
     frame = found.to_frame()
@@ -121,13 +127,13 @@ def test_only_the_budget_is_read() -> None:
     for method in WITH_DISTRIBUTION:
         np.testing.assert_array_equal(
             select(hidden, BUDGET, TARGET, method).predicted_losses,
-            select(TABLE, BUDGET, TARGET, method).predicted_losses,
+            chosen(method).predicted_losses,
         )
 
 
 def test_frames_and_files_agree(tmp_path: Path) -> None:
     path = tables.write_csv(tmp_path / "t.csv", TABLE)
-    expected = select(TABLE, BUDGET, TARGET, "ats").predicted_losses
+    expected = chosen("ats").predicted_losses
     for source in (frame(), str(path), path, pd.read_csv(path)):
         found = select(source, BUDGET, TARGET, "ats")
         assert found.names == TABLE.names
@@ -140,11 +146,11 @@ def test_cost_of_every_method() -> None:
     sizes = TABLE.trained[TABLE.trained <= BUDGET]
     everything = 6 * n.sum() * sizes.sum()
     for method in ("blend", "lensllm", "rectified", "power"):
-        assert select(TABLE, BUDGET, TARGET, method).flops == pytest.approx(everything)
+        assert chosen(method).flops == pytest.approx(everything)
     sub = select(TABLE, BUDGET, TARGET, "subtuning", tokens=100, epochs=3)
     assert sub.flops == pytest.approx(300 * 6 * n.sum() * BUDGET)
     assert sub.full_flops == pytest.approx(300 * 6 * n.sum() * TARGET)
-    assert select(TABLE, BUDGET, TARGET, "zeroshot").flops == 0
+    assert chosen("zeroshot").flops == 0
     # Algorithm 1 halves from the budget down and stops: never more than everything.
     early = select(TABLE, BUDGET, TARGET, "ats", tau=1e-9)
     four = sizes[-4:].sum()  # three accepted unseen, the fourth refused
@@ -159,7 +165,7 @@ def test_cost_of_every_method() -> None:
 @pytest.mark.parametrize("method", ["power", "ats"])
 def test_prob_best_against_drawing(method: str) -> None:
     """What the models' errors do not share is of one width: from the intervals and the falls."""
-    found = select(TABLE, BUDGET, TARGET, method)
+    found = chosen(method)
     fall = np.log(TABLE.up_to(BUDGET).losses[:, -1] / found.predicted_losses)
     assert found.forecast.predictive is not None
     own = np.hypot(0.55 * np.median(found.forecast.predictive.scale), 1.3 * fall.std())
@@ -180,7 +186,7 @@ def test_the_first_is_the_most_probable(method: str) -> None:
 def test_noise_that_is_known_widens_intervals_and_doubts() -> None:
     """Standard errors over seeds of a tenth, where the curves themselves are smooth."""
     noise = np.full(TABLE.losses.shape, 0.1) * TABLE.losses
-    plain = select(TABLE, BUDGET, TARGET)
+    plain = chosen()
     noisy = select(replace(TABLE, noise=noise), BUDGET, TARGET)
     np.testing.assert_array_equal(noisy.predicted_losses, plain.predicted_losses)
     before, after = (np.log(found.interval_ends(0.9)[1]) for found in (plain, noisy))
