@@ -1,4 +1,4 @@
-"""What the names of columns, rows and cells of a table say they hold."""
+"""Vocabularies of tables: names of columns, of rows that are no models, of runs that failed."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ COLUMN_NAMES = {
     "value": r"value|score",
     "metric": r"metric",
 }
-"""Names of columns by what they hold, in lower case and with _ between words."""
+"""Patterns of the names of columns, in lower case with _ between words, by the role of a column."""
 _STATUS = vocabulary("state status finished completed success converged")
 FILTER_COLUMNS = _STATUS | vocabulary(
     "task tasks dataset data data_set language lang domain benchmark split subset eval_set "
     "test_set corpus"
 )
-"""Names of columns of words of which the rows of one are wanted, whichever the model."""
+"""Names of columns of words of which a table should hold one value, for all models."""
 NOT_MODEL_COLUMNS = FILTER_COLUMNS | vocabulary(
     "step steps epoch epochs iteration iterations group optimizer layer layers year date time run "
     "lr k shots"
 )
-"""Names of first columns that name no models."""
+"""Names of first columns that do not name models."""
 _UNFINISHED = vocabulary(
     "crashed crash failed failure fail error errored timeout timedout running pruned killed "
     "cancelled canceled aborted pending queued waiting scheduled preempted preempting oom "
     "diverged stopped interrupted terminated incomplete unfinished partial suspended paused"
 )
-"""Words of a cell that say that its run did not end as it should."""
+"""Words of a cell that say that its run did not finish."""
 _SPREADS = vocabulary(
     "std stdev stddev sd stderr sem ci variance delta diff difference gap improvement pvalue"
 )
-"""A name that ends in one of these is no model's."""
+"""A row whose name ends in one of these is no model."""
 _SUMMARIES = _SPREADS | vocabulary(
     "se var mean average avg median min minimum max maximum best worst total sum count all "
     "overall gain change rank time runtime seconds hours gpu n ntest ntrain rows samples size "
@@ -54,23 +54,23 @@ _FILLERS = vocabulary(
     "of the over across in on per models model name names seeds runs p value test train training "
     "dev num number score scores macro micro geometric harmonic rate quantile percentile t and"
 )
-"""A name of nothing but these words, and a summary's among them, says something of other rows."""
+"""A row whose name has only these and summaries' words, one at least, summarises other rows."""
 
 
 def snake_case(label: str) -> str:
-    """Return a column's name in lower case with _ between words: "Train Size", "trainSize"."""
+    """Return a column's name as words with _ between: train_size of "Train Size" or "trainSize"."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", label).lower().replace("%", " percent")
     words = re.sub(r"^(params|metrics|config|summary|hparams|tags)[\W_]+", "", words)
     return "_".join(re.findall(r"[^\W_]+", words))
 
 
 def is_named(kind: str, label: str) -> bool:
-    """Return whether a column's name is one of a kind of `COLUMN_NAMES`."""
+    """Return whether a column's name matches a role of `COLUMN_NAMES`."""
     return re.fullmatch(COLUMN_NAMES[kind], snake_case(label)) is not None
 
 
 def is_summary_row(name: str) -> bool:
-    """Return whether a row of this name is none of a model."""
+    """Return whether a row of this name summarises other rows, and is no model."""
     text = name.lower().replace("p-value", "pvalue")
     words = re.findall(r"[^\W_]+", text)
     outside = re.findall(r"[^\W_]*[^\W\d_][^\W_]*", re.sub(r"\(.*?\)", "", text))
@@ -90,13 +90,13 @@ SIZE_WORDS = vocabulary(
 
 
 def says_unfinished(key: str, value: str) -> bool:
-    """Return whether a cell, of a column with this key, says that a run did not end well."""
+    """Return whether a cell, of a column whose snake case is `key`, says that a run failed."""
     no = key in _STATUS and value.lower() in ("false", "no")
     return no or not _UNFINISHED.isdisjoint(re.findall(r"[a-z]+", value.lower()))
 
 
 def doubt_about_sizes(headers: Sequence[object], sizes: Sequence[float]) -> str | None:
-    """Return what sizes that are told by nothing but their numbers may be instead, or None."""
+    """Return what else than sizes bare numbers may be (years, layers, …), None if nothing else."""
     # 7B, 13B are models as often as sizes; 2, 4, 8 are shots, 1, 2, 3 layers and 2021, 2022 years.
     # Only what no other reading fits is taken for numbers of examples without asking.
     texts = [str(header).strip() for header in headers]

@@ -1,4 +1,4 @@
-"""How far a curve leaves its law beyond the sizes measured."""
+"""The error of a law beyond the sizes measured, which widens intervals."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _RECENT = 3  # sizes that the slope of a curve's end is taken from
 
 @dataclass(frozen=True)
 class Drift:
-    """An error of the forecast that grows with the way from the largest size.
+    """A forecast error that grows with the distance from the largest size.
 
-    No law is exact: from the largest size on a curve's slope d ln L / d ln D is another than the
-    law's, and ln L is wrong by the difference times the reach, ln(size / largest size).  Two things
-    tell how large the difference may be: that of a backtest, which knows the curve but looks a
-    short way ahead, and the slope of the curve's end, as a curve may stop falling or go on twice as
-    steeply.  Their geometric mean counts, and more the longer the reach is beside the span of the
+    No law is exact: from the largest size on, the slope d ln L / d ln D of a curve differs from the
+    law's, and ln L is wrong by the difference times the reach, ln(size / largest size).  The size
+    of the difference is the geometric mean of two estimates: the slope error in the backtest, which
+    is of this curve but looks a short way ahead, and the slope at the curve's end, as a curve may
+    stop falling or go on twice as steeply.  It grows with the reach relative to the span of the
     sizes measured:
 
-        deviation of ln L = 0.85 √(slope · backtest's difference · reach / span) · reach
+        deviation of ln L = 0.85 √(slope · slope error of the backtest · reach / span) · reach
 
     Attributes:
-        last: logarithm of each curve's largest size, [n].
-        span: that minus the logarithm of its smallest size above 0, [n].
-        rate: deviation of the slope at a reach as long as the span, [n].
+        last: ln of each curve's largest size, [n].
+        span: that minus ln of its smallest size above 0, [n].
+        rate: standard deviation of the slope at a reach equal to the span, [n].
     """
 
     last: Array
@@ -59,7 +59,7 @@ def measure_drift(sizes: Array, losses: Array, counted: Mask, errors: Mapping[in
         losses: [n, m].
         counted: losses that count, at sizes above 0, two or more in every curve, [n, m].
         errors: by k: ln forecast − ln loss from the k-th size on, of the law fitted to those before
-            it, [n, m − k].  The slope counts for the backtest's difference where there is none.
+            it, [n, m − k].  Without any, the slope stands for the slope error of the backtest.
     """
     x = np.broadcast_to(log_sizes(sizes), counted.shape)
     recent = counted & (counted[:, ::-1].cumsum(-1)[:, ::-1] <= _RECENT)
@@ -77,6 +77,6 @@ def measure_drift(sizes: Array, losses: Array, counted: Mask, errors: Mapping[in
 
 
 def _nan_mean(values: Array) -> Array:
-    """Return the mean over the last axis of what is not NaN; NaN where all is."""
+    """Return the mean over the last axis without NaN; NaN of nothing but NaN."""
     count = (~np.isnan(values)).sum(-1)
     return np.where(count > 0, np.nansum(values, -1) / np.maximum(count, 1), np.nan)

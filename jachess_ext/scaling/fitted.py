@@ -21,16 +21,13 @@ if TYPE_CHECKING:
 Values = Array | float
 
 
-# Arguments --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Curves:
     """Losses of n curves at m sizes.
 
     Attributes:
         sizes: strictly increasing, [m]; the first may be 0.
-        losses: positive, [n, m]; a curve's lowest stands for those that do not count.
+        losses: positive, [n, m]; those of weight 0 are replaced by the curve's lowest.
         weights: not negative, [n, m]; the mean of those above 0 is 1.
         single: whether the caller gave one curve as [m].
     """
@@ -42,33 +39,30 @@ class Curves:
 
     @property
     def above(self) -> Mask:
-        """Which losses count and are at a size above 0, [n, m]."""
+        """Mask of the losses with a weight and a size above 0, [n, m]."""
         return (self.weights > 0) & (self.sizes > 0)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Units of each curve's own, which a fit counts in: [n] each.
+    """Units of losses and sizes in which each curve is fitted, [n] each.
 
     Attributes:
-        loss: its lowest loss.
-        size: its largest size.
+        loss: the curve's lowest loss, or 1.
+        size: the curve's largest size, or 1.
     """
 
     loss: Array
     size: Array
 
     def unit(self, exponents: Exponents) -> Array:
-        """Return the unit of a parameter, [n]; an unknown exponent is none of a unit of 1."""
+        """Return the unit of a parameter, [n]; an exponent may be NaN where its base is 1."""
         pairs = zip(exponents, (self.loss, self.size), strict=True)
         loss, size = (np.where(base == 1, 0.0, power * np.log(base)) for power, base in pairs)
         return np.exp(loss + size)
 
 
 NO_UNIT = (0.0, 0.0)
-
-
-# Results ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -79,7 +73,7 @@ class Transition:
         size: the estimate.
         low, high: the interval.
 
-    Example:
+    Examples:
         >>> import jachess_ext as jx
         >>> sizes = [10, 30, 100, 300, 1000, 3000, 10_000]
         >>> losses = [2.0, 1.98, 1.92, 1.7, 1.2, 0.8, 0.5]
@@ -93,18 +87,18 @@ class Transition:
 
 
 Transitions = Transition | None | list[Transition | None]
-"""Of a single curve, or a list with one a curve; None where none is seen."""
+"""Of a single curve, or a list with one entry a curve; None where no transition is seen."""
 
 
 @dataclass(frozen=True, repr=False)
 class FittedLaw:
-    """What `fit` returns. Shapes below are for n curves; a single curve ([m]) has no leading n.
+    """A law fitted to n curves; of a single curve ([m]) the shapes below have no leading n.
 
-    Intervals are Student's t around the fit with m − p degrees of freedom: the noise, and the
-    fit's own error carried over by the law's gradient (delta method).  That error comes from the
-    curvature at the optimum plus a weak pull to the middle of each parameter's bounds, without
-    which a parameter that the data say nothing about would have an infinite variance.  Those of
-    ats are the exact ones of a straight line, given the points that were accepted.
+    Intervals are Student's t around the fit with m − p degrees of freedom; the variance is that of
+    the noise plus that of the parameters by the law's gradient (delta method).  The covariance of
+    the parameters is the inverse curvature at the optimum, with a weak prior over each parameter's
+    bounds, without which a parameter that the data do not determine would have an infinite
+    variance.  Intervals of ats are the exact ones of a straight line through the accepted points.
 
     Attributes:
         definition: the law, with its `formula`.
@@ -114,13 +108,13 @@ class FittedLaw:
         dof: sizes that count minus free parameters, [n].
         objective: the minimised Σ w h_δ(r), [n]; the mean of the weights above 0 is 1.
         delta: Huber's threshold δ in ln L, [n].
-        scale: the units that the fit counted in.
-        backtest: where `fit` chose the law, the median of |ln error| that each of the laws had when
-            it forecast the larger sizes from the smaller ones; empty otherwise.
-        drift: how far the curves may leave the law beyond the sizes measured, where `fit` chose it;
-            None: a law that was named is taken as exact.
+        scale: the units of the fit.
+        backtest: where `fit` chose the law, the median |ln error| of each law's forecasts of the
+            larger sizes from the smaller ones; empty otherwise.
+        drift: error of the law beyond the sizes measured, where `fit` chose it; None: a law that
+            was named is taken as exact.
 
-    Example:
+    Examples:
         >>> import jachess_ext as jx
         >>> sizes = [100, 200, 400, 800, 1600]
         >>> law = jx.scaling.fit(sizes, [30 / d**0.5 + 0.4 for d in sizes], law="power")
@@ -191,7 +185,7 @@ class FittedLaw:
             if not self.covariance[:, column, column].any():
                 continue
 
-            # Of ln value where the coordinate is one: it depends on others through its unit.
+            # ln value where that is the coordinate: its unit may depend on other parameters.
             def form(u: Array, p: Parameter = p) -> Array:
                 return np.asarray(p.coordinate(self._values(u)[p.name]))
 
@@ -304,7 +298,7 @@ class FittedLaw:
             ValueError: a bad level.
             MissingExtra: matplotlib or scipy is not installed.
 
-        Example:
+        Examples:
             >>> import jachess_ext as jx
             >>> sizes = [100, 200, 400, 800, 1600]
             >>> losses = [1.1, 0.93, 0.8, 0.7, 0.62]
@@ -360,11 +354,8 @@ _STEP = 1e-6  # of a coordinate, for derivatives of what has no formula here
 _LEAST_SCALE = 1e-12  # the least scale of a distribution of ln L or of a parameter
 
 
-# ---- a law in words: what a notebook shows of it -------------------------------------------------
-
-
 def describe(fitted: FittedLaw) -> str:
-    """Return the law, its parameters, transition, residual, and what intervals and choice rest on.
+    """Return a law, its parameters, transition, residual, backtest and kind of intervals as text.
 
     One curve comes with 90 % intervals of its parameters, several with the range of theirs.
     """

@@ -71,7 +71,7 @@ def fit(
             free parameters, an unknown law or parameter, bounds that it cannot have, or arguments
             of another law.
 
-    Example:
+    Examples:
         >>> import jachess_ext as jx
         >>> sizes = [100, 200, 400, 800, 1600]
         >>> law = jx.scaling.fit(sizes, [30 / d**0.5 + 0.4 for d in sizes], law="power")
@@ -79,14 +79,14 @@ def fit(
         0.7
     """
     curves = _check_curves(sizes, losses, weights)
-    parts = {"theta": theta, "residual": residual, "t": t, "lr": lr}
-    kernel = {name: value for name, value in parts.items() if value is not None}
+    arguments = {"theta": theta, "residual": residual, "t": t, "lr": lr}
+    kernel = {name: value for name, value in arguments.items() if value is not None}
     if law in (None, "ats") and not (fixed is None and bounds is None):
         raise ValueError("fixed and bounds are for one law; name it, such as law='rectified'")
     if kernel and law not in (None, "lensllm"):
         raise ValueError(f"{', '.join(kernel)} is for the lensllm law; the {law} law has no kernel")
-    if kernel and (len(kernel) < len(parts) or len(curves.losses) > 1):
-        text = f"a measured F needs {', '.join(parts)} of one curve"
+    if kernel and (len(kernel) < len(arguments) or len(curves.losses) > 1):
+        text = f"a measured F needs {', '.join(arguments)} of one curve"
         raise ValueError(f"{text}; there are {', '.join(kernel)} and {len(curves.losses)} curves")
     if law is None:
         return _fit_best(curves, kernel, partial(fit, gamma=gamma, tau=tau))
@@ -140,7 +140,7 @@ def _fit_line(curves: Curves, gamma: int, tau: float) -> FittedLaw:
 
 _SIMPLEST_FIRST = ("ats", "power", "rectified", "lensllm")
 _FEWEST_TO_JUDGE = 5  # sizes above 0: one more than a law has parameters
-_EQUAL = 9  # digits after the point; smaller errors are rounding's
+_DIGITS = 9  # after the point; smaller differences of errors are rounding
 
 
 def _fit_best(
@@ -149,10 +149,10 @@ def _fit_best(
     """Fit the law that would have forecast the larger sizes best from the smaller ones.
 
     Every law is fitted to the first k sizes, for every k of at least five sizes above 0 and half of
-    all, and judged on the others.  The lowest median of |ln error| over all k, sizes held back and
-    curves decides: the mean would be that of a few wild forecasts.  Of equals, and where there are
-    too few sizes to hold any back, the law with the fewest parameters that takes the input is
-    fitted.  The errors of that law widen its intervals.
+    all, and judged on the others.  The law with the lowest median |ln error| over all k, sizes held
+    back and curves is chosen: a mean would be dominated by a few wild forecasts.  Of equals, and
+    where there are too few sizes to hold any back, the law with the fewest parameters that takes
+    the input is fitted.  The errors of that law widen its intervals.
     """
     laws = list(_SIMPLEST_FIRST)
     if not kernel:
@@ -183,8 +183,8 @@ def _fit_best(
 
     law_errors = {law: {k: errors(k, law) for k in cuts} for law in (laws if cuts else ())}
     backtest = {law: median(errors) for law, errors in law_errors.items()}
-    # `min` takes the first of equals, and the laws stand with the simplest first.
-    best = min(backtest, key=lambda law: round(backtest[law], _EQUAL), default=laws[0])
+    # `min` takes the first of equals, and the simplest law comes first.
+    best = min(backtest, key=lambda law: round(backtest[law], _DIGITS), default=laws[0])
     chosen = fit_first(len(curves.sizes), best)
     drift = measure_drift(curves.sizes, curves.losses, curves.above, law_errors.get(best, {}))
     return replace(chosen, backtest=backtest, drift=drift, _curves=curves)
@@ -215,7 +215,7 @@ def _check_curves(
 def _user_bounds(
     law: Law, fixed: Mapping[str, float], bounds: Mapping[str, tuple[float, float]]
 ) -> dict[str, tuple[float, float]]:
-    """Return the bounds that were given, in the units of the losses and sizes that were given."""
+    """Return name -> (low, high) of `bounds` and `fixed`, in the units of the input, checked."""
     parameters = {parameter.name: parameter for parameter in law.parameters}
     ends = dict(bounds) | {name: (value, value) for name, value in fixed.items()}
     for name, (low, high) in ends.items():
@@ -234,12 +234,12 @@ def _scale_and_bounds(
 ) -> tuple[Scale, Array, Array]:
     """Return the units to fit in, and the bounds of the coordinates in these units, [n, p].
 
-    Where a bound was given for a parameter whose unit is a power of losses or sizes that is itself
-    fitted (B of loss · size^β), that unit stays 1: the bound has no other form.
+    Where the user bounds a parameter whose unit has a fitted exponent (B of loss · size^β), that
+    unit stays 1: the bound cannot be converted before β is fitted.
     """
-    # The unit of a parameter is loss^a · size^b, where a and b may hold other parameters: those are
-    # numbers where they are fixed, NaN where they are fitted.  NaN in the unit of a bound other
-    # than 0 is the case above.
+    # The unit of a parameter is loss^a · size^b, where a and b may be other parameters: numbers
+    # where those are fixed, NaN where they are fitted.  NaN in the unit of a bound other than 0 is
+    # the case above.
     fixed = {name: low if low == high else np.nan for name, (low, high) in ends.items()}
     units = law.units({p.name: fixed.get(p.name, np.nan) for p in law.parameters})
     powers = [units.get(name, NO_UNIT) for name, pair in ends.items() if any(pair)]
@@ -393,7 +393,7 @@ def _robust_deviation(value: Array, weights: Array, free: int) -> Array:
 def _gaussian_variance(delta: Array) -> Array:
     """Return the variance of Huber's location under Gaussian noise, the unit of the thresholds.
 
-    E ψ² over the squared share inside: from 1 at infinity to π/2 at 0, the median's.
+    E ψ² over the squared probability inside: from 1 at infinity to π/2 at 0, the median's.
     """
     k = np.clip(delta, 1e-3, 10.0)
     inside = np.vectorize(math.erf)(k / math.sqrt(2))
@@ -409,9 +409,9 @@ def _summary(
     dof = (weights > 0).sum(-1) - float(free.sum())
     remaining = np.maximum(dof, 1)
     noise = np.sqrt((weights * value**2).sum(-1) / remaining)
-    # Variance of Huber's estimator: Σ ψ² / (m − p) over the squared share of residuals inside.
-    # Inside a threshold far below the noise are only the residuals that the fit makes 0: there it
-    # is taken at the usual threshold, times what the narrow one loses under Gaussian noise.
+    # Variance of Huber's estimator: Σ ψ² / (m − p) over the squared fraction of residuals inside.
+    # Inside a threshold far below the noise are only the residuals that the fit makes 0: there the
+    # variance is that at the usual threshold, times the ratio of both under Gaussian noise.
     deviation = _robust_deviation(value, weights, int(free.sum()))
     wide = np.maximum(delta, _EFFICIENT * deviation)[:, None]
     inside = np.maximum((weights * (np.abs(value) <= wide)).sum(-1) / weights.sum(-1), 0.5)

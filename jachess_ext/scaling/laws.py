@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..ntk import Spectrum
 
 Exponents = tuple[Array | float, Array | float]
-"""Of the units of losses and sizes."""
+"""Exponents of the units of losses and sizes in the unit of a parameter."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Law(ABC):
     reads_zero = False
     """Whether D = 0 (the loss before fine-tuning) is a point of the law."""
     sizes_are_examples = False
-    """Whether the law holds for sizes in training examples only, and in no other unit of theirs."""
+    """Whether the law holds only for sizes in training examples, and in no other unit."""
 
     @abstractmethod
     def log_loss(self, u: Array, sizes: Array, gradient: bool = True) -> tuple[Array, Array]:
@@ -82,7 +82,7 @@ class Law(ABC):
         """
 
     def candidates(self, sizes: Array, log_losses: Array, weights: Array) -> Array:
-        """Return coordinates to start from, [n, k, p]: a grid whose scale is fitted to the losses.
+        """Return starts for the fit, [n, k, p]: a grid of parameters with B fitted to the losses.
 
         Args:
             sizes: D, [n, m].
@@ -100,7 +100,7 @@ class Law(ABC):
         return {}
 
     def canonical(self, u: Array, low: Array, high: Array) -> Array:
-        """Return coordinates of the same curve, the same ones wherever along a ridge u is."""
+        """Return the canonical coordinates of the curve of u, where several give the same curve."""
         return u
 
     def log_transition(self, u: Array) -> tuple[Array, Array] | None:
@@ -205,7 +205,7 @@ class Rectified(Law):
 
 
 def _scale_for(u: Array, sizes: Array, log_losses: Array, weights: Array) -> Array:
-    """Return ln B as the mean of ln(L − E) + ln(D_l + D^β), [n, k]: exact where the rest is."""
+    """Return ln B as the mean of ln(L − E) + ln(D_l + D^β), [n, k], exact for exact β, D_l, E."""
     raised = np.exp(u[..., 2:3]) * log_sizes(sizes)[:, None, :]
     power = np.where(sizes[:, None, :] > 0, np.exp(raised), 0.0)
     excess = np.log(np.exp(log_losses)[:, None, :] - u[..., 3:4])
@@ -368,7 +368,7 @@ class Power(Law):
         return {"B": (root, values["beta"]), "E": (root, 0.0)}
 
     def canonical(self, u: Array, low: Array, high: Array) -> Array:
-        """Without E only B^α and αβ count: α is put at 1, or as near as the bounds let it come."""
+        """Set α to 1, or as near as the bounds allow, where E = 0 and only B^α and αβ count."""
         # L = (B / D^β)^α = B^α D^(−αβ): the fit may stop anywhere on a ridge, and numbers of two
         # curves would not compare.  A move along it leaves α ln B and αβ as they are.
         # Steps of ln β; ln α goes the other way, ln B with α.

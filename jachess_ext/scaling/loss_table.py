@@ -24,13 +24,12 @@ class LossTable:
         sizes: training examples, increasing, [m]; the first may be 0.
         losses: [n, m]; NaN where the table has no number.
         parameters: N of every model, [n]; NaN where unknown, None without the column.
-        metric: what the numbers were before they became losses (see `shown`); None: losses, as far
-            as is known.
+        metric: of the values that the losses were computed from, see `to_metric`; None: losses.
         scale: 100 where its scores were in per cent.
         noise: standard errors of the losses, [n, m], NaN where unknown: over seeds, and of an
             accuracy from the number of its test rows; None where there are none.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> import jachess_ext as jx
         >>> losses = np.array([[2.0, 1.5], [2.1, 1.7]])
@@ -48,16 +47,16 @@ class LossTable:
     noise: Array | None = None
 
     def to_metric(self, losses: Values) -> Values:
-        """Return losses in the terms that the table was in: accuracies, per cent, ..."""
+        """Return losses as values of the table's metric, in per cent where its scores were."""
         return losses if self.metric is None else self.scale * from_loss(self.metric, losses)
 
     @property
     def label(self) -> str:
-        """What `shown` returns, in words."""
+        """Name and unit of what `to_metric` returns."""
         return f"{self.metric or 'loss'}{' (per cent)' if self.scale == 100 else ''}"
 
     def up_to(self, budget: float) -> LossTable:
-        """Return the columns of sizes up to the budget that have a loss, every loss checked.
+        """Return the sizes up to the budget at which a model has a loss, and check all losses.
 
         Raises:
             TableError: a budget below the first size or above the last, no loss up to it, or one

@@ -1,4 +1,4 @@
-"""Metrics by their names: which direction is better, and the loss that is forecast of a score."""
+"""Metrics by their names: which direction is better, and their conversion to losses and back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORST_VALUES = {
     **dict.fromkeys(("bleu", "sacrebleu", "rouge", "rougel", "rougelsum", "meteor", "chrf"), 0.0),
     **dict.fromkeys(("r2", "higher"), -math.inf),
 }
-"""The worst value by word of a metric's name, of those whose best is 1."""
+"""Word of a metric whose best is 1 -> its worst value."""
 LOGARITHMIC = ("perplexity", "ppl")
 LOWER_IS_BETTER = (
     *("loss", "logloss", "nll", "entropy", "brier", "error", "err", "wer", "cer"),
@@ -33,7 +33,7 @@ LOWER_IS_BETTER = (
 
 
 def vocabulary(text: str) -> frozenset[str]:
-    """Return the words of a text, of which a vocabulary is written."""
+    """Return the words of a text as a set."""
     return frozenset(text.split())
 
 
@@ -43,26 +43,26 @@ _NEUTRAL_AFTER = vocabulary(
     "none strict flexible extract percent pct per cent token byte char word nats bits coefficient "
     "coef corrcoef corr ovr ovo on the set"
 )
-"""Words behind a metric's own that leave it what it is; of "acc_stderr" nothing is known."""
+"""Words after a metric's word that do not change its direction; others, as of "acc_stderr", may."""
 _CHANGING_BEFORE = vocabulary(
     "std stdev stddev stderr sd se sem ste var variance ci delta diff difference gap drop change "
     "gain improvement increase decrease reduction rank ranking count num number n neg negative "
     "minus inv inverse reciprocal one ln exp sqrt log10 log2 relative rel ratio excess regret "
     "grad gradient threshold sum total cumulative time step steps epoch epochs scale scaled"
 )
-"""Words before a metric's own with which it is another number."""
+"""Words before a metric's word that may change its direction."""
 
 
 def metric_word(name: str) -> str | None:
     """Return the word of a metric's name that tells its direction, None where none does.
 
-    The last known word decides: "eval_exact_match" and "macro F1" are known by "match" and "f1".
-    Words around it with which it is another number, as in "acc_stderr" or "neg_loss", leave it
-    unknown; the logarithm of a perplexity is a loss.  "NAME:lower" and "NAME:higher" (with 1 as the
-    best) say it of any other metric.
+    It is the last known word: "match" of "eval_exact_match", "f1" of "macro F1".  With words around
+    it that may change the direction, as in "acc_stderr" or "neg_loss", there is none; the logarithm
+    of a perplexity is a loss.  Of other metrics "NAME:lower" and "NAME:higher" (best value 1) tell
+    the direction.
     """
-    # The wrong direction would turn a ranking upside down without any sign of it.  So a name counts
-    # only if every word around the metric's own is one that leaves its direction as it is.
+    # The wrong direction would turn a ranking upside down without any sign of it.  So every word
+    # around the metric's word must be known not to change it.
     name = name.replace("²", "2")
     text = re.sub(r"[↑↓]|\(?\b(lower|higher) is better\)?", "", name.lower()).strip()
     if text.endswith((":lower", ":higher")):
@@ -87,7 +87,7 @@ def metric_word(name: str) -> str | None:
 
 
 def sampling_noise(name: str, losses: Array, rows: int | None) -> Array | None:
-    """Return standard errors of a share of test rows, right or wrong; None for other metrics."""
+    """Return the binomial standard errors of accuracies or error rates; None for other metrics."""
     share = metric_word(name) in _PROPORTIONS
     if rows is None or not share or re.search("squared|absolute|mean", name.lower()):
         return None
@@ -97,7 +97,7 @@ def sampling_noise(name: str, losses: Array, rows: int | None) -> Array | None:
 
 
 def chance_loss(name: str | None, classes: int) -> float | None:
-    """Return the loss of guessing among C classes: ln C, of a share of test rows 1 − 1/C."""
+    """Return the loss of guessing among C classes: ln C, or 1 − 1/C of accuracies and errors."""
     word = metric_word(name or "loss")
     if word in _PROPORTIONS:
         return 1 - 1 / classes
@@ -133,10 +133,10 @@ def worst_value(name: str) -> float:
 
 
 def to_loss(name: str, value: Values, rows: float = math.inf) -> Values:
-    """Convert scores to the numbers that methods extrapolate: lower is better and above 0.
+    """Return a metric's values as losses, which methods extrapolate: positive, lower is better.
 
-    A loss is itself, a perplexity its logarithm.  Of a score whose best is 1 it is what is missing,
-    1 − value; where nothing is missing in so many rows, half a row's worth.
+    A loss stays, a perplexity becomes its logarithm, a score whose best is 1 becomes 1 − value, at
+    least half an error in `rows` test rows, 0.5 / rows.
 
     Raises:
         TableError: the metric's name does not tell which direction is better.
@@ -147,20 +147,20 @@ def to_loss(name: str, value: Values, rows: float = math.inf) -> Values:
 
 
 def from_loss(name: str, value: Values) -> Values:
-    """Return forecasts in the metric's own terms, a score no lower than its worst, or raise."""
+    """Return losses as values of a metric, the inverse of `to_loss`; scores from their worst up."""
     if higher_is_better(name):
         return np.maximum(1.0 - value, worst_value(name))
     return np.exp(value) if metric_word(name) in LOGARITHMIC else value
 
 
 def plain_name(metric: str) -> str:
-    """Return a metric's name without what says where it was measured, such as eval_ or val/."""
+    """Return a metric's name without the prefix of its data set, such as eval_ or val/."""
     name = re.sub(r"^(eval|evaluation|val|valid|validation|dev|test)[_/. -]+", "", metric.lower())
     return re.sub(r"[^a-z0-9]+", "_", name.rpartition(":")[0] or name)
 
 
 def matching_names(metric: str, names: Iterable[str]) -> list[str]:
-    """Return the names that are a metric's: the very one, or else all that `plain_name` equates."""
+    """Return the names equal to a metric's, or else those with the same `plain_name`."""
     names = list(names)
     plain = plain_name(metric)
     return [x for x in names if x == metric] or [x for x in names if plain_name(x) == plain]

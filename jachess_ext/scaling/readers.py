@@ -30,15 +30,15 @@ State: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class _Run:
-    """A run as its folder tells of it.
+    """A run, as the files in its folder record it.
 
     Attributes:
         directory: its folder, or its file.
         name: its path in the folder that is read.
         rows: training examples; None where no file says.
-        recipe: what is known of `_RECIPE`, and of lm-eval's settings.
-        trial: the hyperparameters that a search tried, but for seeds; None where there was none.
-        values: steps and measurements by metric, in their order, NaN for what is no number.
+        recipe: the recorded settings of `_RECIPE`, and lm-eval's.
+        trial: hyperparameters of a trial of a search, without seeds; None without a search.
+        values: metric -> (step, measurement) in their order, NaN where it is no number.
     """
 
     directory: Path
@@ -50,11 +50,11 @@ class _Run:
 
     @property
     def settings(self) -> list[str]:
-        """The names of all settings in which repeats of it may not differ."""
+        """Names of the settings that repeats of this run must share."""
         return [*self.recipe, *(name for name in self.trial or {} if name not in self.recipe)]
 
     def differences(self, other: _Run) -> dict[str, tuple[object, object]]:
-        """Return the settings in which two runs differ, as far as both are known."""
+        """Return the settings in which two runs differ, of those that both record."""
         pairs = {
             name: (self.recipe[name], other.recipe[name])
             for name in self.recipe
@@ -100,7 +100,7 @@ def read_runs(
             another's folder, or a folder with the checkpoints of several runs.
         DataError: a file that cannot be read, or is no JSON.
 
-    Example:
+    Examples:
         >>> import json, tempfile
         >>> from pathlib import Path
         >>> import jachess_ext as jx
@@ -140,7 +140,7 @@ def read_runs(
 
 
 def _path_group(run: _Run, pattern: str, argument: str) -> str:
-    """Return the one group of the argument in a run's path."""
+    """Return the one group of a pattern, the value of `argument`, in a run's path."""
     try:
         match = re.search(pattern, run.name)
     except re.error as error:
@@ -163,9 +163,9 @@ def _run_size(run: _Run, pattern: str | None) -> float:
 
 
 def _metric(folder: Path, runs: Sequence[_Run], metric: str | None) -> str:
-    """Return the measurement asked for, or the only one there is.
+    """Return the name of the measurement `metric`, or of the only one.
 
-    One name counts for all runs: those without it must not be judged by another one.
+    It is one name for all runs: a run without it must not be judged by another measurement.
     """
     every = list(dict.fromkeys(name for run in runs for name in run.values))
     if not every:
@@ -314,7 +314,7 @@ def _trainer_run(folder: Path, directory: Path, state: State) -> _Run:
 
 @contextmanager
 def _refuse_damaged(path: Path) -> Iterator[None]:
-    """Turn errors of files that are not as Trainer writes them into a sentence."""
+    """Raise TableError for files that are not as Trainer or lm-eval writes them."""
     try:
         yield
     except (DataError, TableError):

@@ -1,4 +1,4 @@
-"""Values of runs, and the table of losses that they make: means over seeds, scores as losses."""
+"""Values of runs, and the `LossTable` of their means over seeds."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Records:
 def to_table(
     records: Records, metric: str | None, fewest: int = 2, test_rows: int | None = None
 ) -> LossTable:
-    """Return the table of some runs: losses by model and size, means over seeds.
+    """Return the losses of runs by model and size, as means over seeds.
 
     Args:
         records: the runs.
@@ -135,9 +135,9 @@ def _pivot(records: Records, columns: Index, sizes: Array) -> tuple[Array, Array
 
 
 def _refuse_rising(name: str, losses: Array, per_cent: bool) -> None:
-    """Raise TableError where as many curves end higher than they begin as end lower, or more.
+    """Raise TableError where at least as many curves rise as fall, or numbers are in per cent.
 
-    And where numbers are in per cent, which falling scores and error rates are.
+    Rising numbers are scores rather than losses, and per cents are scores or error rates.
 
     Of LCDB's accuracies 97 % of the tables are noticed so, and 7 % of those of its log-losses (in
     which models that overfit rise) are asked about for nothing; of tables with three models and

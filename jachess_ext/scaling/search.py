@@ -29,7 +29,7 @@ class Ask:
         model: a candidate.
         rows: training examples; 0 is the model before fine-tuning.
 
-    Example:
+    Examples:
         >>> import jachess_ext as jx
         >>> jx.scaling.Ask("bert-base-uncased", rows=400)
         Ask(model='bert-base-uncased', rows=400)
@@ -98,7 +98,7 @@ class Search:
         ValueError: a setting that cannot be used, or a metric whose name does not tell which
             direction is better.
 
-    Example:
+    Examples:
         >>> import jachess_ext as jx
         >>> search = jx.scaling.Search(["a", "b"], sizes=[100, 200, 400], target=6400)
         >>> while ask := search.ask():
@@ -210,7 +210,7 @@ class Search:
             DataError: no such candidate, a size that is not below the target, a loss that is not
                 positive, or a run whose result is known.
 
-        Example:
+        Examples:
             >>> import jachess_ext as jx
             >>> search = jx.scaling.Search(["a", "b"], sizes=[100, 200, 400], target=6400)
             >>> search.add("a", 100, loss=0.8)
@@ -234,7 +234,7 @@ class Search:
             DataError: as `add`, and a table of another metric; nothing was added.
             TableError: it cannot be read.
 
-        Example:
+        Examples:
             >>> import pandas as pd
             >>> import jachess_ext as jx
             >>> search = jx.scaling.Search(["a", "b"], sizes=[100, 200, 400], target=6400)

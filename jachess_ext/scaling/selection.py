@@ -77,29 +77,28 @@ def select(
         target: training examples to predict for, above the budget.
         method: a name of `METHODS`.  lensllm and rectified read a column 0 where there is one, and
             zeroshot needs it; modelsize needs the column `size`.
-        metric, test_rows: what the table's numbers are, such as "accuracy", and the examples it was
-            measured on; see `read_table`.
-        classes: that are told apart, C: models still at the level of guessing are named, and
+        metric: of the table's numbers, such as "accuracy"; see `read_table`.
+        test_rows: examples that the metric was measured on; see `read_table`.
+        classes: number of classes, C: models still at the level of guessing are named, and
             intervals widen, since no subset tells when a curve leaves it; None: no such level.
         history: earlier tables of some of these models (of other data, in any metric): csv paths
             and their like, folders of them, DataFrames or LossTables, one or a list.  Files and
-            DataFrames are read as the metric of `table` unless they tell theirs.  Models are
-            matched by name, and scores and forecasts move by what they did there: the more, the
-            more tables there are.
+            DataFrames have the metric of `table` unless they name another.  Models are matched by
+            name, and scores and forecasts move by their results there; more with more tables.
         gamma, tau: ats (Algorithm 1): points accepted unseen, and the deviation that stops.
         tokens, epochs: tokens an example (1 where sizes are tokens) and passes over every subset,
             for FLOPs; tokens None: costs are shares of training all models in full.
-        tolerance: how far from the best the advice may be expected to end: a share of a loss, and
-            of a score's best, 1.
+        tolerance: largest expected regret of the shortlist: relative for a loss, absolute for a
+            score.
         reading: other arguments of `read_table`.
 
     Raises:
-        TableError: the table, or what of it the method needs, cannot be used; so of the history,
-            or it holds runs of `table`.
+        TableError: the table cannot be read or lacks what the method needs, or a table of the
+            history cannot be read or holds runs of `table`.
         ValueError: an unknown method, a target not above the budget or so far that the method has
             no number for it, or too few sizes of every model.
 
-    Example:
+    Examples:
         >>> import pandas as pd
         >>> import jachess_ext as jx
         >>> sizes = [100, 200, 400, 800]
@@ -123,7 +122,7 @@ def select(
         raise ValueError(f"the target {target:g} is not above the budget {budget:g}")
     try:
         losses = read_table(table, metric=metric, test_rows=test_rows, **reading)
-    except TableError as error:  # of columns with the names of arguments that mean unranked here
+    except TableError as error:  # whose arguments would be taken for those of `select`
         taken = {"budget", "target", "method", "tokens", "epochs"} & error.options.keys()
         if not taken:
             raise
@@ -162,7 +161,7 @@ def select(
 
 @dataclass(frozen=True, repr=False)
 class Selection:
-    """Candidates as a method sees them from losses up to a budget.
+    """A ranking of candidates by a method, from losses up to a budget.
 
     Attributes:
         method: its name.
@@ -174,15 +173,14 @@ class Selection:
             example where tokens were not told; NaN where the number of parameters is not known.
         full_costs: operations of training each on the target's data once (FullTuning), [n].
         unranked: the models that have too few sizes for the method, each with a sentence.
-        unit: what `costs` are told in; "" where that is not known; `OF_ALL`: they are shown as
-            shares.
+        unit: of the costs as they are shown; "" where it is unknown; `OF_ALL`: as shares.
         measured: losses at the target that the table holds, [n], NaN where it has none, or None;
             they were not read.
-        classes: that are told apart, or None; see `select`.
+        classes: number of classes, or None; see `select`.
         tolerance: of `shortlist`, see `select`.
         history_note: a sentence on what the earlier tables changed; "" without any.
 
-    Example:
+    Examples:
         >>> import pandas as pd
         >>> import jachess_ext as jx
         >>> losses = {"a": [2.0, 1.6, 1.3, 1.1], "b": [1.9, 1.7, 1.55, 1.45]}
@@ -277,10 +275,10 @@ class Selection:
 
     @cached_property
     def expected_regret(self) -> Array:
-        """What the best of the ranking's first k is expected to lose on the best of all, [n].
+        """Expected excess loss of the best of the ranking's first k over the best of all, [n].
 
-        For k = 1 … n: the expected difference of ln L; of L for a score (what is missing of 1) and
-        for a perplexity (L is its logarithm).
+        For k = 1 … n: the expected difference of ln L; of L for a score (L is 1 − score) and for a
+        perplexity (L is its logarithm).
 
         Raises:
             ValueError: the method gives no distribution.
@@ -304,7 +302,7 @@ class Selection:
 
     @property
     def survivors(self) -> list[str]:
-        """The first of the ranking that are worth a further run, see `advice.survivor_count`.
+        """The first models of the ranking, which are worth a further run: see `survivor_count`.
 
         The better half of it, where the method gives no probabilities.
         """
@@ -345,10 +343,11 @@ class Selection:
 
     @property
     def scores(self) -> Array:
-        """What the method ranks by, lower is better, [n] in the table's order.
+        """Ranking scores, lower is better, [n] in the table's order.
 
-        The predicted losses where it predicts any, but of "blend": between its forecasts the choice
-        is made as far as the table's own past says that they are better than the last losses.
+        These are the predicted losses of a method that predicts any, except "blend", which shrinks
+        the differences between its forecasts towards those between the last losses, as far as that
+        would have helped at the table's smaller sizes.
         """
         return self.forecast.score
 
@@ -394,9 +393,9 @@ class Selection:
     def best_probabilities(self) -> Array:
         """Probability of having the lowest loss at the target, [n] in the table's order.
 
-        Of the differences between the forecasts: the errors that all models share count in
-        `interval_ends` alone, and what is left has one width for all (`predictive.Mixture`), so
-        that the first of the ranking has the largest probability.
+        Errors that all models share widen `interval_ends` and do not count here; the idiosyncratic
+        errors have one standard deviation for all (`predictive.Mixture`), so that the first of the
+        ranking has the largest probability.
 
         Raises:
             ValueError: the method gives no distribution.
@@ -407,7 +406,7 @@ class Selection:
 
     @property
     def flops(self) -> float:
-        """Operations spent on all candidates for this.
+        """Operations spent on all candidates for this ranking.
 
         Raises:
             TableError: the table does not tell the models' sizes.

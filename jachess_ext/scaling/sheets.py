@@ -42,11 +42,11 @@ _COMMA_FOR_POINT, _DECIMAL_COMMA = str.maketrans(",.", ".,"), str.maketrans(",",
 
 
 class DoubtfulSize(TableError):
-    """A size that is a number, but may mean another one or a share."""
+    """A cell that may mean two sizes, or a share of the data."""
 
 
 def is_missing(cell: object) -> bool:
-    """Return whether a cell says that it holds nothing."""
+    """Return whether a cell is empty or says so: "-", "n/a", …."""
     return str(cell).strip().lower() in MISSING
 
 
@@ -86,9 +86,9 @@ def parse_size(value: object) -> float:
 
 
 class Questions:
-    """What a table leaves open, each with the argument that would answer it.
+    """Ambiguities of a table, each with an argument that would resolve it.
 
-    Reading goes on as if every question were answered so, and all are asked at once at the end.
+    The reader goes on with these arguments, and raises all questions in one error at the end.
     """
 
     def __init__(self, ignore: Sequence[str]) -> None:
@@ -97,7 +97,7 @@ class Questions:
         self.ignored = [*ignore]  # so far
 
     def add(self, text: str, **options: Any) -> None:
-        """Take a question; the first answer counts, and of `ignore` all add up."""
+        """Add a question; the first value of an argument counts, and those of `ignore` add up."""
         self.texts.append(text)
         self.options = options | self.options
         if "ignore" in options:
@@ -136,7 +136,7 @@ class Sheet:
         return replace(self, columns=[list(compress(column, mask)) for column in self.columns])
 
     def index(self, label: str) -> int:
-        """Return where the column of this name is.
+        """Return the index of the column of this name.
 
         Raises:
             TableError: there is none, or more than one.
@@ -153,7 +153,7 @@ class Sheet:
         return [str(cell).strip() for cell in self.columns[index]]
 
     def size(self, value: object, label: str = "") -> float:
-        """Return the examples that a cell, of a column of this name, or a header stands for."""
+        """Return the number of examples of a cell in a column of this name, or of a header."""
         text = str(value).strip().translate(_DECIMAL_COMMA if self.comma else {})
         match = _SHARE.fullmatch(text)
         sign = match is not None and bool(match["sign"] or _PER_CENT.search(label))
@@ -171,7 +171,7 @@ class Sheet:
         return fraction * (self.full or 1)
 
     def are_sizes(self, index: int, doubtful: bool = True) -> bool:
-        """Return whether all cells of a column are sizes, or may be where doubtful ones count."""
+        """Return whether all cells of a column are sizes, doubtful ones included or not."""
         for cell in self.columns[index]:
             try:
                 self.size(cell)
@@ -181,13 +181,13 @@ class Sheet:
         return bool(self.columns[index])
 
     def parse_count(self, value: object) -> float:
-        """Return what `parse_size` reads of a cell or a column's name."""
+        """Return `parse_size` of a cell or a column's name, with this table's decimal mark."""
         if self.comma and isinstance(value, str):
             value = value.translate(_COMMA_FOR_POINT)
         return parse_size(value)
 
     def parse_number(self, cell: object) -> float:
-        """Return a cell as a number, NaN where it is empty; ValueError where it is none."""
+        """Return a cell as a number, NaN where it is empty; raise ValueError for anything else."""
         if not isinstance(cell, str):
             if isinstance(cell, (bool, np.bool_)):  # float(True) is 1.0
                 raise ValueError("a truth value")
@@ -201,7 +201,7 @@ class Sheet:
         return float(text.translate(_COMMA_FOR_POINT) if self.comma else text)
 
     def are_numbers(self, index: int) -> bool:
-        """Return whether a column holds numbers, and nothing but numbers and empty cells."""
+        """Return whether a column holds a number, and otherwise only numbers and empty cells."""
         any_number = False
         for cell in self.columns[index]:
             try:
@@ -213,7 +213,7 @@ class Sheet:
         return any_number
 
     def are_counts(self, index: int) -> bool:
-        """Return whether a column holds sizes, such as 300M or 25%, and empty cells alone."""
+        """Return whether a column holds sizes such as 300M or 25%, and empty cells, only."""
         texts = [text for text in self.texts(index) if not is_missing(text)]
         return bool(texts) and all(SIZE_PATTERN.fullmatch(text.rstrip("% ")) for text in texts)
 
@@ -221,7 +221,7 @@ class Sheet:
         """Return a column's cells as numbers; empty ones as NaN.
 
         Raises:
-            TableError: a cell that is none; the error says of which of the `names`.
+            TableError: a cell that is no number; the error tells its model, one of `names`.
         """
         values = []
         for cell, name in zip(self.columns[index], names, strict=True):
@@ -251,6 +251,6 @@ class Sheet:
 
 
 def quote_all(labels: Sequence[str], most: int = 10) -> str:
-    """Return names quote, of many or long ones the first."""
+    """Return names in quotes; of many or of long ones the first."""
     text = ", ".join(map(quote, labels[:most])) + (", …" if len(labels) > most else "")
     return text if len(text) < 200 or most == 1 else quote_all(labels, most - 1)

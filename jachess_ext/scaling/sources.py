@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 def read_sheet(source: Source, comma: bool, number: int | None, questions: Questions) -> Sheet:
     """Return the cells of a file's table, a DataFrame or a Series; errors are `read_table`'s.
 
-    The index of a DataFrame is a column, but where it only counts rows.
+    The index of a DataFrame becomes a column, unless it only numbers the rows.
 
     Args:
         source: as for `read_table`.
         comma: see `Sheet`.
-        number: of the table in a file with several.
-        questions: which of several, where that is not said.
+        number: of the table in a file with several tables; None: asked in `questions`.
+        questions: those about the table.
     """
     if isinstance(source, (str, PathLike)):
         return _from_file(Path(source), comma, number, questions)
@@ -99,7 +99,7 @@ Rows = list[tuple[int, list[str]]]
 def _pick_table(
     name: str, tables: Mapping[str, Rows], number: int | None, questions: Questions
 ) -> Rows:
-    """Return one of a file's tables: the `number`th, or the only one, else the one most likely."""
+    """Return the `number`th of a file's tables; None: the one with most sizes in its header."""
     if number is not None and not 0 < number <= len(tables):
         raise TableError(f"{name} has {len(tables)} tables, and sheet is {number}")
     if number is None and len(tables) > 1:
@@ -200,8 +200,8 @@ def _markdown_cells(line: str) -> list[str]:
 def _csv_rows(text: str) -> Rows:
     """Return the lines' numbers and cells, separated by tabs, semicolons or commas.
 
-    The first of these counts that splits every line into as many cells, two or more; if there is
-    none, the one that splits the header into most.
+    The first of these that splits all lines into equally many cells, two or more; if there is none,
+    the one that splits the header into most.
     """
     # The comma comes last: it stands in numbers too ("0,5;0,4" is two cells), while tabs and
     # semicolons hardly stand in cells.

@@ -88,7 +88,7 @@ def read_table(
         DataError: a file that cannot be read as text, or as JSON.
         MissingExtra: JSON or a workbook, and pandas is not installed.
 
-    Example:
+    Examples:
         >>> import pandas as pd
         >>> import jachess_ext as jx
         >>> frame = pd.DataFrame({"100": [71.0, 68.0], "1k": [80.0, 83.0]}, index=["a", "b"])
@@ -131,11 +131,11 @@ Column: TypeAlias = int | None
 
 
 class _Reader:
-    """Reads one sheet: who is who among its columns, and what that leaves open.
+    """Finds the role of each column of a sheet, and asks about the columns whose role is unclear.
 
     Attributes:
-        sheet: the cells, of which rows that are not wanted go.
-        questions: what is open.
+        sheet: the cells, from which rows are removed step by step.
+        questions: those about this sheet.
         ignore: columns and models to leave out.
     """
 
@@ -198,7 +198,7 @@ class _Reader:
         return self._long(size_at, model_at, seeds, metric, row_metric)
 
     def _drop_row_numbers(self) -> None:
-        """Leave out a first column without a name that only counts rows."""
+        """Remove a first column without a name that only numbers the rows."""
         sheet = self.sheet
         if sheet.labels[:1] == [""] and all(text.isdigit() for text in sheet.texts(0)):
             others = range(1, len(sheet.labels))
@@ -246,7 +246,7 @@ class _Reader:
         return min(indices, key=doubtful, default=None)
 
     def _seeds(self, label: Label) -> list[int]:
-        """Return the columns that tell repeated runs apart, such as seeds and folds."""
+        """Return the columns that distinguish repeated runs, such as seeds and folds."""
         named = [] if label is None else [self.sheet.index(label)]
         labels = enumerate(self.sheet.labels)
         return named + [index for index, x in labels if is_named("seed", x) and index not in named]
@@ -256,9 +256,9 @@ class _Reader:
         return [", ".join(row) for row in rows] if indices else None
 
     def _first_as_models(self, sizes: Mapping[int, float]) -> Column:
-        """Return the first column, which names the models where none does by its own name.
+        """Return the first column as that of the models, where no column has such a name.
 
-        None: sizes stand there, and models are named by larger ones in the header, such as 7B.
+        None: it holds sizes, and the header names models by larger ones, such as 7B.
         """
         sheet, label = self.sheet, self.sheet.labels[0]
         named_size = is_named("size", label) and not is_named("parameters", label)
@@ -274,12 +274,12 @@ class _Reader:
         return 0
 
     def _ask_unused(self, used: Collection[Column], model_at: Column, numbers: bool) -> None:
-        """Ask about the columns that are not used, and keep the rows that the answers want.
+        """Ask about the columns without a role, and keep the rows that the answers choose.
 
         Args:
-            used: the columns whose part is clear.
-            model_at: the column of the models; None: rows are of all models.
-            numbers: whether columns of metrics count among the numbers that are asked about.
+            used: the columns with a role.
+            model_at: the column of the models; None: a row holds values of all models.
+            numbers: whether to ask about columns of numbers that are named by a metric, too.
         """
         table, left = self.sheet.name, []
         for index, label in enumerate(self.sheet.labels):
@@ -318,7 +318,7 @@ class _Reader:
             self.questions.add(text, ignore=left)
 
     def _keep_models(self, index: int) -> list[str]:
-        """Keep the rows of models that are wanted, ask about rows of none, and return the names."""
+        """Remove ignored models, ask about rows that are none, and return the rows' models."""
         names, label = self.sheet.texts(index), self.sheet.labels[index]
         if snake_case(label) == "checkpoint" and all(name.isdigit() for name in names):
             raise TableError(f"the column {quote(label)} of {self.sheet.name} names no models")
@@ -356,7 +356,7 @@ class _Reader:
     def _sizes_down(
         self, size_at: int, columns: Sequence[int], seeds: Sequence[int], metric: Label
     ) -> Records:
-        """Return the values of a table with sizes down and models across, made a long one."""
+        """Melt a table with sizes down and models across into a long one, and return its values."""
         self._ask_unused({size_at, *columns, *seeds}, None, numbers=True)
         sheet, label = self.sheet, self.sheet.labels[size_at]
         sizes = [self._size(cell, label) for cell in sheet.columns[size_at]]
@@ -380,7 +380,7 @@ class _Reader:
         return self._long(1, 0, range(2, 1 + len(heads)), None, metric)
 
     def _size_column(self, others: Collection[Column]) -> int:
-        """Return the column most like one of sizes, where no name tells, and ask about it."""
+        """Return the column that looks most like sizes, where no name says so, and ask about it."""
         sheet, table, labels = self.sheet, self.sheet.name, self.sheet.labels
         size_words = [len(SIZE_WORDS & set(snake_case(label).split("_"))) for label in labels]
         indices = [
@@ -399,7 +399,7 @@ class _Reader:
         return index
 
     def _model_column(self, others: Collection[Column]) -> int:
-        """Return the column most like one of models, where no name tells, and ask about it."""
+        """Return the column that looks most like models, where no name says so, and ask."""
         sheet, labels = self.sheet, self.sheet.labels
         indices = [p for p in range(len(labels)) if p not in others]
         indices = [p for p in indices if not sheet.are_numbers(p) and not sheet.are_counts(p)]
@@ -484,7 +484,7 @@ class _Reader:
         return indices[0]
 
     def _size(self, value: object, label: str = "") -> float:
-        """Return `Sheet.size`; of a share, the part alone, and ask of how many examples."""
+        """Return `Sheet.size`; for a share of the data the share, and ask of how many examples."""
         try:
             return self.sheet.size(value, label)
         except DoubtfulSize as error:
@@ -495,7 +495,7 @@ class _Reader:
             return self.sheet.size(value, label)
 
     def _header_sizes(self) -> dict[int, float]:
-        """Return the sizes by the indices of the columns that are named by them."""
+        """Return index -> size of the columns that are named by a size."""
         sizes: dict[int, float] = {}
         for index, header in enumerate(self.sheet.headers):
             try:

@@ -188,7 +188,7 @@ def test_words_that_say_something_of_a_model_are_no_question() -> None:
 
 SUMMARIES = "std,Average,AVG.,mean,Mean ± std,Best,Δ,p-value,time,n_test,Median,max,min,count,25%"
 SUMMARIES += ",Std. Dev.,overall,Δ (big - tiny),n,Total,rank,Average rank,sum,big (std),tiny stderr"
-SUMMARIES += ",Training time (h),lr,epochs,# params,±,difference,-,All,Mean (5 seeds),FLOPs"
+SUMMARIES += ",Training time (h),lr,epochs,# params,±,difference,-,n/a,All,Mean (5 seeds),FLOPs"
 
 
 def with_a_row(word: str) -> tuple[pd.DataFrame, pd.DataFrame]:
