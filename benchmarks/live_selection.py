@@ -54,7 +54,7 @@ from jachess_ext.lab.workbench.runs import run_all
 from jachess_ext.lab.workbench.settings import Recipe
 from jachess_ext.lab.workbench.tasks import Task, load_task
 from jachess_ext.scaling import Ask, LossTable, Search, select
-from jachess_ext.scaling.runs import to_forecast
+from jachess_ext.scaling.metrics import to_loss
 
 from .common import RESULTS, commit, markdown, write_frame
 from .forecast_scores import coverage
@@ -300,7 +300,7 @@ class Replay:
         run: Any = self.run[name, rows, part]
         if self.rank_by == "loss":
             return run.dev_loss
-        return to_forecast("accuracy", run.accuracy, JUDGED_ROWS)
+        return to_loss("accuracy", run.accuracy, JUDGED_ROWS)
 
     def cost(self, rows: int, names: Sequence[str] | None = None) -> float:
         """Return the FLOPs of runs on a subset, of all candidates or of these."""

@@ -72,8 +72,8 @@ from jachess_ext._io import write_text
 from jachess_ext.scaling import LossTable, Search, Selection, read_table, select
 from jachess_ext.scaling.blend import Process
 from jachess_ext.scaling.history import History, same_runs
-from jachess_ext.scaling.predictive import Worlds
-from jachess_ext.scaling.selection import with_history
+from jachess_ext.scaling.methods import MethodSettings
+from jachess_ext.scaling.predictive import Mixture
 
 from .common import RESULTS, commit, markdown, stamped, write_frame
 from .forecast_scores import coverage, cross_entropy, log_rmse, pear_corr, rel_acc
@@ -321,7 +321,7 @@ def _of_process(table: LossTable, target: float, shares: np.ndarray, method: str
         return None
     y, sizes, at = np.log(table.trained_losses), table.trained, np.array([target])
     means, deviations = Process.fit(y, sizes).predict(y, sizes, at)
-    alone = Worlds.around(means[0], deviations, np.ones(1), np.ones(len(y)))
+    alone = Mixture.gaussian(means[0], deviations, np.ones(1), np.ones(len(y)))
     return cross_entropy(np.log(alone.prob_best()), shares)
 
 
@@ -751,10 +751,8 @@ def judge_history(cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
                     continue
                 tables = [others[n] for n in generator.permutation(len(others))[:count]]
                 history = History({f"{n}": t for n, t in enumerate(tables)}, forecasts)
-                how = ("blend", 3, 5.0)
-                moved, _ = with_history(
-                    today.forecast, today.table, case.table, target, how, history
-                )
+                settings = MethodSettings("blend")
+                moved, _ = history.move(today.forecast, today.table, case.table, target, settings)
                 row = {"family": case.family, "source": case.source, "budget": budget}
                 row["tables"] = "all" if count == len(others) else str(count)
                 row |= {f"{name}, today": value for name, value in before.items()}

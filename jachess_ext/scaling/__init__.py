@@ -3,11 +3,13 @@
 Nothing here imports torch before a fit reads a kernel: the command line reads `selection` without.
 """
 
-from .fitting import FittedLaw, Transition, fit
+from .fitted import FittedLaw, Transition
+from .fitting import fit
+from .loss_table import LossTable
 from .readers import read_runs
-from .runs import LossTable, TableError
 from .search import Ask, Search
 from .selection import Selection, select
+from .table_error import TableError
 from .tables import read_table
 
 __all__ = [

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..ntk import Spectrum
 
 Exponents = tuple[Array | float, Array | float]
-"""Of the units of losses and sizes."""
+"""Exponents of the units of losses and sizes in the unit of a parameter."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class Law(ABC):
     formula: str
     reads_zero = False
     """Whether D = 0 (the loss before fine-tuning) is a point of the law."""
-    only_in_rows = False
-    """Whether the law holds for sizes in training examples only, and in no other unit of theirs."""
+    sizes_are_examples = False
+    """Whether the law holds only for sizes in training examples, and in no other unit."""
 
     @abstractmethod
     def log_loss(self, u: Array, sizes: Array, gradient: bool = True) -> tuple[Array, Array]:
@@ -82,7 +82,7 @@ class Law(ABC):
         """
 
     def candidates(self, sizes: Array, log_losses: Array, weights: Array) -> Array:
-        """Return coordinates to start from, [n, k, p]: a grid whose scale is fitted to the losses.
+        """Return starts for the fit, [n, k, p]: a grid of parameters with B fitted to the losses.
 
         Args:
             sizes: D, [n, m].
@@ -99,8 +99,8 @@ class Law(ABC):
         """
         return {}
 
-    def settle(self, u: Array, low: Array, high: Array) -> Array:
-        """Return coordinates of the same curve, the same ones wherever along a ridge u is."""
+    def canonical(self, u: Array, low: Array, high: Array) -> Array:
+        """Return the canonical coordinates of the curve of u, where several give the same curve."""
         return u
 
     def log_transition(self, u: Array) -> tuple[Array, Array] | None:
@@ -164,13 +164,13 @@ class Rectified(Law):
         power = np.where(sizes > 0, np.exp(beta * logs), 0.0)
         shift, shift_slope = self._shift(u, sizes)
         below = shift + power
-        part = np.exp(u[:, 0])[:, None] / below
-        loss = part + u[:, 3:]
+        excess = np.exp(u[:, 0])[:, None] / below
+        loss = excess + u[:, 3:]
         if not gradient:
             return np.log(loss), np.empty(0)
-        share = part / loss
+        fraction = excess / loss
         slope = power * beta * logs
-        columns = (share, -share * shift_slope / below, -share * slope / below, 1 / loss)
+        columns = (fraction, -fraction * shift_slope / below, -fraction * slope / below, 1 / loss)
         return np.log(loss), np.stack(columns, -1)
 
     def _shift(self, u: Array, sizes: Array) -> tuple[Array, Array]:
@@ -185,16 +185,16 @@ class Rectified(Law):
     def candidates(self, sizes: Array, log_losses: Array, weights: Array) -> Array:
         # D_l alone does not say where the curve bends: that is D* = D_l^(1/β).  The grid is one of
         # β and ln D*, from an eighth of the smallest size to eight times the largest.
-        places = (0.0, 0.25, 0.5, 0.75, 1.0)
-        beta, place, share = grid((0.1, 0.2, 0.35, 0.6, 1.0), places, _FLOORS).T
+        positions = (0.0, 0.25, 0.5, 0.75, 1.0)
+        beta, position, fraction = grid((0.1, 0.2, 0.35, 0.6, 1.0), positions, _FLOORS).T
         counted = np.where((weights > 0) & (sizes > 0), log_sizes(sizes), np.nan)
         first, last = np.nanmin(counted, -1) - _MARGIN, np.nanmax(counted, -1) + _MARGIN
-        transition = first[:, None] + place * (last - first)[:, None]
+        transition = first[:, None] + position * (last - first)[:, None]
         result = np.empty((*transition.shape, 4))
         bounds = self.parameters[1]
         result[..., 1] = np.clip(beta * transition, np.log(bounds.low), np.log(bounds.high))
         result[..., 2] = np.log(beta)
-        result[..., 3] = share * lowest(log_losses, weights)[:, None]
+        result[..., 3] = fraction * lowest(log_losses, weights)[:, None]
         result[..., 0] = _scale_for(result, sizes, log_losses, weights)
         return result
 
@@ -205,7 +205,7 @@ class Rectified(Law):
 
 
 def _scale_for(u: Array, sizes: Array, log_losses: Array, weights: Array) -> Array:
-    """Return ln B as the mean of ln(L − E) + ln(D_l + D^β), [n, k]: exact where the rest is."""
+    """Return ln B as the mean of ln(L − E) + ln(D_l + D^β), [n, k], exact for exact β, D_l, E."""
     raised = np.exp(u[..., 2:3]) * log_sizes(sizes)[:, None, :]
     power = np.where(sizes[:, None, :] > 0, np.exp(raised), 0.0)
     excess = np.log(np.exp(log_losses)[:, None, :] - u[..., 3:4])
@@ -253,7 +253,7 @@ class MeasuredLens(Rectified):
 
     name = "lensllm"
     formula = "L = B / (F(Θ, t) + D^beta) + E"
-    only_in_rows = True
+    sizes_are_examples = True
     stages = (("t",), ())
 
     def __init__(
@@ -355,20 +355,20 @@ class Power(Law):
     def log_loss(self, u: Array, sizes: Array, gradient: bool = True) -> tuple[Array, Array]:
         logs = log_sizes(sizes)
         beta, alpha = np.exp(u[:, 1:2]), np.exp(u[:, 3:4])
-        part = np.exp(u[:, :1] - beta * logs)
-        base = part + u[:, 2:3]
+        excess = np.exp(u[:, :1] - beta * logs)
+        base = excess + u[:, 2:3]
         value = alpha * np.log(base)
         if not gradient:
             return value, np.empty(0)
-        share = alpha * part / base
-        return value, np.stack((share, -share * beta * logs, alpha / base, value), -1)
+        fraction = alpha * excess / base
+        return value, np.stack((fraction, -fraction * beta * logs, alpha / base, value), -1)
 
     def units(self, values: Mapping[str, Array | float]) -> dict[str, Exponents]:
         root = 1 / values["alpha"]
         return {"B": (root, values["beta"]), "E": (root, 0.0)}
 
-    def settle(self, u: Array, low: Array, high: Array) -> Array:
-        """Without E only B^α and αβ count: α is put at 1, or as near as the bounds let it come."""
+    def canonical(self, u: Array, low: Array, high: Array) -> Array:
+        """Set α to 1, or as near as the bounds allow, where E = 0 and only B^α and αβ count."""
         # L = (B / D^β)^α = B^α D^(−αβ): the fit may stop anywhere on a ridge, and numbers of two
         # curves would not compare.  A move along it leaves α ln B and αβ as they are.
         # Steps of ln β; ln α goes the other way, ln B with α.
@@ -382,9 +382,9 @@ class Power(Law):
 
     def candidates(self, sizes: Array, log_losses: Array, weights: Array) -> Array:
         # α β is the slope in ln L: grids of both, so that every α meets every slope.
-        slope, share, alpha = grid((0.05, 0.1, 0.2, 0.4, 0.8), _FLOORS, (0.12, 0.35, 1.0, 3.0)).T
+        slope, fraction, alpha = grid((0.05, 0.1, 0.2, 0.4, 0.8), _FLOORS, (0.12, 0.35, 1.0, 3.0)).T
         beta = np.clip(slope / alpha, 0.01, 3.0)
-        floor = share * lowest(log_losses, weights)[:, None] ** (1 / alpha)
+        floor = fraction * lowest(log_losses, weights)[:, None] ** (1 / alpha)
         result = np.empty((*floor.shape, 4))
         result[..., 1], result[..., 2], result[..., 3] = np.log(beta), floor, np.log(alpha)
         base = np.exp(log_losses[:, None, :] / alpha[:, None]) - floor[..., None]

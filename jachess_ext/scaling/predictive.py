@@ -18,13 +18,14 @@ _TAIL = np.geomspace(1e-9, 0.004, 75)
 _LEVELS = np.concatenate([_TAIL, np.linspace(0.005, 0.995, 199), 1 - _TAIL[::-1]])
 """Quantiles of every distribution that cut its range into cells of 0.5 % at most, finer in the
 tails: the lowest of many lies in the lower tail of each."""
-_MOST_EDGES = 12_000  # of all together; more candidates share them
-_AT_A_TIME = 200_000  # pairs of a quantity and a cell, so that memory does not grow by all of them
+_MOST_EDGES = 12_000  # of all distributions together
+_BLOCK_CELLS = 200_000  # pairs of a quantity and a cell that are in memory at a time
 
-_OWN_WIDTH, _OWN_FALL = 0.55, 1.3
-"""Parts of the candidates' median width and of the spread of their falls that the errors they do
-not share measure.  From the development halves, as is the probability that no forecast tells:"""
-SURPRISE = 0.1
+_SCALE_FACTOR, _FALL_FACTOR = 0.55, 1.3
+"""Contributions of the candidates' median scale and of the spread of their falls to the standard
+deviation of the idiosyncratic forecast error.  From the development halves, as is the weight in
+P(best) of the uniform distribution over the candidates:"""
+UNIFORM_WEIGHT = 0.1
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,11 @@ class Student:
     dof: Array
 
     def rows(self, index: Index) -> Student:
-        """Return the quantities `index`."""
+        """Return the quantities at these rows."""
         return Student(self.location[index], self.scale[index], self.dof[index])
 
-    def widened(self, noise: Array) -> Student:
-        """Return them with further noise of these standard errors, [n]."""
+    def with_noise(self, noise: Array) -> Student:
+        """Return the quantities with independent noise of these standard errors, [n], added."""
         return replace(self, scale=np.hypot(self.scale, noise))
 
     def cdf(self, values: Array) -> Array:
@@ -59,14 +60,22 @@ class Student:
         Raises:
             ValueError: a level outside (0, 1).
         """
-        check_level(level)
+        if not 0 < level < 1:
+            text = f"level is {level}; expected a probability"
+            raise ValueError(f"{text} between 0 and 1, such as 0.9")
         low, high = self.quantile(np.array([(1 - level) / 2, (1 + level) / 2])).T
+        return low, high
+
+    def exp_interval(self, level: float) -> tuple[Array, Array]:
+        """Return `interval` of exp(quantities); an end beyond the largest double is infinite."""
+        with np.errstate(over="ignore"):
+            low, high = np.exp(self.interval(level))
         return low, high
 
     def edges(self) -> Array:
         """Return ends of cells for integrals, ascending: quantiles of all the distributions.
 
-        So none has a large share of any, however different their widths and tails.
+        So no cell has a large part of any of them, however different their widths and tails.
         """
         # An integral over one fixed grid would lose a narrow distribution between two points, and
         # one over the quantiles of a single distribution the tails of all others.
@@ -79,68 +88,66 @@ class Student:
         The cells are those between `edges`.
         """
         edges = np.concatenate([[-np.inf], self.edges(), [np.inf]])
-        share, count = np.zeros(len(self.location)), 1 + _AT_A_TIME // len(self.location)
+        lowest, count = np.zeros(len(self.location)), 1 + _BLOCK_CELLS // len(self.location)
         for first in range(0, len(edges) - 1, count):
             cumulative = self.cdf(edges[first : first + count + 1])
             # Within a cell half of another quantity's mass is taken to be above; the floor keeps
-            # the logarithm of cells that nothing lies above, whose share is then nought.
+            # the logarithm of cells that nothing lies above, which then add nothing.
             above = 1 - (cumulative[:, 1:] + cumulative[:, :-1]) / 2
             logs = np.log(np.maximum(above, 1e-300))
-            share += (np.diff(cumulative) * np.exp(logs.sum(0) - logs)).sum(-1)
-        return share / share.sum()
+            lowest += (np.diff(cumulative) * np.exp(logs.sum(0) - logs)).sum(-1)
+        return lowest / lowest.sum()
 
 
 @dataclass(frozen=True)
-class Worlds:
-    """The candidates' losses but for what all their errors have in common, by several accounts.
+class Mixture:
+    """A mixture of joint distributions of the candidates' ln L, without the error that all share.
 
     Curves of one recipe, on one data set, err together: that widens every interval and decides
-    nothing between them.
+    nothing between the candidates.
 
     Attributes:
-        weights: how probable each account is, [w], of sum 1.
-        accounts: w Students of n quantities.
+        weights: probabilities of the components, [w], of sum 1.
+        components: w Students of n quantities.
     """
 
     weights: Array
-    accounts: tuple[Student, ...]
+    components: tuple[Student, ...]
 
     @classmethod
-    def around(cls, location: Array, widths: Array, weights: Array, doublings: Array) -> Worlds:
-        """Return Gaussians around one location, of one width in each account.
+    def gaussian(
+        cls, location: Array, deviations: Array, weights: Array, doublings: Array
+    ) -> Mixture:
+        """Return Gaussians around one location, with one standard deviation in each component.
 
-        How well a single candidate is foreseen is not known well enough to prefer a doubtful one
-        for its doubt: so the first of the ranking is the most probable to be the best.
+        How uncertain a single candidate is, is not known well enough to prefer an uncertain one: so
+        the first of the ranking is the most probable to be the best.
 
         Args:
-            location: what is chosen by, [n].
-            widths, weights: of the accounts, [w].
-            doublings: how far off each is, [n]: of one that was seen further the error is less, as
-                of a random walk.
+            location: what candidates are ranked by, [n].
+            deviations, weights: of the components, [w].
+            doublings: of the size from each candidate's last one to the target, [n]: errors are a
+                random walk over them, so that a candidate with a larger last size errs by less.
         """
-        ahead, dof = np.sqrt(doublings / np.median(doublings)), np.full(len(location), np.inf)
-        accounts = [Student(location, max(width, 1e-12) * ahead, dof) for width in widths]
-        return cls(weights, tuple(accounts))
+        walk, dof = np.sqrt(doublings / np.median(doublings)), np.full(len(location), np.inf)
+        students = [Student(location, max(scale, 1e-12) * walk, dof) for scale in deviations]
+        return cls(weights, tuple(students))
 
     def prob_best(self) -> Array:
-        """Return P(quantity i is the lowest of all), [n], where with `SURPRISE` any may be."""
-        # The model of errors may itself be wrong for a table.  With probability SURPRISE it is
-        # taken to say nothing, so that no model's P(best) is below SURPRISE / n.
-        lowest = self.weights @ np.stack([account.prob_lowest() for account in self.accounts])
-        return (1 - SURPRISE) * lowest + SURPRISE / len(lowest)
+        """Return P(candidate i has the lowest loss), [n], uniform with weight `UNIFORM_WEIGHT`.
+
+        The mixture may be wrong for a table; no candidate's P(best) is below `UNIFORM_WEIGHT` / n.
+        """
+        lowest = self.weights @ np.stack([student.prob_lowest() for student in self.components])
+        return (1 - UNIFORM_WEIGHT) * lowest + UNIFORM_WEIGHT / len(lowest)
 
 
-def width_of_differences(width: Array, fall: Array) -> float:
-    """Return the width of what forecasts err by that not all of them share.
+def idiosyncratic_deviation(scale: Array, fall: Array) -> float:
+    """Return the standard deviation of the idiosyncratic forecast error of ln L.
 
     Args:
-        width: scales of the quantities' own distributions, [n].
-        fall: how far each is forecast to fall from where it is seen now, [n].
+        scale: of the candidates' own predictive distributions, [n].
+        fall: predicted fall of ln L of each candidate from its last size to the target, [n].
     """
-    return max(float(np.hypot(_OWN_WIDTH * np.median(width), _OWN_FALL * np.std(fall))), 1e-12)
-
-
-def check_level(level: float) -> None:
-    """Raise ValueError for a level outside (0, 1)."""
-    if not 0 < level < 1:
-        raise ValueError(f"level is {level}; expected a probability between 0 and 1, such as 0.9")
+    deviation = np.hypot(_SCALE_FACTOR * np.median(scale), _FALL_FACTOR * np.std(fall))
+    return max(float(deviation), 1e-12)

@@ -14,9 +14,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .._io import DataError, parse_json, read_text
-from .runs import LossTable, TableError, higher_is_better, metric_word, shown
-from .sheets import listed, parse_size
-from .tables import Records, alike, to_table
+from .loss_table import LossTable
+from .metrics import higher_is_better, matching_names, metric_word
+from .records import Records, to_table
+from .sheets import parse_size, quote_all
+from .table_error import TableError, quote
 
 _RECIPE = ("learning_rate", "num_train_epochs", "max_steps", "train_batch_size")
 """Settings that repeated runs of a model and size must share."""
@@ -28,18 +30,18 @@ State: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class _Run:
-    """A run as its folder tells of it.
+    """A run, as the files in its folder record it.
 
     Attributes:
-        home: its folder, or its file.
+        directory: its folder, or its file.
         name: its path in the folder that is read.
         rows: training examples; None where no file says.
-        recipe: what is known of `_RECIPE`, and of lm-eval's settings.
-        trial: the hyperparameters that a search tried, but for seeds; None where there was none.
-        values: steps and measurements by metric, in their order, NaN for what is no number.
+        recipe: the recorded settings of `_RECIPE`, and lm-eval's.
+        trial: hyperparameters of a trial of a search, without seeds; None without a search.
+        values: metric -> (step, measurement) in their order, NaN where it is no number.
     """
 
-    home: Path
+    directory: Path
     name: str
     rows: int | None
     recipe: Mapping[str, object]
@@ -48,11 +50,11 @@ class _Run:
 
     @property
     def settings(self) -> list[str]:
-        """The names of all settings in which repeats of it may not differ."""
+        """Names of the settings that repeats of this run must share."""
         return [*self.recipe, *(name for name in self.trial or {} if name not in self.recipe)]
 
     def differences(self, other: _Run) -> dict[str, tuple[object, object]]:
-        """Return the settings in which two runs differ, as far as both are known."""
+        """Return the settings in which two runs differ, of those that both record."""
         pairs = {
             name: (self.recipe[name], other.recipe[name])
             for name in self.recipe
@@ -98,7 +100,7 @@ def read_runs(
             another's folder, or a folder with the checkpoints of several runs.
         DataError: a file that cannot be read, or is no JSON.
 
-    Example:
+    Examples:
         >>> import json, tempfile
         >>> from pathlib import Path
         >>> import jachess_ext as jx
@@ -112,58 +114,58 @@ def read_runs(
         (('a', 'b'), array([0.3, 0.2]))
     """
     if value not in ("last", "best"):
-        raise TableError(f"value is {shown(value)}; expected 'last' or 'best'")
+        raise TableError(f"value is {quote(value)}; expected 'last' or 'best'")
     folder = Path(folder)
     runs = _trainer_runs(folder)
     names = [run.name for run in runs]
     settings = {*_RECIPE, *(name for run in runs for name in run.settings)}
     unknown = [name for name in ignore if name not in (*names, *settings)]
     if unknown:
-        text = f"{folder} has no run {shown(unknown[0])} to ignore"
-        raise TableError(f"{text}; it has {listed(names)}")
+        text = f"{folder} has no run {quote(unknown[0])} to ignore"
+        raise TableError(f"{text}; it has {quote_all(names)}")
     runs = [run for run in runs if run.name not in ignore]
-    homes = {run.home for run in runs}
-    inner = [run.name for run in runs if not homes.isdisjoint(run.home.parents)]
+    folders = {run.directory for run in runs}
+    inner = [run.name for run in runs if not folders.isdisjoint(run.directory.parents)]
     if inner:
-        text = f"the runs {listed(inner)} of {folder} lie in folders of other runs"
+        text = f"the runs {quote_all(inner)} of {folder} lie in folders of other runs"
         raise TableError(f"{text}; leave out the ones or the others", ignore=[*ignore, *inner])
     column = _metric(folder, runs, metric)
-    values = np.array([_value(run, column, value) for run in runs])
-    sizes = [_size(run, size) for run in runs]
-    models = [_matched(run, model, "model") for run in runs]
+    values = np.array([_measurement(run, column, value) for run in runs])
+    sizes = [_run_size(run, size) for run in runs]
+    models = [_path_group(run, model, "model") for run in runs]
     _refuse_other_recipes(runs, models, sizes, ignore)
     names = [run.name for run in runs]
     records = Records(str(folder), models, np.array(sizes), values, seeds=names)
     return to_table(records, metric or column, fewest, test_rows)
 
 
-def _matched(run: _Run, pattern: str, what: str) -> str:
-    """Return the one group of the argument `what` in a run's path."""
+def _path_group(run: _Run, pattern: str, argument: str) -> str:
+    """Return the one group of a pattern, the value of `argument`, in a run's path."""
     try:
         match = re.search(pattern, run.name)
     except re.error as error:
-        text = f"{shown(pattern)}, for the {what}, is no regular expression ({error})"
+        text = f"{quote(pattern)}, for the {argument}, is no regular expression ({error})"
         raise TableError(text) from None
     if match is None or match.re.groups != 1 or match[1] is None:
-        text = f"{shown(pattern)}, for the {what}, matches no part of the run {shown(run.name)}"
+        text = f"{quote(pattern)}, for the {argument}, matches no part of the run {quote(run.name)}"
         raise TableError(f"{text} with one group")
     return match[1]
 
 
-def _size(run: _Run, pattern: str | None) -> float:
+def _run_size(run: _Run, pattern: str | None) -> float:
     if pattern is None and run.rows is None:
-        text = f"the number of training examples of the run {shown(run.name)} is not known: say"
+        text = f"the number of training examples of the run {quote(run.name)} is not known: say"
         raise TableError(f"{text} by a regular expression where it is", size=r"(\d+)\D*$")
     try:
-        return parse_size(run.rows if pattern is None else _matched(run, pattern, "size"))
+        return parse_size(run.rows if pattern is None else _path_group(run, pattern, "size"))
     except TableError as error:
-        raise TableError(f"of the run {shown(run.name)}, {error}") from None
+        raise TableError(f"of the run {quote(run.name)}, {error}") from None
 
 
 def _metric(folder: Path, runs: Sequence[_Run], metric: str | None) -> str:
-    """Return the measurement asked for, or the only one there is.
+    """Return the name of the measurement `metric`, or of the only one.
 
-    One name counts for all runs: those without it must not be judged by another one.
+    It is one name for all runs: a run without it must not be judged by another measurement.
     """
     every = list(dict.fromkeys(name for run in runs for name in run.values))
     if not every:
@@ -171,22 +173,24 @@ def _metric(folder: Path, runs: Sequence[_Run], metric: str | None) -> str:
     if metric is None:
         names = [name for name in every if metric_word(name)]
     else:
-        names = alike(metric, every) or [metric]  # which the first run lacks, says `_value`
+        names = matching_names(metric, every) or [
+            metric
+        ]  # which the first run lacks, says `_measurement`
     if len(names) != 1:
-        text = f"{folder} has the measurements {listed(names or every)}; say which"
+        text = f"{folder} has the measurements {quote_all(names or every)}; say which"
         raise TableError(text, metric=(names or every)[0])
     return names[0]
 
 
-def _value(run: _Run, metric: str, value: str) -> float:
+def _measurement(run: _Run, metric: str, value: str) -> float:
     """Return the last or best measurement of a metric."""
     pairs = run.values.get(metric, ())
     values = [number for _, number in pairs]
     wrong = [number for number in values if not math.isfinite(number)]
     if wrong or not values:
-        content = f"no {shown(metric)} (it has {listed(list(run.values)) or 'none'})"
-        content = f"a {shown(metric)} of {wrong[0]}" if wrong else content
-        text = f"the run {shown(run.name)} has {content}; leave it out"
+        content = f"no {quote(metric)} (it has {quote_all(list(run.values)) or 'none'})"
+        content = f"a {quote(metric)} of {wrong[0]}" if wrong else content
+        text = f"the run {quote(run.name)} has {content}; leave it out"
         raise TableError(text, ignore=[run.name])
     for step in {step for step, _ in pairs if step is not None}:
         # With load_best_model_at_end a run is measured once more at its last step, and the numbers
@@ -195,8 +199,8 @@ def _value(run: _Run, metric: str, value: str) -> float:
         at_step = {number for other, number in pairs if other == step}
         again = len(at_step - elsewhere) < 2
         if len(at_step) > 1 and not (again and value == "best"):
-            numbers = listed(sorted(map(str, at_step)))
-            text = f"the run {shown(run.name)} has several {metric} at step {step}, {numbers}:"
+            numbers = quote_all(sorted(map(str, at_step)))
+            text = f"the run {quote(run.name)} has several {metric} at step {step}, {numbers}:"
             text += " of other data, or of the best model; leave it out or say that the best counts"
             answer = {"value": "best"} if again else {"ignore": [run.name]}
             raise TableError(text, **answer)
@@ -218,7 +222,7 @@ def _refuse_other_recipes(
             if name not in ignore
         }
         if different:
-            text = f"the runs {shown(other.name)} and {shown(run.name)} of {model} at {size:g} "
+            text = f"the runs {quote(other.name)} and {quote(run.name)} of {model} at {size:g} "
             text += f"examples are no repeats: {', '.join(different.values())}; leave out a run, "
             text += f"or the setting{'s' * (len(different) > 1)} if it does not matter"
             raise TableError(text, ignore=[*ignore, *different])
@@ -232,34 +236,36 @@ def _trainer_runs(folder: Path) -> list[_Run]:
         if not isinstance(state, dict) or "log_history" not in state:
             raise TableError(f"{path} is no state of transformers' Trainer (no log_history)")
         final = not re.fullmatch(r"checkpoint-\d+", path.parent.name)
-        home = path.parent if final else path.parent.parent
-        with _as_written(path):
+        directory = path.parent if final else path.parent.parent
+        with _refuse_damaged(path):
             step = int(state.get("global_step", 0))
-        states.setdefault(home, []).append((final, step, path.parent, state))
+        states.setdefault(directory, []).append((final, step, path.parent, state))
     if not states:
-        return _harness_runs(folder)
+        return _lm_eval_runs(folder)
     runs = []
-    for home, all_states in states.items():
-        with _as_written(home):
+    for directory, all_states in states.items():
+        with _refuse_damaged(directory):
             # A folder that two runs wrote to has checkpoints of both: the state with the most steps
             # may be the older run's, and then its log does not begin as the others' do.
             *earlier, (final, _, last, state) = sorted(all_states, key=lambda one: one[:2])
-            for _, _, place, before in earlier:
+            for _, _, earlier_folder, before in earlier:
                 begun = before["log_history"]  # compared as text, where NaN is NaN
                 goes_on = repr(state["log_history"][: len(begun)]) == repr(begun)
                 if not final and not goes_on:
-                    text = f"{home} holds checkpoints of several runs; remove the earlier one's"
-                    raise TableError(f"{last} does not go on from {place.name}: {text}")
-            runs.append(_trainer_run(folder, home, state))
+                    text = f"{last} does not go on from {earlier_folder.name}: {directory} holds"
+                    raise TableError(
+                        f"{text} checkpoints of several runs; remove the earlier one's"
+                    )
+            runs.append(_trainer_run(folder, directory, state))
     return runs
 
 
-def _harness_runs(folder: Path) -> list[_Run]:
+def _lm_eval_runs(folder: Path) -> list[_Run]:
     """Return a run for each file of lm-evaluation-harness's results."""
     runs = []
     for path in sorted(folder.rglob("results*.json")):
         content = parse_json(read_text(path), str(path), lenient=True)
-        with _as_written(path):
+        with _refuse_damaged(path):
             values = {
                 f"{task}/{metric.removesuffix(',none')}": [(None, float(number))]
                 for task, metrics in content["results"].items()
@@ -277,16 +283,16 @@ def _harness_runs(folder: Path) -> list[_Run]:
     return runs
 
 
-def _trainer_run(folder: Path, home: Path, state: State) -> _Run:
+def _trainer_run(folder: Path, directory: Path, state: State) -> _Run:
     """Return the run of a folder from its last state."""
     results: dict[str, Any] = {}
     for name in ("train_results.json", "eval_results.json", "all_results.json"):
-        if (home / name).exists():
-            results |= parse_json(read_text(home / name), str(home / name), lenient=True)
+        if (directory / name).exists():
+            results |= parse_json(read_text(directory / name), str(directory / name), lenient=True)
     log = state["log_history"]
     ends = [entry["train_runtime"] for entry in log if "train_runtime" in entry]
     if ends and results.get("train_runtime", ends[-1]) != ends[-1]:
-        text = f"the results in {home} are of another training than its trainer_state.json"
+        text = f"the results in {directory} are of another training than its trainer_state.json"
         raise TableError(f"{text} (train_runtime differs); remove the files of the earlier one")
     values: dict[str, list[tuple[int | None, float]]] = {}
     for entry in [*log, {"step": log[-1].get("step") if log else None, **results}]:
@@ -302,13 +308,13 @@ def _trainer_run(folder: Path, home: Path, state: State) -> _Run:
     rates = [entry["learning_rate"] for entry in log if "learning_rate" in entry]
     if rates:
         recipe["learning_rate"] = max(rates)
-    name = home.name if home == folder else home.relative_to(folder).as_posix()
-    return _Run(home, name, results.get("train_samples"), recipe, trial, values)
+    name = directory.name if directory == folder else directory.relative_to(folder).as_posix()
+    return _Run(directory, name, results.get("train_samples"), recipe, trial, values)
 
 
 @contextmanager
-def _as_written(path: Path) -> Iterator[None]:
-    """Turn errors of files that are not as Trainer writes them into a sentence."""
+def _refuse_damaged(path: Path) -> Iterator[None]:
+    """Raise TableError for files that are not as Trainer or lm-eval writes them."""
     try:
         yield
     except (DataError, TableError):

@@ -11,10 +11,12 @@ import numpy as np
 
 from .._io import DataError, finite, from_json
 from .history import History, Tables
-from .runs import LossTable, check_sizes, higher_is_better, sampling_noise, to_forecast, worst_value
-from .selection import DEFAULT, METHODS, Selection, forecast_each, with_history
+from .loss_table import LossTable, check_sizes
+from .methods import DEFAULT, METHODS, MethodSettings, forecast_models
+from .metrics import higher_is_better, plain_name, sampling_noise, to_loss, worst_value
+from .selection import Selection
 from .sheets import Source
-from .tables import plain_name, read_table
+from .tables import read_table
 
 STRATEGIES = ("growing", "dropping")
 
@@ -27,7 +29,7 @@ class Ask:
         model: a candidate.
         rows: training examples; 0 is the model before fine-tuning.
 
-    Example:
+    Examples:
         >>> import jachess_ext as jx
         >>> jx.scaling.Ask("bert-base-uncased", rows=400)
         Ask(model='bert-base-uncased', rows=400)
@@ -42,8 +44,8 @@ class Result:
     """The result of a run, see `Search.tell`.
 
     Attributes:
-        loss: what is extrapolated of the metric; None: the run failed, with `error`.
-        added: whether it was there already, see `Search.add`.
+        loss: the metric as a loss, see `metrics.to_loss`; None: the run failed, with `error`.
+        added: whether it came from `Search.add`.
     """
 
     loss: float | None = None
@@ -57,7 +59,7 @@ Results = dict[Ask, Result]
 
 @dataclass
 class Search:
-    """Which runs a choice needs next, and what those told say of the candidates.
+    """Which runs a choice needs next, and what the results so far say of the candidates.
 
     Results one already has are added (`add`, `add_table`) and not asked for again.  The state is
     the settings and the results (`state`, `from_state`): the rounds follow from them, and the order
@@ -71,13 +73,13 @@ class Search:
             1 the methods extrapolate what is missing, and `selection` shows it as it was.
         test_rows: examples a score is measured on: where nothing is missing, half of one is, and
             an accuracy or error rate has the noise of a sample of so many.
-        classes: that are told apart, C: when a curve leaves the loss of guessing, ln C, subsets do
-            not tell, and intervals widen by it; None: no such start.
+        classes: number of classes, C: no subset tells when a curve leaves the loss of guessing,
+            ln C, and intervals widen by that; None: no such start.
         method: of the ranking, its probabilities and the stops; a name of `METHODS`.
         strategy: "growing": every model on the smallest subset, then every model on the next;
-            "dropping": the same, but only those go on that are worth a further run
-            (`Selection.going_on`), and of these the first that the budget pays for; who was dropped
-            is not ranked.
+            "dropping": the same, but only with the models that are worth a further run
+            (`Selection.survivors`), and of these the first that the budget pays for; a dropped
+            model is not ranked.
         budget: limit of all costs together, in the unit they are told in: a round that is expected
             to exceed it is not begun, by "dropping" not with fewer than two models.
         costs: model -> expected cost (of any run, of a row more); None: in proportion to the rows
@@ -96,7 +98,7 @@ class Search:
         ValueError: a setting that cannot be used, or a metric whose name does not tell which
             direction is better.
 
-    Example:
+    Examples:
         >>> import jachess_ext as jx
         >>> search = jx.scaling.Search(["a", "b"], sizes=[100, 200, 400], target=6400)
         >>> while ask := search.ask():
@@ -125,7 +127,7 @@ class Search:
     stops: dict[str, str] = field(default_factory=dict, init=False)
     failed: set[str] = field(default_factory=set, init=False)
     stop: str | None = field(default=None, init=False)
-    _place: int = field(default=-1, init=False, repr=False, compare=False)
+    _round_index: int = field(default=-1, init=False, repr=False, compare=False)
     _round: list[Ask] = field(default_factory=list, init=False, repr=False, compare=False)
     _ranked: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
     _asked: set[Ask] = field(default_factory=set, init=False, repr=False, compare=False)
@@ -138,7 +140,7 @@ class Search:
         self.history = History.read(self.history, self.metric)
         self._replay()
 
-    def learn(
+    def set_candidates(
         self,
         *,
         test_rows: int,
@@ -146,7 +148,7 @@ class Search:
         parameters: Mapping[str, int],
         unusable: Mapping[str, str],
     ) -> None:
-        """Take what only loading the candidates tells: the attributes of these names, anew."""
+        """Set the attributes that are known once the candidates are loaded."""
         self.test_rows, self.costs = test_rows, costs
         self.parameters, self.unusable = parameters, unusable
         self._replay()
@@ -186,9 +188,9 @@ class Search:
         """
         if ask not in self.open_runs():
             raise DataError(f"{ask} is not an open run; tell results of what `ask` returned")
-        number = self._extrapolated(loss) if error is None else None
+        number = self._to_loss(loss) if error is None else None
         if error is None and number is None:
-            error = self._no_loss(loss)
+            error = self._invalid_loss(loss)
         self.results[ask] = Result(loss=number, cost=cost, error=error)
         self._advance()
 
@@ -208,7 +210,7 @@ class Search:
             DataError: no such candidate, a size that is not below the target, a loss that is not
                 positive, or a run whose result is known.
 
-        Example:
+        Examples:
             >>> import jachess_ext as jx
             >>> search = jx.scaling.Search(["a", "b"], sizes=[100, 200, 400], target=6400)
             >>> search.add("a", 100, loss=0.8)
@@ -232,7 +234,7 @@ class Search:
             DataError: as `add`, and a table of another metric; nothing was added.
             TableError: it cannot be read.
 
-        Example:
+        Examples:
             >>> import pandas as pd
             >>> import jachess_ext as jx
             >>> search = jx.scaling.Search(["a", "b"], sizes=[100, 200, 400], target=6400)
@@ -249,14 +251,15 @@ class Search:
         if plain_name(table.metric or "loss") != plain_name(self.metric or "loss"):
             raise DataError(f"the table holds {theirs}, and this search is told {ours}")
         losses = {
-            Ask(model, table.sizes[place]): (float(row[place]), 0.0)
+            Ask(model, size): (float(loss), 0.0)
             for model, row in zip(table.names, table.losses, strict=True)
-            for place in np.flatnonzero(~np.isnan(row))
+            for size, loss in zip(table.sizes, row, strict=True)
+            if not np.isnan(loss)
         }
-        self._add(losses, extrapolated=True)
+        self._add(losses, are_losses=True)
 
-    def _add(self, values: Mapping[Ask, tuple[float, float]], extrapolated: bool = False) -> None:
-        """Take results and costs, all or none."""
+    def _add(self, values: Mapping[Ask, tuple[float, float]], are_losses: bool = False) -> None:
+        """Take the metric's values (or losses) and costs, all or none."""
         results = {}
         for ask, (value, cost) in values.items():
             if ask.model not in self.models:
@@ -268,18 +271,18 @@ class Search:
             ask = replace(ask, rows=int(ask.rows))
             if ask in self.results:
                 raise DataError(f"the result of {ask} is known already")
-            loss = value if extrapolated else self._extrapolated(value)
+            loss = value if are_losses else self._to_loss(value)
             if loss is None or not 0 < loss < math.inf:
-                raise DataError(f"{ask}: {self._no_loss(value)}")
+                raise DataError(f"{ask}: {self._invalid_loss(value)}")
             results[ask] = Result(loss=float(loss), cost=cost, added=True)
         self.results |= results
         self._replay()
 
-    def _no_loss(self, value: float | None) -> str:
+    def _invalid_loss(self, value: float | None) -> str:
         return f"the {self.metric or 'loss'} is {value}; expected a positive number"
 
-    def _extrapolated(self, value: float | None) -> float | None:
-        """Return the number to extrapolate of a measurement; None: there is none."""
+    def _to_loss(self, value: float | None) -> float | None:
+        """Return a value of the metric as a loss; None where it has no logarithm."""
         name, loss = self.metric, value
         if isinstance(value, (bool, np.bool_)):
             raise DataError(f"the {name or 'loss'} is {value}; expected a number")
@@ -288,7 +291,7 @@ class Search:
             if value < worst or (score and value > 1):
                 most = " and at most 1, no per cent" if score else ""
                 raise DataError(f"the {name} is {value:g}; expected {worst:g} or more{most}")
-            loss = float(to_forecast(name, value, self.test_rows or math.inf))
+            loss = float(to_loss(name, value, self.test_rows or math.inf))
             if score and loss == 0:
                 text = f"the {name} is {value:g}, the best there is; give Search test_rows="
                 raise DataError(f"{text}, and half an example counts as missing")
@@ -369,22 +372,22 @@ class Search:
             metric=self.metric,
             noise=sampling_noise(self.metric or "loss", losses, self.test_rows),
         )
-        how = name, self.gamma, self.tau
-        forecast = forecast_each(table, target, *how, self.classes)
+        settings = MethodSettings(name, self.gamma, self.tau)
+        forecast = forecast_models(table, target, settings, self.classes)
         history = History.read(self.history)
-        forecast, moved = with_history(forecast, table, table, target, how, history)
+        forecast, note = history.move(forecast, table, table, target, settings)
         return Selection(
             method=name,
             budget=float(sizes[-1]),
             target=target,
             table=table,
             forecast=forecast,
-            costs=np.array([_paid(results, model, name) for model in curves]),
-            full_costs=np.array([self._expected(results, m, target) for m in curves]),
+            costs=np.array([_method_cost(results, model, name) for model in curves]),
+            full_costs=np.array([self._expected_cost(results, m, target) for m in curves]),
             unranked=dropped,
             unit=self.unit,
             classes=self.classes,
-            moved=moved,
+            history_note=note,
         )
 
     def curve(self, model: str) -> dict[int, float]:
@@ -394,9 +397,9 @@ class Search:
     # Rounds
 
     def _replay(self) -> None:
-        """Decide everything anew from the results."""
+        """Decide all rounds again from the results."""
         self.stops, self.failed, self.stop = dict(self.unusable), set(self.unusable), None
-        self._place, self._asked, self._ranked = -1, set(), []
+        self._round_index, self._asked, self._ranked = -1, set(), []
         self._next_round()
         self._advance()
 
@@ -405,8 +408,8 @@ class Search:
             self._end_round()
 
     # Everything is decided from the results, so that a search goes on from its saved state, and the
-    # runs of a round may end in any order: a round decides once all its runs are there, by results
-    # of the rounds up to it (`_seen`) and never by what is there of later ones already.
+    # runs of a round may end in any order: a round is decided once all its results are known, by
+    # those of the rounds up to it (`_seen`) and never by later ones that were added.
 
     @property
     def _seen(self) -> Results:
@@ -417,56 +420,53 @@ class Search:
         return [model for model in self.models if model not in self.stops]
 
     def _next_round(self) -> None:
-        self._place += 1
+        self._round_index += 1
         self._round = []
-        if self._place == len(self.rounds):
+        if self._round_index == len(self.rounds):
             self.stop = "every planned size was run"
         elif not self._active():
             self.stop = "every model was stopped"
         elif self._ranked and len(self._active()) == 1:
             self.stop = f"{self._active()[0]} alone is left"
         else:
-            size = self.rounds[self._place]
+            size = self.rounds[self._round_index]
             added = {ask.model for ask, r in self.results.items() if r.added and ask.rows == size}
             asks = [Ask(model, size) for model in self._active() if model not in added]
-            unpaid: list[Ask] = []
-            last = [ask for model in self._ranked[:1:-1] if (ask := Ask(model, size)) in asks]
-            while (limit := self._exceeded(asks)) and len(last) > len(unpaid):
-                unpaid.append(last[len(unpaid)])
+            unpaid = []
+            last = [ask for model in self._ranked[2:] if (ask := Ask(model, size)) in asks]
+            while not (paid := self._can_pay(asks)) and last:
+                unpaid.append(last.pop())
                 asks.remove(unpaid[-1])
-            if limit:
-                self.stop = f"{limit} for the next size, {size}"
-            else:
-                reason = f"dropped before {size} rows, which the budget does not pay"
-                self.stops |= {ask.model: reason for ask in unpaid}
-                self._round = asks
-                self._asked.update(asks)
+            if not paid:
+                self.stop = f"the budget {self.budget:g} does not pay for the next size, {size}"
+                return
+            reason = f"dropped before {size} rows, which the budget does not pay"
+            self.stops |= {ask.model: reason for ask in unpaid}
+            self._round = asks
+            self._asked.update(asks)
 
     def _end_round(self) -> None:
         """Stop models after a finished round, and begin the next round."""
-        size = self.rounds[self._place]
+        size = self.rounds[self._round_index]
         for ask in self._round:
             if error := self.results[ask].error:
                 self.failed.add(ask.model)
                 self.stops.setdefault(ask.model, f"failed at {size} rows: {error}")
         if size and self.strategy == "dropping":
             self._drop(size)
-        if self.stop is None:
-            self._next_round()
-        else:
-            self._round = []
+        self._next_round()
 
-    def _exceeded(self, asks: Sequence[Ask]) -> str | None:
-        """Return that the budget does not suffice for these runs, by what they should cost."""
+    def _can_pay(self, asks: Sequence[Ask]) -> bool:
+        """Return whether the budget pays for these runs at their expected costs."""
         trained = [ask for ask in asks if ask.rows]
         if self.budget is None or not trained:
-            return None
-        seen, before = self._seen, self.rounds[: self._place]
+            return True
+        seen, before = self._seen, self.rounds[: self._round_index]
         costs = sum(r.cost for a, r in self.results.items() if a in seen or a.rows in before)
-        costs += sum(self._expected(seen, ask.model, ask.rows) for ask in trained)
-        return f"the budget {self.budget:g} does not pay" if costs > self.budget else None
+        costs += sum(self._expected_cost(seen, ask.model, ask.rows) for ask in trained)
+        return costs <= self.budget
 
-    def _expected(self, results: Results, model: str, rows: float) -> float:
+    def _expected_cost(self, results: Results, model: str, rows: float) -> float:
         """Return the expected cost of a run, 0 where nothing tells it."""
         if self.costs is not None:
             once, a_row = self.costs[model]
@@ -480,16 +480,15 @@ class Search:
             selection = self._selected(self._seen, self.method)
         except ValueError:
             return  # too few sizes yet
-        self._ranked, count = selection.ranking, len(selection.going_on)
-        for place, name in enumerate(self._ranked[count:], count + 1):
-            self.stops[name] = f"dropped at {size} rows as number {place} of {len(self._ranked)}"
+        self._ranked, count = selection.ranking, len(selection.survivors)
+        for rank, name in enumerate(self._ranked[count:], count + 1):
+            self.stops[name] = f"dropped at {size} rows as number {rank} of {len(self._ranked)}"
 
     # Settings
 
     def _check(self) -> None:
         models = list(self.models)
-        twice = [model for place, model in enumerate(models) if model in models[:place]]
-        if twice:
+        if twice := [model for model in models if models.count(model) > 1]:
             raise DataError(f"the model {twice[0]!r} is given twice; expected each model once")
         if len(models) < 2:
             raise DataError(f"{len(models)} model to choose from; expected two or more")
@@ -524,8 +523,8 @@ def _curve(results: Results, model: str) -> dict[int, float]:
     return dict(sorted(losses.items()))
 
 
-def _paid(results: Results, model: str, method: str) -> float:
-    """Return what choosing by a method costs of a model's runs: of those it reads.
+def _method_cost(results: Results, model: str, method: str) -> float:
+    """Return the cost of a model's runs that a method reads.
 
     Losses before fine-tuning are charged to the methods that read them; ats is taken to visit every
     size.

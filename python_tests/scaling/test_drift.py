@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
-from jachess_ext.scaling import fit
-from jachess_ext.scaling.fitting import measure_drift
+from jachess_ext.scaling import FittedLaw, fit
+from jachess_ext.scaling.drift import measure_drift
 from python_tests.scaling import curves
 
 AHEAD = 8 * curves.SIZES[-1]
@@ -32,27 +34,33 @@ def slope_errors(losses: np.ndarray, law: str) -> np.ndarray:
     return np.array(found)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_interval_is_the_formulas(seed: int) -> None:
-    losses = bending(seed)
-    found = fit(curves.SIZES, losses)
-    exact = fit(curves.SIZES, losses, found.law)
+LOSSES = bending(0)
+
+
+@cache
+def fits() -> tuple[FittedLaw, FittedLaw]:
+    """The law chosen for `LOSSES`, and the same law named."""
+    chosen = fit(curves.SIZES, LOSSES)
+    return chosen, fit(curves.SIZES, LOSSES, chosen.law)
+
+
+def test_the_interval_is_the_formulas() -> None:
+    chosen, exact = fits()
     end = np.log(curves.SIZES[-3:])
-    slope = np.abs([np.polyfit(end, np.log(row[-3:]), 1)[0] for row in losses])
+    slope = np.abs([np.polyfit(end, np.log(row[-3:]), 1)[0] for row in LOSSES])
     reach, span = np.log(AHEAD / curves.SIZES[-1]), np.log(curves.SIZES[-1] / curves.SIZES[0])
-    drift = 0.85 * np.sqrt(slope * slope_errors(losses, found.law) * reach / span) * reach
+    drift = 0.85 * np.sqrt(slope * slope_errors(LOSSES, chosen.law) * reach / span) * reach
     own = exact.predictive(curves.SIZES[-1])
     total = own.scale**2 + drift**2
-    given = found.predictive(AHEAD)
-    np.testing.assert_allclose(given.scale, np.sqrt(total), rtol=1e-6)
-    np.testing.assert_allclose(given.dof, total**2 / (own.scale**4 / own.dof + drift**4 / 2))
-    np.testing.assert_allclose(given.location, exact.predictive(AHEAD).location, rtol=1e-12)
+    predictive = chosen.predictive(AHEAD)
+    np.testing.assert_allclose(predictive.scale, np.sqrt(total), rtol=1e-6)
+    np.testing.assert_allclose(predictive.dof, total**2 / (own.scale**4 / own.dof + drift**4 / 2))
+    np.testing.assert_allclose(predictive.location, exact.predictive(AHEAD).location, rtol=1e-12)
+    assert exact.drift is None and chosen.drift is not None, "a named law is taken as exact"
 
 
 def test_within_the_sizes_measured_it_is_the_laws_own() -> None:
-    losses = bending(0)
-    found = fit(curves.SIZES, losses)
-    exact = fit(curves.SIZES, losses, found.law)
+    found, exact = fits()
     for size in (curves.SIZES[0] / 2, curves.SIZES[3], curves.SIZES[-1]):
         ends, own = np.array(found.interval(size)), np.array(exact.interval(size))
         np.testing.assert_allclose(ends, own, rtol=1e-9)
@@ -101,14 +109,6 @@ def test_of_a_backtest_that_saw_nothing_the_slope_stands_in() -> None:
     found = measure_drift(curves.SIZES, losses, counted, {12: np.full((3, 2), 0.4)})
     slope = abs(np.polyfit(np.log(curves.SIZES[9:12]), np.log(losses[1, 9:12]), 1)[0])
     assert found.rate[1] == pytest.approx(0.85 * slope)
-
-
-def test_a_named_law_is_taken_as_exact() -> None:
-    losses = bending(2)
-    chosen = fit(curves.SIZES, losses)
-    named = fit(curves.SIZES, losses, chosen.law)
-    assert named.drift is None
-    assert chosen.drift is not None
 
 
 def test_a_backtest_that_went_to_infinity_counts() -> None:

@@ -17,18 +17,16 @@ from jachess_ext.scaling import Transition, fit, laws
 from python_tests.scaling import curves
 
 
-@pytest.mark.parametrize("law", ["lensllm", "rectified"])
 @given(seed=st.integers(0, 1000))
-@settings(max_examples=8, deadline=None)
-def test_rectified_parameters_come_back(law: str, seed: int) -> None:
+@settings(max_examples=4, deadline=None)
+def test_rectified_parameters_come_back(seed: int) -> None:
     generator = np.random.default_rng(seed)
     truth = np.array(curves.random_rectified(generator, 20))
     clean = np.stack([curves.rectified(curves.WITH_ZERO, *row) for row in truth])
-    exact = fit(curves.WITH_ZERO, clean, law)
-    shift = "F" if law == "lensllm" else "D_l"
-    found = np.stack([exact.params[name] for name in ("B", shift, "beta", "E")], -1)
-    np.testing.assert_allclose(found, truth, rtol=2e-3)
-    noisy = fit(curves.WITH_ZERO, curves.noisy(clean, generator, 0.002), law)
+    exact = fit(curves.WITH_ZERO, clean, "lensllm").params
+    np.testing.assert_allclose(np.stack([*exact.values()], -1), truth, rtol=2e-3)
+    assert [*exact] == ["B", "F", "beta", "E"]
+    noisy = fit(curves.WITH_ZERO, curves.noisy(clean, generator, 0.002), "rectified")
     error = np.log(np.asarray(noisy.params["beta"]) / truth[:, 2])
     assert np.sqrt(np.median(error**2)) < 0.05
 
@@ -39,14 +37,11 @@ def test_rounding_refuses_no_point_of_an_exact_line() -> None:
         assert line.dof + 2 == 13  # all but the smallest, as published
 
 
-@pytest.mark.parametrize("law", ["lensllm", "rectified"])
-@given(seed=st.integers(0, 10_000))
-@settings(max_examples=20, deadline=None)
-def test_no_curve_is_continued_faster_than_one_over_the_size(law: str, seed: int) -> None:
+def test_no_curve_is_continued_faster_than_one_over_the_size() -> None:
     """Curves without a trend, that a steep fall right after the last size would fit best."""
-    generator = np.random.default_rng(seed)
-    losses = curves.noisy(np.ones((8, 7)), generator, 0.2)
-    last, ahead = np.asarray(fit(curves.SIZES[:7], losses, law).predict(curves.SIZES[[6, 11]])).T
+    losses = curves.noisy(np.ones((60, 7)), np.random.default_rng(0), 0.2)
+    fitted = fit(curves.SIZES[:7], losses, "rectified")
+    last, ahead = np.asarray(fitted.predict(curves.SIZES[[6, 11]])).T
     assert (ahead > last / 32 * (1 - 1e-9)).all()
 
 
@@ -83,17 +78,17 @@ def test_line_comes_back_from_after_its_break() -> None:
     assert found.predict(3e6) == pytest.approx(np.exp(2.0 - 0.15 * np.log(3e6)), rel=5e-3)
 
 
-@pytest.mark.parametrize("level", [0.5, 0.9])
-def test_intervals_of_held_out_sizes_cover(level: float) -> None:
+def test_intervals_of_held_out_sizes_cover() -> None:
     """1,000 curves, 3 points of tolerance: two standard errors of the share are 3.2 and 1.9."""
     generator = np.random.default_rng(7)
     truth = curves.random_rectified(generator, 1000)
     clean = np.stack([curves.rectified(curves.WITH_ZERO, *row) for row in truth])
     losses = curves.noisy(clean, generator, 0.005)
-    found = fit(curves.WITH_ZERO[:13], losses[:, :13], "rectified")
-    low, high = found.interval(curves.WITH_ZERO[-1], level)
-    inside = (low <= losses[:, -1]) & (losses[:, -1] <= high)
-    assert inside.mean() == pytest.approx(level, abs=0.03)
+    fitted = fit(curves.WITH_ZERO[:13], losses[:, :13], "rectified")
+    for level in (0.5, 0.9):
+        low, high = fitted.interval(curves.WITH_ZERO[-1], level)
+        inside = (low <= losses[:, -1]) & (losses[:, -1] <= high)
+        assert inside.mean() == pytest.approx(level, abs=0.03)
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e-5])
@@ -113,8 +108,7 @@ def test_parameter_intervals_cover(unit: float) -> None:
         assert inside.mean() == pytest.approx(0.9, abs=0.05), name
 
 
-@pytest.mark.parametrize("count", [6, 12, 30])
-@pytest.mark.parametrize("noise", [0.002, 0.01, 0.05])
+@pytest.mark.parametrize(("noise", "count"), [(0.002, 12), (0.01, 6), (0.05, 30)])
 def test_intervals_cover_whatever_the_noise(noise: float, count: int) -> None:
     """300 curves, ± 1.7 points each."""
     sizes = np.geomspace(200, 409600, count)
@@ -137,14 +131,13 @@ def test_intervals_of_a_floor_end_at_0() -> None:
 @pytest.mark.parametrize("unit", [1.0, 5e-5])
 def test_parameter_intervals_of_a_line(unit: float) -> None:
     """In units in which the intercept is far from the sizes and among them."""
-    inside = []
-    for seed in range(300):
-        losses = curves.noisy(30 * curves.SIZES**-0.2, np.random.default_rng(seed), 0.05)
-        found = fit(curves.SIZES * unit, losses, "ats", tau=1e6).parameter_intervals(0.9)
-        ends = found["intercept"], found["slope"]
-        pairs = zip(ends, (np.log(30 * unit**0.2), -0.2), strict=True)
-        inside.append([low <= true <= high for (low, high), true in pairs])
-    np.testing.assert_allclose(np.mean(inside, 0), 0.9, atol=0.04)
+    losses = curves.noisy(
+        np.tile(30 * curves.SIZES**-0.2, (300, 1)), np.random.default_rng(0), 0.05
+    )
+    intervals = fit(curves.SIZES * unit, losses, "ats", tau=1e6).parameter_intervals(0.9)
+    for name, true in (("intercept", np.log(30 * unit**0.2)), ("slope", -0.2)):
+        low, high = intervals[name]
+        assert np.mean((low <= true) & (true <= high)) == pytest.approx(0.9, abs=0.04)
 
 
 def test_fixed_parameters_have_no_interval() -> None:
@@ -163,53 +156,39 @@ def test_transition_interval_covers() -> None:
     assert np.mean(inside) == pytest.approx(0.9, abs=0.04)
 
 
-@pytest.mark.parametrize("name", laws.LAWS)
+@pytest.mark.parametrize("name", ["rectified", "power"])
 def test_as_good_as_scipy_from_many_starts(name: str) -> None:
     generator = np.random.default_rng(5)
-    rows = curves.random_rectified(generator, 6)
-    losses = curves.noisy(
-        np.stack([curves.rectified(curves.SIZES, *row) for row in rows]), generator, 0.01
-    )
-    found = fit(curves.SIZES, losses, name)
-    parameters, formula = laws.LAWS[name]().parameters, laws.LAWS[name].formula
+    rows = curves.random_rectified(generator, 3)
+    exact = np.stack([curves.rectified(curves.SIZES, *row) for row in rows])
+    losses = curves.noisy(exact, generator, 0.01)
+    fitted, parameters = fit(curves.SIZES, losses, name), laws.LAWS[name]().parameters
+    written = laws.LAWS[name].formula.partition("= ")[2].replace("^", "**")
+    formula = compile(written, name, "eval")
 
     def residual(u: np.ndarray, y: np.ndarray) -> np.ndarray:
         params = {p.name: p.value(v) for p, v in zip(parameters, u, strict=True)}
-        return np.log(curves.of_formula(formula, curves.SIZES, params)) - y
+        return np.log(eval(formula, {"D": curves.SIZES, **params})) - y
 
     low = [np.log(p.low) if p.log else max(p.low, 1e-12) for p in parameters]
     high = [np.log(p.high) if p.log else p.high for p in parameters]
+    scales = [(1, 150) if p.name == "B" else (0.2, 0.9) for p in parameters]
     for row, y in enumerate(np.log(losses)):
-        best = np.inf
-        for _ in range(12):
-            start = [
-                np.log(generator.uniform(*((1, 150) if p.name == "B" else (0.2, 1))))
-                if p.log
-                else generator.uniform(0.2, 0.9)
-                for p in parameters
-            ]
-            fitted = least_squares(
-                residual,
-                start,
-                args=(y,),
-                bounds=(low, high),
-                loss="huber",
-                f_scale=found.delta[row],
+        costs = []
+        for _ in range(6):
+            start = [generator.uniform(*ends) for ends in scales]
+            start = [np.log(x) if p.log else x for x, p in zip(start, parameters, strict=True)]
+            huber: dict[str, Any] = {"loss": "huber", "f_scale": fitted.delta[row]}
+            costs.append(
+                least_squares(residual, start, args=(y,), bounds=(low, high), **huber).cost
             )
-            best = min(best, fitted.cost)
-        assert found.objective[row] <= best * (1 + 1e-4)
+        assert fitted.objective[row] <= min(costs) * (1 + 1e-4)
 
 
 def test_measured_kernel_end_to_end() -> None:
     """Losses made from Eq. 9 and 10 with a known Θ: B, β, E and the stretch of t come back."""
-    generator = torch.Generator().manual_seed(2)
-    half = torch.randn(12, 12, dtype=torch.float64, generator=generator) / 4
-    theta = half @ half.T
-    residual = 4 * torch.randn(12, dtype=torch.float64, generator=generator)
-    times = curves.SIZES / 400
-    f = ntk_loss(theta, residual, torch.tensor(2.5 * times), 0.02).numpy()
-    losses = 40.0 / (f + curves.SIZES**0.4) + 0.7
-    given_ = {"theta": theta, "residual": residual, "t": times, "lr": 0.02}
+    given_, losses = curves.with_kernel()
+    theta, residual = given_["theta"], given_["residual"]
     found = fit(curves.SIZES, losses, "lensllm", **given_)
     assert found.params["t"] == pytest.approx(2.5, rel=0.02)
     assert found.params["B"] == pytest.approx(40.0, rel=0.02)
@@ -229,7 +208,7 @@ def test_measured_kernel_end_to_end() -> None:
 
 PLOTTED: list[tuple[str | None, dict[str, Any]]] = [
     (None, {}),
-    *((law, {}) for law in (*laws.LAWS, "ats")),
+    ("ats", {}),
     ("lensllm", {"theta": torch.eye(2), "residual": torch.ones(2), "t": curves.SIZES, "lr": 1e-6}),
 ]
 
@@ -272,26 +251,13 @@ def test_a_fit_without_width_is_drawn_without_intervals() -> None:
     fitted = fit(curves.SIZES[:4], 30 * curves.SIZES[:4] ** -0.3 + 0.4, "rectified")
     axes = fitted.plot()
     assert len(axes.get_lines()) == 2 and not axes.collections
-    with pytest.raises(ValueError, match="level"):
-        fitted.plot(level=90)
-
-
-def test_free_f_stays_below_the_residual() -> None:
-    losses = curves.rectified(curves.WITH_ZERO, 90.0, 30.0, 0.4, 0.5)
-    bounded = fit(curves.WITH_ZERO, losses, "lensllm", bounds={"F": (1e-13, 12.0)})
-    assert bounded.params["F"] == pytest.approx(12.0)
-    assert fit(curves.WITH_ZERO, losses, "lensllm").params["F"] == pytest.approx(30.0, rel=1e-2)
 
 
 def test_fixed_bounded_and_weighted() -> None:
     losses = curves.rectified(curves.WITH_ZERO, 90.0, 30.0, 0.4, 0.5)
-    assert fit(curves.WITH_ZERO, losses, "rectified", fixed={"E": 0.5}).params[
-        "beta"
-    ] == pytest.approx(0.4)
-    assert (
-        fit(curves.WITH_ZERO, losses, "rectified", bounds={"beta": (0.45, 1)}).params["beta"]
-        == 0.45
-    )
+    fixed = fit(curves.WITH_ZERO, losses, "rectified", fixed={"E": 0.5})
+    bounded = fit(curves.WITH_ZERO, losses, "rectified", bounds={"beta": (0.45, 1)})
+    assert fixed.params["beta"] == pytest.approx(0.4) and bounded.params["beta"] == 0.45
     spoiled = losses.copy()
     spoiled[3] = 77.0
     weights = np.ones(15)
@@ -368,8 +334,9 @@ def test_without_a_law_the_one_that_forecasts_best() -> None:
     for found, losses in ((line, straight), (law, bent)):
         assert set(found.backtest) == {"ats", "power", "rectified"}
         assert found.backtest[found.law] <= min(found.backtest.values()) + 1e-9
-        for name, error in found.backtest.items():
-            assert error == pytest.approx(by_hand(sizes, losses, name, range(6, 12)), abs=1e-6)
+        for name in {"ats", found.law}:
+            expected = by_hand(sizes, losses, name, range(6, 12))
+            assert found.backtest[name] == pytest.approx(expected, abs=1e-6)
         named = fit(sizes, losses, found.law)
         np.testing.assert_allclose(found.predict(1e6), named.predict(1e6))
         assert named.backtest == {}
@@ -400,10 +367,9 @@ def test_without_a_law_zero_and_weights_are_for_those_that_read_them() -> None:
 
 def test_without_a_law_a_measured_kernel_is_judged_too() -> None:
     kernel, losses = curves.with_kernel()
-    for theta in (kernel["theta"], [kernel["theta"]] * 14):
-        found = fit(curves.SIZES, losses, **kernel | {"theta": theta})
-        assert found.law == "lensllm" and "t" in found.params
-        assert found.backtest["lensllm"] < 1e-5 < found.backtest["rectified"]
+    found = fit(curves.SIZES, losses, **kernel | {"theta": [kernel["theta"]] * 14})
+    assert found.law == "lensllm" and "t" in found.params
+    assert found.backtest["lensllm"] < 1e-5 < found.backtest["rectified"]
 
 
 def test_shapes() -> None:
@@ -425,38 +391,24 @@ def test_shapes() -> None:
 
 BAD = [
     ({"losses": [3.0, 2.0, -1.0, 1.0, 0.9]}, "size 400 is -1; expected a positive"),
-    ({"losses": [3.0, 2.0, np.nan, 1.0, 0.9]}, "size 400 is nan"),
     ({"losses": [3.0, 2.0, 1.0]}, r"shape \[5\] and losses \[3\]"),
-    (
-        {"sizes": [100, 300, 200, 400, 800]},
-        "sizes must increase strictly from 0 up, in numbers; 200 does not",
-    ),
-    ({"sizes": [100, 200, 200, 400, 800]}, "; 200 does not"),
+    ({"sizes": [100, 200, 200, 400, 800]}, "sizes must increase strictly .*; 200 does not"),
     ({"sizes": [-1, 200, 300, 400, 800]}, "; -1 does not"),
     ({"sizes": [100, 200, 400], "losses": [3.0, 2.0, 1.5]}, "4 free parameters and there are 3"),
     ({"sizes": [100, 200, np.nan, 400, 800]}, "; nan does not"),
-    ({"sizes": [100, 200, 300, 400, np.inf]}, "; inf does not"),
     ({"law": "cubic"}, "unknown law 'cubic'"),
     ({"sizes": [0, 200, 300, 400, 800], "law": "power"}, "no value at size 0"),
     ({"fixed": {"gamma": 1.0}}, "no parameter 'gamma'"),
     ({"fixed": {"B": -1.0}}, "B is to lie in"),
     ({"bounds": {"beta": (2.0, 1.0)}}, "the lower first"),
-    (
-        {"theta": torch.eye(2)},
-        "a measured F needs theta, residual, t, lr .* there are theta and 1 c",
-    ),
+    ({"theta": torch.eye(2)}, "a measured F needs theta, .* there are theta and 1 c"),
     ({"law": "rectified", "lr": 0.1}, "has no kernel"),
     ({"weights": [1, 1, 1]}, "weights has shape"),
     ({"law": "ats", "gamma": 2}, "gamma is 2"),
     ({"law": "ats", "tau": 0.0}, "tau is 0.0"),
     ({"law": None, "fixed": {"E": 0.5}}, "fixed and bounds are for one law; name it"),
-    ({"law": None, "bounds": {"E": (0, 1)}}, "fixed and bounds are for one law"),
     ({"law": "ats", "weights": [1, 1, 1, 1, 2]}, "the ats law takes no weights"),
     ({"law": "ats", "fixed": {"slope": -0.5}}, "fixed and bounds are for one law"),
-    (
-        {"law": "ats", "theta": torch.eye(2)},
-        "theta is for the lensllm law; the ats law has no kernel",
-    ),
 ]
 
 
@@ -481,7 +433,10 @@ def test_a_law_without_a_value_at_0_has_no_interval_there(law: str) -> None:
     ("call", "words"),
     [
         (lambda f: f.predict(-1.0), "from 0 up"),
-        (lambda f: fit(curves.SIZES, curves.SIZES**-0.3).interval(1e6, 1.5), "between 0 and 1"),
+        (
+            lambda f: fit(curves.SIZES, curves.SIZES**-0.3, "ats").interval(1e6, 1.5),
+            "between 0 and 1",
+        ),
         (lambda f: f.interval(1e6), "nothing tells the noise"),
     ],
 )

@@ -65,7 +65,7 @@ def test_gradient_against_central_differences(name: str, seed: int) -> None:
 def test_values_and_units_are_those_of_the_formula(name: str) -> None:
     """Where sizes are counted in other units (if the law allows them) and losses, too."""
     law = LAWS[name]
-    count = 1 if law.only_in_rows else 8
+    count = 1 if law.sizes_are_examples else 8
     where = points(law, 1)[0]
     for u in drawn(law, np.random.default_rng(0), 20):
         params = {p.name: float(p.value(v)) for p, v in zip(law.parameters, u, strict=True)}
@@ -120,15 +120,15 @@ def test_power_without_a_floor_has_one_alpha(beta: float, alpha: float, expected
         for end in ("low", "high")
     )
     u = np.array([[np.log(5.0), np.log(beta), 0.0, np.log(alpha)]])
-    moved = law.settle(u, low, high)
+    moved = law.canonical(u, low, high)
     assert np.exp(moved[0, 3]) == pytest.approx(expected)
     where = curves.SIZES[None]
     np.testing.assert_allclose(law.log_loss(moved, where)[0], law.log_loss(u, where)[0])
     low[0, 3] = high[0, 3] = u[0, 3]
-    np.testing.assert_array_equal(law.settle(u, low, high), u)
+    np.testing.assert_array_equal(law.canonical(u, low, high), u)
     u[0, 2] = 0.1
     low[0, 3], high[0, 3] = -1e3, 1e3
-    np.testing.assert_array_equal(law.settle(u, low, high), u)
+    np.testing.assert_array_equal(law.canonical(u, low, high), u)
 
 
 def test_recorded_times_are_met_and_continued() -> None:

@@ -17,7 +17,13 @@ import pandas as pd
 import pytest
 
 from jachess_ext.scaling import LossTable, TableError, read_table, select
-from jachess_ext.scaling.runs import _LOGARITHMS, _LOWER, _WORST, metric_word, to_forecast
+from jachess_ext.scaling.metrics import (
+    LOGARITHMIC,
+    LOWER_IS_BETTER,
+    WORST_VALUES,
+    metric_word,
+    to_loss,
+)
 from python_tests.scaling.test_tables import MESSY
 
 LOSSES = {"tiny": [2.25, 1.5, 1.125], "base-v2": [2.5, 1.375, 0.875], "big": [3.0, 2.75, 2.0]}
@@ -85,63 +91,64 @@ def markdown(frame: pd.DataFrame) -> str:
 
 PAIRS = {
     "State": ("finished", "CRASHED"),
-    "status": ("ok", "fine"),
-    "task": ("rte", "mnli"),
-    "Dataset": ("imdb", "yelp"),
-    "lang": ("en", "de"),
-    "domain": ("news", "web"),
-    "benchmark": ("glue", "superglue"),
-    "split": ("test", "train"),
-    "optimizer": ("adamw", "sgd"),
-    "Method": ("full", "lora"),
-    "group": ("a", "b"),
-    "scheduler": ("linear", "cosine"),
-    "host": ("node1", "node2"),
     "converged": (True, False),
-    "source": ("x", "y"),
-    "Data set": ("one", "two"),
-}
+    "split": ("test", "train"),
+    "task": ("rte", "mnli"),
+    "lang": ("en", "de"),
+} | dict.fromkeys(
+    [
+        "status",
+        "Dataset",
+        "domain",
+        "benchmark",
+        "optimizer",
+        "Method",
+        "group",
+        "scheduler",
+        "host",
+        "source",
+    ],
+    ("one", "two"),
+)
 
 
-@pytest.mark.parametrize("seeded", [False, True], ids=["plain", "seeded"])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("label", PAIRS)
-def test_rows_of_two_kinds(label: str, form: str, seeded: bool, tmp_path: Path) -> None:
+def of_two_kinds(label: str) -> pd.DataFrame:
     """Runs of another kind, with other losses, beside those of the first."""
     one, other = PAIRS[label]
-    frame = pd.concat(
-        [LONG.assign(**{label: one}), LONG.assign(loss=LONG.loss * 3, **{label: other})]
-    )
-    if seeded:  # so that they would be averaged
-        frame = frame.assign(seed=np.arange(len(frame)) // len(LONG))
-    answers = asked_once(write(frame.reset_index(drop=True), form, tmp_path))
-    assert str(answers[label]) == str(one)
+    kinds = LONG.assign(**{label: one}), LONG.assign(loss=LONG.loss * 3, **{label: other})
+    return pd.concat(kinds).reset_index(drop=True)
+
+
+@pytest.mark.parametrize("label", PAIRS)
+def test_rows_of_two_kinds(label: str) -> None:
+    """Each run once, so that a curve would begin as one kind and end as the other; and all runs of
+    both, with seeds, so that they would be averaged, or without."""
+    one, other = PAIRS[label]
+    assert right_or_refused(LONG.assign(**{label: [one, one, other] * 3}))
+    frame = of_two_kinds(label)
+    for source in (frame, frame.assign(seed=np.arange(len(frame)) // len(LONG))):
+        assert str(asked_once(source)[label]) == str(one)
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("label", PAIRS)
-def test_sizes_of_two_kinds(label: str, form: str, tmp_path: Path) -> None:
-    """Each run stands once: a curve would be of one kind in its beginning, and another's then."""
-    one, other = PAIRS[label]
-    frame = LONG.assign(**{label: [one, one, other] * 3})
-    assert right_or_refused(write(frame, form, tmp_path))
+def test_rows_of_two_kinds_in_every_form(form: str, tmp_path: Path) -> None:
+    for label in ("converged", "State", "Method"):
+        answers = asked_once(write(of_two_kinds(label), form, tmp_path))
+        assert str(answers[label]) == str(PAIRS[label][0])
 
 
-UNFINISHED = ["CRASHED", "Failed", "PRUNED", "ERROR", "TIMEOUT", "running", "killed", "CANCELLED"]
-UNFINISHED += ["pending", "out of memory (OOM)", "FAILED (exit 1)", "preempted", "NODE_FAIL"]
+UNFINISHED = "CRASHED,Failed,PRUNED,ERROR,TIMEOUT,running,killed,CANCELLED,pending,preempted"
+UNFINISHED += ",out of memory (OOM),FAILED (exit 1),NODE_FAIL"
 
 
-@pytest.mark.parametrize("label", ["State", "status", "Runtime state", "note"])
-@pytest.mark.parametrize("word", UNFINISHED)
-def test_a_run_that_did_not_end(word: str, label: str) -> None:
+@pytest.mark.parametrize("label", ["State", "note"])
+def test_a_run_that_did_not_end(label: str) -> None:
     """Of one row, of all rows of a model, of all."""
-    for rows in ([2], [0, 1, 2], range(9)):
-        states = ["finished"] * 9
-        for row in rows:
-            states[row] = word
-        assert right_or_refused(LONG.assign(**{label: states}))
-    wide = WIDE.assign(**{label: ["finished", word, "finished"]})
-    assert right_or_refused(wide)
+    for word in UNFINISHED.split(","):
+        for rows in ([2], [0, 1, 2], range(9)):
+            states = [word if row in rows else "finished" for row in range(9)]
+            assert right_or_refused(LONG.assign(**{label: states})), word
+        assert right_or_refused(WIDE.assign(**{label: ["finished", word, "finished"]})), word
 
 
 @pytest.mark.parametrize("label", ["task", "dataset", "language", "split", "State"])
@@ -179,39 +186,29 @@ def test_words_that_say_something_of_a_model_are_no_question() -> None:
 
 # Rows that are no models, tables the other way round ---------------------------------------------
 
-SUMMARIES = [
-    "std",
-    "Average",
-    "AVG.",
-    "mean",
-    "Mean ± std",
-    "Best",
-    "Δ",
-    "p-value",
-    "time",
-    "n_test",
-]
-SUMMARIES += ["Median", "max", "min", "count", "25%", "Std. Dev.", "overall", "Δ (big - tiny)", "n"]
-SUMMARIES += [
-    "Total",
-    "rank",
-    "Average rank",
-    "sum",
-    "big (std)",
-    "tiny stderr",
-    "Training time (h)",
-]
-SUMMARIES += ["lr", "epochs", "# params", "±", "difference", "-", "All", "Mean (5 seeds)", "FLOPs"]
+SUMMARIES = "std,Average,AVG.,mean,Mean ± std,Best,Δ,p-value,time,n_test,Median,max,min,count,25%"
+SUMMARIES += ",Std. Dev.,overall,Δ (big - tiny),n,Total,rank,Average rank,sum,big (std),tiny stderr"
+SUMMARIES += ",Training time (h),lr,epochs,# params,±,difference,-,n/a,All,Mean (5 seeds),FLOPs"
 
 
-@pytest.mark.parametrize("form", ["frame", "index", "csv", "json", "md"])
-@pytest.mark.parametrize("word", SUMMARIES)
-def test_a_row_that_is_no_model(word: str, form: str, tmp_path: Path) -> None:
-    wide = pd.concat([WIDE, pd.DataFrame([[word, 1.5, 1.0, 0.5]], columns=WIDE.columns)])
-    assert asked_once(write(wide.reset_index(drop=True), form, tmp_path)) == {"ignore": [word]}
-    rows = [(word, size, 1.0) for size in SIZES]
-    long = pd.concat([LONG, pd.DataFrame(rows, columns=LONG.columns)]).reset_index(drop=True)
-    assert asked_once(write(long, form, tmp_path)) == {"ignore": [word]}
+def with_a_row(word: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """A wide and a long table with a row, or rows, of this name."""
+    wide = pd.DataFrame([[word, 1.5, 1.0, 0.5]], columns=WIDE.columns)
+    long = pd.DataFrame([(word, size, 1.0) for size in SIZES], columns=LONG.columns)
+    return pd.concat([WIDE, wide], ignore_index=True), pd.concat([LONG, long], ignore_index=True)
+
+
+@pytest.mark.parametrize("word", SUMMARIES.split(","))
+def test_a_row_that_is_no_model(word: str) -> None:
+    for table in with_a_row(word):
+        assert asked_once(table) == {"ignore": [word]}
+
+
+@pytest.mark.parametrize("form", ["index", "csv", "json", "md"])
+def test_a_row_that_is_no_model_in_every_form(form: str, tmp_path: Path) -> None:
+    for word in ("Mean ± std", "-", "25%"):
+        for table in with_a_row(word):
+            assert asked_once(write(table, form, tmp_path)) == {"ignore": [word]}
 
 
 @pytest.mark.parametrize(
@@ -228,31 +225,26 @@ def test_descriptions_are_no_models() -> None:
             read_table(frame)
 
 
-@pytest.mark.parametrize("form", ["frame", "index", "csv", "json", "md"])
-@pytest.mark.parametrize(
-    ("label", "cells"),
-    [
+@pytest.mark.parametrize("form", ["frame", "index", "csv"])
+def test_first_columns_that_name_no_models(form: str, tmp_path: Path) -> None:
+    for label, cells in (
         *[("n", ["7B", "13B", "70B"]), ("n", [100, 200, 400]), ("tokens", ["1B", "2B", "4B"])],
         *[("steps", [10, 20, 30]), ("checkpoint", [500, 1000, 1500]), ("epoch", [1, 2, 3])],
         *[("checkpoint", ["checkpoint-500", "checkpoint-900", "checkpoint-1500"])],
         *[("task", ["rte", "mnli", "qqp"]), ("Dataset", ["a", "b", "c"]), ("seed", [0, 1, 2])],
         *[("language", ["en", "de", "fr"]), ("step", ["step 1", "step 2", "step 3"])],
         *[("layer", ["l1", "l2", "l3"]), ("lr", [1e-5, 2e-5, 3e-5]), ("split", ["a", "b", "c"])],
-    ],
-)
-def test_first_columns_that_name_no_models(
-    label: str, cells: list[Any], form: str, tmp_path: Path
-) -> None:
-    frame = WIDE.rename(columns={"model": label}).assign(**{label: cells})
-    with pytest.raises(TableError):
-        read_table(write(frame, form, tmp_path))
+    ):
+        frame = WIDE.rename(columns={"model": label}).assign(**{label: cells})
+        with pytest.raises(TableError):
+            read_table(write(frame, form, tmp_path))
 
 
 HEADERS = [["2019", "2020", "2021"], ["1", "2", "3"], ["6", "12", "24"], ["1", "5", "10"]]
 HEADERS += [["0", "1", "2"], ["7B", "13B", "70B"], ["110M", "340M", "1.5B"], ["101", "102", "103"]]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["frame", "csv", "json"])
 @pytest.mark.parametrize("headers", HEADERS, ids=" ".join)
 def test_numbers_that_may_be_no_sizes(headers: list[str], form: str, tmp_path: Path) -> None:
     """Years, k, layers, shots and parameters; they are sizes once it is said."""
@@ -282,7 +274,7 @@ DOWNS: dict[str, pd.DataFrame] = {
 }
 
 
-@pytest.mark.parametrize("form", ["frame", "index", "csv", "json", "md"])
+@pytest.mark.parametrize("form", ["frame", "csv", "json"])
 @pytest.mark.parametrize("kind", DOWNS)
 def test_tables_with_sizes_down(kind: str, form: str, tmp_path: Path) -> None:
     """Read so, and said; or refused."""
@@ -335,10 +327,9 @@ def test_every_table_of_the_tests_the_other_way_round(
         again(down, expected, given)
         again(down.rename_axis(None, axis=1), expected, given)
         again(down.reset_index(), expected, given)
-        for word in ("Average", "std", "Δ", "p-value"):
-            row = frame.iloc[-1:].copy()
-            row.iloc[0, place] = word
-            again(pd.concat([frame, row]).reset_index(drop=True), expected, given)
+        row = frame.iloc[-1:].copy()
+        row.iloc[0, place] = "Average"
+        again(pd.concat([frame, row]).reset_index(drop=True), expected, given)
     again(frame.T, expected, given)
     again(frame.T.reset_index(), expected, given)
     again(frame.describe(), expected, given)
@@ -396,11 +387,10 @@ def test_a_pivot_of_two_metrics_is_asked_about(tmp_path: Path) -> None:
     assert right_or_refused(tmp_path / "t.csv") is not None
 
 
-@pytest.mark.parametrize("columns", [1, 2, 3])
-def test_columns_of_a_long_table_as_its_index(columns: int) -> None:
+def test_columns_of_a_long_table_as_its_index() -> None:
     for order in itertools.permutations(LONG.columns[:2]):
-        frame = LONG.assign(seed=0).set_index([*order, "seed"][:columns])
-        check(read_table(frame))
+        for columns in (1, 2, 3):
+            check(read_table(LONG.assign(seed=0).set_index([*order, "seed"][:columns])))
 
 
 # Markdown, and text around tables -----------------------------------------------------------------
@@ -415,8 +405,9 @@ def lines(rows: list[list[str]], rule: str, left: str = "| ", right: str = " |")
 
 RULE = "|---|---|---|---|"
 EVERY = [HEAD, *ROWS]
+PLAIN = lines(EVERY, RULE)
 SPELLINGS = {
-    "plain": lines(EVERY, RULE),
+    "plain": PLAIN,
     "no closing bars": lines(EVERY, "|---|---|---|---", right=""),
     "no opening bars": lines(EVERY, "---|---|---|---|", left=""),
     "no bars at the ends": lines(EVERY, "---|---|---|---", left="", right=""),
@@ -425,38 +416,29 @@ SPELLINGS = {
     "alignment": lines(EVERY, "| :--- | ---: | :-: | - |"),
     "a rule of single dashes": lines(EVERY, "-|-|-|-"),
     "a rule with spaces": lines(EVERY, "  |  ---  |:---  |  ---:|---  |  "),
-    "indented": "".join(f"   {line}\n" for line in lines(EVERY, RULE).splitlines()),
-    "trailing spaces": "".join(f"{line}   \n" for line in lines(EVERY, RULE).splitlines()),
-    "windows": lines(EVERY, RULE).replace("\n", "\r\n"),
+    "indented": "".join(f"   {line}   \n" for line in PLAIN.splitlines()),
+    "windows": PLAIN.replace("\n", "\r\n"),
     "padded": lines([[f"   {cell}\t" for cell in row] for row in EVERY], RULE),
-    "no padding": lines(EVERY, RULE).replace(" | ", "|").replace("| ", "|"),
-    "bold and code": lines([HEAD, [f"`{ROWS[0][0]}`", *ROWS[0][1:]], *ROWS[1:]], RULE).replace(
-        "0.875", "**0.875**"
-    ),
-    "underscores and italics": lines(EVERY, RULE)
-    .replace("1.125", "__1.125__")
-    .replace("tiny", "*tiny*"),
-    "links": lines(EVERY, RULE).replace(
-        "tiny", "[tiny](https://example.org/a_(b))".replace("_(b)", "")
-    ),
-    "escapes": lines(EVERY, RULE).replace("base-v2", r"base\-v2"),
-    "tags": lines(EVERY, RULE).replace("0.875", "<b>0.875</b>"),
-    "a blank line and prose behind": lines(EVERY, RULE) + "\nSome words, with | a bar.\n",
-    "prose before": "# Results\n\nWords, more words | and a bar.\n\n" + lines(EVERY, RULE),
-    "a heading behind": lines(EVERY, RULE) + "# More\nwords\n",
-    "a paragraph right before": "Losses by size:\n" + lines(EVERY, RULE),
-    "code before": "```\n| a | 100 |\n|---|---|\n| x | 1 |\n```\n\n" + lines(EVERY, RULE),
-    "a comment before": "<!-- | a | 100 |\n|---|---|\n| x | 1 | -->\n\n" + lines(EVERY, RULE),
-    "front matter": "---\ntitle: x\n---\n\n" + lines(EVERY, RULE),
+    "no padding": PLAIN.replace(" | ", "|").replace("| ", "|"),
+    "bold and code": PLAIN.replace("tiny", "`tiny`").replace("0.875", "**0.875**"),
+    "underscores and italics": PLAIN.replace("1.125", "__1.125__").replace("tiny", "*tiny*"),
+    "links": PLAIN.replace("tiny", "[tiny](https://example.org/a)"),
+    "escapes and tags": PLAIN.replace("base-v2", r"base\-v2").replace("0.875", "<b>0.875</b>"),
+    "a blank line and prose behind": PLAIN + "\nSome words, with | a bar.\n",
+    "prose before": "# Results\n\nWords, more words | and a bar.\n\n" + PLAIN,
+    "a heading behind": PLAIN + "# More\nwords\n",
+    "a paragraph right before": "Losses by size:\n" + PLAIN,
+    "code before": "```\n| a | 100 |\n|---|---|\n| x | 1 |\n```\n\n" + PLAIN,
+    "a comment before": "<!-- | a | 100 |\n|---|---|\n| x | 1 | -->\n\n" + PLAIN,
+    "front matter": "---\ntitle: x\n---\n\n" + PLAIN,
     "a README": "# Package\n\n[![badge](https://x.org/b.svg)](https://x.org)\n\nText.\n\n- one\n"
-    "- two\n\n## Results\n\n" + lines(EVERY, RULE) + "\n## License\n\nMIT\n",
+    "- two\n\n## Results\n\n" + PLAIN + "\n## License\n\nMIT\n",
 }
 
 
-@pytest.mark.parametrize("name", ["t.md", "t.txt", "README"])
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_one_table_in_every_spelling(spelling: str, name: str, tmp_path: Path) -> None:
-    path = tmp_path / name
+def test_one_table_in_every_spelling(spelling: str, tmp_path: Path) -> None:
+    path = tmp_path / "README"
     path.write_bytes(SPELLINGS[spelling].encode())
     check(read_table(path))
 
@@ -474,7 +456,7 @@ def test_bars_in_cells_are_escaped(tmp_path: Path) -> None:
 OTHER = [["learner", "1k", "2k"], ["x", "9", "8"], ["y", "7", "6"]]
 
 
-@pytest.mark.parametrize("between", ["\n", "\n## Other\n\n", "\nText.\n\n", "## Other\n"])
+@pytest.mark.parametrize("between", ["\n", "\n## Other\n\n", "## Other\n"])
 @pytest.mark.parametrize("first", [True, False])
 def test_of_two_tables_one_is_asked_for(first: bool, between: str, tmp_path: Path) -> None:
     tables = [lines(EVERY, RULE), lines(OTHER, "|---|---|---|")]
@@ -524,7 +506,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", ["t.md", "t.csv", "t.txt"])
+@pytest.mark.parametrize("name", ["t.md", "t.csv"])
 @pytest.mark.parametrize("kind", WRONG)
 def test_what_is_no_table(kind: str, name: str, tmp_path: Path) -> None:
     path = tmp_path / name
@@ -568,63 +550,28 @@ def test_a_workbook(tmp_path: Path) -> None:
 
 # Words around a metric's name --------------------------------------------------------------------
 
-BEHIND = [
-    "stderr",
-    "std",
-    "gap",
-    "delta",
-    "rank",
-    "drop",
-    "count",
-    "stdev",
-    "sem",
-    "ci",
-    "variance",
-]
-BEHIND += ["diff", "change", "gain", "improvement", "err", "error", "lower", "upper", "low", "high"]
-BEHIND += ["time", "steps", "threshold", "weight", "scale", "ratio", "p value", "±", "(std)", "n"]
-BEHIND += ["increase", "decrease", "reduction", "slope", "half width", "z score of x"]
-BEFORE = [
-    "log",
-    "neg",
-    "negative",
-    "std",
-    "stderr of",
-    "delta",
-    "drop in",
-    "rank by",
-    "gap in",
-    "Δ",
-]
-BEFORE += [
-    "ln",
-    "exp",
-    "minus",
-    "-",
-    "1 -",
-    "100-",
-    "1-",
-    "relative",
-    "n",
-    "num",
-    "inverse",
-    "sqrt",
-]
+BEHIND = (
+    "stderr,std,gap,delta,rank,drop,count,stdev,sem,ci,variance,diff,change,gain,improvement,err"
+)
+BEHIND += ",error,lower,upper,low,high,time,steps,threshold,weight,scale,ratio,p value,±,(std),n"
+BEHIND += ",increase,decrease,reduction,slope,half width,z score of x"
+BEFORE = "log,neg,negative,std,stderr of,delta,drop in,rank by,gap in,Δ,ln,exp,minus,-,1 -,100-,1-"
+BEFORE += ",relative,n,num,inverse,sqrt"
 
 
 @pytest.mark.parametrize(
-    "word", [word for word in (*_WORST, *_LOWER) if word not in ("higher", "lower")]
+    "word", [word for word in (*WORST_VALUES, *LOWER_IS_BETTER) if word not in ("higher", "lower")]
 )
 def test_words_around_a_metric(word: str) -> None:
     """They make another number of it, which is refused; the logarithm of a perplexity is a loss."""
     assert metric_word(word) == metric_word(f"eval_{word}") == word
     wrong = []
     for form in ("{}_{}", "{} {}", "{}-{}", "eval/{}.{}"):
-        names = [(form.format(word, behind), "") for behind in BEHIND]
-        names += [(form.format(before, word), before) for before in BEFORE]
+        names = [(form.format(word, behind), "") for behind in BEHIND.split(",")]
+        names += [(form.format(before, word), before) for before in BEFORE.split(",")]
         for name, before in names:
             found = metric_word(name)
-            right = {"loss"} if before == "log" and word in ("loss", *_LOGARITHMS) else set()
+            right = {"loss"} if before == "log" and word in ("loss", *LOGARITHMIC) else set()
             if found is not None and found not in right:
                 wrong.append((name, found))
     assert not wrong
@@ -632,32 +579,7 @@ def test_words_around_a_metric(word: str) -> None:
 
 @pytest.mark.parametrize("name", ["log_perplexity", "log ppl", "eval/log_perplexity"])
 def test_the_logarithm_of_a_perplexity_gets_no_second(name: str) -> None:
-    assert to_forecast(name, math.e) == math.e
-
-
-@pytest.mark.parametrize(
-    ("name", "word"),
-    [
-        *[
-            ("eval_accuracy", "accuracy"),
-            ("macro F1", "f1"),
-            ("f1_macro", "f1"),
-            ("F1-score", "f1"),
-        ],
-        *[
-            ("Acc. (%)", "acc"),
-            ("acc_norm,none", "acc"),
-            ("accuracy@1", "accuracy"),
-            ("Acc ↑", "acc"),
-        ],
-        *[("matthews_corrcoef", "matthews"), ("error_rate", "error"), ("log_loss", "loss")],
-        *[("mean squared error", "error"), ("perplexity (lower is better)", "perplexity")],
-        *[("5-shot accuracy", "accuracy"), ("test/rouge2", "rouge"), ("BLEU-4", "bleu")],
-        *[("best_val_loss", "loss"), ("roc_auc_ovr", "auc"), ("loss (nats)", "loss")],
-    ],
-)
-def test_words_that_leave_a_metric_what_it_is(name: str, word: str) -> None:
-    assert metric_word(name) == word
+    assert to_loss(name, math.e) == math.e
 
 
 def test_a_column_of_deviations_is_no_column_of_scores() -> None:
@@ -667,15 +589,14 @@ def test_a_column_of_deviations_is_no_column_of_scores() -> None:
 
 # Asked once ---------------------------------------------------------------------------------------
 
-NAMES = ["Train Size", "trainSize", "tr_size", "Few-shot Size", "train-size", "num_train_examples"]
-NAMES += ["number of training examples", "# examples", "Sample size", "Training set size", "nTrain"]
-NAMES += ["n_samples", "params.train_size", "Training Examples", "Tokens", "max_train_samples"]
+NAMES = "Train Size,trainSize,tr_size,Few-shot Size,train-size,num_train_examples,# examples,nTrain"
+NAMES += ",number of training examples,Sample size,Training set size,n_samples,params.train_size"
+NAMES += ",Training Examples,Tokens,max_train_samples"
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", NAMES)
-def test_sizes_by_other_names(name: str, form: str, tmp_path: Path) -> None:
-    check(read_table(write(LONG.rename(columns={"rows": name}), form, tmp_path)))
+def test_sizes_by_other_names() -> None:
+    for name in NAMES.split(","):
+        check(read_table(LONG.rename(columns={"rows": name})))
 
 
 @pytest.mark.parametrize(
@@ -714,7 +635,7 @@ def test_all_that_is_open_is_asked_at_once(form: str, tmp_path: Path) -> None:
     assert again is not None and again["ignore"] == ["lr", "run", "epochs"]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["frame", "csv", "json"])
 def test_shares_and_scores_are_asked_about_at_once(form: str, tmp_path: Path) -> None:
     frame = WIDE.set_axis(["model", "0.4%", "4%", "100 %"], axis=1)
     frame.iloc[:, 1:] = 1 - frame.iloc[:, 1:] / 4
@@ -740,14 +661,14 @@ def test_per_cents_are_of_something() -> None:
     assert right_or_refused(rising) == {"metric": "accuracy"}
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["frame", "csv", "json"])
 def test_runs_without_a_size_are_asked_about(form: str, tmp_path: Path) -> None:
     row = pd.DataFrame([["chance", "-", 9.0]], columns=LONG.columns)
     frame = pd.concat([LONG.astype({"rows": object}), row]).reset_index(drop=True)
     assert asked_once(write(frame, form, tmp_path)) == {"ignore": ["chance"]}
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["frame", "csv"])
 def test_a_column_of_values_that_is_not_known(form: str, tmp_path: Path) -> None:
     """Its direction is asked for, and not guessed."""
     source = write(LONG.rename(columns={"loss": "Taste (mean)"}), form, tmp_path)

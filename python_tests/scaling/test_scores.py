@@ -8,7 +8,6 @@ import scipy.stats
 import sklearn.metrics
 
 from jachess_ext.lab.live.trial import class_scores, number_scores
-from jachess_ext.scaling.runs import from_forecast, to_forecast
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 3, 24)
@@ -32,9 +31,3 @@ def test_scores_are_those_of_other_libraries() -> None:
     assert found["pearson"] == pytest.approx(scipy.stats.pearsonr(numbers, truth).statistic)
     assert found["spearman"] == pytest.approx(scipy.stats.spearmanr(numbers, truth).statistic)
     assert number_scores(np.ones(24), truth)["pearson"] == 0.0
-
-
-def test_forecasts_are_of_what_is_missing() -> None:
-    assert to_forecast("loss", 0.3, 50) == to_forecast("brier", 0.3, 50) == 0.3
-    assert to_forecast("accuracy", 0.75, 50) == 0.25 and to_forecast("accuracy", 1.0, 50) == 0.01
-    assert from_forecast("f1", 0.25) == 0.75 and from_forecast("mae", 0.25) == 0.25

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from jachess_ext.scaling import Ask, LossTable, Search, advice, read_table, select
-from jachess_ext.scaling.selection import METHODS, forecast_each
+from jachess_ext.scaling.methods import METHODS, MethodSettings, forecast_models
 
 SIZES = (4, 8, 16, 32, 64)
 Loss = Callable[[Ask], float]
@@ -59,14 +59,6 @@ def test_the_state_goes_on_from_any_moment() -> None:
         search = Search.from_state(json.loads(json.dumps(search.state())))
         search.tell(ask, crossing(ask))
     assert search == whole and search.stop == whole.stop
-
-
-def test_the_order_within_a_round_does_not_matter() -> None:
-    search, draw = Search(("narrow", "wide"), SIZES, 256), random.Random(0)
-    while asks := search.open_runs():
-        for ask in draw.sample(asks, len(asks)):
-            search.tell(ask, crossing(ask))
-    assert search == finished()
 
 
 @pytest.mark.parametrize("state", [{}, {"results": []}, {"models": ["a", "b"], "results": [1]}])
@@ -208,7 +200,7 @@ def test_a_model_that_cannot_be_used_is_neither_run_nor_ranked() -> None:
     search, late = (Search(("narrow", "wide", "third"), SIZES, 256) for _ in range(2))
     late.tell(Ask("wide", 4), 0.1)
     for each in (search, late):
-        each.learn(**known)
+        each.set_candidates(**known)
         while ask := each.ask():
             assert ask.model != "wide"
             each = Search.from_state(json.loads(json.dumps(each.state())))
@@ -243,9 +235,6 @@ def test_a_budget_ends_before_it_is_exceeded() -> None:
     def cost(ask: Ask) -> float:
         once, each = costs[ask.model]
         return once + each * ask.rows
-
-    def spent(search: Search) -> float:
-        return sum(result.cost for result in search.results.values())
 
     whole = spent(finished(cost=cost))
     for limit, rounds in ((whole, 5), (whole - 1, 4)):
@@ -435,7 +424,7 @@ def test_a_model_stopped_early_keeps_its_own_sizes(noisy: Search) -> None:
         if names[0] == "a":
             losses[0, sizes > last] = np.nan
         table = LossTable(tuple(names), sizes, losses, None)
-        each = forecast_each(table, TARGET, "blend")
+        each = forecast_models(table, TARGET, MethodSettings("blend"))
         return dict(zip(names, each.predicted, strict=True))
 
     mixed = forecast("abc", 200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +13,15 @@ from scipy.stats import t as student
 
 from jachess_ext._io import DataError
 from jachess_ext._text import share
-from jachess_ext.scaling import LossTable, TableError, read_table, select, selection
-from jachess_ext.scaling.blend import Outlook
+from jachess_ext.scaling import LossTable, Selection, TableError, methods, read_table, select
+from jachess_ext.scaling.blend import BlendForecast
+from jachess_ext.scaling.methods import METHODS
 from jachess_ext.scaling.predictive import Student
-from jachess_ext.scaling.selection import METHODS
 from python_tests.scaling import tables
 
 TABLE, CLEAN = tables.population(0)
 BUDGET, TARGET = 51200, 1638400
-WITH_DISTRIBUTION = ["blend", "lensllm", "rectified", "power", "ats"]
+WITH_DISTRIBUTION = ["blend", "rectified", "power", "ats"]
 
 
 def frame(table: LossTable = TABLE) -> pd.DataFrame:
@@ -30,9 +31,14 @@ def frame(table: LossTable = TABLE) -> pd.DataFrame:
     return result
 
 
+@cache
+def chosen(method: str = "blend") -> Selection:
+    return select(TABLE, BUDGET, TARGET, method)
+
+
 @pytest.mark.parametrize("method", WITH_DISTRIBUTION)
 def test_methods_that_predict(method: str) -> None:
-    found = select(TABLE, BUDGET, TARGET, method)
+    found = chosen(method)
     assert sorted(found.ranking) == sorted(TABLE.names)
     assert found.ranking == [found.names[place] for place in found.scores.argsort()]
     if method != "blend":  # whose choice is more cautious than its forecast
@@ -50,10 +56,8 @@ def test_methods_that_predict(method: str) -> None:
 
 def test_methods_that_only_rank() -> None:
     table = TABLE
-    assert (
-        select(table, BUDGET, TARGET, "subtuning").ranking[0]
-        == table.names[int(table.losses_at(BUDGET).argmin())]
-    )
+    last = select(table, BUDGET, TARGET, "subtuning")
+    assert last.ranking[0] == table.names[int(table.losses_at(BUDGET).argmin())]
     zero = select(table, BUDGET, TARGET, "zeroshot")
     assert zero.ranking[0] == table.names[int(table.losses[:, 0].argmin())]
     size = select(table, BUDGET, TARGET, "modelsize")
@@ -64,23 +68,22 @@ def test_methods_that_only_rank() -> None:
     with pytest.raises(ValueError, match="predicts no loss"):
         _ = size.predicted_losses
     frame = size.to_frame()
-    assert frame.score.notna().all() and frame[["predicted", "low", "prob_best"]].isna().all(
-        axis=None
-    )
+    assert frame.score.notna().all()
+    assert frame[["predicted", "low", "prob_best"]].isna().all(axis=None)
 
 
 def test_the_plot_shows_what_was_read_and_what_is_predicted() -> None:
-    axes = select(TABLE, BUDGET, TARGET).plot()
+    axes = chosen().plot()
     drawn = {line.get_label(): line.get_xydata() for line in axes.get_lines()}
     losses = TABLE.trained_losses[:, TABLE.trained <= BUDGET]
     for name, row in zip(TABLE.names, losses, strict=True):
         np.testing.assert_array_equal(drawn[name][:, 1], row)
     with pytest.raises(ValueError, match="predicts no loss"):
-        select(TABLE, BUDGET, TARGET, "modelsize").plot()
+        chosen("modelsize").plot()
 
 
 def test_predictions_stand_side_by_side_and_what_was_measured_beside_them() -> None:
-    axes = select(TABLE, BUDGET, TARGET).plot()
+    axes = chosen().plot()
     points = [bars[0].get_xydata()[0] for bars in axes.containers]
     assert len({at for at, _ in points}) == 20
     assert all(TARGET / 1.3 < at < TARGET * 1.3 for at, _ in points)
@@ -91,7 +94,7 @@ def test_predictions_stand_side_by_side_and_what_was_measured_beside_them() -> N
 
 def test_what_the_order_and_the_target_need_said() -> None:
     """Where they contradict the forecasts, and where the table holds the answer."""
-    found = select(TABLE, BUDGET, TARGET)
+    found = chosen()
     order, measured = found.notes
     assert found.to_frame().predicted.is_monotonic_increasing is False
     frame = found.to_frame()
@@ -121,16 +124,16 @@ def test_only_the_budget_is_read() -> None:
     losses = TABLE.losses.copy()
     losses[:, TABLE.sizes > BUDGET] = np.nan
     hidden = LossTable(TABLE.names, TABLE.sizes, losses, TABLE.parameters)
-    for method in ("blend", "ats", "lensllm", "power"):
+    for method in WITH_DISTRIBUTION:
         np.testing.assert_array_equal(
             select(hidden, BUDGET, TARGET, method).predicted_losses,
-            select(TABLE, BUDGET, TARGET, method).predicted_losses,
+            chosen(method).predicted_losses,
         )
 
 
 def test_frames_and_files_agree(tmp_path: Path) -> None:
     path = tables.write_csv(tmp_path / "t.csv", TABLE)
-    expected = select(TABLE, BUDGET, TARGET, "ats").predicted_losses
+    expected = chosen("ats").predicted_losses
     for source in (frame(), str(path), path, pd.read_csv(path)):
         found = select(source, BUDGET, TARGET, "ats")
         assert found.names == TABLE.names
@@ -143,11 +146,11 @@ def test_cost_of_every_method() -> None:
     sizes = TABLE.trained[TABLE.trained <= BUDGET]
     everything = 6 * n.sum() * sizes.sum()
     for method in ("blend", "lensllm", "rectified", "power"):
-        assert select(TABLE, BUDGET, TARGET, method).flops == pytest.approx(everything)
+        assert chosen(method).flops == pytest.approx(everything)
     sub = select(TABLE, BUDGET, TARGET, "subtuning", tokens=100, epochs=3)
     assert sub.flops == pytest.approx(300 * 6 * n.sum() * BUDGET)
     assert sub.full_flops == pytest.approx(300 * 6 * n.sum() * TARGET)
-    assert select(TABLE, BUDGET, TARGET, "zeroshot").flops == 0
+    assert chosen("zeroshot").flops == 0
     # Algorithm 1 halves from the budget down and stops: never more than everything.
     early = select(TABLE, BUDGET, TARGET, "ats", tau=1e-9)
     four = sizes[-4:].sum()  # three accepted unseen, the fourth refused
@@ -162,7 +165,7 @@ def test_cost_of_every_method() -> None:
 @pytest.mark.parametrize("method", ["power", "ats"])
 def test_prob_best_against_drawing(method: str) -> None:
     """What the models' errors do not share is of one width: from the intervals and the falls."""
-    found = select(TABLE, BUDGET, TARGET, method)
+    found = chosen(method)
     fall = np.log(TABLE.up_to(BUDGET).losses[:, -1] / found.predicted_losses)
     assert found.forecast.predictive is not None
     own = np.hypot(0.55 * np.median(found.forecast.predictive.scale), 1.3 * fall.std())
@@ -173,9 +176,8 @@ def test_prob_best_against_drawing(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", WITH_DISTRIBUTION)
-@pytest.mark.parametrize("seed", range(3))
-def test_the_first_is_the_most_probable(method: str, seed: int) -> None:
-    table, _ = tables.population(seed, models=8, noise=0.05)
+def test_the_first_is_the_most_probable(method: str) -> None:
+    table, _ = tables.population(0, models=8, noise=0.05)
     found = select(table, 12800, 204800, method)
     chances = dict(zip(found.names, found.best_probabilities, strict=True))
     assert sorted(found.ranking, key=lambda name: -chances[name]) == found.ranking
@@ -184,7 +186,7 @@ def test_the_first_is_the_most_probable(method: str, seed: int) -> None:
 def test_noise_that_is_known_widens_intervals_and_doubts() -> None:
     """Standard errors over seeds of a tenth, where the curves themselves are smooth."""
     noise = np.full(TABLE.losses.shape, 0.1) * TABLE.losses
-    plain = select(TABLE, BUDGET, TARGET)
+    plain = chosen()
     noisy = select(replace(TABLE, noise=noise), BUDGET, TARGET)
     np.testing.assert_array_equal(noisy.predicted_losses, plain.predicted_losses)
     before, after = (np.log(found.interval_ends(0.9)[1]) for found in (plain, noisy))
@@ -192,10 +194,10 @@ def test_noise_that_is_known_widens_intervals_and_doubts() -> None:
     expected = np.hypot((before - centre) / wide, 0.1)
     np.testing.assert_allclose((after - centre) / wide, expected, rtol=1e-9)
     assert noisy.best_probabilities.max() < plain.best_probabilities.max()
-    one, two = plain.forecast.worlds, noisy.forecast.worlds
+    one, two = plain.forecast.mixture, noisy.forecast.mixture
     assert one is not None and two is not None and 0.05 < one.weights[1] < 0.95
-    process = np.hypot(one.accounts[1].scale, 0.1)  # the process's width, as the blend's
-    np.testing.assert_allclose(two.accounts[1].scale, process, rtol=1e-9)
+    process = np.hypot(one.components[1].scale, 0.1)  # the process's width, as the blend's
+    np.testing.assert_allclose(two.components[1].scale, process, rtol=1e-9)
 
 
 def test_models_at_the_level_of_guessing_are_named() -> None:
@@ -218,9 +220,8 @@ def test_models_at_the_level_of_guessing_are_named() -> None:
     for rows, names in ((100, "'near'"), (30, "'near', 'off'"), (10_000, None)):
         table = read_table(errors, metric="error", test_rows=rows)
         notes = " ".join(select(table, target=3200, classes=2).notes)
-        assert (
-            (f"guessing, 0.5000: {names}. Leads" in notes) if names else ("guessing" not in notes)
-        )
+        assert (f"guessing, 0.5000: {names}. Leads" if names else "guessing") in notes or not names
+        assert ("guessing" in notes) == bool(names)
     assert "0.7500: 'near'" not in " ".join(select(table, target=3200, classes=4).notes)
     high = read_table(errors + 0.3, metric="error")  # .75 is guessing among four; .74, .64, .5
     assert "guessing, 0.7500: 'near'. L" in " ".join(select(high, target=3200, classes=4).notes)
@@ -234,12 +235,8 @@ CALLS = [
     ({"budget": -1}, "budget is -1"),
     ({"target": 51200}, "is not above the budget"),
     ({"budget": 2e6, "target": 3e6}, "outside the table's sizes, "),
-    ({"budget": 100}, "budget 100 is outside"),
     ({"target": None}, "target is missing"),
-    ({"budget": 100, "method": "lensllm"}, "budget 100 is outside"),
     ({"budget": 200, "method": "lensllm"}, "lensllm needs 3 sizes .* and model-0 has 1"),
-    ({"budget": 400, "method": "blend"}, "blend needs 3 sizes"),
-    ({"budget": 200, "method": "ats"}, "needs 2 sizes"),
     ({"tokens": 0}, "tokens is 0"),
     ({"method": "ats", "gamma": 1}, "gamma is 1"),
 ]
@@ -252,18 +249,11 @@ def test_bad_calls(change: dict, words: str) -> None:
 
 
 FRAMES = [
-    (
-        lambda f: f.drop(columns=[c for c in f.columns if isinstance(c, int)]),
-        "no column named by a size",
-    ),
-    (
-        lambda f: pd.concat([f, f[[400]]], axis=1),
-        "at size 400 twice; expected one row a model and one column a size",
-    ),
+    (lambda f: f[["size", "family"]], "no column named by a size"),
+    (lambda f: pd.concat([f, f[[400]]], axis=1), "at size 400 twice; expected one row a model and"),
     (lambda f: pd.concat([f, f.iloc[:1]]), "'model-0' at size 0 twice"),
     (lambda f: f.iloc[:1], "has 1 models"),
     (lambda f: f.assign(**{"size": 0.0}), "of 'model-0' is 0; expected a positive"),
-    (lambda f: f.rename(columns={200: "x", 0: "y", 400: "z"}).iloc[:, :2], "no column named by"),
     (lambda f: f.drop(columns=[0]), "needs a column 0"),
 ]
 
@@ -276,12 +266,17 @@ def test_bad_frames(change, words: str) -> None:  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize(
-    ("value", "words"), [(np.inf, "size 800 is inf"), (-1.0, "size 800 is -1"), (0.0, "is 0;")]
+    ("value", "words"),
+    [
+        (np.inf, "'model-3' at size 800 is inf; expected a positive number$"),
+        (-1.0, "'model-3' at size 800 is -1"),
+        (0.0, "is 0; expected a positive number .*half a test example"),
+    ],
 )
 def test_bad_losses(value: float, words: str) -> None:
     bad = frame()
     bad.loc["model-3", 800] = value
-    with pytest.raises(TableError, match=f"'model-3' at {words}" if "size" in words else words):
+    with pytest.raises(TableError, match=words):
         select(bad, BUDGET, TARGET)
     assert select(bad, 400, TARGET, "ats").ranking  # what is not read cannot hurt
 
@@ -290,7 +285,6 @@ FILES = [
     ("", "is empty"),
     ("name,200,400\na,1,2\nb,1\n", "line 3 .* has 2 cells"),
     ("name,200,400\na,1,2\nb,1,x\n", "'x' in column '400' of 'b'"),
-    ("name,200,200\na,1,2\nb,1,1\n", "'a' at size 200 twice"),
     ("name,200,400\n", "0 models"),
 ]
 
@@ -318,21 +312,19 @@ def test_no_file_and_no_table(tmp_path: Path) -> None:
 SIX, _ = tables.population(0, models=6)
 
 
-@pytest.mark.parametrize("zero", [True, False])
 @pytest.mark.parametrize("name", [n for n, m in METHODS.items() if m.trains != "none"])
-def test_fewest_sizes_are_the_fewest(name: str, zero: bool) -> None:
+def test_fewest_sizes_are_the_fewest(name: str) -> None:
     """One size less is refused; a law has a width from one more on, blend from the fewest."""
-    table = SIX if zero else LossTable(SIX.names, SIX.trained, SIX.trained_losses, None)
-    method = METHODS[name]
-    fewest = method.fewest_sizes(zero=zero)
-    assert select(table, SIX.trained[fewest - 1], TARGET, name).ranking
-    if fewest > 1:
-        with pytest.raises(ValueError, match="size"):
-            select(table, SIX.trained[fewest - 2], TARGET, name)
     more = name != "blend"  # than the fewest, for a width
-    for count in range(fewest, fewest + 3):
-        selection = select(table, SIX.trained[count - 1], TARGET, name)
-        assert selection.has_intervals == (name != "subtuning" and count >= fewest + more)
+    for zero in (True, False) if METHODS[name].reads_zero else (True,):
+        table = SIX if zero else LossTable(SIX.names, SIX.trained, SIX.trained_losses, None)
+        fewest = METHODS[name].fewest_sizes(zero=zero)
+        if fewest > 1:
+            with pytest.raises(ValueError, match="size"):
+                select(table, SIX.trained[fewest - 2], TARGET, name)
+        for count in range(fewest, fewest + 2):
+            selection = select(table, SIX.trained[count - 1], TARGET, name)
+            assert selection.has_intervals == (name != "subtuning" and count >= fewest + more)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -391,7 +383,6 @@ ODD = {
     "one model": LEVELS[:1] * np.exp(FALL),
     "errors near 0": np.array([[0.001], [0.002], [0.0005]]) * np.exp(FALL),
 }
-FORECASTERS = ["blend", "lensllm", "rectified", "power", "ats"]
 
 
 def of(losses: np.ndarray) -> LossTable:
@@ -399,7 +390,7 @@ def of(losses: np.ndarray) -> LossTable:
     return LossTable(names, DOUBLED, losses, None)
 
 
-@pytest.mark.parametrize("method", FORECASTERS)
+@pytest.mark.parametrize("method", WITH_DISTRIBUTION)
 @pytest.mark.parametrize("kind", ODD)
 def test_odd_losses_give_an_answer(kind: str, method: str) -> None:
     found = select(of(ODD[kind]), 1600.0, 12800.0, method)
@@ -413,9 +404,9 @@ def test_odd_losses_give_an_answer(kind: str, method: str) -> None:
     assert probability.sum() == pytest.approx(1.0) and (probability >= 0).all()
 
 
-@pytest.mark.parametrize("place", [(0, 0), (1, 2), (2, 4)])
-@pytest.mark.parametrize("value", [1e-308, 1e-250, 1e-100, 1e100, 1e250, 1e308])
-@pytest.mark.parametrize("method", FORECASTERS)
+@pytest.mark.parametrize("place", [(1, 2), (2, 4)])
+@pytest.mark.parametrize("value", [1e-308, 1e-100, 1e250])
+@pytest.mark.parametrize("method", WITH_DISTRIBUTION)
 def test_one_loss_far_from_all_others(method: str, value: float, place: tuple[int, int]) -> None:
     """Numbers, or a refusal: no infinite forecast, and no P(best) that is none."""
     losses = LEVELS * np.exp(FALL)
@@ -444,21 +435,6 @@ def test_equal_models_are_equally_good() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (0.0, "is 0; expected a positive number .*half a test example"),
-        (np.inf, "size 400 is inf; expected a positive number$"),
-        (-0.5, "is -0.5"),
-    ],
-)
-def test_losses_without_a_logarithm(value: float, words: str) -> None:
-    losses = LEVELS * np.exp(FALL)
-    losses[1, 2] = value
-    with pytest.raises(TableError, match=words):
-        select(of(losses), 1600.0, 12800.0)
-
-
 def test_two_sizes() -> None:
     table = LossTable(("a", "b"), DOUBLED[:2], np.ones((2, 2)), None)
     with pytest.raises(ValueError, match="blend needs 3 sizes above 0 or more"):
@@ -476,7 +452,7 @@ def with_gaps(*gaps: tuple[int, int | slice]) -> LossTable:
     return LossTable(SIX.names, SIX.sizes, losses, SIX.parameters)
 
 
-@pytest.mark.parametrize("method", FORECASTERS)
+@pytest.mark.parametrize("method", WITH_DISTRIBUTION)
 def test_a_missing_cell_leaves_the_other_models_what_they_were(method: str) -> None:
     found = select(with_gaps((2, 5)), BUDGET, TARGET, method)
     others = np.array([0, 1, 3, 4, 5])  # blend learns what curves share from those with all sizes
@@ -501,9 +477,8 @@ def test_a_model_that_is_ahead_is_forecast_with_the_others_and_moved() -> None:
     moved = far.predicted_losses * table.losses[3, -1] / near.predicted_losses
     np.testing.assert_allclose(found.predicted_losses[3], moved[3], rtol=1e-9)
     others = [0, 1, 2, 4, 5]
-    np.testing.assert_allclose(
-        found.predicted_losses[others], far.predicted_losses[others], rtol=1e-9
-    )
+    stays = found.predicted_losses[others], far.predicted_losses[others]
+    np.testing.assert_allclose(*stays, rtol=1e-9)
     choice = far.scores * table.losses[3, -1] / near.scores
     np.testing.assert_allclose(found.scores[3], choice[3], rtol=1e-9)
     assert found.scores[3] != pytest.approx(moved[3], rel=1e-4)
@@ -512,9 +487,11 @@ def test_a_model_that_is_ahead_is_forecast_with_the_others_and_moved() -> None:
     width = np.log(found.interval_ends(0.9)[1] / found.predicted_losses)
     full = np.log(far.interval_ends(0.9)[1] / far.predicted_losses)
     np.testing.assert_allclose(width[3], full[3] * left**0.5, rtol=1e-9)
-    assert found.forecast.worlds is not None
-    for account in found.forecast.worlds.accounts:
-        np.testing.assert_allclose(account.scale[3] / account.scale[others], left**0.5, rtol=1e-9)
+    assert found.forecast.mixture is not None
+    for component in found.forecast.mixture.components:
+        np.testing.assert_allclose(
+            component.scale[3] / component.scale[others], left**0.5, rtol=1e-9
+        )
     assert found.forecast.trained[3] == table.trained.sum()
 
 
@@ -523,9 +500,9 @@ def test_the_trust_of_a_table_is_the_mean_over_its_models() -> None:
     forecast = select(
         with_gaps(*((row, slice(-1, None)) for row in range(3))), target=TARGET * 4
     ).forecast
-    assert forecast.trust is not None and forecast.worlds is not None
+    assert forecast.trust is not None and forecast.mixture is not None
     assert forecast.trust.min() < forecast.trust.max() - 1e-6
-    np.testing.assert_allclose(forecast.worlds.weights[1], np.mean(forecast.trust), rtol=1e-12)
+    np.testing.assert_allclose(forecast.mixture.weights[1], np.mean(forecast.trust), rtol=1e-12)
 
 
 def test_a_model_with_too_few_sizes_is_listed_and_not_ranked() -> None:
@@ -540,10 +517,7 @@ def test_a_model_with_too_few_sizes_is_listed_and_not_ranked() -> None:
     alone = select(SIX.rows(np.array(kept)), BUDGET, TARGET)
     np.testing.assert_array_equal(found.predicted_losses, alone.predicted_losses)
     frame = found.to_frame()
-    assert frame["rank"].tolist()[:4] == [1, 2, 3, 4] and frame["rank"].isna().tolist()[4:] == [
-        True,
-        True,
-    ]
+    assert frame["rank"].tolist()[:4] == [1, 2, 3, 4] and frame["rank"].isna()[4:].all()
     assert frame["name"].tolist() == [*found.ranking, "model-1", "model-4"]
     assert frame["reason"].tolist()[4:] == list(found.unranked.values())
     assert frame["reason"].isna().tolist()[:4] == [True] * 4
@@ -598,7 +572,7 @@ def test_a_score_is_forecast_as_what_is_missing_and_shown_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("method", WITH_DISTRIBUTION)
-@pytest.mark.parametrize("target", [1e12, 1e100, 1e200, 1e300])
+@pytest.mark.parametrize("target", [1e100, 1e300])
 @pytest.mark.filterwarnings("ignore:overflow|divide by zero|invalid value:RuntimeWarning")
 def test_a_target_out_of_reach_has_a_forecast_or_a_sentence(method: str, target: float) -> None:
     if method == "blend" and target > 1e100:
@@ -615,8 +589,8 @@ def test_a_forecast_that_is_no_number_though_its_choice_is(
     mean: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     student = Student(np.full(6, mean), np.ones(6), np.full(6, 3.0))
-    outlook = Outlook(student, *(np.zeros(6) for _ in range(4)))
-    monkeypatch.setattr(selection, "forecasts", lambda *_: [outlook])
+    blend_forecast = BlendForecast(student, *(np.zeros(6) for _ in range(4)))
+    monkeypatch.setattr(methods, "forecasts", lambda *_: [blend_forecast])
     with pytest.raises(ValueError, match="blend forecasts no number for the target 1"):
         select(SIX, BUDGET, TARGET)
 

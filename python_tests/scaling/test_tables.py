@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,14 @@ import pandas as pd
 import pytest
 
 from jachess_ext.scaling import LossTable, TableError, read_table, select
-from jachess_ext.scaling.runs import (
-    from_forecast,
+from jachess_ext.scaling.metrics import (
+    from_loss,
     higher_is_better,
     metric_word,
-    to_forecast,
+    plain_name,
+    to_loss,
 )
 from jachess_ext.scaling.sheets import parse_size
-from jachess_ext.scaling.tables import plain_name
 from python_tests import processes
 
 # Sizes ------------------------------------------------------------------------------------------
@@ -36,34 +35,19 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize(("written", "size"), SIZES)
-def test_sizes_as_people_write_them(written: Any, size: float) -> None:
-    assert parse_size(written) == size
+def test_sizes_as_people_write_them() -> None:
+    for written, size in SIZES:
+        assert parse_size(written) == size, written
 
 
-@pytest.mark.parametrize(
-    "written",
-    [
-        *("", "k", "100 %", "10%", "1..6", "1/8", "-5", "1,00", "1,0000", "1 0000", "1,000,00"),
-        *(
-            "1,000 000",
-            "1600,5",
-            "1e",
-            "e5",
-            "x100",
-            "100x",
-            "lr=0.1",
-            "1k2",
-            "nan",
-            "inf",
-            "1e999",
-        ),
-        *(math.nan, math.inf, -1, True, None, "0,125", "size"),
-    ],
-)
-def test_what_is_no_size(written: Any) -> None:
-    with pytest.raises(TableError, match="is no number of training examples; expected one such as"):
-        parse_size(written)
+NO_SIZES = "|k|100 %|10%|1..6|1/8|-5|1,00|1,0000|1 0000|1,000,00|1,000 000|1600,5|1e|e5|x100|100x"
+NO_SIZES += "|lr=0.1|1k2|nan|inf|1e999|0,125|size"
+
+
+def test_what_is_no_size() -> None:
+    for written in (*NO_SIZES.split("|"), math.nan, math.inf, -1, True, None):
+        with pytest.raises(TableError, match="is no number of training examples; expected one su"):
+            parse_size(written)
 
 
 def test_a_point_before_three_digits_is_asked_about() -> None:
@@ -78,40 +62,43 @@ def test_a_share_is_no_whole_number_where_none_is_expected() -> None:
 
 # Metrics ----------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize(
-    ("name", "higher"),
-    [
-        *[("accuracy", True), ("eval_Accuracy", True), ("val_acc", True), ("macro F1", True)],
-        *[("eval/exact_match", True), ("exact_string_match_accuracy", True), ("rougeL", True)],
-        *[("rouge2", True), ("BLEU-4", True), ("matthews_correlation", True), ("roc_auc", True)],
-        *[("taste:higher", True), ("taste:lower", False), ("eval_loss", False), ("NLL", False)],
-        *[("brier", False), ("mae", False), ("RMSE", False), ("mean squared error", False)],
-        *[("perplexity", False), ("error_rate", False), ("log_loss", False), ("wer", False)],
-        *[("accuracy_loss", False), ("loss of accuracy", True)],
-    ],
+HIGHER = (
+    "accuracy,eval_Accuracy,val_acc,macro F1,eval/exact_match,exact_string_match_accuracy,rougeL"
 )
-def test_the_direction_of_metrics(name: str, higher: bool) -> None:
-    assert higher_is_better(name) is higher
+HIGHER += (
+    ",rouge2,BLEU-4,matthews_correlation,roc_auc_ovr,taste:higher,loss of accuracy,Acc ↑,f1_macro"
+)
+HIGHER += ",F1-score,Acc. (%),accuracy@1,5-shot accuracy,matthews_corrcoef"
+LOWER = (
+    "taste:lower,eval_loss,NLL,brier,mae,RMSE,mean squared error,perplexity (lower is better),wer"
+)
+LOWER += ",error_rate,log_loss,accuracy_loss,best_val_loss,loss (nats)"
+
+
+def test_the_direction_of_metrics() -> None:
+    for names, higher in ((HIGHER, True), (LOWER, False)):
+        for name in names.split(","):
+            assert higher_is_better(name) is higher, name
+    assert metric_word("acc_norm,none") == "acc" and metric_word("test/rouge2") == "rouge"
 
 
 def test_metrics_that_are_not_known() -> None:
     assert metric_word("taste") is None and metric_word("") is None
-    for convert in (higher_is_better, lambda name: to_forecast(name, 1.0)):
+    for convert in (higher_is_better, lambda name: to_loss(name, 1.0)):
         with pytest.raises(TableError, match=r"'taste' is not known here; say .*'taste:lower'"):
             convert("taste")
 
 
 def test_what_is_forecast_of_a_metric() -> None:
     values = np.array([0.25, 1.0])
-    np.testing.assert_array_equal(to_forecast("f1", values, 50), [0.75, 0.01])
-    np.testing.assert_array_equal(to_forecast("f1", values), [0.75, 0.0])
-    np.testing.assert_array_equal(to_forecast("mae", values, 50), values)
-    np.testing.assert_allclose(from_forecast("ppl", to_forecast("ppl", np.array([2.0, 9]))), [2, 9])
-    assert to_forecast("perplexity", math.e) == pytest.approx(1)
-    assert from_forecast("accuracy", 1.5) == 0 and from_forecast("matthews", 1.5) == -0.5
-    assert from_forecast("matthews", 2.5) == -1 and from_forecast("accuracy", math.inf) == 0
-    assert math.isnan(to_forecast("accuracy", math.nan, 50))
+    np.testing.assert_array_equal(to_loss("f1", values, 50), [0.75, 0.01])
+    np.testing.assert_array_equal(to_loss("f1", values), [0.75, 0.0])
+    np.testing.assert_array_equal(to_loss("mae", values, 50), values)
+    np.testing.assert_allclose(from_loss("ppl", to_loss("ppl", np.array([2.0, 9]))), [2, 9])
+    assert to_loss("perplexity", math.e) == pytest.approx(1)
+    assert from_loss("accuracy", 1.5) == 0 and from_loss("matthews", 1.5) == -0.5
+    assert from_loss("matthews", 2.5) == -1 and from_loss("accuracy", math.inf) == 0
+    assert math.isnan(to_loss("accuracy", math.nan, 50))
 
 
 def test_names_without_where_they_were_measured() -> None:
@@ -181,11 +168,7 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     ("who,amount,run,loss\na,100,x,2\nb,100,y,3\n", {"model": "who", "size": "amount"}, [[2], [3]]),
     ("model\trows\tloss\na\t1,000\t.5\nb\t1,000\t0.25\n", {}, [[0.5], [0.25]]),
     ("model;train_samples;loss\na;1.000;0,5\nb;1.000;0,25\n", {"decimal": ","}, [[0.5], [0.25]]),
-    (
-        "model,rows,eval_loss,test_loss\na,100,2,3\nb,100,4,5\n",
-        {"metric": "test_loss"},
-        [[3], [5]],
-    ),
+    ("model,rows,eval_loss,test_loss\na,100,2,3\nb,100,4,5\n", {"metric": "test_loss"}, [[3], [5]]),
     # what is refused
     (",\n;\n", {}, "is empty; expected a header"),
     (
@@ -193,34 +176,14 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
         {"metric": "f1"},
         "'eval_f1', 'test_f1'",
     ),
-    (
-        "name,100,1k,1..6\na,2,1.5,1\nb,3,2.5,2\n",
-        {},
-        r"numbers in '1\.\.6', not named by a size that can be read",
-    ),
-    ("name,100 %,50 %\na,2,3\nb,3,4\n", {}, "'100 %' is a share of the data: say of how many"),
-    (
-        "name,100,100 %\na,2,3\nb,3,4\n",
-        {},
-        "'100 %' is a share of the data: say of how many",
-    ),
+    ("name,100,1k,1..6\na,2,1.5,1\nb,3,2.5,2\n", {}, r"numbers in '1\.\.6', not named"),
+    ("name,100 %,50 %\na,2,3\nb,3,4\n", {}, "'100 %' is a share of the data"),
+    ("name,100,100 %\na,2,3\nb,3,4\n", {}, "'100 %' is a share of the data"),
     ("name,100,k\na,2,3\nb,3,4\n", {}, "numbers in 'k', not named by a size"),
-    (
-        "name,100,1k,lr\na,2,1.5,1\nb,3,2.5,2\n",
-        {},
-        r"numbers in 'lr', not named by a size.*ignore=\['lr'\]",
-    ),
-    (
-        "name,1k,1000\na,2,1.5\nb,3,2.5\n",
-        {},
-        "'a' at size 1000 twice; expected one row a model and one column a size",
-    ),
+    ("name,100,1k,lr\na,2,1.5,1\nb,3,2.5,2\n", {}, r"numbers in 'lr', .*ignore=\['lr'\]"),
+    ("name,1k,1000\na,2,1.5\nb,3,2.5\n", {}, "'a' at size 1000 twice; expected one row"),
     ("name,1.000,2.000\na,2,1.5\nb,3,2.5\n", {}, "in the header .* '1.000' may mean 1 or 1000"),
-    (
-        "name,size,parameters,100\na,1,1,2\nb,1,1,3\n",
-        {},
-        "'size', 'parameters', any of which may be",
-    ),
+    ("name,size,parameters,100\na,1,1,2\nb,1,1,3\n", {}, "'size', 'parameters', any"),
     ("name,size,100\na,big,2\nb,1,3\n", {}, "'big' in column 'size' of 'a' is no number of param"),
     ("100,1k,10k\n2,1.5,1\n3,2.5,2\n", {}, "no column .* names the models, and its first, '100'"),
     (",100,1k\n0,2,1.5\n1,3,2.5\n", {}, "no column .* names the models, and its first, '100'"),
@@ -233,45 +196,25 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     (
         "name,100,1k\na,2,1.5\na,3,2.5\nb,3,2.5\n",
         {},
-        "'a' at size 100 twice; expected one row a model and one column a size, or a column 'seed'",
+        "'a' at size 100 twice; .* or a column 'seed'",
     ),
     ("name,seed,100\na,1,2\na,1,3\nb,1,3\n", {}, "'a' at size 100 with seed 1 twice"),
     ("name,100,1k\na,2,1_0\nb,3,2.5\n", {}, "'1_0' in column '1k' of 'a' is no number"),
     ("name,100,1k\na,50,60\nb,40,70\n", {}, r"rise with size in 2 of 2 models"),
     ("name,100,1k\na,2,3\nb,4,3\n", {}, r"rise with size in 1 of 2 models"),
     ("name,100,1k\na,50,60\nb,.4,.7\n", {"metric": "f1"}, "'b' is at most 0.7 and that of others"),
-    (
-        "name,100,1k\na,50,160\nb,4,7\n",
-        {"metric": "f1"},
-        "'a' at size 1000 is 160; expected one up",
-    ),
-    (
-        "name,100,1k\na,-5,60\nb,4,7\n",
-        {"metric": "acc"},
-        "'a' at size 100 is -5; expected one up to",
-    ),
-    (
-        "name,100,1k\na,.5,2\nb,4,7\n",
-        {"metric": "ppl"},
-        "'a' at size 100 is 0.5; expected one from 1",
-    ),
+    ("name,100,1k\na,50,160\nb,4,7\n", {"metric": "f1"}, "'a' at size 1000 is 160; exp"),
+    ("name,100,1k\na,-5,60\nb,4,7\n", {"metric": "acc"}, "'a' at size 100 is -5; exp"),
+    ("name,100,1k\na,.5,2\nb,4,7\n", {"metric": "ppl"}, "at size 100 is 0.5; .* from 1"),
     ("name,100,1k\na,50%,60\nb,4,7\n", {"metric": "acc"}, "with and without a per cent sign"),
     ("name,100,1k\na,2,1\nb,4,3\n", {"metric": "taste"}, "metric 'taste' is not known here"),
     ("name,100,1k\na,2,1\nb,4,3\n", {"ignore": ["lr"]}, "has no column 'lr'; it has 'name', '100'"),
     ("name,metric,100\na,f1,.5\na,loss,2\n", {}, "holds several metrics, 'f1', 'loss'; say which"),
     ("name,metric,100\na,f1,.5\nb,f1,2\n", {"metric": "auc"}, "no rows of the metric 'auc'"),
-    (
-        "model,size,loss\na,100,2\na,100,3\nb,100,3\n",
-        {},
-        "'a' at size 100 twice; expected one row a",
-    ),
+    ("model,size,loss\na,100,2\na,100,3\nb,100,3\n", {}, "'a' at size 100 twice; exp"),
     ("model,rows,n,loss\na,1,1,2\nb,1,1,3\n", {}, "'rows', 'n', any of which may be"),
     ("model,rows,loss\na,1,2\nb,half,3\n", {}, "in the column 'rows' of 'b', 'half' is no number"),
-    (
-        "model,rows,train_loss,eval_loss\na,1,2,2\nb,1,3,3\n",
-        {},
-        "several columns of values, 'train_loss'",
-    ),
+    ("model,rows,train_loss,eval_loss\na,1,2,2\nb,1,3,3\n", {}, "several columns of val"),
     ("model,rows,value,loss\na,1,2,2\nb,1,3,3\n", {}, "several columns of values, 'value', 'loss'"),
     ("name,100,1k\na,2,1\nb,4,3\n", {"size": "rows"}, "has no column 'rows'"),
     ("name,metric,100\na,f1,.5\nb,acc,.6\n", {}, "holds several metrics, 'f1', 'acc'; say which"),
@@ -280,16 +223,8 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     # read as something else once: names of runs, sizes of models, spreads, sizes that are words
     ("name,model,rows,loss\nr1,a,1,2\nr2,b,1,3\n", {}, "'name', 'model', any of which may be"),
     ("model,size,tokens,loss\na,1B,300M,2\nb,1B,300M,3\n", {}, "'size', 'tokens', any of which"),
-    (
-        "model,rows,data,loss\na,1k,300M,2\nb,1k,300M,3\n",
-        {},
-        "numbers in 'data', not named by a size",
-    ),
-    (
-        "model,rows,part,loss\na,1k,25%,2\nb,1k,50%,3\n",
-        {},
-        "numbers in 'part', not named by a size",
-    ),
+    ("model,rows,data,loss\na,1k,300M,2\nb,1k,300M,3\n", {}, "numbers in 'data', n"),
+    ("model,rows,part,loss\na,1k,25%,2\nb,1k,50%,3\n", {}, "numbers in 'part', n"),
     ("name,100\na,84.1±0.3\nb,80 +/- 1\n", {}, "84.1±0.3' .* ± may be a standard error, a dev"),
     (
         "model,size,tokens,loss\na,1B,100,2\na,1B,1k,1.5\na,1B,10K tokens,1\nb,2B,100,3\n"
@@ -329,7 +264,7 @@ def test_what_a_table_keeps(tmp_path: Path) -> None:
     assert table.noise is not None and table.parameters is not None
     np.testing.assert_allclose(table.noise, [[0.02, 0.005], [N, 0.0]], atol=1e-15)
     np.testing.assert_array_equal(table.parameters, [110e6, 1.1e9])
-    np.testing.assert_allclose(table.shown(table.losses), [[52, 60.5], [70, 80]])
+    np.testing.assert_allclose(table.to_metric(table.losses), [[52, 60.5], [70, 80]])
     one = table.rows(np.array([1])).up_to(100)
     assert one.metric == table.metric and one.scale == 100 and one.noise is not None
     assert one.noise.shape == (1, 1) and one.parameters == 1.1e9
@@ -445,7 +380,7 @@ def test_a_csv_file_is_read_without_pandas(tmp_path: Path) -> None:
 
 def test_losses_of_a_table_made_by_hand_are_shown_as_they_are() -> None:
     table = LossTable(("a",), np.array([1.0]), np.array([[2.0]]), None)
-    assert table.shown(2.0) == 2.0 and table.label == "loss" and table.noise is None
+    assert table.to_metric(2.0) == 2.0 and table.label == "loss" and table.noise is None
 
 
 @pytest.mark.parametrize("count", [0.0, -1.0, math.nan, math.inf])
@@ -463,54 +398,12 @@ def test_two_numbers_of_parameters_of_one_model_are_refused() -> None:
         read_table(frame.assign(loss=[2.0, 1.0, 3.0, 2.0]))
 
 
-KNOWN = {"tiny": [2.25, 1.5, 1.125], "base-v2": [2.5, 1.375, 0.875], "a|b": [3.0, 2.75, 2.0]}
-LONG = pd.DataFrame(
-    [
-        (name, size, loss)
-        for name, row in KNOWN.items()
-        for size, loss in zip((100, 1000, 25000), row, strict=True)
-    ],
-    columns=["model", "rows", "loss"],
-)
-GRID = pd.DataFrame.from_dict(KNOWN, orient="index", columns=["100", "1k", "25,000"])
-
-
-def markdown(frame: pd.DataFrame) -> str:
-    """As people write it: the best in bold, names as code."""
-    rows = [frame.columns, [":--"] * len(frame.columns), *frame.astype(str).to_numpy()]
-    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
-    cells[2][0], cells[3][-1] = f"`{cells[2][0]}`", f"**{cells[3][-1]}**"
-    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
-
-
-FORMATS: dict[str, Callable[[Path], Any]] = {
-    "wide csv": lambda path: path.write_text(GRID.to_csv()),
-    "wide tsv": lambda path: path.write_text(GRID.to_csv(sep="\t")),
-    "long csv": lambda path: path.write_text(LONG.to_csv(index=False)),
-    "decimal commas": lambda path: path.write_text(LONG.to_csv(index=False, sep=";", decimal=",")),
-    "wide markdown": lambda path: path.write_text(
-        markdown(GRID.rename_axis("name").reset_index()), encoding="utf-8"
-    ),
-    "long markdown": lambda path: path.write_text(markdown(LONG), encoding="utf-8"),
-    "json lines": lambda path: path.write_text(LONG.to_json(orient="records", lines=True)),
-}
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_one_table_in_every_format(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / ("table.jsonl" if "json" in kind else "table.txt")
-    FORMATS[kind](path)
-    table = read_table(path, decimal="," if "commas" in kind else ".")
-    assert table.names == tuple(KNOWN)
-    assert table.sizes.tolist() == [100, 1000, 25000] and table.losses.tolist() == [*KNOWN.values()]
-
-
-SHARES = {"0.02": 20, ".5": 500, "25 %": 250, "7.5%": 75, "1e-1": 100}
+SHARES = {"0.02": 20, "7.5%": 75}
 
 
 @pytest.mark.parametrize("long", [False, True])
 @pytest.mark.parametrize("written", ["csv", "commas", "frame", "jsonl"])
-@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("share", ["0.02", "7.5%"])
 def test_shares_of_the_data_are_sizes_once_it_is_said_of_how_many(
     written: str, long: bool, share: str, tmp_path: Path
 ) -> None:

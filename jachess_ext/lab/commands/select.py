@@ -162,7 +162,7 @@ def select(
             write_text(out, rows.to_csv(index=False))
         else:
             facts |= {"metric": losses.metric, "advice": selection.advice, "level": level}
-            facts |= {"history": selection.moved} if history else {}
+            facts |= {"history": selection.history_note} if history else {}
             flops = costs if tokens is not None else {}
             write_json(out, {**facts, **flops, "rows": rows.to_dict("records")})
     print(selection.text(level))

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from ..._io import DataError
+from ...scaling.methods import DEFAULT, METHODS
 from ...scaling.search import Ask, Search
-from ...scaling.selection import DEFAULT, METHODS
 from ..workbench.models import load_tokenizer, model_version
 from ..workbench.settings import Columns, Recipe
 from ..workbench.tasks import Examples, Task, load_task
@@ -177,7 +177,7 @@ def make_plan(
     places = sorted(range(len(order)), key=order.__getitem__)
     task = replace(task, dev=task.dev.chosen([place for place in places if place < judged]))
     count = len(task.dev)
-    search.learn(
+    search.set_candidates(
         test_rows=count,
         costs={c.model: (c.judging_flops(count), c.training_flops(1, recipe)) for c in candidates},
         parameters={c.model: c.parameters for c in candidates},

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..._text import scientific, share
-from ...scaling.selection import OF_ALL, Selection, ranking_rows
+from ...scaling.selection import OF_ALL, Selection
 from ..workbench.page import Picture, Section, Table, filled, panels, write_html
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def write_selection(
         MissingExtra: matplotlib, pandas or jinja2 is not installed.
         OSError: the file cannot be written.
     """
-    header, *rows = ranking_rows(selection, level)
+    header, *rows = selection.cells(level)
     ranking = Table(f"Ranking by {selection.method}.", header, rows)
     best, task = selection.ranking[0], f"on {selection.target:,.0f} examples"
     answer = f"{best} comes first for fine-tuning {task}, by the method {selection.method}."

@@ -22,7 +22,7 @@ from jachess_ext.lab.live.trial import run
 from jachess_ext.lab.workbench.models import load_tokenizer
 from jachess_ext.lab.workbench.settings import Recipe
 from jachess_ext.scaling import Ask
-from jachess_ext.scaling.selection import METHODS
+from jachess_ext.scaling.methods import METHODS
 
 from .tiny import killed, save_decoder, save_model, write_text
 

@@ -32,7 +32,7 @@ from jachess_ext.lab.live.trial import RunRecord, Trial
 from jachess_ext.lab.workbench.settings import Columns, Recipe
 from jachess_ext.lab.workbench.tasks import Examples, Task
 from jachess_ext.scaling import Ask
-from jachess_ext.scaling.selection import METHODS
+from jachess_ext.scaling.methods import METHODS
 
 from .conftest import Settings
 from .tiny import killed, save_model, write_rows

@@ -1,4 +1,4 @@
-"""AtS: the line through the last points of a curve."""
+"""Accept-then-Stop (AtS): a line in ln L over ln D through the last points of a curve."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ class Line:
     Attributes:
         intercept, slope: a and b, [n].
         count: points used, [n].
-        visited: points a run of Algorithm 1 trains on: those used and the first refused, [n].
-        stopped: whether a point was refused, [n]; if not, the walk ended at the smallest size.
+        visited: points that Algorithm 1 trains on: those used and the first refused, [n].
         mean_x, square_x: mean of x and Σ (x − mean)² over the points used, [n].
         variance: Σ residual² / (count − 2), [n]; NaN for two points.
     """
@@ -26,14 +25,12 @@ class Line:
     slope: Array
     count: Index
     visited: Index
-    stopped: Mask
     mean_x: Array
     square_x: Array
     variance: Array
 
 
-_ROUNDING = 1e-12
-"""In ln L: points of an exact line deviate by as much, and none is refused for it."""
+_ROUNDING = 1e-12  # of ln L: points of an exact line deviate by less, and are not refused
 
 
 def accept_then_stop(x: Array, y: Array, gamma: int = 3, tau: float = 5.0) -> Line:
@@ -71,8 +68,8 @@ def accept_then_stop(x: Array, y: Array, gamma: int = 3, tau: float = 5.0) -> Li
         line, residual = line_through(x[:, -size:], y[:, -size:], 1.0, size)
         # The walk goes down in size, so that it meets the pre-power phase, where the curve is flat,
         # after the line through the power phase is known.  Algorithm 1 stops there.
-        place = points - size - 1
-        deviation = np.abs(y[:, place] - line[0] - line[1] * x[:, place])
+        index = points - size - 1
+        deviation = np.abs(y[:, index] - line[0] - line[1] * x[:, index])
         allowed = np.maximum(tau * residual.std(-1), _ROUNDING)
         refused = ~stopped & (deviation > allowed)
         count = np.where(refused, size, count)
@@ -82,7 +79,7 @@ def accept_then_stop(x: Array, y: Array, gamma: int = 3, tau: float = 5.0) -> Li
     with np.errstate(invalid="ignore", divide="ignore"):
         variance = np.where(count > 2, (residual**2).sum(-1) / (count - 2), np.nan)
     visited = np.where(stopped, count + 1, points)
-    return Line(intercept, slope, count, visited, stopped, mean_x, square, variance)
+    return Line(intercept, slope, count, visited, mean_x, square, variance)
 
 
 def line_through(
@@ -94,9 +91,9 @@ def line_through(
         Intercept, slope, mean of x and Σ (x − mean)², [n] each; and the residuals, [n, m].
     """
     mean_x, mean_y = (x * mask).sum(-1) / count, (y * mask).sum(-1) / count
-    away = (x - mean_x[:, None]) * mask
-    square = (away**2).sum(-1)
-    slope = (away * y).sum(-1) / square
+    centred = (x - mean_x[:, None]) * mask
+    square = (centred**2).sum(-1)
+    slope = (centred * y).sum(-1) / square
     intercept = mean_y - slope * mean_x
     residual = (y - intercept[:, None] - slope[:, None] * x) * mask
     return (intercept, slope, mean_x, square), residual

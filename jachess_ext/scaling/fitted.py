@@ -1,0 +1,430 @@
+"""`FittedLaw`: a law's parameters, predictions and intervals, its plot and its description."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from .._io import MissingExtra, axes_or_new
+from .drift import Drift
+from .laws import Exponents, Law, Parameter, central_gradient
+from .predictive import Array, Mask, Student
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Values = Array | float
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Losses of n curves at m sizes.
+
+    Attributes:
+        sizes: strictly increasing, [m]; the first may be 0.
+        losses: positive, [n, m]; those of weight 0 are replaced by the curve's lowest.
+        weights: not negative, [n, m]; the mean of those above 0 is 1.
+        single: whether the caller gave one curve as [m].
+    """
+
+    sizes: Array
+    losses: Array
+    weights: Array
+    single: bool
+
+    @property
+    def above(self) -> Mask:
+        """Mask of the losses with a weight and a size above 0, [n, m]."""
+        return (self.weights > 0) & (self.sizes > 0)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Units of losses and sizes in which each curve is fitted, [n] each.
+
+    Attributes:
+        loss: the curve's lowest loss, or 1.
+        size: the curve's largest size, or 1.
+    """
+
+    loss: Array
+    size: Array
+
+    def unit(self, exponents: Exponents) -> Array:
+        """Return the unit of a parameter, [n]; an exponent may be NaN where its base is 1."""
+        pairs = zip(exponents, (self.loss, self.size), strict=True)
+        loss, size = (np.where(base == 1, 0.0, power * np.log(base)) for power, base in pairs)
+        return np.exp(loss + size)
+
+
+NO_UNIT = (0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Transition:
+    """The size D* where the pre-power phase of a curve ends, with an interval.
+
+    Attributes:
+        size: the estimate.
+        low, high: the interval.
+
+    Examples:
+        >>> import jachess_ext as jx
+        >>> sizes = [10, 30, 100, 300, 1000, 3000, 10_000]
+        >>> losses = [2.0, 1.98, 1.92, 1.7, 1.2, 0.8, 0.5]
+        >>> 10 < jx.scaling.fit(sizes, losses, law="rectified").transition.size < 10_000
+        True
+    """
+
+    size: float
+    low: float
+    high: float
+
+
+Transitions = Transition | None | list[Transition | None]
+"""Of a single curve, or a list with one entry a curve; None where no transition is seen."""
+
+
+@dataclass(frozen=True, repr=False)
+class FittedLaw:
+    """A law fitted to n curves; of a single curve ([m]) the shapes below have no leading n.
+
+    Intervals are Student's t around the fit with m − p degrees of freedom; the variance is that of
+    the noise plus that of the parameters by the law's gradient (delta method).  The covariance of
+    the parameters is the inverse curvature at the optimum, with a weak prior over each parameter's
+    bounds, without which a parameter that the data do not determine would have an infinite
+    variance.  Intervals of ats are the exact ones of a straight line through the accepted points.
+
+    Attributes:
+        definition: the law, with its `formula`.
+        coordinates: [n, p], in units of `scale`; logarithms where the parameter says so.
+        covariance: of the coordinates, [n, p, p]; zero for fixed ones.
+        noise: standard deviation of ln L around the law, [n]; NaN without degrees of freedom.
+        dof: sizes that count minus free parameters, [n].
+        objective: the minimised Σ w h_δ(r), [n]; the mean of the weights above 0 is 1.
+        delta: Huber's threshold δ in ln L, [n].
+        scale: the units of the fit.
+        backtest: where `fit` chose the law, the median |ln error| of each law's forecasts of the
+            larger sizes from the smaller ones; empty otherwise.
+        drift: error of the law beyond the sizes measured, where `fit` chose it; None: a law that
+            was named is taken as exact.
+
+    Examples:
+        >>> import jachess_ext as jx
+        >>> sizes = [100, 200, 400, 800, 1600]
+        >>> law = jx.scaling.fit(sizes, [30 / d**0.5 + 0.4 for d in sizes], law="power")
+        >>> sorted(law.params)
+        ['B', 'E', 'alpha', 'beta']
+        >>> print(repr(law).split(",")[0])
+        power law
+    """
+
+    definition: Law
+    coordinates: Array
+    covariance: Array
+    noise: Array
+    dof: Array
+    objective: Array
+    delta: Array
+    scale: Scale
+    _curves: Curves
+    backtest: Mapping[str, float] = field(default_factory=dict)
+    drift: Drift | None = None
+
+    def __repr__(self) -> str:
+        return describe(self)
+
+    @property
+    def law(self) -> str:
+        """Name of the law."""
+        return self.definition.name
+
+    @property
+    def size_range(self) -> Array:
+        """The smallest and the largest size above 0 that counted, [n, 2]."""
+        sizes, above = self._curves.sizes, self._curves.above
+        low, high = np.where(above, sizes, np.inf).min(-1), np.where(above, sizes, 0).max(-1)
+        return np.stack([low, high], -1)
+
+    @property
+    def params(self) -> dict[str, Values]:
+        """Parameters by name in the units that were given, [n]."""
+        return {
+            name: self._match_curves(value)
+            for name, value in self._values(self.coordinates).items()
+        }
+
+    def _values(self, coordinates: Array) -> dict[str, Array]:
+        columns = zip(self.definition.parameters, coordinates.T, strict=True)
+        values = {p.name: p.value(column) for p, column in columns}
+        units = self.definition.units(values)
+        scales = {name: self.scale.unit(units.get(name, NO_UNIT)) for name in values}
+        return {name: value * scales[name] for name, value in values.items()}
+
+    def parameter_intervals(self, level: float = 0.9) -> dict[str, tuple[Values, Values]]:
+        """Return where the parameters lie with probability `level` if the law is exact.
+
+        Args:
+            level: in (0, 1).
+
+        Returns:
+            Lower and upper ends by name, [n]; fixed parameters have none.
+
+        Raises:
+            ValueError: a bad level, or no degree of freedom left to know the noise from.
+            MissingExtra: scipy is not installed.
+        """
+        self._require_noise()
+        result: dict[str, tuple[Values, Values]] = {}
+        for column, p in enumerate(self.definition.parameters):
+            if not self.covariance[:, column, column].any():
+                continue
+
+            # ln value where that is the coordinate: its unit may depend on other parameters.
+            def form(u: Array, p: Parameter = p) -> Array:
+                return np.asarray(p.coordinate(self._values(u)[p.name]))
+
+            gradient = central_gradient(form, self.coordinates, _STEP)
+            error = np.sqrt(self._variance(gradient))
+            spread = Student(form(self.coordinates), np.maximum(error, _LEAST_SCALE), self.dof)
+            low, high = spread.exp_interval(level) if p.log else spread.interval(level)
+            low = low if p.log else np.maximum(low, p.low)
+            result[p.name] = self._match_curves(low), self._match_curves(high)
+        return result
+
+    def _variance(self, gradient: Array) -> Array:
+        """Return gᵀ C g, [n]: the variance of what has the gradient g, [n, p] (delta method)."""
+        return np.einsum("np,npq,nq->n", gradient, self.covariance, gradient)
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether degrees of freedom are left, so that `predictive` and `interval` are defined."""
+        return bool((self.dof >= 1).all())
+
+    def _require_noise(self) -> None:
+        if not self.has_intervals:
+            text = f"the {self.law} law has as many free parameters as there are sizes"
+            raise ValueError(f"{text}, so nothing tells the noise; fix a parameter, or give more")
+
+    def predictive(self, size: float) -> Student:
+        """Return the distribution of ln L that a measurement at `size` would give, one a curve.
+
+        Raises:
+            ValueError: no degree of freedom is left to estimate the noise from.
+        """
+        self._require_noise()
+        # Beyond the largest size the drift stands for the parameters' uncertainty, too.
+        last = math.inf if self.drift is None else float(np.exp(self.drift.last.max()))
+        within = self._scaled(np.array([min(size, last)]))
+        _, gradient = self.definition.log_loss(self.coordinates, within)
+        variance = self.noise**2 + self._variance(gradient[:, 0])
+        # A perfect fit has no width; a positive scale keeps its quantiles defined.
+        width = np.maximum(np.sqrt(variance), _LEAST_SCALE)
+        exact = Student(self._log_predict(np.array([size]))[:, 0], width, self.dof)
+        return exact if self.drift is None else self.drift.added_to(exact, size)
+
+    @property
+    def transition(self) -> Transitions:
+        """D* with its 90 % interval.
+
+        None where no transition is seen: the law has none, or its interval leaves the sizes above 0
+        that were measured.
+        """
+        seen: list[Transition | None] = [None] * len(self.coordinates)
+        transition = self.definition.log_transition(self.coordinates)
+        if transition is not None and self.has_intervals:
+            value, gradient = transition
+            error = np.sqrt(self._variance(gradient))
+            spread = Student(value + np.log(self.scale.size), error, self.dof)
+            ends = np.stack([spread.location, *spread.interval(0.9)], -1)
+            first, last = np.log(self.size_range.T)
+            for row in np.flatnonzero((first < ends[:, 1]) & (ends[:, 2] < last)):
+                seen[row] = Transition(*np.exp(ends[row]).tolist())
+        return seen[0] if self._curves.single else seen
+
+    def predict(self, sizes: npt.ArrayLike) -> Values:
+        """Return the fitted loss.
+
+        Args:
+            sizes: training examples D, a number or [k].
+
+        Returns:
+            [n, k]; without k for a number, without n for a single curve.
+
+        Raises:
+            ValueError: a size that is negative, infinite or NaN.
+        """
+        return self._match_sizes(np.exp(self._log_predict(_sizes(sizes))), sizes)
+
+    def interval(self, sizes: npt.ArrayLike, level: float = 0.9) -> tuple[Values, Values]:
+        """Return where a loss measured at a size would lie with probability `level`.
+
+        Of a law that `fit` chose, wider the further beyond the sizes measured (`drift`); a law that
+        was named is taken as exact.
+
+        Args:
+            sizes: a number or [k].
+            level: in (0, 1).
+
+        Returns:
+            Lower and upper ends, shaped as `predict`.
+
+        Raises:
+            ValueError: a bad size or level, or no degree of freedom left to know the noise from.
+            MissingExtra: scipy is not installed.
+        """
+        ends = [self.predictive(float(size)).exp_interval(level) for size in _sizes(sizes)]
+        low, high = (np.stack(side, -1) for side in zip(*ends, strict=True))
+        return self._match_sizes(low, sizes), self._match_sizes(high, sizes)
+
+    def plot(self, ax: Axes | None = None, level: float = 0.9) -> Axes:
+        """Draw the losses that were fitted, the curves and, where they have any, their intervals.
+
+        The curves reach to four times the largest size.
+
+        Args:
+            ax: matplotlib axes to draw on; None: new axes.
+            level: of the intervals.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ValueError: a bad level.
+            MissingExtra: matplotlib or scipy is not installed.
+
+        Examples:
+            >>> import jachess_ext as jx
+            >>> sizes = [100, 200, 400, 800, 1600]
+            >>> losses = [1.1, 0.93, 0.8, 0.7, 0.62]
+            >>> jx.scaling.fit(sizes, losses, law="power").plot().get_xscale()
+            'log'
+        """
+        sizes = np.geomspace(self.size_range[:, 0].min(), 4 * self.size_range[:, 1].max(), 100)
+        predicted = np.atleast_2d(self.predict(sizes))
+        ends = (
+            [np.atleast_2d(end) for end in self.interval(sizes, level)]
+            if self.has_intervals
+            else []
+        )
+        ax = axes_or_new(ax)
+        for row, curve in enumerate(predicted):
+            (line,) = ax.plot(sizes, curve)
+            color, shown = line.get_color(), self._curves.above[row]
+            ax.plot(self._curves.sizes[shown], self._curves.losses[row, shown], "o", color=color)
+            if ends:
+                ax.fill_between(sizes, *(end[row] for end in ends), color=color, alpha=0.2)
+        ax.set(xscale="log", yscale="log", xlabel="training examples", ylabel="loss")
+        ax.set_title(f"{self.law} law" + (f", {100 * level:g} % interval" if ends else ""))
+        return ax
+
+    def _log_predict(self, sizes: Array) -> Array:
+        """Return ln L at sizes [k]: [n, k]."""
+        if not self.definition.reads_zero and (sizes == 0).any():
+            raise ValueError(f"the {self.law} law has no value at size 0; ask for sizes above 0")
+        value, _ = self.definition.log_loss(self.coordinates, self._scaled(sizes), gradient=False)
+        return value + np.log(self.scale.loss)[:, None]
+
+    def _scaled(self, sizes: Array) -> Array:
+        return sizes / self.scale.size[:, None]
+
+    def _match_sizes(self, values: Array, sizes: npt.ArrayLike) -> Values:
+        """Return [n, k] as the caller asked: without k for a number, without n for one curve."""
+        return self._match_curves(values[:, 0] if np.ndim(sizes) == 0 else values)
+
+    def _match_curves(self, values: Array) -> Values:
+        if not self._curves.single:
+            return values
+        return float(values[0]) if values.ndim == 1 else values[0]
+
+
+def _sizes(sizes: npt.ArrayLike) -> Array:
+    array = np.atleast_1d(np.asarray(sizes, dtype=np.float64))
+    if array.ndim != 1 or not (np.isfinite(array) & (array >= 0)).all():
+        raise ValueError(f"sizes is {sizes!r}; expected one or more finite numbers, from 0 up")
+    return array
+
+
+_STEP = 1e-6  # of a coordinate, for derivatives of what has no formula here
+_LEAST_SCALE = 1e-12  # the least scale of a distribution of ln L or of a parameter
+
+
+def describe(fitted: FittedLaw) -> str:
+    """Return a law, its parameters, transition, residual, backtest and kind of intervals as text.
+
+    One curve comes with 90 % intervals of its parameters, several with the range of theirs.
+    """
+    first, last = fitted.size_range[:, 0].min(), fitted.size_range[:, 1].max()
+    curves = len(fitted.size_range)
+    through = "" if curves == 1 else f"{curves} curves at "
+    sizes = f"{_size(first, 6)} to {_size(last, 6)}"
+    head = f"{fitted.law} law, {fitted.definition.formula}, through {through}sizes {sizes}"
+    if fitted.backtest:
+        order = sorted(fitted.backtest, key=fitted.backtest.__getitem__)
+        errors = ", ".join(f"{law} {fitted.backtest[law]:.2g}" for law in order)
+        chosen = f"median |ln error| of larger sizes forecast from smaller ones: {errors}"
+    elif fitted.drift is not None:
+        chosen = "none, too few sizes; the simplest law"
+    else:
+        chosen = "none, the law was named"
+    noise, dof = _range(fitted.noise, ".2g"), _range(fitted.dof, ".3g")
+    residual = f"{noise} in ln L, degrees of freedom: {dof}"
+    errors = "the backtest's errors and " if fitted.backtest else ""
+    width = f"of losses widen beyond the largest size, by {errors}the slope there"
+    if not fitted.has_intervals:
+        residual = width = "unknown, no degree of freedom is left"
+    elif fitted.drift is None:
+        width = "of losses take the law as exact, and are too narrow where it is not"
+    rows = [
+        *_parameter_rows(fitted),
+        ("residual", residual),
+        ("backtest", chosen),
+        ("intervals", width),
+        ("forecasts", "of this law alone; select's, by default, are of many shapes and curves"),
+    ]
+    return "\n".join([head, *(f"  {label:<12}{text}" for label, text in rows)])
+
+
+def _parameter_rows(fitted: FittedLaw) -> list[tuple[str, str]]:
+    """Return the names of the parameters and of the transition, each with its estimate."""
+    try:
+        intervals = fitted.parameter_intervals() if fitted.has_intervals else {}
+        transition = _transition_text(fitted)
+    except MissingExtra:
+        intervals, transition = {}, "unknown, scipy is not installed"
+    rows = []
+    for name, value in fitted.params.items():
+        text = _range(np.ravel(value), ",.4g")
+        if name in intervals and len(fitted.size_range) == 1:
+            low, high = (f"{np.ravel(end)[0]:,.4g}" for end in intervals[name])
+            text = f"{text:<12}[{low}, {high}]"
+        rows.append((name, text))
+    return [*rows, ("transition", transition)]
+
+
+def _transition_text(fitted: FittedLaw) -> str:
+    if fitted.definition.log_transition(fitted.coordinates) is None:
+        return "the law has none"
+    seen = fitted.transition
+    if isinstance(seen, list):
+        return f"seen in {len(seen) - seen.count(None)} of {len(seen)} curves"
+    if seen is None:
+        return "none seen within these sizes"
+    return f"{_size(seen.size):<12}[{_size(seen.low)}, {_size(seen.high)}]"
+
+
+def _range(values: Array, form: str) -> str:
+    """Return a number, or of several the lowest and the highest."""
+    low, high = (f"{end:{form}}" for end in (values.min(), values.max()))
+    return low if low == high else f"{low} to {high}"
+
+
+def _size(value: float, digits: int = 3) -> str:
+    """Return a size to so many digits, with commas, and as a power of ten where that is shorter."""
+    rounded = float(f"{value:.{digits}g}")
+    return f"{rounded:,.0f}" if 100 <= rounded < 1e12 else f"{rounded:.{digits}g}"

@@ -1,0 +1,168 @@
+"""`LossTable`: losses of models over sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .metrics import Values, from_loss, higher_is_better
+from .predictive import Array, Index, Mask
+from .table_error import TableError, quote
+
+_ZERO = " (an error rate of 0 has no logarithm; write half a test example, 0.5 / their number)"
+
+
+@dataclass(frozen=True)
+class LossTable:
+    """Losses, a row for each model.
+
+    Attributes:
+        names: the models, [n], all different.
+        sizes: training examples, increasing, [m]; the first may be 0.
+        losses: [n, m]; NaN where the table has no number.
+        parameters: N of every model, [n]; NaN where unknown, None without the column.
+        metric: of the values that the losses were computed from, see `to_metric`; None: losses.
+        scale: 100 where its scores were in per cent.
+        noise: standard errors of the losses, [n, m], NaN where unknown: over seeds, and of an
+            accuracy from the number of its test rows; None where there are none.
+
+    Examples:
+        >>> import numpy as np
+        >>> import jachess_ext as jx
+        >>> losses = np.array([[2.0, 1.5], [2.1, 1.7]])
+        >>> table = jx.scaling.LossTable(("a", "b"), np.array([100.0, 200.0]), losses, None)
+        >>> table.up_to(100).losses_at(100)
+        array([2. , 2.1])
+    """
+
+    names: tuple[str, ...]
+    sizes: Array
+    losses: Array
+    parameters: Array | None
+    metric: str | None = None
+    scale: float = 1.0
+    noise: Array | None = None
+
+    def to_metric(self, losses: Values) -> Values:
+        """Return losses as values of the table's metric, in per cent where its scores were."""
+        return losses if self.metric is None else self.scale * from_loss(self.metric, losses)
+
+    @property
+    def label(self) -> str:
+        """Name and unit of what `to_metric` returns."""
+        return f"{self.metric or 'loss'}{' (per cent)' if self.scale == 100 else ''}"
+
+    def up_to(self, budget: float) -> LossTable:
+        """Return the sizes up to the budget at which a model has a loss, and check all losses.
+
+        Raises:
+            TableError: a budget below the first size or above the last, no loss up to it, or one
+                that is not positive.
+        """
+        smallest, largest = self.trained[0], self.sizes[-1]
+        if not smallest <= budget <= largest:
+            text = f"the budget {budget:g} is outside the table's sizes"
+            raise TableError(f"{text}, {smallest:g} to {largest:g}")
+        within = self.sizes <= budget
+        self._check(within, counted=~np.isnan(self.losses[:, within]))
+        within &= ~np.isnan(self.losses).all(0)
+        if not within.any():
+            raise TableError(f"no model has a loss at a size up to {budget:g}")
+        noise = None if self.noise is None else self.noise[:, within]
+        return replace(self, sizes=self.sizes[within], losses=self.losses[:, within], noise=noise)
+
+    def rows(self, index: Index) -> LossTable:
+        """Return the models at these rows."""
+        return replace(
+            self,
+            names=tuple(self.names[row] for row in index),
+            losses=self.losses[index],
+            parameters=None if self.parameters is None else self.parameters[index],
+            noise=None if self.noise is None else self.noise[index],
+        )
+
+    def losses_at(self, size: float) -> Array:
+        """Return the losses at a size, [n].
+
+        Raises:
+            TableError: no such column, or a loss in it that is missing or not positive.
+        """
+        column = self.sizes == size
+        if not column.any():
+            raise TableError(f"the table has no column {size:g}; it has {self.sizes.tolist()}")
+        self._check(column)
+        return self.losses[:, column][:, 0]
+
+    @property
+    def trained(self) -> Array:
+        """The sizes above 0."""
+        return self.sizes[self.sizes > 0]
+
+    @property
+    def trained_losses(self) -> Array:
+        """Losses at the sizes above 0, [n, number of them]."""
+        return self.losses[:, self.sizes > 0]
+
+    @property
+    def last_noise(self) -> Array:
+        """The standard error of each model's ln L at its largest size, [n]; 0 where unknown."""
+        if self.noise is None:
+            return np.zeros(len(self.names))
+        return np.nan_to_num(self.noise[self._last] / self.losses[self._last])
+
+    @property
+    def last_losses(self) -> Array:
+        """Each model's loss at its largest size, [n]."""
+        return self.losses[self._last]
+
+    @property
+    def _last(self) -> tuple[Index, Index]:
+        columns = [np.flatnonzero(np.isfinite(row))[-1] for row in self.losses]
+        return np.arange(len(columns)), np.array(columns, dtype=np.intp)
+
+    def known_parameters(self) -> Array:
+        """Return N of every model, [n].
+
+        Raises:
+            TableError: the column is missing, or a number in it.
+        """
+        if self.parameters is None:
+            raise TableError("this needs numbers of parameters; the table has no column 'size'")
+        for name, count in zip(self.names, self.parameters, strict=True):
+            if not 0 < count < math.inf:
+                text = f"the number of parameters of {quote(name)} is {count:g}"
+                raise TableError(f"{text}; expected a positive number")
+        return self.parameters
+
+    def _check(self, columns: Mask, counted: Mask | bool = True) -> None:
+        losses, sizes = self.losses[:, columns], self.sizes[columns]
+        perfect = np.argwhere(losses == 0)
+        if len(perfect) and self.metric is not None and higher_is_better(self.metric):
+            row, column = perfect[0]
+            score = f"the {self.metric} of {quote(self.names[row])} at size {sizes[column]:g}"
+            hint = "give test_rows, the examples it was measured on; half of one is missing then"
+            raise TableError(f"{score} is the best there is; {hint}", test_rows="N")
+        check_losses(losses, sizes, counted, self.names)
+
+
+def check_sizes(sizes: Array) -> None:
+    """Raise ValueError for sizes that are negative, not finite or not strictly increasing."""
+    usable = np.isfinite(sizes) & (np.diff(sizes, prepend=-1.0) > 0) & (sizes >= 0)
+    if not usable.all():
+        wrong = sizes[~usable][0]
+        raise ValueError(f"sizes must increase strictly from 0 up, in numbers; {wrong:g} does not")
+
+
+def check_losses(
+    losses: Array, sizes: Array, counted: Mask | bool = True, names: Sequence[str] | None = None
+) -> None:
+    """Raise TableError for a loss that is not a positive finite number, saying which."""
+    wrong = np.argwhere(counted & ~(np.isfinite(losses) & (losses > 0)))
+    if len(wrong):
+        row, column = wrong[0]
+        name, loss = f"curve {row}" if names is None else quote(names[row]), losses[row, column]
+        text = f"the loss of {name} at size {sizes[column]:g} is {loss:g}"
+        raise TableError(f"{text}; expected a positive number{_ZERO if loss == 0 else ''}")

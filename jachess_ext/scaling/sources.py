@@ -1,0 +1,232 @@
+"""Tables of cells from csv, markdown, JSON, workbooks and pandas."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .._io import parse_json, read_text, require
+from .sheets import SIZE_PATTERN, Questions, Sheet, Source, quote_all
+from .table_error import TableError, quote
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+# From a source -----------------------------------------------------------------------------------
+
+
+def read_sheet(source: Source, comma: bool, number: int | None, questions: Questions) -> Sheet:
+    """Return the cells of a file's table, a DataFrame or a Series; errors are `read_table`'s.
+
+    The index of a DataFrame becomes a column, unless it only numbers the rows.
+
+    Args:
+        source: as for `read_table`.
+        comma: see `Sheet`.
+        number: of the table in a file with several tables; None: asked in `questions`.
+        questions: those about the table.
+    """
+    if isinstance(source, (str, PathLike)):
+        return _from_file(Path(source), comma, number, questions)
+    if not hasattr(source, "index") or not hasattr(source, "reset_index"):
+        raise TableError(f"the table is {type(source).__name__}; expected a path or a DataFrame")
+    frame = source
+    if not hasattr(frame, "columns"):  # a Series, as of `DataFrame.stack` or a `groupby`
+        frame = source.rename("value" if source.name is None else source.name).to_frame()
+    elif frame.columns.nlevels > 1:  # `pivot_table`'s
+        levels = ["metric" if name is None else name for name in frame.columns.names]
+        index = [name or "model" for name in frame.index.names]
+        if "model" in index and all(str(name).isdigit() for name in frame.index):
+            raise TableError("the index of the table counts rows; expected the models' names there")
+        frame = frame.rename_axis(index=index, columns=levels).melt(ignore_index=False).dropna()
+    index = frame.index
+    if index.nlevels > 1 or index.name is not None:
+        frame = frame.reset_index()
+        index = frame.index
+    labels = [str(column).strip() for column in frame.columns]
+    headers = list(frame.columns)
+    columns = [list(frame.iloc[:, column]) for column in range(len(labels))]
+    if list(index) != [*range(len(index))]:
+        labels, headers, columns = ["", *labels], ["", *headers], [list(index), *columns]
+    return Sheet("the table", labels, headers, columns, comma)
+
+
+def _from_file(path: Path, comma: bool, number: int | None, questions: Questions) -> Sheet:
+    if path.is_dir():
+        raise TableError(f"{path} is a folder; jx.scaling.read_runs reads folders of runs")
+    table = str(path)
+    if path.suffix.lower() in (".xlsx", ".xlsm", ".xls", ".ods"):
+        tables = _workbook_tables(path)
+    else:
+        text = read_text(path)
+        if not text.strip(' ,;\t\r\n"'):
+            raise TableError(f"{path} is empty; expected a header and one line a model")
+        is_json = re.match(r"\s*(\{|\[\s*[\[{])", text) and path.suffix not in (".md", ".csv")
+        if path.suffix in (".json", ".jsonl", ".ndjson") or is_json:
+            return replace(read_sheet(_json_frame(path, text), comma, None, questions), name=table)
+        tables = _markdown_tables(text)
+        if not tables:
+            try:
+                tables = {"": _csv_rows(text)}
+            except csv.Error as error:
+                raise TableError(f"{path} is not well-formed: {error}") from None
+        if text[-1] not in "\r\n":
+            last = quote(text.splitlines()[-1][-60:])
+            end = f"{path} ends without a newline and may be cut short"
+            warnings.warn(f"{end}; its last line is read as {last}", stacklevel=2)
+    rows = _pick_table(table, tables, number, questions)
+    labels = [cell.strip() for cell in rows[0][1]]
+    for line, cells in rows[1:]:
+        if len(cells) != len(labels):
+            cut = f"line {line} of {path} has {len(cells)} cells where the header has {len(labels)}"
+            raise TableError(f"{cut}; the file may be half written")
+    columns = list(zip(*(cells for _, cells in rows[1:]), strict=True)) or [()] * len(labels)
+    return Sheet(table, labels, labels, columns, comma)
+
+
+Rows = list[tuple[int, list[str]]]
+"""Numbers of lines and their cells, the header first."""
+
+
+def _pick_table(
+    name: str, tables: Mapping[str, Rows], number: int | None, questions: Questions
+) -> Rows:
+    """Return the `number`th of a file's tables; None: the one with most sizes in its header."""
+    if number is not None and not 0 < number <= len(tables):
+        raise TableError(f"{name} has {len(tables)} tables, and sheet is {number}")
+    if number is None and len(tables) > 1:
+        sizes = [
+            sum(map(bool, map(SIZE_PATTERN.fullmatch, rows[0][1]))) for rows in tables.values()
+        ]
+        number = 1 + sizes.index(max(sizes))
+        heads = [
+            f"{count} {title or 'of line ' + str(rows[0][0])}"
+            for count, (title, rows) in enumerate(tables.items(), 1)
+        ]
+        text = f"{name} has {len(tables)} tables, {quote_all(heads)}; say which"
+        questions.add(text, sheet=number)
+    return list(tables.values())[(number or 1) - 1]
+
+
+def _workbook_tables(path: Path) -> dict[str, Rows]:
+    """Return the tables of a workbook by the names of its sheets, without empty ones."""
+    tables = {}
+    try:
+        frames = require("pandas").read_excel(path, sheet_name=None, header=None, dtype=object)
+    except ImportError:  # pandas says which library it needs
+        raise
+    except Exception as error:  # of a damaged file its readers raise anything
+        raise TableError(f"{path} cannot be read as a workbook ({error})") from None
+    for name, frame in frames.items():
+        cells = frame.dropna(how="all").dropna(how="all", axis=1)
+        lines = enumerate(cells.astype(object).where(cells.notna(), "").to_numpy().tolist(), 1)
+        if rows := _strip_preamble(
+            [(line, [str(cell).strip() for cell in row]) for line, row in lines]
+        ):
+            tables[str(name)] = rows
+    if not tables:
+        raise TableError(f"{path} is empty; expected a header and one line a model")
+    return tables
+
+
+def _json_frame(path: Path, text: str) -> DataFrame:
+    """Return a DataFrame of JSON: lines or a list of objects, or columns by name."""
+    pandas = require("pandas")
+    if path.suffix in (".jsonl", ".ndjson"):
+        lines = filter(str.strip, text.split("\n"))
+        return pandas.DataFrame([parse_json(x, f"a line of {path}", lenient=True) for x in lines])
+    value = parse_json(text, str(path), lenient=True)
+    if isinstance(value, dict) and isinstance(value.get("results"), dict):
+        raise TableError(f"{path} has one model's results; read_runs reads a folder of such files")
+    with suppress(ValueError, AttributeError):
+        frame = pandas.DataFrame(value)
+        cells = (cell for label in frame for cell in frame[label])
+        if not any(isinstance(cell, (list, dict)) for cell in cells):
+            return frame
+    raise TableError(f"{path} is no table; expected a list of objects, or columns by their names")
+
+
+_HIDDEN = re.compile(r"^ {0,3}(```|~~~).*?^ {0,3}\1|<!--.*?-->", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"[#>]|([-*_])\1\1+$")
+_RULE = re.compile(r"\|?(\s*:?-+:?\s*\|)*\s*:?-+:?\s*\|?")
+
+
+def _markdown_tables(text: str) -> dict[str, Rows]:
+    """Return the tables of a markdown text, by the headings above them.
+
+    As GitHub's specification has them: a header, a rule of as many cells, and lines until an empty
+    one or another block; bars at the ends may be missing.  Code and comments hold none.
+    """
+    text = _HIDDEN.sub(lambda match: "\n" * match[0].count("\n"), text)
+    lines = [line.strip() for line in text.splitlines()]
+    tables: dict[str, Rows] = {}
+    heading, end = "", 0
+    for row, line in enumerate(lines):
+        if line.startswith("#"):
+            heading = line.strip("# ")
+        header = _markdown_cells(lines[row - 1]) if row > end else []
+        if "|" not in lines[row - 1] + line or not _RULE.fullmatch(line):
+            continue
+        if len(_markdown_cells(line)) != len(header):
+            continue
+        end = row + 1
+        while end < len(lines) and lines[end] and not _BLOCK.match(lines[end]):
+            end += 1
+        title = heading if heading not in tables else f"{heading} ({len(tables) + 1})"
+        rows = [(1 + k, _markdown_cells(lines[k])) for k in range(row + 1, end)]
+        tables[title] = [(row, header), *rows]
+    return tables
+
+
+def _markdown_cells(line: str) -> list[str]:
+    """Return the cells of a line of markdown as text: no emphasis, code, link or escape."""
+    line = re.sub(r"^\||(?<!\\)\|$", "", line.strip())
+    cells = []
+    for cell in re.split(r"(?<!\\)\|", line):
+        cell = re.sub(r"!?\[([^\]]*)\]\([^)]*\)|</?\w+[^>]*>", r"\1", cell)
+        cell = re.sub(r"^__(.*)__$", r"\1", cell.strip(" \t*`~"))
+        cells.append(re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", cell).strip())
+    return cells
+
+
+def _csv_rows(text: str) -> Rows:
+    """Return the lines' numbers and cells, separated by tabs, semicolons or commas.
+
+    The first of these that splits all lines into equally many cells, two or more; if there is none,
+    the one that splits the header into most.
+    """
+    # The comma comes last: it stands in numbers too ("0,5;0,4" is two cells), while tabs and
+    # semicolons hardly stand in cells.
+    tables = []
+    for separator in ("\t", ";", ","):
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+        lines = [(reader.line_num, row) for row in reader if any(map(str.strip, row))]
+        rows = _strip_preamble(lines)
+        tables.append(rows)
+        counts = {len(row) for _, row in rows}
+        if len(counts) == 1 and counts != {1}:
+            return rows
+    return max(reversed(tables), key=lambda rows: len(rows[0][1]))
+
+
+def _strip_preamble(rows: Rows) -> Rows:
+    """Return a table without the titles and comments above its header."""
+    start = 0
+    for start, (_, cells) in enumerate(rows):
+        title = bool(cells[0].strip()) and not any(map(str.strip, cells[1:]))
+        remark = cells[0].lstrip().startswith("#")
+        ahead = [len(row) for _, row in rows[start + 1 : start + 2]]
+        if remark and ahead == [len(cells)] and not title:
+            cells[0] = cells[0].strip("# ")  # the header itself
+            break
+        if not (title and len(rows[-1][1]) > 1) and not remark:
+            break
+    return rows[start:]
