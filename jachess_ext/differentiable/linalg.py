@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -72,7 +72,13 @@ def solve_ex(
 
 
 @formula(torch.linalg.tensorsolve, wrong=_SOLUTION)
-def tensorsolve(A: Tensor, B: Tensor, dims: Sequence[int] | None = None) -> Tensor:
+def tensorsolve(
+    A: Tensor,
+    B: Tensor,
+    dims: Sequence[int] | None = None,
+    *,
+    solve: Callable[[Tensor, Tensor], Tensor] = solve,
+) -> Tensor:
     """As `solve`, with the dimensions ``dims`` of A moved last."""
     if dims is not None:
         A = A.movedim(tuple(dims), tuple(range(A.ndim - len(dims), A.ndim)))

@@ -177,38 +177,39 @@ _ARGUMENTS: dict[Formula, str] = {
 RESULTS: dict[Formula, str] = {**{backward: "qkvm", tangent: "y", second: "qkvmyqkvm", mixed: "y"}}
 
 
-def whole(formula: Formula, a: Products, *rest: Tensor | None) -> list[Tensor | None]:
+def at_once(formula: Formula, a: Products, *rest: Tensor | None) -> list[Tensor | None]:
     """Return what a formula gives, with the mask's gradient (None of a boolean one).
 
     Differentiable, in any nesting; computed in a wider dtype of halves.
     """
     tensors = [x if x is None or not x.is_floating_point() else _wide(x) for x in (*a[:4], *rest)]
     results = formula(Products(*tensors[:4], *a[4:]), *tensors[4:])  # type: ignore[arg-type, call-arg]
-    shaped: list[Tensor | None] = []
-    for x, kind in zip(results, RESULTS[formula], strict=True):
+    mask = a.mask if is_additive(a.mask) else None
+
+    def shaped(x: Tensor, kind: str) -> Tensor | None:
         if kind != "m":
-            shaped.append(x.to(a.query.dtype))
-        else:
-            shaped.append(x.sum_to_size(a.mask.shape).to(a.mask.dtype) if learns(a.mask) else None)
-    return shaped
+            return x.to(a.query.dtype)
+        return None if mask is None else x.sum_to_size(mask.shape).to(mask.dtype)
+
+    return [shaped(x, kind) for x, kind in zip(results, RESULTS[formula], strict=True)]
 
 
 def _wide(x: Tensor) -> Tensor:
     return x.to(wide_dtype(x.dtype))
 
 
-def learns(mask: Tensor | None) -> TypeGuard[Tensor]:
+def is_additive(mask: Tensor | None) -> TypeGuard[Tensor]:
     """Return whether a mask can have derivatives: there is one, and it is added."""
     return mask is not None and mask.is_floating_point()
 
 
 def in_pieces(formula: Formula, a: Products, *rest: Tensor | None) -> list[Tensor | None]:
-    """Return what `whole` does, computed for some queries at a time; not differentiable.
+    """Return what `at_once` does, computed for some queries at a time; not differentiable.
 
     Dropout and causal attention are not for pieces.
     """
     query, key, value, mask = a[:4]
-    like = {"q": query, "k": key, "v": value, "m": mask if learns(mask) else None}
+    like = {"q": query, "k": key, "v": value, "m": mask if is_additive(mask) else None}
     like["y"] = query.new_empty(()).expand(*query.shape[:-1], value.shape[-1])
     kinds = RESULTS[formula]
     results = [
@@ -223,7 +224,7 @@ def in_pieces(formula: Formula, a: Products, *rest: Tensor | None) -> list[Tenso
             for x, kind in zip((*a[:4], *rest), "qkvm" + _ARGUMENTS[formula], strict=True)
         ]
         wide = [x if x is None or not x.is_floating_point() else _wide(x) for x in parts]
-        found = whole(formula, Products(*wide[:4], a.scale), *wide[4:])  # type: ignore[arg-type, call-arg]
+        found = at_once(formula, Products(*wide[:4], a.scale), *wide[4:])  # type: ignore[arg-type, call-arg]
         for result, x, kind in zip(results, found, kinds, strict=True):
             if result is not None and x is not None:
                 _part(result, kind, *place).add_(x)
