@@ -130,7 +130,7 @@ class Call:
     graph: list[tuple[Tensor, list[Tensor]]] | None
     needs_mask_gradient: bool = False
 
-    def products(self, tensors: Sequence[Any]) -> products.Products:
+    def arguments(self, tensors: Sequence[Any]) -> products.Arguments:
         """Return the arguments of formulas, from query, key, value, mask, seed and any others."""
         query, key, value, mask, seed = tensors[:5]
         factor = None
@@ -139,7 +139,7 @@ class Call:
             shape = batch, heads, rows, key.shape[-2]
             keeps = dropout_mask(*shape, self.dropout_p, seed, query.device)
             factor = keeps.to(query.dtype) / (1 - self.dropout_p)
-        return products.Products(query, key, value, mask, self.scale, self.causal, factor)
+        return products.Arguments(query, key, value, mask, self.scale, self.causal, factor)
 
 
 class CallContext(Context):
@@ -394,7 +394,7 @@ class _SecondOrder(_Operator):
             for n, x in zip(smooth, leaves, strict=True):
                 values[n] = x
             with torch.autocast(leaves[0].device.type, enabled=False):
-                outputs = products.at_once(cls.formula, ctx.call.products(values), *values[5:])
+                outputs = products.at_once(cls.formula, ctx.call.arguments(values), *values[5:])
             return tuple(x for x in outputs if x is not None)
 
         return smooth, there, *torch.func.vjp(results, *(tensors[n] for n in smooth))
@@ -476,7 +476,7 @@ def _by_formula(
     # A recorded graph (torch.func.linearize) may lose writes in place, by which pieces are joined.
     undivided = call.dropout_p or call.causal or recorded()
     compute = products.at_once if undivided else products.in_pieces
-    return compute(formula, call.products(tensors), *rest)
+    return compute(formula, call.arguments(tensors), *rest)
 
 
 def _is_expanded(x: Tensor | None) -> bool:

@@ -50,7 +50,7 @@ def _suits(x: Tensor, weight: Tensor, least_rows: int) -> bool:
     )
 
 
-def onednn_serves(x: Tensor, weight: Tensor, least_rows: int = _MINIMUM_ROWS) -> bool:
+def onednn_takes(x: Tensor, weight: Tensor, least_rows: int = _MINIMUM_ROWS) -> bool:
     """Return whether `rows_times`, called outside of graphs, gives this product to oneDNN."""
     return (
         type(x) in _PLAIN
@@ -75,7 +75,7 @@ def rows_times(
     if compiling and _suits(x, weight, least_rows) and onednn_preferred():
         _define_operator()
         return torch.ops.jachess.rows_times(x, weight, bias)
-    if onednn_serves(x, weight, least_rows):
+    if onednn_takes(x, weight, least_rows):
         return _product(x, weight, bias)
     return functional.linear(x, weight, bias)
 
