@@ -34,14 +34,11 @@ from ..ops import attention_products as products
 from ..ops.attention_reference import default_scale, dropout_mask
 from ..ops.directions import fresh_seed_on
 from ..ops.library import Context, recorded
+from .formulas import MARKER
 from .levels import levels_of
 from .registry import answers
 
 _SDPA = torch_private.scaled_dot_product_attention  # not by a name that others replace
-# Checkpointing hands tensors out by their number, having compared shape and dtype: where it runs a
-# block anew outside of the context, torch's own attention saves fewer, and whatever is saved in
-# this one's place has another shape.
-_MARKER = torch.empty(0, 2, 11, 0)
 
 
 @answers(_SDPA)
@@ -275,7 +272,7 @@ class Attention(_Operator):
         _Operator.setup_context(ctx, inputs, output)
         # The graph shares the result's memory: with the result saved, autograd notices a write.
         outputs = [output] if ctx.call.graph else []
-        ctx.save_for_backward(*inputs[:-1], _MARKER, *outputs)
+        ctx.save_for_backward(*inputs[:-1], MARKER, *outputs)
 
     @staticmethod
     def backward(ctx: CallContext, g: Tensor | None) -> Any:

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import torch_private
-from .formulas import formula, in_place, result_dtype, wide
+from ..ops.library import wide
+from .formulas import formula, in_place, result_dtype
 from .registry import Function
 from .segments import ragged_table
 
@@ -18,7 +19,7 @@ Lengths = Tensor | Sequence[int] | int
 
 
 def _nn(name: str) -> Function | None:
-    """Return the C++ function that torch's Python function of that name calls."""
+    """Return the C++ function that torch's Python function of this name calls, or None."""
     return torch_private.find(f"torch._C._nn.{name}")  # type: ignore[no-any-return]
 
 
@@ -51,7 +52,7 @@ in_place(_nn("hardsigmoid_"), _nn("hardsigmoid"))
     refuses="forward, mixed",
 )
 def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """A product."""
+    """The gradient times the mask and its scale."""
     return grad_output * mask.to(grad_output.dtype) * scale
 
 
@@ -80,7 +81,7 @@ def multi_margin_loss(
     weight: Tensor | None = None,
     reduction: int = 0,
 ) -> Tensor:
-    """Margins to the gathered score of the class."""
+    """Margins between each score and that of the class."""
     scores, classes = _rows(_widen(input)), target.reshape(-1)
     gap = margin - scores.gather(1, classes.unsqueeze(1)) + scores
     wrong = torch.arange(scores.shape[1], device=input.device) != classes.unsqueeze(1)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ..ops.library import wide
 from ..torch_private import functional as F
-from .formulas import formula, result_dtype, wide
+from .formulas import formula, result_dtype
 
 
 @formula(torch.layer_norm, F.layer_norm, wrong="jvp(jvp), vjp(jvp), jvp(jacrev)")
@@ -20,7 +21,7 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Tensor:
-    """Mean, centred values and root of the mean square, one by one."""
+    """The mean, the centred values and the root of their mean square, written out."""
     out = _normalise(wide(input), range(-len(normalized_shape), 0), eps)
     return _affine(out, weight, bias).to(result_dtype(input, ["cuda"]))
 

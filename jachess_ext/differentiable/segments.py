@@ -1,4 +1,4 @@
-"""Reductions of groups of rows: a padded table of the rows of each group, reduced."""
+"""Reductions of groups of rows, by a padded table of each group's rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .formulas import formula, in_place, wide
+from ..ops.library import wide
+from .formulas import formula, in_place
 
 _NEUTRAL = {"prod": 1.0, "amax": -torch.inf, "max": -torch.inf, "amin": torch.inf, "min": torch.inf}
 _ALL = "forward, second, mixed"

@@ -943,7 +943,7 @@ def test_an_old_gpu_gets_the_references(monkeypatch: pytest.MonkeyPatch) -> None
     assert not ops.available("softmax_jet", "cuda:1")
 
 
-@pytest.mark.parametrize("function", [attention._tile_fits, library.gpu_is_served])
+@pytest.mark.parametrize("function", [attention._tile_fits, library.gpu_is_supported])
 def test_the_compiler_takes_what_a_gpu_can_for_constant(function: Callable[..., bool]) -> None:
     """It cannot trace into the library, or the driver, that tells it."""
 
