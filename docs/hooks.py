@@ -32,10 +32,10 @@ def rule_table() -> str:
 
 
 def attention_table() -> str:
-    """A row for each line of the rule that decides who serves a call of attention."""
-    from jachess_ext.ops.attention import WAYS
+    """A row for each line of the rule that decides which backend computes a call of attention."""
+    from jachess_ext.ops.attention import BACKENDS
 
-    rows = [f"| {way.calls} | {way.name} |" for way in WAYS]
+    rows = [f"| {backend.calls} | {backend.name} |" for backend in BACKENDS]
     return "\n".join(["| the first that applies | served by |", "|---|---|", *rows])
 
 

@@ -1,4 +1,4 @@
-"""Collectives in `jx.differentiable`: linear ones are differentiated, others refused."""
+"""Collectives in `jx.differentiable`: linear ones are differentiated, the others refused."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from .registry import ANSWERS, COPIES, Function
 
 
 def _answer(operator: Function, *args: object, **kwargs: object) -> Tensor:
-    adopt()
+    register_imported()
     x, *settings = collectives.positional(operator, args, kwargs)
-    if transformed() or (
-        torch.is_grad_enabled() and collectives.is_linear(collectives.NAMES[operator], settings)
-    ):
-        return collectives.Collective.apply(x, collectives.NAMES[operator], *settings)
+    name = collectives.NAMES[operator]
+    if transformed() or (torch.is_grad_enabled() and collectives.is_linear(name, settings)):
+        return collectives.Collective.apply(x, name, *settings)
     return operator(*args, **kwargs)  # type: ignore[no-any-return]
 
 
@@ -32,10 +31,10 @@ def _answer_list(operator: Function, *args: object, **kwargs: object) -> list[Te
     return [_answer(collectives.OF_LISTS[operator], x, *settings) for x in tensors]
 
 
-def _in_place(function: Function, *args: object, **kwargs: object) -> object:
+def _refuse_transforms(function: Function, *args: object, **kwargs: object) -> object:
     """Refuse a function of `torch.distributed`, which writes below torch's transforms."""
     leaves = torch_private.pytree.tree_leaves((args, kwargs))
-    if transformed() and any(isinstance(x, Tensor) and _is_moved(x) for x in leaves):
+    if transformed() and any(isinstance(x, Tensor) and _is_differentiated(x) for x in leaves):
         raise NotImplementedError(
             f"jx.differentiable: torch.distributed.{function.__name__} was called with a tensor "
             "that torch.func or forward-mode AD differentiates, whose derivative would stay this "
@@ -45,24 +44,24 @@ def _in_place(function: Function, *args: object, **kwargs: object) -> object:
     return function(*args, **kwargs)
 
 
-def _is_moved(x: Tensor) -> bool:
-    """Return whether a tensor has a tangent, or a gradient of torch.func, at any level."""
+def _is_differentiated(x: Tensor) -> bool:
+    """Return whether a tensor has a tangent, or is differentiated by torch.func, at any level."""
     if forward_ad.unpack_dual(x).tangent is not None:
         return True
     functorch = torch_private.functorch
     wrapped = functorch.is_functorch_wrapped_tensor(x)
-    return wrapped and (x.requires_grad or _is_moved(functorch.get_unwrapped(x)))
+    return wrapped and (x.requires_grad or _is_differentiated(functorch.get_unwrapped(x)))
 
 
 for _functions, _function in ((collectives.NAMES, _answer), (collectives.OF_LISTS, _answer_list)):
     ANSWERS |= {operator: partial(_function, operator) for operator in _functions}
 if distributed.is_available():
     _public = map(vars(distributed).get, distributed.distributed_c10d.__all__)
-    ANSWERS |= {f: partial(_in_place, f) for f in _public if type(f) is FunctionType}
+    ANSWERS |= {f: partial(_refuse_transforms, f) for f in _public if type(f) is FunctionType}
 
 
-def adopt() -> None:
-    """Register what modules define that may be imported by now."""
+def register_imported() -> None:
+    """Register functions of modules that may have been imported since the last call."""
     for wrapper in collectives.wrappers():
         ANSWERS.setdefault(wrapper, partial(_wrap, wrapper))
     for function, ask in asking_functions().items():

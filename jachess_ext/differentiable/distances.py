@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .formulas import formula, result_dtype, wide, without_autocast
+from ..ops.library import wide
+from .formulas import formula, result_dtype, without_autocast
 
 
 @formula(torch.cdist, refuses="forward, second, mixed")
@@ -15,21 +16,21 @@ def cdist(
     p: float = 2.0,
     compute_mode: str = "use_mm_for_euclid_dist_if_necessary",
 ) -> Tensor:
-    """Of p = 2 the root of squared distances by one matrix product, in P × R memory; of others the
-    norm of P × R differences."""
+    """For p = 2 the root of squared distances by one matrix product, in P × R memory; else the norm
+    of P × R differences."""
     dtype = result_dtype(x1)
     x1, x2 = wide(x1), wide(x2)
     if p != 2 or not x1.numel() or not x2.numel():
         return _norm((x1.unsqueeze(-2) - x2.unsqueeze(-3)).abs(), p).to(dtype)
     with without_autocast(x1):
         value = torch.cdist(x1.detach(), x2.detach(), 2.0, compute_mode).detach()
-        # Any shift of both is right: that by the mean loses the fewest digits.
-        middle = x2.detach().mean(-2, keepdim=True)
+        # Distances do not change with a shift of both; one by the mean loses the fewest digits.
+        mean = x2.detach().mean(-2, keepdim=True)
         if x1.shape[:-2] != x2.shape[:-2]:
-            middle = middle.mean((*range(middle.ndim - 2),), keepdim=True)
-        a, b = x1 - middle.detach(), x2 - middle.detach()
-        ends = a.square().sum(-1, keepdim=True) + b.square().sum(-1).unsqueeze(-2)
-        squares = ends - 2 * (a @ b.mT)
+            mean = mean.mean((*range(mean.ndim - 2),), keepdim=True)
+        a, b = x1 - mean.detach(), x2 - mean.detach()
+        norms = a.square().sum(-1, keepdim=True) + b.square().sum(-1).unsqueeze(-2)
+        squares = norms - 2 * (a @ b.mT)
     squares = squares + (value.square() - squares.detach())  # the value is torch's
     zero = value == 0
     return torch.where(zero, 0, torch.where(zero, 1, squares).sqrt()).to(dtype)
@@ -46,8 +47,8 @@ def pdist(input: Tensor, p: float = 2.0) -> Tensor:
 
 
 def _norm(sizes: Tensor, p: float) -> Tensor:
-    """Return (Σ size^p)^(1/p) over the last dimension; as torch's, without slope where it is 0, or
-    where a size is and p < 2."""
+    """Return (Σ size^p)^(1/p) over the last dimension; as torch's, its slope is 0 where it is 0 or,
+    for p < 2, in sizes of 0."""
     if p == 0:
         return sizes.ne(0).to(sizes.dtype).sum(-1) + 0 * sizes.sum(-1)
     if p == 1:

@@ -1,4 +1,4 @@
-"""Which derivatives a call takes part in, as its tensors and torch's transforms tell."""
+"""The derivatives that are being taken of a call, by its tensors and torch's transforms."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .. import torch_private
 
 
 class Levels(NamedTuple):
-    """How many derivatives are taken of a call.
+    """Numbers of derivatives that are being taken of a call.
 
     Attributes:
         forward: levels of forward mode: `torch.func.jvp`, and dual numbers.
         reverse: levels of `torch.func`'s reverse mode.
-        graph: whether a tensor below these requires a gradient.
+        graph: whether a tensor requires a gradient outside of these.
     """
 
     forward: int
@@ -27,18 +27,17 @@ class Levels(NamedTuple):
 
     @property
     def nested_forward(self) -> bool:
-        """Return whether forward mode meets another derivative."""
+        """Return whether forward mode is nested with another derivative."""
         return self.forward > 0 and self.forward + self.reverse + self.graph > 1
 
 
 def levels_of(tensors: Sequence[Tensor]) -> Levels:
-    """Return the levels that a call with these tensors is part of."""
+    """Return the levels at which these tensors are differentiated."""
     functorch = torch_private.functorch
     dual = forward_ad._current_level >= 0
     if functorch.peek_interpreter_stack() is None:
-        forward = dual and any(map(_has_tangent, tensors))
         graph = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-        return Levels(int(forward), 0, graph)
+        return Levels(int(dual and any(map(_has_tangent, tensors))), 0, graph)
     wrapped, plain = set(), []
     for x in tensors:
         while functorch.is_functorch_wrapped_tensor(x):
@@ -47,12 +46,12 @@ def levels_of(tensors: Sequence[Tensor]) -> Levels:
         plain.append(x)
     stack = functorch.get_interpreter_stack()
     kinds = [layer.key() for layer in stack if layer.level() in wrapped]
-    tangents = kinds.count(functorch.TransformType.Jvp)
+    forward = kinds.count(functorch.TransformType.Jvp)
     if dual:
         with torch_private.pyfunctorch.temporarily_clear_interpreter_stack():
-            tangents += any(map(_has_tangent, plain))
+            forward += any(map(_has_tangent, plain))
     reverse = kinds.count(functorch.TransformType.Grad)
-    return Levels(tangents, reverse, any(x.requires_grad for x in plain))
+    return Levels(forward, reverse, any(x.requires_grad for x in plain))
 
 
 def _has_tangent(x: Tensor) -> bool:
@@ -60,7 +59,7 @@ def _has_tangent(x: Tensor) -> bool:
 
 
 def is_batched(x: Tensor | None) -> bool:
-    """Return whether a vmap of `torch.func` runs over a tensor, at any level."""
+    """Return whether `torch.func.vmap` batches a tensor, at any level."""
     functorch = torch_private.functorch
     while x is not None and functorch.is_functorch_wrapped_tensor(x):
         if functorch.is_batchedtensor(x):

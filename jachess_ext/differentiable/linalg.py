@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from .formulas import formula, result_dtype, wide, without_autocast
+from ..ops.library import wide
+from .formulas import formula, result_dtype, without_autocast
 
 _DETERMINANT = "jvp(jvp), vjp(jvp)"
 
@@ -22,7 +23,7 @@ def cholesky(input: Tensor, upper: bool = False) -> Tensor:
 def ormqr(
     input: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: bool = False
 ) -> Tensor:
-    """The reflections I − τ v vᴴ, one by one; v is a column of ``input`` below the diagonal, with 1
+    """The reflections I − τ v vᴴ one by one; v is a column of ``input`` below the diagonal, with 1
     on it."""
     if not left:  # C Q = (Qᴴ Cᴴ)ᴴ
         return ormqr(input, tau, other.mH, True, not transpose).mH
@@ -53,7 +54,7 @@ _SOLUTION = "jvp(jvp), vjp(jvp)"
 
 @formula(torch.linalg.solve, wrong=_SOLUTION)
 def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
-    """Torch's solution X, plus A⁻¹ (B − A X), which carries the derivatives."""
+    """Torch's solution X plus A⁻¹ (B − A X), which is 0 and carries the derivatives."""
     if B.ndim == 1 or B.shape == A.shape[:-1]:
         return solve(A, B.unsqueeze(-1)).squeeze(-1)
     if not left:
@@ -72,7 +73,13 @@ def solve_ex(
 
 
 @formula(torch.linalg.tensorsolve, wrong=_SOLUTION)
-def tensorsolve(A: Tensor, B: Tensor, dims: Sequence[int] | None = None) -> Tensor:
+def tensorsolve(
+    A: Tensor,
+    B: Tensor,
+    dims: Sequence[int] | None = None,
+    *,
+    solve: Callable[[Tensor, Tensor], Tensor] = solve,
+) -> Tensor:
     """As `solve`, with the dimensions ``dims`` of A moved last."""
     if dims is not None:
         A = A.movedim(tuple(dims), tuple(range(A.ndim - len(dims), A.ndim)))
@@ -84,9 +91,9 @@ def tensorsolve(A: Tensor, B: Tensor, dims: Sequence[int] | None = None) -> Tens
 
 
 def _diagonal(A: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ±1, the determinant of the rows' order, and the diagonal of U of A = P L U."""
-    order, _, upper = torch.linalg.lu(A)
-    sign = torch.linalg.det(order.detach().real).round().to(A.dtype)
+    """Return the determinant of P, ±1, and the diagonal of U, of A = P L U."""
+    permutation, _, upper = torch.linalg.lu(A)
+    sign = torch.linalg.det(permutation.detach().real).round().to(A.dtype)
     return sign, upper.diagonal(dim1=-2, dim2=-1)
 
 
@@ -95,8 +102,8 @@ def slogdet(A: Tensor) -> tuple[Tensor, Tensor]:
     """The diagonal of the LU decomposition."""
     sign, diagonal = _diagonal(A)
     size = diagonal.abs()
-    parts = sign * (diagonal / size).prod(-1), size.log().sum(-1)
-    return torch.return_types.linalg_slogdet(parts)  # type: ignore[attr-defined,no-any-return]
+    results = sign * (diagonal / size).prod(-1), size.log().sum(-1)
+    return torch.return_types.linalg_slogdet(results)  # type: ignore[attr-defined,no-any-return]
 
 
 @formula(torch.logdet, Tensor.logdet, wrong=_DETERMINANT)
@@ -108,18 +115,16 @@ def logdet(A: Tensor) -> Tensor:
 
 @formula(torch.linalg.det, torch.det, Tensor.det, wrong=_DETERMINANT)
 def det(A: Tensor) -> Tensor:
-    """A turned by its singular vectors, held constant, so that the smallest singular value stands
-    last: det B (d − c B⁻¹ b) of the blocks [[B, b], [c, d]], of which B has an inverse where A is
-    singular, too."""
+    """det B (d − c B⁻¹ b) of the blocks [[B, b], [c, d]] of Uᴴ A V, with A's singular vectors held
+    constant: the smallest singular value is in d, so that B has an inverse where A is singular."""
     if not A.shape[-1]:
         return torch.linalg.det(A)
     left, _, right = torch.linalg.svd(A.detach())
-    turn = (torch.linalg.det(left) * torch.linalg.det(right)).detach().sgn()
-    left, right = left.detach(), right.detach()
-    turned = left.mH @ A @ right.mH
-    block, last = turned[..., :-1, :-1], turned[..., -1, -1]
+    phase = (torch.linalg.det(left) * torch.linalg.det(right)).detach().sgn()
+    rotated = left.detach().mH @ A @ right.detach().mH
+    block, last = rotated[..., :-1, :-1], rotated[..., -1, -1]
     if not block.shape[-1]:
-        return turn * last
+        return phase * last
     sign, diagonal = _diagonal(block)
-    across = turned[..., -1:, :-1] @ solve(block, turned[..., :-1, -1:])
-    return turn * sign * diagonal.prod(-1) * (last - across[..., 0, 0])
+    product = rotated[..., -1:, :-1] @ solve(block, rotated[..., :-1, -1:])
+    return phase * sign * diagonal.prod(-1) * (last - product[..., 0, 0])

@@ -31,29 +31,29 @@ from . import (  # noqa: F401  each registers what it answers
 from .levels import levels_of
 from .registry import ANSWERS, COPIES, Function
 
-_OF_C = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType)  # all but a few calls
+_BUILT_IN = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType)  # most calls
 
 
 Math: TypeAlias = Literal["replace", "keep"]
 
 
 def differentiable(math: Math = "replace") -> TorchFunctionMode:
-    """Make what torch refuses to differentiate differentiable, as a context for unmodified code.
+    """Differentiate what torch refuses to differentiate, as a context around unmodified code.
 
     Within it `torch.func`, dual numbers, ``create_graph=True`` and `autograd.functional`, in any
-    nesting, go through `scaled_dot_product_attention`, in memory linear in the tokens up to order
-    two, and through what else torch refuses; where torch's nested derivatives are wrong, as those
-    of layer norms, they are right.  Values and first gradients are torch's own.  The list is in
-    docs/refused.md.
+    nesting, differentiate `scaled_dot_product_attention`, in memory linear in the tokens up to
+    order two, and the other operators that torch refuses.  Where torch's nested derivatives are
+    wrong, as those of layer norms, they are right.  Values and first gradients are torch's own.
+    docs/refused.md lists the operators.
 
-    It is a decorator, too, of a model's ``forward``, say.  As torch's modes it is of the thread
-    that enters it.  What `torch.compile` compiles within it is torch's own.  The forward has to run
-    within it, and the backward where a checkpoint runs the forward anew.
+    It is also a decorator, of a model's ``forward`` say.  Like torch's modes it acts in the thread
+    that enters it.  It leaves code that `torch.compile` compiles as it is.  The forward has to run
+    within it, and the backward, too, if a checkpoint runs the forward again.
 
     Args:
-        math: what becomes of a program that allows math attention alone, as programs do because
-            torch refuses the others.  "replace": other kernels run all the same.  "keep": they do
-            not.
+        math: what to do in programs that allow math attention alone, as they often do because torch
+            refuses to differentiate the other kernels.  "replace": run other kernels all the same.
+            "keep": run math attention.
 
     Example:
         >>> q, k, v, dq, dk, dv = torch.randn(6, 1, 2, 5, 8)
@@ -80,7 +80,7 @@ class _Differentiable(TorchFunctionMode, ContextDecorator):
         self._math = math
 
     def __enter__(self) -> TorchFunctionMode:
-        collectives.adopt()
+        collectives.register_imported()
         watch_flex_attention()
         return super().__enter__()  # type: ignore[no-any-return]
 
@@ -93,11 +93,11 @@ class _Differentiable(TorchFunctionMode, ContextDecorator):
     ) -> object:
         kwargs = kwargs or {}
         answer = ANSWERS.get(func)
-        if answer is None and isinstance(func, _OF_C):
+        if answer is None and isinstance(func, _BUILT_IN):
             return func(*args, **kwargs)
-        inside = None if answer else _entered(func)
-        # What is compiled is torch's own; a jet has an answer of its own.
-        if (answer is None and inside is None) or torch.compiler.is_compiling():
+        copy = None if answer else _copy_of(func)
+        # Compiled code stays torch's own, and jets have their own rules (`_is_plain`).
+        if (answer is None and copy is None) or torch.compiler.is_compiling():
             return func(*args, **kwargs)
         if answer is attention.attend:
             if self._math == "keep" and attention.math_is_forced():
@@ -108,13 +108,13 @@ class _Differentiable(TorchFunctionMode, ContextDecorator):
             return func(*args, **kwargs)
         if answer is not None:
             return answer(*args, **kwargs)
-        assert inside is not None
+        assert copy is not None
         with self:
-            return inside(*args, **kwargs)
+            return copy(*args, **kwargs)
 
 
 def _flex_attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> object:
-    """Answer torch's `flex_attention`, without a score_mod, where a derivative may be asked for."""
+    """Compute torch's `flex_attention` without a score_mod, where derivatives are taken."""
     inputs = [query, key, value]
     modified = options.get("score_mod") or options.get("return_lse") or options.get("return_aux")
     if not is_active() or modified or not (_is_plain(inputs) and any(levels_of(inputs))):
@@ -132,7 +132,7 @@ def is_active() -> bool:
 
 
 def _is_plain(values: Sequence[object]) -> bool:
-    """Return whether the tensors are of no subclass, as jets are."""
+    """Return whether no tensor among the values is of a subclass, as jets are."""
     return all(
         type(x) in (Tensor, torch.nn.Parameter) if isinstance(x, Tensor) else _is_plain(x)
         for x in values
@@ -145,9 +145,10 @@ _COMPOSED = (
     *("ctc_loss", "embedding_bag", "hardsigmoid", "huber_loss", "soft_margin_loss"),
     *("multi_margin_loss", "multilabel_margin_loss"),
 )
-# Within its answer a mode is off.  So it would be for what these functions of Python call:
-# what is answered itself, or the forward of a checkpoint that a backward runs anew.
-_PLACES: dict[tuple[object, str], tuple[Function, Function]] = {
+# Torch switches a mode off while it handles a call.  These Python functions call others that the
+# mode has to see, the forward of a checkpoint among them, which a backward runs anew: the mode is
+# entered again around a copy of the function that does not ask modes.
+_COPIED: dict[tuple[object, str], tuple[Function, Function]] = {
     (owner, name): (
         original := torch_private.original_of(getattr(owner, name)),
         torch_private.unasked(original),
@@ -155,22 +156,25 @@ _PLACES: dict[tuple[object, str], tuple[Function, Function]] = {
     for owner, name in (
         *((F, name) for name in _COMPOSED),
         (torch.autograd, "grad"),
-        # The method calls the function, which asks, too.
+        # The method calls the function, which asks modes, too.
         *((torch.autograd, "backward"), (Tensor, "backward")),
     )
 }
 
-COPIES |= dict(_PLACES.values())
+COPIES |= dict(_COPIED.values())
 
 
-def _entered(function: Function) -> Function | None:
-    """Return the copy of a function above, or what runs for a Function's `apply`.  What asks names
-    itself by what it finds at its place, which may be a profiler's function around it."""
+def _copy_of(function: Function) -> Function | None:
+    """Return the copy of a Python function, or of a Function's `apply`, to run within the mode.
+
+    A function names itself to modes by its module's attribute, where a profiler may have put a
+    wrapper: that one is found there.
+    """
     copy = COPIES.get(function)
     names = getattr(function, "__globals__", {})
     if copy is not None or str(names.get("__name__")).startswith("torch."):  # spares the search
         return copy
-    for (owner, name), (_, copy) in _PLACES.items():
+    for (owner, name), (_, copy) in _COPIED.items():
         if function is getattr(owner, name):
             return copy
     return None

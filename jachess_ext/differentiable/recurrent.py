@@ -1,4 +1,4 @@
-"""Recurrent layers, of which torch's other kernels give what cuDNN's and oneDNN's refuse."""
+"""Recurrent layers by torch's own kernels, which have derivatives that cuDNN and oneDNN lack."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .formulas import TABLE, Row
 from .levels import levels_of
 from .registry import answers
 
-_FLAGS = RLock()  # they are the process's: who sets them back last would win
+_FLAGS = RLock()  # of the whole process: two threads at once would restore each other's
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The table from torch's functions to what differentiates them in their place."""
+"""The table of the functions that `jx.differentiable` calls in place of torch's."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
@@ -8,14 +8,13 @@ A = TypeVar("A", bound=Function)
 
 ANSWERS: dict[Function, Function] = {}
 COPIES: dict[Function, Function] = {}
-"""Functions of Python, and what runs within the mode instead of them."""
+"""Python functions, and the copies that run in their place, within the mode."""
 
 
 def answers(*functions: Function) -> Callable[[A], A]:
-    """Register the decorated function as what `jx.differentiable` calls in place of torch's
-    ``functions``, with their arguments.
+    """Register the decorated function to be called in place of torch's ``functions``.
 
-    It is called without the mode, in plain tensors or those of torch's transforms.
+    It is called outside of the mode, with tensors that are plain or of torch's transforms.
 
     Example:
         >>> @answers(torch.special.erfcx)

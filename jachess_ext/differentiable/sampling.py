@@ -8,7 +8,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from .formulas import formula, result_dtype, wide
+from ..ops.library import wide
+from .formulas import formula, result_dtype
 
 _CUBIC = -0.75  # torch's parameter of the cubic convolution (Keys 1981)
 MODES, PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
@@ -23,31 +24,31 @@ _aten = torch.ops.aten
 def grid_sample(
     input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> Tensor:
-    """The pixels around each place, gathered and weighted: 2, 4 or 16 of the result's size, in
-    three dimensions 8."""
+    """The weighted sum of the pixels around each point of the grid, 1, 4 or 16 gathered tensors of
+    the result's size, in three dimensions 1 or 8."""
     padding, cubic = PADDINGS[padding_mode], interpolation_mode == 2
     image, sizes = wide(input), input.shape[2:]
-    flat, places = image.flatten(2), wide(grid).flatten(1, -2)
+    flat, points = image.flatten(2), wide(grid).flatten(1, -2)
     shift = 0 if align_corners else 1
     taps = []
-    # The last coordinate belongs to the first of the sizes.
-    for place, size in zip(reversed(places.unbind(-1)), sizes, strict=True):
+    # A point's last coordinate is along the first of the sizes.
+    for point, size in zip(reversed(points.unbind(-1)), sizes, strict=True):
         # From [−1, 1] to pixels: ±1 are the centres of the outer ones; with a shift, their edges.
-        place = ((place + 1) * (size - 1 + shift) - shift) / 2
+        point = ((point + 1) * (size - 1 + shift) - shift) / 2
         if not cubic:
-            place = _padded(place, size, padding, align_corners)
+            point = _pad(point, size, padding, align_corners)
         if MODES[interpolation_mode] == "nearest":
-            taps.append([(torch.ones_like(place) + 0 * place, place.detach().round())])
+            taps.append([(torch.ones_like(point) + 0 * point, point.detach().round())])
             continue
-        base = place.detach().floor()
-        t = place - base
+        base = point.detach().floor()
+        t = point - base
         weights = _cubic(t) if cubic else [1 - t, t]
         pixels = [base + step for step in ((-1, 0, 1, 2) if cubic else (0, 1))]
-        if cubic:  # where each of the four pixels is padded, not the place
-            pixels = [_padded(pixel, size, padding, align_corners) for pixel in pixels]
+        if cubic:  # the four pixels are padded, and not the point
+            pixels = [_pad(pixel, size, padding, align_corners) for pixel in pixels]
         taps.append([*zip(weights, pixels, strict=True)])
-    # Σ over the pixels around a place of image(pixel) Π_k weight_k, with a pixel outside of the
-    # image counted as 0; ``index`` is the pixel's in the flattened image.
+    # Σ image(pixel) Π_k weight_k over the pixels around a point, 0 for pixels outside of the image;
+    # ``index`` is the pixel's position in the flattened image.
     total = torch.zeros((), dtype=image.dtype, device=grid.device)
     for corner in product(*taps):
         index = torch.zeros((), dtype=torch.long, device=grid.device)
@@ -64,8 +65,7 @@ def grid_sample(
 
 
 def _cubic(t: Tensor) -> list[Tensor]:
-    """Return the weights of the pixels −1, 0, 1 and 2 from the one at or before a place, t behind
-    it in [0, 1)."""
+    """Return the weights of pixels −1, 0, 1 and 2 for a point at t in [0, 1)."""
     a = _CUBIC
 
     def near(x: Tensor) -> Tensor:
@@ -77,22 +77,21 @@ def _cubic(t: Tensor) -> list[Tensor]:
     return [far(t + 1), near(t), near(1 - t), far(2 - t)]
 
 
-def _padded(place: Tensor, size: int, padding: str, align_corners: bool) -> Tensor:
-    """Reflect a place, in pixels, at the border, or clip it there, where torch's slope is 0."""
+def _pad(point: Tensor, size: int, padding: str, align_corners: bool) -> Tensor:
+    """Reflect a coordinate, in pixels, at the border, or clip it there, with torch's slope of 0."""
     if padding == "zeros":
-        return place
-    at = place.detach()
+        return point
+    at = point.detach()
     if padding == "reflection":
         low, span = (0.0, size - 1) if align_corners else (-0.5, size)
         if not span:
-            return 0 * place
-        # Beyond a border the place runs back, beyond two borders forth again: it is shifted after
-        # an even number of flips, and mirrored after an odd one.
+            return 0 * point
+        # Reflected an even number of times, a point is shifted; an odd number, it is mirrored.
         at = at - low
         flips = (at.abs() / span).floor()
         odd = flips.remainder(2) == 1
         sign = torch.where(odd, -1, 1) * torch.where(at < 0, -1, 1)
         offset = torch.where(odd, (flips + 1) * span, -flips * span)
-        place = (place - low) * sign + offset + low
-        at = place.detach()
-    return torch.where((at > 0) & (at < size - 1), place, at.clamp(0, size - 1))
+        point = (point - low) * sign + offset + low
+        at = point.detach()
+    return torch.where((at > 0) & (at < size - 1), point, at.clamp(0, size - 1))

@@ -1,11 +1,13 @@
-"""Reductions of groups of rows: a padded table of the rows of each group, reduced."""
+"""Reductions of groups of rows, by a padded table of each group's rows."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from .formulas import formula, in_place, wide
+from ..ops.library import wide
+from .formulas import formula, in_place
 
 _NEUTRAL = {"prod": 1.0, "amax": -torch.inf, "max": -torch.inf, "amin": torch.inf, "min": torch.inf}
 _ALL = "forward, second, mixed"
@@ -16,24 +18,21 @@ def _rows(x: Tensor, table: Tensor) -> Tensor:
     return x.index_select(0, table.flatten()).reshape(*table.shape, *x.shape[1:])
 
 
-def _table(groups: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return which rows are in each group, ``[count, longest]``, and which places are taken."""
-    order = torch.argsort(groups, stable=True)
-    sizes = torch.zeros(count, dtype=torch.long, device=groups.device)
-    sizes = sizes.scatter_add(0, groups, torch.ones_like(groups))
-    column = torch.arange(int(sizes.max()) if groups.numel() else 0, device=groups.device)
-    places = (sizes.cumsum(0) - sizes).unsqueeze(1) + column
-    taken = column < sizes.unsqueeze(1)
-    return order[torch.where(taken, places, 0)], taken
+def ragged_table(starts: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``[groups, longest]`` numbers starts[n] + j of the rows of each group, 0 beyond its
+    size, and which of them are below the size."""
+    column = torch.arange(int(sizes.max()) if sizes.numel() else 0, device=sizes.device)
+    valid = column < sizes.unsqueeze(1)
+    return torch.where(valid, starts.unsqueeze(1) + column, 0), valid
 
 
-def _combined(x: Tensor, taken: Tensor, reduce: str) -> Tensor:
-    """Reduce ``[groups, places, ...]`` over the places that are taken; a mean of none is NaN."""
-    shape = (*taken.shape, *(1,) * (x.ndim - 2))
-    x = torch.where(taken.reshape(shape), x, _NEUTRAL.get(reduce, 0.0))
+def _combine(x: Tensor, valid: Tensor, reduce: str) -> Tensor:
+    """Reduce ``[groups, entries, ...]`` over the entries that are valid; a mean of none is NaN."""
+    shape = (*valid.shape, *(1,) * (x.ndim - 2))
+    x = torch.where(valid.reshape(shape), x, _NEUTRAL.get(reduce, 0.0))
     if reduce in ("sum", "mean"):
         total = x.sum(1)
-        return total if reduce == "sum" else total / taken.sum(1).reshape(-1, *shape[2:])
+        return total if reduce == "sum" else total / valid.sum(1).reshape(-1, *shape[2:])
     if not x.shape[1]:
         return x.new_full((len(x), *x.shape[2:]), _NEUTRAL[reduce])
     if reduce == "prod":
@@ -41,14 +40,17 @@ def _combined(x: Tensor, taken: Tensor, reduce: str) -> Tensor:
     return x.amax(1) if reduce in ("amax", "max") else x.amin(1)
 
 
-def _reduced_with(
+def _reduce_with(
     x: Tensor, groups: Tensor, source: Tensor, reduce: str, include_self: bool
 ) -> Tensor:
     """Reduce each row of x, unless it is left out, and the rows of ``source`` in its group."""
-    table, taken = _table(groups, len(x))
-    itself = torch.ones_like(taken[:, :1]) if include_self else ~taken.any(1, keepdim=True)
+    sizes = torch.zeros(len(x), dtype=torch.long, device=groups.device)
+    sizes = sizes.scatter_add(0, groups, torch.ones_like(groups))
+    numbers, valid = ragged_table(sizes.cumsum(0) - sizes, sizes)
+    table = torch.argsort(groups, stable=True)[numbers]
+    itself = torch.ones_like(valid[:, :1]) if include_self else ~valid.any(1, keepdim=True)
     stacked = torch.cat([x.unsqueeze(1), _rows(source, table)], 1)
-    return _combined(stacked, torch.cat([itself, taken], 1), reduce).to(x.dtype)
+    return _combine(stacked, torch.cat([itself, valid], 1), reduce).to(x.dtype)
 
 
 @formula(torch.index_reduce, Tensor.index_reduce, refuses="forward, mixed")
@@ -65,7 +67,7 @@ def index_reduce(
     if not input.numel() or not index.numel():
         return input.clone()
     x, rows = (y.reshape(1) if y.ndim == 0 else y.movedim(dim, 0) for y in (input, source))
-    out = _reduced_with(x, index.flatten(), rows, reduce, include_self)
+    out = _reduce_with(x, index.flatten(), rows, reduce, include_self)
     return out.movedim(0, dim if input.ndim else 0).reshape(input.shape)
 
 
@@ -90,11 +92,12 @@ def scatter_reduce(
     """As `index_reduce`."""
     x, index, src = (y.reshape(1) if y.ndim == 0 else y for y in (input, index, src))
     dim %= x.ndim
-    part = [slice(size) for size in index.shape]
-    places = torch.arange(x.numel(), device=x.device).reshape(x.shape)
-    same = (*part[:dim], slice(None), *part[dim + 1 :])
-    groups = places[same].gather(dim, index).flatten()
-    out = _reduced_with(x.reshape(-1), groups, src[tuple(part)].flatten(), reduce, include_self)
+    # The entries of each index: of src those at its positions, of x all along ``dim``.
+    corner = [slice(size) for size in index.shape]
+    lines = (*corner[:dim], slice(None), *corner[dim + 1 :])
+    numbers = torch.arange(x.numel(), device=x.device).reshape(x.shape)
+    groups = numbers[lines].gather(dim, index).flatten()
+    out = _reduce_with(x.reshape(-1), groups, src[tuple(corner)].flatten(), reduce, include_self)
     return out.reshape(input.shape)
 
 
@@ -121,18 +124,19 @@ def segment_reduce(
         starts = lengths.cumsum(-1) - lengths
     x = data.flatten(0, axis)  # the rows of all batches, one behind another
     firsts = torch.arange(lengths[..., 0].numel(), device=data.device) * data.shape[axis]
-    starts = (starts.reshape(len(firsts), -1) + firsts.unsqueeze(1)).reshape(-1, 1)
-    column = torch.arange(int(lengths.max()) if lengths.numel() else 0, device=data.device)
-    taken = column < lengths.reshape(-1, 1)
-    table = _rows(x, torch.where(taken, starts + column, 0))
+    starts = (starts.reshape(len(firsts), -1) + firsts.unsqueeze(1)).flatten()
+    rows, valid = ragged_table(starts, lengths.flatten())
+    table = _rows(x, rows)
     if initial is not None:
         first = table.new_full((len(table), 1, *table.shape[2:]), initial)
-        size = taken.sum(1).clamp(min=1).reshape(-1, *(1,) * (x.ndim - 1))
-        both = torch.cat([first, table], 1), torch.cat([torch.ones_like(starts) > 0, taken], 1)
-        out = _combined(*both, "sum" if reduce == "mean" else reduce)
+        size = valid.sum(1).clamp(min=1).reshape(-1, *(1,) * (x.ndim - 1))
+        with_first = F.pad(valid, (1, 0), value=True)
+        out = _combine(
+            torch.cat([first, table], 1), with_first, "sum" if reduce == "mean" else reduce
+        )
         out = out / size if reduce == "mean" else out
     else:
-        out = _combined(table, taken, reduce)
+        out = _combine(table, valid, reduce)
     return out.reshape(*lengths.shape, *data.shape[axis + 1 :]).to(data.dtype)
 
 
@@ -154,19 +158,16 @@ def embedding_bag(
     ends = (
         starts[1:] if include_last_offset else torch.cat([starts[1:], starts.new_tensor([count])])
     )
-    starts = starts[: len(ends)].unsqueeze(1)
-    longest = int((ends - starts[:, 0]).max()) if len(ends) else 0
-    places = starts + torch.arange(longest, device=indices.device)
-    taken = places < ends.unsqueeze(1)
-    places = torch.where(taken, places, 0)
-    rows = indices[places] if count else places
+    starts = starts[: len(ends)]
+    entries, valid = ragged_table(starts, ends - starts)
+    rows = indices[entries] if count else entries
     if padding_idx is not None:
-        taken = taken & (rows != padding_idx % len(weight))
+        valid = valid & (rows != padding_idx % len(weight))
     x = _rows(wide(weight), rows)
     if per_sample_weights is not None:
-        x = x * _rows(wide(per_sample_weights), places).unsqueeze(-1)
-    out = _combined(x, taken, ("sum", "mean", "max")[mode])
-    empty = ~taken.any(1, keepdim=True)
+        x = x * _rows(wide(per_sample_weights), entries).unsqueeze(-1)
+    out = _combine(x, valid, ("sum", "mean", "max")[mode])
+    empty = ~valid.any(1, keepdim=True)
     out = torch.where(empty, 0, out).to(weight.dtype)
     none = indices.new_zeros(0)
     return out, none, none, none

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..jet.engine.derivative import DerivativeTensor
 from ..jet.engine.types import Args, Function, Named
-from ..ops.gemm import onednn_serves, rows_times
+from ..ops.gemm import onednn_takes, rows_times
 from ..torch_private import functional as F
 from .calls import FOLLOWED, INSERTS, MOVES, Arguments, Call, Names, flat, local_call, recognise
 
@@ -253,7 +253,7 @@ class _InputLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (weight,), (grad,) = ctx.saved_tensors, grads
-        if torch.is_grad_enabled() or not onednn_serves(grad, weight):
+        if torch.is_grad_enabled() or not onednn_takes(grad, weight):
             return grad @ weight, None, None
         return rows_times(grad.contiguous(), weight.mT), None, None
 
@@ -276,7 +276,7 @@ def fast_linear(func: Function, args: Args, kwargs: Named) -> Tensor | None:
         or weight.dim() != 2
         or torch.is_autocast_enabled("cpu")
         or (bias is not None and bias.dtype != torch.float32)
-        or not onednn_serves(x, weight)
+        or not onednn_takes(x, weight)
     ):
         return None
     detached = [value.detach() for value in leaves]

@@ -1,9 +1,9 @@
 """Jets through scaled dot-product attention, in memory linear in the number of tokens.
 
-Who serves a call is decided in one place, `serves`: the kernels, cut into passes where they take
-fewer directions than there are; on a GPU with a backward by large matrix products, where there are
-many scores (`attention_chunks`); products alone where no kernel takes the call; the pure-torch
-reference, which builds T × Tk tensors, within transforms.
+`backend_of` chooses what computes a call: the kernels, in passes where they take fewer directions
+than there are; on a GPU, for many scores, the kernels' forward and a backward by large matrix
+products (`attention_chunks`); matrix products alone where no kernel takes the call; within
+transforms the pure-torch reference, which builds T × Tk tensors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +47,7 @@ _CUDA_HEAD = 256
 
 @constant_when_compiled
 def _tile_fits(device: int, element: int, streams: int, size: int, value_size: int) -> bool:
-    """Tell whether the smallest tile of such heads fits a block's shared memory on this GPU."""
+    """Return whether the smallest tile of such heads fits a block's shared memory on this GPU."""
     from .._C import attention_jet_bytes
 
     properties = torch.cuda.get_device_properties(device)
@@ -56,7 +56,7 @@ def _tile_fits(device: int, element: int, streams: int, size: int, value_size: i
 
 
 def _kernels_take(query: Tensor, value: Tensor, q: int) -> bool:
-    """Tell whether the kernels of query's device serve these heads, in passes or at once."""
+    """Return whether the kernels of query's device take these heads, in passes or at once."""
     if query.device.type != "cuda":
         return True
     size, value_size = int(query.shape[-1]), int(value.shape[-1])
@@ -69,21 +69,21 @@ def _kernels_take(query: Tensor, value: Tensor, q: int) -> bool:
     return _tile_fits(device, query.element_size(), streams, size, value_size)
 
 
-# ---- who serves a call ---------------------------------------------------------------------
+# ---- backends ------------------------------------------------------------------------------
 
 HYBRID_FROM = 2**24
-"""From how many scores of a stream on a backward by large products is expected to be faster; heads
-above 64 need a quarter, and so do graphs, which launch without the host."""
+"""Scores of a stream from which on a backward by large products is faster; a quarter of them with
+heads above 64, and a quarter in CUDA graphs, whose launches need no host."""
 
 
-class Way(NamedTuple):
-    """A line of the rule: `name` serves what no line before it applies to.
+class Backend(NamedTuple):
+    """A row of `BACKENDS`: which calls a backend computes, unless an earlier row applies.
 
     Attributes:
-        calls: which these are, as a phrase.
-        applies: tells whether a call is one.
+        calls: these calls, as a phrase.
+        applies: returns whether a call is one of them.
         name: "fused": the kernels. "hybrid": their forward, and a backward by large products.
-            "composite": products and the softmax's operator. "reference": torch written out.
+            "composite": products and the softmax's operator. "reference": pure torch.
     """
 
     calls: str
@@ -96,8 +96,8 @@ def _no_kernel(call: Call) -> bool:
     return not available("attention_jet", device, sums=summed)
 
 
-def _pairs_alone(settings: Settings) -> bool:
-    """Tell whether the kernels take four directions at most at once, and no sum of squares."""
+def _takes_pairs_only(settings: Settings) -> bool:
+    """Return whether the kernels take at most four directions at once, and no sum of squares."""
     return bool(settings.softcap or settings.dropout_p)
 
 
@@ -106,7 +106,7 @@ def _capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-def _pays_as_products(call: Call) -> bool:
+def _large_enough_for_hybrid(call: Call) -> bool:
     query, key, value = call[:3]
     if query.dtype != torch.bfloat16 or not available("attention_jet_scores", query.device):
         return False
@@ -115,53 +115,53 @@ def _pays_as_products(call: Call) -> bool:
     return scores * (4 if wide else 1) * (4 if _capturing() else 1) >= HYBRID_FROM
 
 
-WAYS = (
-    Way(
+BACKENDS = (
+    Backend(
         "within a transform of `torch.func` or forward-mode AD; with a torch that lacks what an "
         "operator in Python needs",
         lambda call: transformed() or not defined("attention_jet_composite"),
         "reference",
     ),
-    Way(
+    Backend(
         "no kernel: the library is missing; a GPU below 8.0, of AMD, another device; on a GPU a "
         "sum of squares",
         _no_kernel,
         "composite",
     ),
-    Way(
+    Backend(
         "a sum of squares with a soft cap or dropout",
-        lambda call: call.settings.summed > 0 and _pairs_alone(call.settings),
+        lambda call: call.settings.summed > 0 and _takes_pairs_only(call.settings),
         "composite",
     ),
-    Way(
+    Backend(
         f"on a GPU float64, heads above {_CUDA_HEAD}, and those of which no tile fits its shared "
         "memory",
         lambda call: not _kernels_take(call.query, call.value, call.settings.q),
         "composite",
     ),
-    Way(
+    Backend(
         f"on a GPU bfloat16, from {HYBRID_FROM >> 20} M scores of a stream on, B · H · T · Tk; a "
         "quarter with heads above 64, and a quarter while a CUDA graph is captured",
-        _pays_as_products,
+        _large_enough_for_hybrid,
         "hybrid",
     ),
-    Way("all others", lambda call: True, "fused"),
+    Backend("all others", lambda call: True, "fused"),
 )
-"""Who serves which call, the first line that applies; docs/how_it_works.md prints it."""
+"""The first row that applies to a call computes it; docs/how_it_works.md prints the table."""
 
 
-def serves(call: Call) -> str:
-    """Return the name of the way that serves a call, as `Way` describes it.
+def backend_of(call: Call) -> str:
+    """Return the name of the backend that computes a call.
 
     Example:
         >>> heads, settings = torch.ones(2, 1, 1, 3, 4), Settings(1, 0.5, False, -1, -1, 0, 0, 0)
-        >>> serves(Call(heads, heads, heads, None, None, settings)) in ("fused", "composite")
+        >>> backend_of(Call(heads, heads, heads, None, None, settings)) in ("fused", "composite")
         True
     """
-    for way in WAYS:
-        if way.applies(call):
-            return way.name
-    raise AssertionError("the last line applies to every call")
+    for backend in BACKENDS:
+        if backend.applies(call):
+            return backend.name
+    raise AssertionError("the last row applies to every call")
 
 
 # ---- the operator --------------------------------------------------------------------------
@@ -225,34 +225,34 @@ def attention_jet(
     settings = Settings(q, scale, causal, *window, softcap or 0.0, dropout_p, summed)
     seed = number_on(query.device, dropout_seed) if dropout_p else None
     call = Call(query, key, value, mask, seed, settings)
-    way = serves(call)
-    if way == "reference":
+    backend = backend_of(call)
+    if backend == "reference":
         return reference(call)
     operators = torch.ops.jachess
-    if way == "composite":
+    if backend == "composite":
         return operators.attention_jet_composite(*call[:5], *settings)
-    operator = operators.attention_jet if way == "fused" else operators.attention_jet_hybrid
+    operator = operators.attention_jet if backend == "fused" else operators.attention_jet_hybrid
 
     def run(query: Tensor, key: Tensor, value: Tensor, q: int) -> Tensor:
         y, _ = operator(query, key, value, mask, seed, q, *settings[1:])
-        return y.transpose(2, 3)  # as it lies in memory, so that passes are stacked like it
+        return y.transpose(2, 3)  # contiguous, so that stacked passes keep the layout
 
-    any_number = not _pairs_alone(settings)
+    any_number = not _takes_pairs_only(settings)
     return in_passes(run, (query, key, value), q, any_number=any_number).transpose(2, 3)
 
 
 # ---- a call of torch's attention --------------------------------------------------------------
 
-_BY_PLACE = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+_POSITIONAL = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
 def with_plain_mask(args: Sequence, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return attention's arguments by their names, with a plain mask, or `is_causal`, in place of a
-    `CausalBias`; None where there is no such mask.
+    """Return attention's arguments by name, with `is_causal` or a boolean mask in place of a
+    `CausalBias`; None where the mask is another.
 
-    It is a tensor whose memory nobody has written: its class alone knows what it means.
+    A `CausalBias` is a tensor of uninitialised memory, whose meaning its class alone knows.
     """
-    call: dict[str, Any] = {**dict(zip(_BY_PLACE, args, strict=False)), **kwargs}
+    call: dict[str, Any] = {**dict(zip(_POSITIONAL, args, strict=False)), **kwargs}
     bias: Any = call.get("attn_mask")
     # By its name, since its module takes seconds to import.
     kind = f"{type(bias).__module__}.{type(bias).__name__}"
@@ -283,7 +283,7 @@ def second_backward(
         gy: [S, B, H, T, Dv]; S = 1, attention itself, or S = 2, the operator with q = 1.
         inputs: query, key and value, [S, ...].
         cotangents: of their gradients; None is 0.
-        attention: `attention_jet` with what it takes beside the jets and q.
+        attention: `attention_jet` with all arguments but the jets and q.
     """
     keep_graph, streams = torch.is_grad_enabled(), len(gy)
     with torch.enable_grad():
@@ -303,7 +303,8 @@ def _second_backward(
     cotangents: Sequence[Tensor | None],
     constants: Sequence[Any],
 ) -> list[Tensor | None] | None:
-    """Answer for one direction without second order: the reference's own builds T × Tk tensors."""
+    """Return `second_backward` for one direction without second order, else None: the reference's
+    second backward, which builds T × Tk tensors, is used then."""
     settings, (gy,), (*jets, mask, seed) = Settings(*constants), gradients, inputs
     if len(gy) > 2:
         return None

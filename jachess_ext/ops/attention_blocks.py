@@ -1,11 +1,11 @@
 """Attention under a flex `BlockMask`: hidden tiles cost nothing, and no mask is T × Tk.
 
-A `BlockMask` says for each block of queries which blocks of keys it sees in full and which in part.
-Blocks of queries that see the same keys, and these in full, are one call of attention; a block that
-sees some in part is a call of its own, with a boolean mask of its rows.
+A `BlockMask` lists for each block of queries the blocks of keys that are visible in full, and those
+that are visible in part. Blocks of queries with the same keys, all in full, are one call of
+attention; a block with keys in part is a call of its own, with a boolean mask of its rows.
 
-Torch's `flex_attention` hands a call to the compiler without asking tensors or modes that override
-functions; `watch_flex_attention` has it ask `ANSWERS` first.
+Torch's `flex_attention` gives a call to the compiler without asking tensors or modes that override
+functions; `watch_flex_attention` makes it ask `ANSWERS` first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # a module that takes a second to import
     from torch.nn.attention.flex_attention import BlockMask
 
 Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor, "Tensor | None"], Tensor]
-"""Of query, key, value and a boolean mask (True takes part) or None."""
+"""A function of query, key, value and a boolean mask (True takes part) or None."""
 
 
 # ---- attention by blocks -------------------------------------------------------------------
@@ -40,8 +40,8 @@ def attention_by_blocks(
 ) -> Tensor:
     """Compute attention under a block mask, without a T × Tk tensor if `attention` builds none.
 
-    A query that sees no key gives zeros.  Which blocks are seen is read on the host; the mask of a
-    block that sees some keys in part takes a byte for each score of its rows.
+    A query that sees no key gives zeros.  The host reads which blocks are visible; the mask of a
+    block with keys in part takes a byte for each score of its rows.
 
     Args:
         query: [..., B, H, T, D]: plain tensors, stacks or jets, as `attention` takes them.
@@ -67,20 +67,20 @@ def attention_by_blocks(
             "create it for these lengths."
         )
     counts, (rows, columns) = block_mask.kv_num_blocks, block_mask.BLOCK_SIZE
-    some = _tiles(counts, block_mask.kv_indices)
-    whole = _tiles(block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
-    tiles = iter(zip_longest(some, whole, fillvalue=frozenset[int]()))
+    partial_keys = _tiles(counts, block_mask.kv_indices)
+    full_keys = _tiles(block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
+    tiles = iter(zip_longest(partial_keys, full_keys, fillvalue=frozenset[int]()))
     batches, heads = (
         [slice(n, n + 1) for n in range(size)] if size > 1 else [slice(0, None)]
         for size in (1, 1, *counts.shape[:-1])[-2:]
     )
     group = query.shape[-3] // key.shape[-3]
 
-    def of_heads(batch: slice, head: slice) -> Tensor:
-        """Return attention of the entries and heads that see the same blocks."""
+    def attend(batch: slice, head: slice) -> Tensor:
+        """Return attention of entries and heads that see the same blocks."""
         first = head.start // group
         key_head = slice(first, head.stop and first + 1)
-        # Each block is one tensor for all calls, so that a backward adds up what is seen alone.
+        # Split once, so that a backward adds up the gradients of the visible blocks alone.
         q = query[..., batch, head, :, :].split(rows, -2)
         k, v = (x[..., batch, key_head, :, :].split(columns, -2) for x in (key, value))
         seen = [*islice(tiles, len(q))]
@@ -89,9 +89,9 @@ def attention_by_blocks(
             calls[tile, n if tile[0] else -1].append(n)
         shape = (*q[0].shape[-4:-1], k[0].shape[-2])
         masks = _masks(block_mask, seen, shape, (batch.start, head.start))
-        parts: dict[int, Tensor] = {}
-        for ((some, whole), _), blocks in calls.items():
-            queries, visible, mask = _joined([q[n] for n in blocks], -2), sorted(some | whole), None
+        outputs: dict[int, Tensor] = {}
+        for ((some, full), _), blocks in calls.items():
+            queries, visible, mask = _joined([q[n] for n in blocks], -2), sorted(some | full), None
             if visible:
                 keys, values = (_joined([x[n] for n in visible], -2) for x in (k, v))
                 if some:
@@ -103,10 +103,12 @@ def attention_by_blocks(
             else:  # zeros with a graph, whose gradients are zeros
                 zeros = queries[..., :0].sum(-1, keepdim=True)
                 out = zeros.expand(*zeros.shape[:-1], v[0].shape[-1])
-            parts.update(zip(blocks, out.split([q[n].shape[-2] for n in blocks], -2), strict=True))
-        return _joined([parts[n] for n in range(len(q))], -2)
+            outputs.update(
+                zip(blocks, out.split([q[n].shape[-2] for n in blocks], -2), strict=True)
+            )
+        return _joined([outputs[n] for n in range(len(q))], -2)
 
-    return _joined([_joined([of_heads(b, h) for h in heads], -3) for b in batches], -4)
+    return _joined([_joined([attend(b, h) for h in heads], -3) for b in batches], -4)
 
 
 def _tiles(counts: Tensor | None, blocks: Tensor | None) -> list[frozenset[int]]:
@@ -123,13 +125,13 @@ def _masks(
     shape: tuple[int, ...],
     first: tuple[int, int],
 ) -> Iterator[Tensor]:
-    """Yield what mask_mod says of each tile that is seen in part, in order of queries, then keys.
+    """Yield the mask of each tile that is visible in part, in order of queries, then keys.
 
-    Several are made together, since a call of mask_mod under torch's vmap takes milliseconds; but
-    few enough that their places, int64, stay below the memory of a T × T mask.
+    One call of mask_mod, which takes milliseconds under torch's vmap, makes several; few enough
+    that its int64 positions take less memory than a T × T mask.
 
     Args:
-        seen: for each block of queries the blocks of keys that it sees in part, and in full.
+        seen: for each block of queries the blocks of keys that are visible in part, and in full.
         shape: of a tile, [B, H, rows, columns]; B and H are 1 in what does not depend on them.
         first: number of the first entry and head.
     """
@@ -151,23 +153,24 @@ def _masks(
             key = (column[i] + j).clamp(max=lengths[1] - 1)
             return block_mask.mask_mod(b + batch, h + head, row[i], key)
 
-        # An empty batch has a mask of one entry, since what mask_mod reads may be of none.
+        # mask_mod may read tensors that are empty for an empty batch: the mask has one entry then.
         mask = create_mask(sees, outer[0] or 1, outer[1] or 1, len(row), width, device)
         for dim in (0, 1):
             mask = mask if mask.stride(dim) else mask.narrow(dim, 0, 1)
         yield from mask.unflatten(-2, (-1, height)).unbind(-3)
 
 
-def _joined(parts: list[Tensor], dim: int) -> Tensor:
-    return torch.cat(parts, dim) if len(parts) > 1 else parts[0]
+def _joined(tensors: list[Tensor], dim: int) -> Tensor:
+    return torch.cat(tensors, dim) if len(tensors) > 1 else tensors[0]
 
 
 # ---- torch's flex_attention ----------------------------------------------------------------
 
 ANSWERS: list[Callable[..., object]] = []
-"""Called with the arguments of `flex_attention` by their names, until one returns something else
-than NotImplemented; else torch's own function is."""
-_TORCHS: list[FunctionType] = []
+"""Functions called in turn with the arguments of `flex_attention` by name, until one returns
+something else than NotImplemented; after them torch's own is called."""
+_ORIGINALS: list[FunctionType] = []
+"""Torch's own `flex_attention`, once it is replaced."""
 
 
 def flex_attention(
@@ -194,20 +197,20 @@ def flex_attention(
 
 
 def watch_flex_attention() -> None:
-    """Have torch's `flex_attention` ask `ANSWERS` from now on, where its module has been imported.
+    """Make torch's `flex_attention` ask `ANSWERS` from now on, if its module has been imported.
 
-    The function's code is replaced, since programs import the function by its name.
+    The function's code is replaced, since programs may have imported the function itself.
     """
     names = getattr(sys.modules.get("torch.nn.attention.flex_attention"), "__dict__", {})
     function = names.get("flex_attention")
-    if _TORCHS or not isinstance(function, FunctionType) or function.__globals__ is not names:
+    if _ORIGINALS or not isinstance(function, FunctionType) or function.__globals__ is not names:
         return
-    torchs = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
-    torchs.__kwdefaults__ = function.__kwdefaults__
-    torchs.__annotations__ = function.__annotations__
-    _TORCHS.append(torchs)
+    original = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+    original.__kwdefaults__ = function.__kwdefaults__
+    original.__annotations__ = function.__annotations__
+    _ORIGINALS.append(original)
     function.__code__, function.__defaults__, function.__kwdefaults__ = _ask.__code__, None, None
-    vars(function)["__wrapped__"] = torchs  # which `inspect.signature` reads
+    vars(function)["__wrapped__"] = original  # which `inspect.signature` reads
 
 
 def _ask(*args: object, **kwargs: object) -> object:
@@ -219,8 +222,8 @@ def _ask(*args: object, **kwargs: object) -> object:
 def answer(*args: object, **kwargs: object) -> object:
     """Return the first of `ANSWERS` to a call of `flex_attention`, else torch's own result."""
     if not is_dynamo_compiling():
-        call = inspect.signature(_TORCHS[0]).bind(*args, **kwargs).arguments
-        for asked in ANSWERS:
-            if (result := asked(**call)) is not NotImplemented:
+        call = inspect.signature(_ORIGINALS[0]).bind(*args, **kwargs).arguments
+        for function in ANSWERS:
+            if (result := function(**call)) is not NotImplemented:
                 return result
-    return _TORCHS[0](*args, **kwargs)
+    return _ORIGINALS[0](*args, **kwargs)

@@ -1,14 +1,15 @@
 """Attention's jets by large matrix products, over chunks of queries and heads.
 
-Every stream of the scores is one product of operands side by side, [q_12 q_1 q_2 q_0] times
-[k_0 k_2 k_1 k_12], and every stream of the weights and of the scores' gradients is multiplied once,
-by what it meets side by side. The products are those of the jet, none twice: 3, 5 and 9 times plain
-attention's for 2, 3 and 4 streams. A chunk has a bounded number of scores, so that memory is linear
-in T and Tk, and sums are kept in float32, or float64.
+Each stream of the scores is one product of operands side by side, [q_12 q_1 q_2 q_0] times
+[k_0 k_2 k_1 k_12]. Each stream of the weights, and of the scores' gradients, is multiplied once, by
+all streams that it meets side by side. No product of the jet is computed twice: they are 3, 5 and 9
+times plain attention's for 2, 3 and 4 streams. A chunk has a bounded number of scores, so that
+memory is linear in T and Tk. Sums are kept in float32, or float64.
 
-`attention_jet_composite` makes weights and gradients with the softmax's operator, on any device and
-for any jet; `attention_jet_hybrid` is the CUDA kernels' forward and a backward of which a kernel
-makes them. Their second derivatives are the reference's, which builds T × Tk tensors.
+`attention_jet_composite` computes weights and gradients with the softmax's operator, on any device
+and for any jet; `attention_jet_hybrid` runs the CUDA kernels' forward, and in its backward a kernel
+that computes weights and gradients. Their second derivatives are the reference's, which builds
+T × Tk tensors.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from .attention_reference import (
     Softmax,
     check_settings,
     dropout_factor,
-    hidden,
+    mask_scores,
     softcap_gradient,
     softcap_jet,
     weights,
@@ -40,10 +41,10 @@ from .library import (
 from .softmax import softmax_jet_reference, softmax_stack_gradient
 
 COMPOSITE_SCORES = 2**21
-"""How many scores a chunk of the composite has at most, of all streams, on a CPU, whose caches they
-fit; elsewhere, where a chunk is tens of launches, it has 16 times as many."""
+"""Most scores of all streams in a chunk of the composite on a CPU, whose caches they fit.  On other
+devices, where a chunk is tens of launches, it has 16 times as many."""
 HYBRID_SCORES = 2**25
-"""How many a chunk of the hybrid has, of all streams, in 16 bits."""
+"""Most scores of all streams in a chunk of the hybrid, in 16 bits."""
 
 Gradients: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Of query, key and value."""
@@ -53,10 +54,15 @@ Gradients: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 
 class Chunk(NamedTuple):
-    """Queries of the heads that share some key heads, and the first keys, which they see.
+    """Queries of the heads of some key heads, and the first keys, up to the last one they see.
 
-    Key heads of several entries of the batch are n in one dimension; the queries of a group lie
-    under each other: [S, n, group · rows, D] against [S, n, keys, D].
+    Folded, the key heads of all its entries of the batch are one dimension n, and the queries of
+    the heads that share a key head lie under each other: [S, n, group · rows, D] against
+    [S, n, keys, D].
+
+    Attributes:
+        group: number of query heads that share a key head.
+        keys: number of keys.
     """
 
     batch: slice
@@ -70,20 +76,20 @@ class Chunk(NamedTuple):
         """Return the query heads."""
         return slice(self.key_heads.start * self.group, self.key_heads.stop * self.group)
 
-    def rows_of(self, x: Tensor) -> Tensor:
-        """Return the chunk of [S, B, H, T, D], a view [S, B', H', rows, D]."""
+    def slice_rows(self, x: Tensor) -> Tensor:
+        """Return a view [S, B', H', rows, D] of [S, B, H, T, D]."""
         return x[:, self.batch, self.heads, self.rows]
 
-    def of_queries(self, x: Tensor) -> Tensor:
-        """Return the chunk of [S, B, H, T, D] as [S, n, group · rows, D]."""
-        return self.rows_of(x).unflatten(2, (-1, self.group)).flatten(3, 4).flatten(1, 2)
+    def fold_queries(self, x: Tensor) -> Tensor:
+        """Return [S, n, group · rows, D] from [S, B, H, T, D]."""
+        return self.slice_rows(x).unflatten(2, (-1, self.group)).flatten(3, 4).flatten(1, 2)
 
-    def of_keys(self, x: Tensor) -> Tensor:
-        """Return the chunk of [S, B, Hk, Tk, D] as [S, n, keys, D]."""
+    def fold_keys(self, x: Tensor) -> Tensor:
+        """Return [S, n, keys, D] from [S, B, Hk, Tk, D]."""
         return x[:, self.batch, self.key_heads, : self.keys].flatten(1, 2)
 
-    def score_block(self, call: Call) -> ScoreBlock:
-        """Return the rectangle of scores that the chunk computes."""
+    def block(self, call: Call) -> ScoreBlock:
+        """Return the block of scores."""
         _, batch, heads, tokens = call.query.shape[:4]
         device, mask = call.query.device, call.mask
         if mask is not None:
@@ -95,9 +101,9 @@ class Chunk(NamedTuple):
 
 
 def chunks(call: Call, scores: int) -> Iterator[Chunk]:
-    """Yield chunks of at most so many scores of all streams, but one row of a group at least.
+    """Yield chunks of at most ``scores`` scores of all streams, though at least one row of a group.
 
-    Rows come first, then heads of one entry of the batch, then whole entries.
+    A chunk grows by rows first, then by heads of one entry of the batch, then by whole entries.
     """
     streams, batch, heads, tokens = call.query.shape[:4]
     key_heads, keys = call.key.shape[2:4]
@@ -121,21 +127,21 @@ def chunks(call: Call, scores: int) -> Iterator[Chunk]:
                 )
 
 
-Maker: TypeAlias = Callable[[Chunk], tuple[Tensor, ...]]
-"""From a chunk to weights and the gradients of q kᵀ, both [S, n, group · rows, keys]."""
+ComputeChunk: TypeAlias = Callable[[Chunk], tuple[Tensor, ...]]
+"""From a chunk to its weights and the gradients of q kᵀ, both [S, n, group · rows, keys]."""
 
 
 # ---- products ------------------------------------------------------------------------------
 
 
 class Term(NamedTuple):
-    """A term of a product's jet: factor · (stream a)(stream b), which adds to stream s.
+    """A term of a product's jet: factor · (stream a)(stream b), added to stream s.
 
     Attributes:
-        of: (s, a, b).
+        streams: (s, a, b).
     """
 
-    of: tuple[int, int, int]
+    streams: tuple[int, int, int]
     factor: int = 1
 
 
@@ -158,9 +164,9 @@ def multiply(out: Tensor, a: Tensor, b: Tensor, *, beta: float = 0.0, alpha: flo
         torch.baddbmm(out, *wide, beta=beta, alpha=alpha, out=out)
 
 
-def _side_by_side(x: Tensor, parts: Sequence[tuple[int, int]]) -> Tensor:
-    """Return [..., N · D] of streams of x, [S, ..., D], each times its factor."""
-    return torch.cat([x[s] if factor == 1 else factor * x[s] for s, factor in parts], -1)
+def _side_by_side(x: Tensor, factors: Sequence[tuple[int, int]]) -> Tensor:
+    """Return [..., N · D] of N streams of x, [S, ..., D], from pairs (stream, factor)."""
+    return torch.cat([x[s] if factor == 1 else factor * x[s] for s, factor in factors], -1)
 
 
 def _outer_jet(
@@ -170,53 +176,54 @@ def _outer_jet(
 
     Args:
         x, y: [S, n, rows, D] and [S, n, keys, D].
-        factor_order: positions, in `Term.of`, of the streams of the result, of x and of y.
+        factor_order: positions in `Term.streams` of the result, of x and of y.
     """
     target, left, right = factor_order
     result = x.new_empty(*x.shape[:3], y.shape[2], dtype=wide_dtype(x.dtype))
     for s in range(streams.streams):
-        terms = [term for term in _terms(streams) if term.of[target] == s]
-        factors = _side_by_side(x, [(term.of[left], term.factor) for term in terms])
-        others = _side_by_side(y, [(term.of[right], 1) for term in terms])
-        multiply(result[s], factors, others.mT, alpha=alpha)
+        terms = [term for term in _terms(streams) if term.streams[target] == s]
+        left_side = _side_by_side(x, [(term.streams[left], term.factor) for term in terms])
+        right_side = _side_by_side(y, [(term.streams[right], 1) for term in terms])
+        multiply(result[s], left_side, right_side.mT, alpha=alpha)
     return result
 
 
-class Products:
-    """The products of weights, or of scores' gradients, with streams of another operand, added to
-    sums [n, rows, S · D], whose blocks of D columns are the streams of the result.
+class StreamProducts:
+    """Products of weights, or of scores' gradients, with streams of another operand, added to sums
+    [n, rows, S · D], whose blocks of D columns are the streams of the result.
 
-    Targets of one stream mostly lie next to each other, and are then one product.
+    The blocks that one stream of weights adds to are mostly adjacent: they are one product then.
 
     Args:
-        factor_order: positions, in `Term.of`, of the streams of weights, operand and result.
+        factor_order: positions in `Term.streams` of the weights, the operand and the result.
     """
 
     def __init__(self, streams: Streams, factor_order: tuple[int, int, int]) -> None:
         left, right, target = factor_order
         count = streams.streams
-        # What all streams add to stands second: stream 0 of a gradient, the last of a result.
-        hub = 0 if target else count - 1
-        others = [s for s in (*range(1, count), 0) if s != hub]
-        order = [*others[:1], hub, *others[1:]]
+        # Second in the sums stands the stream that all products add to: stream 0 of a gradient, the
+        # last one of a result.
+        common = 0 if target else count - 1
+        order = [s for s in (*range(1, count), 0) if s != common]
+        order.insert(1, common)
         self.columns = [order.index(s) for s in range(count)]
         self.runs: list[tuple[int, int, list[tuple[int, int]]]] = []
         for stream in range(count):
-            terms = [term for term in _terms(streams) if term.of[left] == stream]
-            part_at = {self.columns[t.of[target]]: (t.of[right], t.factor) for t in terms}
+            terms = [term for term in _terms(streams) if term.streams[left] == stream]
+            factors = {self.columns[t.streams[target]]: (t.streams[right], t.factor) for t in terms}
             end = -1
-            for column, part in sorted(part_at.items()):
+            for column, factor in sorted(factors.items()):
                 if column != end:
                     self.runs.append((stream, column, []))
-                self.runs[-1][2].append(part)
+                self.runs[-1][2].append(factor)
                 end = column + 1
 
     def add(self, sums: Tensor, left: Tensor, x: Tensor) -> None:
         """Add the products of left, [S, n, rows, ·], with x, [S, n, ·, D], to sums."""
         size = x.shape[-1]
-        for stream, column, parts in self.runs:
-            target = sums[..., column * size : (column + len(parts)) * size]
-            multiply(target, left[stream], _side_by_side(x, parts), beta=1.0)
+        for stream, column, factors in self.runs:
+            target = sums[..., column * size : (column + len(factors)) * size]
+            multiply(target, left[stream], _side_by_side(x, factors), beta=1.0)
 
     def streams(self, sums: Tensor) -> Tensor:
         """Return the sums [..., S · D] as [S, ..., D]."""
@@ -233,7 +240,7 @@ def empty_by_token(x: Tensor, heads: int, tokens: int, size: int) -> Tensor:
 
 
 def _check(call: Call) -> None:
-    """Refuse what products of slices would take without a word."""
+    """Refuse shapes that slicing or broadcasting would silently accept."""
     query, key, value = call[:3]
     check_settings(call.mask, call.settings)
     heads, key_heads = query.shape[2], key.shape[2]
@@ -247,8 +254,10 @@ def _check(call: Call) -> None:
 
 
 def _narrow(weights: Tensor, query: Tensor) -> Tensor:
-    """Return weights or gradients as products take them: [S, n, rows, keys], in bfloat16 where the
-    jet is, but never in float16, in which small gradients would be lost."""
+    """Convert weights or gradients, [S, n, rows, keys], to bfloat16 where the jet is bfloat16.
+
+    Not to float16, in which small gradients would be lost.
+    """
     return weights.to(query.dtype) if query.dtype == torch.bfloat16 else weights
 
 
@@ -258,7 +267,7 @@ def _as_scores(x: Tensor, block: ScoreBlock) -> Tensor:
 
 
 def _has_softmax(call: Call) -> bool:
-    """Tell whether the softmax's operator takes all directions of the scores at once."""
+    """Return whether the softmax's operator takes all directions of the scores in one call."""
     query, q, summed = call.query, call.settings.q, call.settings.summed > 0
     if query.device.type in IN_PASSES:
         at_once = q <= CUDA_DIRECTIONS
@@ -273,7 +282,7 @@ def _softmax(call: Call) -> Softmax:
 
 def _scores(chunk: Chunk, call: Call) -> Tensor:
     """Return the jet of scale · q kᵀ, [S, n, group · rows, keys]."""
-    rows, keys = chunk.of_queries(call.query), chunk.of_keys(call.key)
+    rows, keys = chunk.fold_queries(call.query), chunk.fold_keys(call.key)
     return _outer_jet(rows, keys, call.streams, (0, 1, 2), call.settings.scale)
 
 
@@ -285,19 +294,21 @@ def composite_forward(call: Call) -> Tensor:
     """Push jets as `attention_jet`."""
     _check(call)
     query, value = call.query, call.value
-    products = Products(call.streams, (1, 2, 0))
+    products = StreamProducts(call.streams, (1, 2, 0))
     y = empty_by_token(query, query.shape[2], query.shape[3], value.shape[4])
     for chunk in chunks(call, _most_scores(call)):
-        s, block = _scores(chunk, call), chunk.score_block(call)
+        s, block = _scores(chunk, call), chunk.block(call)
         p = weights(_as_scores(s, block), block, call, _softmax(call)).view_as(s)
         sums = p.new_zeros(*p.shape[1:3], len(y) * y.shape[4])
-        products.add(sums, _narrow(p, query), chunk.of_keys(value))
-        target = chunk.rows_of(y)
+        products.add(sums, _narrow(p, query), chunk.fold_keys(value))
+        target = chunk.slice_rows(y)
         target.copy_(products.streams(sums).view(target.shape))
     return y
 
 
-def _score_gradients(s: Tensor, gp: Tensor, block: ScoreBlock, call: Call) -> tuple[Tensor, Tensor]:
+def _weights_and_gradient(
+    s: Tensor, gp: Tensor, block: ScoreBlock, call: Call
+) -> tuple[Tensor, Tensor]:
     """Return the weights' jet and the gradient of s, that of scale · q kᵀ; s may be written to.
 
     Args:
@@ -305,7 +316,7 @@ def _score_gradients(s: Tensor, gp: Tensor, block: ScoreBlock, call: Call) -> tu
     """
     settings, streams = call.settings, call.streams
     capped = softcap_jet(s, settings.softcap, streams) if settings.softcap else s
-    capped[0] = hidden(capped[0], block, settings)
+    capped[0] = mask_scores(capped[0], block, settings)
     arguments = (capped, settings.q, True, settings.summed)
     p = _softmax(call)(*arguments)
     factor = dropout_factor(block, call, p.dtype)
@@ -319,26 +330,25 @@ def _score_gradients(s: Tensor, gp: Tensor, block: ScoreBlock, call: Call) -> tu
 
 
 def composite_backward(gy: Tensor, call: Call) -> Gradients:
-    """Return the gradients of query, key and value; weights are made again from the scores."""
+    """Return the gradients of query, key and value; the weights are computed again."""
     _check(call)
 
-    def make(chunk: Chunk) -> tuple[Tensor, ...]:
-        s, block = _scores(chunk, call), chunk.score_block(call)
-        rows, keys = chunk.of_queries(gy), chunk.of_keys(call.value)
+    def compute(chunk: Chunk) -> tuple[Tensor, ...]:
+        s, block = _scores(chunk, call), chunk.block(call)
+        rows, keys = chunk.fold_queries(gy), chunk.fold_keys(call.value)
         gp = _as_scores(_outer_jet(rows, keys, call.streams, (1, 0, 2), 1.0), block)
-        p, gs = _score_gradients(_as_scores(s, block), gp, block, call)
-        both = (p, call.settings.scale * gs)
-        return tuple(_narrow(x, call.query).view_as(s) for x in both)
+        p, gs = _weights_and_gradient(_as_scores(s, block), gp, block, call)
+        return tuple(_narrow(x, call.query).view_as(s) for x in (p, call.settings.scale * gs))
 
-    return _gradients(make, gy, call, _most_scores(call))
+    return _gradients(compute, gy, call, _most_scores(call))
 
 
 def hybrid_backward(gy: Tensor, call: Call, y: Tensor, statistics: Tensor) -> Gradients:
-    """Return the gradients of query, key and value, from what the CUDA forward returned, too."""
+    """Return the gradients of query, key and value, from the CUDA forward's two results."""
     operators, settings = torch.ops.jachess, call.settings
     delta = operators.attention_jet_delta(gy, y, settings.q)
 
-    def make(chunk: Chunk) -> tuple[Tensor, ...]:
+    def compute(chunk: Chunk) -> tuple[Tensor, ...]:
         batch, heads, rows = chunk.batch, chunk.heads, chunk.rows
         count = (batch.stop - batch.start) * (heads.stop - heads.start)
         both = operators.attention_jet_scores(
@@ -348,30 +358,30 @@ def hybrid_backward(gy: Tensor, call: Call, y: Tensor, statistics: Tensor) -> Gr
         )
         return tuple(x.unflatten(1, (-1, chunk.group)).flatten(2, 3) for x in both)
 
-    return _gradients(make, gy, call, HYBRID_SCORES)
+    return _gradients(compute, gy, call, HYBRID_SCORES)
 
 
-def _gradients(make: Maker, gy: Tensor, call: Call, scores: int) -> Gradients:
+def _gradients(compute: ComputeChunk, gy: Tensor, call: Call, scores: int) -> Gradients:
     """Return the gradients of query, key and value from each chunk's weights and gradients."""
     query, key, value = call[:3]
     orders = ((0, 2, 1), (0, 1, 2), (1, 0, 2))
-    of_query, of_key, of_value = (Products(call.streams, order) for order in orders)
+    query_products, key_products, value_products = (StreamProducts(call.streams, o) for o in orders)
     wide = wide_dtype(query.dtype)
     gquery, gkey, gvalue = (empty_by_token(x, *x.shape[2:5]) for x in (query, key, value))
     sums = [x.new_zeros(*x.shape[1:4], len(x) * x.shape[4], dtype=wide) for x in (key, value)]
     for chunk in chunks(call, scores):
-        p, gs = make(chunk)
-        # Views, which the products are added to: `flatten` might copy.
-        of_chunk = [
+        p, gs = compute(chunk)
+        # Products are added to these views; `flatten` might copy.
+        chunk_sums = [
             x[chunk.batch, chunk.key_heads, : chunk.keys].view(p.shape[1], chunk.keys, x.shape[3])
             for x in sums
         ]
-        of_key.add(of_chunk[0], gs.mT, chunk.of_queries(query))
-        of_value.add(of_chunk[1], p.mT, chunk.of_queries(gy))
+        key_products.add(chunk_sums[0], gs.mT, chunk.fold_queries(query))
+        value_products.add(chunk_sums[1], p.mT, chunk.fold_queries(gy))
         rows = gs.new_zeros(*gs.shape[1:3], len(query) * query.shape[4], dtype=wide)
-        of_query.add(rows, gs, chunk.of_keys(key))
-        target = chunk.rows_of(gquery)
-        target.copy_(of_query.streams(rows).view(target.shape))
-    gkey.copy_(of_key.streams(sums[0]))
-    gvalue.copy_(of_value.streams(sums[1]))
+        query_products.add(rows, gs, chunk.fold_keys(key))
+        target = chunk.slice_rows(gquery)
+        target.copy_(query_products.streams(rows).view(target.shape))
+    gkey.copy_(key_products.streams(sums[0]))
+    gvalue.copy_(value_products.streams(sums[1]))
     return gquery, gkey, gvalue

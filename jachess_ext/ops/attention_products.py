@@ -1,11 +1,11 @@
-"""Attention whose mask has derivatives, by products of matrices, and every formula of its own.
+"""Attention and its first two derivatives by matrix products, for masks that have derivatives.
 
     s = scale · q kᵀ + mask;  p = softmax(s);  y = p v        (with dropout p is p · factor in y)
 
-With the tangent ds = scale (dq kᵀ + q dkᵀ) + dmask of the scores, less its mean Σ p ds, a tangent
-of the weights is p ds.  The scores are linear in the mask, which needs no formula of its own: its
-gradient is that of the scores, summed to its shape.  `in_pieces` computes a formula for some
-queries at a time, so that no tensor of T × Tk is alive but those of the mask's size.
+With ds the scores' tangent scale (dq kᵀ + q dkᵀ) + dmask less its mean Σ p ds, the weights' tangent
+is p ds.  The mask's gradient is that of the scores, summed to the mask's shape.  `in_pieces`
+computes a formula for some queries at a time, so that no T × Tk tensor lives but those of the
+mask's size.
 
 Tensors are ``[..., H, T, D]``; Hk divides H, and leading dimensions of the mask broadcast.
 """
@@ -23,9 +23,14 @@ _PIECE = 1 << 19
 """Weights of one piece: they and the three or four tensors of their size stay in a CPU's cache."""
 
 
-class Products(NamedTuple):
-    """Arguments of attention: a mask that is added, or a boolean one, None for none; what dropout
-    multiplies the weights by; and whether query i sees keys j ≤ i alone."""
+class Arguments(NamedTuple):
+    """Arguments of attention.
+
+    Attributes:
+        mask: a mask that is added, or a boolean one; None for none.
+        causal: query i sees keys j ≤ i alone.
+        factor: dropout's factors of the weights.
+    """
 
     query: Tensor
     key: Tensor
@@ -41,32 +46,32 @@ Direction: TypeAlias = Sequence[Tensor | None]
 Formula: TypeAlias = Callable[..., tuple[Tensor, ...]]
 
 
-def _by_key_head(x: Tensor, key: Tensor) -> Tensor:
-    """Put the queries ``[..., H, T, n]`` of a group of heads under their key head."""
+def _group_queries(x: Tensor, key: Tensor) -> Tensor:
+    """Return ``[..., H, T, n]`` as ``[..., Hk, H / Hk · T, n]``: by the key head of each head."""
     heads = key.shape[-3]
     return x if x.shape[-3] == heads else x.unflatten(-3, (heads, -1)).flatten(-3, -2)
 
 
-def _by_head(x: Tensor, query: Tensor) -> Tensor:
+def _ungroup_queries(x: Tensor, query: Tensor) -> Tensor:
     return x.reshape(*x.shape[:-3], *query.shape[-3:-1], x.shape[-1])
 
 
 def _scores(query: Tensor, key: Tensor) -> Tensor:
     """Return q kᵀ, ``[..., H, T, Tk]``."""
-    return _by_head(_by_key_head(query, key) @ key.mT, query)
+    return _ungroup_queries(_group_queries(query, key) @ key.mT, query)
 
 
-def _over_keys(p: Tensor, value: Tensor) -> Tensor:
+def _sum_over_keys(p: Tensor, value: Tensor) -> Tensor:
     """Return p v, ``[..., H, T, n]``."""
-    return _by_head(_by_key_head(p, value) @ value, p)
+    return _ungroup_queries(_group_queries(p, value) @ value, p)
 
 
-def _over_queries(p: Tensor, x: Tensor, key: Tensor) -> Tensor:
+def _sum_over_queries(p: Tensor, x: Tensor, key: Tensor) -> Tensor:
     """Return pᵀ x, ``[..., Hk, Tk, n]``, summed over the heads of a group."""
-    return _by_key_head(p, key).mT @ _by_key_head(x, key)
+    return _group_queries(p, key).mT @ _group_queries(x, key)
 
 
-def _weights(a: Products) -> Tensor:
+def _weights(a: Arguments) -> Tensor:
     s = _scores(a.query * a.scale, a.key)
     if a.mask is not None and a.mask.dtype == torch.bool:
         s = s.masked_fill(~a.mask, -torch.inf)
@@ -79,15 +84,15 @@ def _weights(a: Products) -> Tensor:
     return s.masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)
 
 
-def _centred(p: Tensor, x: Tensor) -> Tensor:
+def _centre(p: Tensor, x: Tensor) -> Tensor:
     return x - (p * x).sum(-1, keepdim=True)
 
 
-def _dropped(a: Products, x: Tensor) -> Tensor:
+def _apply_dropout(a: Arguments, x: Tensor) -> Tensor:
     return x if a.factor is None else x * a.factor
 
 
-def _slope(a: Products, p: Tensor, direction: Direction) -> Tensor:
+def _score_tangent(a: Arguments, p: Tensor, direction: Direction) -> Tensor:
     """Return the scores' tangent, less its mean."""
     dq, dk, _, dmask = direction
     ds = torch.zeros_like(p)
@@ -98,117 +103,118 @@ def _slope(a: Products, p: Tensor, direction: Direction) -> Tensor:
     if dmask is not None and a.mask is not None:
         # The tangent of log(0), a cutoff's, is not a number: what is hidden does not move.
         ds = ds + dmask.masked_fill(a.mask == -torch.inf, 0)
-    return _centred(p, ds)
+    return _centre(p, ds)
 
 
-def backward(a: Products, g: Tensor) -> tuple[Tensor, ...]:
+def backward(a: Arguments, g: Tensor) -> tuple[Tensor, ...]:
     """Return the gradients of query, key, value and scores."""
     p = _weights(a)
-    w = p * _centred(p, _dropped(a, _scores(g, a.value)))
-    of_value = _over_queries(_dropped(a, p), g, a.value)
-    return (*_of_scores(a, w), of_value, w)
+    w = p * _centre(p, _apply_dropout(a, _scores(g, a.value)))
+    of_value = _sum_over_queries(_apply_dropout(a, p), g, a.value)
+    return (*_from_score_gradient(a, w), of_value, w)
 
 
-def _of_scores(a: Products, w: Tensor) -> tuple[Tensor, Tensor]:
+def _from_score_gradient(a: Arguments, w: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of query and key from that of the scores."""
-    return _over_keys(w, a.key) * a.scale, _over_queries(w, a.query, a.key) * a.scale
+    return _sum_over_keys(w, a.key) * a.scale, _sum_over_queries(w, a.query, a.key) * a.scale
 
 
-def tangent(a: Products, *direction: Tensor | None) -> tuple[Tensor]:
+def tangent(a: Arguments, *direction: Tensor | None) -> tuple[Tensor]:
     """Return attention's derivative along a direction."""
     p = _weights(a)
-    along = _over_keys(_dropped(a, p * _slope(a, p, direction)), a.value)
+    along = _sum_over_keys(_apply_dropout(a, p * _score_tangent(a, p, direction)), a.value)
     dv = direction[2]
-    return (along if dv is None else along + _over_keys(_dropped(a, p), dv),)
+    return (along if dv is None else along + _sum_over_keys(_apply_dropout(a, p), dv),)
 
 
 def second(
-    a: Products, gy: Tensor | None, g: Tensor, *direction: Tensor | None
+    a: Arguments, gy: Tensor | None, g: Tensor, *direction: Tensor | None
 ) -> tuple[Tensor, ...]:
     """Return the gradients of <gy, y> + <g, J d> in query, key, value and scores, J d, and the
     gradients in the directions of the four, which are attention's own at g."""
     p = _weights(a)
-    ds = _slope(a, p, direction)
-    inner = _centred(p, _dropped(a, _scores(g, a.value)))
-    w, kept, moved = p * inner, _dropped(a, p), _dropped(a, p * ds)
+    ds = _score_tangent(a, p, direction)
+    inner = _centre(p, _apply_dropout(a, _scores(g, a.value)))
+    w, pv, dpv = p * inner, _apply_dropout(a, p), _apply_dropout(a, p * ds)  # the latter before v
     dq, dk, dv, _ = direction
     of_weights = inner * ds
-    of_value = _over_queries(moved, g, a.value)
-    along = _over_keys(moved, a.value)
+    of_value = _sum_over_queries(dpv, g, a.value)
+    along = _sum_over_keys(dpv, a.value)
     if dv is not None:
-        of_weights = of_weights + _dropped(a, _scores(g, dv))
-        along = along + _over_keys(kept, dv)
+        of_weights = of_weights + _apply_dropout(a, _scores(g, dv))
+        along = along + _sum_over_keys(pv, dv)
     if gy is not None:
-        of_weights = of_weights + _dropped(a, _scores(gy, a.value))
-        of_value = of_value + _over_queries(kept, gy, a.value)
-    of_scores = p * _centred(p, of_weights)
-    of_query, of_key = _of_scores(a, of_scores)
+        of_weights = of_weights + _apply_dropout(a, _scores(gy, a.value))
+        of_value = of_value + _sum_over_queries(pv, gy, a.value)
+    of_scores = p * _centre(p, of_weights)
+    of_query, of_key = _from_score_gradient(a, of_scores)
     if dk is not None:
-        of_query = of_query + _over_keys(w, dk) * a.scale
+        of_query = of_query + _sum_over_keys(w, dk) * a.scale
     if dq is not None:
-        of_key = of_key + _over_queries(w, dq, a.key) * a.scale
-    first = *_of_scores(a, w), _over_queries(kept, g, a.value), w
+        of_key = of_key + _sum_over_queries(w, dq, a.key) * a.scale
+    first = *_from_score_gradient(a, w), _sum_over_queries(pv, g, a.value), w
     return of_query, of_key, of_value, of_scores, along, *first
 
 
-def mixed(a: Products, *directions: Tensor | None) -> tuple[Tensor]:
+def mixed(a: Arguments, *directions: Tensor | None) -> tuple[Tensor]:
     """Return attention's second derivative along two directions, of four tensors each."""
     p = _weights(a)
-    one, other = directions[:4], directions[4:]
-    slopes = [_slope(a, p, direction) for direction in (one, other)]
-    both = slopes[0] * slopes[1]
-    for (dq, *_), (_, dk, *_) in ((one, other), (other, one)):
+    d, e = directions[:4], directions[4:]
+    tangents = [_score_tangent(a, p, direction) for direction in (d, e)]
+    second_order = tangents[0] * tangents[1]
+    for (dq, *_), (_, dk, *_) in ((d, e), (e, d)):
         if dq is not None and dk is not None:
-            both = both + _scores(dq * a.scale, dk)
-    result = _over_keys(_dropped(a, p * _centred(p, both)), a.value)
-    for slope, (_, _, dv, _) in zip(slopes, (other, one), strict=True):
+            second_order = second_order + _scores(dq * a.scale, dk)
+    result = _sum_over_keys(_apply_dropout(a, p * _centre(p, second_order)), a.value)
+    for ds, (_, _, dv, _) in zip(tangents, (e, d), strict=True):
         if dv is not None:
-            result = result + _over_keys(_dropped(a, p * slope), dv)
+            result = result + _sum_over_keys(_apply_dropout(a, p * ds), dv)
     return (result,)
 
 
 # ---- pieces ----------------------------------------------------------------------------------
 
-# The shape of each further argument, and of each result: that of the query, the key, the value, the
-# mask (scores, before they are summed to it) or of what attention returns (y).
+# Shapes of a formula's further arguments, and of its results: q, k, v, m those of query, key, value
+# and mask (results have the scores' shape before they are summed to the mask's), y attention's.
 _ARGUMENTS: dict[Formula, str] = {
     **{backward: "y", tangent: "qkvm", second: "yyqkvm", mixed: "qkvmqkvm"}
 }
 RESULTS: dict[Formula, str] = {**{backward: "qkvm", tangent: "y", second: "qkvmyqkvm", mixed: "y"}}
 
 
-def whole(formula: Formula, a: Products, *rest: Tensor | None) -> list[Tensor | None]:
-    """Return what a formula gives, with the mask's gradient (None of a boolean one).
+def at_once(formula: Formula, a: Arguments, *rest: Tensor | None) -> list[Tensor | None]:
+    """Compute a formula in one piece, with the mask's gradient (None of a boolean one).
 
-    Differentiable, in any nesting; computed in a wider dtype of halves.
+    It is differentiable in any nesting, and computes halves in float32.
     """
     tensors = [x if x is None or not x.is_floating_point() else _wide(x) for x in (*a[:4], *rest)]
-    results = formula(Products(*tensors[:4], *a[4:]), *tensors[4:])  # type: ignore[arg-type, call-arg]
-    shaped: list[Tensor | None] = []
-    for x, kind in zip(results, RESULTS[formula], strict=True):
+    results = formula(Arguments(*tensors[:4], *a[4:]), *tensors[4:])  # type: ignore[arg-type, call-arg]
+    mask = a.mask if is_additive(a.mask) else None
+
+    def shaped(x: Tensor, kind: str) -> Tensor | None:
         if kind != "m":
-            shaped.append(x.to(a.query.dtype))
-        else:
-            shaped.append(x.sum_to_size(a.mask.shape).to(a.mask.dtype) if learns(a.mask) else None)
-    return shaped
+            return x.to(a.query.dtype)
+        return None if mask is None else x.sum_to_size(mask.shape).to(mask.dtype)
+
+    return [shaped(x, kind) for x, kind in zip(results, RESULTS[formula], strict=True)]
 
 
 def _wide(x: Tensor) -> Tensor:
     return x.to(wide_dtype(x.dtype))
 
 
-def learns(mask: Tensor | None) -> TypeGuard[Tensor]:
-    """Return whether a mask can have derivatives: there is one, and it is added."""
+def is_additive(mask: Tensor | None) -> TypeGuard[Tensor]:
+    """Return whether there is a mask that is added, and so can have derivatives."""
     return mask is not None and mask.is_floating_point()
 
 
-def in_pieces(formula: Formula, a: Products, *rest: Tensor | None) -> list[Tensor | None]:
-    """Return what `whole` does, computed for some queries at a time; not differentiable.
+def in_pieces(formula: Formula, a: Arguments, *rest: Tensor | None) -> list[Tensor | None]:
+    """Compute a formula as `at_once`, for some queries at a time; not differentiable.
 
-    Dropout and causal attention are not for pieces.
+    Pieces take neither dropout nor causal attention.
     """
     query, key, value, mask = a[:4]
-    like = {"q": query, "k": key, "v": value, "m": mask if learns(mask) else None}
+    like = {"q": query, "k": key, "v": value, "m": mask if is_additive(mask) else None}
     like["y"] = query.new_empty(()).expand(*query.shape[:-1], value.shape[-1])
     kinds = RESULTS[formula]
     results = [
@@ -217,24 +223,24 @@ def in_pieces(formula: Formula, a: Products, *rest: Tensor | None) -> list[Tenso
         else torch.zeros(x.shape, dtype=wide_dtype(x.dtype), device=x.device)
         for kind in kinds
     ]
-    for place in _places(a):
-        parts = [
-            None if x is None else _part(x, kind, *place)
+    for piece in _pieces(a):
+        tensors = [
+            None if x is None else _piece(x, kind, *piece)
             for x, kind in zip((*a[:4], *rest), "qkvm" + _ARGUMENTS[formula], strict=True)
         ]
-        wide = [x if x is None or not x.is_floating_point() else _wide(x) for x in parts]
-        found = whole(formula, Products(*wide[:4], a.scale), *wide[4:])  # type: ignore[arg-type, call-arg]
-        for result, x, kind in zip(results, found, kinds, strict=True):
+        wide = [x if x is None or not x.is_floating_point() else _wide(x) for x in tensors]
+        outputs = at_once(formula, Arguments(*wide[:4], a.scale), *wide[4:])  # type: ignore[arg-type, call-arg]
+        for result, x, kind in zip(results, outputs, kinds, strict=True):
             if result is not None and x is not None:
-                _part(result, kind, *place).add_(x)
+                _piece(result, kind, *piece).add_(x)
     return [
         None if x is None else x.to(like[kind].dtype)  # type: ignore[union-attr]
         for x, kind in zip(results, kinds, strict=True)
     ]
 
 
-def _places(a: Products) -> Iterator[tuple[tuple[slice, ...], slice]]:
-    """Yield the leading places and the rows of queries of each piece."""
+def _pieces(a: Arguments) -> Iterator[tuple[tuple[slice, ...], slice]]:
+    """Yield each piece: slices of the leading dimensions, and of the queries."""
     *lead, heads, rows, keys = *a.query.shape[:-1], a.key.shape[-2]
     batch = max(1, min(lead[-1], _PIECE // max(1, heads * rows * keys)))
     step = rows if batch > 1 else max(16, _PIECE // max(1, heads * keys))
@@ -245,10 +251,10 @@ def _places(a: Products) -> Iterator[tuple[tuple[slice, ...], slice]]:
             yield (*before, last), slice(row, row + step)
 
 
-def _part(x: Tensor, kind: str, lead: tuple[slice, ...], rows: slice) -> Tensor:
-    """Return the view that a piece has of a tensor, whose broadcast dimensions stay whole."""
+def _piece(x: Tensor, kind: str, lead: tuple[slice, ...], rows: slice) -> Tensor:
+    """Return a piece's view of a tensor; dimensions of size 1, which broadcast, are not sliced."""
     every = slice(None)
-    places = [every if size == 1 else place for size, place in zip(x.shape, lead, strict=False)]
-    along_rows = kind in "qym" and x.shape[-2] > 1
-    index = (*places, every, rows if along_rows else every)
-    return x[index]
+    index = [every if size == 1 else piece for size, piece in zip(x.shape, lead, strict=False)]
+    has_rows = kind in "qym" and x.shape[-2] > 1
+    selection = (*index, every, rows if has_rows else every)
+    return x[selection]

@@ -52,12 +52,12 @@ class Call(NamedTuple):
 
     @property
     def streams(self) -> Streams:
-        """Return what the stacks hold."""
+        """Return the streams of query, key and value."""
         return streams_of(self.query, self.settings.q, self.settings.summed)
 
 
 class ScoreBlock(NamedTuple):
-    """Rectangle of scores: queries of some heads against the first `keys` keys.
+    """A rectangle of scores: of some heads, some queries and the first `keys` keys.
 
     Attributes:
         heads: [B', H'] int64, each head's number b · H + h.
@@ -73,7 +73,7 @@ class ScoreBlock(NamedTuple):
 
 
 def softcap_jet(s: Tensor, softcap: float, streams: Streams) -> Tensor:
-    """The jet of c tanh(s/c): f' = tanh'(s/c), f'' = tanh''(s/c) / c."""
+    """Return the jet of c tanh(s/c): f' = tanh'(s/c), f'' = tanh''(s/c) / c."""
     t, t1, t2 = DERIVATIVES["tanh"](s[0] / softcap)
     return pointwise_jet((softcap * t, t1, t2 / softcap), s, streams)
 
@@ -93,12 +93,13 @@ def softcap_gradient(g: Tensor, s: Tensor, softcap: float, streams: Streams) -> 
 
 
 def visible_keys(rows: Tensor, keys: int, left: int, right: int) -> Tensor | None:
-    """Return [T', Tk'] bool, True where query i sees key j, i − left ≤ j ≤ i + right, −1 for no
-    limit; None where each sees every key.
+    """Return [T', Tk'] bool, True where query i sees key j, that is i − left ≤ j ≤ i + right; None
+    where every query sees every key.
 
     Args:
-        rows: the numbers i, [T'].
-        keys: j is below it.
+        rows: positions i of the queries, [T'].
+        keys: number of keys, Tk'.
+        left, right: −1 for no limit.
     """
     if left < 0 and right < 0:
         return None
@@ -111,7 +112,7 @@ def visible_keys(rows: Tensor, keys: int, left: int, right: int) -> Tensor | Non
     return visible
 
 
-def _kept(heads: Tensor, rows: Tensor, keys: int, p: float, seed: int | Tensor) -> Tensor:
+def _keep_mask(heads: Tensor, rows: Tensor, keys: int, p: float, seed: int | Tensor) -> Tensor:
     row = rows.view(-1, 1)
     quad = torch.arange((keys + 3) // 4, device=rows.device)
     counter = torch.full_like(quad, DROPOUT_COUNTER)
@@ -129,25 +130,25 @@ def dropout_mask(
     seed: int | Tensor,
     device: torch.device,
 ) -> Tensor:
-    """Return [B, H, T, Tk] bool, True where a weight is kept, as the kernels do bit for bit.
+    """Return [B, H, T, Tk] bool, True where a weight is kept: the kernels' masks bit for bit.
 
     Philox counter (b·H + h, i, j // 4, "JACT"), key = seed; of its four words number j % 4 decides:
     kept where (word >> 8) · 2⁻²⁴ ≥ p.
     """
     head = torch.arange(batch * heads, device=device).view(batch, heads)
-    return _kept(head, torch.arange(queries, device=device), keys, p, seed)
+    return _keep_mask(head, torch.arange(queries, device=device), keys, p, seed)
 
 
 def dropout_factor(block: ScoreBlock, call: Call, dtype: torch.dtype) -> Tensor | None:
-    """Return [B', H', T', Tk'] of what dropout multiplies weights by; None without dropout."""
+    """Return dropout's factors [B', H', T', Tk'], 0 or 1 / (1 − p); None without dropout."""
     p = call.settings.dropout_p
     if p == 0:
         return None
     assert call.seed is not None
-    return _kept(block.heads, block.rows, block.keys, p, call.seed).to(dtype) / (1 - p)
+    return _keep_mask(block.heads, block.rows, block.keys, p, call.seed).to(dtype) / (1 - p)
 
 
-def hidden(primal: Tensor, block: ScoreBlock, settings: Settings) -> Tensor:
+def mask_scores(primal: Tensor, block: ScoreBlock, settings: Settings) -> Tensor:
     """Return the primal scores [B', H', T', Tk'] with mask, causality and window applied.
 
     The mask is added, so that a NaN it hides stays one, as in torch's attention and the kernels.
@@ -163,30 +164,32 @@ def hidden(primal: Tensor, block: ScoreBlock, settings: Settings) -> Tensor:
     return primal if visible is None else primal.masked_fill(visible.logical_not(), -math.inf)
 
 
-def weights(s: Tensor, block: ScoreBlock, call: Call, softmax: Softmax) -> Tensor:
+def weights(
+    s: Tensor, block: ScoreBlock, call: Call, softmax: Softmax = softmax_jet_reference
+) -> Tensor:
     """Return the jet [S, B', H', T', Tk'] of attention's weights, from that of scale · q kᵀ."""
-    # What does not depend on the input, as the mask and what is hidden, changes stream 0 alone:
-    # where it puts −inf there, p and with it every stream of p is 0.
+    # The mask, which does not depend on the input, changes stream 0 alone: where that is −inf, p is
+    # 0, and with it every stream of p.
     settings = call.settings
     if settings.softcap > 0:
         s = softcap_jet(s, settings.softcap, call.streams)
-    s = torch.cat([hidden(s[0], block, settings).unsqueeze(0), s[1:]])
+    s = torch.cat([mask_scores(s[0], block, settings).unsqueeze(0), s[1:]])
     p = softmax(s, settings.q, True, settings.summed)
     factor = dropout_factor(block, call, p.dtype)
     return p if factor is None else p * factor
 
 
 def check_settings(mask: Tensor | None, settings: Settings) -> None:
-    """Refuse what torch would accept without a word."""
+    """Refuse settings that torch would silently accept."""
     if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(
-            f"mask has dtype {mask.dtype}; expected bool (True takes part) or a float dtype "
+            f"mask has dtype {mask.dtype}; expected bool (True takes block) or a float dtype "
             "(added to the scores): convert it with .to()."
         )
     if min(settings.left, settings.right) < -1:
         raise ValueError(
             f"window is {(settings.left, settings.right)}; expected how many keys to the left and "
-            "to the right take part, −1 for no limit."
+            "to the right take block, −1 for no limit."
         )
     if not 0 <= settings.softcap < math.inf:
         raise ValueError(
@@ -215,7 +218,7 @@ def reference(call: Call) -> Tensor:
     s = product_jet(settings.scale * widened(query), widened(key).mT, call.streams, times)
     numbers = torch.arange(batch * heads, device=query.device).view(batch, heads)
     rows = torch.arange(queries, device=query.device)
-    p = weights(s, ScoreBlock(numbers, rows, keys, mask), call, softmax_jet_reference)
+    p = weights(s, ScoreBlock(numbers, rows, keys, mask), call)
     return product_jet(p, widened(value), call.streams, times).to(query.dtype)
 
 

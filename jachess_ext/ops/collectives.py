@@ -1,8 +1,8 @@
-"""Derivatives through torch's collectives, of which torch alone has no tangents.
+"""Derivatives through torch's collectives, which have no forward mode in torch.
 
 ``torch.func.jvp`` takes the result of a functional collective for a constant, and ``vmap`` may read
-it before it has arrived.  A collective is linear: its tangent is itself of the tangent, its adjoint
-another collective.  All ranks have to ask for the same derivatives in the same order.
+it before it has arrived.  A collective is linear: its tangent is the collective of the tangent, its
+adjoint another collective.  All ranks have to compute the same derivatives in the same order.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ BATCH = {
     **{"all_reduce": 0, "broadcast": 0, "wait_tensor": 0},
     **{"all_gather_into_tensor": 1, "all_to_all_single": 1, "reduce_scatter_tensor": 1},
 }
-"""The collectives, and where the dimension of a batch stands in what one of them carries: behind
-dimension 0 if that is split or joined."""
+"""The collectives, and the position of a batch dimension in their tensors: 1 where they split or
+join dimension 0."""
 
 
 def _operators(name: str) -> list[Function]:
-    """Return what torch's functions of Python call: a packet of the namespaces, or its overload."""
+    """Return the operators that torch's Python functions call: packets, and their overloads."""
     spaces = torch.ops._c10d_functional, torch.ops._c10d_functional_autograd
     packets = [getattr(space, name) for space in spaces if hasattr(space, name)]
     return [*packets, *(packet.default for packet in packets)]
@@ -44,13 +44,13 @@ OF_LISTS = {
     for end in ("_coalesced", "s")
     for operator in _operators(name + end)
 }
-"""Operators of a list of tensors, and those of one in their place."""
+"""Operators of a list of tensors, and the operator of one tensor that computes each."""
 
 
 def positional(
     operator: Function, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> list[Any]:
-    """Return all arguments of a call in their order."""
+    """Return the arguments of a call in the order of the schema."""
     overload: Any = getattr(operator, "default", operator)
     arguments = overload._schema.arguments[len(args) :]
     return [*args, *(kwargs[argument.name] for argument in arguments)]
@@ -67,7 +67,7 @@ def is_linear(name: str, settings: Sequence[object]) -> bool:
 
 
 class Collective(torch.autograd.Function):
-    """A collective that has waited, in any nesting of derivatives and batches."""
+    """A collective that waits for its result, in any nesting of derivatives and batches."""
 
     @staticmethod
     def forward(x: Tensor, name: str, *settings: object) -> Tensor:
@@ -104,9 +104,9 @@ class Collective(torch.autograd.Function):
 
 def _adjoint(gradient: Tensor, name: str, *settings: Any) -> Tensor:
     _check(name, *settings)
-    *others, group = settings or (None,)
-    if name == "all_to_all_single":
-        return Collective.apply(gradient, name, *reversed(others), group)
+    *sizes, group = settings or (None,)
+    if name == "all_to_all_single":  # the sizes of the results, then those of the inputs
+        return Collective.apply(gradient, name, *reversed(sizes), group)
     if name == "all_gather_into_tensor":
         return Collective.apply(gradient, "reduce_scatter_tensor", "sum", *settings)
     if name == "reduce_scatter_tensor":
@@ -132,7 +132,8 @@ _WRAPPERS: list[Function] = []
 
 
 def wrappers() -> list[Function]:
-    """Return what makes torch wait for a result at its first use, once its module is imported."""
+    """Return torch's functions that wait for a result at its first use; [] before their module is
+    imported."""
     module: Any = sys.modules.get("torch.distributed._functional_collectives")
     if module is not None and not _WRAPPERS:
         _WRAPPERS.extend(_operators("_wrap_tensor_autograd"))

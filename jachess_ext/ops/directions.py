@@ -102,7 +102,7 @@ def _check(
     distribution: str,
     dtype: torch.dtype,
 ) -> None:
-    """Refuse, in the reference, what torch would turn into wrong numbers without a word."""
+    """Refuse, in the reference, arguments that would silently give wrong numbers."""
     if token.dtype != torch.int64:
         raise TypeError(
             f"token has dtype {token.dtype}; expected int64, a token's number or -1 at padding: "
@@ -199,7 +199,7 @@ def sample_directions(
         >>> sample_directions(tokens, q=2, d=8, seed=0, distribution="rademacher").shape
         torch.Size([2, 1, 3, 8])
     """
-    if token.device.type != "cpu":  # where the operator does not see the numbers
+    if token.device.type != "cpu":  # the CPU's operator checks them itself
         _check(token, q, d, seed, offset, distribution, dtype)
     if not available("sample_directions", token.device):
         return sample_directions_reference(

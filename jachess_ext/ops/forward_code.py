@@ -1,4 +1,4 @@
-"""autograd Functions that are differentiated by their forward's own code."""
+"""Autograd Functions of libraries that are differentiated through the code of their forward."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _BY_MODULE = {
 
 
 def has_known_code(function: object) -> bool:
-    """Return whether this is a Function of a library whose forward's own code is differentiated."""
+    """Return whether this is one of the Functions in `_BY_MODULE`."""
     module = getattr(function, "__module__", None)
     return getattr(function, "__name__", None) in _BY_MODULE.get(str(module), ())
 
 
 class ForwardContext:
-    """What a forward gets as its context where its own code runs."""
+    """The context of a forward that is run as plain code, with no backward to save for."""
 
     def __init__(self, inputs: Iterable[object]) -> None:
         self.needs_input_grad = tuple(isinstance(t, Tensor) and t.requires_grad for t in inputs)
@@ -45,7 +45,7 @@ class ForwardContext:
         self.constants.extend(outputs)
 
     def ignore(self, *args: object) -> None:
-        """Save nothing: only backward would read it; what is written in place is differentiated."""
+        """Save nothing: only a backward would read it, and writes in place are differentiated."""
 
     save_for_backward = save_for_forward = mark_dirty = set_materialize_grads = ignore
 
@@ -53,7 +53,7 @@ class ForwardContext:
 def run_forward(
     function: AutogradFunction, args: Args, kwargs: Named, within: AbstractContextManager[Any]
 ) -> object:
-    """Return what a Function's forward makes of its arguments, by its own code."""
+    """Run a Function's forward as plain code, within a context manager, and return its result."""
     context = ForwardContext(args)
     with within:
         if function.setup_context is not torch.autograd.Function.setup_context:
@@ -66,7 +66,8 @@ def run_forward(
 
 
 def asking(function: Function) -> Function:
-    """Make a function ask modes, then its tensors, jets among them, as torch's own do."""
+    """Make a function ask modes, then its tensors, as torch's own functions do
+    (``__torch_function__``)."""
 
     @wraps(function)
     def ask(*args: object, **kwargs: object) -> object:
@@ -83,7 +84,7 @@ _ASKING: dict[AutogradFunction, Function] = {}
 
 
 def asking_functions() -> dict[AutogradFunction, Function]:
-    """Have the Functions above ask modes and jets, once their module is imported."""
+    """Make the Functions of imported modules ask modes and jets; return their ``apply``."""
     for module, names in _BY_MODULE.items():
         for name in names:
             function = getattr(sys.modules.get(module), name, None)

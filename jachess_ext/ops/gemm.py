@@ -41,7 +41,7 @@ def onednn_preferred() -> bool:
     return False  # unknown: torch's own choice
 
 
-def _suits(x: Tensor, weight: Tensor, least_rows: int) -> bool:
+def _fits_onednn(x: Tensor, weight: Tensor, least_rows: int) -> bool:
     return (
         x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
@@ -50,13 +50,13 @@ def _suits(x: Tensor, weight: Tensor, least_rows: int) -> bool:
     )
 
 
-def onednn_serves(x: Tensor, weight: Tensor, least_rows: int = _MINIMUM_ROWS) -> bool:
-    """Return whether `rows_times`, called outside of graphs, gives this product to oneDNN."""
+def onednn_takes(x: Tensor, weight: Tensor, least_rows: int = _MINIMUM_ROWS) -> bool:
+    """Return whether `rows_times` computes this product with oneDNN, outside of graphs."""
     return (
         type(x) in _PLAIN
         and type(weight) in _PLAIN
         and not torch.compiler.is_compiling()
-        and _suits(x, weight, least_rows)
+        and _fits_onednn(x, weight, least_rows)
         and not transformed()
         and onednn_preferred()
         and not recorded()
@@ -69,13 +69,13 @@ def rows_times(
     """Return ``x @ weight.mT + bias`` without a graph, of ``[..., k]``, ``[n, k]`` and ``[n]``.
 
     Args:
-        least_rows: rows of x from which oneDNN is worth its call; fewer where k is long.
+        least_rows: number of rows of x from which on oneDNN is used; fewer pay where k is long.
     """
     compiling = torch.compiler.is_compiling() and not recorded()
-    if compiling and _suits(x, weight, least_rows) and onednn_preferred():
+    if compiling and _fits_onednn(x, weight, least_rows) and onednn_preferred():
         _define_operator()
         return torch.ops.jachess.rows_times(x, weight, bias)
-    if onednn_serves(x, weight, least_rows):
+    if onednn_takes(x, weight, least_rows):
         return _product(x, weight, bias)
     return functional.linear(x, weight, bias)
 

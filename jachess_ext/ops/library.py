@@ -1,9 +1,9 @@
-"""Loading and registration of the compiled operators, and what their references share.
+"""Loading and registration of the compiled operators, and helpers of their references.
 
 A missing or broken binary does not break the import: a warning names the fix, and `available`
-answers False, so that callers use the pure-torch references.
+returns False, so that callers use the pure-torch references.
 
-The gradient of a backward operator comes from the forward's reference, differentiated twice:
+The derivative of a backward operator is that of the forward's reference, differentiated twice:
 without one, torch would drop terms of a second backward with no more than a warning.
 """
 
@@ -46,9 +46,9 @@ SUMS = (
     *("activation_jet", "attention_jet", "gated_activation_jet"),
     *("layer_norm_jet", "rms_norm_jet", "softmax_jet"),
 )
-"""What has kernels on the CPU that take `Streams.summed`, and any number of directions."""
-_FIX = "rebuild it with `make build`, or `pip install --no-build-isolation -e .`"
-_GET = "install a wheel built for this Python and platform, or build it with `make build`"
+"""Operators whose CPU kernels take `Streams.summed`, and any number of directions."""
+_REBUILD = "rebuild it with `make build`, or `pip install --no-build-isolation -e .`"
+_INSTALL = "install a wheel built for this Python and platform, or build it with `make build`"
 _WITH_BACKWARD = (
     *("activation_jet", "attention_jet", "gated_activation_jet", "jet_mean_squares"),
     *("layer_norm_jet", "rms_norm_jet", "softmax_jet"),
@@ -62,8 +62,13 @@ _OPERATORS = (
 
 
 class LibraryState(NamedTuple):
-    """State of the compiled operators: the file looked for, why it cannot be used and how to mend
-    that (None: it can), and the pairs (operator, device type) that have a kernel."""
+    """State of the compiled operators.
+
+    Attributes:
+        path: the binary.
+        problem: why it cannot be used, and what helps; None: it can.
+        kernels: pairs (operator, device type) that have a kernel.
+    """
 
     path: Path
     problem: str | None
@@ -97,7 +102,7 @@ def build_info() -> dict[str, Any]:
 def _load(path: Path) -> LibraryState:
     if not path.is_file():
         problem = f"the compiled operators are missing ({path.name} is not in {path.parent})"
-        return LibraryState(path, f"{problem}: {_GET}.")
+        return LibraryState(path, f"{problem}: {_INSTALL}.")
     try:
         torch.ops.load_library(path)
     except (OSError, RuntimeError) as error:
@@ -105,11 +110,11 @@ def _load(path: Path) -> LibraryState:
         built = build_info().get("torch", "")
         origin = f", built against torch {built}," if built else ""
         problem = f"the compiled operators{origin} do not load with torch {torch.__version__}"
-        return LibraryState(path, f"{problem} ({reason}): {_FIX}.")
+        return LibraryState(path, f"{problem} ({reason}): {_REBUILD}.")
     missing = [name for name in _OPERATORS if not hasattr(torch.ops.jachess, name)]
     if missing:
         problem = f"{path.name} is older than this source and lacks {', '.join(missing)}"
-        return LibraryState(path, f"{problem}: {_FIX}.")
+        return LibraryState(path, f"{problem}: {_REBUILD}.")
     try:
         has_kernel = torch_private.dispatch_has_kernel
     except torch_private.MissingPrivate as error:
@@ -169,18 +174,19 @@ def available(name: str, device: torch.device | str, *, sums: bool = False) -> b
     """
     if transformed():
         return False
-    place = torch.device(device)
-    sums_too = name in SUMS and place.type == "cpu"
-    if (name, place.type) not in STATE.kernels or (sums and not sums_too):
+    device = torch.device(device)
+    if (name, device.type) not in STATE.kernels:
         return False
-    return place.type != "cuda" or gpu_is_served(place.index)
+    if sums and (name not in SUMS or device.type != "cpu"):
+        return False
+    return device.type != "cuda" or gpu_is_supported(device.index)
 
 
 @constant_when_compiled
-def gpu_is_served(index: int | None = None) -> bool:
-    """Return whether the kernels can run on GPU number `index`, None for the current one.
+def gpu_is_supported(index: int | None = None) -> bool:
+    """Return whether the kernels run on GPU number `index`, None for the current one.
 
-    True where there is no GPU: a tensor of one is then fake, and only its shape matters.
+    True where there is no GPU: its tensors are fake then, and have nothing but a shape.
     """
     return not torch.cuda.is_available() or torch.cuda.get_device_capability(index) >= OLDEST_GPU
 
@@ -190,7 +196,7 @@ forward_mode_is_on: Callable[[], bool] = getattr(torch._C, "_is_fwd_grad_enabled
 
 def transformed() -> bool:
     """Return whether a transform of torch.func or a level of forward-mode AD is active."""
-    # Of the ways to ask, this one also answers rightly while dynamo traces (torch 2.13).
+    # Other queries answer wrongly while dynamo traces (torch 2.13).
     nested = torch_private.functorch.get_dynamic_layer_stack_depth()
     # In the forward of an autograd Function, whose tensors are plain, forward mode is off.
     return nested > 0 or (forward_ad._current_level >= 0 and forward_mode_is_on())
@@ -214,10 +220,10 @@ def capturing() -> bool:
 
 # ---- dispatch modes ------------------------------------------------------------------------
 #
-# A mode of torch.utils._python_dispatch sees every operator and may keep what it returns: selective
-# checkpointing hands it out again in place of the operator's second call, counted by operator. So
-# no result changes in place under a mode, which torch notices only where no copy lies in between;
-# and what is computed once, or outside of a checkpoint, is hidden from it.
+# A mode of torch.utils._python_dispatch sees every operator and may keep its result: selective
+# checkpointing returns it again at the operator's second call, counted by operator. So no result is
+# written in place under a mode, which torch notices only where no copy lies in between; and what is
+# computed once, or outside of a checkpoint, is hidden from the modes.
 
 
 def watching() -> "list[TorchDispatchMode]":
@@ -244,7 +250,7 @@ def unwatched() -> Iterator[None]:
 
 
 def in_passes(run: Callable[..., Y], jets: Sequence[Tensor], q: int, any_number: bool = False) -> Y:
-    """Return run(*jets, q), put together of calls with as many directions as the kernels take.
+    """Return run(*jets, q), computed by calls with as many directions as the kernels take.
 
     Args:
         run: from stacked jets and their number of directions to a jet, or several.
@@ -254,53 +260,51 @@ def in_passes(run: Callable[..., Y], jets: Sequence[Tensor], q: int, any_number:
     jet = jets[0]
     most = CUDA_DIRECTIONS if jet.device.type in IN_PASSES else MAX_DIRECTIONS
     order_one = jet.shape[:1] == (1 + q,)
-    apart = q > most and (order_one or q <= MAX_DIRECTIONS)  # a wrong q goes to the operator
-    if not apart or (any_number and most == MAX_DIRECTIONS):
+    divided = q > most and (order_one or q <= MAX_DIRECTIONS)  # the operator refuses a wrong q
+    if not divided or (any_number and most == MAX_DIRECTIONS):
         return run(*jets, q)
     return _passes(run, jets, q, most)
 
 
 def _passes(run: Callable[..., Y], jets: Sequence[Tensor], q: int, most: int) -> Y:
-    """Put a result together of passes.
+    """Compute `in_passes` by passes of at most ``most`` directions, or one for each pair of them.
 
-    A mixed derivative needs its two directions alone, so with second order there is a pass for each
-    pair. Gradients add up where passes share a stream.
+    A mixed derivative needs its two directions alone. Gradients of streams that several passes
+    share add up.
     """
     pairs = streams_of(jets[0], q).pairs
-    second = bool(pairs)
     groups = [tuple(range(i, min(i + most, q))) for i in range(0, q, most)]
-    apart = [jet.unbind(0) for jet in jets]
+    streams_of_jets = [jet.unbind(0) for jet in jets]
     several = False
     results: dict[int, tuple[Tensor, ...]] = {}
-    for directions in pairs if second else groups:
-        streams = [0, *(1 + i for i in directions)]
-        if second:
-            streams.append(1 + q + pairs.index((directions[0], directions[1])))
-        out = run(*(torch.stack([jet[s] for s in streams]) for jet in apart), len(directions))
+    for n, directions in enumerate(pairs or groups):
+        streams = [0, *(1 + i for i in directions), *([1 + q + n] if pairs else [])]
+        inputs = [torch.stack([jet[s] for s in streams]) for jet in streams_of_jets]
+        out = run(*inputs, len(directions))
         several = isinstance(out, tuple)
         outputs = out if isinstance(out, tuple) else (out,)
         columns = zip(*(jet.unbind(0) for jet in outputs), strict=True)
-        # Streams that passes share are those of the first.
-        for s, parts in zip(streams, columns, strict=True):
-            results.setdefault(s, parts)
+        # Of a stream that several passes compute the first result is taken.
+        for s, column in zip(streams, columns, strict=True):
+            results.setdefault(s, column)
     stacked = tuple(map(torch.stack, zip(*(results[s] for s in sorted(results)), strict=True)))
     return stacked if several else stacked[0]  # type: ignore[return-value]  # as of each pass
 
 
-# ---- what references share -----------------------------------------------------------------
+# ---- stacks and dtypes ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Streams:
-    """Which derivatives a stack ``[S, ...]`` holds: x_0, then x_i of q directions, then P streams
-    of second order, each of which is a sum Σ D²f[u_i, u_j] over its own terms (i, j).
+    """The derivatives in a stack ``[S, ...]``: x_0, then x_i along q directions, then P streams of
+    second order, each a sum Σ D²f[u_i, u_j] over its terms (i, j).
 
     Attributes:
         directions: q.
         order: 1: no streams of second order (P = 0).
-        squares: a stream (i, i) for each of the first that many directions, instead of one for each
-            pair i < j.
-        summed: whether these squares are added up in a single stream, as in a Laplacian.
+        squares: number of directions, from the first, that have a stream (i, i); 0: there is a
+            stream for each pair i < j instead.
+        summed: whether a single stream holds the sum of these squares, as for a Laplacian.
     """
 
     directions: int
@@ -322,14 +326,14 @@ class Streams:
 
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
-        """Return the terms (i, j); a stream has one of them, but a sum has them all."""
+        """Return the terms (i, j): one for each stream, or all those of the sum."""
         if self.squares:
             return tuple((i, i) for i in range(self.squares))
         return tuple(combinations(range(self.directions), 2)) if self.order == 2 else ()
 
     @property
     def has_operators(self) -> bool:
-        """Return whether some compiled operators take such a stack: not squares one by one."""
+        """Return whether compiled operators take such a stack: not one with a stream per square."""
         return not self.squares or self.summed
 
     def terms(self) -> list[tuple[int, int, int]]:
@@ -357,8 +361,8 @@ class Streams:
         """Return the gradient of a, ``[q, ...]``, from that of ``quadratic(a, a)``."""
         gradient = torch.zeros_like(a)
         for i, j, n in self.terms():
-            for one, other in ((i, j), (j, i)):
-                gradient[one - 1] += g[n - 1 - self.directions] * a[other - 1]
+            for m, k in ((i, j), (j, i)):
+                gradient[m - 1] += g[n - 1 - self.directions] * a[k - 1]
         return gradient
 
     def crossed(
@@ -381,14 +385,14 @@ class Streams:
 
 
 def streams_of(x: Tensor, q: int, summed: int = 0) -> Streams:
-    """Return what the stack ``[S, ...]`` of an operator holds.
+    """Return the streams of an operator's stack ``[S, ...]`` along q directions.
 
     Args:
-        summed: how many directions' squares its last stream sums; 0: it has one stream for each
-            pair of directions, or none, by S.
+        summed: number of directions whose squares the last stream sums; 0: S says whether there
+            is a stream for each pair of directions.
 
     Raises:
-        ValueError: S is another.
+        ValueError: S does not fit.
     """
     streams = Streams(q, order=2 if x.shape[0] > 1 + q else 1, squares=summed, summed=summed > 0)
     if x.shape[0] != streams.streams:
@@ -397,7 +401,7 @@ def streams_of(x: Tensor, q: int, summed: int = 0) -> Streams:
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that sums of `dtype` are kept in: float64 of float64, else float32.
+    """Return the dtype of sums of `dtype`: float64 for float64, else float32.
 
     Raises:
         TypeError: not float64, float32, bfloat16 or float16.
@@ -410,18 +414,18 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def widened(x: Tensor) -> Tensor:
-    """Return x in the dtype that its sums are kept in."""
+    """Convert to the dtype of sums (`wide_dtype`)."""
     return x.to(wide_dtype(x.dtype))
 
 
 def wide(x: X) -> X:
-    """Convert halves to float32, in which torch, too, sums squares: their own would overflow."""
+    """Convert halves to float32, in which torch sums squares, too: in halves these overflow."""
     half = x.dtype in (torch.float16, torch.bfloat16)
     return x.float() if half else x  # type: ignore[return-value]  # a jet for a jet
 
 
 def check_shape(name: str, tensor: Tensor | None, shape: Sequence[int]) -> None:
-    """Refuse, in a reference, a shape that torch would broadcast without a word.
+    """Refuse, in a reference, a shape that torch would silently broadcast.
 
     Raises:
         ValueError: the tensor called `name` has another shape.
@@ -436,10 +440,10 @@ def check_shape(name: str, tensor: Tensor | None, shape: Sequence[int]) -> None:
 
 
 class Context(FunctionCtx):
-    """What autograd hands on from a forward to its backward, as `register` needs it.
+    """An autograd context with types.
 
     Attributes:
-        constants: what is no tensor, set by the forward.
+        constants: arguments that are no tensors, set by the forward.
     """
 
     saved_tensors: tuple[Tensor, ...]
@@ -452,13 +456,12 @@ _DEFINED: set[str] = set()
 
 
 def define_operator(name: str, signature: str, kernel: Callable[..., Results]) -> None:
-    """Define ``jachess::name`` by torch code, for every device, with the library or without it;
-    not with a torch that lacks what that needs (`defined`).
+    """Define ``jachess::name`` by torch code for every device, whether or not the library loads; a
+    torch without the private names that this needs defines none (`defined`).
 
     Args:
-        signature: as of a schema, "(Tensor x) -> Tensor".
-        kernel: runs below autograd, and within a dispatch mode without transforms; autocast sees
-            what it calls.
+        signature: of the schema: "(Tensor x) -> Tensor".
+        kernel: runs below autograd and transforms; autocast applies to the functions it calls.
     """
     try:
         torch_private.dispatch_has_kernel  # noqa: B018  # torch registers fake kernels with it
@@ -515,20 +518,19 @@ def register_operator(
     statistics: bool = False,
     second_backward: Callable[..., Sequence[Tensor | None] | None] | None = None,
 ) -> None:
-    """`register` an operator by the rule that its backward takes the gradients of its results, then
-    its own arguments.
+    """`register` an operator whose backward takes the gradients of its results, then its arguments.
 
     Args:
         reference: the pure-torch reference, with the operator's arguments; without statistics.
-        tensors: how many of the operator's first arguments are tensors or None.
-        differentiable: how many of these, from the first, the backward gives a gradient of.
+        tensors: number of the first arguments that are tensors or None.
+        differentiable: number of these, from the first, that the backward returns a gradient of.
         fake, fake_backward: as of `torch.library.register_fake`; None: results like the first
             argument, or like the differentiable ones.
-        statistics: whether the last result is there for the backward alone, which then takes all
-            results behind the tensors.
-        second_backward: from the backward's gradients, the forward's tensors, the cotangents of
-            the backward's results and the constants to what `gradient_of_backward` returns, or None
-            to have it made of the reference.
+        statistics: whether the last result is for the backward alone, which then takes all results
+            after the tensors.
+        second_backward: computes the results of `gradient_of_backward` from the backward's
+            gradients, the forward's tensors, the cotangents of the backward's results and the
+            constants, or returns None; None: the reference's derivatives are used.
     """
     if not (loaded() or defined(name)):
         return
@@ -590,10 +592,10 @@ def register_operator(
 def register_without_derivative(
     name: str, fake: Callable[..., Results], instead: str | None = None
 ) -> None:
-    """Register the fake kernel, and a sentence in place of a derivative that would be zero.
+    """Register the fake kernel, and an error in place of a derivative that torch would take for 0.
 
     Args:
-        instead: the function of jachess_ext.ops that has one; None: `name`.
+        instead: the differentiable function of jachess_ext.ops; None: `name`.
     """
 
     def backward(ctx: Context, *_: Tensor) -> Gradients:
@@ -617,7 +619,7 @@ def _padded(gradients: Sequence[Tensor | None], length: int) -> Gradients:
 
 
 def alias(tensor: Tensor) -> Tensor:
-    # A view, not a detached copy: with create_graph the result stays connected to the outer graph.
+    """Return a view that requires a gradient: a leaf for `grad` that stays in the outer graph."""
     view = tensor.view_as(tensor)
     return view if view.requires_grad else view.requires_grad_()
 
@@ -634,7 +636,7 @@ def gradient_of_backward(
     Args:
         forward: the pure-torch reference, twice differentiable.
         inputs: the forward's differentiable tensors.
-        gradients: what the backward operator was given, shaped as y_1, ...
+        gradients: the first arguments of the backward operator, of the shapes of y_1, ...
         cotangents: one per input, or None.
     """
     # The backward operator is the linear map  gradients ↦ Jᵀ gradients.  Differentiating the
@@ -660,7 +662,7 @@ def gradient_of_backward(
         )
 
 
-# ---- what has kernels on CUDA alone ----------------------------------------------------------
+# ---- operators with CUDA kernels alone -------------------------------------------------------
 
 
 def _fake_delta(gy: Tensor, y: Tensor, q: int) -> Tensor:

@@ -12,6 +12,7 @@ The operators also take a residual: they then normalise x + residual and return 
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -67,45 +68,18 @@ def normalised_jet(x: Tensor, eps: float, streams: Streams | None, centred: bool
     return torch.cat([y, *parts])
 
 
-def _reference(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    q: int,
-    summed: int,
-    centred: bool,
-) -> Tensor:
-    # Rows that have each their own, as of the compiled operators.
-    apart = weight is not None and weight.ndim == 2 and x.ndim > 2
-    channels = x.shape[-2:] if apart else x.shape[-1:]
-    y = normalised_jet(widened(x), eps, streams_of(x, q, summed), centred)
-    check_shape("weight", weight, channels)
-    check_shape("bias", bias, channels)
-    if weight is not None:
-        y = y * widened(weight).to(y.dtype)
-    if bias is not None:
-        y = torch.cat([y[:1] + widened(bias).to(y.dtype), y[1:]])
-    return y.to(x.dtype)
-
-
-def _sum(x: Tensor, residual: Tensor) -> Tensor:
-    check_shape("residual", residual, x.shape)
-    return x + residual
-
-
 def layer_norm_jet_reference(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, q: int, summed: int = 0
 ) -> Tensor:
     """Push a jet as `layer_norm_jet`, in pure torch, on any device."""
-    return _reference(x, weight, bias, eps, q, summed, centred=True)
+    return _LAYER_NORM.reference(x, None, (weight, bias), eps, q, summed)[0]
 
 
 def rms_norm_jet_reference(
     x: Tensor, weight: Tensor | None, eps: float, q: int, summed: int = 0
 ) -> Tensor:
     """Push a jet as `rms_norm_jet`, in pure torch, on any device."""
-    return _reference(x, weight, None, eps, q, summed, centred=False)
+    return _RMS_NORM.reference(x, None, (weight,), eps, q, summed)[0]
 
 
 def add_layer_norm_jet_reference(
@@ -118,16 +92,14 @@ def add_layer_norm_jet_reference(
     summed: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Push jets as `add_layer_norm_jet`, in pure torch, on any device."""
-    total = _sum(x, residual)
-    return layer_norm_jet_reference(total, weight, bias, eps, q, summed), total
+    return _LAYER_NORM.reference(x, residual, (weight, bias), eps, q, summed)
 
 
 def add_rms_norm_jet_reference(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, q: int, summed: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Push jets as `add_rms_norm_jet`, in pure torch, on any device."""
-    total = _sum(x, residual)
-    return rms_norm_jet_reference(total, weight, eps, q, summed), total
+    return _RMS_NORM.reference(x, residual, (weight,), eps, q, summed)
 
 
 def layer_norm_jet(
@@ -153,12 +125,7 @@ def layer_norm_jet(
         tensor([[-1.,  1.],
                 [ 0.,  0.]])
     """
-    if not available("layer_norm_jet", x.device, sums=summed > 0):
-        return layer_norm_jet_reference(x, weight, bias, eps, q, summed)
-    operator = torch.ops.jachess.layer_norm_jet
-    return in_passes(
-        lambda x, q: operator(x, None, weight, bias, eps, q, summed)[0], [x], q, any_number=True
-    )
+    return _LAYER_NORM.push(x, None, (weight, bias), eps, q, summed)[0]
 
 
 def add_layer_norm_jet(
@@ -186,15 +153,7 @@ def add_layer_norm_jet(
         tensor([[-1.,  1.],
                 [ 0.,  0.]])
     """
-    if not available("layer_norm_jet", x.device, sums=summed > 0):
-        return add_layer_norm_jet_reference(x, residual, weight, bias, eps, q, summed)
-    operator = torch.ops.jachess.layer_norm_jet
-    return in_passes(
-        lambda x, r, q: operator(x, r, weight, bias, eps, q, summed)[:2],
-        [x, residual],
-        q,
-        any_number=True,
-    )
+    return _LAYER_NORM.push(x, residual, (weight, bias), eps, q, summed)
 
 
 def rms_norm_jet(x: Tensor, weight: Tensor | None, eps: float, q: int, summed: int = 0) -> Tensor:
@@ -214,12 +173,7 @@ def rms_norm_jet(x: Tensor, weight: Tensor | None, eps: float, q: int, summed: i
         tensor([[1., 1.],
                 [0., 0.]])
     """
-    if not available("rms_norm_jet", x.device, sums=summed > 0):
-        return rms_norm_jet_reference(x, weight, eps, q, summed)
-    operator = torch.ops.jachess.rms_norm_jet
-    return in_passes(
-        lambda x, q: operator(x, None, weight, eps, q, summed)[0], [x], q, any_number=True
-    )
+    return _RMS_NORM.push(x, None, (weight,), eps, q, summed)[0]
 
 
 def add_rms_norm_jet(
@@ -235,15 +189,7 @@ def add_rms_norm_jet(
         tensor([[2., 2., 2.],
                 [2., 2., 2.]])
     """
-    if not available("rms_norm_jet", x.device, sums=summed > 0):
-        return add_rms_norm_jet_reference(x, residual, weight, eps, q, summed)
-    operator = torch.ops.jachess.rms_norm_jet
-    return in_passes(
-        lambda x, r, q: operator(x, r, weight, eps, q, summed)[:2],
-        [x, residual],
-        q,
-        any_number=True,
-    )
+    return _RMS_NORM.push(x, residual, (weight,), eps, q, summed)
 
 
 # ---- mean squares --------------------------------------------------------------------------
@@ -299,28 +245,106 @@ def jet_mean_squares(
 # ---- registration --------------------------------------------------------------------------
 
 
-def _register(centred: bool) -> None:
-    """Register layer norm (centred), which also has a bias and keeps the mean, or RMS norm."""
-    name = "layer_norm_jet" if centred else "rms_norm_jet"
-    parameters = 2 if centred else 1  # weight, bias; also of the statistics mean, 1 / deviation
+class _Norm:
+    """Layer norm (centred), which also has a bias and keeps the mean, or RMS norm.
 
-    def fake(x: Tensor, residual: Tensor | None, *_: object) -> tuple[Tensor, ...]:
+    The operators' arguments and results in order, those in brackets of layer norm alone:
+
+        forward    x, residual, weight, [bias], eps, q, summed -> y, sum, [mean], rstd
+        backward   gy, gsum, x, weight, eps, q, [mean], rstd, need_channels, summed
+                   -> gx, gweight, [gbias]
+    """
+
+    def __init__(self, name: str, *, centred: bool) -> None:
+        self.name, self.centred = name, centred
+        self.parameters = 2 if centred else 1  # weight, bias; there are as many statistics
+        register(
+            name,
+            fake=self._fake,
+            fake_backward=self._fake_backward,
+            save=self._save,
+            backward=self._backward,
+            save_backward=self._save_backward,
+            double_backward=self._double_backward,
+        )
+
+    def push(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        affine: Sequence[Tensor | None],
+        eps: float,
+        q: int,
+        summed: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the norm of x + residual, and that sum, by the operator where there is one.
+
+        Args:
+            affine: the weight, and layer norm's bias.
+        """
+        if not available(self.name, x.device, sums=summed > 0):
+            return self.reference(x, residual, affine, eps, q, summed)
+        operator, settings = getattr(torch.ops.jachess, self.name), (*affine, eps)
+        if residual is None:
+
+            def run(x: Tensor, q: int) -> Tensor:
+                return operator(x, None, *settings, q, summed)[0]  # type: ignore[no-any-return]
+
+            return in_passes(run, [x], q, any_number=True), x
+
+        def run_sum(x: Tensor, residual: Tensor, q: int) -> tuple[Tensor, Tensor]:
+            return operator(x, residual, *settings, q, summed)[:2]  # type: ignore[no-any-return]
+
+        return in_passes(run_sum, [x, residual], q, any_number=True)
+
+    def reference(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        affine: Sequence[Tensor | None],
+        eps: float,
+        q: int,
+        summed: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Return what `push` does, in pure torch."""
+        if residual is not None:
+            check_shape("residual", residual, x.shape)
+            x = x + residual
+        weight, bias = (*affine, None)[:2]
+        # A weight for each row of a sample, as of the compiled operators.
+        by_row = weight is not None and weight.ndim == 2 and x.ndim > 2
+        channels = x.shape[-2:] if by_row else x.shape[-1:]
+        y = normalised_jet(widened(x), eps, streams_of(x, q, summed), self.centred)
+        check_shape("weight", weight, channels)
+        check_shape("bias", bias, channels)
+        if weight is not None:
+            y = y * widened(weight).to(y.dtype)
+        if bias is not None:
+            y = torch.cat([y[:1] + widened(bias).to(y.dtype), y[1:]])
+        return y.to(x.dtype), x
+
+    def _fake(self, x: Tensor, residual: Tensor | None, *_: object) -> tuple[Tensor, ...]:
         y = contiguous_like(x)
         total = x.new_empty(0) if residual is None else torch.empty_like(y)
         dtype = wide_dtype(x.dtype)
-        return y, total, *(x.new_empty(x.shape[:-1], dtype=dtype) for _ in range(parameters))
+        return y, total, *(x.new_empty(x.shape[:-1], dtype=dtype) for _ in range(self.parameters))
 
-    def fake_backward(
-        gy: Tensor, gsum: Tensor | None, x: Tensor, weight: Tensor | None, *settings: object
+    def _fake_backward(
+        self,
+        gy: Tensor,
+        gsum: Tensor | None,
+        x: Tensor,
+        weight: Tensor | None,
+        *settings: object,
     ) -> tuple[Tensor, ...]:
-        need_channels = settings[2 + parameters]  # behind eps, q and the statistics
+        need_channels = settings[2 + self.parameters]  # behind eps, q and the statistics
         shape = x.shape[-1:] if weight is None else weight.shape
         size = shape if need_channels else (0,)
         dtype = wide_dtype(x.dtype)
-        return contiguous_like(x), *(x.new_empty(size, dtype=dtype) for _ in range(parameters))
+        return contiguous_like(x), *(x.new_empty(size, dtype=dtype) for _ in range(self.parameters))
 
-    def save(ctx: Context, inputs: tuple, output: tuple[Tensor, ...]) -> None:
-        x, residual, *affine, eps, q, summed = inputs  # weight, and bias where centred
+    def _save(self, ctx: Context, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+        x, residual, *affine, eps, q, summed = inputs
         _, total, *statistics = output
         # Statistics are saved values: a gradient in them would be dropped. That of an unused sum
         # stays None.
@@ -330,14 +354,16 @@ def _register(centred: bool) -> None:
         dtypes = [None if parameter is None else parameter.dtype for parameter in affine]
         ctx.constants = eps, q, summed, residual is not None, dtypes
 
-    def backward(ctx: Context, gy: Tensor | None, gsum: Tensor | None, *_: object) -> Gradients:
+    def _backward(
+        self, ctx: Context, gy: Tensor | None, gsum: Tensor | None, *_: object
+    ) -> Gradients:
         eps, q, summed, has_residual, dtypes = ctx.constants
-        needed = ctx.needs_input_grad[2 : 2 + parameters]
+        needed = ctx.needs_input_grad[2 : 2 + self.parameters]
         if gy is None:  # only the sum was used
-            gx, channels = gsum, [None] * parameters
+            gx, channels = gsum, [None] * self.parameters
         else:
             x, weight, *statistics = ctx.saved_tensors
-            operator = getattr(torch.ops.jachess, f"{name}_backward")
+            operator = getattr(torch.ops.jachess, f"{self.name}_backward")
             gx, *sums = operator(gy, gsum, x, weight, eps, q, *statistics, any(needed), summed)
             channels = [
                 g.to(dtype) if need else None
@@ -345,46 +371,36 @@ def _register(centred: bool) -> None:
             ]
         return gx, gx if has_residual else None, *channels, None, None, None
 
-    def save_backward(ctx: Context, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+    def _save_backward(self, ctx: Context, inputs: tuple, output: tuple[Tensor, ...]) -> None:
         gy, gsum, x, weight, eps, q, *_, need_channels, summed = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(gy, x, weight)
         ctx.constants = eps, q, summed, need_channels, gsum is not None
 
-    def double_backward(
-        ctx: Context, cot_x: Tensor | None, *cot_channels: Tensor | None
+    def _double_backward(
+        self, ctx: Context, cot_x: Tensor | None, *cot_channels: Tensor | None
     ) -> Gradients:
         gy, x, weight = ctx.saved_tensors
         eps, q, summed, need_channels, has_gsum = ctx.constants
         # No gradient depends on the bias; zeros stand in for it.
         ones = x.new_ones(x.shape[-1], dtype=wide_dtype(x.dtype))
         scale = ones if weight is None else weight
-        affine = [scale, torch.zeros_like(scale, dtype=ones.dtype)][:parameters]
+        affine = [scale, torch.zeros_like(scale, dtype=ones.dtype)][: self.parameters]
 
-        def forward(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-            return _reference(x, weight, bias, eps, q, summed, centred)
+        def forward(x: Tensor, *affine: Tensor) -> Tensor:
+            return self.reference(x, None, affine, eps, q, summed)[0]
 
-        cotangents = cot_channels if need_channels else [None] * parameters
+        cotangents = cot_channels if need_channels else [None] * self.parameters
         ggy, gx, gweight, *_ = gradient_of_backward(
             forward, [x, *affine], [gy], [cot_x, *cotangents]
         )
         gweight = None if weight is None else gweight
         ggsum = cot_x if has_gsum else None  # the backward adds gsum to gx
-        return ggy, ggsum, gx, gweight, *([None] * (4 + parameters))
-
-    register(
-        name,
-        fake=fake,
-        fake_backward=fake_backward,
-        save=save,
-        backward=backward,
-        save_backward=save_backward,
-        double_backward=double_backward,
-    )
+        return ggy, ggsum, gx, gweight, *([None] * (4 + self.parameters))
 
 
-_register(centred=True)
-_register(centred=False)
+_LAYER_NORM = _Norm("layer_norm_jet", centred=True)
+_RMS_NORM = _Norm("rms_norm_jet", centred=False)
 
 
 def _fake_squares(

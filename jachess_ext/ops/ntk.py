@@ -46,7 +46,7 @@ _STRIP = 32  # rows of a strip of the upper triangle of a symmetric product
 # ---- operands of one or two sides ----------------------------------------------------------
 
 
-def _differentiated(*operands: Tensor | Sequence[Tensor] | None) -> bool:
+def _needs_derivative(*operands: Tensor | Sequence[Tensor] | None) -> bool:
     """Return whether autograd or a transform of torch.func asks for a derivative."""
     tensors = [t for x in operands for t in ([x] if isinstance(x, Tensor) else x or [])]
     return transformed() or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -117,12 +117,12 @@ def _sides(
 def _widened(inputs: Tensor, cotangents: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     a, deltas = widened(inputs), [widened(delta) for delta in cotangents]
     # Finite inputs stay, since the gradient of a cotangent that is zero needs them.
-    return a.masked_fill(_unused(deltas) & ~a.isfinite(), 0), deltas
+    return a.masked_fill(_unused_positions(deltas) & ~a.isfinite(), 0), deltas
 
 
-def _unused(cotangents: Sequence[Tensor]) -> Tensor:
-    """Return [N, T, 1], where no cotangent is: such a position adds nothing, whatever its inputs
-    hold, though 0 · inf would be NaN."""
+def _unused_positions(cotangents: Sequence[Tensor]) -> Tensor:
+    """Return [N, T, 1] bool, True where all cotangents are zero: such a position adds nothing, even
+    with an infinite input, which 0 would multiply to NaN."""
     return ~torch.stack([delta.ne(0).any(-1).any(0) for delta in cotangents]).any(0)[..., None]
 
 
@@ -158,8 +158,8 @@ def ntk_gram(
                 [180., 180.]])
     """
     operands = (inputs, cotangents, other_inputs, other_cotangents)
-    served = available("ntk_gram", inputs.device) and not _differentiated(*operands)
-    if not served or (inputs.is_cuda and inputs.dtype == torch.float64):
+    has_kernel = available("ntk_gram", inputs.device) and not _needs_derivative(*operands)
+    if not has_kernel or (inputs.is_cuda and inputs.dtype == torch.float64):
         return ntk_gram_reference(*operands)
     if inputs.is_cuda:
         a, deltas, b, others = _checked(*operands)
@@ -173,15 +173,15 @@ def ntk_gram(
 def _gram_by_torch(
     a: Tensor, deltas: Sequence[Tensor], b: Tensor, others: Sequence[Tensor]
 ) -> Tensor:
-    """Sum as `ntk_gram`, in products of the operands as they are; not to be differentiated."""
-    left = a.masked_fill(_unused(deltas), 0)
-    itself = b is a and others is deltas
-    right = left if itself else b.masked_fill(_unused(others), 0)
+    """Compute `ntk_gram` by torch's products, in the operands' dtype; not differentiable."""
+    left = a.masked_fill(_unused_positions(deltas), 0)
+    symmetric = b is a and others is deltas
+    right = left if symmetric else b.masked_fill(_unused_positions(others), 0)
     return _tiles(left, deltas, right, others, _GPU_TILE_ROWS)
 
 
 def tiles_by_torch(inputs: Tensor, cotangents: Sequence[Tensor], other_inputs: Tensor) -> bool:
-    """Tell whether torch's products on a GPU take form A of these sizes faster than the kernel.
+    """Return whether torch's products on a GPU compute form A faster than the kernel.
 
     Args:
         inputs, cotangents: of the left side, as for `ntk_gram`.
@@ -212,9 +212,9 @@ def ntk_gram_reference(
 def _tiles(
     left: Tensor, deltas: Sequence[Tensor], right: Tensor, others: Sequence[Tensor], most: int
 ) -> Tensor:
-    """Return K by tiles of at most ``most`` rows a side, at least one sample's.
+    """Return K by tiles of at most ``most`` rows a side, but at least one sample.
 
-    Where ``right`` is ``left``, which each function makes anew, so are the cotangents.
+    If ``right`` is ``left``, the cotangents are the same, too, and K is symmetric.
     """
     symmetric = right is left
     delta = _side_by_side(deltas)
@@ -311,7 +311,7 @@ def ntk_materialised(
             "least 1."
         )
     operands = (inputs, cotangents, other_inputs, other_cotangents)
-    if _differentiated(*operands):
+    if _needs_derivative(*operands):
         return ntk_materialised_reference(*operands)
     a, deltas, b, others = _sides(*operands)
     symmetric = other_inputs is None
@@ -323,27 +323,27 @@ def ntk_materialised(
         step = min(max(_LEAST_ROWS, _CACHE_BYTES // row_bytes), workspace // row_bytes)
         step = max(1, min(step, delta.shape[-1]))
         # The blocks share memory: fresh pages would cost more than the product.
-        mine = a.new_empty(outputs * count * step * a.shape[-1])
-        theirs = mine if symmetric else a.new_empty(outputs * other_count * step * a.shape[-1])
+        memory = a.new_empty(outputs * count * step * a.shape[-1])
+        other_memory = a.new_empty(0 if symmetric else outputs * other_count * step * a.shape[-1])
         for start in range(0, delta.shape[-1], step):
-            block = _rows(a, delta[..., start : start + step], mine)
+            block = _rows(a, delta[..., start : start + step], memory)
             if symmetric:
                 _add_upper_triangle(kernel, block)
             else:
-                beside = _rows(b, other[..., start : start + step], theirs)
-                kernel += rows_times(block, beside, _STRIP)
+                other_block = _rows(b, other[..., start : start + step], other_memory)
+                kernel += rows_times(block, other_block, _STRIP)
     if symmetric:
         kernel = kernel.triu() + kernel.triu(1).T
     return kernel.view(count, outputs, other_count, outputs).permute(1, 0, 3, 2)
 
 
 def _rows(a: Tensor, delta: Tensor, memory: Tensor) -> Tensor:
-    """Return [N C, rows d], these rows of every gradient, by one batched product over samples."""
+    """Return these rows of all gradients, [N C, rows d], by one batched product over samples."""
     outputs, count, positions, rows = delta.shape
-    turned = delta.permute(1, 0, 3, 2).reshape(count, outputs * rows, positions)
+    transposed = delta.permute(1, 0, 3, 2).reshape(count, outputs * rows, positions)
     shape = (count, outputs * rows, a.shape[-1])
     out = memory[: math.prod(shape)].view(shape)
-    torch.bmm(turned, a, out=out)
+    torch.bmm(transposed, a, out=out)
     return out.view(count * outputs, rows * a.shape[-1])
 
 

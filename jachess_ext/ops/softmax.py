@@ -4,7 +4,8 @@ With c_i = s_i − Σ p s_i (docs/how_it_works.md, softmax):
 
     p_i = p c_i;   p_ij = p_j c_i + p (s_ij − Σ (p_j c_i + p s_ij))
 
-p_j and c_i are both centred: what the tangents share would else be squared before it cancels.
+p_j and c_i are both centred: an offset common to a row of tangents would else be squared before it
+cancels.
 """
 
 import torch
@@ -35,7 +36,7 @@ def softmax_stack(s: Tensor, streams: Streams, masked: bool = False, dim: int = 
 
 def softmax_stack_gradient(g: Tensor, s: Tensor, streams: Streams) -> Tensor:
     """Return the gradient of a stack s, [S, ..., N], from that of its softmax over the last
-    dimension, rows whose primal scores are all −inf apart: they have none.
+    dimension; zeros in rows whose primal scores are all −inf.
 
     Without autograd, which does not reach into operators. With h_n = g_n − Σ p g_n and
     w_i = g_i + Σ_n h_n c_j:

@@ -76,6 +76,7 @@ def _losses() -> None:
         )
     weighted = lambda a, b: F.huber_loss(a, b, weight=t.abs())  # noqa: E731
     _add("huber", "weight", f=weighted, x=[x, t])
+    _add("huber", "no residual", f=F.huber_loss, x=[x, x.clone()])
     one = lambda a: F.multi_margin_loss(a, classes[0], margin=0.3)  # noqa: E731
     _add("multi_margin", "one", f=one, x=[x[0]])
     _add("multilabel_margin", "one", f=lambda a: F.multilabel_margin_loss(a, labels[0]), x=[x[0]])

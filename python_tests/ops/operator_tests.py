@@ -1,4 +1,4 @@
-"""What every operator on jets must pass: a test file gives its cases, and inherits the tests."""
+"""Tests of any operator on jets, which a test file inherits for its cases."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -33,15 +34,16 @@ class Case:
     """An operator with its settings, as a function of differentiable tensors.
 
     Attributes:
-        name: of the wrapper in `jachess_ext.ops`.
-        leaves: of (streams, *shape, dtype=, device=): jets [streams, *shape], then parameters.
+        name: the wrapper in `jachess_ext.ops`.
+        leaves: returns jets [streams, *shape], then parameters, from (streams, *shape, dtype=,
+            device=).
         of_torch: torch's own function of the jets' primals and the parameters.
-        shapes: behind the streams, that are compared with the reference.
-        bounds: the relative error allowed against the reference in float64, by dtype.
-        operator: the arguments of the compiled operator, of (q, *leaves).
-        settings: of the operator, of its first jet; those not named are the table's.
+        shapes: shapes without streams that are compared with the reference.
+        bounds: largest relative error against the reference in float64, by dtype.
+        operator: returns the arguments of the compiled operator, from (q, *leaves).
+        settings: returns the operator's settings, from its first jet; else they are the table's.
         fast_gradients: check gradients along random directions alone.
-        registration: the dtypes in which `torch.library.opcheck` is run for it.
+        registration: dtypes in which `torch.library.opcheck` is run.
     """
 
     name: str
@@ -62,12 +64,12 @@ class Case:
 
     @property
     def jets(self) -> int:
-        """How many of the leaves are jets."""
+        """The number of leaves that are jets."""
         return len(OPERATORS[self.name].jets)
 
-    def error(self, place: int, got: Tensor, expected: Tensor) -> float:
-        """Of a gradient: a jet's by stream, a parameter's as a whole."""
-        if place < self.jets:
+    def error(self, number: int, got: Tensor, expected: Tensor) -> float:
+        """The error of a leaf's gradient: a jet's by stream, a parameter's as a whole."""
+        if number < self.jets:
             return relative_error(got, expected)
         return relative_error(got[None], expected[None])
 
@@ -106,8 +108,13 @@ class OperatorTests:
             assert all(torch.equal(total, jets[0] + jets[1]) for total in sums)
 
     @pytest.mark.parametrize("device", DEVICES)
-    @pytest.mark.parametrize(("q", "streams"), STREAMS)
-    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize(
+        ("q", "streams", "dtype"),
+        [
+            *((2, 4, dtype) for dtype in DTYPES),
+            *((*s, torch.float32) for s in STREAMS if s != (2, 4)),
+        ],
+    )
     def test_agrees_with_the_reference(
         self, case: Case, device: str, q: int, streams: int, dtype: torch.dtype
     ) -> None:
@@ -124,32 +131,26 @@ class OperatorTests:
             for y, e in zip(results, expected, strict=True):
                 assert y.dtype == dtype and y.is_contiguous()
                 assert relative_error(y, e) < bound
-            for place, (leaf, g, w) in enumerate(zip(leaves, got, wanted, strict=True)):
+            for n, (leaf, g, w) in enumerate(zip(leaves, got, wanted, strict=True)):
                 assert g.dtype == leaf.dtype
-                assert case.error(place, g, w) < bound
+                assert case.error(n, g, w) < bound
 
-    @pytest.mark.parametrize(("q", "streams"), [case for case in STREAMS if case[0] > 2])
+    @pytest.mark.parametrize(("q", "streams"), [(3, 7), (4, 5)])
     def test_passes_of_two_directions_agree(
         self, case: Case, q: int, streams: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Results and gradients of three or four directions, as GPUs make them."""
         leaves = requiring(case.leaves(streams, 5, 19))
         at_once = case.with_gradients(leaves, q)
-        taken: list[int] = []
-        passes = library._passes
-
-        def counted(run: Callable[..., Any], jets: Sequence[Tensor], q: int, most: int) -> Any:
-            taken.append(q)
-            return passes(run, jets, q, most)
-
-        monkeypatch.setattr(library, "_passes", counted)
+        passes = Mock(wraps=library._passes)
+        monkeypatch.setattr(library, "_passes", passes)
         monkeypatch.setattr(library, "IN_PASSES", ("cpu",))
         for got, wanted in zip(case.with_gradients(leaves, q), at_once, strict=True):
             torch.testing.assert_close(got, wanted)
             assert got.is_contiguous()
-        assert taken == [q]
+        passes.assert_called_once()
 
-    @pytest.mark.parametrize(("q", "streams"), STREAMS)
+    @pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 4), (3, 7)])
     def test_gradients(self, case: Case, q: int, streams: int) -> None:
         leaves = requiring(case.leaves(streams, 1, 3))
         function = partial(case.results, "", q)
@@ -159,10 +160,10 @@ class OperatorTests:
 
     def test_gradient_of_one_input_alone(self, case: Case) -> None:
         """Also the second derivative, whose cotangent then reaches only one of the gradients."""
-        given = case.leaves(4, 3, 9)
-        for place in range(len(given)):
-            inputs = list(given)
-            leaf = inputs[place] = given[place].clone().requires_grad_()
+        constants = case.leaves(4, 3, 9)
+        for n, constant in enumerate(constants):
+            leaf = constant.clone().requires_grad_()
+            inputs = [*constants[:n], leaf, *constants[n + 1 :]]
 
             def derivatives(ending: str, inputs: list = inputs, leaf: Tensor = leaf) -> list:
                 y = case.results(ending, 2, *inputs)[0]
@@ -173,7 +174,7 @@ class OperatorTests:
                 torch.testing.assert_close(got, expected)
 
     @pytest.mark.parametrize("device", DEVICES)
-    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
     def test_strides(self, case: Case, device: str, dtype: torch.dtype) -> None:
         wide = case.leaves(8, 6, 12, dtype=dtype, device=device)
         parameters = [p[::2] for p in wide[case.jets :]]
@@ -189,10 +190,9 @@ class OperatorTests:
             assert all(torch.equal(a, b) for a, b in zip(got, dense, strict=True))
 
     @pytest.mark.parametrize("device", DEVICES)
-    @pytest.mark.parametrize("dtype", DTYPES)
-    def test_empty(self, case: Case, device: str, dtype: torch.dtype) -> None:
+    def test_empty(self, case: Case, device: str) -> None:
         for shape in ((0, 6), (3, 0)):
-            leaves = requiring(case.leaves(4, *shape, dtype=dtype, device=device))
+            leaves = requiring(case.leaves(4, *shape, dtype=torch.float32, device=device))
             results = case.results("", 2, *leaves)
             assert all(y.shape == (4, *shape) for y in results)
             gradients = torch.autograd.grad(sum(y.sum() for y in results), leaves)

@@ -35,7 +35,7 @@ def _case(kind: str, gated: bool) -> Case:
         bounds=dict(dtype_bounds(1e-13)),
         operator=lambda q, *jets: (*jets, kind, q),
         settings=lambda x: {"kind": kind},
-        fast_gradients=gated and kind != "silu",
+        fast_gradients=gated,
         registration=(torch.float32, torch.bfloat16) if kind == "gelu" else (),
     )
 
@@ -47,13 +47,28 @@ CASES = {
 }
 
 
-@pytest.fixture(params=CASES)
+ONE_OF_EACH = ("gelu", "gated silu")
+
+
+@pytest.fixture(params=ONE_OF_EACH)
 def case(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]
 
 
 class TestActivations(OperatorTests):
     pass
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ONE_OF_EACH])
+def test_formulas_of_the_other_kinds(name: str, device: str) -> None:
+    """All else does not depend on the kind."""
+    tests, case = TestActivations(), CASES[name]
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        tests.test_agrees_with_the_reference(case, device, 2, 4, dtype)
+    if device == "cpu":
+        tests.test_agrees_with_finite_differences(case, 2, 4)
+        tests.test_gradients(case, 2, 4)
 
 
 def test_every_kind_has_an_oracle_and_a_kernel() -> None:

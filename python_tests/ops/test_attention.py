@@ -796,8 +796,8 @@ def test_passes_of_two_directions_agree(
 
 def line_of(call: Call) -> int:
     """The number of the line of the rule that serves a call."""
-    line = next(n for n, way in enumerate(attention.WAYS) if way.applies(call))
-    assert attention.WAYS[line].name == attention.serves(call)
+    line = next(n for n, way in enumerate(attention.BACKENDS) if way.applies(call))
+    assert attention.BACKENDS[line].name == attention.backend_of(call)
     return line
 
 
@@ -880,7 +880,7 @@ def test_the_page_prints_the_rule() -> None:
     page = (ROOT / "docs/how_it_works.md").read_text(encoding="utf-8")
     assert "<!-- table -->" in page
     rows = attention_table().splitlines()[2:]
-    for row, way in zip(rows, attention.WAYS, strict=True):
+    for row, way in zip(rows, attention.BACKENDS, strict=True):
         assert row == f"| {way.calls} | {way.name} |"
         assert f"*{way.name}*" in page, "the page does not say what it is"
     assert f"from {attention.HYBRID_FROM // 2**20} M scores" in rows[HYBRID]
@@ -925,7 +925,7 @@ def test_which_heads_the_cuda_kernels_take(
         value = torch.empty(streams, 1, 2, 3, value_size, dtype=dtype, device="cuda:0")
         y = ops.attention_jet(query, query, value, q=q)
         settings = Settings(q, 1.0, False, -1, -1, 0.0, 0.0, 0)
-        way = attention.serves(Call(query, query, value, None, None, settings))
+        way = attention.backend_of(Call(query, query, value, None, None, settings))
     assert y.shape == (streams, 1, 2, 3, value_size) and y.dtype == dtype
     assert way == ("fused" if taken else "composite")
 
@@ -943,7 +943,7 @@ def test_an_old_gpu_gets_the_references(monkeypatch: pytest.MonkeyPatch) -> None
     assert not ops.available("softmax_jet", "cuda:1")
 
 
-@pytest.mark.parametrize("function", [attention._tile_fits, library.gpu_is_served])
+@pytest.mark.parametrize("function", [attention._tile_fits, library.gpu_is_supported])
 def test_the_compiler_takes_what_a_gpu_can_for_constant(function: Callable[..., bool]) -> None:
     """It cannot trace into the library, or the driver, that tells it."""
 

@@ -117,7 +117,7 @@ def error(leaves: list[Tensor], **settings: Any) -> float:
     return max(relative_error(g, e) for g, e in zip(got, expected, strict=True))
 
 
-@pytest.fixture(params=[1, 700, 10**9], ids=["rows", "parts", "whole"])
+@pytest.fixture(params=[1, 700, 10**9], ids=["rows", "some", "all"])
 def scores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Chunks of one row of a group, of some rows or heads, and one chunk."""
     monkeypatch.setattr(attention_chunks, "COMPOSITE_SCORES", request.param)
@@ -133,8 +133,11 @@ def softmax(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize(("q", "summed", "streams"), [(1, 0, 2), (2, 0, 4), (3, 2, 5)])
-@pytest.mark.usefixtures("scores", "softmax")
-def test_settings_agree_with_the_reference(q: int, summed: int, streams: int, name: str) -> None:
+@pytest.mark.usefixtures("softmax")
+def test_settings_agree_with_the_reference(
+    q: int, summed: int, streams: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_chunks, "COMPOSITE_SCORES", 700)
     assert error(heads(streams), q=q, summed=summed, **SETTINGS[name]) < 1e-12
 
 
@@ -320,14 +323,12 @@ def test_a_laplacian_without_kernels_needs_memory_linear_in_the_tokens() -> None
 
 
 @pytest.mark.parametrize("streams", [2, 3, 4])
-@pytest.mark.parametrize("factor_order", [(1, 2, 0), (0, 2, 1), (0, 1, 2), (1, 0, 2)])
-def test_targets_of_a_stream_are_one_product(
-    streams: int, factor_order: tuple[int, int, int]
-) -> None:
-    """Of results and of all three gradients: what a stream is multiplied by lies side by side."""
+def test_each_stream_is_multiplied_once(streams: int) -> None:
+    """For the result and all three gradients: by one product of operands side by side."""
     stacks = Streams(min(streams - 1, 2), order=2 if streams == 4 else 1)
     assert stacks.streams == streams
-    assert len(attention_chunks.Products(stacks, factor_order).runs) == streams
+    for order in ((1, 2, 0), (0, 2, 1), (0, 1, 2), (1, 0, 2)):
+        assert len(attention_chunks.StreamProducts(stacks, order).runs) == streams
 
 
 class Largest(TorchDispatchMode):
@@ -367,7 +368,7 @@ def test_no_tensor_grows_with_the_square_of_the_tokens(
 
 
 def delta_by_hand(gy: Tensor, y: Tensor, q: int) -> Tensor:
-    """What the kernel makes once of a call is not needed by hand."""
+    """Stand in for a kernel whose result `scores_by_hand` does not need."""
     DELTA_CALLS.append(gy)
     return gy.new_zeros(gy.shape[:-1])
 
@@ -376,8 +377,8 @@ DELTA_CALLS: list[Tensor] = []
 
 
 def scores_by_hand(*arguments: Any) -> list[Tensor]:
-    """Weights and gradients of q kᵀ, head by head, rows at multiples of 8 elements, as the kernel
-    of a GPU gives them: products of streams that are sets of directions, 0, 1, 2, and 3 for both.
+    """Return weights and gradients of q kᵀ as the GPU's kernel does, rows at multiples of 8
+    elements: head by head, by products of streams numbered by their sets of directions, 3 for both.
     """
     gy, query, key, value, mask, seed, statistics, delta = arguments[:8]
     call = Call(query, key, value, mask, seed, Settings(*arguments[8:16]))
@@ -404,7 +405,7 @@ def scores_by_hand(*arguments: Any) -> list[Tensor]:
             keys,
             None if mask is None else mask_here,
         )
-        p, gs = attention_chunks._score_gradients(s, gp, block, call)
+        p, gs = attention_chunks._weights_and_gradient(s, gp, block, call)
         results[0][:, n, :, :keys] = p[:, 0, 0]
         results[1][:, n, :, :keys] = gs[:, 0, 0] * call.settings.scale
     return [x[..., :keys] for x in results]
@@ -415,12 +416,13 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels of a GPU that the hybrid asks, on the CPU."""
     for name, kernel in (("delta", delta_by_hand), ("scores", scores_by_hand)):
         monkeypatch.setattr(torch.ops.jachess, f"attention_jet_{name}", kernel, raising=False)
-    monkeypatch.setattr(attention, "serves", lambda call: "hybrid")
+    monkeypatch.setattr(attention, "backend_of", lambda call: "hybrid")
     DELTA_CALLS.clear()
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("scores", [1, 700, 10**9])
+@pytest.mark.parametrize(
+    ("name", "scores"), [*((name, 700) for name in SETTINGS), ("all", 1), ("all", 10**9)]
+)
 @pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 3), (2, 4)])
 @pytest.mark.usefixtures("by_hand")
 def test_the_hybrid_agrees_with_the_reference(

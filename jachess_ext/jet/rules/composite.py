@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -35,11 +35,16 @@ for _function, _formula in (
     (torch.segment_reduce, segments.segment_reduce),
     ("index_reduce", segments.index_reduce),
     ("ormqr", linalg.ormqr),
+    *(
+        ("orgqr", linalg.householder_product),
+        (torch.linalg.householder_product, linalg.householder_product),
+    ),
 ):
     jet_rule(_function)(_formula)
-for _name in ("multi_margin_loss", "multilabel_margin_loss"):
+_LOSSES = ("huber_loss", "multi_margin_loss", "multilabel_margin_loss", "soft_margin_loss")
+for _name in _LOSSES:
     jet_rule(built_in(_name))(getattr(of_losses, _name))
-for _name in ("ctc_loss", "embedding_bag", "multi_margin_loss", "multilabel_margin_loss"):
+for _name in ("ctc_loss", "embedding_bag", *_LOSSES):
     jet_rule(getattr(F, _name))(torch_private.unasked(getattr(F, _name)))
 
 
@@ -89,23 +94,6 @@ def mse_loss(
     return _reduced(difference * difference, reduction)
 
 
-@jet_rule(F.huber_loss)
-def huber_loss(
-    input: Tensor,
-    target: Tensor,
-    reduction: str = "mean",
-    delta: float = 1.0,
-    weight: Tensor | None = None,
-) -> Tensor:
-    """Compute z² / 2 of z = input − target, and δ (|z| − δ / 2) where |z| > δ."""
-    difference = cast(JetTensor, input - target)
-    z = difference.primal
-    value = F.huber_loss(z, torch.zeros_like(z), "none", delta)
-    triple = value, z.clamp(-delta, delta), (z.abs() < delta).to(z.dtype)
-    losses: Tensor = push_forward(difference, triple)
-    return _reduced(losses if weight is None else losses * weight, reduction)
-
-
 @jet_rule(F.binary_cross_entropy)
 def binary_cross_entropy(
     input: Tensor,
@@ -130,20 +118,6 @@ def binary_cross_entropy(
     curvature = (1 - slope * (1 - 2 * x) * (product > 1e-12)) / spread
     losses: Tensor = push_forward(input, (value, slope, curvature))
     return _reduced(losses if weight is None else losses * weight, reduction)
-
-
-@jet_rule(F.soft_margin_loss)
-def soft_margin_loss(
-    input: Tensor,
-    target: Tensor,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-) -> Tensor:
-    """Compute ln(1 + exp(−y x)) = −ln σ(y x), which does not overflow."""
-    if size_average is not None or reduce is not None:
-        raise missing_rule(F.soft_margin_loss, "size_average and reduce; use reduction")
-    return _reduced(-F.logsigmoid(target * input), reduction)
 
 
 @jet_rule(F.gumbel_softmax)

@@ -14,6 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from ...differentiable import linalg
 from ...ops.library import transformed
 from ..engine.errors import missing_rule
 from ..engine.registry import jet_rule
@@ -87,19 +88,6 @@ def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
     return cholesky_solve(unit.expand(L.shape), L, upper)
 
 
-@jet_rule("orgqr", torch.linalg.householder_product)
-def householder_product(input: Tensor, tau: Tensor) -> Tensor:
-    """Multiply the reflections I − τ v vᵀ from the last to the first; v is a column of ``input``
-    below the diagonal, with 1 on it."""
-    input, tau = wide(input), wide(tau)
-    unit = torch.eye(*input.shape[-2:], dtype=input.dtype, device=input.device)
-    out, vectors = unit.expand(input.shape), input.tril(-1) + unit
-    for n in reversed(range(tau.shape[-1])):
-        v = vectors[..., n : n + 1]
-        out = out - tau[..., n, None, None] * (v @ (v.mT @ out))
-    return out
-
-
 # ---- systems of linear equations ---------------------------------------------------------------
 
 
@@ -122,11 +110,7 @@ def solve_ex(
 
 @jet_rule(torch.linalg.tensorsolve)
 def tensorsolve(A: Tensor, B: Tensor, dims: Sequence[int] | None = None) -> Tensor:
-    """Solve A X = B as a system of matrices, with the dimensions ``dims`` of A moved last."""
-    if dims is not None:
-        A = A.movedim(tuple(dims), tuple(range(A.ndim - len(dims), A.ndim)))
-    size = B.shape.numel()
-    return solve(A.reshape(size, size), B.flatten()).reshape(A.shape[B.ndim :])
+    return linalg.tensorsolve(A, B, dims, solve=solve)
 
 
 @jet_rule("inverse")
