@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,22 +25,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _LARGEST = 2**63  # what torch and numpy hold as an integer
-_DISTRIBUTIONS = {"sklearn": "scikit-learn"}
-_RUNS = (
-    *("tyro", "transformers", "accelerate", "safetensors", "scipy", "sklearn", "pandas", "joblib"),
-    *("tqdm", "matplotlib", "jinja2"),
-)
-NEEDS = {
-    "jachess_ext.training": ("transformers", "accelerate"),
-    "jachess select": ("scipy",),
-    "jachess select --out": ("scipy", "pandas"),
-    "jachess select --report": ("scipy", "pandas", "matplotlib", "jinja2"),
-    "jachess select-live": _RUNS,
-    "jachess finetune": _RUNS,
-    "jachess evaluate": ("tyro", "scipy", "pandas", "matplotlib", "jinja2"),
-    "jachess demo": _RUNS,
-}
-"""Modules that each part needs beyond torch and numpy; the extra demo of pyproject.toml has all."""
+DISTRIBUTIONS = {"sklearn": "scikit-learn"}
+"""Module -> name of its distribution, where the two differ."""
+TRAINING = ("transformers", "accelerate")
+"""Modules that `jachess_ext.training` needs beyond torch and numpy."""
 
 
 class DataError(ValueError):
@@ -63,15 +51,15 @@ def require(module: str) -> types.ModuleType:
         package = module.split(".")[0]
         if error.name is not None and error.name.split(".")[0] != package:
             raise
-        name = _DISTRIBUTIONS.get(package, package)
+        name = DISTRIBUTIONS.get(package, package)
         raise MissingExtra(
             f"{name} is needed for this and not installed: pip install {name}"
         ) from None
 
 
-def missing(part: str) -> list[str]:
-    """Return the distributions that a part of `NEEDS` lacks; nothing is imported."""
-    return [_DISTRIBUTIONS.get(name, name) for name in NEEDS[part] if not is_installed(name)]
+def missing(modules: Iterable[str]) -> list[str]:
+    """Return the distributions of the modules that are not installed; nothing is imported."""
+    return [DISTRIBUTIONS.get(name, name) for name in modules if not is_installed(name)]
 
 
 def is_installed(module: str) -> bool:
@@ -82,12 +70,16 @@ def is_installed(module: str) -> bool:
         return False
 
 
-def require_all(part: str) -> None:
-    """Raise MissingExtra, with one command for all, where a part of `NEEDS` lacks anything."""
-    if names := missing(part):
+def require_all(user: str, modules: Iterable[str]) -> None:
+    """Raise MissingExtra, with one command for all, where modules are not installed.
+
+    Args:
+        user: what needs them, for the message.
+    """
+    if names := missing(modules):
         verb = "is" if len(names) == 1 else "are"
         raise MissingExtra(
-            f"{part} needs {', '.join(names)}, which {verb} not installed: "
+            f"{user} needs {', '.join(names)}, which {verb} not installed: "
             f"pip install {' '.join(names)}"
         )
 

@@ -18,7 +18,7 @@ from tempfile import TemporaryFile
 from timeit import timeit
 from typing import TYPE_CHECKING
 
-from ..._io import DataError, require, require_all, write_bytes, write_text
+from ..._io import DataError, require, write_bytes, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -345,7 +345,6 @@ def demo(
         MissingExtra: A library is not installed.
     """
     start = time.perf_counter()
-    require_all("jachess demo")
     seeds = (3 if compare else 2) if seeds is None else seeds
     if seeds < 1:
         raise DataError(f"--seeds is {seeds}; expected at least 1")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._io import DataError, finite, from_json, read_json, require, require_all, write_json
 from ...scaling.search import Ask, Search
+from ..workbench import RUN_NEEDS
 from ..workbench.runs import Record, locked, read_results, run_all, write_results
 from ..workbench.tasks import Task
 from .plan import LiveSettings, Plan, make_plan
@@ -164,7 +165,7 @@ def select_live(
         >>> live.best in models
         True
     """
-    require_all("jachess select-live")  # before hours of training, not after
+    require_all("select_live", RUN_NEEDS)  # before hours of training, not after
     out = Path(out)
     progress("reading data and models")
     plan = make_plan(models, task, settings)
