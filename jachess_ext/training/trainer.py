@@ -51,7 +51,7 @@ _WITHOUT = {
 }
 _OTHER_LOSS = "and the step trained on a loss that does not come from it: a compute_loss"
 _BELOW = "or define it in a class below the mixin: class Own(Trainer), class Mine(MethodMixin, Own)"
-_IDLE = {
+UNUSED_HINTS = {
     "loss": f"MethodMixin.compute_loss, {_OTHER_LOSS} or training_step of your own stands in its "
     f"place. Return super().compute_loss(...) with your terms added, {_BELOW}",
     "step": "MethodMixin.training_step, and the step did not go through it: a training_step of "
@@ -59,7 +59,7 @@ _IDLE = {
     "smoother": f"self.label_smoother, {_OTHER_LOSS} of your own takes the labels. Call loss = "
     "self.label_smoother(outputs, labels) in it, set smoothing=0, or use another method",
 }
-"""What each part of a step is, in which a method may act, and what to do where it was idle."""
+"""Part of a training step -> where a method acts in it, and how to mend a step without it."""
 _LOG = logging.getLogger("jachess_ext")
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class MethodMixin(_Base):
         self.step_log = StepLog()
         self._left_padding = LeftPadding()
         self._place: Mapping[str, int] | None = None  # a checkpoint's, in the unlabelled data
-        self._acted: set[str] | None = None  # parts of the first step the method had a share in
+        self._reached: set[str] | None = None  # parts of the first step the method had a share in
         self._asks_for_division = False
         self._unbound = parse_method(method) if isinstance(method, str) else method
         if not isinstance(self._unbound, Method):
@@ -206,7 +206,7 @@ class MethodMixin(_Base):
             if self.method.placebo:
                 penalty = placebo(penalty, self.model.parameters(), self.method.key())
             total = loss.task + penalty * self._share(num_items_in_batch)
-        self.watch("loss", total)
+        self.mark_when_reached("loss", total)
         return (total, loss.outputs) if return_outputs else total
 
     def _task_loss(
@@ -231,18 +231,18 @@ class MethodMixin(_Base):
             )
         return result
 
-    def watch(self, part: str, loss: Tensor) -> None:
-        """Note, in the first step, when a backward pass reaches this part's loss."""
+    def mark_when_reached(self, part: str, loss: Tensor) -> None:
+        """Mark a part of the first step as used once a backward pass reaches its loss."""
         # That compute_loss was called is not enough: the user's may drop what it returned.
-        acted = self._acted
-        if acted is not None and loss.requires_grad:
-            loss.register_hook(lambda gradient: acted.add(part))
+        reached = self._reached
+        if reached is not None and loss.requires_grad:
+            loss.register_hook(lambda gradient: reached.add(part))
 
-    def _check_effect(self) -> None:
-        """Raise a ValueError where a part of the method has had no share in the first step."""
-        acted, self._acted = self._acted, None
-        for part in sorted(set() if acted is None else self.method.acting() - acted):
-            raise self.method.error(f"acts in {_IDLE[part]}")
+    def check_active_parts(self) -> None:
+        """Raise ValueError where the first step used no loss of an active part of the method."""
+        reached, self._reached = self._reached, None
+        for part in sorted(set() if reached is None else self.method.active_parts() - reached):
+            raise self.method.error(f"acts in {UNUSED_HINTS[part]}")
 
     def _is_finite(self, task: Tensor, model: nn.Module, inputs: Batch) -> bool:
         """Tell whether the task loss is finite on every rank; a collective.
@@ -300,8 +300,8 @@ class MethodMixin(_Base):
         def run(batch: Batch) -> Tensor:
             return super(MethodMixin, self).training_step(model, dict(batch), num_items_in_batch)
 
-        if self._acted is not None:
-            self._acted.add("step")
+        if self._reached is not None:
+            self._reached.add("step")
         if not self._graphed:
             return self.method.step(run, inputs)
         if self._graph is None:
@@ -380,7 +380,8 @@ class MethodMixin(_Base):
 
     # Around training ----------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def begin_training(self) -> None:
+        """Prepare unlabelled batches, loss scaling and method, before the first step."""
         self.step_log, self._graph = StepLog(), None
         if self.method.mode != "train" and self.unlabelled_dataset is not None:
             generator = torch.Generator()
@@ -396,7 +397,7 @@ class MethodMixin(_Base):
         ranks = self.args.world_size if self.args.average_tokens_across_devices else 1
         counts = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
         self._asks_for_division = self.args.gradient_accumulation_steps * ranks > 1 and counts
-        self._acted = set()
+        self._reached = set()
         self.method.begin(self.accelerator.unwrap_model(self.model_wrapped))
 
     def _divide_where_the_model_does_not(self, samples: list[dict[str, Tensor]]) -> None:
@@ -552,10 +553,10 @@ class _Schedule(TrainerCallback):
     # of what the Trainer passes (arguments, state, control) none is read
 
     def on_train_begin(self, *args: object, **kwargs: object) -> None:
-        self._trainer._begin()
+        self._trainer.begin_training()
 
     def on_pre_optimizer_step(self, *args: object, **kwargs: object) -> None:
-        self._trainer._check_effect()
+        self._trainer.check_active_parts()
 
     def on_step_end(self, *args: object, **kwargs: object) -> None:
         self._trainer.method.after_step()

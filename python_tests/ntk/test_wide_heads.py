@@ -24,7 +24,7 @@ LENGTHS = [7, 4, 5]
 
 
 def _narrowed(model: nn.Module, outputs: Any, samples: dict[str, Any]) -> OutputMap:
-    return OutputMap(model, outputs).narrowed([Samples.of(samples)])
+    return OutputMap(model, outputs).with_narrow_head([Samples.of(samples)])
 
 
 @pytest.fixture

@@ -224,16 +224,16 @@ class Method:
 
     # A method acts where it overrides `loss`, `penalty` or `step`, or smooths the labels.  Each has
     # a place in the Trainer that a subclass of the user's can bypass without an error, and the run
-    # would be a plain one under the method's name.  `acting` says which places the first step has
-    # to pass through; the trainer checks it (`MethodMixin._check_effect`).
+    # would be a plain one under the method's name.  `active_parts` says which of them the first step
+    # has to pass through; the trainer checks it (`MethodMixin.check_active_parts`).
 
     @property
     def _in_loss(self) -> bool:
         cls = type(self)
         return cls.loss is not Method.loss or cls.penalty is not Method.penalty
 
-    def acting(self) -> set[str]:
-        """Name the parts of a step in which it acts: "loss", "step", "smoother"."""
+    def active_parts(self) -> set[str]:
+        """Return the parts of a training step in which it acts: "loss", "step", "smoother"."""
         smooths = isinstance(self.trainer.label_smoother, _Smoother)
         parts = {
             "loss": self._in_loss,
@@ -392,7 +392,7 @@ class _Smoother(LabelSmoother):
                 f"{list(logits.shape[:-1])}, not {list(labels.shape)}; use smoothing=0"
             )
         loss = super().__call__(model_output, labels, *args, **kwargs)
-        self._trainer.watch("smoother", loss)
+        self._trainer.mark_when_reached("smoother", loss)
         return loss
 
 

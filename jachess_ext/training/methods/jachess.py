@@ -123,9 +123,9 @@ class JacHess(WithModes, name="jachess"):
     def capturable(self) -> bool:  # type: ignore[override]
         return self.mode == "train" and not self.placebo
 
-    def acting(self) -> set[str]:
+    def active_parts(self) -> set[str]:
         idle = self.mode == "unlab" or self.strength == 0
-        return super().acting() - ({"loss"} if idle else set())
+        return super().active_parts() - ({"loss"} if idle else set())
 
     def prepare(self) -> None:
         super().prepare()

@@ -193,13 +193,13 @@ class GradientNorm(_Repeated, Penalised, name="gradient-norm"):
 
     strength: float = nonnegative(0.01)
 
-    def acting(self) -> set[str]:
+    def active_parts(self) -> set[str]:
         return {"loss", "step"}
 
     def repeat(self, run: Callable[[Batch], Tensor], window: _Window) -> Tensor:
         """Add 2 · strength · H ∇L to the gradients; return strength · ‖∇L‖²."""
         trainer, model = self.trainer, self.trainer.model
-        trainer._check_effect()  # which the second pass, whose loss is another, has no part in
+        trainer.check_active_parts()  # which the second pass, whose loss is another, has no part in
         weights = {name: p for name, p in model.named_parameters() if p.grad is not None}
         gradients = {name: p.grad.clone() for name, p in weights.items()}
         compute_loss, penalty = trainer.compute_loss, torch.zeros_like(window[0][2])
