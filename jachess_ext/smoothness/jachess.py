@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .._io import DataError, from_json
-from ..graphs import in_graphed
+from ..graphs import is_graphed_step
 from ..jet.directions import Distribution
 from ..models import in_mode, is_deepspeed, padding_mask
 from ..ops import library
@@ -408,7 +408,7 @@ class JacHess:
         if self.needs_base:
             self._require_base()
         ranks = ranks_of(self.model)
-        if in_graphed() or library.capturing():
+        if is_graphed_step() or library.capturing():
             self._prepare_capture(ranks)
         # calibrate ran before the model was wrapped: each rank has the norms of its own batches,
         # and the penalty needs those of all.

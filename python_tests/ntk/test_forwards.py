@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import jachess_ext as jx
 
-from .oracles import error
+from .oracles import error, kernel
 
 
 class Net(nn.Module):
@@ -98,20 +98,6 @@ RIGHT: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
 }
 
 
-def _kernel(model: nn.Module, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
-    """From gradients of each sample alone, one at a time."""
-    parameters = list(model.parameters())
-    rows = []
-    for n in range(len(x)):
-        gradients = [
-            torch.autograd.grad(value, parameters, retain_graph=True, materialize_grads=True)
-            for value in f(x[n : n + 1])[0]
-        ]
-        rows.append(torch.stack([torch.cat([g.flatten() for g in part]) for part in gradients]))
-    flat = torch.stack(rows)
-    return torch.einsum("ncp,mdp->ncmd", flat, flat)
-
-
 @pytest.fixture(autouse=True)
 def _quiet() -> Any:
     with warnings.catch_warnings():
@@ -125,7 +111,7 @@ def test_derivatives_within_the_model(name: str, method: Any) -> None:
     forward, plain = RIGHT[name]
     model, x = Net(forward), inputs()
     theta = jx.ntk(model, x, method=method)
-    assert error(theta, _kernel(model, x, lambda x: plain(model.net, x))) < 1e-10
+    assert error(theta, kernel(model, x, f=lambda x: plain(model.net, x))) < 1e-10
 
 
 def _backward(net: nn.Module, x: Tensor) -> Tensor:
@@ -203,16 +189,7 @@ TABLES: dict[str, Callable[[], nn.Module]] = {
 def test_tables(name: str, method: Any) -> None:
     torch.manual_seed(1)
     model = Words(TABLES[name]())
-    theta = jx.ntk(model, IDS, method=method)
-    rows = []
-    for ids in IDS.split(1):
-        parameters = list(model.parameters())
-        parts = [
-            torch.autograd.grad(v, parameters, retain_graph=True) for v in model(ids)[0].unbind()
-        ]
-        rows.append(torch.stack([torch.cat([g.to_dense().flatten() for g in p]) for p in parts]))
-    flat = torch.stack(rows)
-    assert error(theta, torch.einsum("ncp,mdp->ncmd", flat, flat)) < 1e-10
+    assert error(jx.ntk(model, IDS, method=method), kernel(model, IDS)) < 1e-10
 
 
 RESCALED: dict[str, Callable[[], nn.Module]] = {
@@ -266,14 +243,14 @@ def test_offloaded_weights_come_back_as_the_sentence_says() -> None:
     model = _offloaded()
     hooks.remove_hook_from_submodules(model)
     plain = _layers()
-    assert error(jx.ntk(model, inputs()), _kernel(plain, inputs(), plain)) < 1e-10
+    assert error(jx.ntk(model, inputs()), kernel(plain, inputs())) < 1e-10
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", ["traced", "symbolic"])
 def test_modules_with_their_operations_are_answered(name: str) -> None:
     plain, x = _layers(), inputs()
-    expected = _kernel(plain, x, plain)
+    expected = kernel(plain, x)
     traced = torch.jit.trace(plain, x) if name == "traced" else torch.fx.symbolic_trace(plain)
     assert error(jx.ntk(traced, x), expected) < 1e-10
 

@@ -189,7 +189,7 @@ def _reading(read: Mapping[str, str], ignore: Sequence[str], folder: bool) -> di
 
 
 def _command(call: Mapping[str, Any], answers: Mapping[str, Any]) -> str:
-    """Return the command of a call of `select`, with answers to what a table left open."""
+    """Return the command line of a call of `select`, with further options filled in."""
     read = dict(call["read"])
     ignore = [*call["ignore"], *read.pop("ignore", "").split(","), *answers.get("ignore", ())]
     options = {**call, "read": read, "ignore": [*filter(None, dict.fromkeys(ignore))]}

@@ -224,8 +224,8 @@ class Method:
 
     # A method acts where it overrides `loss`, `penalty` or `step`, or smooths the labels.  Each has
     # a place in the Trainer that a subclass of the user's can bypass without an error, and the run
-    # would be a plain one under the method's name.  `active_parts` says which of them the first step
-    # has to pass through; the trainer checks it (`MethodMixin.check_active_parts`).
+    # would be a plain one under the method's name.  `active_parts` says which of them the first
+    # step has to pass through; the trainer checks it (`MethodMixin.check_active_parts`).
 
     @property
     def _in_loss(self) -> bool:

@@ -7,6 +7,7 @@ import importlib.util
 import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,8 +77,7 @@ OPTIONS = {
     "demo": ("--quick",),
 }
 NEEDS = {name.removeprefix("jachess "): needed for name, needed in cli.needs().items() if needed}
-LACKED = [(command, (module,)) for command in NEEDS for module in NEEDS[command]]
-LACKED += list(NEEDS.items())
+LACKED = [("select", ("scipy",)), ("finetune", ("sklearn",)), *NEEDS.items()]
 
 
 @pytest.mark.parametrize(("command", "modules"), LACKED)
@@ -102,10 +102,11 @@ def test_what_a_command_lacks_is_one_line(
     assert not list(tmp_path.iterdir())
 
 
-def test_doctor_says_what_commands_need() -> None:
-    done = start(f"tyro {EXTRAS}", "doctor")
-    assert "platform" in done.stdout and not done.stderr
-    assert "note: jachess select would need `pip install scipy`." in done.stdout
+def test_doctor_says_what_commands_need(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    assert cli.main(["doctor"]) in (0, 1)
+    needing = re.findall("note: (.*) would need `pip install scipy`", capsys.readouterr().out)
+    assert needing[0].split(", ") == [name for name, needed in cli.needs().items() if needed]
 
 
 def test_select_needs_neither_tyro_nor_torch(tmp_path: Path) -> None:
@@ -167,17 +168,12 @@ def reader_gone(monkeypatch: pytest.MonkeyPatch, *streams: str) -> Iterator[None
         yield
 
 
-@pytest.mark.parametrize("streams", [("stdout",), ("stdout", "stderr")])
-@pytest.mark.parametrize("command", [None, *COMMANDS])
+@pytest.mark.parametrize("command", [(), ("select",), ("evaluate",)])
 def test_help_into_a_pipe_that_is_closed(
-    command: str | None,
-    streams: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Capture,
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    given = [*filter(None, [command]), "--help"]
-    with reader_gone(monkeypatch, *streams), pytest.raises(SystemExit) as ended:
-        cli.main(given)
+    with reader_gone(monkeypatch, "stdout", "stderr"), pytest.raises(SystemExit) as ended:
+        cli.main([*command, "--help"])
     assert ended.value.code == 0 and capsys.readouterr().err == ""
 
 
@@ -202,7 +198,7 @@ def test_the_whole_process_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_names_in_any_encoding(
     encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +214,7 @@ def test_names_in_any_encoding(
     assert "sizes up to 800" in shown
 
 
+@pytest.mark.slow
 def test_libraries_say_nothing_of_their_own() -> None:
     for name in ("torchao", "bitsandbytes", "peft", "transformers"):
         if importlib.util.find_spec(name) is None:
