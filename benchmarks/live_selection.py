@@ -577,7 +577,7 @@ def main(
             if folder in text:
                 words = (task.train.texts, task.dev.texts)
                 task, settings = text_task(*words, name=f"{task.name} as text"), TEXT
-            task = replace(task, unlabelled=task.unlabelled.part(0, 0))
+            task = replace(task, unlabelled=task.unlabelled.slice(0, 0))
             models = models_of(zoo, decoders=folder in text, out=out)
             own = replace(settings, seed=seed, data_seed=seed)
             made = make_runs(models, task, own, out / f"{task.name}-{seed}".replace(" ", "-"))

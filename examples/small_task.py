@@ -23,7 +23,7 @@ def load(tiny: bool, seed: int = 0) -> tuple[Any, Encoded, Encoded, Encoded]:
     task = docstring_task(2 * size, 48 if tiny else 480)
     tokenizer = load_tokenizer(ASSETS)
     model = load_model(ASSETS, task.outputs, tokenizer, seed)
-    parts = task.train.part(0, size), task.train.part(size, 2 * size), task.dev
+    parts = task.train.slice(0, size), task.train.slice(size, 2 * size), task.dev
     train, unlabelled, dev = (encode(part, tokenizer, 48) for part in parts)
     return model, train, unlabelled, dev
 

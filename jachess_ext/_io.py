@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,23 +24,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_LARGEST = 2**63  # what torch and numpy hold as an integer
-_DISTRIBUTIONS = {"sklearn": "scikit-learn"}
-_RUNS = (
-    *("tyro", "transformers", "accelerate", "safetensors", "scipy", "sklearn", "pandas", "joblib"),
-    *("tqdm", "matplotlib", "jinja2"),
-)
-NEEDS = {
-    "jachess_ext.training": ("transformers", "accelerate"),
-    "jachess select": ("scipy",),
-    "jachess select --out": ("scipy", "pandas"),
-    "jachess select --report": ("scipy", "pandas", "matplotlib", "jinja2"),
-    "jachess select-live": _RUNS,
-    "jachess finetune": _RUNS,
-    "jachess evaluate": ("tyro", "scipy", "pandas", "matplotlib", "jinja2"),
-    "jachess demo": _RUNS,
-}
-"""Modules that each part needs beyond torch and numpy; the extra demo of pyproject.toml has all."""
+_MAX_INTEGER = 2**63  # bound of the integers of torch and numpy
+DISTRIBUTIONS = {"sklearn": "scikit-learn"}
+"""Module -> name of its distribution, where the two differ."""
+TRAINING = ("transformers", "accelerate")
+"""Modules that `jachess_ext.training` needs beyond torch and numpy."""
 
 
 class DataError(ValueError):
@@ -63,37 +51,41 @@ def require(module: str) -> types.ModuleType:
         package = module.split(".")[0]
         if error.name is not None and error.name.split(".")[0] != package:
             raise
-        name = _DISTRIBUTIONS.get(package, package)
+        name = DISTRIBUTIONS.get(package, package)
         raise MissingExtra(
             f"{name} is needed for this and not installed: pip install {name}"
         ) from None
 
 
-def missing(part: str) -> list[str]:
-    """Return the distributions that a part of `NEEDS` lacks; nothing is imported."""
-    return [_DISTRIBUTIONS.get(name, name) for name in NEEDS[part] if not is_installed(name)]
+def missing(modules: Iterable[str]) -> list[str]:
+    """Return the distributions of the modules that are not installed; nothing is imported."""
+    return [DISTRIBUTIONS.get(name, name) for name in modules if not is_installed(name)]
 
 
 def is_installed(module: str) -> bool:
-    """Tell whether a module can be imported; nothing is."""
+    """Return whether a module can be imported, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
-    except ValueError:  # the entry of sys.modules is None: an import of it fails
+    except ValueError:  # its entry of sys.modules is None: an import would fail
         return False
 
 
-def require_all(part: str) -> None:
-    """Raise MissingExtra, with one command for all, where a part of `NEEDS` lacks anything."""
-    if names := missing(part):
+def require_all(user: str, modules: Iterable[str]) -> None:
+    """Raise MissingExtra, with one command for all, where modules are not installed.
+
+    Args:
+        user: what needs them, for the message.
+    """
+    if names := missing(modules):
         verb = "is" if len(names) == 1 else "are"
         raise MissingExtra(
-            f"{part} needs {', '.join(names)}, which {verb} not installed: "
+            f"{user} needs {', '.join(names)}, which {verb} not installed: "
             f"pip install {' '.join(names)}"
         )
 
 
 def axes_or_new(ax: Axes | None) -> Axes:
-    """Return the matplotlib axes to draw on: these, or new ones where they are None."""
+    """Return the given matplotlib axes, or new ones for None."""
     return require("matplotlib.pyplot").figure(figsize=(7, 4.5)).add_subplot() if ax is None else ax
 
 
@@ -120,7 +112,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write strict JSON of `finite` values atomically.
+    """Write a value as strict JSON, after `finite`, atomically.
 
     Raises:
         TypeError: JSON cannot hold the value; the file is not touched.
@@ -130,7 +122,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def finite(value: object) -> Any:
-    """Return plain JSON values: arrays as lists, NaN and infinities as None."""
+    """Return a value as plain JSON has it: arrays as lists, NaN and infinities as None."""
     if isinstance(value, dict):
         return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -144,10 +136,10 @@ def finite(value: object) -> Any:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder to fill, and put it in place of the folder `path` at the end.
+    """Replace a folder atomically: yield an empty one to fill, and move it to `path` at the end.
 
-    On any error the old folder stays, and no partial folder.  A process clears away what a killed
-    process left; no two may write the same folder at a time.
+    On any error the old folder stays, and no partial folder.  What a killed process left is removed
+    at the next call; two processes must not write the same folder at a time.
     """
     partial = path.with_name(f".partial-{path.name}")
     shutil.rmtree(partial, ignore_errors=True)
@@ -185,33 +177,33 @@ def read_text(path: Path) -> str:
         raise DataError(f"{path} is not UTF-8 text (byte {error.start})") from error
 
 
-def parse_json(text: str, place: str, *, lenient: bool = False) -> Any:
+def parse_json(text: str, source: str, *, lenient: bool = False) -> Any:
     """Parse JSON more strictly than `json.loads`, which accepts NaN and repeated names.
 
     Args:
-        place: name of the text in messages.
+        source: name of the text in messages.
         lenient: accept NaN, and line breaks in strings.
 
     Raises:
         DataError: it is not JSON, has a name twice in an object, or is nested too deeply.
     """
 
-    def refused(name: str) -> float:
+    def refuse(name: str) -> float:
         raise ValueError(f"{name} is no number there")
 
     try:
         value = json.loads(
             text,
             object_pairs_hook=_unique,
-            parse_constant=None if lenient else refused,
+            parse_constant=None if lenient else refuse,
             strict=not lenient,
         )
         json.dumps(value, ensure_ascii=False).encode()  # refuses a lone surrogate
         return value
     except RecursionError:
-        raise DataError(f"{place} is nested too deeply") from None
+        raise DataError(f"{source} is nested too deeply") from None
     except ValueError as error:  # also for an integer with thousands of digits
-        raise DataError(f"{place} is not JSON ({error})") from error
+        raise DataError(f"{source} is not JSON ({error})") from error
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -265,7 +257,7 @@ _WORDS = {
 
 def _is_plain(value: Any, hint: Any) -> bool:
     if hint in (int, float) and type(value) is int:
-        return abs(value) < _LARGEST
+        return abs(value) < _MAX_INTEGER
     if hint is int:
         return False
     return isinstance(value, hint) and (hint is not float or math.isfinite(value))
@@ -302,9 +294,9 @@ def _object_from_json(value: Any, cls: Any, place: str) -> object:
         raise DataError(str(error)) from error
 
 
-def _expect(right: bool, value: object, words: str, place: str) -> None:
-    if not right:
-        raise DataError(f"{place} is {shown(value)}; expected {words}")
+def _expect(valid: bool, value: object, expected: str, place: str) -> None:
+    if not valid:
+        raise DataError(f"{place} is {shown(value)}; expected {expected}")
 
 
 def shown(value: object) -> str:
@@ -313,9 +305,9 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-# Logger → start of messages to leave out: they tell of binaries of torchao and bitsandbytes for
+# Logger → start of messages to suppress: they tell of binaries of torchao and bitsandbytes for
 # another GPU, Python or torch, about which a user can do nothing.
-_LEFT_OUT = {
+_SUPPRESSED = {
     "torchao": r"Failed to load .*\.so|Skipping import of cpp extensions",
     "torch.utils._pytree": r"<enum '\w+'> is an Enum subclass and is now natively supported",
     "bitsandbytes.backends.cpu.ops": r"Failed to load CPU \w+ from kernels-community",
@@ -324,12 +316,12 @@ _LEFT_OUT = {
 
 
 def quiet_libraries() -> None:
-    """Filter these messages, and no others, out of the log; import nothing."""
-    for name in _LEFT_OUT:
-        logging.getLogger(name).addFilter(_left_out(name))
+    """Suppress the messages of `_SUPPRESSED`, and no others; import nothing."""
+    for name in _SUPPRESSED:
+        logging.getLogger(name).addFilter(_message_filter(name))
 
 
-@functools.cache  # a logger takes the same filter once
-def _left_out(name: str) -> Callable[[logging.LogRecord], bool]:
-    pattern = re.compile(_LEFT_OUT[name])
+@functools.cache  # one object a logger, which adds it once
+def _message_filter(name: str) -> Callable[[logging.LogRecord], bool]:
+    pattern = re.compile(_SUPPRESSED[name])
     return lambda record: record.levelno > logging.WARNING or not pattern.match(record.getMessage())

@@ -1,4 +1,4 @@
-"""Numbers in words, as tables and reports print them."""
+"""Numbers as tables and reports print them."""
 
 from __future__ import annotations
 

@@ -3,12 +3,13 @@
 import platform
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any, TypedDict
 
 import torch
 
-from ._io import NEEDS, missing
+from ._io import TRAINING, missing
 from .ops import build_info
 from .ops.library import OLDEST_GPU, STATE
 from .torch_private import TORCH_FLOOR, release
@@ -96,8 +97,11 @@ def _too_old(device: _Device) -> bool:
     return tuple(map(int, device["capability"].split("."))) < OLDEST_GPU
 
 
-def report() -> dict[str, Any]:
+def report(commands: Mapping[str, Sequence[str]] = {}) -> dict[str, Any]:
     """Collect what `jachess doctor` prints.
+
+    Args:
+        commands: modules that each command needs.
 
     Returns:
         versions of python and packages, None where missing; platform; built, the build
@@ -123,13 +127,13 @@ def report() -> dict[str, Any]:
             "`pip install --no-build-isolation -e .`."
         )
     problems += _cuda_problems(built, gpu)
-    # Parts that lack the same packages share one line, and one command.
-    parts: dict[str, list[str]] = {}
-    for part in NEEDS:
-        parts.setdefault(" ".join(missing(part)), []).append(part)
+    # Users that lack the same packages share one line, and one command.
+    users: dict[str, list[str]] = {}
+    for user, modules in {"jachess_ext.training": TRAINING, **commands}.items():
+        users.setdefault(" ".join(missing(modules)), []).append(user)
     notes = [
         f"{', '.join(names)} would need `pip install {packages}`."
-        for packages, names in parts.items()
+        for packages, names in users.items()
         if packages
     ]
     notes += [
@@ -162,9 +166,9 @@ def report() -> dict[str, Any]:
     }
 
 
-def main() -> int:
+def main(commands: Mapping[str, Sequence[str]] = {}) -> int:
     """Print the report and return the exit code: 0 where nothing is broken, else 1."""
-    facts = report()
+    facts = report(commands)
     built, gpu = facts["built"], facts["gpu"]
     lines = [f"platform      {facts['platform']}"]
     lines += [f"{name:<14}{version or 'missing'}" for name, version in facts["versions"].items()]

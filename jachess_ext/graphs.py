@@ -95,28 +95,28 @@ def graphed(
     return _Graphed(step, None if parameters is None else list(parameters), warmup, check_every)
 
 
-_in_graphed = False
+_is_running = False
 
 
-def in_graphed() -> bool:
-    """Return whether a step of `graphed` runs, which is captured now or will be."""
-    return _in_graphed
+def is_graphed_step() -> bool:
+    """Return whether a step of `graphed` runs, to be captured now or later."""
+    return _is_running
 
 
 def on_gpu(leaves: Sequence[object]) -> bool:
-    """Return whether one of them is a tensor on a GPU."""
+    """Return whether any leaf is a tensor on a GPU."""
     return any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in leaves)
 
 
 @cache
 def _stream(device: int) -> torch.cuda.Stream:
-    """Return one stream for all warm-ups: cuBLAS keeps memory of its own for each."""
+    """Return the stream of all warm-ups: one, since cuBLAS keeps memory for each stream."""
     return torch.cuda.Stream(device)
 
 
 @contextmanager
 def side_stream() -> Iterator[None]:
-    """Run on another stream, as what is captured later has to."""
+    """Run a block on another stream, as work has to that is captured later."""
     stream = _stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -125,7 +125,7 @@ def side_stream() -> Iterator[None]:
 
 
 def capture(run: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
-    """Return a graph of ``run`` and the tensors that each replay writes its results into."""
+    """Return a CUDA graph of ``run`` and its results, which each replay writes anew."""
     graph = torch.cuda.CUDAGraph()
     # A loader's thread may pin memory meanwhile.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -134,7 +134,7 @@ def capture(run: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list
 
 
 class _Backward(TorchFunctionMode):
-    """Note whether a backward ran, which leaves gradients in parameters."""
+    """Record whether a backward pass ran, which leaves gradients in parameters."""
 
     ran = False
 
@@ -180,7 +180,7 @@ class _Graphed(Generic[R]):
 
     def _warm_up(self, args: Sequence[object], kwargs: dict[str, object]) -> list[Tensor]:
         self._stepped = False
-        with side_stream(), self._watch(), _Backward() as backward:
+        with side_stream(), self._observe_optimizers(), _Backward() as backward:
             results = self._run(args, kwargs)
         if backward.ran and not self._stepped and self._parameters is None:
             raise ValueError(
@@ -211,8 +211,8 @@ class _Graphed(Generic[R]):
             )
         return [result.clone() for result in self._results]
 
-    def _note(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        """Note an optimizer that takes a step."""
+    def _record_optimizer(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        """Record an optimizer that takes a step, and its numbers on the host."""
         if any(group.get("capturable") is False for group in optimizer.param_groups):
             raise ValueError(
                 f"{type(optimizer).__name__} counts its steps on the host: a graph needs "
@@ -223,8 +223,8 @@ class _Graphed(Generic[R]):
             self._optimizers.append(optimizer)
         self._host_state = _host_state(optimizer)
 
-    def _compare(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        """Refuse an optimizer whose step changed something on the host."""
+    def _check_host_state(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        """Raise ValueError where an optimizer's step changed a number on the host."""
         now = _host_state(optimizer)
         for path, before in self._host_state.items():
             if now.get(path, before) != before:
@@ -236,10 +236,10 @@ class _Graphed(Generic[R]):
                 )
 
     @contextmanager
-    def _watch(self) -> Iterator[None]:
-        """Look at every optimizer's step."""
-        before = register_optimizer_step_pre_hook(self._note)
-        after = register_optimizer_step_post_hook(self._compare)
+    def _observe_optimizers(self) -> Iterator[None]:
+        """Record and check the steps of all optimizers in a block."""
+        before = register_optimizer_step_pre_hook(self._record_optimizer)
+        after = register_optimizer_step_post_hook(self._check_host_state)
         try:
             yield
         finally:
@@ -248,12 +248,12 @@ class _Graphed(Generic[R]):
 
     def _run(self, args: Sequence[object], kwargs: dict[str, object]) -> list[Tensor]:
         """Take a step; return the tensors of its result."""
-        global _in_graphed
-        _in_graphed = True
+        global _is_running
+        _is_running = True
         try:
             result = self._step(*args, **kwargs)
         finally:
-            _in_graphed = False
+            _is_running = False
         tensors, self._nest = torch_private.pytree.tree_flatten(result)
         for tensor in tensors:
             if not isinstance(tensor, Tensor):
@@ -268,7 +268,7 @@ class _Graphed(Generic[R]):
         self._arguments = nest
         self._numbers = [_numbers(optimizer) for optimizer in self._optimizers]
         args, kwargs = torch_private.pytree.tree_unflatten(self._static, nest)
-        with self._watch():
+        with self._observe_optimizers():
             self._graph, self._results = capture(lambda: self._run(args, kwargs))
         groups = [group["params"] for o in self._optimizers for group in o.param_groups]
         self._trained = [*(self._parameters or ()), *(p for group in groups for p in group)]
@@ -277,12 +277,12 @@ class _Graphed(Generic[R]):
         self._gradients = [parameter.grad for parameter in self._parameters or ()]
 
     def _current_flags(self) -> list[bool]:
-        """Return what `train` and `requires_grad_` set."""
+        """Return the flags that `train` and `requires_grad_` set."""
         flags = [parameter.requires_grad for parameter in self._trained]
         return flags + [module.training for module in self._modules]
 
     def _check(self, flat: Leaves, nest: torch_private.pytree.TreeSpec) -> None:
-        """Raise ValueError where a replay would not be the step that is asked for."""
+        """Raise ValueError where a replay would differ from the step with these arguments."""
         if nest != self._arguments:
             raise ValueError(
                 "the step's arguments are nested otherwise than those of the captured step; "
@@ -319,7 +319,7 @@ class _Graphed(Generic[R]):
 
 
 def _numbers(optimizer: Optimizer) -> list[dict[str, object]]:
-    """Return the settings of each group of parameters that a graph takes for constants."""
+    """Return the settings of each parameter group that are constants in a graph."""
     return [
         {k: v for k, v in group.items() if k != "params" and not isinstance(v, Tensor)}
         for group in optimizer.param_groups
@@ -327,7 +327,7 @@ def _numbers(optimizer: Optimizer) -> list[dict[str, object]]:
 
 
 def _host_state(optimizer: Optimizer) -> dict[torch_private.pytree.KeyPath, str]:
-    """Return an optimizer's numbers, and its tensors that are not on a GPU, by their places."""
+    """Return an optimizer's numbers and its tensors on the host, by their path."""
     numbers = {
         k: v for k, v in vars(optimizer).items() if k[0] != "_" and isinstance(v, int | float)
     }
@@ -371,7 +371,7 @@ def _kind(leaf: object) -> str:
 
 
 def _is_same(static: object, leaf: object) -> bool:
-    """Return whether a graph sees all of an argument of the same kind."""
+    """Return whether an argument of the same kind has the values that a graph keeps."""
     if isinstance(static, np.ndarray) and isinstance(leaf, np.ndarray):
         return static.tobytes() == leaf.tobytes()
     if isinstance(static, Tensor) and isinstance(leaf, Tensor) and not on_gpu([static]):

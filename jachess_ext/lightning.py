@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class LightningSmoothnessMonitor(Callback):
-    """Measure a model's smoothness before training, every so many steps, and at the end.
+    """Measure a model's smoothness before training, at intervals of steps, and at the end.
 
     It penalises nothing: training with it is bit for bit the training without it.  The figures of
     `SmoothnessProbe` go to the Trainer's loggers.  In a run of several processes each measures the

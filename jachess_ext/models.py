@@ -1,4 +1,4 @@
-"""What is asked of a transformers model: its backbone, embeddings, padding, mode and device."""
+"""Backbone, embeddings, padding, mode and device of a transformers model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NO_TABLE = "{} has no get_input_embeddings(); pass inputs_embeds in the batch"
 
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Hold all modules in training or evaluation mode, and give each its own mode back."""
+    """Hold all modules in training or evaluation mode within a block, then restore each mode."""
     before = {module: module.training for module in model.modules()}
     model.train(training)
     try:
@@ -40,7 +40,7 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 @contextmanager
 def trained(wanted: Mapping[nn.Parameter, bool]) -> Iterator[None]:
-    """Set ``requires_grad`` of parameters for a while."""
+    """Set ``requires_grad`` of parameters within a block."""
     before = {parameter: parameter.requires_grad for parameter in wanted}
     try:
         for parameter, wants in wanted.items():
@@ -52,9 +52,9 @@ def trained(wanted: Mapping[nn.Parameter, bool]) -> Iterator[None]:
 
 
 def real_pairs(tensor: Tensor) -> Tensor:
-    """Return a complex tensor ``[...]`` as its real and imaginary parts ``[..., 2]``; a view.
+    """Return a view of a complex tensor ``[...]`` as pairs of real numbers ``[..., 2]``.
 
-    What is real is returned as it is.
+    A real tensor is returned unchanged.
     """
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
@@ -63,8 +63,8 @@ def padding_mask(batch: Mapping[str, Tensor], *, check_rows: bool = True) -> Ten
     """Return ``[B, T]`` booleans, true at real tokens.
 
     Args:
-        check_rows: False leaves out the check for rows that are all padding, the only one that
-            reads the mask, for which the host would wait for a GPU.
+        check_rows: check for rows that are all padding; it reads the mask, for which the host waits
+            for a GPU.
 
     Raises:
         TypeError, ValueError: not a mapping; no input; a mask of another shape; an empty batch; a
@@ -111,7 +111,7 @@ def without_labels(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def on_device_of(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the batch with its tensors where the model is."""
+    """Return the batch with its tensors on the model's device."""
     device = next(model.parameters()).device
     return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
 
@@ -129,15 +129,16 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def is_deepspeed(model: nn.Module) -> bool:
-    """Tell whether the model is in an engine of DeepSpeed."""
+    """Return whether the model is an engine of DeepSpeed."""
     # Never imported here: a model can be in its engine only where something else imported it.
     deepspeed = sys.modules.get("deepspeed")
     return deepspeed is not None and isinstance(model, deepspeed.DeepSpeedEngine)
 
 
 def without_engine(model: nn.Module) -> nn.Module:
-    """Return what an engine of DeepSpeed calls: its own forward prepares the step's one backward,
-    so that gradients taken beside the step go past it.
+    """Return the module of a DeepSpeed engine, for gradients beside the training step.
+
+    The engine's own forward prepares the one backward pass of the step.
     """
     return cast(nn.Module, model.module) if is_deepspeed(model) else model
 
@@ -156,7 +157,7 @@ def check_whole(model: nn.Module) -> None:
 
 
 def token_tables(model: nn.Module) -> dict[nn.Module, bool]:
-    """Return the layers in which ``forward`` looks up token embeddings, and whether a decoder's.
+    """Return the layers that look up token embeddings in ``forward`` -> whether a decoder's.
 
     The encoder's comes first.  BART and T5 have a table in each of both, and do not call the one
     that their ``get_input_embeddings`` returns.
@@ -186,7 +187,7 @@ def token_table(model: nn.Module) -> nn.Embedding:
 
 
 def _table_of(stack: nn.Module | None) -> nn.Module | None:
-    """Return a stack's layer of token embeddings; None for other stacks, as those of images."""
+    """Return a stack's layer of token embeddings; None for stacks without one, as of images."""
     try:
         layer = cast("PreTrainedModel", stack).get_input_embeddings()
     except (AttributeError, NotImplementedError):
@@ -203,7 +204,7 @@ def hooked_embeddings(
     *,
     trained: bool = False,
 ) -> Iterator[dict[str, Tensor]]:
-    """Put ``replace(x, real)`` in place of the token embeddings x of the passes within.
+    """Replace the token embeddings x of passes in a block by ``replace(x, real)``.
 
     x ``[B, T, d]`` is what a table of `token_tables` returns, of an encoder-decoder first the
     encoder's and then the decoder's; real ``[B, T]`` is true at tokens that are no padding.
@@ -212,9 +213,9 @@ def hooked_embeddings(
     it compiled without the hooks, or with them.
 
     Args:
-        batch: what the model is called with; None: not known here, and all tokens are real.
-        trained: leave passes without a gradient as they are.  TRL makes some beside the training
-            pass, for metrics, a reference or other rows.
+        batch: arguments of the model; None: unknown, all tokens count as real.
+        trained: replace in passes with gradients only.  TRL makes others beside the training pass,
+            for metrics, a reference or other rows.
 
     Yields:
         The batch to call the model with: its ``inputs_embeds`` have been replaced.
@@ -272,7 +273,7 @@ def _real_tokens(x: Tensor, batch: Mapping[str, Tensor], of_decoder: bool) -> Te
 def leaf_embeddings(
     model: nn.Module, batch: Mapping[str, Tensor]
 ) -> Iterator[tuple[dict[str, Tensor], list[Tensor]]]:
-    """Make the token embeddings of a pass with gradients leaves of the graph.
+    """Make the token embeddings of a pass leaves of its graph.
 
     Yields:
         The batch to call the model with, and the leaves, which the pass fills in.
@@ -288,27 +289,27 @@ def leaf_embeddings(
 
 
 def gradient_of_tokens(loss: Tensor, leaves: Sequence[Tensor]) -> Tensor:
-    """Return ∂loss/∂x ``[B, T, d]`` by the embeddings of the batch's tokens.
+    """Return ∂loss/∂x ``[B, T, d]`` for the embeddings x of the batch's tokens.
 
-    The decoder of a classifier reads the same tokens one place later, by a table tied to the
-    encoder's, and its share is added.
+    The decoder of a classifier reads the same tokens, shifted by one, from a table tied to the
+    encoder's; its gradient is added.
     """
     gradient, *others = torch.autograd.grad(loss, leaves)
-    for share, x in zip(others, leaves[1:], strict=True):
+    for other, x in zip(others, leaves[1:], strict=True):
         if x.shape == leaves[0].shape and torch.equal(x[:, 1:], leaves[0][:, :-1]):
             # Token t of the encoder is token t + 1 of the decoder, which begins with a start token.
-            gradient[:, :-1] += share[:, 1:]
+            gradient[:, :-1] += other[:, 1:]
     return gradient
 
 
 def learns_prompts(model: nn.Module) -> bool:
-    """Tell whether peft puts virtual tokens or a prefix before the model's own tokens."""
+    """Return whether peft puts virtual tokens or a prefix before the model's tokens."""
     config = getattr(unwrapped(model), "active_peft_config", None)
     return getattr(config, "is_prompt_learning", False)
 
 
 def drawn_modules(model: nn.Module) -> tuple[str, ...] | None:
-    """Name the modules with weights that the model's checkpoint lacked; None: it is not known.
+    """Return the names of modules whose weights the model's checkpoint lacks; None: unknown.
 
     They are in the attribute ``drawn_modules``; without it, they are those that transformers has
     not marked as loaded.

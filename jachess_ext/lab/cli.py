@@ -8,7 +8,7 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from difflib import get_close_matches
 from importlib import import_module
@@ -16,48 +16,71 @@ from typing import Any, NamedTuple, TextIO
 
 from .. import __version__
 from .._io import DataError, quiet_libraries, require_all
+from .workbench import RUN_NEEDS
 
 
-class _Command(NamedTuple):
+class Command(NamedTuple):
     """A command of `jachess`.
 
     Attributes:
         function: "module:function" below this package, imported when the command is given.  Its
             signature and docstring are the options; it returns the exit code, or None for 0.
         summary: for the help.
+        needs: modules it needs beyond torch and numpy.
+        option_needs: further modules that an option needs, those with more of them first.
         errors: errors that the user can fix, beside those of every command.
     """
 
     function: str
     summary: str
+    needs: tuple[str, ...]
+    option_needs: Mapping[str, tuple[str, ...]] = {}
     errors: tuple[type[Exception], ...] = ()
 
 
-_COMMANDS = {
-    "demo": _Command(
+COMMANDS = {
+    "demo": Command(
         "demo:demo",
         "derivatives where torch refuses, then methods compared on real text",
-        (FloatingPointError,),
+        ("tyro", *RUN_NEEDS),
+        errors=(FloatingPointError,),
     ),
-    "finetune": _Command(
+    "finetune": Command(
         "commands.finetune:finetune",
         "compare methods over tasks and seeds; goes on where it was stopped",
+        ("tyro", *RUN_NEEDS),
     ),
-    "evaluate": _Command(
-        "commands.finetune:evaluate", "draw a comparison's tables and report again"
+    "evaluate": Command(
+        "commands.finetune:evaluate",
+        "draw a comparison's tables and report again",
+        ("tyro", "scipy", "pandas", "matplotlib", "jinja2"),
     ),
-    "select": _Command(
+    "select": Command(
         "commands.select:select",
         "which model to fine-tune, from a table of losses on small subsets",
+        ("scipy",),
+        {"report": ("pandas", "matplotlib", "jinja2"), "out": ("pandas",)},
         (ValueError,),
     ),
-    "select-live": _Command(
+    "select-live": Command(
         "commands.select_live:select_live",
         "which model to fine-tune, by fine-tuning the candidates on small subsets",
-        (ValueError,),
+        ("tyro", *RUN_NEEDS),
+        errors=(ValueError,),
     ),
-    "doctor": _Command("doctor:main", "what was built, for what, what is missing, how to fix it"),
+    "doctor": Command(
+        "doctor:main", "what was built, for what, what is missing, how to fix it", ()
+    ),
 }
+
+
+def needs() -> dict[str, tuple[str, ...]]:
+    """Return the modules that each command needs, and each option that needs more."""
+    return {
+        " --".join(["jachess " + name, *option]): (*command.needs, *more)
+        for name, command in COMMANDS.items()
+        for option, more in [((), ()), *(((o,), m) for o, m in command.option_needs.items())]
+    }
 
 
 class _Output:
@@ -111,15 +134,15 @@ def _run(words: Sequence[str]) -> int:
         description="First and second derivatives through unmodified PyTorch models, and what is "
         "built on them:\nsmoothness, penalties, neural tangent kernels, choosing a model.",
         epilog="commands:\n"
-        + "\n".join(f"  {name:<12} {command.summary}" for name, command in _COMMANDS.items()),
+        + "\n".join(f"  {name:<12} {command.summary}" for name, command in COMMANDS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"jachess_ext {__version__}")
     parser.add_argument("command", metavar="command", help="see below")
     name = parser.parse_args(words[:1]).command
-    if name not in _COMMANDS:
-        close = get_close_matches(name, _COMMANDS, 1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(_COMMANDS)}"
+    if name not in COMMANDS:
+        close = get_close_matches(name, COMMANDS, 1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"
         parser.error(f"there is no command {name!r}; {hint}")
     quiet_libraries()
     try:
@@ -128,7 +151,7 @@ def _run(words: Sequence[str]) -> int:
         print("stopped", file=sys.stderr)
         return 130
     except Exception as error:
-        users = (DataError, ImportError, OSError, *_COMMANDS[name].errors)
+        users = (DataError, ImportError, OSError, *COMMANDS[name].errors)
         if not isinstance(error, users):
             from ..jet import MissingJetRule  # imports torch, which help and `select` do not
 
@@ -138,33 +161,47 @@ def _run(words: Sequence[str]) -> int:
         return 2
 
 
-def _parsed(name: str, words: Sequence[str]) -> Callable[[], int | None]:
-    """Return a command's function with its options bound."""
-    module, _, attribute = _COMMANDS[name].function.partition(":")
+def _parsed(name: str, words: Sequence[str]) -> functools.partial[int | None]:
+    """Return a command's function with its options bound.
+
+    Raises:
+        SystemExit: the options are wrong, or the help was asked for.
+        MissingExtra: a module that the command or an option needs is not installed.
+    """
+    command, user = COMMANDS[name], f"jachess {name}"
     if name == "doctor":  # needs torch and numpy only
-        summary = _COMMANDS[name].summary
-        argparse.ArgumentParser(f"jachess {name}", description=summary).parse_args(words)
+        argparse.ArgumentParser(user, description=command.summary).parse_args(words)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # it says itself what is not compiled
-            return import_module("..doctor", __package__).main  # type: ignore[no-any-return]
-    if name == "select":  # needs no tyro: a table is answered in the smallest installation
-        return import_module(f"{__package__}.commands.select").parsed(words)  # type: ignore[no-any-return]
+            bound = functools.partial(import_module("..doctor", __package__).main, needs())
+    elif name == "select":  # needs no tyro: a table is answered in the smallest installation
+        bound = import_module(f"{__package__}.commands.select").parsed(words)
+    else:
+        bound = _parsed_by_tyro(name, words)
+    wanted = (option for option in command.option_needs if bound.keywords.get(option))
+    user += next((f" --{option}" for option in wanted), "")
+    require_all(user, needs()[user])  # after the help
+    return bound
+
+
+def _parsed_by_tyro(name: str, words: Sequence[str]) -> functools.partial[int | None]:
+    """Return a command's function with the options bound that tyro reads from its signature."""
+    command = COMMANDS[name]
     try:
         import tyro
     except ModuleNotFoundError:  # without it there is no help either
-        require_all(f"jachess {name}")
+        require_all(f"jachess {name}", command.needs)
         raise
+    module, _, attribute = command.function.partition(":")
     function = getattr(import_module(f"{__package__}.{module}"), attribute)
 
     @functools.wraps(function)  # not called by tyro, which takes errors for those of the options
-    def call(*arguments: object, **options: object) -> Callable[[], int | None]:
+    def call(*arguments: object, **options: object) -> functools.partial[int | None]:
         return functools.partial(function, *arguments, **options)
 
-    with_defaults: Callable[..., Callable[[], int | None]] = call
+    with_defaults: Callable[..., functools.partial[int | None]] = call
     if name == "finetune":
         from .commands.finetune import with_grid_file
 
         with_defaults, words = with_grid_file(call, words)
-    bound = tyro.cli(with_defaults, prog=f"jachess {name}", args=words)
-    require_all(f"jachess {name}")  # after the help
-    return bound
+    return tyro.cli(with_defaults, prog=f"jachess {name}", args=words)

@@ -17,22 +17,30 @@ from torch import Tensor, nn
 from .._io import is_installed, require
 from ..jet.engine.context import EAGERLY
 from ..models import unwrapped
-from .capture import Probe, Watched, capture, evaluating
-from .completeness import check_kernel, in_company, probe
+from .capture import Coverage, Probe, capture, evaluation_mode
+from .completeness import all_samples_gradient, check_kernel, probe
 from .contract import Choice, Contribution, LinearForm, Settings, contract, plan
-from .outputs import Batch, Chosen, OutputMap, Outputs, Samples, choose_parameters, require_plain
+from .outputs import (
+    Batch,
+    OutputMap,
+    Outputs,
+    ParameterChoice,
+    Samples,
+    choose_parameters,
+    require_supported,
+)
 
 Method = Literal["auto", "gram", "materialise", "per_sample", "explain"]
 T = TypeVar("T")
 
 _FORMS: dict[str, LinearForm] = {"gram": "A", "materialise": "B"}
-_ASKED = "method='per_sample'"
-_WORKSPACE = 128 * 2**20
-_SHARE = 0.5  # of the free memory, where no budget is given
-_MOST = 4 * 2**30  # by default; larger blocks gain little
-_UNKNOWN = 2 * 2**30  # where free memory cannot be read
-_SAME_WEIGHTS = 1e-6
-_COMPANY = 16 * 2**20  # bytes that a batch of all samples may take, whatever the budget
+_REQUESTED = "method='per_sample'"  # reason of a fallback that needs no warning
+_MAX_WORKSPACE = 128 * 2**20
+# Of the default budget; larger blocks gain little.
+_MEMORY_FRACTION, _MAX_BUDGET = 0.5, 4 * 2**30
+_ASSUMED_MEMORY = 2 * 2**30  # where free memory cannot be read
+_WEIGHT_TOLERANCE = 1e-6
+_FULL_BATCH_BYTES = 16 * 2**20  # bytes that a batch of all samples may take, whatever the budget
 
 
 @dataclass(repr=False)
@@ -46,7 +54,7 @@ class Report:
         choices: how each parameter, or group of linear layers with the same inputs, is contracted
             (those of the first pair of blocks).
         fallback: parameter -> why it gets exact gradients, sample by sample.
-        local: parameters whose module alone is differentiated sample by sample.
+        local: parameters whose gradients come from their module alone, sample by sample.
         block: samples a block; ``blocks``: pairs of blocks.
         expected_bytes, budget_bytes: memory, as estimated, and the limit.
         difference: relative difference from a plain backward pass; None before the kernel is
@@ -133,7 +141,7 @@ def ntk(
     other: Batch | None = None,
     *,
     outputs: Outputs = "logits",
-    parameters: Chosen = None,
+    parameters: ParameterChoice = None,
     method: Method = "auto",
     memory_budget: int | None = None,
     progress: bool | None = None,
@@ -211,8 +219,8 @@ def measure_ntk(
     """Compute the kernel as `ntk` does, and return it with its `Report`.
 
     Args:
-        model, batch, other, progress: as `ntk`.
-        request: the other arguments of `ntk`.
+        model, batch, other, progress: as for `ntk`.
+        request: further arguments of `ntk`.
 
     Example:
         >>> measured = measure_ntk(torch.nn.Linear(3, 2), torch.randn(5, 3))
@@ -228,7 +236,7 @@ class Job:
     """A call of `ntk`: the constructor checks and plans it, `run` computes it."""
 
     _block: int
-    _company: int
+    _full_batch: int
 
     def __init__(
         self,
@@ -240,15 +248,15 @@ class Job:
         **how: Any,
     ) -> None:
         self._ranks = KernelRanks.of(group)
-        with self._ranks.failing_together():
+        with self._ranks.raise_on_all():
             self._prepare(model, batch, other, **how)
-        self._ranks.require_same(self._watched.model, [self._left.samples, self._right.samples])
-        if self._ranks.count > 1:  # blocks that all ranks agree on and that give each its share
+        self._ranks.require_same(self._coverage.model, [self._left.samples, self._right.samples])
+        if self._ranks.count > 1:  # blocks of one size on all ranks, enough for each of them
             longest = max(self._left.samples.count, self._right.samples.count)
             # As many pairs for every rank: 2R − 1 blocks a side (R (2R − 1) pairs), or R.
             count = self._ranks.count
-            most = -(-longest // (2 * count - 1 if self._symmetric else count))
-            self._block = min(*self._ranks.exchange(self._block), most)
+            largest = -(-longest // (2 * count - 1 if self._symmetric else count))
+            self._block = min(*self._ranks.gather(self._block), largest)
         self.report = self._make_report()
 
     def _prepare(
@@ -257,7 +265,7 @@ class Job:
         batch: Batch,
         other: Batch | None,
         outputs: Outputs = "logits",
-        parameters: Chosen = None,
+        parameters: ParameterChoice = None,
         method: str = "auto",
         memory_budget: int | None = None,
         seed: int | None = None,
@@ -265,7 +273,7 @@ class Job:
         if method not in get_args(Method):
             raise ValueError(f"method is {method!r}; expected one of {str(get_args(Method))[1:-1]}")
         inner = unwrapped(model)
-        require_plain(inner)
+        require_supported(inner)
         self._symmetric = other is None
         sides = [Samples.of(batch)]
         if other is not None:
@@ -275,15 +283,15 @@ class Job:
             self._outputs.check(side)
         chosen = choose_parameters(inner, parameters)
         self._device = next(iter(chosen.values())).device
-        self._watched = Watched(inner, chosen)
+        self._coverage = Coverage(inner, chosen)
         if method == "per_sample":
-            self._watched.fallback.update(dict.fromkeys(chosen, _ASKED))
+            self._coverage.fallback.update(dict.fromkeys(chosen, _REQUESTED))
         dtypes = {parameter.dtype.to_real() for parameter in chosen.values()}
         self._dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
         with EAGERLY:
-            with evaluating(inner):
-                self._outputs = self._outputs.narrowed(sides)
-            probes = [probe(self._watched, self._outputs, side) for side in sides]
+            with evaluation_mode(inner):
+                self._outputs = self._outputs.with_narrow_head(sides)
+            probes = [probe(self._coverage, self._outputs, side) for side in sides]
         self._left, self._right = probes[0], probes[-1]
         self._warn_of_fallback()
         workspace = self._plan_blocks(memory_budget)
@@ -297,9 +305,9 @@ class Job:
         theta = torch.zeros(
             outputs, left.count, outputs, right.count, dtype=torch.float64, device=self._device
         )
-        with self._ranks.failing_together():
+        with self._ranks.raise_on_all():
             self._sum_pairs(theta, progress)
-        self._ranks.total(theta)
+        self._ranks.reduce(theta)
         if self._ranks.rank != 0:
             return None
         theta = theta.permute(1, 0, 3, 2)
@@ -311,28 +319,32 @@ class Job:
     def _sum_pairs(self, theta: Tensor, progress: bool | None) -> None:
         """Add this rank's pairs of blocks to Θ [C, N, C, M]."""
         first, row = True, -1
-        mine: dict[str, Contribution] = {}
-        theirs: dict[str, Contribution] = {}
+        left: dict[str, Contribution] = {}
+        right: dict[str, Contribution] = {}
         lefts, rights = self._blocks(self._left), self._blocks(self._right)
-        # Of a symmetric kernel the upper triangle.
-        every = product(range(len(lefts)), range(len(rights)))
-        pairs = self._ranks.share([(i, j) for i, j in every if j >= i or not self._symmetric])
-        shown = progress if self._ranks.rank == 0 else False
-        with _bar(shown, len(pairs)) as advance, EAGERLY, torch.no_grad():
+        pairs: Sequence[tuple[int, int]] = list(product(range(len(lefts)), range(len(rights))))
+        if self._symmetric:  # the upper triangle
+            pairs = [(i, j) for i, j in pairs if j >= i]
+        pairs = self._ranks.slice(pairs)
+        with (
+            _bar(progress if self._ranks.rank == 0 else False, len(pairs)) as advance,
+            EAGERLY,
+            torch.no_grad(),
+        ):
             for side in [self._left] if self._symmetric else [self._left, self._right]:
                 if side.samples.count > self._block:
-                    in_company(self._watched, self._outputs, side, self._company)
+                    all_samples_gradient(self._coverage, self._outputs, side, self._full_batch)
             for i, j in pairs:
-                theirs = {}  # free a block before the next is captured
+                right = {}  # free a block before the next is captured
                 if i != row:
-                    mine, row = {}, i
-                    mine = capture(self._watched, self._outputs, self._left, lefts[i])
+                    left, row = {}, i
+                    left = capture(self._coverage, self._outputs, self._left, lefts[i])
                 same = self._symmetric and j == i
-                theirs = mine
+                right = left
                 if not same:
-                    theirs = capture(self._watched, self._outputs, self._right, rights[j])
+                    right = capture(self._coverage, self._outputs, self._right, rights[j])
                 choices: list[Choice] = []
-                for choice, kernel in contract(mine, theirs, same, self._settings):
+                for choice, kernel in contract(left, right, same, self._settings):
                     if not torch.isfinite(kernel).all():
                         raise ValueError(
                             f"the kernel of parameter {choice.names[0]!r} is NaN or infinite; "
@@ -350,8 +362,8 @@ class Job:
         return [rows[start : start + self._block] for start in range(0, len(rows), self._block)]
 
     def _warn_of_fallback(self) -> None:
-        reasons = self._watched.fallback.items()
-        lines = "; ".join(f"{name} ({why})" for name, why in reasons if why != _ASKED)
+        reasons = self._coverage.fallback.items()
+        lines = "; ".join(f"{name} ({why})" for name, why in reasons if why != _REQUESTED)
         if lines:
             warnings.warn(
                 f"jachess_ext.ntk: exact per-sample gradients, one sample at a time, for {lines}. "
@@ -361,16 +373,22 @@ class Job:
             )
 
     def _plan_blocks(self, limit: int | None) -> int:
-        """Set the largest blocks that fit ``limit`` bytes; return the bytes of the workspace.
+        """Set the largest blocks that fit into ``limit`` bytes; return the workspace's bytes.
 
         Raises:
             ValueError: the limit is too small for a block of one sample.
         """
-        budget = min(_MOST, int(_SHARE * free_memory(self._device))) if limit is None else limit
-        workspace = min(_WORKSPACE, max(1, budget // 8))
+        budget = (
+            min(_MAX_BUDGET, int(_MEMORY_FRACTION * free_memory(self._device)))
+            if limit is None
+            else limit
+        )
+        workspace = min(_MAX_WORKSPACE, max(1, budget // 8))
         samples, others = self._left.samples.count, self._right.samples.count
         outputs = self._left.outputs
-        fallback = sum(_numbers(self._watched.parameters[name]) for name in self._watched.fallback)
+        fallback = sum(
+            _numbers(self._coverage.parameters[name]) for name in self._coverage.fallback
+        )
         size = torch.finfo(self._dtype).bits // 8
         captured = max(self._left.capture_bytes(), self._right.capture_bytes())
         one_capture = captured + fallback * size * outputs
@@ -379,13 +397,13 @@ class Job:
         result = samples * others * outputs**2 * 24
         at_once = samples * (one_capture + activations)
         at_once += 0 if self._symmetric else others * one_capture
-        self._block, most = max(samples, others), max(samples, others)
+        self._block = largest = max(samples, others)
         self._budget, self._expected = budget, at_once + result + workspace
         left = budget - result - workspace
-        self._company = max(2, max(left, _COMPANY) // max(activations, 1))
+        self._full_batch = max(2, max(left, _FULL_BATCH_BYTES) // max(activations, 1))
         if at_once > left:
             pair = 2 * one_capture + activations
-            self._block = min(left // pair, most) if left > 0 else 0
+            self._block = min(left // pair, largest) if left > 0 else 0
             if self._block < 1:
                 raise ValueError(
                     f"memory_budget is {budget} bytes, too few for one sample: the kernel takes "
@@ -399,13 +417,15 @@ class Job:
         first, block = self._left, self._block
         left, right = first.samples.count, self._right.samples.count
         down, across = -(-left // block), -(-right // block)
-        local = [name for roles in self._watched.active_local().values() for name in roles.values()]
+        local = [
+            name for roles in self._coverage.active_local().values() for name in roles.values()
+        ]
         return Report(
             samples=left,
             others=right,
             outputs=first.outputs,
             symmetric=self._symmetric,
-            parameters=sum(map(_numbers, self._watched.parameters.values())),
+            parameters=sum(map(_numbers, self._coverage.parameters.values())),
             choices=plan(
                 first.contributions,
                 (min(block, left), min(block, right)),
@@ -413,7 +433,7 @@ class Job:
                 self._symmetric,
                 self._settings,
             ),
-            fallback=dict(self._watched.fallback),
+            fallback=dict(self._coverage.fallback),
             local=local,
             block=block,
             blocks=down * (down + 1) // 2 if self._symmetric else down * across,
@@ -423,15 +443,15 @@ class Job:
 
 
 def _numbers(parameter: nn.Parameter) -> int:
-    """Return how many real numbers a parameter holds."""
+    """Return the number of real numbers in a parameter."""
     return parameter.numel() * (2 if parameter.is_complex() else 1)
 
 
-def _add(theta: Tensor, kernel: Tensor, rows: list[int], columns: list[int], twice: bool) -> None:
-    """Add a block to Θ [C, N, C, M], and its mirror image if ``twice``."""
+def _add(theta: Tensor, kernel: Tensor, rows: list[int], columns: list[int], mirror: bool) -> None:
+    """Add a block to Θ [C, N, C, M], and its transpose across the diagonal if ``mirror``."""
     down, across = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
     theta[:, down, :, across] += kernel
-    if twice:
+    if mirror:
         theta[:, across, :, down] += kernel.permute(2, 3, 0, 1)
 
 
@@ -444,7 +464,7 @@ def free_memory(device: torch.device) -> int:
             sizes = dict(line.split(":", 1) for line in lines)
         return int(sizes["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
-        return _UNKNOWN
+        return _ASSUMED_MEMORY
 
 
 @contextmanager
@@ -460,8 +480,8 @@ def _bar(progress: bool | None, total: int) -> Iterator[Callable[[], object]]:
     # None: silent unless standard error is a terminal.
     disable = None if progress is None else False
     tqdm = require("tqdm.auto").tqdm
-    with tqdm(total=total, desc="NTK", unit="block", disable=disable) as shown:
-        yield shown.update
+    with tqdm(total=total, desc="NTK", unit="block", disable=disable) as bar:
+        yield bar.update
 
 
 # ---- several processes ------------------------------------------------------------------------
@@ -473,11 +493,11 @@ def _bar(progress: bool | None, total: int) -> Iterator[Callable[[], object]]:
 
 @dataclass(frozen=True)
 class KernelRanks:
-    """Processes that share the work on a kernel.
+    """Processes among which the pairs of blocks are divided.
 
     Attributes:
         group: of torch.distributed; None: this process alone.
-        rank, count: of this process in the group, and how many there are.
+        rank, count: of this process in the group, and of processes.
     """
 
     group: dist.ProcessGroup | None
@@ -486,7 +506,7 @@ class KernelRanks:
 
     @classmethod
     def of(cls, group: dist.ProcessGroup | None) -> KernelRanks:
-        """Read this process's place in ``group``.
+        """Return the ranks of ``group``.
 
         Raises:
             ValueError: this process is not in the group.
@@ -498,21 +518,21 @@ class KernelRanks:
             raise ValueError("this process is not in the group; call ntk on the group's ranks only")
         return cls(group, rank, dist.get_world_size(group))
 
-    def share(self, work: Sequence[T]) -> Sequence[T]:
-        """Return this rank's part, contiguous: neighbouring pairs have a block in common."""
+    def slice(self, work: Sequence[T]) -> Sequence[T]:
+        """Return this rank's items, contiguous: neighbouring pairs have a block in common."""
         size, remainder = divmod(len(work), self.count)
         start = self.rank * size + min(self.rank, remainder)
         return work[start : start + size + (self.rank < remainder)]
 
     @contextmanager
-    def failing_together(self) -> Iterator[None]:
-        """Raise on all ranks what is raised on one, so that none waits for it forever."""
+    def raise_on_all(self) -> Iterator[None]:
+        """Raise an error of one rank on all of them, so that none waits for it forever."""
         try:
             yield
         except Exception as error:
-            self.exchange(f"{type(error).__name__}: {error}")
+            self.gather(f"{type(error).__name__}: {error}")
             raise
-        for rank, message in enumerate(self.exchange(None)):
+        for rank, message in enumerate(self.gather(None)):
             if message is not None:
                 raise RuntimeError(f"rank {rank} failed: {message}")
 
@@ -521,21 +541,21 @@ class KernelRanks:
         if self.count == 1:
             return
         total = sum(float(p.detach().abs().sum(dtype=torch.float64)) for p in model.parameters())
-        batches, weights = zip(*self.exchange((_checksum(sides), total)), strict=True)
+        batches, weights = zip(*self.gather((_checksum(sides), total)), strict=True)
         if len(set(batches)) > 1:
             raise ValueError(
                 "the ranks have different batches; expected the same batch and other on every "
                 "rank (ntk itself shares out the work)"
             )
-        if max(weights) - min(weights) > _SAME_WEIGHTS * max(map(abs, weights)):
+        if max(weights) - min(weights) > _WEIGHT_TOLERANCE * max(map(abs, weights)):
             raise ValueError("the ranks have different weights; expected the same model on all")
 
-    def total(self, values: Tensor) -> None:
-        """Sum over ranks in place; right on the first rank only."""
+    def reduce(self, values: Tensor) -> None:
+        """Sum over ranks, in place, on the first rank; other ranks' values are undefined."""
         if self.count > 1:
             dist.reduce(values, group=self.group, group_dst=0)
 
-    def exchange(self, value: object) -> list[Any]:
+    def gather(self, value: object) -> list[Any]:
         """Return every rank's value."""
         if self.count == 1:
             return [value]

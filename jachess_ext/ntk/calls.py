@@ -1,4 +1,4 @@
-"""Read the calls of a pass that use a parameter, and what each contributes to the kernel.
+"""Readers of the calls that use a parameter, and the contribution of each to the kernel.
 
 To cover another call, add its reader to `_READERS` and, for a new kind, its contribution to
 `CONTRIBUTE`.
@@ -33,9 +33,9 @@ class Call:
     Attributes:
         kind: of the function, a key of ``CONTRIBUTE``.
         roles: role ("weight", "bias") -> the parameter's name.
-        inputs: the data the parameter meets: [n·s, ...] like the output; None where there is none.
-        options: what else the contribution needs.
-        edge: where the output is in the graph, once it is recorded.
+        inputs: data that the parameter is combined with, [n·s, ...] like the output; None: none.
+        options: further arguments of the contribution.
+        edge: of the output in the graph, once it is recorded.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class Call:
 def recognise(
     function: Function, args: Args, kwargs: Named, names: Names
 ) -> tuple[Call | None, set[str]]:
-    """Return the call, and the names of the parameters in it that play no known role."""
+    """Return the call if a reader covers it, and its parameters that no reader covers."""
     values = flat(args, kwargs)
     touched = {names[id(value)] for value in values if id(value) in names}
     if not touched:
@@ -63,15 +63,15 @@ def recognise(
 
 
 def flat(args: Args, kwargs: Named) -> list[object]:
-    """Return the arguments of a call, those in lists and tuples too."""
-    flat: list[object] = []
+    """Return the arguments of a call, with lists and tuples flattened."""
+    values: list[object] = []
     for value in (*args, *kwargs.values()):
-        flat.extend(value) if isinstance(value, (list, tuple)) else flat.append(value)
-    return flat
+        values.extend(value) if isinstance(value, (list, tuple)) else values.append(value)
+    return values
 
 
 def _linear(args: Arguments, names: Names) -> Call | None:
-    if not _plain_weight(args, names):
+    if not _is_matrix_product(args, names):
         return None
     return Call("linear", _roles(args, names), args["input"].detach())
 
@@ -79,7 +79,7 @@ def _linear(args: Arguments, names: Names) -> Call | None:
 def _addmm(args: Arguments, names: Names) -> Call | None:
     """Read bias + x W with W [d_in, d_out], transformers' Conv1D."""
     args = {"bias": args["input"], "input": args["mat1"], "weight": args["mat2"]}
-    if args["bias"].dim() != 1 or not _plain_weight(args, names):
+    if args["bias"].dim() != 1 or not _is_matrix_product(args, names):
         return None
     return Call("linear", _roles(args, names), args["input"].detach(), {"transposed": True})
 
@@ -116,7 +116,7 @@ def _norm(kind: str, eps: float | None, args: Arguments, names: Names) -> Call |
 
 
 def _product(args: Arguments, names: Names) -> Call | None:
-    """Read weight * x, elementwise."""
+    """Read weight * x, element by element."""
     values = list(args.values())
     weights = [i for i, value in enumerate(values) if id(value) in names]
     if len(values) != 2 or len(weights) != 1:
@@ -125,17 +125,17 @@ def _product(args: Arguments, names: Names) -> Call | None:
     if not isinstance(other, Tensor) or other.dim() < max(1, weight.dim()):
         return None
     if other.dim() == weight.dim() and weight.shape[0] != 1:
-        return None  # the parameter has a number for every row: no sample owns one
+        return None  # an entry for every row: its gradient is no sum over samples
     return Call("product", {"weight": names[id(weight)]}, other.detach())
 
 
 def _sum(args: Arguments, names: Names) -> Call | None:
-    """Read bias + x, elementwise."""
+    """Read bias + x, element by element."""
     call = _product(args, names)
     return None if call is None else Call("sum", {"bias": call.roles["weight"]}, None)
 
 
-def _plain_weight(args: Arguments, names: Names) -> bool:
+def _is_matrix_product(args: Arguments, names: Names) -> bool:
     """Tell whether the input is no parameter and the weight is a matrix."""
     return id(args["input"]) not in names and args["weight"].dim() == 2
 
@@ -167,25 +167,27 @@ _READERS: dict[Function, tuple[tuple[str, ...], Callable[[Arguments, Names], Cal
 # Contributions of a call, from the cotangents [C, n·s, ...] of its output; n: samples.
 
 
-def _from_linear(
+def _linear_contribution(
     call: Call, delta: Tensor, shapes: Shapes, samples: int
 ) -> dict[str, Contribution]:
     a = _rows(call, samples, delta.shape[1])
-    parts: dict[str, Contribution] = {}
+    terms: dict[str, Contribution] = {}
     delta = delta.reshape(delta.shape[0], samples, -1, delta.shape[-1])
     if "bias" in call.roles:
-        parts[call.roles["bias"]] = Dense(delta.sum(2))
+        terms[call.roles["bias"]] = Dense(delta.sum(2))
     if "weight" in call.roles:
         a = a.reshape(samples, -1, a.shape[-1])
         assert call.inputs is not None
         source = (call.inputs.data_ptr(), call.inputs._version, *call.inputs.shape)
         transposed = call.options.get("transposed", False)
-        parts[call.roles["weight"]] = make_factors(a, delta, transposed=transposed, source=source)
-    return parts
+        terms[call.roles["weight"]] = make_factors(a, delta, transposed=transposed, source=source)
+    return terms
 
 
-def _from_rows(call: Call, delta: Tensor, shapes: Shapes, samples: int) -> dict[str, Contribution]:
-    """Return the contribution to an embedding's rows; those of `take` have width 1."""
+def _embedding_contribution(
+    call: Call, delta: Tensor, shapes: Shapes, samples: int
+) -> dict[str, Contribution]:
+    """Return the contribution to an embedding's rows, which have width 1 in `take`."""
     ids = _rows(call, samples, delta.shape[1]).reshape(samples, -1)
     padding = call.options["padding"]
     keep = torch.ones_like(ids, dtype=torch.bool) if padding is None else ids != padding
@@ -195,11 +197,11 @@ def _from_rows(call: Call, delta: Tensor, shapes: Shapes, samples: int) -> dict[
     return {name: make_matches(ids, delta, keep, call.options["rows"])}
 
 
-def _from_elementwise(
+def _elementwise_contribution(
     call: Call, delta: Tensor, shapes: Shapes, samples: int
 ) -> dict[str, Contribution]:
-    """Return the contributions to weight * x, bias + x, and norms, which normalise x first."""
-    parts: dict[str, Contribution] = {}
+    """Return the contributions of weight * x, bias + x, and norms, which normalise x first."""
+    terms: dict[str, Contribution] = {}
     for role, name in call.roles.items():
         values = delta
         if role == "weight":
@@ -207,14 +209,14 @@ def _from_elementwise(
             if call.kind != "product":
                 x = getattr(F, call.kind)(x, call.options["shape"], eps=call.options["eps"])
             values = delta * x
-        parts[name] = _summed(values, shapes[name], samples)
-    return parts
+        terms[name] = _sum_broadcast(values, shapes[name], samples)
+    return terms
 
 
-def _summed(values: Tensor, shape: torch.Size, samples: int) -> Dense:
+def _sum_broadcast(values: Tensor, shape: torch.Size, samples: int) -> Dense:
     """Sum [C, n·s, ...] over every dimension along which the parameter was broadcast."""
     outputs, features = values.shape[0], values.shape[2:]
-    if len(shape) > len(features):  # the parameter's own first dimension, of size 1, meets the rows
+    if len(shape) > len(features):  # the parameter's first dimension, of size 1, is along the rows
         shape = shape[1:]
     summed = values.reshape(outputs, samples, -1, *features).sum(2)
     if len(features) > len(shape):
@@ -226,7 +228,7 @@ def _summed(values: Tensor, shape: torch.Size, samples: int) -> Dense:
 
 
 def _rows(call: Call, samples: int, rows: int) -> Tensor:
-    """Return the inputs with as many rows as the output, repeated if they have no batch."""
+    """Return a call's inputs with `rows` rows, repeated for each sample if they have no batch."""
     values = call.inputs
     assert values is not None
     if values.shape[0] == rows:
@@ -241,7 +243,7 @@ def _rows(call: Call, samples: int, rows: int) -> Tensor:
 def local_call(
     module: nn.Module, roles: Mapping[str, str], args: Args, kwargs: Named, output: object
 ) -> Call | None:
-    """Return a module's call; None unless inputs and output have equally many rows."""
+    """Return the call of a module; None unless inputs and output have equally many rows."""
     values = [v.detach() if isinstance(v, Tensor) else v for v in (*args, *kwargs.values())]
     tensors = [value for value in values if isinstance(value, Tensor)]
     if not isinstance(output, Tensor) or not output.dim() or not tensors:
@@ -252,17 +254,17 @@ def local_call(
     return Call("local", dict(roles), None, options)
 
 
-def _from_local(
+def _local_contribution(
     call: Call, cotangents: Tensor, shapes: Shapes, samples: int
 ) -> dict[str, Contribution]:
-    """Return the module's per-sample gradients, [C, n, numel] for each parameter."""
+    """Return the per-sample gradients of a module's parameters, [C, n, numel] each."""
     module, keywords = call.options["module"], call.options["keywords"]
     parameters = {key: module._parameters[key].detach() for key in call.roles}
     values = tuple(_split(value, samples) for value in call.options["values"])
     dims = tuple(0 if isinstance(value, Tensor) else None for value in values)
     plain = len(values) - len(keywords)
 
-    def of_sample(values: Args, delta: Tensor) -> dict[str, Tensor]:
+    def sample_gradients(values: Args, delta: Tensor) -> dict[str, Tensor]:
         kwargs = dict(zip(keywords, values[plain:], strict=True))
 
         def forward(parameters: dict[str, Tensor]) -> Tensor:
@@ -273,7 +275,7 @@ def _from_local(
 
     delta = cotangents.unflatten(1, (samples, -1))
     with torch.enable_grad():
-        gradients = vmap(of_sample, in_dims=(dims, 1), out_dims=1)(values, delta)
+        gradients = vmap(sample_gradients, in_dims=(dims, 1), out_dims=1)(values, delta)
     # [C, n, numel]; a parameter may have no dimension.
     return {
         name: Dense(as_real(gradients[key]).unsqueeze(-1).flatten(2))
@@ -282,7 +284,7 @@ def _from_local(
 
 
 def _split(value: object, samples: int) -> object:
-    """Split a tensor into [n, rows a sample, ...]; a single row is repeated for every sample."""
+    """Reshape a tensor to [n, rows of a sample, ...]; a single row is repeated for every sample."""
     if not isinstance(value, Tensor):
         return value
     if value.shape[0] == 1 and samples > 1:
@@ -291,11 +293,11 @@ def _split(value: object, samples: int) -> object:
 
 
 CONTRIBUTE: dict[str, Callable[[Call, Tensor, Shapes, int], dict[str, Contribution]]] = {
-    "linear": _from_linear,
-    "embedding": _from_rows,
-    "take": _from_rows,
-    **dict.fromkeys(("layer_norm", "rms_norm", "product", "sum"), _from_elementwise),
-    "local": _from_local,
+    "linear": _linear_contribution,
+    "embedding": _embedding_contribution,
+    "take": _embedding_contribution,
+    **dict.fromkeys(("layer_norm", "rms_norm", "product", "sum"), _elementwise_contribution),
+    "local": _local_contribution,
 }
 
 
@@ -320,11 +322,11 @@ MOVES = {
 INSERTS = {Tensor.unsqueeze, torch.unsqueeze}
 
 
-def unchained(call: Call, cotangents: Tensor) -> tuple[Call, Tensor]:
-    """Return the call at the start of a chain and its output's cotangents, [C, n·s, ...].
+def chain_start(call: Call, cotangents: Tensor) -> tuple[Call, Tensor]:
+    """Return the call at the start of a chain and the cotangents of its output, [C, n·s, ...].
 
     Args:
-        cotangents: [C, n, ...], of the chain's end.
+        cotangents: of the chain's end, [C, n, ...].
     """
     end, start = call.options["end"], call.options["call"]
     outputs, samples = cotangents.shape[:2]

@@ -1,8 +1,8 @@
 """Take per-sample gradients of a block of samples from its recorded calls.
 
-A block takes one forward pass, watched call by call (`Recorder`), and one backward pass an output,
-to the calls' outputs.  Parameters of calls that are not covered get exact per-sample gradients
-instead; `independence` and `completeness` check what comes out.
+A block takes one forward pass, recorded call by call (`Recorder`), and one backward pass for each
+output, to the calls' outputs.  Parameters of calls that are not covered get exact per-sample
+gradients instead; `independence` and `completeness` check the results.
 """
 
 from __future__ import annotations
@@ -15,33 +15,39 @@ import torch
 from torch import Tensor, nn
 
 from ..models import in_mode
-from .calls import CONTRIBUTE, Call, unchained
+from .calls import CONTRIBUTE, Call, chain_start
 from .contract import Contribution, Dense, add_up, as_real
-from .independence import Separation, apart, compare_companies, require_same_values, shuffled
+from .independence import (
+    Separation,
+    compare_batch_compositions,
+    permuted,
+    require_same_values,
+    spaced_subset,
+)
 from .outputs import Batch, OutputMap, Samples, require_outputs
 from .recorder import Recorder, SampleLayout, owners_of
 
 
 @dataclass
-class Watched:
-    """Chosen parameters of a model, and how each is covered.
+class Coverage:
+    """The chosen parameters of a model, and how the gradients of each are obtained.
 
     Attributes:
         parameters: by name.
         local: childless modules differentiated as a whole.
         fallback: parameter -> why it gets exact per-sample gradients, sample by sample.
-        separate: batches in whose first block no sample depends on another.
+        verified: names of the batches in whose first block no sample depends on another.
     """
 
     model: nn.Module
     parameters: Mapping[str, nn.Parameter]
     local: dict[nn.Module, Mapping[str, str]] = field(default_factory=dict)
     fallback: dict[str, str] = field(default_factory=dict)
-    separate: set[str] = field(default_factory=set)
+    verified: set[str] = field(default_factory=set)
 
     @property
     def covered(self) -> dict[int, str]:
-        """Return id -> name of the parameters that are recorded."""
+        """Id -> name of the parameters whose calls are recorded."""
         return {id(p): name for name, p in self.parameters.items() if name not in self.fallback}
 
     @property
@@ -49,7 +55,7 @@ class Watched:
         return {name: p.shape for name, p in self.parameters.items()}
 
     def active_local(self) -> dict[nn.Module, dict[str, str]]:
-        """Return ``local`` without parameters that fell back."""
+        """Return ``local`` without the parameters of ``fallback``."""
         active = {
             module: {key: name for key, name in roles.items() if name not in self.fallback}
             for module, roles in self.local.items()
@@ -59,18 +65,19 @@ class Watched:
 
 @dataclass
 class Probe:
-    """Result of the check of a side.
+    """Gradients and contributions that a side is checked by, see `completeness`.
 
     Attributes:
         samples: all samples of the side.
-        layout: how calls lay them out.
+        layout: where calls have the dimension of samples.
         weights: w, [N, C]; zero for samples that were not probed.
-        gradients: g, by parameter.
-        contributions: of the probed samples, for w in place of C outputs.
+        gradients: g of each parameter.
+        contributions: of the probed samples, to the single output Σ_c w_{n,c} f_{n,c}.
         activation_bytes: memory the forward pass keeps for one sample's backward.
         noise: norm of a gradient below which it may be round-off alone (a bias of attention keys,
             whose gradient is zero in exact arithmetic).
-        values: f, [N, C], in other company than the blocks'; None where one block holds all.
+        values: f, [N, C], from batches of other samples than the blocks; None where one block
+            holds all.
     """
 
     samples: Samples
@@ -87,48 +94,47 @@ class Probe:
         return self.weights.shape[1]
 
     def capture_bytes(self) -> int:
-        """Return the memory of one sample's contributions, all outputs."""
+        """Return the bytes of one sample's contributions to all outputs."""
         return -(-sum(part.nbytes(self.outputs) for part in self.contributions.values()) // 2)
 
 
-def learn_layout(watched: Watched, outputs: OutputMap, samples: Samples) -> SampleLayout:
-    """Learn from a pass over one sample how calls lay out samples, and which parameters need other
-    means.
+def learn_layout(coverage: Coverage, outputs: OutputMap, samples: Samples) -> SampleLayout:
+    """Learn from passes over one sample where calls have the dimension of samples.
 
-    ``watched.local`` and ``watched.fallback`` are filled.
+    Fills ``coverage.local`` and ``coverage.fallback`` with what no recorded call covers.
     """
-    owners = owners_of(watched.model, watched.covered)
+    owners = owners_of(coverage.model, coverage.covered)
     # The first pass finds the modules that are to be differentiated as a whole; the second, with
     # these, learns the layout, and what it does not know either falls back.
     for candidates in (owners, {}):
         layout, added = SampleLayout(), False
         recorder = Recorder(
-            watched.covered, 1, layout, watched.active_local(), owners=owners, learn=True
+            coverage.covered, 1, layout, coverage.active_local(), owners=owners, learn=True
         )
-        with evaluating(watched.model), torch.no_grad(), recorder:
+        with evaluation_mode(coverage.model), torch.no_grad(), recorder:
             outputs(samples.rows([0]))
-        watched.fallback.update(recorder.unbatched)
-        for name, places in layout.unknown.items():
-            place = next(iter(places)) if len(places) == 1 else None
-            if place is not None and name in candidates.get(place, {}).values():
-                watched.local[place] = candidates[place]
+        coverage.fallback.update(recorder.unbatched)
+        for name, modules in layout.unknown.items():
+            module = next(iter(modules)) if len(modules) == 1 else None
+            if module is not None and name in candidates.get(module, {}).values():
+                coverage.local[module] = candidates[module]
                 added = True
             else:
-                watched.fallback[name] = "it is used in a call that is not covered"
+                coverage.fallback[name] = "it is used in a call that is not covered"
         if not added:
             break
     return layout
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Hold the model in evaluation mode (no dropout, running statistics), gradients enabled."""
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Hold the model in evaluation mode (no dropout, running statistics), with gradients."""
     with in_mode(model, training=False), torch.inference_mode(False), torch.enable_grad():
         yield
 
 
-def watched_forward(
-    watched: Watched,
+def recorded_forward(
+    coverage: Coverage,
     outputs: OutputMap,
     layout: SampleLayout,
     batch: Batch,
@@ -143,10 +149,10 @@ def watched_forward(
     Raises:
         ValueError: f is not finite or needs no parameter.
     """
-    local = watched.active_local()
-    outside = {id(watched.parameters[name]) for name in watched.fallback}
+    local = coverage.active_local()
+    outside = {id(coverage.parameters[name]) for name in coverage.fallback}
     recorder = Recorder(
-        watched.covered, count, layout, local, inputs_only=inputs_only, outside=outside
+        coverage.covered, count, layout, local, inputs_only=inputs_only, outside=outside
     )
     with recorder:
         f = outputs(batch)
@@ -155,18 +161,19 @@ def watched_forward(
 
 
 def capture(
-    watched: Watched, outputs: OutputMap, side: Probe, rows: list[int]
+    coverage: Coverage, outputs: OutputMap, side: Probe, rows: list[int]
 ) -> dict[str, Contribution]:
     """Return what every chosen parameter contributes for these samples of a side.
 
     Raises:
-        RuntimeError: samples depend on one another; a parameter is used in a new way.
+        RuntimeError: samples depend on one another; a parameter is used in another way than by the
+            probed samples.
     """
     samples = side.samples
-    first = samples.name not in watched.separate and samples.count > 1
-    with evaluating(watched.model):
-        f, calls, unbatched = watched_forward(
-            watched, outputs, side.layout, samples.rows(rows), len(rows), inputs_only=True
+    first = samples.name not in coverage.verified and samples.count > 1
+    with evaluation_mode(coverage.model):
+        f, calls, unbatched = recorded_forward(
+            coverage, outputs, side.layout, samples.rows(rows), len(rows), inputs_only=True
         )
         if unbatched:
             name, reason = next(iter(unbatched.items()))
@@ -178,39 +185,41 @@ def capture(
             require_same_values(rows, f.detach(), side.values[rows])
         elif first:
             count = len(rows)
-            compare_companies(outputs, samples, f.detach(), [shuffled(count), apart(count)])
-        needed = first and len(rows) > 1 and (calls or watched.fallback)
+            compare_batch_compositions(
+                outputs, samples, f.detach(), [permuted(count), spaced_subset(count)]
+            )
+        needed = first and len(rows) > 1 and (calls or coverage.fallback)
         separation = Separation(f) if needed else None
-        parts = _collect(watched, f, calls, separation)
+        parts = _collect(coverage, f, calls, separation)
         del f, calls
         # A nonzero sum may be rounding: only a graph of its own can decide, and the first one was
         # freed by `_collect`.
         if separation is not None and (suspects := separation.suspects()):
-            f, calls, _ = watched_forward(
-                watched, outputs, side.layout, samples.rows(rows), len(rows), inputs_only=True
+            f, calls, _ = recorded_forward(
+                coverage, outputs, side.layout, samples.rows(rows), len(rows), inputs_only=True
             )
             separation.require(f, [call.edge for call in calls], suspects)
             del f, calls
-        alone = _per_sample(watched, outputs, samples, rows)
+        per_sample = _per_sample(coverage, outputs, samples, rows)
         if separation is not None:
-            separation.require_alone(alone, side.noise)
-        watched.separate.add(samples.name)
-        return parts | alone
+            separation.require_per_sample_gradients(per_sample, side.noise)
+        coverage.verified.add(samples.name)
+        return parts | per_sample
 
 
 def _collect(
-    watched: Watched, f: Tensor, calls: list[Call], separation: Separation | None
+    coverage: Coverage, f: Tensor, calls: list[Call], separation: Separation | None
 ) -> dict[str, Contribution]:
-    """Take one backward pass an output, to the recorded calls; then their contributions.
+    """Run one backward pass for each output, to the recorded calls; return their contributions.
 
     Args:
-        separation: given these passes, and one more; None: no such check.
+        separation: check that these passes, and one more, are added to; None: no check.
     """
     count, outputs = f.shape
     store: list[list[Tensor | None]] = [[] for _ in calls]
     edges = [call.edge for call in calls]
     if separation is not None:
-        separation.begin(f, edges, {name: watched.parameters[name] for name in watched.fallback})
+        separation.begin(f, edges, {name: coverage.parameters[name] for name in coverage.fallback})
     for c in range(outputs if calls else 0):
         # Summing over samples gives all their cotangents in one pass, since f_n depends on sample n
         # alone; that this holds is what `separation` checks.
@@ -219,22 +228,22 @@ def _collect(
         )
         if separation is not None:
             separation.add(separation.weights[:, c], cotangents)
-        for of_call, cotangent in zip(store, cotangents, strict=True):
-            of_call.append(cotangent)
-    return contributions(watched, calls, store, count)
+        for by_output, cotangent in zip(store, cotangents, strict=True):
+            by_output.append(cotangent)
+    return contributions(coverage, calls, store, count)
 
 
 def contributions(
-    watched: Watched, calls: list[Call], store: list[list[Tensor | None]], count: int
+    coverage: Coverage, calls: list[Call], store: list[list[Tensor | None]], count: int
 ) -> dict[str, Contribution]:
     """Return the contribution of every covered parameter, from cotangents of calls' outputs.
 
     Args:
-        store: for each call its C cotangents, emptied on the way; None where there is none.
-        count: of samples.
+        store: C cotangents for each call, emptied on the way; None where f does not depend on it.
+        count: number of samples.
     """
-    parts: dict[str, list[Contribution]] = {}
-    shapes = watched.shapes
+    sums: dict[str, list[Contribution]] = {}
+    shapes = coverage.shapes
     for call, cotangents in zip(calls, store, strict=True):
         some = next((c for c in cotangents if c is not None), None)
         if some is None:
@@ -244,40 +253,38 @@ def contributions(
             stacked = torch.stack([torch.zeros_like(some) if c is None else c for c in cotangents])
         cotangents.clear()
         if call.kind == "chain":
-            call, stacked = unchained(call, stacked)
+            call, stacked = chain_start(call, stacked)
         try:
-            of_call = CONTRIBUTE[call.kind](call, stacked, shapes, count)
+            terms = CONTRIBUTE[call.kind](call, stacked, shapes, count)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:
             if call.kind != "local":
                 raise
             why = f"{type(call.options['module']).__name__} does not run under torch.func.vmap"
-            watched.fallback.update(dict.fromkeys(call.roles.values(), why))
+            coverage.fallback.update(dict.fromkeys(call.roles.values(), why))
             continue
-        for name, part in of_call.items():
-            parts.setdefault(name, []).append(part)
-    return {name: add_up(several, shapes[name]) for name, several in parts.items()}
+        for name, term in terms.items():
+            sums.setdefault(name, []).append(term)
+    return {name: add_up(terms, shapes[name]) for name, terms in sums.items()}
 
 
 def _per_sample(
-    watched: Watched, outputs: OutputMap, samples: Samples, rows: list[int]
+    coverage: Coverage, outputs: OutputMap, samples: Samples, rows: list[int]
 ) -> dict[str, Contribution]:
-    """Return exact gradients of parameters not covered, one sample and output at a time."""
-    names = list(watched.fallback)
-    if not names:
+    """Return exact gradients of the parameters of ``fallback``, by sample and output."""
+    gradients: dict[str, list[Tensor]] = {name: [] for name in coverage.fallback}
+    if not gradients:
         return {}
-    parameters = [watched.parameters[name] for name in names]
-    gradients: list[list[list[Tensor]]] = [[] for _ in names]  # parameter, sample, output
+    parameters = [coverage.parameters[name] for name in gradients]
     for row in rows:
         f = outputs(samples.rows([row]))[0]
-        for of_parameter in gradients:
-            of_parameter.append([])
-        for c, value in enumerate(f):
-            whole = torch.autograd.grad(
+        passes = (
+            torch.autograd.grad(
                 value, parameters, retain_graph=c + 1 < len(f), materialize_grads=True
             )
-            for of_parameter, gradient in zip(gradients, whole, strict=True):
-                of_parameter[-1].append(as_real(gradient).flatten())
-    stacked = (torch.stack([torch.stack(rows) for rows in part], 1) for part in gradients)
-    return {name: Dense(gradient) for name, gradient in zip(names, stacked, strict=True)}
+            for c, value in enumerate(f)
+        )
+        for name, by_output in zip(gradients, zip(*passes, strict=True), strict=True):
+            gradients[name].append(torch.stack([as_real(g).flatten() for g in by_output]))
+    return {name: Dense(torch.stack(samples, 1)) for name, samples in gradients.items()}

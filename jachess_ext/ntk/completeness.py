@@ -1,7 +1,7 @@
-"""Check that the kernel holds all that a plain backward pass sees.
+"""Check the recorded contributions and the finished kernel against a plain backward pass.
 
-With random signs w_{n,c} for a few samples (`probe`), or random weights for all (`in_company`), one
-ordinary backward pass gives, of every parameter,
+With random signs w_{n,c} for two samples (`probe`), or random weights for all of them
+(`all_samples_gradient`), one plain backward pass gives, for every parameter,
 
     g_θ = Σ_{n,c} w_{n,c} ∂f_{n,c}/∂θ,
 
@@ -19,67 +19,70 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from .capture import Probe, Watched, contributions, evaluating, learn_layout, watched_forward
+from .capture import Coverage, Probe, contributions, evaluation_mode, learn_layout, recorded_forward
 from .contract import Contribution, Dense, Matches, Tied, as_real
-from .independence import SEPARATION_SEED, apart, compare_companies, shuffled
+from .independence import SEPARATION_SEED, compare_batch_compositions, permuted, spaced_subset
 from .outputs import NESTED, OutputMap, Samples, require_outputs
-from .rounding import PROBED, negligible, norm_of, round_off, tolerance
+from .rounding import PROBED, negligible_norm, norm_of, round_off, tolerance
 
-_NOT_WHOLE = "the recorded calls do not give its whole gradient"
+_INCOMPLETE = "the recorded calls do not give its whole gradient"
 _PROBE_SEED = 0x50524F
 
 
-def probe(watched: Watched, outputs: OutputMap, samples: Samples) -> Probe:
-    """Learn the layout; check the first and a middle sample.
+def probe(coverage: Coverage, outputs: OutputMap, samples: Samples) -> Probe:
+    """Learn a side's layout, and check the contributions of its first and a middle sample.
 
-    Parameters that fail are added to ``watched.fallback``.
+    Parameters whose contributions are incomplete are added to ``coverage.fallback``.
     """
-    layout = learn_layout(watched, outputs, samples)
+    layout = learn_layout(coverage, outputs, samples)
     rows = [0, samples.count // 2]  # the same one twice where there is only one
-    meter = _Meter(watched)
-    with evaluating(watched.model):
-        with torch.autograd.graph.saved_tensors_hooks(meter.saved, lambda saved: saved):
+    meter = _ActivationMeter(coverage)
+    with evaluation_mode(coverage.model):
+        with torch.autograd.graph.saved_tensors_hooks(meter.add, lambda saved: saved):
             batch = samples.rows(rows)
-            f, calls, unbatched = watched_forward(watched, outputs, layout, batch, PROBED)
+            f, calls, unbatched = recorded_forward(coverage, outputs, layout, batch, PROBED)
         generator = torch.Generator("cpu").manual_seed(_PROBE_SEED)
         signs = (torch.randint(0, 2, f.shape, generator=generator, device="cpu") * 2 - 1).to(f)
         edges = [call.edge for call in calls]
         # The stub knows no list of edges and tensors.
-        inputs = cast(list[Tensor], [*edges, *watched.parameters.values()])
+        inputs = cast(list[Tensor], [*edges, *coverage.parameters.values()])
         gradients_of_all = torch.autograd.grad((f * signs).sum(), inputs, allow_unused=True)
         cotangents, whole = gradients_of_all[: len(edges)], gradients_of_all[len(edges) :]
         # A norm's backward multiplies the rounding of what cancels in it by up to 1 / √1e-5.
         least = 300 * torch.finfo(f.dtype).eps * norm_of(signs)
         noises = (round_off(c.dtype) * norm_of(c) for c in cotangents if c is not None)
         noise = max([least, *noises])
-        parts = contributions(watched, calls, [[c] for c in cotangents], PROBED)
+        captured = contributions(coverage, calls, [[c] for c in cotangents], PROBED)
     gradients = {
         name: as_real(torch.zeros_like(parameter) if g is None else g)
-        for (name, parameter), g in zip(watched.parameters.items(), whole, strict=True)
+        for (name, parameter), g in zip(coverage.parameters.items(), whole, strict=True)
     }
-    watched.fallback.update(unbatched)
-    every = signs.new_zeros(samples.count, signs.shape[1])
-    every.index_add_(0, torch.tensor(rows, device=signs.device), signs)
-    side = Probe(samples, layout, every, gradients, parts, -(-meter.total // PROBED), noise)
-    watched.fallback.update(dict.fromkeys(_not_whole(watched, side), _NOT_WHOLE))
-    for name in watched.fallback:
-        parts.pop(name, None)
+    coverage.fallback.update(unbatched)
+    weights = signs.new_zeros(samples.count, signs.shape[1])
+    weights.index_add_(0, torch.tensor(rows, device=signs.device), signs)
+    side = Probe(samples, layout, weights, gradients, captured, -(-meter.total // PROBED), noise)
+    coverage.fallback.update(dict.fromkeys(_incomplete(coverage, side), _INCOMPLETE))
+    for name in coverage.fallback:
+        captured.pop(name, None)
     return side
 
 
-def in_company(watched: Watched, outputs: OutputMap, side: Probe, most: int) -> None:
-    """Give a side the outputs and gradients of all its samples, in other company than the blocks'.
+def all_samples_gradient(
+    coverage: Coverage, outputs: OutputMap, side: Probe, batch_size: int
+) -> None:
+    """Set a side's outputs, weights and gradients from a plain pass over all of its samples.
 
-    One forward pass and a plain backward pass, which replaces that of the probe.
+    The samples are batched in another order than in the blocks.  The gradients replace those of
+    the two probed samples.
 
     Args:
-        most: samples a batch.
+        batch_size: most samples in a batch.
 
     Raises:
-        RuntimeError: the outputs of a sample depend on the others.
+        RuntimeError: the outputs of a sample depend on the other samples of its batch.
     """
-    samples, order = side.samples, shuffled(side.samples.count)
-    parts = -(-samples.count // most)
+    samples, order = side.samples, permuted(side.samples.count)
+    batches = -(-samples.count // batch_size)
     total: dict[str, Tensor] = {}
     # Not signs: what adds a mean to each sample would not show where they add up to 0.
     generator = torch.Generator("cpu").manual_seed(SEPARATION_SEED)
@@ -87,20 +90,20 @@ def in_company(watched: Watched, outputs: OutputMap, side: Probe, most: int) -> 
     normal = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
     weights = normal.to(side.weights)
     values = torch.empty_like(weights)
-    with evaluating(watched.model):
-        for part in range(parts):
-            rows = order[part::parts]
+    with evaluation_mode(coverage.model):
+        for start in range(batches):
+            rows = order[start::batches]
             f = outputs(samples.rows(rows))
             require_outputs(f, len(rows))
             values[rows] = f.detach()
             gradients = torch.autograd.grad(
-                (f * weights[rows]).sum(), list(watched.parameters.values()), allow_unused=True
+                (f * weights[rows]).sum(), list(coverage.parameters.values()), allow_unused=True
             )
-            for name, gradient in zip(watched.parameters, gradients, strict=True):
+            for name, gradient in zip(coverage.parameters, gradients, strict=True):
                 if gradient is not None:
                     g = as_real(gradient)
                     total[name] = g if name not in total else total[name] + g
-        compare_companies(outputs, samples, values, [apart(samples.count)])
+        compare_batch_compositions(outputs, samples, values, [spaced_subset(samples.count)])
     side.values = values
     if all(bool(g.isfinite().all()) for g in total.values()):  # their sum may overflow in 16 bits
         side.noise *= norm_of(weights) / norm_of(side.weights)
@@ -108,8 +111,8 @@ def in_company(watched: Watched, outputs: OutputMap, side: Probe, most: int) -> 
         side.gradients = {n: total.get(n, torch.zeros_like(g)) for n, g in side.gradients.items()}
 
 
-def _not_whole(watched: Watched, side: Probe) -> list[str]:
-    """Return the parameters whose gradient is not what their calls contribute."""
+def _incomplete(coverage: Coverage, side: Probe) -> list[str]:
+    """Return the parameters whose recorded calls do not add up to their gradient."""
     norms = {name: norm_of(g) for name, g in side.gradients.items()}
     bad = [name for name, norm in norms.items() if not norm < float("inf")]
     if bad:
@@ -120,19 +123,19 @@ def _not_whole(watched: Watched, side: Probe) -> list[str]:
     whole = sum(norm**2 for norm in norms.values()) ** 0.5
     wrong = []
     for name, gradient in side.gradients.items():
-        if name in watched.fallback:
+        if name in coverage.fallback:
             continue
         part = side.contributions.get(name)
-        missing = norms[name] if part is None else norm_of(_left_over(gradient, part))
-        if missing > negligible(gradient, whole, side.noise):
+        missing = norms[name] if part is None else norm_of(_residual(gradient, part))
+        if missing > negligible_norm(gradient, whole, side.noise):
             wrong.append(name)
     return wrong
 
 
-def _left_over(gradient: Tensor, part: Contribution) -> Tensor:
+def _residual(gradient: Tensor, part: Contribution) -> Tensor:
     """Return gradient − Σ_n G_n over samples n, for contributions of a single output."""
     if isinstance(part, Tied):
-        return _left_over(_left_over(gradient, part.factors), part.matches)
+        return _residual(_residual(gradient, part.factors), part.matches)
     if isinstance(part, Dense):
         return gradient - part.gradients[0].sum(0).view(gradient.shape)
     if isinstance(part, Matches):
@@ -180,22 +183,23 @@ def _dot(x: Tensor, y: Tensor) -> float:
     return float((x.double() * y.double()).sum())
 
 
-class _Meter:
-    """Bytes that a forward pass keeps for the backward pass, parameters excepted."""
+class _ActivationMeter:
+    """Count the bytes that a forward pass keeps for its backward pass, without parameters."""
 
-    def __init__(self, watched: Watched) -> None:
-        self._seen = {p.untyped_storage().data_ptr() for p in watched.model.parameters()}
+    def __init__(self, coverage: Coverage) -> None:
+        self._seen = {p.untyped_storage().data_ptr() for p in coverage.model.parameters()}
         self.total = 0
 
-    def saved(self, tensor: Tensor) -> Tensor:
+    def add(self, tensor: Tensor) -> Tensor:
+        """Count the storage of a saved tensor, once; return the tensor."""
         if tensor.is_nested:
             raise TypeError(NESTED)
         try:
             storage = tensor.untyped_storage()
-            place = storage.data_ptr()
+            address = storage.data_ptr()
         except RuntimeError:  # the zeros of forward mode take no memory
             return tensor
-        if place not in self._seen:
-            self._seen.add(place)
+        if address not in self._seen:
+            self._seen.add(address)
             self.total += storage.nbytes()
         return tensor

@@ -29,7 +29,7 @@ Form = Literal["A", "B"]
 LinearForm = Literal["auto", "A", "B"]
 Contributions = Mapping[str, "Contribution"]
 
-_WORTH_GATHERING = 0.9  # fewer positions kept than this share are gathered
+_WORTH_GATHERING = 0.9  # fraction of positions kept, below which they are gathered
 _TILE = (256, 128)  # positions of form A's tiles (csrc/cpu/ntk_gram_plan.h)
 # Operations that take as long as moving a byte, fitted on a CPU: on 144 layers (N 8 and 48, T 1 to
 # 64; two idle cores, fp32) the chosen forms take 0.3 % longer than always the faster one (geometric
@@ -135,11 +135,10 @@ def make_factors(
     if longest > _WORTH_GATHERING * used.shape[1]:
         return Factors(inputs, cotangents, transposed, source)
     order = used.int().argsort(dim=1, descending=True, stable=True)[:, :longest]  # used ones first
-    place = order[..., None].expand(-1, -1, inputs.shape[-1])
-    inputs = inputs.gather(1, place)
-    place = order[None, ..., None].expand(cotangents.shape[0], -1, -1, cotangents.shape[-1])
-    where = tuple(order.flatten().tolist()) if source else ()
-    return Factors(inputs, cotangents.gather(2, place), transposed, (*source, *where))
+    inputs = inputs.take_along_dim(order[..., None], 1)
+    cotangents = cotangents.take_along_dim(order[None, ..., None], 2)
+    kept = tuple(order.flatten().tolist()) if source else ()
+    return Factors(inputs, cotangents, transposed, (*source, *kept))
 
 
 def make_matches(ids: Tensor, cotangents: Tensor, keep: Tensor, rows: int) -> Matches:
@@ -159,9 +158,9 @@ def make_matches(ids: Tensor, cotangents: Tensor, keep: Tensor, rows: int) -> Ma
 def _summed_matches(
     samples: Tensor, ids: Tensor, gradients: Tensor, count: int, rows: int
 ) -> Matches:
-    keys, place = torch.unique(samples * rows + ids, return_inverse=True)
+    keys, index = torch.unique(samples * rows + ids, return_inverse=True)
     summed = gradients.new_zeros(gradients.shape[0], len(keys), gradients.shape[-1])
-    summed.index_add_(1, place, gradients)
+    summed.index_add_(1, index, gradients)
     return Matches(keys // rows, keys % rows, summed, count)
 
 
@@ -174,21 +173,21 @@ def add_up(parts: Sequence[Contribution], shape: torch.Size) -> Contribution:
     """
     factors = [part for part in parts if isinstance(part, Factors)]
     matches = [part for part in parts if isinstance(part, Matches)]
-    one_way = len({part.transposed for part in factors}) <= 1
+    same_layout = len({part.transposed for part in factors}) <= 1
     if len(parts) == 1:
         return parts[0]
-    if len(factors) == len(parts) and one_way:
-        return _chain(factors)
+    if len(factors) == len(parts) and same_layout:
+        return _join_factors(factors)
     if len(matches) == len(parts):
-        return _merge(matches, shape[0])
-    plain = one_way and not (factors and factors[0].transposed)
-    if plain and len(factors) + len(matches) == len(parts):
-        return Tied(_chain(factors), _merge(matches, shape[0]))
+        return _join_matches(matches, shape[0])
+    untransposed = not any(part.transposed for part in factors)
+    if untransposed and len(factors) + len(matches) == len(parts):
+        return Tied(_join_factors(factors), _join_matches(matches, shape[0]))
     return Dense(reduce(torch.add, (part.materialise(shape) for part in parts)))
 
 
-def _chain(parts: list[Factors]) -> Factors:
-    """Join several calls of a layer to one call over all their positions."""
+def _join_factors(parts: list[Factors]) -> Factors:
+    """Concatenate the positions of several calls of a layer."""
     if len(parts) == 1:
         return parts[0]
     return Factors(
@@ -198,7 +197,7 @@ def _chain(parts: list[Factors]) -> Factors:
     )
 
 
-def _merge(parts: list[Matches], rows: int) -> Matches:
+def _join_matches(parts: list[Matches], rows: int) -> Matches:
     if len(parts) == 1:
         return parts[0]
     return _summed_matches(
@@ -270,14 +269,14 @@ def count_cost(size: Size) -> Cost:
     pairs = size.samples * size.other_samples * size.outputs**2
     features = size.inputs + size.outputs**2 * size.cotangents
     weights = size.inputs * size.cotangents
-    share = 0.5 if size.symmetric else 1.0
+    half = 0.5 if size.symmetric else 1.0
     sides = rows if size.symmetric else rows + columns
     vectors = size.samples if size.symmetric else size.samples + size.other_samples
     packed = sum(1 / side for side in _TILE)
     return Cost(
-        gram_flops=share * 2 * rows * columns * features,
-        gram_bytes=share * rows * columns * packed * features * size.bytes_per_number,
-        materialise_flops=2 * sides * size.outputs * weights + 2 * pairs * weights * share,
+        gram_flops=half * 2 * rows * columns * features,
+        gram_bytes=half * rows * columns * packed * features * size.bytes_per_number,
+        materialise_flops=2 * sides * size.outputs * weights + 2 * pairs * weights * half,
         materialise_bytes=2 * vectors * size.outputs * weights * size.bytes_per_number,
     )
 
@@ -291,10 +290,10 @@ class Choice:
 
     Attributes:
         names: the parameters.
-        form: "A" Gram, "B" materialised, "matches" (embeddings), "tied" (embedding and head
-            together), "dense" (per-sample gradients at hand).
+        form: "A" (Gram matrices), "B" (materialised gradients), "matches" (embeddings), "tied"
+            (embedding and head in one), "dense" (per-sample gradients).
         cost: counted operations and bytes of A and B; None for the other forms.
-        positions: per sample, left, that had a non-zero cotangent; None where there are none.
+        positions: of each left sample with a non-zero cotangent; None for the other forms.
     """
 
     names: tuple[str, ...]
@@ -321,19 +320,19 @@ class Settings:
 def contract(
     left: Contributions, right: Contributions, symmetric: bool, settings: Settings
 ) -> Iterator[tuple[Choice, Tensor]]:
-    """Yield (how, K [C, N, C, M]) piece by piece; their sum is the kernel.
+    """Yield (choice, K [C, N, C, M]) for each group of parameters; the sum of K is the kernel.
 
-    A parameter that one side lacks has no gradient there, and adds nothing.
+    A parameter without a contribution on one side has no gradient there and adds nothing.
     """
     for names in _groups(left, right):
         lefts, rights = _factors(left, names), _factors(right, names)
         if lefts and rights:
             choice = _choose(names, lefts, rights, symmetric, settings)
-            yield choice, _linear(choice.form, lefts, rights, symmetric, settings)
+            yield choice, _contract_linear(choice.form, lefts, rights, symmetric, settings)
         else:
             (name,) = names
             choice = Choice(names, _FORMS[type(left[name])])
-            yield choice, _single(left[name], right[name], symmetric, settings)
+            yield choice, _contract_single(left[name], right[name], symmetric, settings)
 
 
 def plan(
@@ -355,20 +354,16 @@ def plan(
     return choices
 
 
-_FORMS = {Matches: "matches", Tied: "tied", Dense: "dense", Factors: "tied"}  # of a single one
+# Of a parameter alone; Factors: tied on the other side.
+_FORMS = {Matches: "matches", Tied: "tied", Dense: "dense", Factors: "tied"}
 
 
 def _groups(left: Contributions, right: Contributions) -> list[tuple[str, ...]]:
-    """Group linear layers with the same inputs on both sides; every other parameter is alone."""
+    """Return groups of linear layers that share their inputs; other parameters are alone."""
     groups: dict[object, list[str]] = {}
-    for name, mine in left.items():
-        theirs = right.get(name)
-        if theirs is None:
-            continue
-        key: object = name
-        if isinstance(mine, Factors) and isinstance(theirs, Factors):
-            key = (mine.source, theirs.source) if mine.source and theirs.source else name
-        groups.setdefault(key, []).append(name)
+    for name in filter(right.__contains__, left):
+        sources = [getattr(side[name], "source", ()) for side in (left, right)]
+        groups.setdefault(tuple(sources) if all(sources) else name, []).append(name)
     return [tuple(names) for names in groups.values()]
 
 
@@ -403,7 +398,7 @@ def _choose(
     return Choice(names, form, cost, size.positions)
 
 
-def _linear(
+def _contract_linear(
     form: str, lefts: list[Factors], rights: list[Factors], symmetric: bool, settings: Settings
 ) -> Tensor:
     """Return K, [C, N, C, M], of layers that share their inputs.
@@ -426,19 +421,23 @@ def _linear(
     )
 
 
-def _single(left: Contribution, right: Contribution, symmetric: bool, settings: Settings) -> Tensor:
+def _contract_single(
+    left: Contribution, right: Contribution, symmetric: bool, settings: Settings
+) -> Tensor:
+    """Return K, [C, N, C, M], of a parameter that is not a linear layer's weight alone."""
     if isinstance(left, Dense) and isinstance(right, Dense):
         x, y = (part.gradients.to(settings.dtype) for part in (left, right))
         return torch.tensordot(x, y, dims=([2], [2]))
     pieces = (
-        _pair(mine, theirs, symmetric and mine is theirs, settings)
-        for mine in _parts(left)
-        for theirs in _parts(right)
+        _contract_pair(x, y, symmetric and x is y, settings)
+        for x in _uses(left)
+        for y in _uses(right)
     )
     return reduce(torch.add, pieces)
 
 
-def _parts(contribution: Contribution) -> list[Factors | Matches]:
+def _uses(contribution: Contribution) -> list[Factors | Matches]:
+    """Return the contributions of a parameter's uses, of which a tied one has two."""
     if isinstance(contribution, Tied):
         return [contribution.factors, contribution.matches]
     if isinstance(contribution, Dense):
@@ -449,17 +448,17 @@ def _parts(contribution: Contribution) -> list[Factors | Matches]:
     return [contribution]
 
 
-def _pair(
+def _contract_pair(
     left: Factors | Matches, right: Factors | Matches, symmetric: bool, settings: Settings
 ) -> Tensor:
     if isinstance(left, Matches):
         if isinstance(right, Matches):
-            return _contract_matches(left, right, settings)
+            return _contract_embeddings(left, right, settings)
         return _contract_tied(left, right, settings)
     if isinstance(right, Matches):
         return _contract_tied(right, left, settings).permute(2, 3, 0, 1)
     form = _choose((), [left], [right], symmetric, settings).form
-    return _linear(form, [left], [right], symmetric, settings)
+    return _contract_linear(form, [left], [right], symmetric, settings)
 
 
 # ---- embeddings ------------------------------------------------------------------------------
@@ -471,7 +470,7 @@ def _pair(
 # Ids that occur in equally many samples are done together, in one batched product.
 
 
-def _contract_matches(left: Matches, right: Matches, settings: Settings) -> Tensor:
+def _contract_embeddings(left: Matches, right: Matches, settings: Settings) -> Tensor:
     """Return K, [C, N, C, M], of an embedding."""
     dtype, outputs = settings.dtype, left.gradients.shape[0]
     shape = (outputs, left.count, outputs, right.count)
@@ -491,9 +490,9 @@ def _shared_ids(left_ids: Tensor, right_ids: Tensor) -> list[tuple[Tensor, Tenso
     starts, other_starts = counts.cumsum(0) - counts, other_counts.cumsum(0) - other_counts
     if not len(other_ids):
         return []
-    place = torch.searchsorted(other_ids, ids).clamp(max=len(other_ids) - 1)
-    shared = other_ids[place] == ids
-    left, right = shared.nonzero()[:, 0], place[shared]  # numbers of each shared id on its side
+    index = torch.searchsorted(other_ids, ids).clamp(max=len(other_ids) - 1)
+    shared = other_ids[index] == ids
+    left, right = shared.nonzero()[:, 0], index[shared]  # of each shared id on its side
     if not len(left):
         return []
     sizes, size_of = torch.unique(
@@ -527,8 +526,8 @@ def _add_group(
     output = torch.arange(outputs, device=rows.device)[:, None]
     i = (output * count + left.samples[rows][:, None]).flatten(1)  # [g, C k]
     j = (output * other_count + right.samples[columns][:, None]).flatten(1)
-    place = i[:, :, None] * (outputs * other_count) + j[:, None, :]
-    kernel.view(-1).index_add_(0, place.flatten(), products.flatten())
+    entries = i[:, :, None] * (outputs * other_count) + j[:, None, :]
+    kernel.view(-1).index_add_(0, entries.flatten(), products.flatten())
 
 
 def _contract_tied(matches: Matches, factors: Factors, settings: Settings) -> Tensor:
@@ -543,10 +542,10 @@ def _contract_tied(matches: Matches, factors: Factors, settings: Settings) -> Te
     per_entry = 2 * outputs * other_count * positions * dtype.itemsize
     step = max(1, settings.workspace // max(1, per_entry))
     for start in range(0, entries, step):
-        part = slice(start, start + step)
-        g = matches.gradients[:, part].to(dtype)
-        picked = factors.cotangents[..., matches.ids[part]].to(dtype)
+        rows = slice(start, start + step)
+        g = matches.gradients[:, rows].to(dtype)
+        picked = factors.cotangents[..., matches.ids[rows]].to(dtype)
         inner = torch.einsum("cud,mtd->umct", g, factors.inputs.to(dtype))
         products = torch.einsum("umct,emtu->cuem", inner, picked)
-        kernel.index_add_(1, matches.samples[part], products)
+        kernel.index_add_(1, matches.samples[rows], products)
     return kernel

@@ -1,4 +1,4 @@
-"""Samples, parameters and outputs that a kernel is computed for.
+"""Samples, parameters and outputs of a kernel.
 
 f(x), [n, C], comes from one forward pass.  Classifiers give logits [n, L].  Token-level models give
 [n, T, L]; there f is taken at the last real token (a language model's next-token logits), or, for
@@ -31,14 +31,14 @@ from ..models import NO_LABEL, learns_prompts, without_peft
 T = TypeVar("T")
 Batch = Mapping[str, Any] | Tensor
 Outputs = str | int | Callable[[Any, Batch], Tensor]
-Chosen = Iterable[str] | Callable[[str, nn.Parameter], bool] | None
+ParameterChoice = Iterable[str] | Callable[[str, nn.Parameter], bool] | None
 
 _INPUTS = ("input_ids", "inputs_embeds", "pixel_values", "input_features", "input_values")
 _NAMES = ("logits", "sum", "label")
 _PROJECTION_SEED = 0x4E544B
-# Relative difference of f from a narrowed head to f from whole logits that is round-off.
-_SAME = {torch.float64: 1e-9, torch.float32: 1e-4}
-_SAME_16 = 0.05
+# Relative difference of f from a with_narrow_head head to f from whole logits that is round-off.
+_HEAD_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+_HEAD_TOLERANCE_16 = 0.05
 RENORMALISED = (
     "parameter {!r} is a table that max_norm rescales in place in every forward pass, and torch "
     "gives no gradient of that; set max_norm to None on its nn.Embedding, after a last rescaling"
@@ -52,29 +52,24 @@ DIFFERENTIATES = (
     "does not see through; take that derivative by jx.jvp, jx.jet or jx.laplacian, through which "
     "the kernel is right"
 )
-_FLEX = (
-    "FlexAttention has no derivatives on a CPU: run the model on a GPU, or give it another "
-    "attention (transformers: attn_implementation='sdpa')"
-)
 _META = (
     "parameter {!r} is on the meta device, without numbers: load the weights first; "
     "accelerate.hooks.remove_hook_from_submodules(model) brings back those that it has offloaded"
 )
-# Words of torch's own errors in a forward pass, and what to say.
-_EXPLAINED = {
+# Words in an error of torch in a forward pass -> the message in its place.
+_EXPLANATIONS = {
     "does not require grad and does not have a grad_fn": DIFFERENTIATES,
     "support saved tensor hooks": DIFFERENTIATES,
-    "FlexAttention does not support backward on CPU": _FLEX,
 }
 _CONSTANT = "final_logits_bias"  # buffer [1, V] of transformers' BART and similar models
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of one batch.
+    """A batch and its number of samples.
 
     Attributes:
-        batch: a dict as a collator yields it, or one tensor that is handed to the model as it is.
+        batch: a dict as a collator yields it, or one tensor, the model's only argument.
         count: the number of samples N.
         name: "batch" or "other", for messages.
     """
@@ -88,17 +83,10 @@ class Samples:
         """Read N, the length of the inputs' first dimension.
 
         Raises:
-            TypeError: a nested tensor.
             ValueError: no inputs, no samples, or tensors that disagree on how many there are.
         """
-        values = [batch] if isinstance(batch, Tensor) else getattr(batch, "values", list)()
-        if any(isinstance(value, Tensor) and value.is_nested for value in values):
-            raise TypeError(
-                f"{name} holds a nested (jagged) tensor; expected one row a sample: pad it by "
-                "torch.nested.to_padded_tensor, with an attention mask"
-            )
         if isinstance(batch, Tensor):
-            return cls(batch, _at_least_one(batch, name), name)
+            return cls(batch, _sample_count(batch, name), name)
         tensors = {key: v for key, v in batch.items() if isinstance(v, Tensor) and v.dim()}
         first = next((key for key in _INPUTS if key in tensors), next(iter(tensors), None))
         if first is None:
@@ -106,7 +94,7 @@ class Samples:
                 f"{name} holds no tensor of inputs; expected input_ids or inputs_embeds (or "
                 "another tensor with one row a sample)"
             )
-        count = _at_least_one(tensors[first], name)
+        count = _sample_count(tensors[first], name)
         for key, value in tensors.items():
             if value.shape[0] not in (count, 1):
                 raise ValueError(
@@ -116,7 +104,7 @@ class Samples:
         return cls(batch, count, name)
 
     def rows(self, rows: Sequence[int]) -> Batch:
-        """Return the batch of these samples, in this order; what has no rows stays as it is."""
+        """Return the batch of these samples, in this order; values without rows are unchanged."""
         if list(rows) == list(range(self.count)):
             return self.batch
         if isinstance(self.batch, Tensor):
@@ -130,7 +118,7 @@ class Samples:
         return value.index_select(0, index)  # type: ignore[return-value]  # a tensor for a tensor
 
 
-def _at_least_one(inputs: Tensor, name: str) -> int:
+def _sample_count(inputs: Tensor, name: str) -> int:
     if not inputs.dim() or not inputs.shape[0]:
         raise ValueError(
             f"{name} is empty (its inputs have shape {list(inputs.shape)}); "
@@ -139,35 +127,18 @@ def _at_least_one(inputs: Tensor, name: str) -> int:
     return inputs.shape[0]
 
 
-def require_plain(model: nn.Module) -> None:
-    """Raise for models that a kernel cannot look into.
-
-    Raises:
-        TypeError: a scripted or exported module.
-        ValueError: a parameter without numbers (offloaded, or never loaded); an embedding that
-            rescales its table; tensors are made on the meta device.
-    """
+def require_supported(model: nn.Module) -> None:
+    """Raise ValueError for a parameter without numbers (offloaded, or never loaded) and for an
+    embedding that rescales its table."""
     for name, module in model.named_modules():
-        exported = isinstance(module, torch.fx.GraphModule) and "train" in vars(module)
-        if exported or isinstance(module, torch.jit.RecursiveScriptModule):
-            raise TypeError(
-                f"{f'module {name!r}' if name else 'the model'} is "
-                f"{'exported' if exported else 'scripted'}, which hides its operations; pass the "
-                "plain module that it was made of"
-            )
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
             raise ValueError(RENORMALISED.format(f"{name}.weight".lstrip(".")))
     offloaded = next((name for name, p in model.named_parameters() if p.is_meta), None)
     if offloaded is not None:
         raise ValueError(_META.format(offloaded))
-    if torch.get_default_device().type == "meta":
-        raise ValueError(
-            "the default device is 'meta', whose tensors hold no numbers; call "
-            "torch.set_default_device(None) first"
-        )
 
 
-def choose_parameters(model: nn.Module, parameters: Chosen) -> dict[str, nn.Parameter]:
+def choose_parameters(model: nn.Module, parameters: ParameterChoice) -> dict[str, nn.Parameter]:
     """Return the chosen parameters by name, once each, even where tied under several names.
 
     Args:
@@ -225,7 +196,7 @@ class OutputMap:
             sample's label, C = 1. An int k: k random projections, C = k. A callable
             (model output, batch) -> [n, C]: your own.
         seed: of the random projections.
-        narrow: the head of a language model computes only what f reads; see `narrowed`.
+        narrow: the head of a language model computes only the logits that f reads.
     """
 
     model: nn.Module
@@ -247,7 +218,7 @@ class OutputMap:
         if learns_prompts(self.model):
             raise ValueError(
                 "the model's prompt is learned by peft (prompt or prefix tuning), whose gradient "
-                "of each row the NTK does not separate; use LoRA, or model.get_base_model()"
+                "of each row the NTK does not verified; use LoRA, or model.get_base_model()"
             )
         if self.outputs == "label" and _labels(samples.batch) is None:
             raise ValueError(
@@ -255,12 +226,12 @@ class OutputMap:
                 "or choose 'logits' or 'sum'"
             )
 
-    def narrowed(self, sides: list[Samples]) -> OutputMap:
-        """Return this map with a narrow head where that gives the same f, tried on each side."""
+    def with_narrow_head(self, sides: list[Samples]) -> OutputMap:
+        """Return this map with a narrow head if f of each side's first sample stays the same."""
         if output_head(self._base) is None or callable(self.outputs):
             return self
         narrow = replace(self, narrow=True)
-        same = all(_agree(self, narrow, side.rows([0])) for side in sides)
+        same = all(_same_outputs(self, narrow, side.rows([0])) for side in sides)
         return narrow if same else self
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -273,7 +244,7 @@ class OutputMap:
         if self.outputs == "label":
             return self._label_logit(logits, _labels(batch))
         if logits.dim() == 3:
-            logits = self._at_last_token(logits, batch)
+            logits = self._last_token_logits(logits, batch)
         logits = _as_matrix(logits, "the logits")
         if self.outputs == "sum":
             return logits.sum(1, keepdim=True) / math.sqrt(logits.shape[1])
@@ -285,7 +256,7 @@ class OutputMap:
         try:
             return self._call(batch)
         except RuntimeError as error:
-            for words, sentence in _EXPLAINED.items():
+            for words, sentence in _EXPLANATIONS.items():
                 if words in str(error):
                     raise RuntimeError(sentence) from error
             raise
@@ -307,11 +278,13 @@ class OutputMap:
         return self.model(**arguments)
 
     def _head(self, batch: Batch) -> AbstractContextManager[None]:
-        """Return the context within which the head computes only what f reads."""
+        """Return a context in which the head computes only the logits that f reads."""
         if not self.narrow:
             return nullcontext()
         if self.outputs != "label":
-            return _on_token(self._base, lambda count, length: self._last(count, length, batch))
+            return _last_token_head(
+                self._base, lambda count, length: self._last_positions(count, length, batch)
+            )
         labels = _labels(batch)
         if labels is None or labels.dim() != 2:
             return nullcontext()
@@ -319,9 +292,9 @@ class OutputMap:
         assert head is not None
         _require_classes(labels, labels != NO_LABEL, head.out_features)
         words = labels.clamp(min=0)
-        if self._next_token:
-            words = torch.cat([words[:, 1:], words[:, :1]], 1)  # the last token predicts none
-        return _on_words(self._base, words)
+        if self._predicts_next_token:
+            words = words.roll(-1, 1)  # the last token predicts none
+        return _label_head(self._base, words)
 
     @property
     def _base(self) -> nn.Module:
@@ -332,19 +305,19 @@ class OutputMap:
         return bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
 
     @property
-    def _next_token(self) -> bool:
-        """Tell whether logits at t predict the label at t + 1."""
+    def _predicts_next_token(self) -> bool:
+        """Whether logits at t predict the label at t + 1."""
         name = type(self._base).__name__
         return not self._encoder_decoder and ("CausalLM" in name or "LMHead" in name)
 
-    def _at_last_token(self, logits: Tensor, batch: Batch) -> Tensor:
+    def _last_token_logits(self, logits: Tensor, batch: Batch) -> Tensor:
         count, length = logits.shape[:2]
         if length == 1:
             return logits[:, 0]
-        last = self._last(count, length, batch).to(logits.device)
+        last = self._last_positions(count, length, batch).to(logits.device)
         return logits[torch.arange(count, device=logits.device), last]
 
-    def _last(self, count: int, length: int, batch: Batch) -> Tensor:
+    def _last_positions(self, count: int, length: int, batch: Batch) -> Tensor:
         """Return the position of each sample's last real token, [n]."""
         mask = self._token_mask(batch)
         if mask is None or mask.shape != (count, length):
@@ -352,7 +325,7 @@ class OutputMap:
         return (mask.bool() * torch.arange(length, device=mask.device)).amax(1)
 
     def _token_mask(self, batch: Batch) -> Tensor | None:
-        """Return the mask of real tokens in the sequence that the logits belong to, or None."""
+        """Return the mask of real tokens in the sequence of the logits, [n, T], or None."""
         if isinstance(batch, Tensor):
             return None
         if not self._encoder_decoder:
@@ -360,29 +333,29 @@ class OutputMap:
         labels = _labels(batch)
         if "decoder_attention_mask" in batch or "decoder_input_ids" in batch or labels is None:
             return batch.get("decoder_attention_mask")
-        return labels != NO_LABEL  # the decoder's inputs are the labels, moved by one
+        return labels != NO_LABEL  # the decoder's inputs are the labels, shifted by one
 
     def _label_logit(self, logits: Tensor, labels: Tensor | None) -> Tensor:
-        """Return the label's logit, [n, 1]; for token labels the mean over the labelled tokens."""
+        """Return the label's logit, [n, 1]; of token labels the mean over the labelled tokens."""
         assert labels is not None
         labels = labels.to(logits.device)
-        picked_already = self.narrow and logits.dim() == 3 and logits.shape[-1] == 1
-        if logits.dim() == 3 and self._next_token:
+        is_picked = self.narrow and logits.dim() == 3 and logits.shape[-1] == 1
+        if logits.dim() == 3 and self._predicts_next_token:
             logits, labels = logits[:, :-1], labels[:, 1:]
         if labels.shape != logits.shape[:-1] or labels.is_floating_point():
             raise ValueError(
                 f"labels are {labels.dtype} of shape {list(labels.shape)}, but outputs='label' "
                 f"needs one class number for each of {list(logits.shape[:-1])}"
             )
-        counts = labels != NO_LABEL
-        if picked_already:
-            picked = logits[..., 0] * counts
+        labelled = labels != NO_LABEL
+        if is_picked:
+            picked = logits[..., 0] * labelled
         else:
-            _require_classes(labels, counts, logits.shape[-1])
-            picked = logits.gather(-1, labels.clamp(min=0)[..., None])[..., 0] * counts
+            _require_classes(labels, labelled, logits.shape[-1])
+            picked = logits.gather(-1, labels.clamp(min=0)[..., None])[..., 0] * labelled
         if logits.dim() == 2:
             return picked[:, None]
-        return picked.sum(1, keepdim=True) / counts.sum(1, keepdim=True).clamp(min=1)
+        return picked.sum(1, keepdim=True) / labelled.sum(1, keepdim=True).clamp(min=1)
 
     def _projections(self, logits: Tensor, count: int) -> Tensor:
         """Return [L, k] with entries ±1/√k, the same in every block of a call."""
@@ -412,20 +385,22 @@ def require_outputs(f: Tensor, count: int) -> None:
         raise ValueError("the outputs do not depend on any parameter that requires gradients")
 
 
-def _require_classes(labels: Tensor, counts: Tensor, classes: int) -> None:
-    outside = counts & ((labels < 0) | (labels >= classes))
+def _require_classes(labels: Tensor, labelled: Tensor, classes: int) -> None:
+    outside = labelled & ((labels < 0) | (labels >= classes))
     if outside.any():
         raise ValueError(f"label {int(labels[outside][0])} is not one of the {classes} classes")
 
 
-def _agree(whole: OutputMap, narrow: OutputMap, batch: Batch) -> bool:
+def _same_outputs(whole: OutputMap, narrow: OutputMap, batch: Batch) -> bool:
     with torch.no_grad():
         expected = whole(batch)
         try:
             f = narrow(batch)
         except (RuntimeError, IndexError, ValueError):
-            return False  # the model needs its logits whole
-    tolerance = _SAME.get(expected.dtype, _SAME_16) * float(expected.abs().max())
+            return False  # the model computes with all of its logits
+    tolerance = _HEAD_TOLERANCE.get(expected.dtype, _HEAD_TOLERANCE_16) * float(
+        expected.abs().max()
+    )
     return f.shape == expected.shape and bool(((f - expected).abs() <= tolerance).all())
 
 
@@ -454,27 +429,27 @@ def _as_matrix(values: object, name: str) -> Tensor:
     return values
 
 
-# ---- the output head on the words or the token that f reads ----------------------------------
+# ---- output heads that compute the words or the token that f reads ----------------------------
 #
 # A head of V words gives logits [n, T, V].  Their memory, and that of their cotangents, is what
 # limits a kernel of a language model; yet "label" reads one word of each token, and the next-token
 # outputs read one token of each sample.  Within one of these contexts the head computes
 #
-#     _on_words    z[n, t, 0] = h_{n,t} · W[y_{n,t}] + b[y_{n,t}]      [n, T, 1]
-#     _on_token    z[n, 0, :] = W h_{n,t(n)} + b                       [n, 1, V]
+#     _label_head    z[n, t, 0] = h_{n,t} · W[y_{n,t}] + b[y_{n,t}]      [n, T, 1]
+#     _last_token_head    z[n, 0, :] = W h_{n,t(n)} + b                       [n, 1, V]
 #
 # What the model does to its logits afterwards (a scale, a soft-cap) must act on each of them alone;
-# `OutputMap.narrowed` compares f with that of whole logits.
+# `OutputMap.with_narrow_head` compares f with that of whole logits.
 
 
 def output_head(model: nn.Module) -> nn.Linear | None:
-    """Return the linear layer that makes logits over a vocabulary; None without a plain one."""
+    """Return the nn.Linear that computes logits over a vocabulary; None if there is none."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
     return head if type(head) is nn.Linear and "forward" not in vars(head) else None
 
 
-def _on_words(model: nn.Module, words: Tensor) -> AbstractContextManager[None]:
-    """Let the head compute, for each token, the logit of its word alone.
+def _label_head(model: nn.Module, words: Tensor) -> AbstractContextManager[None]:
+    """Return a context in which the head computes one word's logit for each token.
 
     Args:
         words: y, [n, T], from 0 to V - 1.
@@ -490,34 +465,34 @@ def _on_words(model: nn.Module, words: Tensor) -> AbstractContextManager[None]:
             logit = logit + torch.take(head.bias, y)
         return logit[..., None]
 
-    return _head_replaced(model, forward)
+    return _replaced_head(model, forward)
 
 
-def _on_token(
-    model: nn.Module, places: Callable[[int, int], Tensor]
+def _last_token_head(
+    model: nn.Module, positions: Callable[[int, int], Tensor]
 ) -> AbstractContextManager[None]:
-    """Let the head compute the logits of a single token of each sample.
+    """Return a context in which the head computes the logits of one token of each sample.
 
     Args:
-        places: (n, T) -> t(n), [n].
+        positions: (n, T) -> t(n), [n].
     """
 
     def forward(head: nn.Linear, hidden: Tensor) -> Tensor:
         if hidden.dim() == 3:
             count, length = hidden.shape[:2]
             rows = torch.arange(count, device=hidden.device)
-            hidden = hidden[rows, places(count, length).to(hidden.device)][:, None]
+            hidden = hidden[rows, positions(count, length).to(hidden.device)][:, None]
         return F.linear(hidden, head.weight, head.bias)
 
-    return _head_replaced(model, forward)
+    return _replaced_head(model, forward)
 
 
 @contextmanager
-def _head_replaced(
+def _replaced_head(
     model: nn.Module, forward: Callable[[nn.Linear, Tensor], Tensor]
 ) -> Iterator[None]:
-    """Replace the head's forward for a while, and a zero buffer [1, V] that is added to the logits
-    by [1, 1], so that it does not widen them again."""
+    """Replace the head's forward in a block, and a buffer of zeros that is added to its logits,
+    [1, V], by [1, 1], which does not broadcast them to V words again."""
     head = output_head(model)
     assert head is not None
     constant = getattr(model, _CONSTANT, None)

@@ -1,4 +1,4 @@
-"""Watch a forward pass call by call.
+"""Record a forward pass call by call.
 
 Calls are seen as torch functions, not as modules, so that tied weights, weights that another module
 reads and functional heads are seen too.
@@ -32,14 +32,14 @@ _NO_SAMPLES = "an output it makes has no dimension of samples"
 
 @dataclass
 class SampleLayout:
-    """Layout of samples in the outputs of calls, learned from a pass over one sample.
+    """Number of rows for one sample in the outputs of calls, learned from a pass over one sample.
 
     Attributes:
-        rows: rows of each call's output for one sample: 1 where the first dimension numbers
-            samples; T where samples and tokens are one dimension; also the length of an output
-            without a dimension of samples, which does not grow with them.
-        unknown: parameter -> childless modules with a use of it that is not covered (None:
-            elsewhere).
+        rows: length of the first dimension of each call's output: 1 where it numbers samples; T
+            where it numbers the tokens of all samples; any length where it does not grow with
+            the samples.
+        unknown: parameter -> childless modules with a call of it that no reader covers (None:
+            outside of childless modules).
     """
 
     rows: dict[Key, int] = field(default_factory=dict)
@@ -47,21 +47,22 @@ class SampleLayout:
 
 
 class Recorder(TorchFunctionMode):
-    """Watch one forward pass over n samples; a context manager.
+    """Record the calls of one forward pass over n samples; a context manager.
 
     Args:
-        names: of the chosen parameters.
+        names: of the chosen parameters, by id.
         samples: n.
-        layout: filled when ``learn``, else obeyed.
+        layout: filled in if ``learn``, else expected of the calls.
         local: childless modules that are differentiated as a whole, with their chosen parameters
             (name within the module -> full name).
-        learn: a first pass, over one sample.
+        owners: all childless modules with chosen parameters; used if ``learn``.
+        learn: this is a first pass, over one sample.
         inputs_only: no gradients of covered parameters will be asked for.
-        outside: ids of the parameters that fell back.
+        outside: ids of the parameters that get per-sample gradients.
 
     Attributes:
-        calls: in order.
-        unbatched: parameter -> why its samples cannot be told apart.
+        calls: recorded, in order.
+        unbatched: parameter -> why its contributions of single samples are not known.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Recorder(TorchFunctionMode):
             keep(module.register_forward_hook(hook, with_kwargs=True).remove)
         for module in self._owners if self._learn else ():
             keep(module.register_forward_pre_hook(lambda m, _: self._inside.append(m)).remove)
-            keep(module.register_forward_hook(self._leave).remove)
+            keep(module.register_forward_hook(self._pop_module).remove)
         super().__enter__()
         return self
 
@@ -129,7 +130,7 @@ class Recorder(TorchFunctionMode):
         return self._follow(func, args, kwargs, output) if self._chains else output
 
     def _follow(self, func: Function, args: Args, kwargs: Named, output: object) -> object:
-        """Follow the output of a call without a dimension of samples to where it gets one."""
+        """Follow an output without a dimension of samples to the call that inserts one."""
         values = [*args, *kwargs.values()]
         start = next((self._chains[id(v)][1] for v in values if id(v) in self._chains), None)
         if start is None or not isinstance(output, Tensor) or not output.requires_grad:
@@ -137,7 +138,7 @@ class Recorder(TorchFunctionMode):
         if func in INSERTS and kwargs.get("dim", args[1] if len(args) > 1 else None) == 0:
             self._waiting.pop(id(start), None)
             chain = Call("chain", start.roles, None, {"call": start, "end": output})
-            return self._one_row_each(chain, output)
+            return self._expand_rows(chain, output)
         if func in MOVES or func in INSERTS:
             self._chains[id(output)] = (output, start)
         else:
@@ -164,8 +165,8 @@ class Recorder(TorchFunctionMode):
         if rows == expected * self._samples:
             call.edge = get_gradient_edge(output)
             self.calls.append(call)
-        elif rows == expected == 1:  # for all samples (position embeddings)
-            output = self._one_row_each(call, output)
+        elif rows == expected == 1:  # one row for all samples (position embeddings)
+            output = self._expand_rows(call, output)
         elif call.kind in FOLLOWED:
             call.edge = get_gradient_edge(output)
             self._chains[id(output)] = (output, call)
@@ -174,15 +175,15 @@ class Recorder(TorchFunctionMode):
             self._reject(call, _NO_SAMPLES)
         return output
 
-    def _one_row_each(self, call: Call, output: Tensor) -> Tensor:
-        """Expand [1, ...] to a row a sample, so that cotangents stay apart."""
+    def _expand_rows(self, call: Call, output: Tensor) -> Tensor:
+        """Expand [1, ...] to a row for each sample, so that each gets cotangents of its own."""
         output = output.expand(self._samples, *output.shape[1:])
         call.edge = get_gradient_edge(output)
         self.calls.append(call)
         return output
 
     def _key(self, kind: str, name: str) -> Key:
-        """Return the next call's key, which names one parameter: others may fall back meanwhile."""
+        """Return the key of the next call of this kind that uses the parameter."""
         key = (kind, name, self._seen[kind, name])
         self._seen[kind, name] += 1
         return key
@@ -210,12 +211,12 @@ class Recorder(TorchFunctionMode):
             self.unbatched.setdefault(name, f"{type(module).__name__} is not covered")
         return output
 
-    def _leave(self, *hook_arguments: object) -> None:
+    def _pop_module(self, *hook_arguments: object) -> None:
         self._inside.pop()
 
 
 def _passes_gradients(output: object, args: Args) -> bool:
-    """Tell whether a result may carry gradients: no sizes, dtypes or the argument itself."""
+    """Return whether a result may carry gradients: it is no size, no dtype and no argument."""
     values = output if isinstance(output, (list, tuple)) else (output,)
     return any(
         isinstance(value, Tensor)
@@ -226,7 +227,7 @@ def _passes_gradients(output: object, args: Args) -> bool:
 
 
 def owners_of(model: nn.Module, names: Names) -> Owners:
-    """Return childless modules with their chosen parameters, name within -> full name."""
+    """Return childless modules with their chosen parameters, name in the module -> full name."""
     owners: dict[nn.Module, dict[str, str]] = {}
     for module in model.modules():
         chosen = {key: names[id(p)] for key, p in module._parameters.items() if id(p) in names}
@@ -259,10 +260,9 @@ class _InputLinear(torch.autograd.Function):
 
 
 def fast_linear(func: Function, args: Args, kwargs: Named) -> Tensor | None:
-    """Return ``func(*args, **kwargs)`` where it is a linear layer that this serves, else None.
+    """Return ``func(*args, **kwargs)`` of a linear layer that oneDNN computes faster, else None.
 
-    Served are leaf weights, which nothing but a parameter's own gradient depends on, and inputs
-    through which gradients pass.
+    Its weight and bias have to be leaves, and its input has to require gradients.
     """
     if func is not F.linear or not 2 <= len(args) + len(kwargs) <= 3:
         return None

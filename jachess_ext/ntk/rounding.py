@@ -1,4 +1,4 @@
-"""How far two ways of computing a value may lie apart by rounding alone."""
+"""Limits of the difference by rounding alone between two ways of computing a value."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def round_off(dtype: torch.dtype) -> float:
-    """Return the share of a whole gradient that changes the kernel by less than eps."""
+    """Return the fraction of a gradient's norm that changes the kernel by less than eps."""
     return _SMALL * torch.finfo(dtype).eps ** 0.5
 
 
-def negligible(gradient: Tensor, whole: float, noise: float) -> float:
-    """Return the norm of a part of a gradient up to which it is round-off.
+def negligible_norm(gradient: Tensor, total_norm: float, noise: float) -> float:
+    """Return the norm up to which a difference from a parameter's gradient is round-off.
 
     Args:
-        whole: norm of the gradient by all parameters. A part below √eps of it changes the kernel
-            by less than eps.
+        gradient: of the parameter.
+        total_norm: of the gradient by all parameters; a difference below √eps of it changes the
+            kernel by less than eps.
         noise: as of `Probe`.
     """
     dtype = gradient.dtype
-    return max(tolerance(dtype) * norm_of(gradient), round_off(dtype) * whole, noise)
+    return max(tolerance(dtype) * norm_of(gradient), round_off(dtype) * total_norm, noise)
 
 
 def norm_of(values: Tensor) -> float:

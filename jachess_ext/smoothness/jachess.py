@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .._io import DataError, from_json
-from ..graphs import in_graphed
+from ..graphs import is_graphed_step
 from ..models import in_mode, is_deepspeed, padding_mask
 from ..ops import library
 from .directions import Distribution
@@ -409,7 +409,7 @@ class JacHess:
         if self.needs_base:
             self._require_base()
         ranks = ranks_of(self.model)
-        if in_graphed() or library.capturing():
+        if is_graphed_step() or library.capturing():
             self._prepare_capture(ranks)
         empty = ranks.size > 1 and not has_tokens(batch)
         if ranks.size > 1:

@@ -1,8 +1,8 @@
 """Fine-tuning methods for transformers' Trainer; callbacks that measure smoothness and the NTK."""
 
-from .._io import require_all
+from .._io import TRAINING, require_all
 
-require_all("jachess_ext.training")  # before the imports below fail in words of their own
+require_all("jachess_ext.training", TRAINING)  # before the imports below fail in words of their own
 
 from . import attention as attention  # noqa: E402  registers its name
 from .callbacks import NTKDrift, SmoothnessMonitor  # noqa: E402

@@ -328,7 +328,7 @@ class MethodMixin(_Base):
         return sampler
 
     def _prepare_inputs(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        if graphs.in_graphed():  # prepared before: here nothing can be read
+        if graphs.is_graphed_step():  # prepared before: here nothing can be read
             return inputs
         inputs = drop_padding_targets(self.model, super()._prepare_inputs(inputs))
         inputs = add_decoder_inputs(self.model, inputs)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-Function = Callable[[dict[str, Any]], Tensor]
+Function = Callable[[Any], Tensor]
 
 
 def logits(model: nn.Module) -> Function:
@@ -21,29 +21,37 @@ def logits(model: nn.Module) -> Function:
     return f
 
 
-def gradients(f: Function, batch: dict[str, Any], parameters: list[Tensor]) -> Tensor:
+def gradients(f: Function, batch: Any, parameters: list[Tensor]) -> Tensor:
     """[N, C, number of parameters]; each sample goes through the model alone."""
+    samples = {"": batch} if isinstance(batch, Tensor) else batch
     rows = []
-    for n in range(len(batch["input_ids"])):
-        value = f({key: v[n : n + 1] for key, v in batch.items()})[0]
+    for n in range(len(next(iter(samples.values())))):
+        sample = {key: v[n : n + 1] for key, v in samples.items()}
         found = [
             torch.autograd.grad(one, parameters, retain_graph=True, materialize_grads=True)
-            for one in value
+            for one in f(sample[""] if isinstance(batch, Tensor) else sample)[0]
         ]
-        rows.append(torch.stack([torch.cat([g.flatten() for g in each]) for each in found]))
+        rows.append(
+            torch.stack([torch.cat([g.to_dense().flatten() for g in each]) for each in found])
+        )
     return torch.stack(rows)
 
 
 def kernel(
     model: nn.Module,
-    batch: dict[str, Any],
-    other: dict[str, Any] | None = None,
+    batch: Any,
+    other: Any = None,
     *,
     f: Function | None = None,
     parameters: list[Tensor] | None = None,
 ) -> Tensor:
-    """[N, C, M, C] in double, summed over parameters that require gradients."""
-    f = f or logits(model)
+    """[N, C, M, C] in double, summed over parameters that require gradients.
+
+    Args:
+        batch, other: dicts as a collator yields them, or tensors.
+        f: None: `logits` of a dict, the model itself of a tensor.
+    """
+    f = f or (model if isinstance(batch, Tensor) else logits(model))
     parameters = parameters or [p for p in model.parameters() if p.requires_grad]
     left = gradients(f, batch, parameters).double()
     right = left if other is None else gradients(f, other, parameters).double()

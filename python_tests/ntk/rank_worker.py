@@ -69,7 +69,7 @@ def work(rank: int, folder: str) -> None:
         "symmetric": measured.theta,
         "blocks": measured.report.blocks,
         "block": measured.report.block,
-        "pairs here": len(KernelRanks.of(group).share(range(measured.report.blocks))),
+        "pairs here": len(KernelRanks.of(group).slice(range(measured.report.blocks))),
         "unequal": jx.ntk(encoder(), batch(5), batch(3, seed=1), group=group),
         "single": jx.ntk(encoder(), batch(1), group=group),
         "errors": [_sentence(call) for call in _bad_calls(rank, group)],

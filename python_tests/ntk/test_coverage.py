@@ -326,12 +326,3 @@ def test_under_no_grad_and_wrapped_by_compile() -> None:
     expected = kernel(model, samples)
     with torch.no_grad():
         assert error(jx.ntk(torch.compile(model), samples), expected) < 1e-10
-
-
-def test_one_tensor_as_batch() -> None:
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).double()
-    x = torch.randn(6, 4, dtype=torch.float64)
-    parameters = dict(model.named_parameters())
-    jacobian = torch.func.jacrev(lambda p: torch.func.functional_call(model, p, (x,)))(parameters)
-    flat = torch.cat([g.detach().flatten(2) for g in jacobian.values()], -1)
-    assert error(jx.ntk(model, x), torch.einsum("ncp,mdp->ncmd", flat, flat)) < 1e-10

@@ -21,7 +21,9 @@ CLOSE: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What both ranks found."""
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(work, args=(str(folder),), nprocs=WORLD)
+    # A fork need not import torch; autograd's threads for GPUs, where there are any, survive none.
+    method = "spawn" if torch.cuda.is_available() else "fork"
+    mp.start_processes(work, args=(str(folder),), nprocs=WORLD, start_method=method)
     return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
 
 
@@ -62,8 +64,8 @@ def test_errors_reach_every_rank(ranks: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_shares_cover_the_work_once(count: int) -> None:
+def test_slices_cover_the_work_once(count: int) -> None:
     work = list(range(7))
-    parts = [KernelRanks(None, rank, count).share(work) for rank in range(count)]
+    parts = [KernelRanks(None, rank, count).slice(work) for rank in range(count)]
     assert [item for part in parts for item in part] == work
     assert max(map(len, parts)) - min(map(len, parts)) <= 1

@@ -10,7 +10,8 @@ import pytest
 import tomllib
 
 import jachess_ext as jx
-from jachess_ext._io import _DISTRIBUTIONS, NEEDS
+from jachess_ext._io import DISTRIBUTIONS, TRAINING
+from jachess_ext.lab import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -25,10 +26,9 @@ def in_extra(name: str) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("part", NEEDS)
-def test_what_a_part_needs_is_in_the_extra(part: str) -> None:
-    names = {_DISTRIBUTIONS.get(module, module) for module in NEEDS[part]}
-    assert names <= in_extra("demo")
+def test_the_extra_has_what_commands_and_training_need() -> None:
+    modules = {*TRAINING, *(module for needed in cli.needs().values() for module in needed)}
+    assert {DISTRIBUTIONS.get(module, module) for module in modules} <= in_extra("demo")
 
 
 def test_one_version() -> None:

@@ -388,7 +388,7 @@ def test_tapt_with_adapters_does_not_go_on_from_a_checkpoint(tmp_path: Path) -> 
     )
     made.state.global_step = 3
     with pytest.raises(ValueError, match="cannot go on from a checkpoint: it has the adapters"):
-        made._begin()
+        made.begin_training()
 
 
 @pytest.fixture

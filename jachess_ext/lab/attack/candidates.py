@@ -1,4 +1,4 @@
-"""Words that may stand in place of a word: from a file, from WordNet, or near it for a model."""
+"""Candidates to replace a word: from a file, from WordNet, or near it in a model's embedding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Entry = tuple[str, list[str]]
 
 
 class Candidates(Protocol):
-    """What gives the words that may stand in place of a word.
+    """A source of candidates to replace a word.
 
     Example:
         >>> class Shorter:
@@ -42,7 +42,7 @@ class Candidates(Protocol):
         ['film']
 
     Attributes:
-        source: where they come from, for reports.
+        source: name of the source, for reports.
     """
 
     source: str
@@ -135,7 +135,7 @@ def _wordnet(folder: Path) -> dict[str, list[str]]:
 
 
 def _records(path: Path, parsed: Callable[[list[str]], Entry]) -> Iterator[Entry]:
-    """Yield what is parsed of each line; lines of the licence begin with two blanks."""
+    """Yield the parsed lines; those of the licence, which begin with two blanks, are skipped."""
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         if line.startswith("  ") or not line.strip():
             continue
@@ -200,20 +200,20 @@ class NearestRows:
         rows = table[torch.tensor([i for i, _ in single], dtype=torch.long, device=table.device)]
         self._unit = torch.nn.functional.normalize(rows.float(), dim=-1)
         self.count = count
-        self._found: dict[str, tuple[str, ...]] = {}
+        self._cache: dict[str, tuple[str, ...]] = {}
 
     def __call__(self, word: str) -> tuple[str, ...]:
         """Return the nearest words, the nearest first."""
         word = word.lower()
         if word not in self._place:
             return ()
-        if word not in self._found:
+        if word not in self._cache:
             likeness = self._unit @ self._unit[self._place[word]]
             most = min(2 * self.count + 2, len(likeness))  # a word may stand there in other cases
             order = likeness.topk(most).indices.tolist()
             others = dict.fromkeys(self._words[i] for i in order if self._words[i] != word)
-            self._found[word] = tuple(others)[: self.count]
-        return self._found[word]
+            self._cache[word] = tuple(others)[: self.count]
+        return self._cache[word]
 
 
 def candidates_from(

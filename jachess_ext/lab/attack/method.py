@@ -21,7 +21,7 @@ from ...training.batches import Batch, seeded_rng
 from ...training.methods.base import Loss, Penalised, Run
 from ...training.methods.settings import count, nonnegative, setting, share, share_or_zero
 from .candidates import NEAREST, candidates_from
-from .tokens import TokenSwaps, counts, steepest_swaps
+from .tokens import TokenSwaps, steepest_swaps, swap_counts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -64,7 +64,7 @@ class AttackAugment(Penalised, name="attack-augment"):
         if "input_ids" not in inputs:
             raise ValueError(f"expected a batch with input_ids to swap; it has {', '.join(inputs)}")
         ids, mask = inputs["input_ids"], padding_mask(inputs)
-        return self._swaps.options(ids, mask), counts(ids, mask, self._special, self.swapped)
+        return self._swaps.options(ids, mask), swap_counts(ids, mask, self._special, self.swapped)
 
     def attacked(self, run: Run, model: nn.Module, inputs: Batch) -> Tensor:
         """Return the ids of the copy under attack [B, T]; the gradient's passes have no dropout."""

@@ -1,4 +1,4 @@
-"""The same attack within a batch of token ids, for training: one gradient, several words at once.
+"""The attack within a batch of token ids, for training: one gradient, several words at once.
 
 A word is swapped where it and its candidate are a single token each, so that the rows keep their
 length and the way from one to the other is a direction in embedding space.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TokenSwaps:
-    """The ids that may stand in place of each token of a batch.
+    """Candidate ids for each token of a batch.
 
     Args:
         tokenizer: the model's.
@@ -35,7 +35,7 @@ class TokenSwaps:
         self._rows, self.count = rows, count
         self._special = set(tokenizer.all_special_ids)
         self._words: dict[int, tuple[str, tuple[int, ...]]] = {}
-        self._whole: dict[tuple[int, int], bool] = {}
+        self._word_ends: dict[tuple[int, int], bool] = {}
 
     def options(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Return the candidates of each token [B, T, count]; the token itself fills them up.
@@ -48,12 +48,12 @@ class TokenSwaps:
         real = mask.bool().tolist()
         for b, row in enumerate(ids.tolist()):
             for t, token in enumerate(row):
-                others = self._of(token) if real[b][t] else ()
-                if others and self._is_whole(token, row[t + 1] if t + 1 < len(row) else None):
+                others = self._single_token_candidates(token) if real[b][t] else ()
+                if others and self._ends_word(token, row[t + 1] if t + 1 < len(row) else None):
                     options[b, t, : len(others)] = torch.tensor(others)
         return options.to(ids.device)
 
-    def _of(self, token: int) -> tuple[int, ...]:
+    def _single_token_candidates(self, token: int) -> tuple[int, ...]:
         """Return the single-token candidates of a token that is a word by itself."""
         if token not in self._words:
             word = str(self._tokenizer.decode([token])).strip()
@@ -70,19 +70,19 @@ class TokenSwaps:
         ids = (of[0] for of in token_ids(self._tokenizer, words) if len(of) == 1)
         return tuple(dict.fromkeys(i for i in ids if i < self._rows and i != unknown))
 
-    def _is_whole(self, token: int, following: int | None) -> bool:
-        """Return whether a word ends with the token: the next one does not go on with it."""
+    def _ends_word(self, token: int, following: int | None) -> bool:
+        """Return whether a token ends a word, which the following one does not continue."""
         if following is None or following in self._special:
             return True
-        if (token, following) not in self._whole:
+        if (token, following) not in self._word_ends:
             word, _ = self._words[token]
             suffix = str(self._tokenizer.decode([token, following])).strip()[len(word) :]
-            self._whole[token, following] = not suffix[:1].isalnum()
-        return self._whole[token, following]
+            self._word_ends[token, following] = not suffix[:1].isalnum()
+        return self._word_ends[token, following]
 
 
-def counts(ids: Tensor, mask: Tensor, special: Tensor, share: float) -> Tensor:
-    """Return how many tokens of each row are swapped, [B]: the share of its real ones, or one."""
+def swap_counts(ids: Tensor, mask: Tensor, special: Tensor, share: float) -> Tensor:
+    """Return the number of tokens to swap in each row, [B]: the share of its real ones, or one."""
     real = mask.bool() & ~torch.isin(ids, special.to(ids))
     return (share * real.sum(1) + 1e-9).floor().long().clamp(min=1)
 
@@ -90,7 +90,7 @@ def counts(ids: Tensor, mask: Tensor, special: Tensor, share: float) -> Tensor:
 def steepest_swaps(
     ids: Tensor, options: Tensor, gradient: Tensor, embed: Callable[[Tensor], Tensor], count: Tensor
 ) -> Tensor:
-    """Return the ids with those swaps that raise the loss most, to first order, [B, T].
+    """Return the ids after the swaps that raise the loss most, to first order, [B, T].
 
     Args:
         ids: [B, T].

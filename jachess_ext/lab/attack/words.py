@@ -1,4 +1,4 @@
-"""A greedy attack: words are replaced one after the other, those first that a gradient names."""
+"""A greedy attack: words are replaced one by one, the most promising by the gradient first."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Row = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Attacked:
-    """What an attack did to N rows.
+    """Result of an attack on N rows.
 
     Attributes:
         rows: the texts at the end; as they were where the attack did not change the answer.
@@ -146,19 +146,19 @@ def attack_words(
     reader = _Reader(model, tokenizer, candidates, max_length, batch)
     attempts = [_Attempt(row, index(label), share) for row, label in zip(rows, labels, strict=True)]
     with in_mode(model, training=False):
-        losses, right = reader.judged([a.texts for a in attempts], [a.label for a in attempts])
+        losses, right = reader.judge([a.texts for a in attempts], [a.label for a in attempts])
         for attempt, loss, clean in zip(attempts, losses, right, strict=True):
-            attempt.loss, attempt.clean, attempt.going = loss, clean, clean and attempt.left > 0
-        while going := [attempt for attempt in attempts if attempt.going]:
+            attempt.loss, attempt.clean, attempt.active = loss, clean, clean and attempt.budget > 0
+        while going := [attempt for attempt in attempts if attempt.active]:
             for start in range(0, len(going), batch):
                 reader.step(going[start : start + batch], tries)
-    lost = [attempt.won for attempt in attempts]
+    lost = [attempt.succeeded for attempt in attempts]
     return Attacked(
-        rows=[a.texts if a.won else row for a, row in zip(attempts, rows, strict=True)],
+        rows=[a.texts if a.succeeded else row for a, row in zip(attempts, rows, strict=True)],
         clean=np.array(right),
         right=np.array(right) & ~np.array(lost),
         tried=np.array([a.tried for a in attempts]),
-        changed=np.array([len(a.replaced) if a.won else 0 for a in attempts]),
+        changed=np.array([len(a.replaced) if a.succeeded else 0 for a in attempts]),
         words=np.array([len(a.words) for a in attempts]),
         queries=np.array([a.queries for a in attempts]),
     )
@@ -177,12 +177,12 @@ class _Attempt:
     Attributes:
         words: of all its texts.
         left: words that may still be replaced.
-        replaced: words that were.
+        replaced: words replaced so far.
     """
 
     def __init__(self, row: Row, label: int, share: float) -> None:
         # words and what stands between them, in turn: words have odd places
-        self._pieces = [_pieces(text) for text in row]
+        self._pieces = [_split_words(text) for text in row]
         self.words = [
             _Word(text, piece)
             for text, pieces in enumerate(self._pieces)
@@ -190,18 +190,18 @@ class _Attempt:
         ]
         self.label = label
         # 0.2 · 5 is 1, and must not come out a rounding error below it
-        self.left = math.floor(share * len(self.words) + 1e-9)
+        self.budget = math.floor(share * len(self.words) + 1e-9)
         self.replaced: set[_Word] = set()
         self.loss, self.queries = 0.0, 0
-        self.clean = self.going = self.tried = self.won = False
+        self.clean = self.active = self.tried = self.succeeded = False
 
     @property
     def texts(self) -> Row:
         return tuple("".join(pieces) for pieces in self._pieces)
 
     @property
-    def free(self) -> Iterator[tuple[_Word, str, int]]:
-        """Words that may be replaced, as they are, and where they begin in their text."""
+    def replaceable(self) -> Iterator[tuple[_Word, str, int]]:
+        """Words that may be replaced, with their spelling and first character in their text."""
         for word in self.words:
             if word not in self.replaced:
                 pieces = self._pieces[word.text]
@@ -218,10 +218,10 @@ class _Attempt:
     def replace(self, word: _Word, other: str) -> None:
         self._pieces[word.text][word.piece] = other
         self.replaced.add(word)
-        self.left -= 1
+        self.budget -= 1
 
 
-def _pieces(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     pieces, end = [], 0
     for match in WORD.finditer(text):
         pieces += [text[end : match.start()], match.group()]
@@ -229,7 +229,7 @@ def _pieces(text: str) -> list[str]:
     return [*pieces, text[end:]]
 
 
-def _in_case_of(word: str, other: str) -> str:
+def _match_case(word: str, other: str) -> str:
     """Write a word as another was written: GOOD, Good or good."""
     if len(word) > 1 and word.isupper():
         return other.upper()
@@ -237,7 +237,7 @@ def _in_case_of(word: str, other: str) -> str:
 
 
 class _Reader:
-    """Asks a model about texts."""
+    """Losses, answers and gradients of a model on texts."""
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ class _Reader:
         self.device = next(model.parameters()).device
         self._means: dict[str, Tensor] = {}
 
-    def encoded(self, texts: Sequence[Row]) -> BatchEncoding:
+    def encode(self, texts: Sequence[Row]) -> BatchEncoding:
         """Return a batch padded on the right: encoders' heads read the first token."""
         return self.tokenizer(
             *map(list, zip(*texts, strict=True)),
@@ -281,56 +281,58 @@ class _Reader:
         return losses, logits.argmax(-1) == targets
 
     @torch.no_grad()
-    def judged(self, texts: Sequence[Row], labels: Sequence[int]) -> tuple[list[float], list[bool]]:
+    def judge(self, texts: Sequence[Row], labels: Sequence[int]) -> tuple[list[float], list[bool]]:
         """Return the loss of each row and whether its answer is right."""
         losses, right = [0.0] * len(texts), [False] * len(texts)
         order = sorted(range(len(texts)), key=lambda i: sum(map(len, texts[i])))
         for start in range(0, len(order), self.batch):
             chosen = order[start : start + self.batch]
-            some = self.losses(
-                self.encoded([texts[i] for i in chosen]), [labels[i] for i in chosen]
-            )
+            some = self.losses(self.encode([texts[i] for i in chosen]), [labels[i] for i in chosen])
             for i, loss, good in zip(chosen, *(values.tolist() for values in some), strict=True):
                 losses[i], right[i] = loss, good
         return losses, right
 
     def step(self, attempts: Sequence[_Attempt], tries: int) -> None:
         """Replace a word of each row, or end its attack."""
-        swaps = list(self._best(attempts, tries))
+        swaps = list(self._best_swaps(attempts, tries))
         pairs = [(a, swap) for a, best in zip(attempts, swaps, strict=True) for swap in best]
         texts = [attempt.with_word(*swap) for attempt, swap in pairs]
-        outcomes = zip(*self.judged(texts, [a.label for a, _ in pairs]), strict=True)
+        outcomes = zip(*self.judge(texts, [a.label for a, _ in pairs]), strict=True)
         for attempt, best in zip(attempts, swaps, strict=True):
             attempt.queries += 1 + len(best)
             attempt.tried |= bool(best)
             # the first of those that change the answer, else of all, with the highest loss
             tried = [(not right, loss) for loss, right in islice(outcomes, len(best))]
             won, loss = max(tried, default=(False, -math.inf))
-            attempt.going = won or loss > attempt.loss
-            if attempt.going:
+            attempt.active = won or loss > attempt.loss
+            if attempt.active:
                 attempt.replace(*best[tried.index((won, loss))])
-                attempt.loss, attempt.won = loss, won
-                attempt.going = not won and attempt.left > 0
+                attempt.loss, attempt.succeeded = loss, won
+                attempt.active = not won and attempt.budget > 0
 
-    def _best(self, attempts: Sequence[_Attempt], tries: int) -> Iterator[list[tuple[_Word, str]]]:
-        """Yield for each row the swaps of which the gradient expects most, the best first."""
+    def _best_swaps(
+        self, attempts: Sequence[_Attempt], tries: int
+    ) -> Iterator[list[tuple[_Word, str]]]:
+        """Yield the swaps of each row that raise the loss most by the gradient, best first."""
         # To first order a swap changes the loss by (e(new) − e(old)) · Σ g: one backward pass ranks
         # all candidates of all words, and only the best few are asked about.  Words may have
         # several tokens; the mean stands for the word, and the sum of g for what moving them all
         # would do.
-        batch = self.encoded([attempt.texts for attempt in attempts])
+        batch = self.encode([attempt.texts for attempt in attempts])
         gradient = self._gradient(batch, [attempt.label for attempt in attempts])
         for row, attempt in enumerate(attempts):
             swaps, gains = [], []
-            for word, text, start in attempt.free:
+            for word, text, start in attempt.replaceable:
                 others = [o for o in self.candidates(text) if o != text.lower()]
                 tokens = _tokens(batch, row, word.text, start, start + len(text)) if others else []
                 if not tokens:
                     continue
-                embedding = self._mean(batch["input_ids"][row, tokens])
+                embedding = self._mean_embedding(batch["input_ids"][row, tokens])
                 slope = gradient[row, tokens].sum(0)
-                written = [_in_case_of(text, other) for other in others]
-                gains += [((self._word(other) - embedding) @ slope).item() for other in written]
+                written = [_match_case(text, other) for other in others]
+                gains += [
+                    ((self._word_embedding(other) - embedding) @ slope).item() for other in written
+                ]
                 swaps += [(word, other) for other in written]
             order = sorted(range(len(swaps)), key=lambda i: -gains[i])  # equal ones as they stand
             yield [swaps[i] for i in order[:tries]]
@@ -343,13 +345,13 @@ class _Reader:
         return gradient_of_tokens(losses.sum(), leaves)
 
     @torch.no_grad()
-    def _mean(self, ids: Tensor) -> Tensor:
+    def _mean_embedding(self, ids: Tensor) -> Tensor:
         return self.embed(ids.to(self.device).reshape(1, -1))[0].mean(0)
 
-    def _word(self, word: str) -> Tensor:
+    def _word_embedding(self, word: str) -> Tensor:
         if word not in self._means:
             (ids,) = token_ids(self.tokenizer, [word])
-            self._means[word] = self._mean(torch.tensor(ids))
+            self._means[word] = self._mean_embedding(torch.tensor(ids))
         return self._means[word]
 
 

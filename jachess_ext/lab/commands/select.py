@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..._io import DataError, require_all, write_json, write_text
+from ..._io import DataError, write_json, write_text
 from . import check_ending
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def size(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def parsed(words: Sequence[str]) -> Callable[[], None]:
+def parsed(words: Sequence[str]) -> partial[None]:
     """Return `select` with the options of a command line bound.
 
     Raises:
@@ -120,7 +120,6 @@ def select(
 
     check_ending(out, ".csv", ".json")
     check_ending(report, ".html", ".htm")
-    require_all("jachess select" + (" --report" if report else " --out" if out else ""))
     reader: Callable[..., LossTable] = scaling.read_runs if table.is_dir() else scaling.read_table
     reading = _reading(read, ignore, folder=table.is_dir())
     settings: dict[str, Any] = {"tokens": tokens, "epochs": epochs, "classes": classes}
@@ -190,7 +189,7 @@ def _reading(read: Mapping[str, str], ignore: Sequence[str], folder: bool) -> di
 
 
 def _command(call: Mapping[str, Any], answers: Mapping[str, Any]) -> str:
-    """Return the command of a call of `select`, with answers to what a table left open."""
+    """Return the command line of a call of `select`, with further options filled in."""
     read = dict(call["read"])
     ignore = [*call["ignore"], *read.pop("ignore", "").split(","), *answers.get("ignore", ())]
     options = {**call, "read": read, "ignore": [*filter(None, dict.fromkeys(ignore))]}

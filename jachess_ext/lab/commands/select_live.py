@@ -41,7 +41,7 @@ Settings = TypeVar("Settings")
 
 
 def _shown(metavar: str, default: str = "") -> Any:
-    """Return how the help shows an option."""
+    """Return the settings of an option in the help."""
     hint = f"(default: {default})" if default else ""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)
 
@@ -178,5 +178,5 @@ def _print(live: LiveSelection) -> None:
         f"{100 * flops['spent'] / flops['full_tuning']:.3g} % of training all models in full"
     )
     if live.winner is not None:
-        outcome = live.winner.said(live.rank_by)
+        outcome = live.winner.summary(live.rank_by)
         print(f"{live.winner.model} trained on {live.winner.size} rows: {outcome}")

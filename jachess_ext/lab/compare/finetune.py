@@ -45,14 +45,14 @@ from ..workbench.tasks import (
     Task,
     check_shift,
     digest,
-    held_out,
+    draw_rows,
+    hold_out,
     load_task,
-    selected,
-    with_validation,
+    split_validation,
 )
 from ..workbench.training import fine_tune
 from .judge import judge, judge_task
-from .noise import with_wrong_labels
+from .noise import add_label_noise
 from .records import RESULTS, Figures, RunRecord
 from .settings import Conditions, Grid
 from .tables import REFERENCE
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-_EDITION = 5  # raise it when a change of the code changes a run's record: older runs are repeated
+_EDITION = 5  # of records: raised by a change of the code that changes them, older runs are redone
 
 
 # The grid's runs
@@ -69,7 +69,7 @@ _EDITION = 5  # raise it when a change of the code changes a run's record: older
 
 @dataclass(frozen=True)
 class Job:
-    """One fine-tuning and its judgement; everything its result depends on.
+    """One fine-tuning and its evaluation: everything that the result depends on.
 
     Attributes:
         kind: tuning runs choose a strength; final runs are reported.
@@ -94,13 +94,13 @@ class Job:
 
     @property
     def configured(self) -> Method:
-        """The method with the knob at `value`."""
+        """The method with its knob set to `value`."""
         method = parse_method(self.method)
-        return method if self.value is None else _with_knob(method, self.value)
+        return method if self.value is None else _set_knob(method, self.value)
 
     @cached_property
     def name(self) -> str:
-        """Readable words and a digest of all the run depends on; serves as a file name."""
+        """Words and a digest of everything the run depends on; serves as a file name."""
         # The name is the run's file: equal names mean "already done", so that whatever can change
         # a figure has to be in the digest.  Rows count by their texts and labels, models and
         # synonyms by their files, since the user may edit a file under the same path.
@@ -110,7 +110,7 @@ class Job:
             "shift": [digest(task) for task in self.shift],
             "settings": self.configured.settings,
             "recipe": asdict(self.recipe),
-            "conditions": self.conditions.named,
+            "conditions": self.conditions.identity,
         }
         sources = _synonyms(self.conditions, [self.configured])
         if files := [Path(source) for source in sources if source != NEAREST]:
@@ -122,17 +122,17 @@ class Job:
         return f"{self.kind}-{words}-s{self.seed}-{key}"
 
 
-def _with_knob(method: Method, value: float) -> Method:
+def _set_knob(method: Method, value: float) -> Method:
     return method if method.knob is None else method.replace(**{method.knob: value})
 
 
 @dataclass(frozen=True)
 class LoadedGrid:
-    """A grid and its tasks, checked: nothing that follows can fail because of the user's input.
+    """A grid with its tasks, all checked: no run fails because of the user's input.
 
     Attributes:
-        shift: by each task's name the tasks it is judged on as well.
-        by_seed: the tasks, in the order of `tasks`, with the wrong labels that each seed draws.
+        shift: task's name -> other tasks that its models are judged on as well.
+        by_seed: seed -> the tasks with the wrong labels that this seed draws.
     """
 
     grid: Grid
@@ -154,43 +154,43 @@ def load(grid: Grid) -> LoadedGrid:
         for text in grid.methods:
             method = parse_method(text)
             _check_method(method, tokenizer, config)
-            for value in tuned(text, grid):
-                _with_knob(method, value)
+            for value in tuning_values(text, grid):
+                _set_knob(method, value)
     except ValueError as error:
         raise DataError(str(error)) from error
     _check_conditions(grid, tokenizer)
     whole = [load_task(spec, grid.columns) for spec in grid.tasks]
-    tasks = tuple(_drawn(task, grid, tokenizer) for task in whole)
+    tasks = tuple(_draw_task(task, grid, tokenizer) for task in whole)
     names = [task.name for task in tasks]
     if len(set(names)) != len(names):
         raise DataError(
             f"two tasks have one name: {', '.join(names)}; give another with name=<task>"
         )
-    open_ = {text: parse_method(text).label for text in grid.methods if _is_open(text)}
+    open_ = {text: parse_method(text).label for text in grid.methods if _has_open_knob(text)}
     if untried := sorted(set(grid.tuning.methods) - {*open_, *open_.values()}):
         raise DataError(
             f"tuning names the method {untried[0]!r}, which is none of the grid's with a value to "
             f"choose; expected one of: {'; '.join(open_) or 'none'}"
         )
     shift = {
-        name: tuple(_dev_rows(target, grid, tokenizer) for target in targets)
+        name: tuple(_draw_dev_rows(target, grid, tokenizer) for target in targets)
         for name, targets in _shift_targets(grid, tasks).items()
     }
-    if any(tuned(method, grid) for method in grid.methods):
+    if any(tuning_values(method, grid) for method in grid.methods):
         for task in tasks:
-            held_out(task, grid.tuning.validation)
+            hold_out(task, grid.tuning.validation)
     by_seed = dict.fromkeys(grid.seeds, tasks)
     if grid.label_noise:
         for seed in grid.seeds:
             drawn_by = mix_seed(grid.data_seed, seed, 1)
             by_seed[seed] = tuple(
-                with_wrong_labels(task, grid.label_noise, drawn_by) for task in tasks
+                add_label_noise(task, grid.label_noise, drawn_by) for task in tasks
             )
     return LoadedGrid(grid, model_version(grid.model), tasks, shift, by_seed)
 
 
 def _synonyms(conditions: Conditions, methods: Iterable[Method]) -> list[str]:
-    """Return where attack and methods have their candidates from, once each."""
+    """Return the sources of candidates of the attack and of methods, without duplicates."""
     sources = [conditions.attack, *(getattr(method, "synonyms", None) for method in methods)]
     return sorted({source for source in sources if source is not None})
 
@@ -225,7 +225,7 @@ def _check_method(
 
 
 def _shift_targets(grid: Grid, tasks: Sequence[Task]) -> dict[str, list[Task]]:
-    """Return by each task's name the others it is judged on."""
+    """Return for each task's name the other tasks that it is judged on."""
     names = [task.name for task in tasks]
     if unknown := sorted(set(grid.shift) - set(names)):
         raise DataError(f"shift names the task {unknown[0]!r}; the tasks are {', '.join(names)}")
@@ -238,33 +238,33 @@ def _shift_targets(grid: Grid, tasks: Sequence[Task]) -> dict[str, list[Task]]:
     return targets
 
 
-def _drawn(task: Task, grid: Grid, tokenizer: PreTrainedTokenizerBase) -> Task:
-    """Return the rows of a task that the grid uses."""
+def _draw_task(task: Task, grid: Grid, tokenizer: PreTrainedTokenizerBase) -> Task:
+    """Return the task with the rows that the grid uses."""
     size = grid.train_size
     if size is not None and grid.fewer:
         size = min(size, len(task.train))
-    drawn = selected(task, size, grid.unlabelled_size, grid.dev_size, grid.data_seed)
+    drawn = draw_rows(task, size, grid.unlabelled_size, grid.dev_size, grid.data_seed)
     check_tokens(drawn, task, tokenizer)
-    return with_validation(drawn, grid.validation, grid.data_seed) if grid.validation else drawn
+    return split_validation(drawn, grid.validation, grid.data_seed) if grid.validation else drawn
 
 
-def _dev_rows(target: Task, grid: Grid, tokenizer: PreTrainedTokenizerBase) -> Task:
-    """Return a task with the dev rows to judge on and no more training rows than it must have."""
-    drawn = selected(target, None, 1, grid.shift_size, grid.data_seed)
+def _draw_dev_rows(target: Task, grid: Grid, tokenizer: PreTrainedTokenizerBase) -> Task:
+    """Return the task with its dev rows and, since a task has some, one training row."""
+    drawn = draw_rows(target, None, 1, grid.shift_size, grid.data_seed)
     check_tokens(drawn, target, tokenizer, ["dev"])
-    return replace(drawn, train=drawn.train.part(0, 1))
+    return replace(drawn, train=drawn.train.slice(0, 1))
 
 
-def _is_open(text: str) -> bool:
-    """Return whether a method has a knob that its text does not set."""
+def _has_open_knob(text: str) -> bool:
+    """Return whether a method has a knob that its text leaves open."""
     knob = parse_method(text).knob
     return knob is not None and f"{knob}=" not in text
 
 
-def tuned(text: str, grid: Grid) -> tuple[float, ...]:
+def tuning_values(text: str, grid: Grid) -> tuple[float, ...]:
     """Return the values to try for a method, see `Tuning`: none where its text sets the knob."""
     method, tuning = parse_method(text), grid.tuning
-    if not _is_open(text):
+    if not _has_open_knob(text):
         return ()
     for name in (text, method.label):
         if name in tuning.methods:
@@ -281,11 +281,11 @@ def tuning_jobs(loaded: LoadedGrid) -> list[Job]:
     grid = loaded.grid
     job = partial(Job, "tuning", grid.model, loaded.version)
     return [
-        job(part, method, value, seed, grid.recipe, grid.conditions.bare)
+        job(part, method, value, seed, grid.recipe, grid.conditions.clean_only)
         for task in loaded.tasks
         for method in grid.methods
-        if (values := tuned(method, grid))
-        for part in [held_out(task, grid.tuning.validation)]
+        if (values := tuning_values(method, grid))
+        for part in [hold_out(task, grid.tuning.validation)]
         for value in values
         for seed in grid.tuning.seeds
     ]
@@ -336,8 +336,8 @@ def choose(records: Iterable[RunRecord]) -> dict[tuple[str, str], float]:
 
 
 @contextmanager
-def _in_full_precision(model: Model) -> Iterator[None]:
-    """Let the model compute without the autocast that accelerate wraps its forward in."""
+def _without_autocast(model: Model) -> Iterator[None]:
+    """Remove the autocast that accelerate wraps the model's forward in, within a block."""
     # accelerate sets model.forward on the instance, where it hides the class's; without it, the
     # epochs of a bf16 run are judged in float32, as the model after the last epoch is
     wrapped = model.__dict__.pop("forward", None) if hasattr(model, "_original_forward") else None
@@ -387,7 +387,7 @@ def run(
     )
     plain = job.method == REFERENCE and task.validation is not None
     best = BestEpoch(job, tokenizer) if plain else None
-    start = _now()
+    start = _clock()
     try:
         fine_tune(
             model,
@@ -400,7 +400,7 @@ def run(
             report_to=report_to,
             run_name=job.name,
         )
-        trained = _now()
+        trained = _clock()
         figures = judge_task(
             model, tokenizer, scale, task, job.shift, job.conditions, job.recipe.max_length
         )
@@ -411,7 +411,7 @@ def run(
             importlib.import_module("wandb").finish()
     aside = np.zeros(2) if best is None else best.seconds
     training, processor = (trained - start - aside).tolist()
-    judging = float((_now() - trained + aside)[0])
+    judging = float((_clock() - trained + aside)[0])
     if models is not None:
         _save(model, tokenizer, job, models / job.name)
     return replace(
@@ -432,7 +432,7 @@ def _save(model: Model, tokenizer: PreTrainedTokenizerBase, job: Job, path: Path
         tokenizer.save_pretrained(folder)
 
 
-def _now() -> np.ndarray:
+def _clock() -> np.ndarray:
     """Return the time in seconds [2]: of the clock, and of this process on all its processors."""
     return np.array([time.perf_counter(), time.process_time()])
 
@@ -444,7 +444,7 @@ class BestEpoch(transformers.TrainerCallback):
 
     Attributes:
         figures: those of `RunRecord.best_epoch`; None before the first epoch has ended.
-        seconds: time spent [2], see `_now`.
+        seconds: time spent [2], see `_clock`.
     """
 
     def __init__(self, job: Job, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -464,9 +464,9 @@ class BestEpoch(transformers.TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Judge the validation rows, and the dev rows if no epoch before was better."""
-        start = _now()
+        start = _clock()
         model: Model = kwargs["model"]
-        with _in_full_precision(model):
+        with _without_autocast(model):
             held = self._judged(model, self._validation)
             assert held.score is not None  # judge raises where an output is not finite
             reached = (held.score, -(held.nll or 0.0))
@@ -476,11 +476,11 @@ class BestEpoch(transformers.TrainerCallback):
                 names = ("score", "nll", "brier")
                 self.figures = {"epoch": state.epoch} | {n: getattr(dev, n) for n in names}
                 self.figures["brier_scaled"] = (dev.scaled or {}).get("brier")
-        self.seconds = self.seconds + _now() - start
+        self.seconds = self.seconds + _clock() - start
 
     def _judged(self, model: Model, rows: Encoded, validation: Encoded | None = None) -> Figures:
         metric, regression = self._job.task.metric, self._job.task.regression
-        bare = self._job.conditions.bare
+        bare = self._job.conditions.clean_only
         return judge(model, rows, metric, 1.0, bare, regression=regression, validation=validation)
 
 
@@ -498,7 +498,7 @@ def run_grid(
     report_to: Sequence[str] = (),
     progress: bool = False,
 ) -> list[RunRecord]:
-    """Run what the folder lacks of a grid; return all records, in the grid's order.
+    """Run the jobs of a grid that the folder has no record of; return all records in order.
 
     ``<out>/grid.json`` has what was asked for last, ``runs`` a file a run, ``results.jsonl`` the
     records of all finished runs.  After a kill at any moment the same call goes on, and ends with
@@ -525,7 +525,7 @@ def run_grid(
         ...     _ = films.write_text("text,label\\na good film,1\\na bad film,0\\n")
         ...     records = run_grid(
         ...         Grid(model=str(ASSETS), tasks=(f"{films}:{films}",), methods=("none", "sam"),
-        ...              seeds=(0,), recipe=Recipe(epochs=1), conditions=Conditions().bare),
+        ...              seeds=(0,), recipe=Recipe(epochs=1), conditions=Conditions().clean_only),
         ...         Path(folder),
         ...     )
         >>> [record.method for record in records]
@@ -552,7 +552,9 @@ def run_grid(
         stored = {path.stem for path in folder.glob("*.json")}
         for job, line in run_all(
             jobs,
-            partial(_line, models=models, report_to=report_to, logs=out.resolve() / "logs"),
+            partial(
+                _run_to_record, models=models, report_to=report_to, logs=out.resolve() / "logs"
+            ),
             folder,
             processes=processes,
             threads=threads,
@@ -564,7 +566,7 @@ def run_grid(
             if job.name not in stored:
                 write_lines()
         write_lines()
-        return [_read(lines[job.name]) for job in jobs]
+        return [_parse_record(lines[job.name]) for job in jobs]
 
     # Two stages, since the final runs have the strengths that the tuning runs choose.  In each,
     # jobs whose file is there are read, not run: a kill costs the runs under way.
@@ -577,16 +579,16 @@ def run_grid(
         return tried + run_jobs(final, out / "models" if save_models else None)
 
 
-def _line(job: Job, **settings: Any) -> Record:
-    """Make a run; return its line of the results file."""
+def _run_to_record(job: Job, **settings: Any) -> Record:
+    """Run a job; return its line of the results file."""
     return finite(asdict(run(job, **settings)))  # type: ignore[no-any-return]
 
 
-def _read(line: Record) -> RunRecord:
+def _parse_record(line: Record) -> RunRecord:
     return from_json(line, RunRecord, "the record")  # type: ignore[no-any-return]
 
 
 def _is_usable(job: Job, record: Record, models: Path | None) -> bool:
-    """Return whether a run has the model that is asked for; failed runs need none."""
-    failed = _read(record).error is not None
+    """Return whether a run has its saved model, if models are saved; failed runs need none."""
+    failed = _parse_record(record).error is not None
     return models is None or failed or (models / job.name).is_dir()

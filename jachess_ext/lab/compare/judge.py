@@ -18,8 +18,8 @@ from ..workbench.metrics import Floats, Metric
 from ..workbench.models import Batch, Encoded, Model, encode
 from ..workbench.tasks import Examples, Task
 from ..workbench.training import model_outputs
-from .metrics import Labels, at_temperature, class_figures, fitted_temperature, reliability
-from .noise import with_changed_texts
+from .metrics import Labels, apply_temperature, class_figures, fit_temperature, reliability
+from .noise import add_text_noise
 from .records import Figures
 from .settings import Conditions
 
@@ -51,7 +51,7 @@ def judge_task(
         return encode(examples, tokenizer, max_length)
 
     def on(target: Task) -> dict[str, float | None]:
-        rows, bare = encoded(target.dev), conditions.bare
+        rows, bare = encoded(target.dev), conditions.clean_only
         figures = judge(model, rows, target.metric, scale, bare, regression=target.regression)
         return {"score": figures.score, "brier": figures.brier, "ece": figures.ece}
 
@@ -64,7 +64,7 @@ def judge_task(
         regression=task.regression,
         validation=None if task.validation is None else encoded(task.validation),
         perturbed={
-            noise: encoded(with_changed_texts(task.dev, noise, conditions.text_share))
+            noise: encoded(add_text_noise(task.dev, noise, conditions.text_share))
             for noise in conditions.texts
         },
     )
@@ -72,11 +72,11 @@ def judge_task(
     if conditions.attack is None:
         return figures
     candidates = candidates_from(conditions.attack, model, tokenizer)
-    done = attacked(model, tokenizer, task.dev, candidates, conditions, max_length)
+    done = attack_figures(model, tokenizer, task.dev, candidates, conditions, max_length)
     return replace(figures, attack=finite(done), attack_candidates=candidates.source)
 
 
-def attacked(
+def attack_figures(
     model: Model,
     tokenizer: PreTrainedTokenizerBase,
     examples: Examples,
@@ -90,7 +90,7 @@ def attacked(
     """
     # at even distances, since files are often sorted by class
     count = min(conditions.attack_rows or len(examples), len(examples))
-    rows = examples.chosen([i * len(examples) // count for i in range(count)])
+    rows = examples.take([i * len(examples) // count for i in range(count)])
     done = attack_words(
         model,
         tokenizer,
@@ -159,7 +159,7 @@ def judge(
             return model_outputs(model, batches, regression)
 
     def corrupted(share: float) -> float:
-        drawn = (_corrupted(clean, dev.tokenizer, share, d) for d in range(conditions.draws))
+        drawn = (_corrupt(clean, dev.tokenizer, share, d) for d in range(conditions.draws))
         return score([outputs_of(batches) for batches in drawn], f"corrupted {share}")
 
     def noisy(delta: float) -> float:
@@ -183,8 +183,8 @@ def judge(
         # calibration is to measure
         rows = validation.by_length()
         probabilities = model_outputs(model, rows.in_order(conditions.batch), False)
-        temperature = fitted_temperature(probabilities, np.asarray(rows.labels))
-        at_fitted = class_figures(at_temperature(outputs, temperature), labels)
+        temperature = fit_temperature(probabilities, np.asarray(rows.labels))
+        at_fitted = class_figures(apply_temperature(outputs, temperature), labels)
         scaled = {"temperature": temperature, **at_fitted}
     norms = layer_norms(model, dev, conditions.sequences) if conditions.layers else ([], [])
     figures = {
@@ -203,7 +203,7 @@ def judge(
     return Figures(**finite(figures))
 
 
-def _corrupted(
+def _corrupt(
     batches: Sequence[Batch], tokenizer: PreTrainedTokenizerBase, share: float, draw: int
 ) -> list[Batch]:
     generator = torch.Generator().manual_seed(1000 + draw)
@@ -226,7 +226,7 @@ def _corrupted(
 
 
 def slopes(model: Model, data: Encoded, sequences: int = 32) -> dict[str, float]:
-    """Return `decision_slopes` of the model on rows at even distances; {} without sequences."""
+    """Return `decision_slopes` of the model on rows at even distances; {} for 0 sequences."""
     batch = _sample(model, data, sequences)
     return {} if batch is None else decision_slopes(model, batch)
 

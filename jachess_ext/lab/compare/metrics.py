@@ -14,7 +14,7 @@ from ..workbench.metrics import Floats, brier_score, probabilities_and_labels
 # Calibration of class probabilities
 
 BINS = 8  # as in the JacHess paper
-_TEMPERATURES = (0.05, 20.0)  # bounded: of few rows, all of them right, the least NLL is at 0
+_TEMPERATURES = (0.05, 20.0)  # bounds: where all of a few rows are right, the NLL is least at 0
 _TINY = np.finfo(np.float64).tiny
 Labels = npt.NDArray[np.generic]
 
@@ -110,7 +110,7 @@ def class_figures(probabilities: Floats, labels: Labels) -> dict[str, float | No
 
 
 def nll(probabilities: Floats, labels: Labels) -> float:
-    """Return the mean of −log p of the label in nats; p is at least the least normal number."""
+    """Return the mean of −log p of the label in nats, p clipped at the smallest normal number."""
     p = probabilities[np.arange(len(labels)), labels]
     return float(-np.mean(np.log(np.maximum(p, _TINY))))
 
@@ -125,15 +125,14 @@ def _auc(probabilities: Floats, labels: Labels) -> float | None:
     return float(area(labels, probabilities, multi_class="ovr", average="macro"))
 
 
-def at_temperature(probabilities: Floats, temperature: float) -> Floats:
+def apply_temperature(probabilities: Floats, temperature: float) -> Floats:
     """Return softmax(z / T) [N, C], where the probabilities are softmax(z)."""
-    # log p is z up to a constant of the row, which the softmax takes away
+    # log p is z up to a constant of the row, which the softmax removes
     logits = np.log(np.maximum(probabilities, _TINY)) / temperature
-    scaled = np.exp(logits - logits.max(1, keepdims=True))
-    return scaled / scaled.sum(1, keepdims=True)
+    return require("scipy.special").softmax(logits, axis=1)  # type: ignore[no-any-return]
 
 
-def fitted_temperature(probabilities: Floats, labels: Labels) -> float:
+def fit_temperature(probabilities: Floats, labels: Labels) -> float:
     """Return the temperature of least NLL (Guo et al. 2017), between 0.05 and 20.
 
     Args:
@@ -142,12 +141,12 @@ def fitted_temperature(probabilities: Floats, labels: Labels) -> float:
 
     Example:
         >>> sure = np.array([[0.9, 0.1]] * 4)
-        >>> round(fitted_temperature(sure, np.array([0, 0, 0, 1])), 2)
+        >>> round(fit_temperature(sure, np.array([0, 0, 0, 1])), 2)
         2.0
     """
     # over ln T, where the bounds 0.05 and 20 are equally far from T = 1
     least = require("scipy.optimize").minimize_scalar(
-        lambda log_t: nll(at_temperature(probabilities, np.exp(log_t)), labels),
+        lambda log_t: nll(apply_temperature(probabilities, np.exp(log_t)), labels),
         bounds=tuple(np.log(_TEMPERATURES)),
         method="bounded",
         options={"xatol": 1e-4},
@@ -157,7 +156,7 @@ def fitted_temperature(probabilities: Floats, labels: Labels) -> float:
 
 # Tests over runs
 
-_MOST_FLIPPED = 16  # clusters of which every flip of signs is counted
+_MAX_EXACT = 16  # clusters; of more, only a sample of the flips of signs is drawn
 
 
 def sign_test(differences: Sequence[float]) -> float:
@@ -193,10 +192,10 @@ def cluster_flip_test(clusters: Sequence[Sequence[float]]) -> float:
     sums = np.array([np.sum(cluster) for cluster in clusters], dtype=np.float64)
     if not len(sums) or np.isnan(sums).any():
         raise ValueError("the test needs at least one cluster, and no NaN")
-    if len(sums) <= _MOST_FLIPPED:
+    if len(sums) <= _MAX_EXACT:
         signs = 1 - 2 * ((np.arange(2 ** len(sums))[:, None] >> np.arange(len(sums))) & 1)
     else:
-        signs = np.random.default_rng(0).choice([-1, 1], (2**_MOST_FLIPPED, len(sums)))
+        signs = np.random.default_rng(0).choice([-1, 1], (2**_MAX_EXACT, len(sums)))
         signs[0] = 1
     # sums, not means: all flips have the same number of differences.  The margin lets rounding not
     # decide whether a flip that is as large counts.

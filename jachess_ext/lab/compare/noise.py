@@ -1,4 +1,4 @@
-"""Noise in a task's rows: wrong labels to train on, and texts changed as people change them."""
+"""Noise in a task's rows: wrong labels to train on, and texts with typing mistakes to judge on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MARKS = ",.!?;:-"
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def with_wrong_labels(task: Task, share: float, seed: int) -> Task:
+def add_label_noise(task: Task, share: float, seed: int) -> Task:
     """Return the task with round(share · N) training rows labelled as another class, drawn evenly.
 
     Raises:
@@ -34,7 +34,7 @@ def with_wrong_labels(task: Task, share: float, seed: int) -> Task:
     return replace(task, train=replace(task.train, labels=labels))
 
 
-def with_changed_texts(rows: Examples, change: str, share: float) -> Examples:
+def add_text_noise(rows: Examples, change: str, share: float) -> Examples:
     """Return the rows with about `share` of their words changed, second texts by another seed.
 
     Args:
@@ -74,7 +74,7 @@ def _typo(word: str, draw: random.Random) -> str:
     )
 
 
-def _punctuated(word: str, draw: random.Random) -> str:
+def _toggle_punctuation(word: str, draw: random.Random) -> str:
     """Remove punctuation at a word's ends, or append a mark if there is none."""
     bare = word.strip(_MARKS)
     if bare == word:
@@ -85,14 +85,14 @@ def _punctuated(word: str, draw: random.Random) -> str:
 Change = Callable[[list[str], float, random.Random], list[str]]
 
 
-def _each(change: Callable[[str, random.Random], str]) -> Change:
+def _word_by_word(change: Callable[[str, random.Random], str]) -> Change:
     def changed(words: list[str], share: float, draw: random.Random) -> list[str]:
         return [change(word, draw) if draw.random() < share else word for word in words]
 
     return changed
 
 
-def _swapped(words: list[str], share: float, draw: random.Random) -> list[str]:
+def _swap_words(words: list[str], share: float, draw: random.Random) -> list[str]:
     """Swap words with their right neighbours, none of them twice."""
     words, at = list(words), 0
     while at + 1 < len(words):
@@ -104,8 +104,8 @@ def _swapped(words: list[str], share: float, draw: random.Random) -> list[str]:
 
 
 _CHANGES: dict[str, Change] = {
-    "typos": _each(_typo),
-    "case": _each(lambda word, draw: word.swapcase()),  # a tokenizer that lower-cases undoes it
-    "punctuation": _each(_punctuated),
-    "swaps": _swapped,
+    "typos": _word_by_word(_typo),
+    "case": _word_by_word(lambda word, draw: word.swapcase()),
+    "punctuation": _word_by_word(_toggle_punctuation),
+    "swaps": _swap_words,
 }

@@ -30,7 +30,7 @@ class Figures:
         slopes: those of `smoothness.decision_slopes`.
         reliability: ``edges`` [bins + 1]; ``confidence``, ``accuracy`` and ``counts`` [bins].
         shift: score, Brier score and ECE on other tasks' rows, by the task's name.
-        attack: figures of the word attack, see `judge.attacked`.
+        attack: figures of the word attack, see `judge.attack_figures`.
         attack_candidates: where its candidates come from.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Draw the page and figures of a comparison."""
+"""The page of a comparison and its figures."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..workbench.page import (
     Picture,
     Section,
     Styles,
-    counted,
-    filled,
+    break_name,
+    nonempty,
     panels,
+    pluralise,
     print_section,
     styles_of,
     wrap,
-    wrapped,
     write_html,
 )
 from . import tables
@@ -47,7 +47,7 @@ def forest_figure(apart: DataFrame, across: str, styles: Styles) -> MatplotlibFi
         styles: Styles of all methods, in the order of the rows.
     """
     names = [name for name in styles if name in apart.index]
-    labels = [wrapped(name) for name in names]
+    labels = [break_name(name) for name in names]
     lines = 1 + max(label.count("\n") for label in labels)
     figure, (panel,) = panels(width=4.6, height=0.8 + (0.12 + 0.16 * lines) * len(names))
     panel.axvline(0, color="#999999", linewidth=1, linestyle="--")
@@ -81,7 +81,7 @@ def reliability_figure(diagrams: Mapping[str, Reliability], styles: Styles) -> M
         line = diagram.confidence[full], diagram.accuracy[full]
         panel.plot(*line, "o-", color=colour, markersize=4)
         panel.set(xlabel="confidence", xlim=(0, 1), ylim=(0, 1))
-        panel.set_title(wrapped(name), fontsize="medium")
+        panel.set_title(break_name(name), fontsize="medium")
     for panel in axes[::columns]:
         panel.set_ylabel("accuracy (line), share (bars)")
     return figure
@@ -124,12 +124,14 @@ def sections(records: Iterable[RunRecord]) -> list[Section]:
         "methods": dict(zip(runs["method"], runs["settings"], strict=True)),
     }
     overall = [*tables.overall_tables(runs), *tables.best_control_tables(runs)]
-    return filled(
+    return nonempty(
         [
             Section("In short", answer(runs), tables.cost_tables(runs), forests(runs, styles)),
-            Section("Scores", _what_was_run(runs), tables.score_tables(runs)),
+            Section("Scores", _run_summary(runs), tables.score_tables(runs)),
             Section("Token corruption", tables=tables.condition_tables(runs, "corruption")),
-            Section("Word attack", _candidates_of(runs), tables.task_tables(runs, tables.ATTACK)),
+            Section(
+                "Word attack", _attack_paragraph(runs), tables.task_tables(runs, tables.ATTACK)
+            ),
             Section("Domain shift", tables=tables.shift_tables(runs)),
             Section(
                 "Calibration",
@@ -147,8 +149,8 @@ def sections(records: Iterable[RunRecord]) -> list[Section]:
     )
 
 
-def _candidates_of(runs: DataFrame) -> list[str]:
-    """Return a paragraph on the attack and where its candidates come from; none without one."""
+def _attack_paragraph(runs: DataFrame) -> list[str]:
+    """Return a paragraph on the attack and the source of its candidates."""
     sources = ", ".join(sorted(runs["attack_candidates"].dropna().unique()))
     return [
         "Words of rows that the model has right are replaced, one after the other, until its "
@@ -156,7 +158,7 @@ def _candidates_of(runs: DataFrame) -> list[str]:
     ]
 
 
-def _what_was_run(runs: DataFrame) -> list[str]:
+def _run_summary(runs: DataFrame) -> list[str]:
     first = runs.iloc[0]
     seeds = ", ".join(map(str, sorted(runs["seed"].unique())))
     rows = []
@@ -175,18 +177,18 @@ def _what_was_run(runs: DataFrame) -> list[str]:
     ]
 
 
-_ASKED = (SCORE._replace(digits=1), BRIER._replace(digits=3))
-_NAMED = 4  # methods without a difference; if there are more, only the largest is named
+_HEADLINES = (SCORE._replace(digits=1), BRIER._replace(digits=3))
+_MAX_NAMED = 4  # undecided methods; of more, only the one with the largest difference is named
 
 
 def answer(runs: DataFrame) -> list[str]:
-    """Return paragraphs on each figure's better and worse methods, and on what they cost.
+    """Return paragraphs on the better and worse methods by each figure, and on their cost.
 
-    Without a pair of runs to compare there are none.
+    There are none without a pair of runs to compare.
     """
-    if not tables.compared(runs):
+    if not tables.compared_methods(runs):
         return []
-    texts = [text for figure in _ASKED if (text := _answer_of(runs, figure))]
+    texts = [text for figure in _HEADLINES if (text := _answer_paragraph(runs, figure))]
     cost = {m: ratio for m, ratio in tables.costs(runs).items() if m != tables.REFERENCE}
     if texts and cost:
         low, high = min(cost, key=cost.__getitem__), max(cost, key=cost.__getitem__)
@@ -199,7 +201,7 @@ def answer(runs: DataFrame) -> list[str]:
     return texts
 
 
-def _answer_of(runs: DataFrame, figure: Figure) -> str | None:
+def _answer_paragraph(runs: DataFrame, figure: Figure) -> str | None:
     """Return a paragraph on the methods whose intervals lie on one side of zero."""
     tasks = tables.tasks_with(runs, figure.column)
     apart = tables.differences(runs, figure.column) if tasks else runs.iloc[:0]
@@ -216,10 +218,10 @@ def _answer_of(runs: DataFrame, figure: Figure) -> str | None:
         signed = f"{round(mean, figure.digits) + 0.0:+.{figure.digits}f}"  # no minus before a zero
         text = f"{method} ({signed.replace('-', '−')}"
         text += "" if np.isnan(half) else f" ± {half:.{figure.digits}f}"
-        text += f", {counted(int(row['seeds']), 'seed')}" if row["seeds"] < seeds else ""
+        text += f", {pluralise(int(row['seeds']), 'seed')}" if row["seeds"] < seeds else ""
         groups[place].append((abs(mean), text + ")"))
     over = f"{len(tasks)} tasks" if len(tasks) > 1 else tasks[0]
-    where = f"{figure.title[0].upper()}{figure.title[1:]}, {over}, {counted(seeds, 'seed')}: "
+    where = f"{figure.title[0].upper()}{figure.title[1:]}, {over}, {pluralise(seeds, 'seed')}: "
     parts = [
         f"{name} than the plain model: {', '.join(text for _, text in groups[name])}"
         for name in ("better", "worse")
@@ -227,7 +229,7 @@ def _answer_of(runs: DataFrame, figure: Figure) -> str | None:
     ]
     if few := groups["open"]:
         listed = ", ".join(text for _, text in few)
-        if len(few) > _NAMED:
+        if len(few) > _MAX_NAMED:
             listed = f"{len(few)} methods, the largest difference {max(few)[1]}"
         parts.append(f"not told apart from {'it' if parts else 'the plain model'}: {listed}")
     note = (
@@ -235,13 +237,13 @@ def _answer_of(runs: DataFrame, figure: Figure) -> str | None:
         if seeds < 2
         else " ± is half of a 95 % interval over seeds, not adjusted for the number of methods."
     )
-    return where + "; ".join(parts) + "." + note * (figure is _ASKED[0])
+    return where + "; ".join(parts) + "." + note * (figure is _HEADLINES[0])
 
 
 def forests(runs: DataFrame, styles: Styles) -> list[Picture]:
     """Draw differences from the plain model for each task: of the score, then the Brier score."""
     pictures = []
-    for figure in _ASKED if tables.compared(runs) else ():
+    for figure in _HEADLINES if tables.compared_methods(runs) else ():
         side = "right" if figure.better > 0 else "left"
         for task in tables.tasks_with(runs, figure.column):
             apart = tables.differences(runs, figure.column, tasks=[task])
@@ -267,7 +269,7 @@ _RELIABILITY = (
 def _reliability_pictures(runs: DataFrame, styles: Styles) -> list[Picture]:
     """Draw the methods' reliability diagrams, four in a picture."""
     judged = runs[runs["reliability"].notna()].groupby("method", sort=False)["reliability"]
-    diagrams = {method: pooled(list(of)) for method, of in judged}
+    diagrams = {method: pool_reliability(list(of)) for method, of in judged}
     names = list(diagrams)
     return [
         Picture(
@@ -278,8 +280,8 @@ def _reliability_pictures(runs: DataFrame, styles: Styles) -> list[Picture]:
     ]
 
 
-def pooled(diagrams: Sequence[Mapping[str, list[float]]]) -> Reliability:
-    """Join reliability diagrams of the same bins: means weighed by the counts."""
+def pool_reliability(diagrams: Sequence[Mapping[str, list[float]]]) -> Reliability:
+    """Average reliability diagrams of the same bins, weighted by the counts."""
     # Bins with few examples must not weigh as much as full ones; an empty bin has NaN, and 0 · NaN
     # is NaN, so that it is left out before it is weighed.
     counts = np.array([diagram["counts"] for diagram in diagrams])

@@ -64,14 +64,14 @@ class Conditions:
                 raise ValueError(f"texts has {noise!r}; expected some of {', '.join(TEXT_NOISE)}")
 
     @property
-    def bare(self) -> Conditions:
-        """These conditions reduced to the clean rows."""
+    def clean_only(self) -> Conditions:
+        """These conditions without noise, attack and norms."""
         return replace(self, corruption=(), deltas=(), texts=(), attack=None, sequences=0)
 
     @property
-    def named(self) -> dict[str, object]:
-        """All that figures depend on, by name: without an attack nothing of one."""
-        # this is what a run's name is made of: runs from before there were attacks keep theirs
+    def identity(self) -> dict[str, object]:
+        """The settings that figures depend on: those of the attack only if there is one."""
+        # part of a run's name: runs from before there were attacks keep theirs
         return {
             name: value
             for name, value in asdict(self).items()

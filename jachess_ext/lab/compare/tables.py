@@ -1,4 +1,4 @@
-"""Draw the tables of a comparison from the records of its runs."""
+"""The tables of a comparison, from the records of its runs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ PAIRED = (
 )
 TESTED = (SCORE, BRIER, BRIER_SCALED, CORRUPTED, ATTACKED)
 
-_WHOLE = ("settings", "recipe", "reliability", "rows")
+# Fields of a record that stay one column.
+_UNFLATTENED = ("settings", "recipe", "reliability", "rows")
 
 
 def to_frame(records: Iterable[RunRecord]) -> DataFrame:
@@ -88,7 +89,7 @@ def to_frame(records: Iterable[RunRecord]) -> DataFrame:
     if not final:
         raise DataError("no run has finished yet, or only runs that choose strengths")
     runs = require("pandas").json_normalize([_row(record) for record in final])
-    for name in _WHOLE:
+    for name in _UNFLATTENED:
         runs[name] = [getattr(record, name) for record in final]
     return runs  # type: ignore[no-any-return]
 
@@ -98,7 +99,7 @@ def _row(record: RunRecord) -> dict[str, Any]:
 
     Under noise and on changed texts these are accuracies, or scores where a record has none.
     """
-    row = {name: value for name, value in vars(record).items() if name not in _WHOLE}
+    row = {name: value for name, value in vars(record).items() if name not in _UNFLATTENED}
     row["corruption"] = {"clean": record.score}
     shares = sorted(record.corrupted, key=float)
     for share in shares:
@@ -120,7 +121,7 @@ def methods_of(runs: DataFrame) -> list[str]:
     return list(runs["method"].unique())
 
 
-def compared(runs: DataFrame) -> list[str]:
+def compared_methods(runs: DataFrame) -> list[str]:
     """Return the methods other than the unregularised one; none if that was not run."""
     methods = methods_of(runs)
     return [m for m in methods if m != REFERENCE] if REFERENCE in methods else []
@@ -132,8 +133,8 @@ def tasks_with(runs: DataFrame, *figures: str) -> list[str]:
     return list(runs.loc[having, "task"].unique())
 
 
-def groups(tasks: list[str]) -> list[tuple[str, list[str]]]:
-    """Return each task by itself; where there are several, all of them last."""
+def task_groups(tasks: list[str]) -> list[tuple[str, list[str]]]:
+    """Return (title, tasks) of each task, then of all of them where there are several."""
     single = [(task, [task]) for task in tasks]
     return [*single, ("average", tasks)] if len(single) > 1 else single
 
@@ -165,7 +166,7 @@ def by_seed(runs: DataFrame, figure: str, tasks: Sequence[str] | None = None) ->
 def differences(
     runs: DataFrame, figure: str, reference: str = REFERENCE, tasks: Sequence[str] | None = None
 ) -> DataFrame:
-    """Return every method's paired differences from `reference` on the same tasks and seeds.
+    """Return the differences of every method from `reference`, paired by task and seed.
 
     Args:
         runs: From `to_frame`, or with its columns method, task, seed, score and the figure.
@@ -248,7 +249,8 @@ def task_tables(runs: DataFrame, wanted: Iterable[tuple[str, str, float, int]]) 
     tables = []
     for caption, figure, scale, digits in wanted:
         columns = [
-            (name, by_seed(runs, figure, tasks)) for name, tasks in groups(tasks_with(runs, figure))
+            (name, by_seed(runs, figure, tasks))
+            for name, tasks in task_groups(tasks_with(runs, figure))
         ]
         if columns:
             tables.append(mean_table(caption, columns, scale=scale, digits=digits))
@@ -261,7 +263,7 @@ def score_tables(runs: DataFrame) -> list[Table]:
     metrics = dict(zip(runs["task"], runs["metric"], strict=True))
     columns = [
         (f"{name} ({metrics[name]})" if name in metrics else name, by_seed(runs, "score", group))
-        for name, group in groups(tasks)
+        for name, group in task_groups(tasks)
     ]
     others = [
         ("Accuracy × 100.", "other accuracy", 100, 1),
@@ -335,7 +337,7 @@ def condition_tables(runs: DataFrame, name: str) -> list[Table]:
             scale=100,
             digits=1,
         )
-        for title, group in groups(tasks)
+        for title, group in task_groups(tasks)
     ]
 
 
@@ -377,11 +379,11 @@ def paired_tables(runs: DataFrame) -> list[Table]:
 
     On average over the tasks where there are several, then on each task.
     """
-    methods = compared(runs)
+    methods = compared_methods(runs)
     if not methods:
         return []
     figures = {figure: tasks_with(runs, figure.column) for figure in PAIRED}
-    *single, average = groups(list(runs["task"].unique()))
+    *single, average = task_groups(list(runs["task"].unique()))
     tables = []
     for title, tasks in (average, *single):
         columns = {}
@@ -407,10 +409,10 @@ def overall_tables(runs: DataFrame) -> list[Table]:
     """Return a table for each figure: tests of each method over all pairs of task and seed."""
     tables = []
     for figure in TESTED:
-        if figure.column not in runs or not compared(runs):
+        if figure.column not in runs or not compared_methods(runs):
             continue
         pairs, rows = by_pair(runs, figure.column), []
-        for method in compared(runs):
+        for method in compared_methods(runs):
             apart = (pairs[method] - pairs[REFERENCE]).dropna()
             if len(apart) > 1:
                 # The pairs of one seed, or of one task, are not independent: signs are flipped for
@@ -429,7 +431,7 @@ def overall_tables(runs: DataFrame) -> list[Table]:
 
 
 def cost_tables(runs: DataFrame) -> list[Table]:
-    """Return the table of what training costs."""
+    """Return the table of training costs."""
     rows = [[method, f"{cost:.2f}"] for method, cost in costs(runs).items()]
     caption = (
         "Training: processor seconds over the plain run's of the same task and seed, mean ratio."
@@ -440,10 +442,10 @@ def cost_tables(runs: DataFrame) -> list[Table]:
 def best_control_tables(runs: DataFrame) -> list[Table]:
     """Return the table of methods against the best control that costs no more."""
     cost = costs(runs)
-    controls = [m for m in compared(runs) if runs.loc[runs["method"] == m, "control"].any()]
+    controls = [m for m in compared_methods(runs) if runs.loc[runs["method"] == m, "control"].any()]
     apart = {f: differences(runs, f.column) for f in TESTED if controls and f.column in runs}
     rows = []
-    for method in (m for m in compared(runs) if m not in controls):
+    for method in (m for m in compared_methods(runs) if m not in controls):
         limit = 1.05 * cost.get(method, np.inf)
         cheap = [control for control in controls if cost.get(control, 0.0) <= limit]
         for figure, from_plain in apart.items():

@@ -18,7 +18,7 @@ from tempfile import TemporaryFile
 from timeit import timeit
 from typing import TYPE_CHECKING
 
-from ..._io import DataError, require, require_all, write_bytes, write_text
+from ..._io import DataError, require, write_bytes, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,7 +95,7 @@ def docstring_task(train_size: int = 1200, dev_size: int = 480) -> Task:
 
 
 def derivative_table(tokens: int = 1024) -> tuple[list[str], Table]:
-    """Return torch's refusals of derivatives through fused attention, and a table of ours.
+    """Return torch's errors for derivatives of fused attention, and a table of our derivatives.
 
     Errors are relative to torch's own derivatives, of attention written out, in float64 on 256
     tokens; times are medians of three in float32 on `tokens`, measured in turns.
@@ -115,7 +115,7 @@ def derivative_table(tokens: int = 1024) -> tuple[list[str], Table]:
         return lambda *x: attention(*x).square().sum()
 
     def hvp(x: Tensors, v: Tensors) -> Tensors:
-        x = tuple(part.detach().requires_grad_() for part in x)
+        x = tuple(operand.detach().requires_grad_() for operand in x)
         return torch.autograd.grad(jvp(loss_of(fused), x, v)[1], x)
 
     def network(x: Tensor) -> Tensor:
@@ -203,8 +203,8 @@ def peak_mebibytes(call: Callable[[], object]) -> float:
 # A fine-tuning, watched
 
 
-def watched_layers(task: Task, recipe: Recipe, measurements: int = 5) -> tuple[Table, Picture]:
-    """Fine-tune the encoder on the task without a penalty and measure its layers on the way.
+def measure_layers(task: Task, recipe: Recipe, measurements: int = 5) -> tuple[Table, Picture]:
+    """Fine-tune the encoder without a penalty and measure its layers' smoothness meanwhile.
 
     Returns:
         a table of each layer's norms before and after, and a picture of them over the steps.
@@ -273,7 +273,7 @@ def layers_figure(history: Sequence[dict[str, float]], layers: int) -> Figure:
 
 
 def summary_table(runs: DataFrame) -> Table:
-    """Return a row a method: accuracy, Brier score, norms and cost, means over seeds.
+    """Return accuracy, Brier score, norms and cost of each method, means over seeds.
 
     Args:
         runs: From `compare.tables.to_frame`.
@@ -303,8 +303,8 @@ def summary_table(runs: DataFrame) -> Table:
     return tables.Table(caption, ["method", *(title for title, *_ in wanted), "time"], rows)
 
 
-def what_penalty_did(runs: DataFrame, method: str = "jachess-train") -> str:
-    """Return a sentence on a penalty's norms against the plain model's, seed by seed."""
+def penalty_summary(runs: DataFrame, method: str = "jachess-train") -> str:
+    """Return a sentence that compares a penalised method's norms with the plain model's."""
     from ..compare import tables
 
     norms = tables.by_seed(runs, "Σ‖H‖")
@@ -345,7 +345,6 @@ def demo(
         MissingExtra: A library is not installed.
     """
     start = time.perf_counter()
-    require_all("jachess demo")
     seeds = (3 if compare else 2) if seeds is None else seeds
     if seeds < 1:
         raise DataError(f"--seeds is {seeds}; expected at least 1")
@@ -354,7 +353,7 @@ def demo(
     from ..compare.report import answer, sections
     from ..compare.settings import Conditions, Grid
     from ..compare.tables import to_frame
-    from ..workbench.page import Section, counted, to_text, wrap, write_html
+    from ..workbench.page import Section, pluralise, to_text, wrap, write_html
     from ..workbench.runs import locked, prepare
     from ..workbench.settings import Recipe
 
@@ -378,8 +377,8 @@ def demo(
             write_text(out / "docstrings" / f"{name}.jsonl", "".join(lines))
     with _stage("3. Fine-tuning a small encoder on them, its smoothness measured on the way"):
         prepare(threads=1)
-        watched = replace(task, train=task.train.part(0, train * 2 // 3))
-        layers, picture = watched_layers(watched, recipe)
+        watched = replace(task, train=task.train.slice(0, train * 2 // 3))
+        layers, picture = measure_layers(watched, recipe)
         write_bytes(out / "smoothness.png", picture.png())
         print(to_text(layers, width), f"Picture: {out / 'smoothness.png'}", sep="\n")
     shown = [
@@ -399,9 +398,10 @@ def demo(
     )
     count = len(grid.methods) * len(grid.seeds)
     processes = min(require("joblib").cpu_count(), count, 4)  # of 0.8 GB each
+    seeds_text = pluralise(len(grid.seeds), "seed")
     with _stage(
-        f"4. Comparing {len(grid.methods)} methods on {counted(len(grid.seeds), 'seed')}: {train} "
-        f"sentences to train on, {dev} to judge; {processes} at a time, one thread each"
+        f"4. Comparing {len(grid.methods)} methods on {seeds_text}: {train} sentences to "
+        f"train on, {dev} to judge; {processes} at a time, one thread each"
     ):
         from ..compare.finetune import run_grid
 
@@ -409,7 +409,7 @@ def demo(
         runs = to_frame(records)
         summary = summary_table(runs)
         print(to_text(summary, width))
-        penalty = [text] if (text := what_penalty_did(runs)) else []
+        penalty = [text] if (text := penalty_summary(runs)) else []
         more = "No score of so few runs is told apart from another's: `jachess demo --compare`."
         paragraphs = answer(runs) if compare else [more]
         print(*(wrap(text, width) + "\n" for text in [*penalty, *paragraphs]), sep="\n")

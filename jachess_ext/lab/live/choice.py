@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._io import DataError, finite, from_json, read_json, require, require_all, write_json
 from ...scaling.search import Ask, Search
+from ..workbench import RUN_NEEDS
 from ..workbench.runs import Record, locked, read_results, run_all, write_results
 from ..workbench.tasks import Task
 from .plan import LiveSettings, Plan, make_plan
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 RUNS = "runs"  # in a live selection's folder: a file for each run
 RECORDS = "records.jsonl"  # the records of all runs, one a line
 RESULT = "selection.json"
-WINNER = "winner"  # the best model, fine-tuned on the target's rows
+WINNER = "winner"  # the best model, fine-tuned on the target's number of rows
 
 
 @dataclass(frozen=True)
@@ -146,8 +147,8 @@ def select_live(
         out: folder of records and result.
         settings: subsets, recipe, method and so on, see `LiveSettings`.
         keep_winner: whether the best model is fine-tuned on the target's rows and saved.
-        processes, threads, backend: as for `compare.runs.run_all`.
-        progress: told of every run, in a line of text.
+        processes, threads, backend: as for `workbench.runs.run_all`.
+        progress: called with a line of text for every run.
 
     Returns:
         The selection, written to `out` as well.
@@ -164,14 +165,14 @@ def select_live(
         >>> live.best in models
         True
     """
-    require_all("jachess select-live")  # before hours of training, not after
+    require_all("select_live", RUN_NEEDS)  # before hours of training, not after
     out = Path(out)
     progress("reading data and models")
     plan = make_plan(models, task, settings)
     search = plan.search
     records: dict[Ask, RunRecord] = {}
 
-    def in_order() -> list[RunRecord]:
+    def sorted_records() -> list[RunRecord]:
         def place(ask: Ask) -> tuple[int, int]:
             return search.rounds.index(ask.rows), search.models.index(ask.model)
 
@@ -180,15 +181,15 @@ def select_live(
     def run_trials(trials: Sequence[Trial]) -> Iterator[tuple[Trial, RunRecord]]:
         runs = run_all(
             trials,
-            _written,
+            _run_to_record,
             out / RUNS,
             processes=processes,
             threads=threads,
             backend=backend,
-            usable=lambda trial, record: not _read(record).lost,  # memory may be free now
+            usable=lambda trial, record: not _parse_record(record).lost,  # memory may be free now
             killed=lambda trial: asdict(killed(trial)),
         )
-        return ((trial, _read(record)) for trial, record in runs)
+        return ((trial, _parse_record(record)) for trial, record in runs)
 
     # The search decides, the folder remembers.  After a kill the search starts anew and asks the
     # same runs in the same order; those with a file are told to it at once, so that it comes to the
@@ -201,11 +202,11 @@ def select_live(
                 records[ask] = record
                 score = record.score(str(search.metric))
                 search.tell(ask, score, cost=record.flops, error=record.error)
-                write_results(out / RECORDS, map(asdict, in_order()))
-                progress(f"{ask.model} on {ask.rows} rows: {record.said(str(search.metric))}")
+                write_results(out / RECORDS, map(asdict, sorted_records()))
+                progress(f"{ask.model} on {ask.rows} rows: {record.summary(str(search.metric))}")
         if len(search.failed) == len(search.models):
             raise DataError(f"no model could be trained; {next(iter(search.stops.values()))}")
-        selection = LiveSelection(plan.task.name, len(plan.task.train), search, in_order())
+        selection = LiveSelection(plan.task.name, len(plan.task.train), search, sorted_records())
         try:
             search.selection()
         except ValueError as error:
@@ -218,21 +219,23 @@ def select_live(
         write_json(out / RESULT, selection.to_dict())
         if keep_winner:
             progress(f"{selection.best} on {search.target} rows, to keep")
-            selection = replace(selection, winner=_winner(plan, selection.best, out, run_trials))
+            selection = replace(
+                selection, winner=_train_winner(plan, selection.best, out, run_trials)
+            )
             write_json(out / RESULT, selection.to_dict())
     return selection
 
 
-def _written(trial: Trial) -> Record:
-    """Return what a run's file holds."""
+def _run_to_record(trial: Trial) -> Record:
+    """Run a trial; return the content of its file."""
     return asdict(run(trial))
 
 
-def _read(record: object, place: str = "the record") -> RunRecord:
+def _parse_record(record: object, place: str = "the record") -> RunRecord:
     return from_json(record, RunRecord, place)  # type: ignore[no-any-return]
 
 
-def _winner(
+def _train_winner(
     plan: Plan,
     best: str,
     out: Path,
@@ -269,7 +272,8 @@ def read_selection(folder: Path | str) -> LiveSelection:
     state = dict(from_json(state, dict[str, Any], f"{path}: the state"))
     state["search"] = search = Search.from_state(state.get("search"))
     state["records"] = [
-        _read(record, f"{folder / RECORDS}: a record") for record in read_results(folder / RECORDS)
+        _parse_record(record, f"{folder / RECORDS}: a record")
+        for record in read_results(folder / RECORDS)
     ]
     try:
         search.selection()

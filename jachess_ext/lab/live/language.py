@@ -26,9 +26,9 @@ BITS = "bpb"
 SCORES = (BITS, "perplexity")
 """The perplexity is a token's."""
 _ENDINGS = (".txt", ".txt.gz")
-_IGNORED = -100  # no target, in transformers and torch
-_KEPT = 0.99  # characters that a tokenizer must give back, as a share
-_TRIED = 200  # pieces it is tried on
+NO_LABEL = -100  # no target, in transformers and torch
+_MIN_KEPT = 0.99  # fraction of characters that a tokenizer must reproduce
+_SAMPLED_PIECES = 200  # of text that it is tried on
 
 
 def _no_metric(predictions: object, references: object) -> float:
@@ -37,7 +37,7 @@ def _no_metric(predictions: object, references: object) -> float:
 
 @dataclass(frozen=True)
 class TextTask(Task):
-    """Text to train and to judge causal language models on; a row is a piece, labels mean nothing.
+    """Text to train and judge causal language models on; a row is a piece of text without label.
 
     Example:
         >>> task = text_task(["a piece", "another one"], ["a third"])
@@ -64,7 +64,7 @@ def text_task(train: Sequence[str], dev: Sequence[str], name: str = "text") -> T
             raise DataError(f"{name}: the {what} text is empty; expected pieces of text")
         parts.append(Examples(texts, None, [0] * len(texts)))
     rows, dev_rows = parts
-    return TextTask(name, (), rows, rows.part(0, 0), dev_rows, Metric("perplexity", _no_metric))
+    return TextTask(name, (), rows, rows.slice(0, 0), dev_rows, Metric("perplexity", _no_metric))
 
 
 def is_text(spec: str) -> bool:
@@ -133,7 +133,7 @@ def load_language_model(
 
 @torch.no_grad()
 def _is_causal(model: PreTrainedModel) -> bool:
-    """Whether logits stay what they are when a later token changes."""
+    """Return whether logits do not depend on later tokens."""
     # Some encoders have a causal head class in transformers that sees both ways unless told not to;
     # its loss would be near 0, and it would win every comparison.
     count = len(token_table(model).weight)
@@ -144,15 +144,15 @@ def _is_causal(model: PreTrainedModel) -> bool:
     return bool((first - second).abs().max() <= 1e-5 * first.abs().max())
 
 
-def check_kept(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, source: str) -> None:
-    """Check that a tokenizer's tokens give the text back, as bits per byte suppose.
+def check_lossless(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, source: str) -> None:
+    """Check that decoding a tokenizer's tokens gives the text, as bits per byte assume.
 
     White space does not count.
 
     Raises:
         DataError: more than one character in a hundred is lost (unknown words, capitals).
     """
-    pieces = list(texts[:_TRIED])
+    pieces = list(texts[:_SAMPLED_PIECES])
     rows = tokenizer(pieces, add_special_tokens=False, verbose=False)["input_ids"]
     characters = Counter("".join("".join(pieces).split()))
     back = tokenizer.batch_decode(
@@ -160,7 +160,7 @@ def check_kept(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, source:
     )
     lost = characters - Counter("".join("".join(back).split()))
     share = lost.total() / max(1, characters.total())
-    if share > 1 - _KEPT:
+    if share > 1 - _MIN_KEPT:
         raise DataError(
             f"the tokenizer of {source!r} loses {100 * share:.2g} % of the characters (such as "
             f"{lost.most_common(1)[0][0]!r}), so that its bits per byte cannot be compared; "
@@ -172,7 +172,7 @@ def check_kept(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, source:
 
 
 class Windows(Encoded):
-    """Rows whose every token but the first is predicted; a batch's padding is not."""
+    """Rows of tokens, each but the first predicted from those before it; padding is not."""
 
     def __getitem__(self, index: int) -> dict[str, object]:
         """Return a row's tokens."""
@@ -182,7 +182,7 @@ class Windows(Encoded):
         """Return a batch of items, with labels [B, T] that transformers shifts itself."""
         batch = super().collate(items)
         hidden = batch["attention_mask"] == 0
-        batch["labels"] = batch["input_ids"].masked_fill(hidden, _IGNORED)
+        batch["labels"] = batch["input_ids"].masked_fill(hidden, NO_LABEL)
         return batch
 
     def by_length(self) -> Windows:
@@ -217,8 +217,8 @@ def windows(
     return Windows(rows, [0.0] * len(rows), tokenizer)
 
 
-def longest(model: Model, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
-    """Return how many tokens a row may have: the least that recipe, tokenizer and model allow."""
+def row_length(model: Model, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
+    """Return the largest number of tokens in a row that recipe, tokenizer and model allow."""
     positions = getattr(model.config, "max_position_embeddings", None) or math.inf
     return int(min(max_length, tokenizer.model_max_length, positions))
 
@@ -246,10 +246,10 @@ def judge_text(
         labels = inputs.pop("labels")[:, 1:]
         logits = model(**inputs).logits[:, :-1].float()
         losses = torch.nn.functional.cross_entropy(
-            logits.transpose(1, 2), labels, ignore_index=_IGNORED, reduction="none"
+            logits.transpose(1, 2), labels, ignore_index=NO_LABEL, reduction="none"
         )
         nats += float(losses.double().sum())
-        count += int((labels != _IGNORED).sum())
+        count += int((labels != NO_LABEL).sum())
     if not math.isfinite(nats):
         raise FloatingPointError(
             "the model's outputs are not finite: training diverged; lower the learning rate"

@@ -16,7 +16,7 @@ from ...scaling.search import Ask, Search
 from ..workbench.models import load_tokenizer, model_version
 from ..workbench.settings import Columns, Recipe
 from ..workbench.tasks import Examples, Task, load_task
-from .language import BITS, TextTask, check_kept, is_text, load_text
+from .language import BITS, TextTask, check_lossless, is_text, load_text
 from .trial import (
     CLASS_SCORES,
     LOSS,
@@ -24,13 +24,13 @@ from .trial import (
     Trial,
     count_parameters,
     count_tokens,
-    encoded,
+    encode_rows,
     judging_flops,
-    load_for,
+    load_task_model,
     training_flops,
 )
 
-_COUNTED = 1000  # rows whose tokens are counted
+_SAMPLED_ROWS = 1000  # rows whose tokens are counted
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class LiveSettings:
         columns: of the files.
         recipe: how every model is fine-tuned.
         target: training examples to predict for; None: all training rows.
-        sizes: subsets, increasing; None: by `subsets`.
+        sizes: subsets, increasing; None: by `subset_sizes`.
         budget: the largest subset as a share of the target, at most; None: that of the sizes, or
             without these 1/8, and more where there are few rows.
         flops: limit of all runs' operations together: a round that would exceed it is not begun.
         rank_by: "loss", or a score of `CLASS_SCORES` (`NUMBER_SCORES` in a regression); None:
             "loss", of text "bpb", bits per byte.
-        dev_size: dev rows judged on; None: as many as keep judging cheap, see `judged_rows`.
+        dev_size: dev rows judged on; None: as many as keep judging cheap, see `dev_row_count`.
         history, method, strategy, gamma, tau: as for `Search`.
         seed: of head, order and dropout of every run.
         data_seed: of the order the training rows are taken in.
@@ -77,7 +77,7 @@ class LiveSettings:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that loads.
+    """A model that can be loaded.
 
     Attributes:
         model: as given.
@@ -105,7 +105,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Plan:
-    """A live selection that can be run.
+    """A live selection before its first run.
 
     Attributes:
         search: of all models, with nothing told; those that do not load are unusable.
@@ -125,7 +125,7 @@ class Plan:
         """Return the trial of a run; `keep` is the folder to save its model in."""
         rows = self.task.train
         candidate = next(c for c in self.candidates if c.model == ask.model)
-        subset = replace(self.task, train=rows.part(0, ask.rows), unlabelled=rows.part(0, 0))
+        subset = replace(self.task, train=rows.slice(0, ask.rows), unlabelled=rows.slice(0, 0))
         return Trial(candidate.model, candidate.version, subset, self.seed, self.recipe, keep)
 
 
@@ -156,7 +156,7 @@ def make_plan(
         models,
         sizes,
         target,
-        metric=_ranked_by(task, settings.rank_by),
+        metric=_ranking_score(task, settings.rank_by),
         classes=len(task.classes) or None,
         method=settings.method,
         strategy=settings.strategy,
@@ -168,14 +168,14 @@ def make_plan(
     )  # refuses what cannot be used before models are loaded
     # The stratified order decides which dev rows are judged, its first ones; they are judged in the
     # order of the file.
-    order = stratified(task.dev, settings.data_seed, task.regression)
-    train = task.train.chosen(stratified(task.train, settings.data_seed, task.regression))
-    task = replace(task, train=train, dev=task.dev.chosen(order))
+    order = stratified_order(task.dev, settings.data_seed, task.regression)
+    train = task.train.take(stratified_order(task.train, settings.data_seed, task.regression))
+    task = replace(task, train=train, dev=task.dev.take(order))
     _check_smallest(min(sizes), task, recipe)
     candidates, unusable = _candidates(models, task, settings)
-    judged = settings.dev_size or judged_rows(candidates, recipe, target, sizes)
+    judged = settings.dev_size or dev_row_count(candidates, recipe, target, sizes)
     places = sorted(range(len(order)), key=order.__getitem__)
-    task = replace(task, dev=task.dev.chosen([place for place in places if place < judged]))
+    task = replace(task, dev=task.dev.take([place for place in places if place < judged]))
     count = len(task.dev)
     search.set_candidates(
         test_rows=count,
@@ -187,7 +187,7 @@ def make_plan(
 
 
 def _sizes(rows: int, target: int, settings: LiveSettings) -> Sequence[int]:
-    """Return the subsets given, or those that the budget allows."""
+    """Return the sizes of the settings, or those that the budget allows."""
     for name, value in (("dev_size", settings.dev_size), ("target", target)):
         if value is not None and value < 1:
             raise DataError(f"{name} is {value}; expected 1 or more")
@@ -204,10 +204,10 @@ def _sizes(rows: int, target: int, settings: LiveSettings) -> Sequence[int]:
         return settings.sizes
     if settings.method in METHODS and METHODS[settings.method].trains == "none":
         return (min(rows, target - 1),)  # nothing is fine-tuned on
-    return subsets(rows, target, settings.recipe, budget)
+    return subset_sizes(rows, target, settings.recipe, budget)
 
 
-def _ranked_by(task: Task, rank_by: str | None) -> str:
+def _ranking_score(task: Task, rank_by: str | None) -> str:
     scores = (LOSS, *(NUMBER_SCORES if task.regression else CLASS_SCORES))
     if isinstance(task, TextTask):
         scores = (BITS,)  # what is counted a token depends on the tokenizer
@@ -217,7 +217,7 @@ def _ranked_by(task: Task, rank_by: str | None) -> str:
 
 
 def _check_smallest(smallest: int, task: Task, recipe: Recipe) -> None:
-    if not isinstance(task, TextTask) and len(set(task.train.part(0, smallest).labels)) < 2:
+    if not isinstance(task, TextTask) and len(set(task.train.slice(0, smallest).labels)) < 2:
         what = "label" if task.regression else "class"
         raise DataError(
             f"the smallest subset, {smallest} rows, holds one {what} only; begin with more rows, "
@@ -259,24 +259,24 @@ def _candidates(
 def _load_candidate(model: str, task: Task, settings: LiveSettings) -> Candidate:
     recipe = settings.recipe
     tokenizer = load_tokenizer(model)
-    loaded = load_for(model, task, tokenizer, settings.seed, recipe)
+    loaded = load_task_model(model, task, tokenizer, settings.seed, recipe)
     if isinstance(task, TextTask):
-        check_kept(task.dev.texts, tokenizer, model)
+        check_lossless(task.dev.texts, tokenizer, model)
 
     def tokens(rows: Examples, trained: bool) -> float:
-        counted = rows.part(0, _COUNTED)
-        data = encoded(task, counted, loaded, tokenizer, recipe, trained=trained)
+        counted = rows.slice(0, _SAMPLED_ROWS)
+        data = encode_rows(task, counted, loaded, tokenizer, recipe, trained=trained)
         return count_tokens(data) / len(counted)
 
     counts = tokens(task.train, True), tokens(task.dev, False)
     return Candidate(model, model_version(model), *count_parameters(loaded), *counts)
 
 
-def stratified(rows: Examples, seed: int, regression: bool) -> list[int]:
-    """Return an order of the rows in which the classes of any first few are in proportion.
+def stratified_order(rows: Examples, seed: int, regression: bool) -> list[int]:
+    """Return a random order of the rows, each of whose prefixes has the classes in proportion.
 
-    Of rows in an order drawn by the seed the k-th (from 0) of a class with n rows comes at
-    (k + ½)/n.  Numbers to predict have no classes: there it is the order drawn.
+    In an order drawn by the seed, the k-th (from 0) of n rows of a class is put at (k + ½)/n.  In a
+    regression it is the order drawn.
     """
     # A subset is a beginning of this order, so that the smaller subsets lie within the larger ones:
     # the curve over sizes is one of more rows, not of other rows.  With the k-th of n at (k + ½)/n
@@ -292,10 +292,12 @@ def stratified(rows: Examples, seed: int, regression: bool) -> list[int]:
     return order[np.argsort(places, kind="stable")].tolist()
 
 
-def subsets(rows: int, target: int, recipe: Recipe, budget: float | None = None) -> tuple[int, ...]:
-    """Return the subsets that are run where none are given: three or more, evenly apart in ln D.
+def subset_sizes(
+    rows: int, target: int, recipe: Recipe, budget: float | None = None
+) -> tuple[int, ...]:
+    """Return the default sizes of subsets: three or more, evenly spaced in ln D.
 
-    The smallest is `smallest_rows`, the largest a share of the target (`budget`, else an eighth),
+    The smallest is `smallest_subset`, the largest a share of the target (`budget`, else an eighth),
     and each between a quarter and a half of the next: by quarters all of them have a third more
     rows than the largest, by halves twice as many.  The largest is lowered as far as three need to
     have that third more together.  Where even then no three fit, they are 1, 2 and 4 times the
@@ -307,9 +309,9 @@ def subsets(rows: int, target: int, recipe: Recipe, budget: float | None = None)
     """
     # All sizes are paid for, and the forecast is worth what its largest size is: Σ sizes ≤ 4/3 of
     # the largest is what quarters sum up to, 1 + 1/4 + 1/16 + … = 4/3.
-    least = smallest_rows(recipe)
+    least = smallest_subset(recipe)
     largest = min(int((1 / 8 if budget is None else budget) * target), rows)
-    ladders = (_ladder(least, top) for top in range(largest, 4 * least - 1, -1))
+    ladders = (_geometric_sizes(least, top) for top in range(largest, 4 * least - 1, -1))
     sizes = next((ladder for ladder in ladders if sum(ladder) <= 4 / 3 * largest), None)
     if sizes is not None:
         return sizes
@@ -330,23 +332,23 @@ def subsets(rows: int, target: int, recipe: Recipe, budget: float | None = None)
     )
 
 
-def _ladder(least: int, top: int) -> tuple[int, ...]:
-    """Return as many sizes as quarters leave between these, three at least, the first rounded."""
+def _geometric_sizes(least: int, top: int) -> tuple[int, ...]:
+    """Return sizes from `least` to `top` with a ratio of at most 4, three at least."""
     ratio = min(4.0, math.sqrt(top / least))
     count = 1 + int(math.log(top / least) / math.log(ratio) + 1e-9)
     return tuple(round(top / ratio**step) for step in reversed(range(count)))
 
 
-def smallest_rows(recipe: Recipe) -> int:
-    """Return how many rows an optimiser takes eight steps on, 16 at least."""
+def smallest_subset(recipe: Recipe) -> int:
+    """Return the number of rows with eight optimiser steps, 16 at least."""
     batches = math.ceil(8 / recipe.epochs)
     return max(16, (batches - 1) * recipe.batch_size * recipe.gradient_accumulation + 1)
 
 
-def judged_rows(
+def dev_row_count(
     candidates: Sequence[Candidate], recipe: Recipe, target: int, sizes: Sequence[int]
 ) -> int:
-    """Return how many dev rows are judged on, where no number is given.
+    """Return the default number of dev rows to judge on.
 
     So many that judging a model once costs 0.5 % of training it on the target's rows, and 200 at
     least; but judging after all sizes costs a sixth of training on them at most, down to 80 rows.

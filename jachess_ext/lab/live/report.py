@@ -1,4 +1,4 @@
-"""The page of a selection, from a table or live: what it advises, its ranking, curves and costs."""
+"""The page of a selection, from a table or live: its advice, ranking, curves and costs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..._text import scientific, share
 from ...scaling.selection import OF_ALL, Selection
-from ..workbench.page import Picture, Section, Table, filled, panels, write_html
+from ..workbench.page import Picture, Section, Table, nonempty, panels, write_html
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,9 +35,9 @@ def write_selection(
         path: the .html file.
         selection: from `select` or `Search.selection`.
         title: of the page.
-        data: sentences on the losses that were read.
+        data: sentences on the losses.
         level: probability of the intervals.
-        costs: what was paid for, with its FLOPs; the last is training all models in full.
+        costs: (name, FLOPs) of each expense; the last is training all models in full.
         stops: model -> why no further size of it was run.
         settings: shown as JSON.
 
@@ -73,7 +73,7 @@ def write_selection(
         Section("Why each model's runs ended", tables=[stop] if stops else []),
         Section("Settings", literal=[literal]),
     ]
-    write_html(path, title, filled(sections))
+    write_html(path, title, nonempty(sections))
 
 
 def write_live_selection(path: Path, live: LiveSelection) -> None:

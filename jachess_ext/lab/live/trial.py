@@ -1,4 +1,4 @@
-"""A run of a live selection: fine-tune a model on a subset, judge it, and record what it cost."""
+"""A run of a live selection: fine-tune a model on a subset, judge it and record its cost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..workbench.models import Encoded, Model, encode, load_model, load_tokenize
 from ..workbench.settings import Recipe
 from ..workbench.tasks import Examples, Task, digest
 from ..workbench.training import fine_tune, model_outputs
-from .language import TextTask, Windows, judge_text, load_language_model, longest, windows
+from .language import TextTask, Windows, judge_text, load_language_model, row_length, windows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -76,12 +76,12 @@ class Trial:
 
     @property
     def size(self) -> int:
-        """D."""
+        """Number of training rows D."""
         return len(self.task.train)
 
     @cached_property
     def name(self) -> str:
-        """Readable, and with a digest of all the run depends on; serves as a file name."""
+        """Words and a digest of everything the run depends on; serves as a file name."""
         content = [self.model, self.version, digest(self.task), self.seed]
         text = json.dumps([*content, asdict(self.recipe)])
         key = hashlib.sha256(text.encode()).hexdigest()[:10]
@@ -91,7 +91,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run gave: a line of ``records.jsonl``, and a file below ``runs``.
+    """Result of a run: a line of ``records.jsonl``, and a file below ``runs``.
 
     Attributes:
         run: its name.
@@ -137,8 +137,8 @@ class RunRecord:
         """Return the loss or a score by name; None where the run failed."""
         return self.dev_loss if name == LOSS or self.error is not None else self.scores[name]
 
-    def said(self, name: str) -> str:
-        """Return in words the loss or score, or why the run failed."""
+    def summary(self, name: str) -> str:
+        """Return the loss or score as text, or why the run failed."""
         score = self.score(name)
         return str(self.error) if score is None else f"dev {name} {score:.4g}"
 
@@ -156,8 +156,8 @@ def run(trial: Trial) -> RunRecord:
     try:
         tokenizer = load_tokenizer(trial.model)
         model = new_model(trial, tokenizer)
-        train = encoded(task, task.train, model, tokenizer, recipe, trained=True)
-        dev = encoded(task, task.dev, model, tokenizer, recipe, trained=False)
+        train = encode_rows(task, task.train, model, tokenizer, recipe, trained=True)
+        dev = encode_rows(task, task.dev, model, tokenizer, recipe, trained=False)
         (parameters, trained), tokens = count_parameters(model), count_tokens(train)
         record = replace(
             record,
@@ -169,7 +169,7 @@ def run(trial: Trial) -> RunRecord:
         if trial.size:
             fine_tune(model, train, recipe, seed=trial.seed, callbacks=[steps])
             model.eval()
-        loss, scores = _judged(task, model, dev)
+        loss, scores = _judge(task, model, dev)
         record = replace(
             record,
             steps=steps.count,
@@ -216,12 +216,12 @@ def _reason(error: Exception) -> str:
 
 def new_model(trial: Trial, tokenizer: PreTrainedTokenizerBase) -> Model:
     """Return the model before fine-tuning, in evaluation mode, on the GPU where there is one."""
-    model = load_for(trial.model, trial.task, tokenizer, trial.seed, trial.recipe)
+    model = load_task_model(trial.model, trial.task, tokenizer, trial.seed, trial.recipe)
     model.to("cuda" if torch.cuda.is_available() else "cpu").eval()  # type: ignore[arg-type]
     return model
 
 
-def load_for(
+def load_task_model(
     name: str, task: Task, tokenizer: PreTrainedTokenizerBase, seed: int, recipe: Recipe
 ) -> Model:
     """Return a model with a head for the task, and with adapters where the recipe has them."""
@@ -233,24 +233,24 @@ def load_for(
     return with_lora(model, seed=seed, task_type=kind) if recipe.lora else model
 
 
-def encoded(
+def encode_rows(
     task: Task,
-    part: Examples,
+    rows: Examples,
     model: Model,
     tokenizer: PreTrainedTokenizerBase,
     recipe: Recipe,
     *,
     trained: bool,
 ) -> Encoded:
-    """Return a part of the task's rows as the model reads them.
+    """Return rows of the task as tokens of the model.
 
     Args:
-        trained: whether they are trained on: the ends of texts are learnt, and not judged.
+        trained: they are trained on: the token that ends a text is predicted in training only.
     """
     if isinstance(task, TextTask):
-        length = longest(model, tokenizer, recipe.max_length)
-        return windows(part, tokenizer, length, end=trained)
-    return encode(part, tokenizer, recipe.max_length)
+        length = row_length(model, tokenizer, recipe.max_length)
+        return windows(rows, tokenizer, length, end=trained)
+    return encode(rows, tokenizer, recipe.max_length)
 
 
 def judging_flops(parameters: int, tokens: float) -> float:
@@ -259,17 +259,17 @@ def judging_flops(parameters: int, tokens: float) -> float:
 
 
 def count_parameters(model: Model) -> tuple[int, int]:
-    """Return N, all of the model's with its head's (and adapters'), and how many are trained."""
+    """Return N, with the head's and adapters' parameters, and how many of them are trained."""
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
     return sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)
 
 
 def count_tokens(data: Encoded) -> int:
-    """Return how many tokens the rows have, without padding."""
+    """Return the number of tokens in the rows, without padding."""
     return sum(len(row["input_ids"]) for row in data.rows)
 
 
-def _judged(task: Task, model: Model, dev: Encoded) -> tuple[float, dict[str, float]]:
+def _judge(task: Task, model: Model, dev: Encoded) -> tuple[float, dict[str, float]]:
     """Return the loss of the dev rows, and their scores by name."""
     if isinstance(dev, Windows):
         return judge_text(model, task.dev, dev, _WINDOWS)

@@ -130,32 +130,32 @@ def _load(
 
 def _pretrained(auto: str, source: str | Path, what: str = "model", **settings: object) -> Any:
     if not Path(source).exists():
-        settings["local_files_only"] = _only_downloaded(str(source))
+        settings["local_files_only"] = _hub_unreachable(str(source))
     try:
         factory = getattr(require("transformers"), auto)
         return factory.from_pretrained(source, trust_remote_code=False, **settings)
     except Exception as error:  # the library raises errors of many types
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if settings.get("local_files_only"):
-            _only_downloaded.cache_clear()  # the next try asks again
-            reason = f"{_NOWHERE}, no download of it, and the hub is not reached; {_GIVE}"
+            _hub_unreachable.cache_clear()  # the next try asks again
+            reason = f"{_NO_FOLDER}, no download of it, and the hub is not reached; {_EXPECTED}"
         elif Path(source).is_dir() and not (Path(source) / "config.json").exists():
-            reason = f"the folder has no config.json; {_GIVE}"
+            reason = f"the folder has no config.json; {_EXPECTED}"
         raise DataError(f"the {what} {str(source)!r} could not be loaded: {reason}") from error
 
 
-_NOWHERE = "there is no such folder"
-_GIVE = (
+_NO_FOLDER = "there is no such folder"
+_EXPECTED = (
     "expected a folder with config.json, model.safetensors and the tokenizer's files, or a hub id "
     "such as google-bert/bert-base-uncased and a network to download it"
 )
 
 
 @functools.cache
-def _only_downloaded(source: str) -> bool:
-    """Return whether the hub is not reached, so that only what it gave before can be loaded.
+def _hub_unreachable(source: str) -> bool:
+    """Return whether the hub is unreachable, so that only downloaded files can be loaded.
 
-    Asked before, since transformers tries each file for half a minute, and once for all files.
+    Asked once before all files, since transformers tries each of them for half a minute.
 
     Raises:
         DataError: it is no hub id, or the hub has no such model.
@@ -169,7 +169,7 @@ def _only_downloaded(source: str) -> bool:
     except (errors.HFValidationError, errors.RepositoryNotFoundError) as error:
         where = "" if isinstance(error, ValueError) else ", and none that you can read on the hub"
         raise DataError(
-            f"the model {source!r} could not be loaded: {_NOWHERE}{where}; {_GIVE}"
+            f"the model {source!r} could not be loaded: {_NO_FOLDER}{where}; {_EXPECTED}"
         ) from error
     except errors.HfHubHTTPError:
         return False  # it answers: loading the model says what is wrong
@@ -187,8 +187,8 @@ def model_version(model: str) -> str:
     folder = Path(model)
     if not folder.is_dir():
         return str(getattr(load_config(model), "_commit_hash", None))
-    parts = (".json", ".txt", ".model", ".safetensors")
-    return _digest(path for path in sorted(folder.iterdir()) if path.suffix in parts)
+    suffixes = (".json", ".txt", ".model", ".safetensors")
+    return _digest(path for path in sorted(folder.iterdir()) if path.suffix in suffixes)
 
 
 def content_digest(path: Path) -> str:
@@ -228,13 +228,8 @@ class Encoded:
         """
         tokens = [{k: v for k, v in item.items() if k != "labels"} for item in items]
         rows = cast("list[dict[str, list[int]]]", tokens)
-        # The tokenizer is shared by training and judging, so that the side is set and given back.
-        side = self.tokenizer.padding_side
-        self.tokenizer.padding_side = "right"  # encoders' heads read the first token
-        try:
-            batch = dict(self.tokenizer.pad(rows, return_tensors="pt"))
-        finally:
-            self.tokenizer.padding_side = side
+        # on the right: encoders' heads read the first token
+        batch = dict(self.tokenizer.pad(rows, padding_side="right", return_tensors="pt"))
         if all("labels" in item for item in items):
             batch["labels"] = torch.tensor([item["labels"] for item in items])
         return batch

@@ -1,4 +1,4 @@
-"""Draw any page: tables, pictures and text, for a browser, a terminal or Markdown."""
+"""Pages of tables, pictures and text, for a browser or a terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Styles = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text, for a page, a terminal or Markdown.
+    """A table of text, for a page or a terminal.
 
     Attributes:
         prose: Indices of the columns that are set as running text.
@@ -97,8 +97,8 @@ def write_html(path: Path, title: str, sections: Iterable[Section]) -> None:
     write_text(path, to_html(title, sections))
 
 
-def filled(sections: Iterable[Section]) -> list[Section]:
-    """Return the sections that have a table, picture or literal text."""
+def nonempty(sections: Iterable[Section]) -> list[Section]:
+    """Return the sections that have a table, a picture or literal text."""
     return [s for s in sections if s.tables or s.pictures or s.literal]
 
 
@@ -151,12 +151,12 @@ def panels(
     return figure, axes
 
 
-def counted(number: int, name: str) -> str:
+def pluralise(number: int, name: str) -> str:
     """Return 1 seed, 2 seeds."""
     return f"{number} {name}" + "s" * (number != 1)
 
 
-def wrapped(name: str, width: int = 26) -> str:
+def break_name(name: str, width: int = 26) -> str:
     """Return a long name in lines of about `width` characters, broken after commas and spaces."""
     lines = [""]
     for part in re.findall(r"[^ ,]*[ ,]*", name.replace("$", r"\$")):

@@ -1,8 +1,7 @@
-"""Run jobs in processes here, by Dask or on Ray; keep one JSON file a run in a folder."""
+"""Run jobs in local processes, by Dask or on Ray; keep a JSON file of each run in a folder."""
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import json
 import os
@@ -13,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
+
+from filelock import FileLock, Timeout
 
 from ..._io import (
     DataError,
@@ -31,7 +32,7 @@ _RAY_RETRIES = 3
 
 
 class Job(Protocol):
-    """What a run depends on; its name is its file's."""
+    """Description of a run; its name is its file's."""
 
     @property
     def name(self) -> str: ...
@@ -118,9 +119,6 @@ def _run_job(job: Job, run: Callable[[Any], Record], threads: int) -> tuple[str,
     return job.name, run(job)
 
 
-_locked_here: set[Path] = set()
-
-
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes from working in a folder; a killed process locks nothing.
@@ -130,33 +128,27 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         DataError: another process works there, or the folder cannot be created or written to.
     """
-    # flock is bound to the open file: the kernel lifts it when the process ends, however it does,
-    # and no stale lock is left behind.  The file itself stays: to delete it would let two processes
-    # hold locks on two files of one name.
+    # The kernel lifts the lock when the process ends, however it does: none is left behind.  One
+    # object a file, so that a nested call in this process gets the lock again.
     folder = folder.resolve()
-    if folder in _locked_here:
-        yield
-        return
+    lock = FileLock(folder / ".lock", timeout=0, is_singleton=True)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise DataError(f"{folder} cannot be written to: {error.strerror}") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _locked_here.add(folder)
-        yield
-    except BlockingIOError:
+        lock.acquire()
+    except Timeout:
         raise DataError(
             f"{folder} is in use by another process; wait for it, or choose another folder"
         ) from None
+    except OSError as error:
+        raise DataError(f"{folder} cannot be written to: {error.strerror}") from error
+    try:
+        yield
     finally:
-        _locked_here.discard(folder)
-        os.close(descriptor)
+        lock.release()
 
 
 def _read_record(path: Path, usable: Callable[[Record], bool]) -> Record | None:
-    """Return a finished run's record; rename an unreadable file so that the run is repeated."""
+    """Return a finished run's record; rename an unreadable file, so that its run is repeated."""
     if not path.is_file():
         return None
     try:
@@ -210,13 +202,13 @@ def _by_joblib(
     backend: str,
     alone: bool,
 ) -> Results:
-    """Yield each job's name with its record as it ends, or with the error of its killed process.
+    """Yield each job's name as it ends, with its record or the error of its killed process.
 
     Args:
-        alone: whether the jobs left by a killed process get one to themselves, one after another.
+        alone: whether jobs that a killed process leaves are run one by one, each in its own.
     """
     joblib = require("joblib")
-    options = {"initializer": _end_with, "initargs": (os.getpid(),)} if backend == "loky" else {}
+    options = {"initializer": _exit_with, "initargs": (os.getpid(),)} if backend == "loky" else {}
 
     def results(names: Iterable[str], processes: int) -> Iterator[tuple[str, Record]]:
         with joblib.parallel_config(backend, n_jobs=processes, **options):
@@ -242,8 +234,8 @@ def _by_joblib(
             yield name, error
 
 
-def _end_with(parent: int) -> None:
-    """End this worker when its parent ends, however it does."""
+def _exit_with(parent: int) -> None:
+    """Exit from this worker once its parent has ended, however it ended."""
 
     # a parent that is killed tells nobody, but its children then have another parent
     def follow() -> None:
@@ -255,7 +247,7 @@ def _end_with(parent: int) -> None:
 
 
 def prepare(threads: int) -> None:
-    """Give this process so many threads, and keep libraries from printing."""
+    """Set the number of this process's threads, and silence libraries."""
     import torch
     import transformers
 
@@ -295,7 +287,7 @@ def connect_ray(address: str = "auto") -> None:
 
 
 def _on_ray(jobs: Mapping[str, J], run: Callable[[J], Record], threads: int) -> Results:
-    """Yield as `_by_joblib` does; joblib's Ray backend gives no result before all have ended.
+    """Yield as `_by_joblib` does; joblib's own Ray backend yields nothing until all have ended.
 
     A task whose worker dies is tried again.  Each takes `threads` CPUs, and a GPU where the cluster
     has any.

@@ -9,7 +9,7 @@ from ..._io import DataError
 
 
 def check(settings: object, expected: str, good: Callable[[float], bool], *names: str) -> None:
-    """Check settings that are numbers, or several; None passes.
+    """Check settings that are numbers, tuples of numbers, or None, which passes.
 
     Raises:
         DataError: one is not good; the message names it and says what was expected.

@@ -28,7 +28,7 @@ class Examples:
     Labels are indices of classes, or the numbers of a regression task.
 
     Example:
-        >>> Examples(["a good film", "a bad film"], None, [1, 0]).part(1, 2).rows
+        >>> Examples(["a good film", "a bad film"], None, [1, 0]).slice(1, 2).rows
         [('a bad film',)]
     """
 
@@ -39,7 +39,7 @@ class Examples:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def chosen(self, indices: Sequence[int]) -> Examples:
+    def take(self, indices: Sequence[int]) -> Examples:
         """Return the examples at `indices`, in that order."""
         return Examples(
             [self.texts[i] for i in indices],
@@ -47,9 +47,9 @@ class Examples:
             [self.labels[i] for i in indices],
         )
 
-    def part(self, start: int, stop: int) -> Examples:
+    def slice(self, start: int, stop: int) -> Examples:
         """Return the examples from `start` up to `stop`, which is excluded."""
-        return self.chosen(range(len(self))[start:stop])
+        return self.take(range(len(self))[start:stop])
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
@@ -98,7 +98,7 @@ class Task:
 
     @property
     def outputs(self) -> int:
-        """How many outputs a model of the task has: one for each class, or one number."""
+        """Number of outputs of a model: one for each class, or one in a regression."""
         return len(self.classes) or 1
 
 
@@ -155,7 +155,7 @@ def file_task(train: Path, dev: Path, columns: Columns) -> Task:
     parts = [(str(path), read_records(path)) for path in (train, dev)]
     if columns.pair is None and any("text_pair" in record for record in parts[0][1][:1]):
         columns = replace(columns, pair="text_pair")
-    return _task(train.name.partition(".")[0], parts[0], parts[1], columns)
+    return _build_task(train.name.partition(".")[0], parts[0], parts[1], columns)
 
 
 def folder_task(folder: Path, columns: Columns) -> Task:
@@ -222,7 +222,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
                 if line.strip()
             ]
     pandas = require("pandas")
-    with _one_sentence(path), warnings.catch_warnings():
+    with _data_errors(path), warnings.catch_warnings():
         # what pandas gives where it drops the last cells of rows that are longer than the header
         warnings.simplefilter("error", pandas.errors.ParserWarning)
         if name.endswith(".parquet"):
@@ -250,13 +250,13 @@ def open_text(path: Path) -> Iterator[Iterable[str]]:
         DataError: the file cannot be read, or the lines as they are read.
     """
     opened = gzip.open if path.name.lower().endswith(".gz") else open
-    with _one_sentence(path), opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+    with _data_errors(path), opened(path, "rt", encoding="utf-8-sig", newline="") as file:
         yield file
 
 
 @contextmanager
-def _one_sentence(path: Path) -> Iterator[None]:
-    """Turn what readers raise about a file into a DataError that names it."""
+def _data_errors(path: Path) -> Iterator[None]:
+    """Raise DataErrors that name the file in place of errors of its reader."""
     try:
         yield
     except DataError:
@@ -317,7 +317,7 @@ def hub_task(name: str, columns: Columns) -> Task:
     if str(getattr(feature, "dtype", "")).startswith("float"):
         columns = replace(columns, regression=True)
     parts = [(f"data set {name!r} ({split})", list(splits[split])) for split in ("train", dev)]
-    task = _task(name, parts[0], parts[1], columns, names)
+    task = _build_task(name, parts[0], parts[1], columns, names)
     if glue and not task.regression:
         task = replace(task, metric=GLUE[glue])
     return replace(task, name=glue or name)
@@ -328,21 +328,21 @@ def hub_task(name: str, columns: Columns) -> Task:
 Records = Sequence[Mapping[str, Any]]
 
 
-def _task(
+def _build_task(
     name: str,
     train: tuple[str, Records],
     dev: tuple[str, Records],
     columns: Columns,
     ids: Sequence[str] | None = None,
 ) -> Task:
-    """Check two sets of records and return their task.
+    """Check two sets of records and build their task.
 
     Args:
         train, dev: the name of a set in messages, and its records.
         ids: names of the classes if labels are numbers from 0 up; None: labels are names.
     """
     (rows, labels), (dev_rows, dev_labels) = (
-        _labelled(place, records, columns, ids) for place, records in (train, dev)
+        _split_labels(place, records, columns, ids) for place, records in (train, dev)
     )
     titles: tuple[str, ...] = ()
     if not columns.regression:
@@ -350,7 +350,7 @@ def _task(
         # one task (a shift) then number them alike, and a class that only the dev rows have is an
         # error, not an output that no row trains.
         names = set(map(str, labels))
-        titles = tuple(ids or sorted(names, key=_natural))
+        titles = tuple(ids or sorted(names, key=_label_order))
         if len(names) < 2:
             raise DataError(
                 f"{train[0]}: every label is {shown(labels[0])}; a classifier needs at least two "
@@ -370,10 +370,10 @@ def _task(
     return Task(name, titles, rows, rows, dev_rows, ACCURACY if titles else SPEARMAN)
 
 
-def _labelled(
+def _split_labels(
     place: str, records: Records, columns: Columns, ids: Sequence[str] | None
 ) -> tuple[Examples, list[str | float]]:
-    """Check records and return their texts without labels, and their labels as `_label` does."""
+    """Check records; return their texts, and their labels as `_label` does."""
     if not records:
         raise DataError(f"{place} is empty: it has no records; a task needs some in train and dev")
     needed = [name for name in (columns.text, columns.pair, columns.label) if name is not None]
@@ -420,21 +420,21 @@ def _label(where: str, value: object, columns: Columns, ids: Sequence[str] | Non
     return number
 
 
-def _natural(label: str) -> tuple[int, int, str]:
-    """Return a key that sorts whole numbers by value, before words."""
+def _label_order(label: str) -> tuple[int, int, str]:
+    """Return a sort key: whole numbers by value, before words."""
     try:
         return (0, int(label), label)
     except ValueError:
         return (1, 0, label)
 
 
-# The part of a task that a comparison uses
+# The rows of a task that a comparison uses
 
 
-def selected(
+def draw_rows(
     task: Task, train: int | None, unlabelled: int | None, dev: int | None, seed: int
 ) -> Task:
-    """Return the task with so many rows, drawn by `seed`; None keeps all.
+    """Return the task with these numbers of rows, drawn by `seed`; None keeps all.
 
     Unlabelled rows are those of the training file that are not trained on, then trained ones.
 
@@ -449,14 +449,14 @@ def selected(
     order = _order(count, seed)
     taken = count if train is None else train
     free = [order[(taken + i) % count] for i in range(min(unlabelled or count, count))]
-    rows = task.train.chosen(order[:taken])
+    rows = task.train.take(order[:taken])
     if len(set(rows.labels)) < 2:
         same = "all have the same label" if task.regression else "are all of one class"
         raise DataError(f"{task.name}: the {taken} training rows drawn {same}; take more rows")
     judged = task.dev
     if dev is not None and dev < len(judged):
-        judged = judged.chosen(sorted(_order(len(judged), seed)[:dev]))
-    return replace(task, train=rows, unlabelled=task.train.chosen(free), dev=judged)
+        judged = judged.take(sorted(_order(len(judged), seed)[:dev]))
+    return replace(task, train=rows, unlabelled=task.train.take(free), dev=judged)
 
 
 def _order(count: int, seed: int) -> list[int]:
@@ -464,7 +464,7 @@ def _order(count: int, seed: int) -> list[int]:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def with_validation(task: Task, share: float, seed: int) -> Task:
+def split_validation(task: Task, share: float, seed: int) -> Task:
     """Return the task with a share of its dev rows, drawn by `seed`, moved to validation.
 
     Raises:
@@ -479,12 +479,12 @@ def with_validation(task: Task, share: float, seed: int) -> Task:
     order = _order(total, seed)
     return replace(
         task,
-        validation=task.dev.chosen(sorted(order[:count])),
-        dev=task.dev.chosen(sorted(order[count:])),
+        validation=task.dev.take(sorted(order[:count])),
+        dev=task.dev.take(sorted(order[count:])),
     )
 
 
-def held_out(task: Task, share: float) -> Task:
+def hold_out(task: Task, share: float) -> Task:
     """Return the task with the last `share` of its training rows in place of the dev rows.
 
     They are taken out of the unlabelled rows too, unless there are no others.
@@ -494,7 +494,7 @@ def held_out(task: Task, share: float) -> Task:
     """
     total = len(task.train)
     count = round(share * total)
-    train, dev = task.train.part(0, total - count), task.train.part(total - count, total)
+    train, dev = task.train.slice(0, total - count), task.train.slice(total - count, total)
     if count < 1 or len(set(train.labels)) < 2:
         raise DataError(
             f"{task.name}: {total} training rows cannot be split into {total - count} to train on "
@@ -503,7 +503,7 @@ def held_out(task: Task, share: float) -> Task:
     # the texts are compared, not the rows: a text that stands twice must not be read either
     judged = set(dev.rows)
     free = [i for i, row in enumerate(task.unlabelled.rows) if row not in judged]
-    unlabelled = task.unlabelled.chosen(free) if free else task.unlabelled
+    unlabelled = task.unlabelled.take(free) if free else task.unlabelled
     return replace(task, train=train, unlabelled=unlabelled, dev=dev, validation=None)
 
 

@@ -1,4 +1,4 @@
-"""Fine-tune one model by a recipe, and ask it."""
+"""Fine-tune a model by a recipe, and compute its outputs."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import importlib.util
 import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +17,9 @@ import pytest
 
 import jachess_ext
 from jachess_ext import doctor
-from jachess_ext._io import NEEDS, quiet_libraries
+from jachess_ext._io import DISTRIBUTIONS, quiet_libraries
 from jachess_ext.lab import cli
-from jachess_ext.lab.cli import _COMMANDS
+from jachess_ext.lab.cli import COMMANDS
 from python_tests import processes
 
 Capture = pytest.CaptureFixture[str]
@@ -53,11 +54,11 @@ def start(missing: str, *arguments: str) -> CompletedProcess[str]:
 def test_help_imports_no_heavy_library() -> None:
     done = start("", "--help")
     assert done.returncode == 0 and not done.stderr
-    assert "usage: jachess" in done.stdout and all(name in done.stdout for name in _COMMANDS)
+    assert "usage: jachess" in done.stdout and all(name in done.stdout for name in COMMANDS)
     assert done.stdout.splitlines()[-1] == "imported:"
 
 
-@pytest.mark.parametrize("command", _COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_needs_no_extra_but_the_command_line_s(command: str) -> None:
     done = start(EXTRAS, command, "--help")
     assert done.returncode == 0 and not done.stderr
@@ -75,8 +76,8 @@ OPTIONS = {
     "evaluate": ("results.jsonl",),
     "demo": ("--quick",),
 }
-LACKED = [(command, (module,)) for command in OPTIONS for module in NEEDS[f"jachess {command}"]]
-LACKED += [(command, NEEDS[f"jachess {command}"]) for command in OPTIONS]
+NEEDS = {name.removeprefix("jachess "): needed for name, needed in cli.needs().items() if needed}
+LACKED = [("select", ("scipy",)), ("finetune", ("sklearn",)), *NEEDS.items()]
 
 
 @pytest.mark.parametrize(("command", "modules"), LACKED)
@@ -93,7 +94,7 @@ def test_what_a_command_lacks_is_one_line(
         monkeypatch.setitem(sys.modules, module, None)
     name, _, option = command.partition(" ")
     assert cli.main([name, *OPTIONS[command]]) == 2
-    packages = [{"sklearn": "scikit-learn"}.get(module, module) for module in modules]
+    packages = [DISTRIBUTIONS.get(module, module) for module in modules]
     assert capsys.readouterr().err == (
         f"jachess {name}: {option}{' ' * bool(option)}needs {', '.join(packages)}, which "
         f"{'are' if len(packages) > 1 else 'is'} not installed: pip install {' '.join(packages)}\n"
@@ -101,15 +102,11 @@ def test_what_a_command_lacks_is_one_line(
     assert not list(tmp_path.iterdir())
 
 
-def test_every_command_says_what_it_needs() -> None:
-    assert {f"jachess {name}" for name in {*_COMMANDS} - {"doctor"}} <= set(NEEDS)
-    assert {f"jachess {name}" for name in OPTIONS} == {p for p in NEEDS if p.startswith("jachess ")}
-
-
-def test_doctor_says_what_commands_need() -> None:
-    done = start(f"tyro {EXTRAS}", "doctor")
-    assert "platform" in done.stdout and not done.stderr
-    assert "note: jachess select would need `pip install scipy`." in done.stdout
+def test_doctor_says_what_commands_need(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    assert cli.main(["doctor"]) in (0, 1)
+    needing = re.findall("note: (.*) would need `pip install scipy`", capsys.readouterr().out)
+    assert needing[0].split(", ") == [name for name, needed in cli.needs().items() if needed]
 
 
 def test_select_needs_neither_tyro_nor_torch(tmp_path: Path) -> None:
@@ -146,7 +143,7 @@ def test_version(capsys: Capture) -> None:
 
 
 def test_ctrl_c_is_a_word(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    def stop() -> None:
+    def stop(commands: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(doctor, "main", stop)
@@ -171,17 +168,12 @@ def reader_gone(monkeypatch: pytest.MonkeyPatch, *streams: str) -> Iterator[None
         yield
 
 
-@pytest.mark.parametrize("streams", [("stdout",), ("stdout", "stderr")])
-@pytest.mark.parametrize("command", [None, *_COMMANDS])
+@pytest.mark.parametrize("command", [(), ("select",), ("evaluate",)])
 def test_help_into_a_pipe_that_is_closed(
-    command: str | None,
-    streams: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Capture,
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    given = [*filter(None, [command]), "--help"]
-    with reader_gone(monkeypatch, *streams), pytest.raises(SystemExit) as ended:
-        cli.main(given)
+    with reader_gone(monkeypatch, "stdout", "stderr"), pytest.raises(SystemExit) as ended:
+        cli.main([*command, "--help"])
     assert ended.value.code == 0 and capsys.readouterr().err == ""
 
 
@@ -206,7 +198,7 @@ def test_the_whole_process_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_names_in_any_encoding(
     encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +214,7 @@ def test_names_in_any_encoding(
     assert "sizes up to 800" in shown
 
 
+@pytest.mark.slow
 def test_libraries_say_nothing_of_their_own() -> None:
     for name in ("torchao", "bitsandbytes", "peft", "transformers"):
         if importlib.util.find_spec(name) is None:

@@ -81,26 +81,26 @@ def runs_made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_finished_runs_are_not_made_again(
     grid: MakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_grid(grid(), tmp_path)
+    plain = {"methods": ("none",)}
+    run_grid(grid(**plain), tmp_path)
     before = (tmp_path / RESULTS).read_bytes()
     made = runs_made(monkeypatch)
-    run_grid(grid(), tmp_path)
+    run_grid(grid(**plain), tmp_path)
     assert made == [] and (tmp_path / RESULTS).read_bytes() == before
-    run_grid(grid(seeds=(0, 1, 2), methods=("none",)), tmp_path)
+    run_grid(grid(seeds=(0, 1, 2), **plain), tmp_path)
     assert len(made) == 1 and "none-s2" in made[0]
     assert len((tmp_path / RESULTS).read_text().splitlines()) == 3
-    changed = grid(recipe={"epochs": 1.0, "batch_size": 8, "lr": 4e-3, "max_length": 16})
-    run_grid(changed, tmp_path)
-    assert len(made) == 1 + 4, "another recipe is another run"
+    run_grid(grid(recipe=RECIPE | {"lr": 4e-3}, seeds=(0,), **plain), tmp_path)
+    assert len(made) == 2, "another recipe is another run"
 
 
 def test_models_asked_for_later_are_made(
     grid: MakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the same records; models that are there, and failed runs, are not made again."""
-    made = grid(methods=("none", "sam,rho=1e30"))
+    made = grid(methods=("none", "sam,rho=1e30"), seeds=(0,))
     records = run_grid(made, tmp_path)
-    assert [bool(r.error) for r in records] == [False, True, False, True]
+    assert [bool(r.error) for r in records] == [False, True]
     asked = runs_made(monkeypatch)
     whole = [job.name for job in final_jobs(load(made), {}) if job.method == "none"]
     run_grid(made, tmp_path)
@@ -126,14 +126,14 @@ def _run_quietly(made: Grid, out: Path) -> None:
 
 
 def test_killed_grids_go_on(grid: MakeGrid, tmp_path: Path) -> None:
-    """Three kills at random moments; the slow test has ten, in processes started anew."""
-    made = grid(tuning={"strength": (0.01, 0.1), "seeds": (7,)})
+    """Two kills at random moments; the slow test has ten, in processes started anew."""
+    made = grid(tuning={"strength": (0.01, 0.1), "seeds": (7,)}, seeds=(0,))
     start = time.monotonic()
     run_grid(made, tmp_path / "whole")
     whole = time.monotonic() - start
     context = multiprocessing.get_context("fork")
     kills = 0
-    for number in range(3):
+    for number in range(2):
         process = context.Process(target=_run_quietly, args=(made, tmp_path / "killed"))
         process.start()
         process.join(timeout=random.Random(number).uniform(0.05, 0.5) * whole)
@@ -400,8 +400,7 @@ def bare_decoder(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("part", ["train", "dev"])
-@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize(("part", "pairs"), [("train", True), ("dev", False)])
 def test_a_row_without_a_token_is_refused_before_training(
     grid: MakeGrid, bare_decoder: Path, tmp_path: Path, part: str, pairs: bool
 ) -> None:
@@ -437,7 +436,7 @@ def test_shift_to_other_classes(grid: MakeGrid, tmp_path: Path) -> None:
 
 def test_names_follow_what_a_run_depends_on(grid: MakeGrid) -> None:
     job = final_jobs(load(grid()), {})[0]
-    task = replace(job.task, dev=job.task.dev.part(0, 3))
+    task = replace(job.task, dev=job.task.dev.slice(0, 3))
     others = [
         replace(job, seed=5),
         replace(job, version="other weights"),

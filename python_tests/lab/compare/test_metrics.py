@@ -11,11 +11,11 @@ from scipy.special import logit, softmax
 from sklearn.metrics import brier_score_loss, log_loss
 
 from jachess_ext.lab.compare.metrics import (
-    at_temperature,
+    apply_temperature,
     class_figures,
     cluster_flip_test,
     expected_calibration_error,
-    fitted_temperature,
+    fit_temperature,
     reliability,
     sign_test,
 )
@@ -155,7 +155,7 @@ def test_three_classes() -> None:
 def test_a_temperature_divides_the_logits() -> None:
     logits = 3 * RNG.normal(size=(5, 4))
     np.testing.assert_allclose(
-        at_temperature(softmax(logits, -1), 2.5), softmax(logits / 2.5, -1), rtol=1e-12
+        apply_temperature(softmax(logits, -1), 2.5), softmax(logits / 2.5, -1), rtol=1e-12
     )
 
 
@@ -164,8 +164,8 @@ def test_the_fitted_temperature(right: int) -> None:
     """Confidence everywhere σ(4), `right` of ten right: best at 4/T = logit(right/10)."""
     p = np.tile([1 / (1 + np.exp(4.0)), 1 / (1 + np.exp(-4.0))], (10, 1))
     y = np.array([1] * right + [0] * (10 - right))
-    assert fitted_temperature(p, y) == pytest.approx(4 / logit(right / 10), rel=1e-3)
-    assert fitted_temperature(p, np.ones(10, int)) < 0.1, "all right: as low as makes p = 1"
+    assert fit_temperature(p, y) == pytest.approx(4 / logit(right / 10), rel=1e-3)
+    assert fit_temperature(p, np.ones(10, int)) < 0.1, "all right: as low as makes p = 1"
 
 
 def test_the_sign_test_by_hand() -> None:

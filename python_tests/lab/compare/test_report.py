@@ -19,7 +19,7 @@ from jachess_ext.lab.compare.report import (
     answer,
     forest_figure,
     forests,
-    pooled,
+    pool_reliability,
     print_report,
     reliability_figure,
     sections,
@@ -30,10 +30,10 @@ from jachess_ext.lab.workbench.page import (
     Picture,
     Section,
     Table,
+    break_name,
     styles_of,
     to_html,
     to_text,
-    wrapped,
 )
 from python_tests.browser import assert_shown
 
@@ -122,8 +122,8 @@ def test_long_names_leave_room_for_the_differences() -> None:
     """The methods' names are broken into lines: the panel keeps at least half of the width."""
     name = "smart,adv_steps=2,adv_lr=2,smoothing=0.3,strength=3"
     broken = ["smart,adv_steps=2,", "adv_lr=2,smoothing=0.3,", "strength=3"]
-    assert wrapped(name).splitlines() == broken
-    assert wrapped("a method, in a few words") == "a method, in a few words"
+    assert break_name(name).splitlines() == broken
+    assert break_name("a method, in a few words") == "a method, in a few words"
     apart = pandas.DataFrame({"mean": [1.0], "±": [0.5]}, index=[name])
     figure = forest_figure(apart, "score, difference", styles_of([name]))
     figure.draw_without_rendering()
@@ -165,7 +165,7 @@ def test_a_method_looks_the_same_in_every_figure() -> None:
 def test_pooled_reliability_weighs_by_examples() -> None:
     first = {"edges": [0, 0.5, 1], "confidence": [None, 0.6], "accuracy": [None, 1.0]}
     second = {"edges": [0, 0.5, 1], "confidence": [0.4, 0.9], "accuracy": [0.0, 0.5]}
-    got = pooled([first | {"counts": [0, 1]}, second | {"counts": [2, 3]}])
+    got = pool_reliability([first | {"counts": [0, 1]}, second | {"counts": [2, 3]}])
     assert got.counts.tolist() == [2, 4]
     np.testing.assert_allclose(got.confidence, [0.4, (0.6 + 2.7) / 4])
     np.testing.assert_allclose(got.accuracy, [0.0, (1.0 + 1.5) / 4])

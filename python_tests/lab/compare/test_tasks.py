@@ -16,20 +16,20 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from jachess_ext._io import DataError
-from jachess_ext.lab.compare.noise import with_wrong_labels
+from jachess_ext.lab.compare.noise import add_label_noise
 from jachess_ext.lab.workbench.metrics import ACCURACY
 from jachess_ext.lab.workbench.settings import Columns
 from jachess_ext.lab.workbench.tasks import (
     Examples,
     Task,
     digest,
+    draw_rows,
     file_task,
     folder_task,
-    held_out,
+    hold_out,
     hub_task,
     load_task,
-    selected,
-    with_validation,
+    split_validation,
 )
 
 CSV = "text,label\ngood one,yes\nbad one,no\n"
@@ -356,7 +356,7 @@ def task(rows: int = 20, dev: int = 10) -> Task:
 def test_selected_rows(train: int, unlabelled: int, dev: int, seed: int) -> None:
     whole = task()
     try:
-        made = selected(whole, train, unlabelled, dev, seed)
+        made = draw_rows(whole, train, unlabelled, dev, seed)
     except DataError as error:
         assume("all of one class" not in str(error))
         raise
@@ -366,7 +366,7 @@ def test_selected_rows(train: int, unlabelled: int, dev: int, seed: int) -> None
         assert all(int(t[1:]) % 2 == y for t, y in zip(part.texts, part.labels, strict=True))
     shared = len(set(made.train.texts) & set(made.unlabelled.texts))
     assert shared == max(0, train + unlabelled - 20), "only as many as must be"
-    assert made == selected(whole, train, unlabelled, dev, seed)
+    assert made == draw_rows(whole, train, unlabelled, dev, seed)
 
 
 @pytest.mark.parametrize("part", ["train", "dev"])
@@ -380,17 +380,17 @@ def test_labels_are_indices_of_classes(part: str, label: float) -> None:
 
 
 def test_held_out_rows() -> None:
-    made = selected(task(), 12, 4, None, 0)
-    part = held_out(made, 0.25)
+    made = draw_rows(task(), 12, 4, None, 0)
+    part = hold_out(made, 0.25)
     assert part.train.texts + part.dev.texts == made.train.texts
     assert len(part.dev) == 3 and part.unlabelled == made.unlabelled
-    every = held_out(selected(task(), 20, None, None, 0), 0.25)
+    every = hold_out(draw_rows(task(), 20, None, None, 0), 0.25)
     assert len(every.dev) == 5 and len(every.unlabelled) == 15, "dev texts are not looked at"
     assert not set(every.dev.texts) & set(every.unlabelled.texts)
-    same = replace(made, unlabelled=made.train.part(9, 12))
-    assert held_out(same, 0.25).unlabelled == same.unlabelled, "or there would be none"
+    same = replace(made, unlabelled=made.train.slice(9, 12))
+    assert hold_out(same, 0.25).unlabelled == same.unlabelled, "or there would be none"
     with pytest.raises(DataError, match="cannot be split into 12 to train on and 0"):
-        held_out(made, 0.01)
+        hold_out(made, 0.01)
 
 
 def test_digests_follow_texts_and_labels() -> None:
@@ -418,17 +418,17 @@ def test_words(tmp_path: Path) -> None:
 
 
 def test_validation_rows_are_dev_rows_that_are_not_judged_on() -> None:
-    made = with_validation(task(), 0.3, 4)
+    made = split_validation(task(), 0.3, 4)
     assert made.validation is not None and len(made.validation) == 3
     parts = [*made.validation.texts, *made.dev.texts]
     assert sorted(parts) == sorted(task().dev.texts)
     assert made.train == task().train
-    others = {tuple(with_validation(task(), 0.3, seed).dev.texts) for seed in range(5)}
+    others = {tuple(split_validation(task(), 0.3, seed).dev.texts) for seed in range(5)}
     assert len(others) > 1
     assert len({digest(made), digest(replace(made, validation=None)), digest(task())}) == 3
-    assert held_out(made, 0.25).validation is None
+    assert hold_out(made, 0.25).validation is None
     with pytest.raises(DataError, match="leaves 0 to validate on and 10 to judge on"):
-        with_validation(task(), 0.01, 0)
+        split_validation(task(), 0.01, 0)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -437,16 +437,16 @@ def test_wrong_labels(classes: int) -> None:
     count = 3000
     rows = Examples([f"t{i}" for i in range(count)], None, [i % classes for i in range(count)])
     whole = replace(task(), classes=("a", "b", "c")[:classes], train=rows)
-    made = with_wrong_labels(whole, 0.4, 1)
+    made = add_label_noise(whole, 0.4, 1)
     moves = [(b - a) % classes for a, b in zip(rows.labels, made.train.labels, strict=True)]
     assert sum(move != 0 for move in moves) == 1200
     if classes == 3:
         assert abs(moves.count(1) - 600) < 4 * 300**0.5
     assert replace(made, train=rows) == whole
-    assert with_wrong_labels(whole, 0.4, 1) == made != with_wrong_labels(whole, 0.4, 2)
-    assert with_wrong_labels(whole, 0.0, 1) == whole
+    assert add_label_noise(whole, 0.4, 1) == made != add_label_noise(whole, 0.4, 2)
+    assert add_label_noise(whole, 0.0, 1) == whole
 
 
 def test_label_noise_is_of_classes() -> None:
     with pytest.raises(DataError, match="label noise is of classes"):
-        with_wrong_labels(replace(task(), classes=()), 0.2, 0)
+        add_label_noise(replace(task(), classes=()), 0.2, 0)

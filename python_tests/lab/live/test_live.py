@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import random
 import re
 import shutil
@@ -22,11 +21,11 @@ from jachess_ext.lab.cli import main
 from jachess_ext.lab.live import LiveSelection, choice, read_selection, report, select_live, trial
 from jachess_ext.lab.live.plan import (
     Candidate,
-    judged_rows,
+    dev_row_count,
     make_plan,
-    smallest_rows,
-    stratified,
-    subsets,
+    smallest_subset,
+    stratified_order,
+    subset_sizes,
 )
 from jachess_ext.lab.live.trial import RunRecord, Trial
 from jachess_ext.lab.workbench.settings import Columns, Recipe
@@ -59,13 +58,13 @@ def test_sizes_are_quarters_and_three_where_they_fit(settings: Settings) -> None
 @pytest.mark.parametrize("target", [179, 200, 713, 714, 2000, 12_000])
 def test_sizes_of_small_files(target: int) -> None:
     """Three subsets: of an eighth where they fit, else 1, 2, 4 times what eight steps take."""
-    sizes = subsets(target, target, Recipe())
+    sizes = subset_sizes(target, target, Recipe())
     if target < 714:
         assert sizes == (17, 34, 68) and sum(sizes) <= 2 / 3 * target
     else:
         assert len(sizes) >= 3 and sizes[0] >= 17 and sum(sizes) <= target / 6
     with pytest.raises(ValueError, match="60 rows are too few to forecast from subsets of 17 rows"):
-        subsets(60, target, Recipe())
+        subset_sizes(60, target, Recipe())
 
 
 @pytest.mark.parametrize("rows", [67, 68, 300, 1700, 40_000])
@@ -73,9 +72,9 @@ def test_sizes_stay_within_a_budget(rows: int) -> None:
     """A half of so many rows twice over: 1, 2, 4 times the smallest where quarters do not fit."""
     if rows < 68:
         with pytest.raises(ValueError, match=r"of 134 rows is 67; three subsets of 17 .* need 68"):
-            subsets(2 * rows, 2 * rows, Recipe(), 1 / 2)
+            subset_sizes(2 * rows, 2 * rows, Recipe(), 1 / 2)
         return
-    sizes = subsets(2 * rows, 2 * rows, Recipe(), 1 / 2)
+    sizes = subset_sizes(2 * rows, 2 * rows, Recipe(), 1 / 2)
     ratios = np.array(sizes[1:]) / np.array(sizes[:-1])
     assert len(sizes) >= 3 and 17 <= sizes[0] < 4 * 17 and sizes[-1] <= rows
     assert (ratios > 1.9).all() and (ratios < 4.1).all()
@@ -85,7 +84,7 @@ def test_sizes_stay_within_a_budget(rows: int) -> None:
 def test_the_advice_for_too_few_rows_can_be_followed(settings: Settings, tmp_path: Path) -> None:
     few = {"train": write_rows(tmp_path / "few.csv", 167, 3), "budget": None}
     given = settings(**few)
-    assert smallest_rows(given["settings"].recipe) * 7 > 167 * 2 / 3
+    assert smallest_subset(given["settings"].recipe) * 7 > 167 * 2 / 3
     with pytest.raises(ValueError, match="167 rows are too few to forecast from") as caught:
         make_plan(**given)
     method, sizes = re.findall(r"--method (\w+) --sizes (\d+) ", str(caught.value))[0]
@@ -105,7 +104,7 @@ def test_the_smallest_subset_gives_eight_steps(
     epochs: float, batch: int, accumulation: int, rows: int
 ) -> None:
     recipe = Recipe(epochs=epochs, batch_size=batch, gradient_accumulation=accumulation)
-    assert smallest_rows(recipe) == rows
+    assert smallest_subset(recipe) == rows
     if rows > 16:
         steps = [-(-n // (batch * accumulation)) * epochs for n in (rows - 1, rows)]
         assert steps[0] < 8 <= steps[1]
@@ -113,13 +112,13 @@ def test_the_smallest_subset_gives_eight_steps(
 
 @pytest.mark.parametrize("dev_tokens", [10.0, 25.0])
 @pytest.mark.parametrize("epochs", [3.0, 5.0])
-@pytest.mark.parametrize("target", [800, 1000, 1500, 2088, 5000, 12_000, 100_000])
+@pytest.mark.parametrize("target", [800, 2088, 5000, 100_000])
 def test_an_eighth_costs_at_most_a_fifth(target: int, epochs: float, dev_tokens: float) -> None:
     """Training all sizes and judging after each, against training all and judging once."""
     recipe = Recipe(epochs=epochs, batch_size=16 if epochs == 5 else 8)
     models = [Candidate("m", "1", 1000, 1000, tokens, dev_tokens) for tokens in (10.0, 12.0)]
-    sizes = subsets(target, target, recipe, 1 / 8)
-    dev = judged_rows(models, recipe, target, sizes)  # at most: there may be fewer
+    sizes = subset_sizes(target, target, recipe, 1 / 8)
+    dev = dev_row_count(models, recipe, target, sizes)  # at most: there may be fewer
     per_row = 6 * epochs * (10 + 12)
     judging = 2 * dev_tokens * 2 * dev
     spent = per_row * sum(sizes) + judging * len(sizes)
@@ -167,8 +166,10 @@ def test_subsets_are_nested_and_the_same_for_all_models(settings: Settings, tmp_
 def test_subsets_have_the_classes_in_proportion() -> None:
     labels = [0] * 60 + [1] * 30 + [2] * 10
     rows = Examples([str(i) for i in range(100)], None, labels)
-    order = stratified(rows, 3, regression=False)
-    assert sorted(order) == list(range(100)) and order != stratified(rows, 4, regression=False)
+    order = stratified_order(rows, 3, regression=False)
+    assert sorted(order) == list(range(100)) and order != stratified_order(
+        rows, 4, regression=False
+    )
     for count in range(1, 101):
         shares = np.bincount([labels[i] for i in order[:count]], minlength=3)
         assert np.abs(shares - count * np.array([0.6, 0.3, 0.1])).max() <= 1.0
@@ -420,28 +421,6 @@ def test_another_score_can_rank(go: Go, runs: Runs) -> None:
     assert chosen.text().splitlines()[1].split() == ["model", "accuracy", "FLOPs"]
 
 
-def test_two_selections_do_not_write_to_one_folder(go: Go, runs: Runs, tmp_path: Path) -> None:
-    from jachess_ext.lab.workbench import runs as folders
-
-    context = multiprocessing.get_context("fork")
-    ready, done = context.Event(), context.Event()
-
-    def hold() -> None:
-        with folders.locked(tmp_path):
-            ready.set()
-            done.wait(60)
-
-    process = context.Process(target=hold)
-    process.start()
-    try:
-        assert ready.wait(60)
-        with pytest.raises(ValueError, match="is in use by another process"):
-            go()
-    finally:
-        done.set()
-        process.join()
-
-
 # Real runs --------------------------------------------------------------------------------------
 
 
@@ -482,6 +461,10 @@ def test_bad_candidates_are_named_and_the_rest_goes_on(
     assert found.equals(expected), "the others are as without them"
 
 
+METHODS_TO_PAGES = [
+    pytest.param(name, marks=[] if name in ("blend", "zeroshot") else pytest.mark.slow)
+    for name in METHODS
+]
 Command = Callable[..., list[str]]
 Whole = tuple[Path, LiveSelection]
 
@@ -537,21 +520,7 @@ def test_from_files_to_a_ranking(whole: Whole) -> None:
     assert all(Path(name).name in page for name in last)
 
 
-def test_a_finished_selection_is_read_not_repeated(
-    command: Command,
-    whole: Whole,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(choice, "run", lambda job: pytest.fail("a finished run was repeated"))
-    assert main(command("--out", str(whole[0]))) == 0 and read_selection(whole[0]) == whole[1]
-    printed = capsys.readouterr().out
-    first, second = (Path(name).name for name in whole[1].search.selection().ranking)
-    assert printed.index(first) < printed.index(second)
-    assert "stopped: every planned size was run" in printed and "% of training all" in printed
-
-
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS_TO_PAGES)
 def test_every_method_runs_to_its_page(
     command: Command,
     whole: Whole,
@@ -571,7 +540,8 @@ def test_every_method_runs_to_its_page(
     json.loads((out / "selection.json").read_text(), parse_constant=pytest.fail)
     printed = capsys.readouterr().out
     assert printed.index(Path(ranking[0]).name) < printed.index(Path(ranking[1]).name)
-    assert "nan" not in printed.lower()
+    assert "nan" not in printed.lower() and "% of training all" in printed
+    assert "stopped: " in printed
     page.unlink()
     monkeypatch.setattr(choice, "run", lambda job: pytest.fail("a finished run was repeated"))
     assert main(arguments) == 0 and read_selection(out) == selection and page.exists()
@@ -599,7 +569,7 @@ def test_killed_selections_go_on(command: Command, whole: Whole, tmp_path: Path)
     out = tmp_path / "killed"
     draws, kills = random.Random(0), 0
     ended: dict[str, float] = {}
-    for further in range(4):  # runs, and not seconds: those hang on what else the machine does
+    for further in range(2):  # runs, and not seconds: those hang on what else the machine does
         runs, wait = len(ended) + further, draws.uniform(0, 0.3)
         kills += killed(command("--out", str(out)), out, runs, wait)
         now = {path.name: path.stat().st_mtime for path in out.glob("runs/*.json")}
@@ -608,18 +578,6 @@ def test_killed_selections_go_on(command: Command, whole: Whole, tmp_path: Path)
     assert kills, "every selection ended before it was killed"
     assert main(command("--out", str(out))) == 0
     assert same(out, whole) and not list(out.rglob("*.broken"))
-
-
-@pytest.mark.parametrize("victim", ["runs/*wide-64-*"])
-def test_half_a_file_costs_one_run(
-    command: Command, whole: Whole, tmp_path: Path, victim: str
-) -> None:
-    shutil.copytree(whole[0], tmp_path / "copy")
-    path = next((tmp_path / "copy").glob(victim))
-    path.write_bytes(path.read_bytes()[:60])
-    with pytest.warns(RuntimeWarning, match=r"is not a whole record of a run .* only this run"):
-        assert main(command("--out", str(tmp_path / "copy"))) == 0
-    assert same(tmp_path / "copy", whole)
 
 
 @pytest.mark.slow

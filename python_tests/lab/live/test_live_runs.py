@@ -92,13 +92,13 @@ def test_the_cost_is_six_n_d(job: Trial) -> None:
 
 @pytest.mark.parametrize(("epochs", "rows"), [(1.0, 40), (3.0, 16)])
 def test_steps_are_the_optimisers(job: Trial, epochs: float, rows: int) -> None:
-    task = replace(job.task, train=job.task.train.chosen([i % 16 for i in range(rows)]))
+    task = replace(job.task, train=job.task.train.take([i % 16 for i in range(rows)]))
     record = run(replace(changed(job, epochs=epochs, batch_size=8), task=task))
     assert record.steps == int(epochs * rows / 8)
 
 
 def test_size_zero_is_the_model_before_training(job: Trial, tmp_path: Path) -> None:
-    record = run(replace(job, task=replace(job.task, train=job.task.train.part(0, 0))))
+    record = run(replace(job, task=replace(job.task, train=job.task.train.slice(0, 0))))
     assert (record.size, record.steps, record.tokens) == (0, 0, 0)
     assert record.training_flops == 0
     trained = run(job)
@@ -124,8 +124,8 @@ def test_names_follow_what_a_run_depends_on(job: Trial, tmp_path: Path) -> None:
         replace(job, seed=5),
         replace(job, version="another"),
         replace(job, recipe=replace(job.recipe, epochs=2.0)),
-        replace(job, task=replace(job.task, dev=job.task.dev.part(0, 3))),
-        replace(job, task=replace(job.task, train=job.task.train.part(0, 3))),
+        replace(job, task=replace(job.task, dev=job.task.dev.slice(0, 3))),
+        replace(job, task=replace(job.task, train=job.task.train.slice(0, 3))),
     ]
     assert len({job.name, *(other.name for other in others)}) == 6
     assert replace(job, keep=tmp_path / "elsewhere").name == job.name
@@ -148,10 +148,7 @@ def test_bf16_is_of_training_alone(job: Trial, tmp_path: Path) -> None:
     assert short.dev_loss == pytest.approx(loss_of(model, job), rel=1e-5)
 
 
-@pytest.mark.parametrize("lora", [False, True])
-def test_memory_savers_change_no_result(
-    job: Trial, lora: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_savers_change_no_result(job: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpointed = []
     train = trial.fine_tune
 
@@ -160,7 +157,7 @@ def test_memory_savers_change_no_result(
         checkpointed.append(any(getattr(m, "gradient_checkpointing", 0) for m in model.modules()))
 
     monkeypatch.setattr(trial, "fine_tune", watched)
-    job = changed(job, lora=lora, batch_size=4)
+    job = changed(job, lora=True, batch_size=4)
     losses = []
     for how in (
         {},
@@ -172,7 +169,7 @@ def test_memory_savers_change_no_result(
         losses.append(record.dev_loss)
     assert checkpointed == [False, True, False]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-4)
-    untrained = run(replace(job, task=replace(job.task, train=job.task.train.part(0, 0))))
+    untrained = run(replace(job, task=replace(job.task, train=job.task.train.slice(0, 0))))
     assert abs(losses[0] - untrained.dev_loss) > 1e-3 * losses[0]
 
 
