@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import jachess_ext as jx
-from jachess_ext.torch_private import release
+from python_tests.jet.compiling import NEEDS_MODULES_IN_GRAPHS
 
 BIASES = {"upper left": causal_upper_left, "lower right": causal_lower_right}
 SIZES = [(5, 5), (3, 5), (5, 3)]
@@ -153,7 +153,7 @@ def test_differentiable(nets: Any) -> None:
     torch.testing.assert_close(out, torch.autograd.grad(slope.square().sum(), [x, oracle.weight]))
 
 
-@pytest.mark.skipif(release(torch.__version__) < (2, 12), reason="takes no module into a graph")
+@NEEDS_MODULES_IN_GRAPHS
 @pytest.mark.parametrize("name", BIASES)
 def test_in_a_graph(name: str) -> None:
     net = Attention(lambda: BIASES[name](3, 5), (3, 5), 2)
