@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
@@ -16,15 +16,7 @@ from torch import Tensor, nn
 import jachess_ext as jx
 from jachess_ext.jet.compiled import closures, reachable, regions
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
-
-
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 SHIFT = torch.tensor(0.5, dtype=torch.float64)
 
 
@@ -82,7 +74,7 @@ STEPS = {
     for name, value in vars(file).items()
     if inspect.isfunction(value) and value.__module__ == file.__name__
 }
-EVERY_TIME = ("serves", "_read", "contents")
+EVERY_TIME = ("serves", "contents")
 SHIFTS = {"global": None, "buffer": SHIFT}
 
 

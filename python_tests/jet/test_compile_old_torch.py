@@ -6,25 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import jachess_ext as jx
 from jachess_ext.jet.compiled import regions as compiled
-from python_tests.jet.compiled_blocks import bert, call_of, example
+from python_tests.jet.compiled_blocks import SelfAttention, example
 
 
 @pytest.fixture
-def block_and_streams(monkeypatch: pytest.MonkeyPatch) -> Any:
-    torch._dynamo.reset()
+def block_and_streams(monkeypatch: pytest.MonkeyPatch, fresh_dynamo: None) -> Any:
     monkeypatch.setattr(compiled, "MODULES_IN_GRAPHS", False)
-    block = bert().double()
-    fn = call_of("bert", block, 5, torch.float64)
-
-    def streams(x: Tensor, directions: Tensor) -> Tensor:
-        return jx.jet(fn, x, directions, 2).streams
-
-    yield block, streams
-    torch._dynamo.reset()
+    block = SelfAttention().double()
+    return block, lambda x, directions: jx.jet(block, x, directions, 2).streams
 
 
 def test_it_runs_eagerly(block_and_streams: Any) -> None:

@@ -16,10 +16,16 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import jachess_ext as jx
-from jachess_ext.torch_private import release
+from python_tests.jet.compiling import NEEDS_MODULES_IN_GRAPHS
 
 BIASES = {"upper left": causal_upper_left, "lower right": causal_lower_right}
-SIZES = [(5, 5), (3, 5), (5, 3)]
+CASES = [
+    ("upper left", (3, 5), 1),
+    ("upper left", (5, 3), 3),
+    ("lower right", (5, 5), 2),
+    ("lower right", (3, 5), 3),
+    ("lower right", (5, 3), 1),
+]
 WEIGHTS = torch.linspace(-1, 1, 18, dtype=torch.float64).reshape(3, 6)
 
 
@@ -51,19 +57,25 @@ class WrittenOut(Attention):
         return weights / weights.sum(-1, True).clamp_min(1e-300) @ v  # rows without keys are 0
 
 
+def with_plain_mask(net: Attention, name: str) -> WrittenOut:
+    """Return the oracle of attention with a mask of that name."""
+    oracle = WrittenOut(lambda: plain_mask(name, *net.sizes), net.sizes, net.heads)
+    oracle.load_state_dict(net.state_dict())
+    return oracle
+
+
 def plain_mask(name: str, rows: int, keys: int) -> Tensor:
     ahead = torch.arange(keys) - torch.arange(rows)[:, None]
     return ahead <= (0 if name == "upper left" else keys - rows)
 
 
-@pytest.fixture(params=[(n, s, h) for n in BIASES for s in SIZES for h in (1, 2, 3)], ids=str)
+@pytest.fixture(params=CASES, ids=str)
 def nets(request: Any) -> Iterator[tuple[Attention, Attention, Tensor, Tensor]]:
     """Yield attention with torch's bias and with a plain mask, and a point and a direction."""
     name, (rows, keys), heads = request.param
     torch.manual_seed(0)
     net = Attention(lambda: BIASES[name](rows, keys), (rows, keys), heads)
-    oracle = WrittenOut(lambda: plain_mask(name, rows, keys), (rows, keys), heads)
-    oracle.load_state_dict(net.state_dict())
+    oracle = with_plain_mask(net, name)
     with warnings.catch_warnings():  # of rows without keys
         warnings.simplefilter("ignore")
         yield net, oracle, *torch.randn(2, 2, max(rows, keys) * 6, dtype=torch.float64)
@@ -153,12 +165,11 @@ def test_differentiable(nets: Any) -> None:
     torch.testing.assert_close(out, torch.autograd.grad(slope.square().sum(), [x, oracle.weight]))
 
 
-@pytest.mark.skipif(release(torch.__version__) < (2, 12), reason="takes no module into a graph")
-@pytest.mark.parametrize("name", BIASES)
-def test_in_a_graph(name: str) -> None:
+@NEEDS_MODULES_IN_GRAPHS
+def test_in_a_graph() -> None:
+    name = "lower right"
     net = Attention(lambda: BIASES[name](3, 5), (3, 5), 2)
-    oracle = WrittenOut(lambda: plain_mask(name, 3, 5), (3, 5), 2)
-    oracle.load_state_dict(net.state_dict())
+    oracle = with_plain_mask(net, name)
     x, u = torch.randn(2, 2, 30, dtype=torch.float64)
     compiled_jvp = torch.compile(lambda x, u: jx.jvp(net, (x,), (u,))[1], backend="aot_eager")
     out, expected = compiled_jvp(x, u), jvp(oracle, x, u)
@@ -206,8 +217,7 @@ PASSES: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {
 def test_masks_of_others(kind: Any, way: str) -> None:
     mask = plain_mask("lower right", 3, 5) if kind is Numbers else torch.empty(3, 5)
     net = Attention(lambda: mask.as_subclass(kind), (3, 5), 2)
-    oracle = WrittenOut(lambda: plain_mask("lower right", 3, 5), (3, 5), 2)
-    oracle.load_state_dict(net.state_dict())
+    oracle = with_plain_mask(net, "lower right")
     x, u = torch.randn(2, 2, 30, dtype=torch.float64)
     if kind is Silent:
         with pytest.raises(jx.MissingJetRule, match=r"its mask is a .*Silent; pass a plain tensor"):

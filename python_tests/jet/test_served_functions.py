@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import jachess_ext as jx
 from jachess_ext.jet.adapters import functions
 from jachess_ext.jet.engine import autograd_functions
-from jachess_ext.torch_private import release
+from python_tests.jet.compiling import NEEDS_MODULES_IN_GRAPHS
 from python_tests.smoothness.tiny_models import classifier, parameter_gradients, token_batch
 
 Formula = Callable[[Tensor], Tensor]
@@ -645,7 +645,7 @@ class _Layer(torch.nn.Module):
 _Compiled = _exponential("setup", "output")
 
 
-@pytest.mark.skipif(release(torch.__version__) < (2, 12), reason="takes no module into a graph")
+@NEEDS_MODULES_IN_GRAPHS
 def test_in_a_graph() -> None:
     layer = _Layer()
 

@@ -47,15 +47,7 @@ class Counter(Changing):
         return 1 + 0.5 * self.calls
 
 
-class WarmUp(Changing):
-    calls = 0
-
-    def factor(self, x: Tensor) -> float:
-        self.calls += 1
-        return min(1.0, self.calls / 10)
-
-
-class EachOther(Changing):
+class EveryOther(Changing):
     """A term in every other run, as a lazy regulariser has it."""
 
     calls = 0
@@ -65,7 +57,7 @@ class EachOther(Changing):
         return 1.5 if self.calls % 2 else 1.0
 
 
-class EachThird(EachOther):
+class EveryThird(EveryOther):
     def factor(self, x: Tensor) -> float:
         self.calls += 1
         return 1.5 if self.calls % 3 == 2 else 1.0
@@ -81,17 +73,6 @@ class CounterInABuffer(Changing):
         return 1 + 0.5 * self.calls
 
 
-class RunningMean(Changing):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.ones((), dtype=torch.float64))
-
-    def factor(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.mean.lerp_(x.detach().square().mean(), 0.1)
-        return self.mean.clone()
-
-
 class OtherBuffer(Changing):
     """A buffer that is replaced, not written."""
 
@@ -102,21 +83,6 @@ class OtherBuffer(Changing):
     def factor(self, x: Tensor) -> Tensor:
         self.mean = 0.9 * self.mean + 0.1 * x.detach().square().mean()
         return self.mean
-
-
-class Codebook(Changing):
-    """The nearest of a few codes, which move towards what they stand for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("codes", torch.tensor([0.3, 1.0, 2.0], dtype=torch.float64))
-
-    def factor(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            size = x.detach().abs().mean()
-            index = (self.codes - size).abs().argmin()
-            self.codes[index] += 0.2 * (size - self.codes[index])
-            return self.codes[index].clone()
 
 
 class RunningMaximum(Changing):
@@ -156,11 +122,6 @@ class NumPy(Changing):
         return 1 + float(np.random.rand())
 
 
-class NumPyArray(Changing):
-    def factor(self, x: Tensor) -> Tensor:
-        return torch.from_numpy(np.random.rand(4))
-
-
 class NumPyGenerator(Changing):
     def factor(self, x: Tensor) -> float:
         return 1 + _NUMPY.random()
@@ -169,18 +130,6 @@ class NumPyGenerator(Changing):
 class Python(Changing):
     def factor(self, x: Tensor) -> float:
         return random.uniform(0.5, 1.5)
-
-
-class Attribute(Changing):
-    """What it read last time, in an attribute."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = 1.0
-
-    def factor(self, x: Tensor) -> float:
-        self.last = 0.5 * self.last + 1
-        return self.last
 
 
 class List(Changing):
@@ -193,20 +142,6 @@ class List(Changing):
         return 1 + len(self.seen)
 
 
-class Dropout(Changing):
-    def __init__(self) -> None:
-        super().__init__()
-        self.drop = nn.Dropout(0.5)
-
-    def factor(self, x: Tensor) -> Tensor:
-        return self.drop(torch.ones_like(x.detach()))
-
-
-class LiteralDropout(Changing):
-    def factor(self, x: Tensor) -> Tensor:
-        return F.dropout(torch.ones_like(x.detach()), 0.5)
-
-
 class DropoutOfX(Changing):
     def terms(self, x: Tensor) -> Tensor:
         return self.weight * F.dropout(x, 0.5).square()
@@ -215,31 +150,6 @@ class DropoutOfX(Changing):
 class Noise(Changing):
     def factor(self, x: Tensor) -> Tensor:
         return torch.rand(4, dtype=x.dtype)
-
-
-class NoiseLike(Changing):
-    def factor(self, x: Tensor) -> Tensor:
-        return torch.randn_like(x.detach())
-
-
-class Gumbel(Changing):
-    def factor(self, x: Tensor) -> Tensor:
-        return F.gumbel_softmax(torch.zeros(4, dtype=x.dtype))
-
-
-class Bernoulli(Changing):
-    def factor(self, x: Tensor) -> Tensor:
-        return torch.bernoulli(torch.full((4,), 0.5, dtype=x.dtype))
-
-
-class Uniform(Changing):
-    def factor(self, x: Tensor) -> Tensor:
-        return torch.empty(4, dtype=x.dtype).uniform_(0.5, 1.5)
-
-
-class Permuted(Changing):
-    def factor(self, x: Tensor) -> Tensor:
-        return 1.0 + torch.randperm(4)
 
 
 class AttentionDropout(Changing):
@@ -255,11 +165,11 @@ class StochasticDepth(Changing):
 
 
 CHANGING = [
-    *(Counter, WarmUp, EachOther, EachThird, CounterInABuffer, RunningMean, OtherBuffer, Codebook),
-    *(RunningMaximum, OwnGenerator, GlobalGenerator, NumPy, NumPyArray, NumPyGenerator, Python),
-    *(Attribute, List, Dropout, LiteralDropout, DropoutOfX, Noise, NoiseLike, Gumbel, Bernoulli),
-    *(Uniform, Permuted, AttentionDropout, StochasticDepth),
+    *(Counter, EveryOther, EveryThird, CounterInABuffer, OtherBuffer, RunningMaximum, OwnGenerator),
+    *(GlobalGenerator, NumPy, NumPyGenerator, Python, List, DropoutOfX, Noise, AttentionDropout),
+    StochasticDepth,
 ]
+IN_A_GRAPH = {Counter, CounterInABuffer, NumPy, Noise}  # in the quick suite: one of each kind
 SAME = {RunningMaximum}  # not refused, but in a graph, where torch.func refuses writes
 
 
@@ -297,7 +207,7 @@ def slopes(value: Tensor, gradient: Tensor) -> Tensor:
     return gradient.square().sum().sqrt() + 0.3 * value.sum()
 
 
-def of_gradient_loss(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+def eager_gradient_loss(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """Of degree 1 in the weights: ⟨w, ∂L/∂w⟩ is L."""
     loss = jx.gradient_loss(model, x, slopes).loss
     (gradient,) = torch.autograd.grad(loss, [model.weight])
@@ -341,7 +251,7 @@ def of_both_signs(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     return result.laplacian.detach(), 2 * result.value.detach()
 
 
-def of_each_row(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+def row_weights(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     weights = x.T.square().contiguous()
     result = jx.laplacian(model, x, weights=weights, chunk_size=2, check=False)
     return result.laplacian.detach(), 2 * result.value.detach()
@@ -353,15 +263,23 @@ def of_divergence(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     return result.divergence.detach(), (2 * result.value / x).sum(-1).detach()
 
 
-CALLS = [in_chunks, checked, laplacian_in_chunks, of_both_signs, of_each_row, of_divergence]
+CALLS = [in_chunks, checked, laplacian_in_chunks, of_both_signs, row_weights, of_divergence]
 
 
-@pytest.mark.parametrize("compute", [of_gradient_loss, compiled_gradient_loss, *CALLS])
+@pytest.mark.parametrize("compute", [eager_gradient_loss, *CALLS])
 @pytest.mark.parametrize("kind", CHANGING)
 def test_right_or_an_error(
     kind: type[Changing], compute: Callable[[nn.Module, Tensor], tuple[Tensor, Tensor]]
 ) -> None:
     right_or_error(kind, compute)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=() if k in IN_A_GRAPH else pytest.mark.slow) for k in CHANGING],
+)
+def test_right_or_an_error_in_a_graph(kind: type[Changing]) -> None:
+    right_or_error(kind, compiled_gradient_loss)
 
 
 # ---- gradient_loss against one run with create_graph --------------------------------------------
@@ -383,7 +301,7 @@ def close(results: list[Tensor], expected: list[Tensor], dtype: torch.dtype) -> 
         assert off < 30 * torch.finfo(dtype).eps
 
 
-@pytest.mark.parametrize("backend", [None, "eager", "aot_eager"])
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
 def test_a_loss_that_draws_random_numbers(backend: str | None) -> None:
     """Runs once, in a graph too: the number is that of which the gradients are."""
     seed()
@@ -404,21 +322,19 @@ def test_a_loss_that_draws_random_numbers(backend: str | None) -> None:
     torch.testing.assert_close((model[2].weight * gradient).sum(), number)
 
 
-@pytest.mark.parametrize("fullgraph", [False, True])
-def test_spectral_norm(fullgraph: bool) -> None:
+def test_spectral_norm() -> None:
     """Its buffers are written in training mode, where it is refused; it is right in eval mode."""
     seed()
     model, x = (
         nn.Sequential(spectral_norm(nn.Linear(4, 8)), nn.Tanh(), nn.Linear(8, 1)).double(),
         points(),
     )
-    error = (RuntimeError, torch._dynamo.exc.Unsupported)
     with pytest.raises(RuntimeError, match="spectral_norm"):
         jx.gradient_loss(model, x, slopes)
     compiled = torch.compile(
-        lambda x: jx.gradient_loss(model, x, slopes).loss, backend="aot_eager", fullgraph=fullgraph
+        lambda x: jx.gradient_loss(model, x, slopes).loss, backend="aot_eager", fullgraph=True
     )
-    with pytest.raises(error):
+    with pytest.raises((RuntimeError, torch._dynamo.exc.Unsupported)):
         compiled(x)
     model.eval()
     expected = by_create_graph(model, x, slopes)
@@ -426,7 +342,7 @@ def test_spectral_norm(fullgraph: bool) -> None:
     close([loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))], expected, x.dtype)
 
 
-@pytest.mark.parametrize("rows", [4, 400, 4000])
+@pytest.mark.parametrize("rows", [4, 4000])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_dtypes_and_sizes(dtype: torch.dtype, rows: int) -> None:
     """⟨u, g⟩ is twice the loss, and too large for float16 where that is not."""
@@ -462,12 +378,12 @@ def test_values_that_cancel_are_no_other_function() -> None:
         jx.laplacian(fn, x, chunk_size=5, check=False)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_attention_in_16_bits_is_the_same_function(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     model = nn.Sequential(nn.Linear(3, 16), layer, nn.Linear(16, 1)).to(dtype)
-    for _ in range(5):
+    for _ in range(3):
         x = torch.randn(4, 7, 3, dtype=dtype)
         assert torch.isfinite(jx.gradient_loss(model, x, slopes).loss)
         jx.laplacian(lambda x: model(x).float().sum((1, 2)), x, chunk_size=5, check=False)

@@ -88,7 +88,7 @@ def test_checkpointing_changes_nothing(name: str) -> None:
         torch.testing.assert_close(gradient, expected_gradients[parameter], rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ["gemma2", "olmo2"])
 def test_the_regulariser_with_checkpointing(name: str) -> None:
     """`JacHess` in float32, as a user would call it."""
     model = build_model(name).float()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -26,7 +28,16 @@ def _paddings(name: str) -> tuple[str, ...]:
     return ("none",) if FAMILIES[name].takes == "pixel_values" else PADDINGS
 
 
-CASES = [(name, kind, padding) for name, kind in OFFERED for padding in _paddings(name)]
+def _cases() -> list[Any]:
+    """Every model with every attention and padding; slow but for one padding of each in turn."""
+    cases = []
+    for number, (name, kind) in enumerate(OFFERED):
+        paddings = _paddings(name)
+        for padding in paddings:
+            quick = padding == paddings[number % len(paddings)]
+            marks = () if quick else pytest.mark.slow
+            cases.append(pytest.param(name, kind, padding, marks=marks))
+    return cases
 
 
 def _smooth_case(name: str, attention: str, padding: str) -> Case:
@@ -46,7 +57,7 @@ def _real(tensor: Tensor, case: Case) -> Tensor:
     return tensor[..., case.mask, :]
 
 
-@pytest.mark.parametrize("name, attention, padding", CASES)
+@pytest.mark.parametrize("name, attention, padding", _cases())
 def test_jet_agrees_with_differences_and_reverse(name: str, attention: str, padding: str) -> None:
     old = release(transformers.__version__) < (5, 17)
     if old and (refusal := _refusal(name, attention)):

@@ -135,7 +135,6 @@ def test_image_model_agrees_with_differences(build: Callable[[], Case]) -> None:
     u, w = _random(2, *x.shape)
     with oracles.Float64Casts():
         jet = jx.jet(function, x, torch.stack([u, w]))
-        order_one = jx.jet(function, x, torch.stack([u, w]), order=1)
         with torch.no_grad():
             value = function(x)
 
@@ -148,6 +147,5 @@ def test_image_model_agrees_with_differences(build: Callable[[], Case]) -> None:
     assert oracles.relative_error(jet.primal, value) < 1e-12
     for along in (0, 1):
         assert oracles.relative_error(jet.first[along], first[along]) < 1e-8
-        assert oracles.relative_error(order_one.first[along], first[along]) < 1e-8
     assert oracles.relative_error(jet.second[0], second) < 1e-6
     assert second.norm() > 1e-2 * first[0].norm(), "too flat to test anything"

@@ -106,11 +106,6 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Call]] = {
         (3, 4, 4),
         _packed,
     ),
-    "LSTM, packed and projected": (
-        lambda: nn.LSTM(4, 3, proj_size=2, batch_first=True),
-        (3, 4, 4),
-        _packed,
-    ),
     "GRU, packed": (lambda: nn.GRU(4, 3, bias=False, batch_first=True), (3, 4, 4), _packed),
     "RNN": (lambda: nn.RNN(4, 3), TOKENS, _first),
     "LSTM cell": (lambda: nn.LSTMCell(4, 3), (2, 4), lambda module, x: module(x)[1]),
@@ -123,14 +118,11 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Call]] = {
         IMAGE,
         _plain,
     ),
-    "conv3d": (lambda: nn.Conv3d(2, 3, 2), (1, 2, 3, 3, 3), _plain),
-    "transposed 1d": (lambda: nn.ConvTranspose1d(3, 4, 2, stride=2), TOKENS, _plain),
     "transposed 2d": (
         lambda: nn.ConvTranspose2d(4, 2, 3, stride=2, padding=1, output_padding=1),
         IMAGE,
         _plain,
     ),
-    "transposed 3d": (lambda: nn.ConvTranspose3d(2, 3, 2), (1, 2, 2, 2, 2), _plain),
     "group norm": (lambda: nn.GroupNorm(2, 4), IMAGE, _plain),
     "batch norm": (lambda: nn.BatchNorm2d(4), IMAGE, _plain),
     "batch statistics": (
@@ -149,17 +141,11 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Call]] = {
         IMAGE,
         lambda module, x: module(x * x),
     ),
-    "average pools 3d": (
-        lambda: nn.Sequential(nn.AvgPool3d(2), nn.AdaptiveAvgPool3d(1)),
-        (1, 2, 4, 4, 4),
-        lambda module, x: module(x * x),
-    ),
     "largest of a window": (
         lambda: nn.Sequential(nn.MaxPool2d(2), nn.AdaptiveMaxPool2d(1)),
         IMAGE,
         lambda module, x: module(x * x),
     ),
-    "power pool": (lambda: nn.LPPool1d(2, 2), TOKENS, _plain),
     "resampled": (
         lambda: nn.Upsample(scale_factor=1.5, mode="bicubic"),
         IMAGE,
@@ -185,7 +171,6 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Call]] = {
         _plain,
     ),
     "pixels shuffled": (lambda: nn.PixelShuffle(2), IMAGE, lambda module, x: module(x * x)),
-    "bilinear": (lambda: nn.Bilinear(4, 4, 3), TOKENS, lambda module, x: module(x, x * x)),
     "rotary": (lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh()), TOKENS, _rotary),
     "spectrum": (
         lambda: nn.Linear(3, 4),

@@ -16,9 +16,9 @@ from . import oracles
 from .zoo import FAMILIES, build_case, case_of
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "gemma2", "t5-gated"])
+@pytest.mark.parametrize("name", ["bert", "gemma2"])
 @pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [1, 4])
 def test_every_direction_and_pair(name: str, order: int, count: int) -> None:
     with oracles.Float64Casts():
         case = build_case(name, FAMILIES[name].attentions[-1], padding="left", count=count)
@@ -41,8 +41,8 @@ def test_every_direction_and_pair(name: str, order: int, count: int) -> None:
             assert error < 1e-6
 
 
-ALL = [(name, kind) for name, family in FAMILIES.items() for kind in family.attentions]
-
+FUSED = [(name, family.attentions[-1]) for name, family in FAMILIES.items()]
+HALF = ("bert", "gpt2", "modernbert", "gemma2", "mixtral", "t5", "vit")  # the others are slow
 
 Row = tuple[int, str, Tensor, Tensor]
 
@@ -64,7 +64,7 @@ def _against_float64(name: str, attention: str, dtype: torch.dtype, seed: int = 
     ]
 
 
-@pytest.mark.parametrize("name, attention", ALL)
+@pytest.mark.parametrize("name, attention", FUSED)
 def test_float32_agrees_with_float64(name: str, attention: str) -> None:
     for layer, part, low, high in _against_float64(name, attention, torch.float32):
         assert low.dtype == torch.float32
@@ -72,7 +72,10 @@ def test_float32_agrees_with_float64(name: str, attention: str) -> None:
         assert error < 1e-4, f"{part} of layer {layer}: {error:.1e}"
 
 
-@pytest.mark.parametrize("name, attention", ALL)
+@pytest.mark.parametrize(
+    "name, attention",
+    [pytest.param(*f, marks=() if f[0] in HALF else pytest.mark.slow) for f in FUSED],
+)
 def test_bfloat16_norms_agree_with_float64(name: str, attention: str) -> None:
     """Layer norms of the jets within 5 %, in the median of five random models.
 

@@ -36,7 +36,7 @@ def _one_coordinate(parameters: list[nn.Parameter]) -> Displacements:
     return [(chosen, unit)]
 
 
-KINDS = [_everywhere] * 2 + [_one_tensor] * 6 + [_one_coordinate] * 3
+KINDS = [_everywhere, _everywhere, _one_tensor, _one_tensor, _one_coordinate, _one_coordinate]
 
 
 def _crosses(case: Case, displaced: Displacements, distance: float) -> bool:

@@ -58,16 +58,9 @@ def _seeded_penalty_and_gradients(case: Case) -> tuple[Tensor, dict[str, Tensor]
 # ---- gradient checkpointing --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.3])
 @pytest.mark.parametrize(
-    "name, attention",
-    [
-        ("bert", "eager"),
-        ("gpt2", "sdpa"),
-        ("llama", "sdpa"),
-        ("t5-gated", "eager"),
-        ("opt", "sdpa"),
-    ],
+    "name, attention, rate",
+    [("bert", "eager", 0.3), ("gpt2", "sdpa", 0.3), ("llama", "sdpa", 0.0), ("opt", "sdpa", 0.3)],
 )
 def test_gradient_checkpointing_changes_nothing(name: str, attention: str, rate: float) -> None:
     case = _train_case(name, attention, rate)
@@ -93,10 +86,8 @@ def test_gradient_checkpointing_changes_nothing(name: str, attention: str, rate:
 # ---- dropout -----------------------------------------------------------------------------------
 
 DROPOUT_CASES = [
-    *(("bert", kind) for kind in ("eager", "sdpa")),
-    *(("gpt2", kind) for kind in ("eager", "sdpa")),
-    *(("roberta", "sdpa"), ("distilbert", "eager"), ("t5-gated", "eager"), ("gemma2", "eager")),
-    *(("deberta-v2", "eager"), ("llama", "sdpa"), ("modernbert", "sdpa"), ("vit", "sdpa")),
+    *(("bert", "eager"), ("bert", "sdpa"), ("gpt2", "sdpa"), ("t5-gated", "eager")),
+    *(("deberta-v2", "eager"), ("llama", "sdpa"), ("vit", "sdpa")),
 ]
 
 
@@ -149,9 +140,9 @@ def test_one_dropout_mask_for_all_streams(name: str, attention: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name, targets", [("bert", ["query", "value"]), ("llama", ["q_proj", "v_proj", "down_proj"])]
+    "name, targets, rate",
+    [("bert", ["query", "value"], 0.2), ("llama", ["q_proj", "v_proj", "down_proj"], 0.0)],
 )
-@pytest.mark.parametrize("rate", [0.0, 0.2])
 def test_lora_trains_the_adapters_alone(name: str, targets: list[str], rate: float) -> None:
     with oracles.Float64Casts():
         base = build_case(name, "sdpa").model
@@ -172,7 +163,7 @@ def test_lora_trains_the_adapters_alone(name: str, targets: list[str], rate: flo
             return penalty_of(case)
 
         torch.manual_seed(4)
-        for _ in range(3):
+        for _ in range(2):
             displaced = [(p, torch.randn_like(p)) for p in adapters.values()]
             expected = oracles.parameter_difference(seeded_penalty, displaced, 1e-4)
             pairs = zip(adapters, displaced, strict=True)
@@ -183,7 +174,7 @@ def test_lora_trains_the_adapters_alone(name: str, targets: list[str], rate: flo
 # ---- mixed precision ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "opt"])
+@pytest.mark.parametrize("name", ["bert", "llama"])
 def test_autocast_to_bfloat16(name: str) -> None:
     """float32 weights under autocast: finite, the primal in the dtype of the plain model's output,
     the norms within 5 % (see test_orders_and_precision), gradients of every used parameter."""
