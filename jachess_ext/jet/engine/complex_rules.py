@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import cache
 
 from .errors import last_name
+from .kinds import LINEAR, PRODUCTS, QUOTIENTS, SUMS, VIEWS
 from .registry import OTHER_NAMES
 from .types import Function
 
@@ -21,24 +22,17 @@ _OF_COMPLEX = """
     hfftn ihfftn fftshift ifftshift
 """
 _ALSO_OF_REAL = """
-    view reshape view_as reshape_as flatten unflatten transpose t T swapaxes swapdims mT permute
-    movedim moveaxis unsqueeze squeeze expand expand_as broadcast_to broadcast_tensors repeat
-    tile diagonal repeat_interleave __getitem__ select narrow index_select gather split
-    take_along_dim split_with_sizes chunk tensor_split unbind __iter__ cat concat concatenate
-    stack roll flip tril triu contiguous clone to type type_as double float cpu cuda masked_fill
-    where pad zeros_like new_zeros empty_like new_empty index_add index_copy scatter scatter_add
-    hstack vstack dstack column_stack ravel meshgrid diag diag_embed diagflat trace unfold take
-    masked_select block_diag
-    add __add__ __radd__ sub subtract __sub__ rsub __rsub__ mul multiply __mul__ __rmul__ div
-    divide true_divide __truediv__ __div__ __rtruediv__ reciprocal neg negative positive addcmul
-    addcdiv lerp outer square pow __pow__ __rpow__ exp expm1 exp2 log log1p log2 log10 sqrt
-    rsqrt sin cos tanh sigmoid sum mean cumsum matmul bmm mm mv dot einsum __matmul__
-    __rmatmul__ linear addmm baddbmm conv1d conv2d conv3d sinh cosh tan asin acos atan asinh
-    acosh atanh addmv addbmm addr inner kron tensordot vdot vecdot cross cumprod prod diff logsumexp
-    softmax log_softmax conv_transpose1d conv_transpose2d conv_transpose3d inv solve_triangular
-    cholesky pinv matrix_exp matrix_power multi_dot det slogdet logdet
-    add_ sub_ mul_ div_ __iadd__ __isub__ __imul__ __itruediv__ neg_ masked_fill_ copy_ fill_
-    zero_ __setitem__ index_add_ index_copy_ scatter_ scatter_add_
+    view_as reshape_as T mT expand_as broadcast_tensors __iter__ cat concat concatenate stack
+    type_as cpu cuda masked_fill where pad zeros_like new_zeros empty_like new_empty index_add
+    index_copy scatter scatter_add hstack vstack dstack column_stack ravel meshgrid diag
+    diag_embed diagflat trace take masked_select block_diag __rtruediv__ reciprocal positive
+    addcmul addcdiv lerp outer square pow __pow__ __rpow__ exp expm1 exp2 log log1p log2 log10
+    sqrt rsqrt sin cos tanh sigmoid einsum __rmatmul__ linear addmm baddbmm conv1d conv2d conv3d
+    sinh cosh tan asin acos atan asinh acosh atanh addmv addbmm addr inner kron tensordot vdot
+    vecdot cross cumprod prod diff logsumexp softmax log_softmax conv_transpose1d
+    conv_transpose2d conv_transpose3d inv solve_triangular cholesky pinv matrix_exp matrix_power
+    multi_dot det slogdet logdet add_ sub_ mul_ div_ __iadd__ __isub__ __imul__ __itruediv__
+    neg_ masked_fill_ copy_ fill_ zero_ __setitem__ index_add_ index_copy_ scatter_ scatter_add_
     eq ne __eq__ __ne__ equal allclose isclose isnan isinf isfinite result_type item tolist
     detach ones_like full_like rand_like randn_like new_ones new_full new_tensor
     is_floating_point is_complex is_conj is_neg is_contiguous stride numel element_size
@@ -47,7 +41,7 @@ _ALSO_OF_REAL = """
     is_xpu
 """
 OF_COMPLEX = frozenset(_OF_COMPLEX.split())
-COVERED = OF_COMPLEX | frozenset(_ALSO_OF_REAL.split())
+COVERED = OF_COMPLEX.union(_ALSO_OF_REAL.split(), VIEWS, LINEAR, SUMS, PRODUCTS, QUOTIENTS)
 
 
 @cache

@@ -24,6 +24,7 @@ from ...ops import collectives
 from ...ops.library import transformed, unwatched, watching
 from .autograd_functions import is_apply
 from .errors import MissingJetRule, missing_rule
+from .kinds import VIEWS
 from .layout import each_tensor, replace_tensors
 from .registry import attribute, spellings
 from .types import Args, Function, Named
@@ -34,14 +35,9 @@ Jet: TypeAlias = Any  # `JetTensor`, whose file imports this one
 # collectives, which torch must not run again, on one rank alone perhaps: contiguous, as torch's.
 _VIEWS = frozenset(
     [
-        *spellings(
-            *("view", "reshape", "view_as", "reshape_as", "flatten", "unflatten"),
-            *("transpose", "swapaxes", "swapdims", "t", "permute", "movedim", "moveaxis"),
-            *("unsqueeze", "squeeze", "expand", "expand_as", "broadcast_to", "narrow", "select"),
-            *("split", "split_with_sizes", "chunk", "tensor_split", "unbind", "__iter__"),
-            *("diagonal", "hsplit", "vsplit", "dsplit", "adjoint"),
-            *("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk"),
-        ),
+        *spellings(*VIEWS, "view_as", "reshape_as", "expand_as", "__iter__", "adjoint"),
+        *spellings("hsplit", "vsplit", "dsplit"),
+        *spellings("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk"),
         *(attribute(name) for name in ("T", "mT", "H", "mH")),
         torch.linalg.diagonal,
         *(*collectives.NAMES, *collectives.OF_LISTS),

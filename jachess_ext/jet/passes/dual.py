@@ -35,6 +35,7 @@ from ..engine.derivative import (
     check_run,
 )
 from ..engine.errors import missing_rule
+from ..engine.kinds import LINEAR, PRODUCTS, QUOTIENTS, SUMS, VIEWS
 from ..engine.layout import JetLayout, each_tensor, replace_tensors
 from ..engine.registry import R, attribute, find_rule, own_function, spellings
 from ..engine.strides import memory_of, note_memory, refuse_overlap
@@ -179,19 +180,8 @@ def _tangent_of(*functions: str | Function) -> Callable[[R], R]:
     return register
 
 
-_VIEWS_AND_SUMS: tuple[str | Function, ...] = (
-    *("view", "reshape", "flatten", "unflatten", "transpose", "permute", "swapaxes", "swapdims"),
-    *("movedim", "moveaxis", "t", "unsqueeze", "squeeze", "expand", "broadcast_to", "narrow"),
-    *("chunk", "split", "split_with_sizes", "tensor_split", "unbind", "select", "__getitem__"),
-    *("diagonal", "unfold", "index_select", "gather", "take_along_dim", "flip", "roll", "repeat"),
-    *("repeat_interleave", "tile", "tril", "triu", "contiguous", "clone", "to", "float", "double"),
-    *("half", "bfloat16", "type", "sum", "mean", "cumsum", "neg", "negative", "__neg__"),
-    *("avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d"),
-    *(attribute(name) for name in ("T", "mT")),
-)
-
-
-@_tangent_of(*_VIEWS_AND_SUMS)
+@_tangent_of(*VIEWS, *LINEAR, "half", "bfloat16", "__neg__", attribute("T"), attribute("mT"))
+@_tangent_of("avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d")
 def _linear_in_first(func: Callable, args: tuple, kwargs: dict) -> object:
     """Apply the function to the tangent, if only its first argument has one."""
     if len(_duals(args, kwargs)) != 1 or not args or not isinstance(args[0], DualTensor):
@@ -244,7 +234,7 @@ def _beside(primal: object, tangent: Tensor | Sequence[Tensor], source: DualTens
     return primal
 
 
-@_tangent_of("add", "__add__", "__radd__", "sub", "subtract", "__sub__", "rsub", "__rsub__")
+@_tangent_of(*SUMS)
 def _sum(func: Callable, args: tuple, kwargs: dict) -> object:
     """Apply the sum to the tangents; a constant's is zero."""
     duals = _duals(args, kwargs)
@@ -260,10 +250,7 @@ def _sum(func: Callable, args: tuple, kwargs: dict) -> object:
         return DualTensor(primal, tangent, duals[0].of_pass)
 
 
-_PRODUCTS = ("mul", "multiply", "__mul__", "__rmul__", "matmul", "bmm", "mm", "mv", "dot")
-
-
-@_tangent_of(*_PRODUCTS, "__matmul__", torch.Tensor.__rmatmul__)
+@_tangent_of(*PRODUCTS, torch.Tensor.__rmatmul__)
 def _product(func: Callable, args: tuple, kwargs: dict) -> object:
     """Compute a₁ b₀ + a₀ b₁, for a function that is linear in each factor."""
     duals = _duals(args, kwargs)
@@ -279,7 +266,7 @@ def _product(func: Callable, args: tuple, kwargs: dict) -> object:
         return DualTensor(primal, tangent.to(primal.dtype), duals[0].of_pass)
 
 
-@_tangent_of("div", "divide", "true_divide", "__truediv__", "__div__")
+@_tangent_of(*QUOTIENTS)
 def _quotient(func: Callable, args: tuple, kwargs: dict) -> object:
     return NotImplemented if kwargs or len(args) != 2 else _linear_in_first(func, args, kwargs)
 
