@@ -133,7 +133,7 @@ def causal(shape: Shape) -> bool:
 def composed_attention(query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:
     """Return the jet of attention by the composed rules."""
     with composed_rules():
-        layout = make_layout(Q, 2).of_a_new_run()  # which remembers that operators are off
+        layout = make_layout(Q, 2).begin()  # which remembers that operators are off
     jet: Any = F.scaled_dot_product_attention(
         *(JetTensor(x, layout) for x in (query, key, value)),
         is_causal=causal(shape),

@@ -414,7 +414,7 @@ def measure_function(name: str, options: Options) -> list[Row]:
     layout = make_layout(2, 2, "sum")
 
     def streams(x: Tensor) -> Tensor:
-        return cast(JetTensor, FUNCTIONS[name](JetTensor(x, layout.of_a_new_run()))).streams
+        return cast(JetTensor, FUNCTIONS[name](JetTensor(x, layout.begin()))).streams
 
     def forward(x: Tensor) -> Tensor:
         with torch.no_grad():

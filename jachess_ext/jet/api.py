@@ -11,7 +11,7 @@ from .engine.types import Function
 from .passes.eager import eager_jet, eager_jvp
 
 
-def graph_serves(tracing: bool, fn: Function, refusal: str | None = None) -> bool:
+def graph_holds(tracing: bool, fn: Function, refusal: str | None = None) -> bool:
     """Return which of two engines computes a derivative of ``fn`` here: whether `compiled.py` does.
 
     `eager.py` runs ``fn`` on tensors that carry their derivatives, wherever nothing is traced.
@@ -75,7 +75,7 @@ def jet(
         >>> result.first.shape, result.second.shape, result.pairs
         (torch.Size([2, 3]), torch.Size([1, 3]), [(0, 1)])
     """
-    if graph_serves(is_dynamo_compiling(), fn):
+    if graph_holds(is_dynamo_compiling(), fn):
         from .compiled.regions import jet_in_graph  # imports torch._dynamo, which takes seconds
 
         return jet_in_graph(fn, x, directions, order, second)
@@ -128,7 +128,7 @@ def jvp(
         >>> jx.jvp(torch.square, (torch.tensor(3.0),), (torch.tensor(1.0),))
         (tensor(9.), tensor(6.))
     """
-    if graph_serves(is_dynamo_compiling(), fn):
+    if graph_holds(is_dynamo_compiling(), fn):
         from .compiled.regions import jvp_in_graph
 
         return jvp_in_graph(fn, primals, tangents, has_aux, differentiable)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from .api import graph_serves
+from .api import graph_holds
 from .gradient_loss_eager import GradientLoss, Loss, eager_gradient_loss
 
 
@@ -56,7 +56,7 @@ def gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> GradientL
         >>> energy.weight.grad.shape
         torch.Size([1, 3])
     """
-    if not graph_serves(is_dynamo_compiling(), fn):
+    if not graph_holds(is_dynamo_compiling(), fn):
         return eager_gradient_loss(fn, x, loss)
     from .compiled.gradient_loss import in_graph  # imports torch._dynamo, which takes seconds
 

@@ -12,7 +12,7 @@ from .. import torch_private
 from ..ops.library import Context, Gradients, wide
 from .api import jvp
 from .engine.context import without_dynamo
-from .passes.eager import values_are_read
+from .passes.eager import can_read_values
 from .passes.fsdp import groups_of_modules
 from .rows.check import Generators
 from .rows.sameness import CHANGES, require_same
@@ -58,10 +58,10 @@ def eager_gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> Gra
             value = fn(*torch_private.pytree.tree_unflatten(points, structure))
             return value.detach(), _gradients(value.sum(), points)
 
-    readable = values_are_read()
+    readable = can_read_values()
     generators = Generators() if readable else None
     value, gradients = run()
-    if generators and generators.moved():
+    if generators and generators.have_advanced():
         raise RuntimeError(_DIFFERS)
     with torch.enable_grad():
         heads = [_leaf(value), *map(_leaf, gradients)]

@@ -18,13 +18,13 @@ from torch.compiler import is_dynamo_compiling
 
 from .. import torch_private
 from ..ops.library import transformed
-from .api import graph_serves, jvp
+from .api import graph_holds, jvp
 from .engine.context import without_dynamo
 from .engine.layout import map_tensors
 from .engine.types import Function
 from .passes.eager import Jet, paired_leaves
-from .rows.check import MIXED, to_ndim
-from .rows.passes import Derivatives, Rows, of_each_row, roots_of, rows_depend, take_apart
+from .rows.check import MIXED, append_dims
+from .rows.passes import PassResult, Rows, expand_rows, rows_mix, split_nest, square_roots
 from .rules.forward_mode import unwrapped
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def laplacian(
     is_plain = weights is None and chunk_size is None and not has_aux
     checked = isinstance(fn, nn.Module) or not check
     fits = is_plain and checked and isinstance(x, Tensor) and x.ndim > 1
-    if graph_serves(is_dynamo_compiling(), fn, None if fits else _FORM):
+    if graph_holds(is_dynamo_compiling(), fn, None if fits else _FORM):
         return _in_graph(fn, x, directions, check)
     return _eager_laplacian(fn, x, weights, directions, chunk_size, has_aux, check)
 
@@ -152,7 +152,7 @@ def _eager_laplacian(
         # one sign in all rows.  So the squares have streams of their own, which w multiplies here.
         passes = list(rows.passes(rows.groups(None), chunk_size, "squares"))
         squares = _joined([part.second for part in passes])
-        total = [(to_ndim(factors, square.ndim) * square).sum(0) for square in squares]
+        total = [(append_dims(factors, square.ndim) * square).sum(0) for square in squares]
         first = _joined([part.first for part in passes])
         return _result_of_rows(Laplacian, passes, first, total)
     passes = list(rows.passes(rows.groups(factors), chunk_size, "sum", factors))
@@ -165,7 +165,7 @@ def _eager_laplacian(
         numbers = [number for part in passes for number in part.group.numbers]
         places = torch.tensor(numbers, dtype=torch.long, device=factors.device).argsort()
         first = [part[places] for part in first]
-        first = [part / to_ndim(roots_of(factors), part.ndim) for part in first]
+        first = [part / append_dims(square_roots(factors), part.ndim) for part in first]
     return _result_of_rows(Laplacian, passes, first, total)
 
 
@@ -174,7 +174,7 @@ def _joined(parts: list[list[Tensor]]) -> list[Tensor]:
     return [torch.cat(of_tensor) for of_tensor in zip(*parts, strict=True)]
 
 
-def _result_of_rows(kind: type[R], passes: list[Derivatives], *parts: list[Tensor]) -> R:
+def _result_of_rows(kind: type[R], passes: list[PassResult], *parts: list[Tensor]) -> R:
     """Return the values, and these derivatives, as nests like the output of ``fn``."""
     assemble, aux = passes[-1].assemble, passes[-1].aux
     return _result(kind, *map(assemble, (passes[0].primals, *parts)), *aux)
@@ -253,7 +253,9 @@ def divergence(
         raise ValueError("directions hold no probe; expected one at least, or None")
     total = rows.points[0].new_zeros(rows.batch)
     for part in rows.passes([rows.all_directions(squares=0)], chunk_size, "sum"):
-        for step, first in zip(part.steps, rows.like_x(part.assemble(part.first)), strict=True):
+        for step, first in zip(
+            part.steps, rows.flatten_like_x(part.assemble(part.first)), strict=True
+        ):
             if step.shape != first.shape:
                 raise ValueError(
                     f"fn returned {list(first.shape[1:])} for x of {list(step.shape[1:])}; "
@@ -313,7 +315,7 @@ def hvp(
         value, tangent, *aux = jvp(fn, *nests(leaves), has_aux=has_aux)
         if not isinstance(tangent, Tensor) or tangent.numel() != 1:
             raise ValueError("fn must return one number, whose Hessian is asked for")
-        assemble, tensors = take_apart((value, *aux))
+        assemble, tensors = split_nest((value, *aux))
         return tangent.sum(), tuple(tensors)
 
     # The slope is g(x, t) = ∇f(x) · t: its derivative by x is H t, that by t is ∇f.
@@ -362,12 +364,12 @@ def _in_graph(fn: Function, x: Any, directions: object, check: bool) -> Laplacia
     from .compiled.reachable import JetGraphError
     from .compiled.regions import jet_in_graph
 
-    if check and rows_depend(fn, x):
+    if check and rows_mix(fn, x):
         raise ValueError(MIXED)
     if directions is None:
         unit = torch.eye(x.shape[1:].numel(), dtype=x.dtype, device=x.device)
         directions = unit.reshape(-1, *x.shape[1:])
-    jet = jet_in_graph(fn, x, of_each_row(directions, x), 2, "sum")
+    jet = jet_in_graph(fn, x, expand_rows(directions, x), 2, "sum")
     if not isinstance(jet, Jet) or jet.primal.shape[:1] != x.shape[:1]:
         raise JetGraphError("fn must return one floating-point tensor [N, ...], a result a row")
     return _result(Laplacian, jet.primal, jet.first, jet.second[0])

@@ -23,7 +23,7 @@ from ..jet.engine.layout import MAX_DIRECTIONS, map_tensors
 from ..jet.engine.tensor import JetTensor, primal_of
 from ..jet.passes.eager import make_input
 from ..jet.passes.fsdp import jets_through_fsdp
-from ..jet.passes.scope import open_run
+from ..jet.passes.scope import open_pass
 from ..jet.rows.check import Generators
 from ..jet.rows.sameness import CHANGES, require_same
 from ..models import (
@@ -230,7 +230,7 @@ def run_model(
         seen.append((x, real))
         entered = enter(x, real)
         if isinstance(entered, JetTensor):
-            hooks.enter_context(open_run(entered.jet_layout.run))
+            hooks.enter_context(open_pass(entered.jet_layout.jet_pass))
         return entered
 
     with ExitStack() as hooks:
@@ -370,7 +370,7 @@ def measure_jet(
         this = _jet_pass(model, batch, settings, random, count)
         blocks = [_as_jet(block) for block in select_blocks(this, settings)]
         streams = [block.streams for block in blocks]
-        if generators and not generators.moved():
+        if generators and not generators.have_advanced():
             values = [stack[0].detach() for stack in streams]
             if number:
                 require_same(model, first, values, repeated(count, values), _DIFFERS)

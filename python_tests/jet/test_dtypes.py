@@ -34,7 +34,7 @@ def _values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 def _jets(*points: torch.Tensor) -> list[jx.JetTensor]:
     """Jets of one pass."""
-    layout = make_layout(2, 2).of_a_new_run()
+    layout = make_layout(2, 2).begin()
     made = [make_input(x, torch.ones(2, *x.shape).to(x.dtype)).streams for x in points]
     return [jx.JetTensor(streams, layout) for streams in made]
 

@@ -26,8 +26,8 @@ LINES = {
     ".": 1112,
 }
 """Lines of code of each folder's Python files at most, without imports, comments, docstrings and
-empty lines; ".": those beside the folders. A commit may lower a number; one that raises it says why in
-its message."""
+empty lines; ".": those beside the folders. A commit may lower a number; one that raises it says why
+in its message."""
 
 ANY = {
     "differentiable": 49,
@@ -108,7 +108,8 @@ def code_lines(source: str) -> int:
 
 def test_code_lines_are_those_with_code() -> None:
     source = (
-        '"""Say.\n\nMore."""\n\nimport a\nfrom b import (\n    c,\n)\nX = """a\nb"""  # why\n# alone\n\n\n'
+        '"""Say.\n\nMore."""\n\nimport a\nfrom b import (\n    c,\n)\n'
+        'X = """a\nb"""  # why\n# alone\n\n\n'
         'def f():\n    "Do."\n    return (\n        X\n    )\n'
     )
     assert code_lines(source) == 6  # X on two lines, def, and return on three

@@ -345,7 +345,7 @@ def error_verdict(error: Exception, program: Program) -> Verdict:
     """Refused where a line of the package's own raised it, else wrong.
 
     By autograd, too, where a plain tensor shares memory that is written into: the mechanism that
-    gives jets new memory before a write (`renew_memory`) does not act then.
+    gives jets new memory before a write (`copy_before_write`) does not act then.
     """
     last = traceback.extract_tb(error.__traceback__)[-1]
     text = "".join(traceback.format_exception(error)[-6:])

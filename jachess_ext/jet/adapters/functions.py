@@ -34,7 +34,7 @@ from ..engine.context import without_autocast
 from ..engine.derivative import DerivativeTensor, carries_derivatives
 from ..engine.layout import each_tensor
 from ..engine.registry import attribute, spellings
-from ..engine.strides import memory_of, note_memory, stack_laid_out
+from ..engine.strides import memory_of, note_memory, stack_with_strides
 from ..engine.tensor import JetTensor, common_layout
 from ..engine.types import Args, Named, Rule
 
@@ -179,10 +179,10 @@ def _bind_names_again(names: dict[Any, Any], late: dict[int, object]) -> None:
             names[name] = late[id(value)]
 
 
-def call(function: AutogradFunction, *args: object, **kwargs: object) -> object:
+def answer_apply(function: AutogradFunction, *args: object, **kwargs: object) -> object:
     """Answer ``function.apply(*args, **kwargs)`` with jets among the arguments."""
-    run = common_layout(*args, *kwargs.values()).run
-    named = function in around.FORWARD_CODE.get() | (run.forward_code if run else set())
+    jet_pass = common_layout(*args, *kwargs.values()).jet_pass
+    named = function in around.FORWARD_CODE.get() | (jet_pass.forward_code if jet_pass else set())
     if named or has_known_code(function):
         return _by_forward(function, args, kwargs)
     library, takes, rule = _LIBRARY_RULES.get(function.__name__, ("", set(), None))
@@ -197,7 +197,7 @@ def call(function: AutogradFunction, *args: object, **kwargs: object) -> object:
     raise function_refusal(function)
 
 
-around.APPLY_RULE.append(call)
+around.APPLY_RULE.append(answer_apply)
 watch_functions()
 
 
@@ -298,10 +298,12 @@ def _joined(
     stack = [value, *(torch.zeros_like(value) if t is None else t for t in tangents)]
     if any(part.shape != value.shape or part.dtype != value.dtype for part in stack):
         raise function_refusal(function, "has a jvp whose tangents do not fit the outputs")
-    jet = jets[0].with_streams(stack_laid_out(torch.stack(stack), value.stride()))
-    run = jet.jet_layout.run
-    if run is not None and memory_of(value) in {memory_of(source) for source in jets}:
-        note_memory(jet, run.expanded)  # torch's output is a view, which no write may leave behind
+    jet = jets[0].with_streams(stack_with_strides(torch.stack(stack), value.stride()))
+    jet_pass = jet.jet_layout.jet_pass
+    if jet_pass is not None and memory_of(value) in {memory_of(source) for source in jets}:
+        note_memory(
+            jet, jet_pass.overlapping
+        )  # torch's output is a view, which no write may leave behind
     return jet
 
 

@@ -19,7 +19,7 @@ from ...torch_private import functional as F
 from ..engine.derivative import DerivativeTensor
 from ..engine.errors import frames, missing_rule
 from ..engine.registry import jet_rule
-from ..engine.strides import stack_laid_out
+from ..engine.strides import stack_with_strides
 from ..engine.tensor import common_layout, lift
 from ..rules.attention import scaled_dot_product_attention
 from .functions import Options, is_off, library_rule
@@ -69,7 +69,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> Tensor:
     )
     out = lift(out, layout)
     strides = torch.empty_like(lift(q, layout).primal, device="meta").stride()
-    return out.with_streams(stack_laid_out(out.streams.transpose(2, 3), strides))
+    return out.with_streams(stack_with_strides(out.streams.transpose(2, 3), strides))
 
 
 def _of_sequences(

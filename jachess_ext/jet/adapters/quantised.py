@@ -32,7 +32,7 @@ from ..engine.errors import missing_rule
 from ..engine.registry import jet_rule, recognise
 from ..engine.tensor import JetTensor
 from ..engine.types import Function, Rule
-from ..rules.streamwise import add_to_own_primal
+from ..rules.streamwise import add_to_fresh_primal
 
 Dequantise = Callable[[], Tensor]
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -44,7 +44,7 @@ class _FrozenLinear(torch.autograd.Function):
     @staticmethod
     def forward(streams: Tensor, bias: Tensor | None, dequantise: Dequantise) -> Tensor:
         out = rows_times(streams, dequantise())
-        return out if bias is None else add_to_own_primal(out, bias)
+        return out if bias is None else add_to_fresh_primal(out, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:

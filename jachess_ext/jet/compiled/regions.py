@@ -25,10 +25,10 @@ from ..engine.derivative import carries_derivatives
 from ..engine.layout import ORDERS, JetLayout, Second, make_layout, map_tensors
 from ..engine.tensor import lift
 from ..engine.types import Function, T
-from ..passes.eager import Jet, begin_pass, check_inputs, eager_jvp, split_output, with_tangents
+from ..passes.eager import Jet, attach_tangents, begin_pass, check_inputs, eager_jvp, split_output
 from ..passes.fsdp import jets_through_fsdp
-from ..passes.scope import open_run
-from ..rows.sameness import traced_once_more
+from ..passes.scope import open_pass
+from ..rows.sameness import refuse_irreproducible
 from .closures import Call, pack, pack_call, unpack_call
 from .reachable import NONE, JetGraphError, attributes_unwritten, modules_in
 
@@ -168,9 +168,9 @@ def _outputs(
         if not _is_traced(primals):
             return eager_jvp(fn, primals, _with_none(tangents), has_aux, differentiable)
         as_jets = differentiable or not torch.is_grad_enabled()
-        inputs, layout = with_tangents(primals, _with_none(tangents), as_jets)
+        inputs, layout = attach_tangents(primals, _with_none(tangents), as_jets)
         modules = nn.ModuleList(modules_in(fn, []))
-        once_more = traced_once_more(modules) if repeats else nullcontext()
+        once_more = refuse_irreproducible(modules) if repeats else nullcontext()
         with _only_inputs(), attributes_unwritten(fn), once_more:
             value = fn(*inputs)
         return split_output(value, has_aux, differentiable, layout)
@@ -192,7 +192,7 @@ def _pass_of(fn: Function, layout: JetLayout, inputs: object) -> Iterator[None]:
         with _only_inputs(), attributes_unwritten(fn):
             yield
     else:
-        with EAGERLY, jets_through_fsdp(), open_run(layout.run):
+        with EAGERLY, jets_through_fsdp(), open_pass(layout.jet_pass):
             yield
 
 

@@ -54,7 +54,7 @@ class Deferred:
         self._sources = [(source, _version(source)) for source in sources]
         self._grad_enabled, self._hooks = torch.is_grad_enabled(), _saving_hooks()
 
-    def is_at_home(self) -> bool:
+    def in_its_context(self) -> bool:
         """Return whether the gradient mode and the innermost checkpoint are those in which the jet
         was deferred."""
         return self._grad_enabled == torch.is_grad_enabled() and self._hooks == _saving_hooks()

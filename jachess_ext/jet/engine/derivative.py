@@ -33,7 +33,7 @@ class DerivativeTensor(torch.Tensor):
     """
 
     @property
-    def layout_of_pass(self) -> JetLayout:
+    def pass_layout(self) -> JetLayout:
         """Return the layout of the jets of its pass."""
         raise NotImplementedError
 
@@ -51,7 +51,7 @@ class DerivativeTensor(torch.Tensor):
         derivatives."""
         raise NotImplementedError
 
-    def take_place_of(self, plain: Tensor) -> None:
+    def replace_tensor(self, plain: Tensor) -> None:
         """Turn a plain tensor into this one in place, for every variable that holds it.
 
         Raises:
@@ -104,7 +104,7 @@ class DerivativeTensor(torch.Tensor):
         cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         # Reached only by an operator that skipped __torch_function__: no rule can answer it.
-        check_place(func, args, kwargs)
+        refuse_inside_autograd_function(func, args, kwargs)
         raise missing_rule(func)
 
 
@@ -152,7 +152,7 @@ def check_call(
             "tensors of different derivatives met in one operation; run one jx.jet or jx.jvp at "
             "a time"
         )
-    check_place(func, args, kwargs)
+    refuse_inside_autograd_function(func, args, kwargs)
 
 
 def check_numbers(func: Callable, args: tuple, kwargs: Named) -> None:
@@ -217,7 +217,7 @@ def adopt_buffer(args: tuple, kwargs: Named) -> None:
     derivative = next(t for t in tensors if isinstance(t, DerivativeTensor))
     constant: Any = derivative.as_constant(buffer.detach())
     try:
-        constant.take_place_of(buffer)
+        constant.replace_tensor(buffer)
     except RuntimeError:
         return
 
@@ -237,7 +237,7 @@ def _is_held(args: tuple) -> bool:
 # ---- masks of a class of their own ------------------------------------------------------------
 
 
-def ask_mask(func: Callable, types: Sequence[type], args: tuple, kwargs: Named) -> object:
+def mask_answer(func: Callable, types: Sequence[type], args: tuple, kwargs: Named) -> object:
     """Return what the class of attention's mask answers, if it has an answer of its own; else
     NotImplemented.
 
@@ -262,18 +262,18 @@ def ask_mask(func: Callable, types: Sequence[type], args: tuple, kwargs: Named) 
     return result
 
 
-def check_place(func: Callable, args: tuple, kwargs: dict | None) -> None:
+def refuse_inside_autograd_function(func: Callable, args: tuple, kwargs: dict | None) -> None:
     """Raise RuntimeError if the call comes from within an autograd Function."""
     # torch switches forward mode off inside of autograd Functions (registry.py): a flag to read at
     # each call, where a look at the stack would be slow.
     if not forward_mode_is_on():
         leaves = torch_private.pytree.tree_leaves((args, kwargs))
         derivative = next(leaf for leaf in leaves if isinstance(leaf, DerivativeTensor))
-        surrounding = derivative.layout_of_pass.surrounding
+        surrounding = derivative.pass_layout.surrounding
         refuse_opaque_functions(func, args, surrounding, DerivativeTensor)
 
 
-def check_run(func: Callable, args: tuple, result: object) -> None:
+def check_pass(func: Callable, args: tuple, result: object) -> None:
     """Raise RuntimeError if ``result`` belongs to a pass that has ended.
 
     In a backward, where a checkpoint may run again, it may.
@@ -283,12 +283,12 @@ def check_run(func: Callable, args: tuple, result: object) -> None:
     if isinstance(probe, list | tuple) and probe:
         probe = probe[0]
     if isinstance(probe, DerivativeTensor):
-        run = probe.layout_of_pass.run
-        if run is not None and run.ended and torch_private.current_graph_task_id() == -1:
-            raise kept_too_long(f"{function_name(func)} was called with")
+        jet_pass = probe.pass_layout.jet_pass
+        if jet_pass is not None and jet_pass.ended and torch_private.current_graph_task_id() == -1:
+            raise stale_tensor_error(f"{function_name(func)} was called with")
 
 
-def kept_too_long(what: str) -> RuntimeError:
+def stale_tensor_error(what: str) -> RuntimeError:
     """Return the error for a tensor of a pass that has ended; ``what`` begins its message."""
     return RuntimeError(
         f"{what} a tensor that was kept from an earlier pass of jx.jet, jx.jvp or a penalty, which "

@@ -25,18 +25,18 @@ Second = Literal["pairs", "squares", "sum"]
 of the latter."""
 
 
-class Run:
+class Pass:
     """One pass through a function, to which its jets belong.
 
     Attributes:
         ended: whether the function has returned.
         jets: the jets that exist, by id.
-        read: memory of jets that some function has read, and may have saved for backward.
-        given_out: storages of jets of which a plain tensor was taken (`Tensor.detach`).
+        saved_for_backward: memory of jets that some function has read, and may have saved.
+        aliased: storages of jets of which a plain tensor was taken (`Tensor.detach`).
         detached: whether a plain tensor was taken of any jet (`Tensor.detach`).
         forward_code: the Functions that were named around the pass (`forward_code`), so that a
             backward that runs a checkpoint again knows them.
-        expanded: storages of inputs that were expanded, and of views that had to be copied.
+        overlapping: storages of inputs that were expanded, and of views that had to be copied.
     """
 
     def __init__(self) -> None:
@@ -45,9 +45,9 @@ class Run:
         self.forward_code = FORWARD_CODE.get()
         # Weak: a pass keeps no jet alive. By number, since jets compare element by element.
         self.jets: WeakValueDictionary[int, Any] = WeakValueDictionary()
-        self.read: set[int | None] = set()
-        self.given_out: WeakValueDictionary[int, UntypedStorage] = WeakValueDictionary()
-        self.expanded: WeakValueDictionary[int, UntypedStorage] = WeakValueDictionary()
+        self.saved_for_backward: set[int | None] = set()
+        self.aliased: WeakValueDictionary[int, UntypedStorage] = WeakValueDictionary()
+        self.overlapping: WeakValueDictionary[int, UntypedStorage] = WeakValueDictionary()
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class JetLayout(Streams):
     for each of the first ``squares`` directions, or their sum.  Order 1 has none.
 
     Attributes:
-        run: the pass that the jets belong to, so that a jet of another pass, along other
+        jet_pass: the pass that the jets belong to, so that a jet of another pass, along other
             directions, is refused; None in a result.
         composed: whether the pass uses no compiled operators (`composed_rules`).
         surrounding: how many autograd Functions the pass began inside of (registry.py).
@@ -70,15 +70,15 @@ class JetLayout(Streams):
         (7, slice(1, 4, None), ((0, 1), (0, 2), (1, 2)))
     """
 
-    run: Run | None = None
+    jet_pass: Pass | None = None
     composed: bool = False
     surrounding: int | None = None
 
-    def of_a_new_run(self) -> JetLayout:
+    def begin(self) -> JetLayout:
         """Return this layout for the jets of a new pass."""
         return replace(
             self,
-            run=Run(),
+            jet_pass=Pass(),
             composed=not operators_enabled(),
             surrounding=surrounding_functions(),
         )
@@ -93,9 +93,9 @@ class JetLayout(Streams):
         """Return where the P second-order streams lie."""
         return slice(1 + self.directions, self.streams)
 
-    def without_run(self) -> JetLayout:
+    def without_pass(self) -> JetLayout:
         """Return this layout for a result."""
-        return replace(self, run=None, composed=False, surrounding=None)
+        return replace(self, jet_pass=None, composed=False, surrounding=None)
 
 
 @lru_cache
@@ -137,7 +137,7 @@ _OPERATORS: ContextVar[bool] = ContextVar("jachess_ext.operators", default=True)
 def operators_enabled() -> bool:
     """Return whether a pass that begins now uses the compiled operators of `jachess_ext.ops`.
 
-    Asked once a pass (`JetLayout.of_a_new_run`), so that a backward that runs a checkpoint again,
+    Asked once a pass (`JetLayout.begin`), so that a backward that runs a checkpoint again,
     after the context or on another thread, uses what its forward used.
     """
     return _OPERATORS.get()

@@ -145,7 +145,7 @@ def find_rule(function: Function) -> Rule | None:
     return rule
 
 
-def own_function(function: Function) -> Function:
+def original_function(function: Function) -> Function:
     """Return torch's own function, where jets are asked in the name of one that replaces it."""
     has_rule = function in RULES or function in GENERAL or function in OTHER_NAMES
     return function if has_rule else torch_private.original_of(function)

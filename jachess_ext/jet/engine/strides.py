@@ -3,7 +3,7 @@
 `Tensor.reshape` gives a view or a copy depending on the strides of its argument, and a write in
 place changes every view.  A jet whose strides were not torch's, or that shared memory where torch's
 result does not, would therefore change other numbers than the plain program does.  Rules need not
-care: `as_torch_lays_out` corrects their results.
+care: `match_torch_layout` corrects their results.
 
 Torch's layout is known without asking where the arguments and the result are contiguous and the
 result has memory of its own (`_NOT_CONTIGUOUS` names the exceptions), and for functions that are
@@ -64,7 +64,7 @@ class Layout(NamedTuple):
     offset: int | torch.SymInt
 
 
-def as_torch_lays_out(function: Function, args: Args, kwargs: Named, result: object) -> object:
+def match_torch_layout(function: Function, args: Args, kwargs: Named, result: object) -> object:
     """Return ``result``, which the rule of ``function`` gave, laid out as torch's own result."""
     if function in _VIEWS or (function is torch.Tensor.__getitem__ and _is_basic(args[1])):
         return result
@@ -91,7 +91,7 @@ def as_torch_lays_out(function: Function, args: Args, kwargs: Named, result: obj
     # matrices, of `topk` along an inner dimension, of an attention.  No formula says it for every
     # function, so torch's own function runs once on the primals, without gradients.
     key = (function, _key(args), _key(kwargs), _sharing(tensors))
-    computed = [part for part in results if part.made_streams is not None]
+    computed = [part for part in results if part.streams_if_computed is not None]
     placing = tuple((part.streams.stride(), memory_of(part) in memories) for part in computed)
     try:
         if (key, placing) in _KNOWN_AS_TORCHS:
@@ -123,27 +123,27 @@ def _look_at(
             dense = tensor.layout is not torch.strided or tensor.is_contiguous()
             contiguous = contiguous and dense
             continue
-        streams = tensor.made_streams
+        streams = tensor.streams_if_computed
         if streams is None or tensor is result:
             continue
         if contiguous and not streams.is_contiguous():
             contiguous = streams[0].is_contiguous()
         memory = memory_of(tensor)
         memories.add(memory)
-        if noting and tensor.jet_layout.run is not None:
-            tensor.jet_layout.run.read.add(memory)
+        if noting and tensor.jet_layout.jet_pass is not None:
+            tensor.jet_layout.jet_pass.saved_for_backward.add(memory)
     return contiguous, memories
 
 
 def _has_own_memory(result: Jet, memories: set[int | None]) -> bool:
     """Return whether a result is contiguous, in memory that no argument has."""
-    streams = result.made_streams
+    streams = result.streams_if_computed
     if streams is None:  # a deferred one, of an operator
         return True
     return streams.is_contiguous() and (not memories or memory_of(result) not in memories - {None})
 
 
-def renew_memory(target: Jet) -> None:
+def copy_before_write(target: Jet) -> None:
     """Move a jet that is about to be written into, and all views of it, to new memory.
 
     Only if some function has read the old one: its rule may have saved what it read, where torch's
@@ -151,14 +151,16 @@ def renew_memory(target: Jet) -> None:
     without jets; or if a dispatch mode may keep it.  Not if a plain tensor shares the memory, which
     would be left behind.
     """
-    run, memory = target.jet_layout.run, memory_of(target)
-    if run is None or memory is None:
+    jet_pass, memory = target.jet_layout.jet_pass, memory_of(target)
+    if jet_pass is None or memory is None:
         return
-    if not watching() and (memory not in run.read or not torch.is_grad_enabled()):
+    if not watching() and (
+        memory not in jet_pass.saved_for_backward or not torch.is_grad_enabled()
+    ):
         return
-    if memory in run.given_out:
+    if memory in jet_pass.aliased:
         return
-    computed = [jet for jet in run.jets.values() if jet.made_streams is not None]
+    computed = [jet for jet in jet_pass.jets.values() if jet.streams_if_computed is not None]
     views = [(jet, jet.streams) for jet in computed if memory_of(jet) == memory]
     # All views move together: a write into one of them has to show in the others, as in torch.
     # Autograd's bases of the views: more than one where a jet was detached; the two have separate
@@ -173,7 +175,7 @@ def renew_memory(target: Jet) -> None:
         return
     renewed = {key: new if base is old else new.detach() for key, base in bases.items()}
     for jet, view in views:
-        jet.settle(_same_view(view, old, renewed[id(_base(view))]))
+        jet.set_streams(_same_view(view, old, renewed[id(_base(view))]))
 
 
 def _same_view(view: Tensor, old: Tensor, new: Tensor) -> Tensor:
@@ -202,8 +204,8 @@ def _base(view: Tensor) -> Tensor:
 
 def refuse_expanded(target: Jet) -> None:
     """Raise MissingJetRule for a write into an expanded input, a view of it, or a copied view."""
-    run = target.jet_layout.run
-    if run is not None and run.expanded and memory_of(target) in run.expanded:
+    jet_pass = target.jet_layout.jet_pass
+    if jet_pass is not None and jet_pass.overlapping and memory_of(target) in jet_pass.overlapping:
         raise MissingJetRule(
             "a write in place into an input that is expanded, or into a tensor and its "
             "view_as_complex, which share memory where the streams of a jet cannot: pass "
@@ -231,7 +233,7 @@ def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return False
 
 
-def laid_out_as_input(stack: Tensor, x: Tensor) -> Tensor:
+def match_input_layout(stack: Tensor, x: Tensor) -> Tensor:
     """Return the stack ``[S, *x.shape]`` with every stream in the strides of the input x.
 
     A reshape then copies where it copies x.  An expanded x gives a dense stack.
@@ -239,7 +241,9 @@ def laid_out_as_input(stack: Tensor, x: Tensor) -> Tensor:
     if x.is_contiguous() or transformed():
         return stack
     expanded = overlaps(x.shape, x.stride())
-    return stack_laid_out(stack, (torch.empty_like(x, device="meta") if expanded else x).stride())
+    return stack_with_strides(
+        stack, (torch.empty_like(x, device="meta") if expanded else x).stride()
+    )
 
 
 def _is_basic(index: object) -> bool:
@@ -255,7 +259,7 @@ def _is_jet(value: object) -> TypeGuard[Jet]:
 def memory_of(tensor: Tensor) -> int | None:
     """Return an identifier of a tensor's memory; None for a deferred jet, which has none yet, and
     where a transform of torch.func hides it."""
-    plain = tensor.made_streams if _is_jet(tensor) else tensor
+    plain = tensor.streams_if_computed if _is_jet(tensor) else tensor
     if plain is None:
         return None
     try:
@@ -272,7 +276,7 @@ def note_memory(tensor: Tensor, storages: MutableMapping[int, torch.UntypedStora
 
 def _key(value: object) -> Hashable:
     """Return what the layout of a result depends on in an argument, as a dictionary key."""
-    if _is_jet(value) and value.made_streams is None:
+    if _is_jet(value) and value.streams_if_computed is None:
         return (value.shape, value.dtype, value.device)
     if isinstance(value, Tensor):
         plain = _plain(value)
@@ -329,7 +333,7 @@ def _primal(tensor: Tensor) -> Tensor:
     """Return the primal of a jet; of a deferred one, zeros, since reading it would compute it."""
     if not _is_jet(tensor):
         return tensor
-    if tensor.made_streams is None:
+    if tensor.streams_if_computed is None:
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     return tensor.primal
 
@@ -349,7 +353,7 @@ def _laid_out(result: object, layouts: Iterator[Layout], tensors: list[Tensor]) 
 def _jet_laid_out(jet: Jet, layout: Layout, tensors: list[Tensor]) -> Jet:
     if any(jet is tensor for tensor in tensors):
         return jet
-    if jet.made_streams is None and layout.source is None:
+    if jet.streams_if_computed is None and layout.source is None:
         contiguous = torch.empty(jet.shape, device="meta").stride()
         if _same_strides(jet.shape, contiguous, layout.strides):
             jet.make_contiguous()
@@ -368,7 +372,7 @@ def _jet_laid_out(jet: Jet, layout: Layout, tensors: list[Tensor]) -> Jet:
     streams, memory = jet.streams, memory_of(jet)
     shares = memory is not None and any(memory_of(tensor) == memory for tensor in tensors)
     if shares or not _same_strides(streams.shape[1:], streams.stride()[1:], layout.strides):
-        return jet.with_streams(stack_laid_out(streams, layout.strides, copy=shares))
+        return jet.with_streams(stack_with_strides(streams, layout.strides, copy=shares))
     return jet
 
 
@@ -379,7 +383,7 @@ def _same_strides(shape: torch.Size, ours: tuple[int, ...], theirs: tuple[int, .
     return all(size == 1 or a == b for size, a, b in zip(shape, ours, theirs, strict=True))
 
 
-def stack_laid_out(streams: Tensor, strides: tuple[int, ...], copy: bool = False) -> Tensor:
+def stack_with_strides(streams: Tensor, strides: tuple[int, ...], copy: bool = False) -> Tensor:
     """Return the stack ``[S, ...]`` with every stream in ``strides``.
 
     Args:

@@ -15,16 +15,16 @@ from .context import call_rule, without_autocast
 from .deferred import Deferred, Pattern
 from .derivative import (
     DerivativeTensor,
-    ask_mask,
     carries_derivatives,
     check_call,
     check_complex,
-    check_run,
+    check_pass,
+    mask_answer,
 )
 from .errors import missing_rule
-from .layout import JetLayout, Run, replace_tensors
-from .registry import find_rule, own_function
-from .strides import as_torch_lays_out
+from .layout import JetLayout, Pass, replace_tensors
+from .registry import find_rule, original_function
+from .strides import match_torch_layout
 from .types import Operand, T
 
 
@@ -68,23 +68,23 @@ class JetTensor(DerivativeTensor):
             requires_grad=carries_derivatives(streams),  # `DerivativeTensor` says why
         )
         wrapper._streams, wrapper._deferred = streams, None
-        return wrapper._of_pass(layout)
+        return wrapper._join_pass(layout)
 
     @classmethod
-    def deferred(cls, promise: Deferred, layout: JetLayout) -> JetTensor:
+    def deferred(cls, promised: Deferred, layout: JetLayout) -> JetTensor:
         """Return a jet whose streams are computed when they are first read (`deferred.py`)."""
         wrapper = torch.Tensor._make_wrapper_subclass(
-            cls, promise.shape, dtype=promise.dtype, device=promise.device, requires_grad=True
+            cls, promised.shape, dtype=promised.dtype, device=promised.device, requires_grad=True
         )
-        wrapper._streams, wrapper._deferred = None, promise
+        wrapper._streams, wrapper._deferred = None, promised
         _PENDING.jets[id(wrapper)] = wrapper
-        return wrapper._of_pass(layout)
+        return wrapper._join_pass(layout)
 
-    def _of_pass(self, layout: JetLayout) -> JetTensor:
+    def _join_pass(self, layout: JetLayout) -> JetTensor:
         self.jet_layout = layout
-        # A write in place moves every jet that shares the memory, so the run knows them, weakly.
-        if layout.run is not None:
-            layout.run.jets[id(self)] = self
+        # A write in place moves every jet that shares the memory, so the pass knows them, weakly.
+        if layout.jet_pass is not None:
+            layout.jet_pass.jets[id(self)] = self
         return self
 
     @property
@@ -92,7 +92,7 @@ class JetTensor(DerivativeTensor):
         """Return the stack ``[S, *shape]``; a deferred jet computes it now."""
         if self._streams is None:
             assert self._deferred is not None
-            self.settle(self._deferred.make())
+            self.set_streams(self._deferred.make())
         return cast(Tensor, self._streams)
 
     def make_contiguous(self) -> None:
@@ -101,11 +101,11 @@ class JetTensor(DerivativeTensor):
         self._deferred.contiguous = True
 
     @property
-    def made_streams(self) -> Tensor | None:
+    def streams_if_computed(self) -> Tensor | None:
         """Return the streams; None for a deferred jet."""
         return self._streams
 
-    def settle(self, streams: Tensor) -> None:
+    def set_streams(self, streams: Tensor) -> None:
         """Set the streams of a deferred jet, or of one that moves to new memory before a write."""
         self._streams, self._deferred = streams, None
         _PENDING.jets.pop(id(self), None)
@@ -119,7 +119,7 @@ class JetTensor(DerivativeTensor):
         None, too, where a checkpoint begins or ends in between (`Deferred.make` says why).
         """
         deferred = self._deferred
-        return deferred.pattern if deferred is not None and deferred.is_at_home() else None
+        return deferred.pattern if deferred is not None and deferred.in_its_context() else None
 
     @property
     def _shown(self) -> Deferred | Tensor:
@@ -136,7 +136,7 @@ class JetTensor(DerivativeTensor):
         return self.streams
 
     @property
-    def layout_of_pass(self) -> JetLayout:
+    def pass_layout(self) -> JetLayout:
         return self.jet_layout
 
     def is_constant(self) -> bool:
@@ -149,13 +149,13 @@ class JetTensor(DerivativeTensor):
         note_constant(jet)
         return jet
 
-    def take_place_of(self, plain: Tensor) -> None:
-        run = self.jet_layout.run
-        if run is not None:
-            run.jets.pop(id(self), None)  # which is a weak reference
-        super().take_place_of(plain)
-        if run is not None:
-            run.jets[id(plain)] = plain
+    def replace_tensor(self, plain: Tensor) -> None:
+        jet_pass = self.jet_layout.jet_pass
+        if jet_pass is not None:
+            jet_pass.jets.pop(id(self), None)  # which is a weak reference
+        super().replace_tensor(plain)
+        if jet_pass is not None:
+            jet_pass.jets[id(plain)] = plain
 
     def with_streams(self, streams: Tensor) -> JetTensor:
         """Return a jet of the same layout with another stack ``[S, ...]``."""
@@ -185,8 +185,8 @@ class JetTensor(DerivativeTensor):
     def __torch_function__(
         cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        func, kwargs = own_function(func), kwargs or {}
-        if len(types) > 1 and (out := ask_mask(func, types, args, kwargs)) is not NotImplemented:
+        func, kwargs = original_function(func), kwargs or {}
+        if len(types) > 1 and (out := mask_answer(func, types, args, kwargs)) is not NotImplemented:
             return out
         check_call(cls, func, types, args, kwargs)
         # A rule would multiply a constant's tangent of 0 by a slope, which may be infinite.
@@ -197,8 +197,8 @@ class JetTensor(DerivativeTensor):
         if rule is None:
             raise missing_rule(func)
         result = call_rule(func, rule, args, kwargs)
-        check_run(func, args, result)
-        return as_torch_lays_out(func, args, kwargs, result)
+        check_pass(func, args, result)
+        return match_torch_layout(func, args, kwargs, result)
 
 
 class ComplexJetTensor(JetTensor):
@@ -225,16 +225,16 @@ class _Pending(threading.local):
 _PENDING = _Pending()
 
 
-def make_pending() -> None:
+def compute_deferred() -> None:
     """Compute the streams of every deferred jet of this thread, before a write changes a source."""
     for jet in list(_PENDING.jets.values()):
         jet.streams  # noqa: B018  reading computes them
 
 
-def drop_pending(run: Run | None) -> None:
+def forget_deferred(jet_pass: Pass | None) -> None:
     """Forget the deferred jets of a pass that has ended: a write after it computes none of them."""
     for key, jet in list(_PENDING.jets.items()):
-        if jet.jet_layout.run is run:
+        if jet.jet_layout.jet_pass is jet_pass:
             del _PENDING.jets[key]
 
 

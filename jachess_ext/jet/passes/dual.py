@@ -28,23 +28,23 @@ from ..engine.constants import call_on_constants, forget_constant, is_constant, 
 from ..engine.context import call_rule
 from ..engine.derivative import (
     DerivativeTensor,
-    ask_mask,
     carries_derivatives,
     check_call,
     check_complex,
-    check_run,
+    check_pass,
+    mask_answer,
 )
 from ..engine.errors import missing_rule
 from ..engine.kinds import LINEAR, PRODUCTS, QUOTIENTS, SUMS, VIEWS
 from ..engine.layout import JetLayout, each_tensor, replace_tensors
-from ..engine.registry import R, attribute, find_rule, own_function, spellings
+from ..engine.registry import R, attribute, find_rule, original_function, spellings
 from ..engine.strides import memory_of, note_memory, refuse_overlap
 from ..engine.tensor import JetTensor, lift
 from ..engine.types import Function, T
 from ..rules.collectives import adopt
 
 
-class Pass:
+class DualPass:
     """State that the dual tensors of one call of `jvp` share.
 
     Attributes:
@@ -68,15 +68,15 @@ class DualTensor(DerivativeTensor):
     Args:
         primal: x, a plain tensor, which may have a graph.
         tangent: t, of x's shape, dtype and device, without a graph.
-        of_pass: the call of `jvp` it belongs to.
+        dual_pass: the call of `jvp` it belongs to.
     """
 
     primal: Tensor
     tangent: Tensor
-    of_pass: Pass
+    dual_pass: DualPass
 
     @staticmethod
-    def __new__(cls, primal: Tensor, tangent: Tensor, of_pass: Pass) -> DualTensor:
+    def __new__(cls, primal: Tensor, tangent: Tensor, dual_pass: DualPass) -> DualTensor:
         wrapper = torch.Tensor._make_wrapper_subclass(
             cls,
             primal.shape,
@@ -86,10 +86,10 @@ class DualTensor(DerivativeTensor):
             requires_grad=True,
         )
         wrapper.primal, wrapper.tangent = primal, _laid_out_as(primal, tangent)
-        wrapper.of_pass = of_pass
+        wrapper.dual_pass = dual_pass
         return wrapper
 
-    layout_of_pass = property(attrgetter("of_pass.layout"))
+    pass_layout = property(attrgetter("dual_pass.layout"))
     _recorded = property(attrgetter("primal"))
     shape = property(attrgetter("primal.shape"))  # type: ignore[assignment]
     dtype = property(attrgetter("primal.dtype"))  # type: ignore[assignment]
@@ -102,11 +102,11 @@ class DualTensor(DerivativeTensor):
         if not carries_derivatives(value):
             return value
         note_constant(value)
-        return DualTensor(value, torch.zeros_like(value, requires_grad=False), self.of_pass)
+        return DualTensor(value, torch.zeros_like(value, requires_grad=False), self.dual_pass)
 
     def with_primal(self, primal: Tensor) -> DualTensor:
         """Return the same tangent with another primal of this shape, in its dtype."""
-        return DualTensor(primal, self.tangent.to(primal.dtype), self.of_pass)
+        return DualTensor(primal, self.tangent.to(primal.dtype), self.dual_pass)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return f"DualTensor(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
@@ -115,8 +115,8 @@ class DualTensor(DerivativeTensor):
     def __torch_function__(
         cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> object:
-        func, kwargs = own_function(func), kwargs or {}
-        if len(types) > 1 and (out := ask_mask(func, types, args, kwargs)) is not NotImplemented:
+        func, kwargs = original_function(func), kwargs or {}
+        if len(types) > 1 and (out := mask_answer(func, types, args, kwargs)) is not NotImplemented:
             return out
         check_call(cls, func, types, args, kwargs)
         result = call_on_constants(func, args, kwargs, DerivativeTensor)
@@ -125,7 +125,7 @@ class DualTensor(DerivativeTensor):
         by_tangents = _TANGENTS.get(func)
         result = NotImplemented if by_tangents is None else by_tangents(func, args, kwargs)
         result = _by_jet_rule(func, args, kwargs) if result is NotImplemented else result
-        check_run(func, args, result)
+        check_pass(func, args, result)
         return result
 
 
@@ -145,7 +145,7 @@ def _laid_out_as(primal: Tensor, tangent: Tensor) -> Tensor:
 def _duals(*values: object) -> list[DualTensor]:
     """Return every dual tensor in arguments; ValueError if they are of different calls of `jvp`."""
     duals = [tensor for tensor in each_tensor(values) if isinstance(tensor, DualTensor)]
-    if any(dual.of_pass is not duals[0].of_pass for dual in duals):
+    if any(dual.dual_pass is not duals[0].dual_pass for dual in duals):
         raise ValueError("tensors of two calls of jx.jvp met in one operation; run one at a time")
     return duals
 
@@ -230,7 +230,7 @@ def _beside(primal: object, tangent: Tensor | Sequence[Tensor], source: DualTens
         pairs = zip(primal, tangent, strict=True)
         return type(primal)([_beside(x, t, source) for x, t in pairs])
     if isinstance(primal, Tensor) and isinstance(tangent, Tensor) and carries_derivatives(primal):
-        return DualTensor(primal, tangent, source.of_pass)
+        return DualTensor(primal, tangent, source.dual_pass)
     return primal
 
 
@@ -247,7 +247,7 @@ def _sum(func: Callable, args: tuple, kwargs: dict) -> object:
         zero = duals[0].tangent.new_zeros(())
         parts = [a.tangent if isinstance(a, DualTensor) else zero for a in args]
         tangent = func(*parts, **kwargs).to(primal.dtype).expand(primal.shape)
-        return DualTensor(primal, tangent, duals[0].of_pass)
+        return DualTensor(primal, tangent, duals[0].dual_pass)
 
 
 @_tangent_of(*PRODUCTS, torch.Tensor.__rmatmul__)
@@ -263,7 +263,7 @@ def _product(func: Callable, args: tuple, kwargs: dict) -> object:
             tangent = func(*_replaced(args, attrgetter("tangent")))
         else:
             tangent = func(a.tangent, b.primal) + func(a.primal, b.tangent)
-        return DualTensor(primal, tangent.to(primal.dtype), duals[0].of_pass)
+        return DualTensor(primal, tangent.to(primal.dtype), duals[0].dual_pass)
 
 
 @_tangent_of(*QUOTIENTS)
@@ -281,7 +281,7 @@ def _joined(func: Callable, args: tuple, kwargs: dict) -> object:
     with torch.no_grad():
         parts = [t.tangent if isinstance(t, DualTensor) else torch.zeros_like(t) for t in tensors]
         tangent = func(parts, *settings, **kwargs)
-        return DualTensor(primal, tangent.to(primal.dtype), _duals(tensors)[0].of_pass)
+        return DualTensor(primal, tangent.to(primal.dtype), _duals(tensors)[0].dual_pass)
 
 
 @_tangent_of("linear", "conv1d", "conv2d", "conv3d")
@@ -300,7 +300,7 @@ def _affine(func: Callable, args: tuple, kwargs: dict) -> object:
             tangent = rows_times(dual.tangent, weight)
         else:
             tangent = func(dual.tangent, weight, None, *settings, **options)
-        return DualTensor(primal, tangent, dual.of_pass)
+        return DualTensor(primal, tangent, dual.dual_pass)
 
 
 # ---- functions that draw random numbers, once for both ------------------------------------------
@@ -321,7 +321,7 @@ def _dropout(func: Callable, args: tuple, kwargs: dict) -> object:
         dual.primal.mul_(mask)
         dual.tangent.mul_(mask)
         return dual
-    return DualTensor(dual.primal * mask, dual.tangent * mask, dual.of_pass)
+    return DualTensor(dual.primal * mask, dual.tangent * mask, dual.dual_pass)
 
 
 @_tangent_of("scaled_dot_product_attention")
@@ -338,16 +338,16 @@ def _attention(func: Callable, args: tuple, kwargs: dict) -> object:
     # The rule runs twice from one state of the generator: without gradients for the tangent, and
     # with them for the primal, as stream 0 of a jet with zero tangents.
     tangent = _tangent_of_the_next_draw(func, args, kwargs)
-    jet_args, jet_kwargs = _replaced((args, kwargs), lambda d: lift(d.primal, d.of_pass.layout))
+    jet_args, jet_kwargs = _replaced((args, kwargs), lambda d: lift(d.primal, d.dual_pass.layout))
     primal = call_rule(func, rule, jet_args, jet_kwargs).streams[0]
-    return DualTensor(primal, tangent, _duals(args, kwargs)[0].of_pass)
+    return DualTensor(primal, tangent, _duals(args, kwargs)[0].dual_pass)
 
 
 @_tangent_of(F.gumbel_softmax)
 def _gumbel_softmax(func: Callable, args: tuple, kwargs: dict) -> object:
     tangent = _tangent_of_the_next_draw(func, args, kwargs)
     primal = func(*_primals(args), **_primals(kwargs))
-    return DualTensor(primal, tangent, _duals(args, kwargs)[0].of_pass)
+    return DualTensor(primal, tangent, _duals(args, kwargs)[0].dual_pass)
 
 
 def _tangent_of_the_next_draw(func: Callable, args: tuple, kwargs: dict) -> Tensor:
@@ -421,7 +421,7 @@ def _by_jet_rule(func: Callable, args: tuple, kwargs: dict) -> object:
 
 def _as_jet(dual: DualTensor) -> JetTensor:
     streams = torch.stack([dual.primal.detach(), dual.tangent])
-    return JetTensor(streams, dual.of_pass.layout)
+    return JetTensor(streams, dual.dual_pass.layout)
 
 
 def _paired(func: Callable, by_jets: object, plain: Any, sources: dict[int, DualTensor]) -> object:
@@ -429,13 +429,13 @@ def _paired(func: Callable, by_jets: object, plain: Any, sources: dict[int, Dual
     if isinstance(by_jets, JetTensor):
         if id(by_jets) in sources:  # the argument itself, perhaps written into
             return sources[id(by_jets)]
-        of_pass = next(iter(sources.values())).of_pass
+        dual_pass = next(iter(sources.values())).dual_pass
         # Torch returned a view of a primal, but the rule's tangent is a copy.
         if any(memory_of(dual.primal) == memory_of(plain) for dual in sources.values()):
-            of_pass.forbid_writes(plain)
+            dual_pass.forbid_writes(plain)
         elif by_jets.is_constant():
             note_constant(plain)
-        return DualTensor(plain, by_jets.streams[1].to(plain.dtype), of_pass)
+        return DualTensor(plain, by_jets.streams[1].to(plain.dtype), dual_pass)
     if isinstance(by_jets, list | tuple) and not isinstance(by_jets, torch.Size):
         pairs = zip(by_jets, plain, strict=True)
         return type(plain)([_paired(func, jet, part, sources) for jet, part in pairs])
@@ -448,7 +448,7 @@ _PLAIN = (Tensor, bool, int, float, str, torch.dtype, torch.device, torch.Size, 
 
 
 def _check_writable(func: Callable, dual: DualTensor) -> None:
-    if memory_of(dual.primal) in dual.of_pass.read_only:
+    if memory_of(dual.primal) in dual.dual_pass.read_only:
         raise missing_rule(
             func,
             "it writes into an expanded input, or into a tensor of which "

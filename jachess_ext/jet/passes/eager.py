@@ -19,15 +19,15 @@ from .. import adapters  # noqa: F401  isort: skip  registers theirs
 from ..adapters.libraries import adopt_varlen
 from ..adapters.quantised import adopt_libraries
 from ..engine.context import without_autocast, without_dynamo
-from ..engine.derivative import DerivativeTensor, carries_derivatives, kept_too_long
+from ..engine.derivative import DerivativeTensor, carries_derivatives, stale_tensor_error
 from ..engine.layout import JetLayout, Second, make_layout, map_tensors
-from ..engine.strides import laid_out_as_input, note_memory, overlaps
+from ..engine.strides import match_input_layout, note_memory, overlaps
 from ..engine.tensor import JetTensor, different_layouts, lift
 from ..engine.types import Function
 from ..rules.collectives import adopt as adopt_collectives
-from .dual import DualTensor, Pass
+from .dual import DualPass, DualTensor
 from .fsdp import jets_through_fsdp
-from .scope import open_run
+from .scope import open_pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,19 +73,19 @@ def eager_jet(
     fn: Function, x: object, directions: object, order: int, second: Second = "pairs"
 ) -> Any:
     """Compute `jet` outside ``torch.compile``."""
-    readable = values_are_read()
+    readable = can_read_values()
     inputs = check_inputs(x, directions, check_values=readable)
     return run_pass(fn, inputs, begin_pass(inputs.count, order, second))
 
 
-def values_are_read() -> bool:
+def can_read_values() -> bool:
     """Return whether x can be looked at: torch.func, torch.export and CUDA graphs let NaN pass."""
     return not (transformed() or torch.compiler.is_exporting() or library.capturing())
 
 
 def run_pass(fn: Function, inputs: Inputs, layout: JetLayout) -> Any:
     """Return what ``fn`` returns of the inputs, with a `Jet` for every tensor."""
-    with jets_through_fsdp(), open_run(layout.run):
+    with jets_through_fsdp(), open_pass(layout.jet_pass):
         return to_jets(fn(*inputs.jets(layout)), layout)
 
 
@@ -198,11 +198,11 @@ def jet_at(
     if layout.seconds:
         parts.append(x.new_zeros(layout.seconds, *x.shape))
     with without_autocast(x.device.type):
-        jet = JetTensor(laid_out_as_input(torch.cat(parts), x), layout)
+        jet = JetTensor(match_input_layout(torch.cat(parts), x), layout)
     # The stack of an expanded x is dense: a write into it would change one entry, where torch would
     # change all that share its memory.  So rules refuse to write into what is noted here.
-    if layout.run is not None and overlaps(x.shape, x.stride()):
-        note_memory(jet, layout.run.expanded)
+    if layout.jet_pass is not None and overlaps(x.shape, x.stride()):
+        note_memory(jet, layout.jet_pass.overlapping)
     return jet
 
 
@@ -263,7 +263,7 @@ def begin_pass(
     adopt_varlen()
     watch_flex_attention()
     adopt_collectives()
-    return make_layout(directions, order, second, squares).of_a_new_run()
+    return make_layout(directions, order, second, squares).begin()
 
 
 def check_point(x: object, name: str) -> None:
@@ -304,11 +304,11 @@ def check_output(tensor: Tensor, layout: JetLayout) -> None:
         RuntimeError: the pass has ended.
         ValueError: the pass surrounds this one.
     """
-    if isinstance(tensor, DerivativeTensor) and tensor.layout_of_pass.run is not layout.run:
-        run = tensor.layout_of_pass.run
-        if run is not None and run.ended:
-            raise kept_too_long("the function returned")
-        raise different_layouts({tensor.layout_of_pass, layout})
+    if isinstance(tensor, DerivativeTensor) and tensor.pass_layout.jet_pass is not layout.jet_pass:
+        jet_pass = tensor.pass_layout.jet_pass
+        if jet_pass is not None and jet_pass.ended:
+            raise stale_tensor_error("the function returned")
+        raise different_layouts({tensor.pass_layout, layout})
 
 
 def to_jets(value: object, layout: JetLayout) -> Any:
@@ -318,7 +318,7 @@ def to_jets(value: object, layout: JetLayout) -> Any:
         RuntimeError, ValueError: as `check_output`.
     """
     # A result is used after its pass, whose run would refuse it.
-    of_no_run = layout.without_run()
+    of_no_run = layout.without_pass()
 
     def as_jet(tensor: Tensor) -> Jet | Tensor:
         check_output(tensor, layout)
@@ -337,12 +337,12 @@ def eager_jvp(
     # Without gradients a jet has no graph either, and its operators are fused; dual tensors cannot
     # work on the wrappers of torch.func.
     as_jets = differentiable or not torch.is_grad_enabled() or transformed()
-    arguments, layout = with_tangents(primals, tangents, as_jets)
-    with jets_through_fsdp(), open_run(layout.run):
+    arguments, layout = attach_tangents(primals, tangents, as_jets)
+    with jets_through_fsdp(), open_pass(layout.jet_pass):
         return split_output(fn(*arguments), has_aux, differentiable, layout)
 
 
-def with_tangents(
+def attach_tangents(
     primals: object, tangents: object, as_jets: bool
 ) -> tuple[tuple[Any, ...], JetLayout]:
     """Return the arguments of ``fn``, as jets of order 1 or as dual tensors, and their layout."""
@@ -355,7 +355,7 @@ def with_tangents(
     if all(_is_label(point) for _, point in points):
         check_point(points[0][1], points[0][0])
     layout = begin_pass(1, 1)
-    of_pass = Pass(layout)
+    dual_pass = DualPass(layout)
 
     # Class labels and token ids may stand among the primals, with None or zeros as tangents.
     def start(name: str, point: Tensor, step: object) -> Tensor:
@@ -369,18 +369,18 @@ def with_tangents(
         tangent = _checked_tangent(step, point, name)
         if as_jets:
             return jet_at(point, tangent.unsqueeze(0), layout)
-        return _dual(point, tangent, of_pass)
+        return _dual(point, tangent, dual_pass)
 
     leaves = [start(*point, step) for point, step in zip(points, steps, strict=True)]
     return torch_private.pytree.tree_unflatten(leaves, structure), layout
 
 
-def _dual(point: Tensor, step: Tensor, of_pass: Pass) -> DualTensor:
+def _dual(point: Tensor, step: Tensor, dual_pass: DualPass) -> DualTensor:
     """Return x + ε t of copies, since ``fn`` may write into its arguments."""
-    copy = laid_out_as_input(point.clone().unsqueeze(0), point).squeeze(0)
+    copy = match_input_layout(point.clone().unsqueeze(0), point).squeeze(0)
     if overlaps(point.shape, point.stride()):
-        of_pass.forbid_writes(copy)
-    return DualTensor(copy, step.detach().clone(), of_pass)
+        dual_pass.forbid_writes(copy)
+    return DualTensor(copy, step.detach().clone(), dual_pass)
 
 
 def _is_label(point: object) -> bool:
@@ -391,7 +391,7 @@ def _is_zero(step: object, point: Tensor) -> bool:
     """Return whether a step is a tensor of zeros; its shape alone counts where none is read."""
     if not isinstance(step, Tensor) or step.shape != point.shape:
         return False
-    return torch.compiler.is_compiling() or not values_are_read() or not step.any()
+    return torch.compiler.is_compiling() or not can_read_values() or not step.any()
 
 
 def _checked_tangent(tangent: object, primal: Tensor, name: str) -> Tensor:
@@ -423,7 +423,7 @@ def split_output(
     # The whole result, aux too: a tensor of another pass has the tangents of that.
     map_tensors(result, lambda tensor: check_output(tensor, layout))
     output, *aux = output_and_aux(result) if has_aux else (result,)
-    tangents = map_tensors(output, _tangent, without_tangent)
+    tangents = map_tensors(output, _tangent, refuse_non_tensor)
     if not differentiable:
         tangents = map_tensors(tangents, Tensor.detach)
     return map_tensors(output, _primal), tangents, *map_tensors(aux, _primal)
@@ -442,7 +442,7 @@ def output_and_aux(result: object) -> tuple[object, object]:
     return result
 
 
-def without_tangent(other: object) -> None:
+def refuse_non_tensor(other: object) -> None:
     """Return None for None, which ``fn`` may return beside tensors; else raise TypeError."""
     if other is not None:
         raise TypeError(

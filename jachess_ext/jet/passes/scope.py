@@ -10,12 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from ..engine.derivative import DerivativeTensor
-from ..engine.layout import Run
-from ..engine.tensor import drop_pending
+from ..engine.layout import Pass
+from ..engine.tensor import forget_deferred
 
 
 @contextmanager
-def open_run(run: Run | None) -> Iterator[None]:
+def open_pass(jet_pass: Pass | None) -> Iterator[None]:
     """Keep a pass open in the context; when it is left, also by an exception, the pass ends.
 
     The tensors of a pass that has ended are refused, and its deferred jets stay deferred.  While
@@ -23,7 +23,7 @@ def open_run(run: Run | None) -> Iterator[None]:
     no tensor of a pass.
     """
     global _open_anywhere
-    _OPEN.runs.append(run)
+    _OPEN.passes.append(jet_pass)
     with _LOCK:
         _open_anywhere += 1
         Tensor.requires_grad_ = _guarded_requires_grad  # type: ignore[assignment, method-assign]
@@ -31,15 +31,15 @@ def open_run(run: Run | None) -> Iterator[None]:
     try:
         yield
     finally:
-        _OPEN.runs.pop()
+        _OPEN.passes.pop()
         with _LOCK:
             _open_anywhere -= 1
             if not _open_anywhere:
                 # torch.Tensor inherits both: without the attributes they are torch's own again.
                 del Tensor.requires_grad_, Tensor.data
-        if run is not None:
-            run.ended = True
-        drop_pending(run)
+        if jet_pass is not None:
+            jet_pass.ended = True
+        forget_deferred(jet_pass)
 
 
 # ---- a derivative inside of what was detached --------------------------------------------------
@@ -55,7 +55,7 @@ class _Open(threading.local):
     """The passes that are open on this thread."""
 
     def __init__(self) -> None:
-        self.runs: list[Run | None] = []
+        self.passes: list[Pass | None] = []
 
 
 _OPEN = _Open()
@@ -74,7 +74,7 @@ def _guarded_requires_grad(self: Tensor, requires_grad: bool = True) -> Tensor:
         _requires_grad_(self._recorded, requires_grad)
         return self
     begins = requires_grad and not self.requires_grad
-    if begins and any(run is not None and run.detached for run in _OPEN.runs):
+    if begins and any(p is not None and p.detached for p in _OPEN.passes):
         raise RuntimeError(
             "requires_grad_() was called, perhaps by torch.autograd.functional, on a tensor inside "
             "jx.jet, jx.jvp or a penalty after a detach: the derivative taken there would count as "

@@ -8,7 +8,7 @@ norm in training mode, it would add derivatives by other rows without an error. 
    exactly 0 in the row of zeros, since products and sums of zeros are (`RowCheck`).
 2. Rounding has no bound that holds for every function (its own terms may cancel).  What is off is
    therefore run again along directions that are 0 in half of the rows.  A tangent there is exactly
-   0, or comes from other rows (`Rows.depend`).
+   0, or comes from other rows (`Rows.mix`).
 
 Along few directions a stream more is dear in a training loop, which calls the same function again
 and again: not every step is checked there (`History`).
@@ -72,7 +72,7 @@ def _table(count: int, rows: int, double: bool, zero: bool) -> np.ndarray:
     return table
 
 
-def to_ndim(factors: Tensor, ndim: int) -> Tensor:
+def append_dims(factors: Tensor, ndim: int) -> Tensor:
     """Return factors with dimensions of size 1 behind theirs, to multiply a tensor of ``ndim``."""
     return factors.reshape(*factors.shape, *(1,) * (ndim - factors.ndim))
 
@@ -211,7 +211,7 @@ class Generators:
         if self._cuda:
             torch.cuda.set_rng_state_all(self._cuda)
 
-    def moved(self) -> bool:
+    def have_advanced(self) -> bool:
         """Return whether something was drawn since."""
         now = Generators()
         pairs = zip((self._cpu, *self._cuda), (now._cpu, *now._cuda), strict=False)
@@ -219,7 +219,7 @@ class Generators:
 
 
 @contextmanager
-def unchanged(fn: Function) -> Iterator[None]:
+def restored(fn: Function) -> Iterator[None]:
     """Set torch's generators, and a module's buffers, as they were."""
     generators = Generators()
     buffers = list(fn.buffers()) if isinstance(fn, nn.Module) else []
@@ -266,7 +266,7 @@ class RowCheck:
         for tangents in first:
             tangents = tangents.detach()
             tangents = tangents.float() if tangents.dtype.itemsize < 4 else tangents
-            parts = to_ndim(factors, tangents.ndim) * tangents
+            parts = append_dims(factors, tangents.ndim) * tangents
             sums.append(parts.sum(0))
             sizes.append(parts.abs().sum(0))
         if self._sums:
@@ -283,15 +283,15 @@ class RowCheck:
             return self._assert_apart(tangents)
         is_mixed = False
         if not self._agrees(tangents):
-            # Rounding, or a mixture: `depend` tells, by more runs of fn.  What rounding alone came
-            # to is remembered, so that a function that rounds as much again is not run again.
+            # Rounding, or a mixture: `Rows.mix` tells, by more runs of fn.  What rounding alone
+            # came to is remembered, so that a function that rounds as much again is not run again.
             error, history = self._error(tangents), history_of(self._rows.fn)
             if error > history.roundings:
-                is_mixed = error == torch.inf or self._rows.depend(self.generators)
+                is_mixed = error == torch.inf or self._rows.mix(self.generators)
                 history.roundings = 4 * error
-        if not is_mixed and self._rows.alike():
+        if not is_mixed and self._rows.all_rows_equal():
             with suppress(Exception):  # of a function that is not defined there
-                is_mixed = self._rows.depend(self.generators, nearby=True)
+                is_mixed = self._rows.mix(self.generators, nearby=True)
         if is_mixed:
             history_of(self._rows.fn).forget()
             raise ValueError(MIXED)

@@ -1,7 +1,7 @@
 """Passes of a function of rows along groups of its directions, with the check that rows do not mix.
 
 `Rows` is the function, where it is expanded, and the directions.  `Rows.passes` runs it once for
-each `Group` of directions and yields the `Derivatives` of that pass.
+each `Group` of directions and yields the `PassResult` of that pass.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from ..passes.eager import (
     Inputs,
     Jet,
     begin_pass,
+    can_read_values,
     check_directions,
     check_finite,
     output_and_aux,
     paired_leaves,
+    refuse_non_tensor,
     to_jets,
-    values_are_read,
-    without_tangent,
 )
 from ..passes.fsdp import jets_through_fsdp
-from ..passes.scope import open_run
+from ..passes.scope import open_pass
 from ..rules.forward_mode import unwrapped
 from .check import (
     Generators,
     RowCheck,
     any_true,
+    append_dims,
     call_key,
     halves,
     history_of,
     mixed_factors,
-    to_ndim,
-    unchanged,
+    restored,
 )
-from .sameness import CHANGES, require_same, traced_once_more
+from .sameness import CHANGES, refuse_irreproducible, require_same
 
 _DIFFERS = (
     "fn runs once for each chunk and sign of weights, and is not the same function each time: "
@@ -78,7 +78,7 @@ class Group(NamedTuple):
             yield Group(self.sign, numbers, max(0, min(self.squares - start, len(numbers))))
 
 
-class Derivatives(NamedTuple):
+class PassResult(NamedTuple):
     """What a pass computes along p directions.
 
     Attributes:
@@ -108,12 +108,12 @@ class Derivatives(NamedTuple):
         return [jet.second for jet in self.jets]
 
 
-def roots_of(weights: Tensor) -> Tensor:
+def square_roots(weights: Tensor) -> Tensor:
     """Return √|w|, and 1 for a weight of 0, whose direction goes in as it is."""
     return torch.where(weights == 0, 1, weights.abs()).sqrt()
 
 
-def take_apart(
+def split_nest(
     nest: object, other: Callable[[object], object] | None = None
 ) -> tuple[Callable[[Sequence[Tensor]], Any], list[Tensor]]:
     """Return what puts other tensors into the places of a nest's own, and its own tensors.
@@ -169,16 +169,16 @@ class Rows:
         self._directions: list[Tensor] | None = None
         if directions is not None:
             pairs = zip(step_leaves, self.points, strict=True)
-            self._directions = [of_each_row(step, point) for step, point in pairs]
+            self._directions = [expand_rows(step, point) for step, point in pairs]
             self.count = len(self._directions[0])
-        readable = values_are_read()
+        readable = can_read_values()
         for number, (name, point) in enumerate(points):
             if readable:
                 check_finite(point, name)
             if self._directions is not None:
                 check_directions(self._directions[number], point, name, self._directions[0])
-        looks = check and not library.capturing()
-        self._check = looks and self.batch > 1 and self.count > 0
+        is_checked = check and not library.capturing()
+        self._check = is_checked and self.batch > 1 and self.count > 0
 
     def weights(self, weights: Sequence[float] | Tensor) -> Tensor:
         """Return the weights as a tensor ``[q]`` or ``[q, N]`` of x's dtype.
@@ -198,7 +198,7 @@ class Rows:
 
     def passes(
         self, groups: list[Group], size: int | None, second: Second, weights: Tensor | None = None
-    ) -> Iterator[Derivatives]:
+    ) -> Iterator[PassResult]:
         """Run ``fn`` once for each chunk of a group, each time with the same random numbers.
 
         Args:
@@ -221,19 +221,19 @@ class Rows:
         key, history = call_key(self) if self._check else None, history_of(self.fn)
         is_checked = self._check and (key is None or history.is_due(key))
         check = RowCheck(self) if is_checked else None
-        roots = None if weights is None else roots_of(weights)
+        roots = None if weights is None else square_roots(weights)
         # Dropout draws the same mask in each pass, so that derivatives of all are of one function.
         generators = check.generators if check else Generators() if len(plan) > 1 else None
         first: list[Tensor] = []  # the values of the first pass
         exporting = torch.compiler.is_exporting()
 
-        def run(place: int) -> Derivatives:
+        def run(place: int) -> PassResult:
             group, is_last = plan[place], place == len(plan) - 1
             steps = self._steps(group.numbers)
             if roots is not None:
-                steps = [step * to_ndim(roots[group.numbers], step.ndim) for step in steps]
+                steps = [step * append_dims(roots[group.numbers], step.ndim) for step in steps]
             mixture = check.direction() if check and is_last else None
-            with traced_once_more(self.fn) if exporting and len(plan) > 1 else nullcontext():
+            with refuse_irreproducible(self.fn) if exporting and len(plan) > 1 else nullcontext():
                 return self._run(self.points, steps, group, second, mixture)
 
         def repeated(place: int, values: list[Tensor]) -> Iterator[tuple[list[Tensor], ...]]:
@@ -279,7 +279,7 @@ class Rows:
         """Return all directions, the first of them with their squares."""
         return Group(1, list(range(self.count)), squares)
 
-    def like_x(self, nest: object) -> list[Tensor]:
+    def flatten_like_x(self, nest: object) -> list[Tensor]:
         """Return the tensors of an output in the order of x's.
 
         Raises:
@@ -326,7 +326,7 @@ class Rows:
         group: Group,
         second: Second,
         extra: list[Tensor] | None = None,
-    ) -> Derivatives:
+    ) -> PassResult:
         """Run ``fn`` on jets of one pass.
 
         Args:
@@ -343,12 +343,12 @@ class Rows:
         layout = begin_pass(count, order, second, group.squares)
         aux: tuple[object, ...] = ()
         try:
-            with jets_through_fsdp(), open_run(layout.run):
+            with jets_through_fsdp(), open_pass(layout.jet_pass):
                 value = self.fn(*inputs.jets(layout, extra))
                 if self._has_aux:
                     value, aux_nest = output_and_aux(value)
                     aux = (map_tensors(aux_nest, primal_of),)
-                assemble, tensors = take_apart(value, without_tangent)
+                assemble, tensors = split_nest(value, refuse_non_tensor)
                 jets = to_jets(tensors, layout)
         except MissingJetRule as error:
             if "transform of torch.func" not in str(error):
@@ -369,12 +369,12 @@ class Rows:
         if is_plain:
             jets = [Jet(jet.streams[:1], JetLayout(0, 1)) for jet in jets]
         first = [jet.first[: len(group.numbers)] for jet in jets]
-        return Derivatives(group, steps, jets, first, assemble, aux)
+        return PassResult(group, steps, jets, first, assemble, aux)
 
     def mixture(self, factors: Tensor) -> list[Tensor]:
         """Return Σ a_qn u_q, ``[N, ...]`` of each tensor of x, for factors ``[q, N]``."""
         if self._directions is not None:
-            return [(to_ndim(factors, u.ndim) * u.detach()).sum(0) for u in self._directions]
+            return [(append_dims(factors, u.ndim) * u.detach()).sum(0) for u in self._directions]
         # Along the coordinates Σ a_qn e_q is row n of the factors, cut into the tensors of x.
         parts = factors.T.split(self._sizes, 1)
         return [
@@ -382,12 +382,12 @@ class Rows:
             for part, point in zip(parts, self.points, strict=True)
         ]
 
-    def alike(self) -> bool:
+    def all_rows_equal(self) -> bool:
         """Return whether all rows are the same."""
         last = any_true(point[-1] != point[0] for point in self.points)  # of most batches: quick
         return not last and not any_true((point != point[:1]).flatten() for point in self.points)
 
-    def depend(self, generators: Generators, *, nearby: bool = False) -> bool:
+    def mix(self, generators: Generators, *, nearby: bool = False) -> bool:
         """Return whether tangents of some rows reach rows where they are zero; whatever two rows
         these are, and to the bit.
 
@@ -400,30 +400,30 @@ class Rows:
         if nearby:
             pairs = zip(points, mixture, strict=True)
             points = [point + (1 + point.abs()) * part / 128 for point, part in pairs]
-        with torch.no_grad(), unchanged(self.fn):
+        with torch.no_grad(), restored(self.fn):
             for moved in halves(self.batch, points[0].device).split(8):
                 # moved [8, N]: in direction h the rows with moved[h] have a tangent, others have 0
                 generators.restore()
-                steps = [to_ndim(moved, 1 + part.ndim) * part for part in mixture]
+                steps = [append_dims(moved, 1 + part.ndim) * part for part in mixture]
                 group = Group(1, list(range(len(moved))), squares=0)
                 for jet in self._run(points, steps, group, "sum").jets:
-                    outside = torch.where(to_ndim(moved, jet.first.ndim), 0, jet.first)
+                    outside = torch.where(append_dims(moved, jet.first.ndim), 0, jet.first)
                     if any_true([outside.abs() > 0]):
                         return True
         return False
 
 
 @constant_when_compiled
-def rows_depend(fn: Function, x: Tensor) -> bool:
+def rows_mix(fn: Function, x: Tensor) -> bool:
     """Return whether rows of ``fn`` depend on each other at ``x``."""
     rows = Rows(fn, x.detach(), None, False)
     if rows.batch < 2 or not rows.count:
         return False
     generators = Generators()
-    return rows.depend(generators) or (rows.alike() and rows.depend(generators, nearby=True))
+    return rows.mix(generators) or (rows.all_rows_equal() and rows.mix(generators, nearby=True))
 
 
-def of_each_row(step: object, point: Tensor) -> Tensor:
+def expand_rows(step: object, point: Tensor) -> Tensor:
     """Return directions that are the same in each row, ``[q, ...]``, as ``[q, N, ...]``."""
     if not isinstance(step, Tensor):
         raise TypeError(f"directions must be a tensor [q, N, ...], not {type(step).__name__}")

@@ -6,8 +6,8 @@ It may draw from a generator that nobody sets back, count its calls, or write wh
 in each, and their rounding has no bound that holds for every function; so where it is off, both
 runs are repeated: by the same kernels, a function that is the same gives the same.
 
-No value can be read while a graph is made.  `traced_once_more` refuses there what would make the
-runs differ: random numbers, and writes into buffers.
+No value can be read while a graph is made.  `refuse_irreproducible` refuses there what would make
+the runs differ: random numbers, and writes into buffers.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def traced_once_more(fn: Function) -> Iterator[None]:
+def refuse_irreproducible(fn: Function) -> Iterator[None]:
     """Refuse what makes a run that is traced here differ from another run of ``fn``.
 
     Raises:

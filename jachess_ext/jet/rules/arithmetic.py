@@ -19,9 +19,9 @@ from .pointwise import Derivatives, in_float32, push_forward, wide
 from .reduce import euclidean_norm
 from .streamwise import (
     add_to_primal,
-    behind_streams_all,
     bilinear,
     lifted_streams,
+    stack_dims,
     varargs,
 )
 
@@ -409,9 +409,9 @@ def view_as_complex(input: JetTensor) -> JetTensor:
         # The streams lie an odd number of entries apart; writes into a copy would be lost, so that
         # they are refused of memory noted as `expanded`.
         copy = input.with_streams(torch.view_as_complex(streams.clone()))
-        if input.jet_layout.run is not None:
+        if input.jet_layout.jet_pass is not None:
             for jet in (input, copy):
-                note_memory(jet, input.jet_layout.run.expanded)
+                note_memory(jet, input.jet_layout.jet_pass.overlapping)
         return copy
     return input.with_streams(torch.view_as_complex(streams))
 
@@ -478,7 +478,7 @@ def _transform(name: str, default: Dims) -> None:
         size = n if s is None else s
         if dim is None:
             dim = range(-(len(size) if isinstance(size, Sequence) else input.ndim), 0)
-        dims = behind_streams_all([dim] if isinstance(dim, int) else dim, input.ndim)
+        dims = stack_dims([dim] if isinstance(dim, int) else dim, input.ndim)
         place = dims[0] if isinstance(dim, int) else dims
         return input.with_streams(function(input.streams, size, place, norm))
 
@@ -493,7 +493,7 @@ def _shift(function: Callable[[Tensor, Sequence[int]], Tensor]) -> None:
     @jet_rule(function)
     def rule(input: JetTensor, dim: Dims = None) -> JetTensor:
         dims = range(-input.ndim, 0) if dim is None else varargs(dim)
-        return input.with_streams(function(input.streams, behind_streams_all(dims, input.ndim)))
+        return input.with_streams(function(input.streams, stack_dims(dims, input.ndim)))
 
 
 _shift(torch.fft.fftshift)

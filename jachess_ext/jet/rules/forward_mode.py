@@ -21,7 +21,7 @@ from ..engine.derivative import carries_derivatives
 from ..engine.errors import missing_rule
 from ..engine.layout import JetLayout
 from ..engine.registry import serve_generally
-from ..engine.strides import stack_laid_out
+from ..engine.strides import stack_with_strides
 from ..engine.tensor import JetTensor, common_layout
 from ..engine.types import Args, Function, Named, Rule
 from .forward_mode_kept import WITH_GRADIENTS, WITHOUT_GRADIENTS
@@ -106,7 +106,7 @@ def _as_jet(streams: list[Tensor], layout: JetLayout) -> Tensor:
     primal = streams[0]
     if not carries_derivatives(primal):
         return primal
-    return JetTensor(stack_laid_out(torch.stack(streams), primal.stride()), layout)
+    return JetTensor(stack_with_strides(torch.stack(streams), primal.stride()), layout)
 
 
 def _streams(

@@ -33,8 +33,8 @@ from .patterns import (
     Square,
     Sum,
     attends,
+    defer,
     fusable,
-    promise,
 )
 from .streamwise import varargs
 
@@ -50,7 +50,7 @@ def residual_sum(rule: Rule, input: Operand, other: Operand, **kwargs: Operand) 
     # Both are computed now: the sum needs them anyway, and if it were computed after the end of a
     # checkpointed block, the block could not drop what they save.
     input.streams, other.streams  # noqa: B018
-    return promise(Sum(input, other), rule, (input, other), {}, input)
+    return defer(Sum(input, other), rule, (input, other), {}, input)
 
 
 # ---- gated activations -------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def square_or_inverse_root(rule: Rule, input: Operand, exponent: Operand) -> Jet
 def square(rule: Rule, input: JetTensor, *exponent: Operand) -> JetTensor | None:
     if not fusable("rms_norm_jet", input):
         return None
-    return promise(Square(input), rule, (input, *exponent), {}, input)
+    return defer(Square(input), rule, (input, *exponent), {}, input)
 
 
 @recognise("mean")
@@ -109,7 +109,7 @@ def mean_square(rule: Rule, input: JetTensor, *args: object, **kwargs: object) -
         return None
     shape = torch.Size((*input.shape[:-1], 1))
     pattern = MeanSquare(input.pattern.source)
-    return promise(pattern, rule, (input, *args), kwargs, input, shape=shape)
+    return defer(pattern, rule, (input, *args), kwargs, input, shape=shape)
 
 
 @recognise("add", "__add__", "__radd__")
@@ -121,7 +121,7 @@ def shifted(rule: Rule, input: Operand, other: Operand, **kwargs: Operand) -> Je
     if not isinstance(other, int | float):
         return None
     pattern = ShiftedMeanSquare(input.pattern.source, float(other))
-    return promise(pattern, rule, (input, other), {}, input)
+    return defer(pattern, rule, (input, other), {}, input)
 
 
 @recognise("rsqrt")
@@ -129,7 +129,7 @@ def inverse_root(rule: Rule, input: JetTensor, *exponent: Operand) -> JetTensor 
     if not isinstance(input.pattern, ShiftedMeanSquare):
         return None
     pattern = InverseRms(input.pattern.source, input.pattern.eps)
-    return promise(pattern, rule, (input, *exponent), {}, input)
+    return defer(pattern, rule, (input, *exponent), {}, input)
 
 
 @recognise("mul", "multiply", "__mul__", "__rmul__")
@@ -174,7 +174,7 @@ def _rms_norm(pattern: RmsNormed, dtype: torch.dtype) -> JetTensor:
         out = rms_norm_operator(jet, weight, pattern.eps)
         return out if wide == dtype else out.with_streams(out.streams.to(dtype))
 
-    return promise(pattern, make, (source, pattern.weight), {}, source, dtype=dtype)
+    return defer(pattern, make, (source, pattern.weight), {}, source, dtype=dtype)
 
 
 # ---- heads shared by several queries -----------------------------------------------------------
@@ -193,7 +193,7 @@ def repeated_heads(
     shape = torch.Size((batch, heads * times, tokens, size))
     if tuple(varargs(*sizes)) != shape:
         return None
-    return promise(RepeatedHeads(self, times), rule, (self, *sizes), {}, self, shape=shape)
+    return defer(RepeatedHeads(self, times), rule, (self, *sizes), {}, self, shape=shape)
 
 
 # ---- casts -------------------------------------------------------------------------------------
@@ -234,4 +234,4 @@ def _cast(input: Tensor, dtype: object) -> JetTensor | None:
     def widen(jet: JetTensor) -> JetTensor:
         return jet.with_streams(jet.streams.to(dtype))
 
-    return promise(Cast(_root(input)), widen, (input,), {}, input, dtype=dtype)
+    return defer(Cast(_root(input)), widen, (input,), {}, input, dtype=dtype)

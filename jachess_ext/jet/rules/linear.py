@@ -18,13 +18,13 @@ from ..engine.registry import jet_rule
 from ..engine.tensor import JetTensor
 from ..engine.types import Dims
 from .streamwise import (
-    add_to_own_primal,
+    accept_scalars,
+    add_to_fresh_primal,
     add_to_primal,
-    behind_streams,
-    behind_streams_all,
     bilinear,
     reduced_dims,
-    without_dimensions,
+    stack_dim,
+    stack_dims,
     write_in_place,
 )
 
@@ -183,7 +183,7 @@ def _reduction(name: str) -> None:
     function: Callable[..., Tensor] = getattr(torch, name)
 
     @jet_rule(name)
-    @without_dimensions
+    @accept_scalars
     def rule(
         input: JetTensor,
         dim: Dims = None,
@@ -195,7 +195,7 @@ def _reduction(name: str) -> None:
     ) -> JetTensor:
         """Accept NumPy's names ``axis`` and ``keepdims``, as torch does."""
         dims = reduced_dims(dim if axis is None else axis, input.ndim)
-        behind = behind_streams_all(dims, input.ndim)
+        behind = stack_dims(dims, input.ndim)
         out = function(input.streams, behind, keepdim=keepdim or keepdims, dtype=dtype)
         return input.with_streams(out)
 
@@ -205,9 +205,9 @@ for _name in ("sum", "mean"):
 
 
 @jet_rule("cumsum")
-@without_dimensions
+@accept_scalars
 def cumsum(input: JetTensor, dim: int, *, dtype: torch.dtype | None = None) -> JetTensor:
-    place = behind_streams(dim, input.ndim)
+    place = stack_dim(dim, input.ndim)
     return input.with_streams(input.streams.cumsum(place, dtype=dtype))
 
 
@@ -278,7 +278,7 @@ def stacked_linear(streams: Tensor, weight: Tensor, bias: Tensor | None) -> Tens
 
 def _stacked(streams: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     out = rows_times(streams, weight)
-    return out if bias is None else add_to_own_primal(out, bias)
+    return out if bias is None else add_to_fresh_primal(out, bias)
 
 
 # ---- products of two jets --------------------------------------------------------------------
@@ -344,7 +344,7 @@ class _MatmulJets(torch.autograd.Function):
         out = _accumulate(list(leibniz_terms(layout)), rows, columns, alpha, rows)
         # Not a view, into which autograd forbids writing.
         out = torch.ops.aten._unsafe_view(out, [len(a), *a.shape[1:-1], b.shape[-1]])
-        return out if bias is None else add_to_own_primal(out, bias)
+        return out if bias is None else add_to_fresh_primal(out, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

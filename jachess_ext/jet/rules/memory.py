@@ -14,15 +14,15 @@ from torch import Tensor
 from ...ops.library import watching
 from ..engine.errors import missing_rule
 from ..engine.registry import attribute, find_rule, general_rule, jet_rule, spellings
-from ..engine.strides import note_memory, refuse_overlap, renew_memory
+from ..engine.strides import copy_before_write, note_memory, refuse_overlap
 from ..engine.tensor import JetTensor, constant, lift, primal_of
 from ..engine.types import Function, Index, Operand
 from .streamwise import (
-    behind_streams,
+    accept_scalars,
     lifted_streams,
-    on_primal_and_tangents,
+    map_primal_and_tangents,
     prepare_write,
-    without_dimensions,
+    stack_dim,
 )
 
 _COMPARISONS = spellings(
@@ -61,11 +61,11 @@ for _function in [*_COMPARISONS, *_LIKE, *_METADATA, *_ATTRIBUTES]:
 @jet_rule("detach", attribute("data"))
 def detach(self: JetTensor) -> Tensor:
     """Return a constant that shares the jet's memory, as in torch: later writes must reach it."""
-    if self.jet_layout.run is not None:
+    if self.jet_layout.jet_pass is not None:
         if watching():
-            renew_memory(self)  # which no later write can do
-        self.jet_layout.run.detached = True
-        note_memory(self, self.jet_layout.run.given_out)
+            copy_before_write(self)  # which no later write can do
+        self.jet_layout.jet_pass.detached = True
+        note_memory(self, self.jet_layout.jet_pass.aliased)
     return self.primal.detach()
 
 
@@ -109,10 +109,10 @@ def _written_at(name: str) -> None:
     function: Callable[..., Tensor] = getattr(torch, name)
 
     @jet_rule(name)
-    @without_dimensions
+    @accept_scalars
     def rule(input: Tensor, dim: int, index: Tensor, source: Tensor, **kwargs: float) -> JetTensor:
         (stack, written), jet = lifted_streams((input, source))
-        place = behind_streams(dim, input.ndim)
+        place = stack_dim(dim, input.ndim)
         return jet.with_streams(function(stack, place, index, written, **kwargs))
 
 
@@ -121,11 +121,11 @@ for _name in ("index_add", "index_copy"):
 
 
 @jet_rule("scatter_add")
-@without_dimensions
+@accept_scalars
 def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> JetTensor:
     (stack, added), jet = lifted_streams((input, src))
     indices = index.expand(len(stack), *index.shape)
-    return jet.with_streams(stack.scatter_add(behind_streams(dim, input.ndim), indices, added))
+    return jet.with_streams(stack.scatter_add(stack_dim(dim, input.ndim), indices, added))
 
 
 @jet_rule("scatter_reduce")
@@ -138,7 +138,7 @@ def scatter_reduce(
 
 
 @jet_rule(torch.scatter, Tensor.scatter)
-@without_dimensions
+@accept_scalars
 def scatter(
     input: Tensor, dim: int, index: Tensor, src: Operand | None = None, **kwargs: Operand
 ) -> JetTensor:
@@ -146,9 +146,9 @@ def scatter(
     written = kwargs.pop("value", src)
     if kwargs or written is None or isinstance(index, JetTensor):
         raise missing_rule(torch.scatter, "covered are (input, dim, index, src) and (…, value)")
-    place = behind_streams(dim, input.ndim)
+    place = stack_dim(dim, input.ndim)
     if not isinstance(written, Tensor):
-        return on_primal_and_tangents(
+        return map_primal_and_tangents(
             cast(JetTensor, input),
             lambda primal: primal.scatter(dim, index, written),
             lambda tangents: tangents.scatter(place, index.expand(len(tangents), *index.shape), 0),

@@ -49,7 +49,7 @@ def _fused(
     pending = input.pattern
     if isinstance(pending, Sum):
         out, total = with_sum(pending.a.streams, pending.b.streams, *settings)
-        input.settle(total)
+        input.set_streams(total)
         return input.with_streams(out)
     return input.with_streams(alone(input.streams, *settings))
 

@@ -77,7 +77,7 @@ class RmsNormed(OfOne):
     weight: Tensor | None
 
 
-def promise(
+def defer(
     pattern: Pattern,
     rule: Rule,
     args: Args,

@@ -27,7 +27,7 @@ from ..engine.errors import missing_rule
 from ..engine.registry import find_rule, jet_rule, spellings
 from ..engine.tensor import JetTensor, aligned
 from ..engine.types import Rule
-from .patterns import Activated, fusable, promise
+from .patterns import Activated, defer, fusable
 from .streamwise import write_in_place
 
 
@@ -110,7 +110,7 @@ def with_operator(
                 ops.activation_jet(jet.streams, kind, layout.directions, layout.squares)
             )
 
-        return promise(Activated(jet, kind), operator, (jet,), {}, jet)
+        return defer(Activated(jet, kind), operator, (jet,), {}, jet)
     return push_forward(jet, in_float32(jet.primal, composed))
 
 

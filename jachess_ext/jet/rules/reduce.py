@@ -16,7 +16,7 @@ from ..engine.registry import general_rule, jet_rule
 from ..engine.tensor import JetTensor, primal_of
 from ..engine.types import Dims
 from .pointwise import wide
-from .streamwise import behind_streams_all, reduced_dims, without_dimensions
+from .streamwise import accept_scalars, reduced_dims, stack_dims
 
 Dtype: TypeAlias = "torch.dtype | None"
 Parts: TypeAlias = "tuple[Tensor, ...]"
@@ -40,7 +40,7 @@ def _extreme(name: str) -> None:
             return getattr(torch, f"{name}imum")(input, dim if other is None else other)
         return along(input, dim, keepdim)
 
-    @without_dimensions
+    @accept_scalars
     def along(input: Tensor, dim: int | None, keepdim: bool) -> Tensor | Parts:
         if dim is None:
             return getattr(torch, f"a{name}")(input)
@@ -59,7 +59,7 @@ def _extreme_value(name: str) -> None:
     """Register ``amax`` or ``amin``: ties share the derivative equally, as in torch's autograd."""
 
     @jet_rule(name)
-    @without_dimensions
+    @accept_scalars
     def rule(input: JetTensor, dim: Dims = (), keepdim: bool = False) -> JetTensor:
         dims = reduced_dims(dim, input.ndim)
         value = getattr(torch, name)(input.primal, dims, True)
@@ -67,7 +67,7 @@ def _extreme_value(name: str) -> None:
         # maximum is linear wherever the order of the entries does not change.
         ties = (input.primal == value).to(input.dtype)
         shares = ties / ties.sum(dims, True)
-        behind = behind_streams_all(dims, input.ndim)
+        behind = stack_dims(dims, input.ndim)
         tangents = (input.streams[1:] * shares).sum(behind, keepdim=True)
         streams = torch.cat([value.unsqueeze(0), tangents])
         return input.with_streams(streams if keepdim else streams.squeeze(behind))
@@ -78,7 +78,7 @@ for _name in ("amax", "amin"):
 
 
 @jet_rule("topk")
-@without_dimensions
+@accept_scalars
 def topk(
     input: JetTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> Parts:
@@ -87,7 +87,7 @@ def topk(
 
 
 @jet_rule("sort")
-@without_dimensions
+@accept_scalars
 def sort(input: JetTensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Parts:
     _, index = torch.sort(input.primal, dim=dim, descending=descending, stable=stable)
     return torch.return_types.sort((torch.gather(input, dim, index), index))
@@ -110,7 +110,7 @@ def _running(combine: Callable[[Tensor, Tensor], Tensor], x: Tensor, dim: int) -
 
 
 @jet_rule("cumprod")
-@without_dimensions
+@accept_scalars
 def cumprod(input: Tensor, dim: int, *, dtype: Dtype = None) -> Tensor:
     """Multiply without dividing, so that a zero is an entry like any other."""
     dtype = dtype or input.dtype
@@ -118,7 +118,7 @@ def cumprod(input: Tensor, dim: int, *, dtype: Dtype = None) -> Tensor:
 
 
 @jet_rule("prod")
-@without_dimensions
+@accept_scalars
 def prod(
     input: JetTensor, dim: int | None = None, keepdim: bool = False, *, dtype: Dtype = None
 ) -> Tensor:
@@ -135,7 +135,7 @@ def prod(
 
 
 @jet_rule("logcumsumexp")
-@without_dimensions
+@accept_scalars
 def logcumsumexp(input: Tensor, dim: int) -> Tensor:
     return _running(torch.logaddexp, wide(input) * 1, dim).to(input.dtype)
 
@@ -143,7 +143,7 @@ def logcumsumexp(input: Tensor, dim: int) -> Tensor:
 # ---- norms and variances -----------------------------------------------------------------------
 
 
-@without_dimensions
+@accept_scalars
 def euclidean_norm(
     x: Tensor, dim: Dims = None, keepdim: bool = False, least: float = 0, size: Tensor | None = None
 ) -> Tensor:
@@ -163,7 +163,7 @@ def euclidean_norm(
     if not isinstance(x, JetTensor):
         return torch.linalg.vector_norm(x, 2, dim, keepdim)
     streams, layout = wide(x).streams, x.jet_layout
-    dims = behind_streams_all(reduced_dims(dim, x.ndim), x.ndim)
+    dims = stack_dims(reduced_dims(dim, x.ndim), x.ndim)
     if size is not None:
         size = size.unsqueeze(0)
     else:

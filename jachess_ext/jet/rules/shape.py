@@ -17,12 +17,12 @@ from ..engine.registry import attribute, built_in, general_rule, jet_rule
 from ..engine.tensor import JetTensor, aligned, common_layout, primal_of
 from ..engine.types import Dims, Operand
 from .streamwise import (
-    behind_streams,
-    behind_streams_all,
+    accept_scalars,
     lifted_streams,
-    on_primal_and_tangents,
+    map_primal_and_tangents,
+    stack_dim,
+    stack_dims,
     varargs,
-    without_dimensions,
 )
 
 Sizes: TypeAlias = "int | Sequence[int]"
@@ -53,19 +53,19 @@ for _name in ("view", "reshape", "expand"):
 def flatten(input: JetTensor, start_dim: int = 0, end_dim: int = -1) -> JetTensor:
     if input.ndim == 0:
         return reshape(input, (1,))
-    dims = behind_streams_all((start_dim, end_dim), input.ndim)
+    dims = stack_dims((start_dim, end_dim), input.ndim)
     return input.with_streams(input.streams.flatten(*dims))
 
 
 @jet_rule("unflatten")
 def unflatten(self: JetTensor, dim: int, sizes: Sequence[int]) -> JetTensor:
-    return self.with_streams(self.streams.unflatten(behind_streams(dim, self.ndim), sizes))
+    return self.with_streams(self.streams.unflatten(stack_dim(dim, self.ndim), sizes))
 
 
 @jet_rule("transpose", "swapaxes", "swapdims")
-@without_dimensions
+@accept_scalars
 def transpose(input: JetTensor, dim0: int, dim1: int) -> JetTensor:
-    dims = behind_streams_all((dim0, dim1), input.ndim)
+    dims = stack_dims((dim0, dim1), input.ndim)
     return input.with_streams(input.streams.transpose(*dims))
 
 
@@ -82,28 +82,28 @@ def m_t(self: JetTensor) -> JetTensor:
 
 @jet_rule("permute")
 def permute(input: JetTensor, *dims: Sizes, **kwargs: Sizes) -> JetTensor:
-    order = behind_streams_all(varargs(*dims, *kwargs.values()), input.ndim)
+    order = stack_dims(varargs(*dims, *kwargs.values()), input.ndim)
     return input.with_streams(input.streams.permute(0, *order))
 
 
 @jet_rule("movedim", "moveaxis")
-@without_dimensions
+@accept_scalars
 def movedim(input: JetTensor, source: Sizes, destination: Sizes) -> JetTensor:
-    moves = [behind_streams_all(varargs(dims), input.ndim) for dims in (source, destination)]
+    moves = [stack_dims(varargs(dims), input.ndim) for dims in (source, destination)]
     return input.with_streams(input.streams.movedim(*moves))
 
 
 @jet_rule("unsqueeze")
 def unsqueeze(input: JetTensor, dim: int) -> JetTensor:
-    return input.with_streams(input.streams.unsqueeze(behind_streams(dim, input.ndim + 1)))
+    return input.with_streams(input.streams.unsqueeze(stack_dim(dim, input.ndim + 1)))
 
 
 @jet_rule("squeeze")
-@without_dimensions
+@accept_scalars
 def squeeze(input: JetTensor, dim: Dims = None) -> JetTensor:
     if dim is None:
         return reshape(input, [size for size in input.shape if size != 1])
-    places = tuple(behind_streams_all(varargs(dim), input.ndim))
+    places = tuple(stack_dims(varargs(dim), input.ndim))
     return input.with_streams(input.streams.squeeze(places))
 
 
@@ -141,7 +141,7 @@ def broadcast_tensors(*tensors: Tensors) -> tuple[Tensor, ...]:
 def unfold(self: JetTensor, dimension: int, size: int, step: int) -> Tensor:
     if self.ndim == 0:
         return unfold(flatten(self), 0, size, step)[0]
-    streams = self.streams.unfold(behind_streams(dimension, self.ndim), size, step)
+    streams = self.streams.unfold(stack_dim(dimension, self.ndim), size, step)
     return self.with_streams(streams)
 
 
@@ -185,7 +185,7 @@ def meshgrid(*tensors: Tensors, indexing: str = "ij") -> tuple[Tensor, ...]:
 
 @jet_rule("diagonal")
 def diagonal(input: JetTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> JetTensor:
-    dims = behind_streams_all((dim1, dim2), input.ndim)
+    dims = stack_dims((dim1, dim2), input.ndim)
     return input.with_streams(input.streams.diagonal(offset, *dims))
 
 
@@ -195,7 +195,7 @@ def repeat_interleave(
 ) -> JetTensor:
     if dim is None or input.ndim == 0:
         input, dim = flatten(input), 0
-    place = behind_streams(dim, input.ndim)
+    place = stack_dim(dim, input.ndim)
     return input.with_streams(input.streams.repeat_interleave(repeats, place, **kwargs))
 
 
@@ -246,9 +246,9 @@ def _selection(name: str) -> None:
     function: Callable = getattr(torch, name)
 
     @jet_rule(name)
-    @without_dimensions
+    @accept_scalars
     def rule(input: JetTensor, dim: int, *args: object, **kwargs: object) -> JetTensor:
-        place = behind_streams(dim, input.ndim)
+        place = stack_dim(dim, input.ndim)
         return input.with_streams(function(input.streams, place, *args, **kwargs))
 
 
@@ -262,7 +262,7 @@ def gather(input: JetTensor, dim: int, index: Tensor, **kwargs: bool) -> JetTens
         return reshape(gather(flatten(input), dim, index.reshape(-1)), index.shape)
     # The index of torch's gather has a size for every dimension: the streams share an expanded one.
     indices = index.expand(len(input.streams), *index.shape)
-    place = behind_streams(dim, input.ndim)
+    place = stack_dim(dim, input.ndim)
     return input.with_streams(input.streams.gather(place, indices, **kwargs))
 
 
@@ -270,7 +270,7 @@ def gather(input: JetTensor, dim: int, index: Tensor, **kwargs: bool) -> JetTens
 def take_along_dim(input: JetTensor, indices: Tensor, dim: int | None = None) -> JetTensor:
     if dim is None:
         return take_along_dim(flatten(input), indices.flatten(), 0)
-    place = behind_streams(dim, input.ndim)
+    place = stack_dim(dim, input.ndim)
     return input.with_streams(input.streams.take_along_dim(indices.unsqueeze(0), place))
 
 
@@ -298,7 +298,7 @@ def split(
 ) -> Jets:
     """Accept ``split_size``, the name of the second argument in ``Tensor.split``."""
     size = split_size_or_sections if split_size is None else split_size
-    return _jets_of(tensor, tensor.streams.split(size, behind_streams(dim, tensor.ndim)))
+    return _jets_of(tensor, tensor.streams.split(size, stack_dim(dim, tensor.ndim)))
 
 
 @jet_rule("split_with_sizes")
@@ -308,7 +308,7 @@ def split_with_sizes(input: JetTensor, split_sizes: Sequence[int], dim: int = 0)
 
 @jet_rule("chunk")
 def chunk(input: JetTensor, chunks: int, dim: int = 0) -> Jets:
-    return _jets_of(input, input.streams.chunk(chunks, behind_streams(dim, input.ndim)))
+    return _jets_of(input, input.streams.chunk(chunks, stack_dim(dim, input.ndim)))
 
 
 def _written_alone(name: str, rule: Callable[..., Jets]) -> None:
@@ -334,13 +334,13 @@ for _name, _rule in (
 
 @jet_rule("tensor_split")
 def tensor_split(input: JetTensor, indices_or_sections: Sizes, dim: int = 0) -> Jets:
-    place = behind_streams(dim, input.ndim)
+    place = stack_dim(dim, input.ndim)
     return _jets_of(input, input.streams.tensor_split(indices_or_sections, place))
 
 
 @jet_rule("unbind")
 def unbind(input: JetTensor, dim: int = 0) -> Jets:
-    return _jets_of(input, input.streams.unbind(behind_streams(dim, input.ndim)))
+    return _jets_of(input, input.streams.unbind(stack_dim(dim, input.ndim)))
 
 
 jet_rule("__iter__")(lambda self: iter(unbind(self)))
@@ -351,28 +351,28 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> JetTensor:
     # torch skips tensors of shape [0], such as fresh key-value caches, but not their dtypes.
     parts = [tensor for tensor in tensors if tensor.shape != (0,)]
     stacks, jet = lifted_streams(parts or tensors)
-    out = torch.cat(stacks, behind_streams(dim, jet.ndim))
+    out = torch.cat(stacks, stack_dim(dim, jet.ndim))
     return jet.with_streams(out.to(reduce(torch.promote_types, (t.dtype for t in tensors))))
 
 
 @jet_rule("stack")
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> JetTensor:
     stacks, jet = lifted_streams(tensors)
-    return jet.with_streams(torch.stack(stacks, behind_streams(dim, jet.ndim + 1)))
+    return jet.with_streams(torch.stack(stacks, stack_dim(dim, jet.ndim + 1)))
 
 
 @jet_rule("roll")
 def roll(input: JetTensor, shifts: Sizes, dims: Dims = None) -> JetTensor:
     if dims in (None, (), []):
         return reshape(roll(flatten(input), shifts, 0), input.shape)
-    places = behind_streams_all(varargs(dims), input.ndim)
+    places = stack_dims(varargs(dims), input.ndim)
     return input.with_streams(input.streams.roll(varargs(shifts), places))
 
 
 @jet_rule("flip")
-@without_dimensions
+@accept_scalars
 def flip(input: JetTensor, *dims: Sizes, **kwargs: Sizes) -> JetTensor:
-    places = behind_streams_all(varargs(*dims, *kwargs.values()), input.ndim)
+    places = stack_dims(varargs(*dims, *kwargs.values()), input.ndim)
     return input.with_streams(input.streams.flip(places))
 
 
@@ -397,7 +397,7 @@ def pad(
         return rule(input, pad, mode, value)
     if not value:
         return input.with_streams(F.pad(input.streams, pad))
-    return on_primal_and_tangents(
+    return map_primal_and_tangents(
         input, lambda primal: F.pad(primal, pad, value=value), lambda tangents: F.pad(tangents, pad)
     )
 
@@ -442,7 +442,7 @@ for _name in ("float", "double", "half", "bfloat16", "cfloat", "cdouble", "cpu",
 def contiguous(self: JetTensor, **kwargs: torch.memory_format) -> JetTensor:
     if self.primal.is_contiguous(**kwargs):
         return self  # as torch does: a write into the result is one into the jet
-    # In the memory format of the call it is laid out afterwards (`strides.as_torch_lays_out`).
+    # In the memory format of the call it is laid out afterwards (`strides.match_torch_layout`).
     return self.with_streams(self.streams.contiguous())
 
 
@@ -457,7 +457,7 @@ def masked_fill(input: Tensor, mask: Tensor, value: Operand) -> JetTensor:
         # A number in the dtype of the input, which `masked_fill` keeps where `where` may promote.
         fill = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=input.dtype)
         return where(mask, fill, input)
-    return on_primal_and_tangents(
+    return map_primal_and_tangents(
         input.with_streams(aligned(input, max(input.ndim, mask.ndim))),
         lambda primal: primal.masked_fill(mask, value),
         lambda tangents: tangents.masked_fill(mask, 0),

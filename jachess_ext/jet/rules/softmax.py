@@ -18,7 +18,7 @@ from ..engine.layout import JetLayout
 from ..engine.registry import jet_rule
 from ..engine.tensor import JetTensor
 from .pointwise import wide
-from .streamwise import behind_streams, behind_streams_all, varargs, without_dimensions
+from .streamwise import accept_scalars, stack_dim, stack_dims, varargs
 
 
 def softmax_streams(streams: Tensor, layout: JetLayout, dim: int, masked: bool = False) -> Tensor:
@@ -52,13 +52,13 @@ def _from_the_right(dim: int, ndim: int) -> int:
     Raises:
         IndexError: as torch does, if there is no such dimension.
     """
-    return behind_streams(dim, ndim) - 1 - ndim if dim >= 0 else behind_streams(dim, ndim)
+    return stack_dim(dim, ndim) - 1 - ndim if dim >= 0 else stack_dim(dim, ndim)
 
 
 OnStreams = Callable[[Tensor, JetLayout, int], Tensor]
 
 
-@without_dimensions
+@accept_scalars
 def along(
     input: JetTensor, dim: int, dtype: torch.dtype | None, on_streams: OnStreams
 ) -> JetTensor:
@@ -86,11 +86,11 @@ _register("log_softmax", _log_softmax_streams)
 
 
 @jet_rule("logsumexp")
-@without_dimensions
+@accept_scalars
 def logsumexp(input: JetTensor, dim: int | Sequence[int], keepdim: bool = False) -> JetTensor:
     """Compute l = log Σ exp s;  l_i = m_i = Σ p s_i;
     l_ij = Σ p (s_ij + (s_i − m_i) (s_j − m_j))."""
-    dims = behind_streams_all(varargs(dim) or range(input.ndim), input.ndim)
+    dims = stack_dims(varargs(dim) or range(input.ndim), input.ndim)
     streams, layout = wide(input.streams), input.jet_layout
     logs = torch.logsumexp(streams[:1], dims, keepdim=True)
     # Not exp(s − l): beside large scores l has lost the logarithm of their number.

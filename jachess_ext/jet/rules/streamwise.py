@@ -12,14 +12,14 @@ from torch import Tensor
 from ...ops.activation import product_jet
 from ...ops.library import transformed, watching
 from ..engine.constants import forget_constant
-from ..engine.strides import refuse_expanded, renew_memory
-from ..engine.tensor import JetTensor, aligned, common_layout, lift, make_pending
+from ..engine.strides import copy_before_write, refuse_expanded
+from ..engine.tensor import JetTensor, aligned, common_layout, compute_deferred, lift
 from ..engine.types import Dims, Operand, T
 
 R = TypeVar("R", bound=Callable[..., Tensor | tuple[Tensor, ...]])
 
 
-def behind_streams(dim: int, ndim: int) -> int:
+def stack_dim(dim: int, ndim: int) -> int:
     """Convert a dimension of the primal to one of the stack ``[S, ...]``.
 
     Raises:
@@ -31,12 +31,12 @@ def behind_streams(dim: int, ndim: int) -> int:
     return dim if dim < 0 else dim + 1
 
 
-def behind_streams_all(dims: Sequence[int], ndim: int) -> list[int]:
-    """Convert several dimensions by `behind_streams`."""
-    return [behind_streams(dim, ndim) for dim in dims]
+def stack_dims(dims: Sequence[int], ndim: int) -> list[int]:
+    """Convert several dimensions by `stack_dim`."""
+    return [stack_dim(dim, ndim) for dim in dims]
 
 
-def without_dimensions(rule: R) -> R:
+def accept_scalars(rule: R) -> R:
     """Extend a rule to tensors of no dimension, of which torch accepts dimensions 0 and -1, by
     calling it on vectors of one entry."""
 
@@ -68,7 +68,7 @@ def reduced_dims(dim: Dims, ndim: int) -> list[int]:
     return ([] if dim is None else varargs(dim)) or [*range(ndim)]
 
 
-def on_primal_and_tangents(
+def map_primal_and_tangents(
     jet: JetTensor, primal: Callable[[Tensor], Tensor], tangents: Callable[[Tensor], Tensor]
 ) -> JetTensor:
     """Apply an affine map ``primal`` to x0, and its linear part to the tangents ``[S-1, ...]``."""
@@ -84,7 +84,7 @@ class _AddToPrimal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, streams: Tensor, constant: Tensor) -> Tensor:
         ctx.shape = constant.shape
-        return add_to_own_primal(streams.clone(), constant)
+        return add_to_fresh_primal(streams.clone(), constant)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -92,7 +92,7 @@ class _AddToPrimal(torch.autograd.Function):
         return grad, constant
 
 
-def add_to_own_primal(streams: Tensor, constant: Tensor) -> Tensor:
+def add_to_fresh_primal(streams: Tensor, constant: Tensor) -> Tensor:
     """Add a constant to the primal of a stack that nothing else reads, without a graph: in place,
     unless a dispatch mode may keep the stack."""
     if watching():
@@ -155,8 +155,8 @@ def write_in_place(target: JetTensor, value: JetTensor) -> JetTensor:
 def prepare_write(target: JetTensor) -> None:
     """Compute deferred jets, and keep what backward needs, before a write into ``target``."""
     refuse_expanded(target)
-    make_pending()
-    renew_memory(target)
+    compute_deferred()
+    copy_before_write(target)
     forget_constant(target)
 
 
