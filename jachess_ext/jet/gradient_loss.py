@@ -58,6 +58,6 @@ def gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> GradientL
     """
     if not graph_holds(is_dynamo_compiling(), fn):
         return eager_gradient_loss(fn, x, loss)
-    from .compiled.gradient_loss import in_graph  # imports torch._dynamo, which takes seconds
+    from .gradient_loss_in_graph import in_graph  # imports torch._dynamo, which takes seconds
 
     return in_graph(fn, x, loss)

@@ -12,9 +12,9 @@ import torch._dynamo
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from ... import torch_private
-from ..gradient_loss_eager import GradientLoss, Joined, Loss, eager_gradient_loss
-from .regions import jvp_in_graph
+from .. import torch_private
+from .compiled.regions import jvp_in_graph
+from .gradient_loss_eager import GradientLoss, Joined, Loss, eager_gradient_loss
 
 
 def in_graph(fn: Callable[..., Tensor], x: object, loss: Loss) -> GradientLoss:
