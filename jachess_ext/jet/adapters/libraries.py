@@ -85,7 +85,7 @@ def adopt_varlen() -> None:
     """Register the rule of torch's ``varlen_attn``, once its module is imported."""
     if "torch.nn.attention.varlen" in sys.modules:
         operator = torch.ops.torch_attn._varlen_attn
-        jet_rule(operator, operator.default)(_varlen)
+        jet_rule(operator, operator.default, kind="composed")(_varlen)
 
 
 def _varlen(*args: object) -> tuple[Tensor, None, None]:

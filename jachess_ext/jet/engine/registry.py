@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import torch
 
@@ -19,7 +19,10 @@ R = TypeVar("R", bound=Rule)
 Functions: TypeAlias = "str | Function | Sequence[Functions]"
 """Torch functions, or names that `spellings` looks up, in nests."""
 
+Kind: TypeAlias = Literal["formula", "value", "composed"]
+
 RULES: dict[Function, Rule] = {}
+_KINDS: dict[Function, Kind] = {}
 GENERAL: dict[Function, Rule] = {}
 _NAMESPACES = (torch, torch.Tensor, F, torch.special, torch_private.find("torch._C._nn"))
 
@@ -75,13 +78,17 @@ def attribute(name: str) -> Rule:
     return getattr(torch.Tensor, name).__get__
 
 
-def jet_rule(*functions: Functions) -> Callable[[R], R]:
+def jet_rule(*functions: Functions, kind: Kind = "formula") -> Callable[[R], R]:
     """Register the decorated function as the jet rule of ``functions``.
 
     The rule has the torch function's own signature; one or more of its tensor arguments are
     `JetTensor`.  It returns what the torch function returns, with a `JetTensor` wherever the result
     depends on one.  Strings are looked up with `spellings`.  A later registration replaces an
     earlier one.
+
+    Args:
+        kind: how the rule computes the result, for `rule_kinds`: by a formula, as a function of
+            primals without derivatives ("value"), or by torch functions that have rules.
 
     Example:
         >>> @jet_rule(torch.special.erfcx)
@@ -91,7 +98,7 @@ def jet_rule(*functions: Functions) -> Callable[[R], R]:
 
     def register(rule: R) -> R:
         for function in _flatten(functions):
-            RULES[function] = rule
+            RULES[function], _KINDS[function] = rule, kind
         return rule
 
     return register
@@ -188,10 +195,7 @@ def rule_kinds() -> dict[Function, tuple[str, ...]]:
         rule = RULES.get(function)
         ordinary = getattr(rule, "ordinary", rule)
         words = ["recogniser"] if ordinary is not rule else []
-        if ordinary is not None:
-            value = getattr(ordinary, "__qualname__", "").startswith("_on_primal.")
-            composed = ordinary.__module__.endswith((".composite", ".functional", ".libraries"))
-            words.append("value" if value else "composed" if composed else "formula")
+        words += [_KINDS[function]] if function in _KINDS else []
         words += ["forward mode"] if function in GENERAL else []
         kinds[function] = tuple(words) or ("other name",)
     return kinds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -17,13 +18,15 @@ from ..engine.registry import built_in, general_rule, jet_rule
 from ..engine.tensor import JetTensor, primal_of
 from .pointwise import push_forward
 
+composed_rule = functools.partial(jet_rule, kind="composed")
+
 _NAMES = (
     *("multi_head_attention_forward", "gaussian_nll_loss", "multilabel_soft_margin_loss"),
     *("triplet_margin_with_distance_loss", "tanhshrink", "softmin", "lp_pool1d", "lp_pool2d"),
     *("lp_pool3d", "local_response_norm"),
 )
 for _name in _NAMES:
-    jet_rule(getattr(F, _name))(torch_private.unasked(getattr(F, _name)))
+    composed_rule(getattr(F, _name))(torch_private.unasked(getattr(F, _name)))
 
 
 # Formulas that torch's own transforms differentiate, too.  The Python functions of the same names
@@ -40,18 +43,18 @@ for _function, _formula in (
         (torch.linalg.householder_product, linalg.householder_product),
     ),
 ):
-    jet_rule(_function)(_formula)
+    composed_rule(_function)(_formula)
 _LOSSES = ("huber_loss", "multi_margin_loss", "multilabel_margin_loss", "soft_margin_loss")
 for _name in _LOSSES:
-    jet_rule(built_in(_name))(getattr(of_losses, _name))
+    composed_rule(built_in(_name))(getattr(of_losses, _name))
 for _name in ("ctc_loss", "embedding_bag", *_LOSSES):
-    jet_rule(getattr(F, _name))(torch_private.unasked(getattr(F, _name)))
+    composed_rule(getattr(F, _name))(torch_private.unasked(getattr(F, _name)))
 
 
 # ---- losses ----------------------------------------------------------------------------------
 
 
-@jet_rule(F.nll_loss)
+@composed_rule(F.nll_loss)
 def nll_loss(
     input: JetTensor, target: Tensor, weight: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> JetTensor:
@@ -60,7 +63,7 @@ def nll_loss(
     return input.with_streams(torch.stack(losses))
 
 
-@jet_rule(F.cross_entropy)
+@composed_rule(F.cross_entropy)
 def cross_entropy(
     input: JetTensor,
     target: Tensor,
@@ -84,7 +87,7 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
     return losses.mean() if reduction == "mean" else losses.sum()
 
 
-@jet_rule(F.mse_loss)
+@composed_rule(F.mse_loss)
 def mse_loss(
     input: Tensor, target: Tensor, *args: object, reduction: str = "mean", **kwargs: object
 ) -> Tensor:
@@ -94,7 +97,7 @@ def mse_loss(
     return _reduced(difference * difference, reduction)
 
 
-@jet_rule(F.binary_cross_entropy)
+@composed_rule(F.binary_cross_entropy)
 def binary_cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -120,7 +123,7 @@ def binary_cross_entropy(
     return _reduced(losses if weight is None else losses * weight, reduction)
 
 
-@jet_rule(F.gumbel_softmax)
+@composed_rule(F.gumbel_softmax)
 def gumbel_softmax(
     logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
 ) -> Tensor:
@@ -138,7 +141,7 @@ def gumbel_softmax(
 gumbel_softmax.under_autocast = True  # type: ignore[attr-defined]
 
 
-@jet_rule(*([F.linear_cross_entropy] if hasattr(F, "linear_cross_entropy") else []))
+@composed_rule(*([F.linear_cross_entropy] if hasattr(F, "linear_cross_entropy") else []))
 def linear_cross_entropy(
     input: Tensor, linear_weight: Tensor, target: Tensor, **kwargs: object
 ) -> Tensor:
@@ -263,7 +266,7 @@ def _layers(
 
 
 def _register(name: str, step: Step) -> None:
-    @jet_rule(getattr(torch, name))
+    @composed_rule(getattr(torch, name))
     def layers(input: Tensor, hx: Tensor | State, *args: Any) -> tuple[Tensor, ...]:
         if isinstance(hx, Tensor) and not hx.is_floating_point():
             # A packed sequence: the numbers of rows stand before the state.
@@ -271,7 +274,7 @@ def _register(name: str, step: Step) -> None:
             hx, args = args[0], (*args[1:], False, rows)
         return _layers(step, input, (hx,) if isinstance(hx, Tensor) else hx, *args)
 
-    @jet_rule(getattr(torch, f"{name}_cell"))
+    @composed_rule(getattr(torch, f"{name}_cell"))
     def cell(
         input: Tensor,
         hx: Tensor | State,
@@ -291,7 +294,7 @@ _register("rnn_tanh", _tanh_step)
 _register("rnn_relu", _relu_step)
 
 
-@jet_rule(built_in("_pack_padded_sequence"))
+@composed_rule(built_in("_pack_padded_sequence"))
 def pack(input: JetTensor, lengths: Tensor, batch_first: bool) -> tuple[JetTensor, Tensor]:
     """Pack ``[T, B, ...]`` into ``[sum of lengths, ...]``; also return the rows of every step."""
     packed, rows = torch_private.pack_padded_sequence(
@@ -300,7 +303,7 @@ def pack(input: JetTensor, lengths: Tensor, batch_first: bool) -> tuple[JetTenso
     return input.with_streams(packed.movedim(1, 0)), rows
 
 
-@jet_rule(built_in("_pad_packed_sequence"))
+@composed_rule(built_in("_pad_packed_sequence"))
 def pad(
     data: JetTensor, rows: Tensor, batch_first: bool, padding_value: float, total_length: int
 ) -> tuple[JetTensor, Tensor]:

@@ -55,7 +55,7 @@ def _on_primal(function: Function) -> Function:
 
 
 for _function in [*_COMPARISONS, *_LIKE, *_METADATA, *_ATTRIBUTES]:
-    jet_rule(_function)(_on_primal(_function))
+    jet_rule(_function, kind="value")(_on_primal(_function))
 
 
 @jet_rule("detach", attribute("data"))
