@@ -5,7 +5,7 @@
 
 #include <array>
 
-#include "attention/problem.h"
+#include "attention/tile_sizes.h"
 #include "jet_math.h"
 #include "philox.h"
 

@@ -27,17 +27,10 @@ namespace {
 
 enum class Role { query, key, value, both };
 
-// Columns of each of a warp's results, and tokens of a streamed tile, as many as its registers have
-// room for; with one direction in 16 bits, heads above 64 take twice the columns.
-template <typename T, int S>
-constexpr int kWarpColumns = sizeof(T) == 4 ? (S == 4 ? 16 : 32) : 64;
-template <int S, int V, Role role>
-constexpr int kStreamedRows = role == Role::query && V == 128 ? 16 : attention_streamed_rows(S);
-
 template <typename T, int S, int V, Role role>
 __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
     backward_kernel(const __grid_constant__ AttentionArguments args) {
-  constexpr int N = kStreamedRows<S, V, role>;
+  constexpr int N = backward_streamed_rows(S, V, role == Role::query);
   constexpr bool keys_resident = role != Role::query;
   const SmemLayout& smem = args.smem;
   const ScoreRules& rules = args.rules;
@@ -208,7 +201,7 @@ template <typename T, int S, int V, Role role>
 int launch_role(AttentionArguments args, const AttentionProblem& problem, const JetHeads& gy,
                 const JetHeads& out, Queue queue) {
   constexpr bool keys_resident = role != Role::query;
-  constexpr int N = kStreamedRows<S, V, role>;
+  constexpr int N = backward_streamed_rows(S, V, role == Role::query);
   SmemLayout& smem = args.smem;
   smem.dim_qk = padded_head_dim(args.size);
   smem.dim_vo = round_up(args.value_size, 16);
@@ -267,7 +260,7 @@ int attention_jet_backward_cuda(const AttentionProblem& problem, JetHeads gy, co
     using T = std::remove_pointer_t<decltype(typed)>;
     constexpr int S = decltype(streams)::value;
     args.aligned = backward_aligned<T>(problem, gy);
-    constexpr int V = kWarpColumns<T, S>;
+    constexpr int V = kBackwardColumns<T, S>;
     args.value_out = gvalue;
     if constexpr (S == 2 && sizeof(T) == 2) {
       if (problem.size > V || problem.value_size > V)

@@ -21,14 +21,6 @@
 namespace jachess {
 namespace {
 
-// Value columns of a warp, as many as its registers have room for.
-template <typename T, int S>
-constexpr int kWarpColumns = sizeof(T) == 4 ? (S == 2 ? 64 : 32) : (S == 2 ? 128 : 64);
-
-// Fragments along the head dimension that a warp multiplies at a time, likewise.
-template <typename T>
-constexpr int kFragmentsK = sizeof(T) == 2 ? 2 : 1;
-
 // What a lane knows of its two rows, g and g + 8; the sums are its own columns'.
 template <int S>
 struct RowState {
@@ -310,8 +302,8 @@ __global__ void __launch_bounds__(kMostWarps * warps_per_tile * kWarp, 1)
         scored.data = scored.at(0, half * N, 0);
         float weights[S][N / 8][4] = {};
         tile.fill(rules, coord);
-        multiply_tokens<Sides::factors, S, N, kFragmentsK<T>>(queries, warp_row, scored,
-                                                              smem.dim_qk, weights);
+        multiply_tokens<Sides::factors, S, N, kForwardFragments<T>>(queries, warp_row, scored,
+                                                                    smem.dim_qk, weights);
         online_softmax<T, S, N, V>(rules, tile, warp_pair, weights, state, sums);
         units.template apply<S, N, V>(weights, sums);
         const int width = args.value_size - output.column;
@@ -371,7 +363,7 @@ int attention_jet_cuda(const AttentionProblem& problem, JetHeads y, void* stats,
   return dispatch_attention(problem, [&](auto* typed, auto streams) {
     using T = std::remove_pointer_t<decltype(typed)>;
     constexpr int S = decltype(streams)::value, N = attention_streamed_rows(S),
-                  V = kWarpColumns<T, S>;
+                  V = kForwardColumns<T, S>;
     if constexpr (V == 128) {
       // With sums for 64 columns, the registers hold the scores of twice as many keys.
       if (problem.value_size <= 64 && problem.size <= 64) {

@@ -13,10 +13,9 @@
 
 #include "../cuda/mma.h"
 #include "problem.h"
+#include "tile_sizes.h"
 
 namespace jachess {
-
-constexpr int kWarpRows = kAttentionWarpRows;
 
 JACHESS_HD constexpr int round_up(int n, int multiple) {
   return (n + multiple - 1) / multiple * multiple;

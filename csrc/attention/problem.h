@@ -50,36 +50,6 @@ JACHESS_HD int64_t end_key(const AttentionProblem& p, int64_t i) {
   return p.right < 0 || end > p.keys ? p.keys : end;
 }
 
-// ---- what the CUDA kernels take ------------------------------------------------------------
-
-constexpr int kAttentionWarpRows = 16;  // queries or keys of a warp
-
-// Tokens of a streamed tile, as many as a warp's registers have room for beside its own rows.
-JACHESS_HD constexpr int attention_streamed_rows(int streams) { return streams == 2 ? 32 : 16; }
-
-// Bytes of a row of one stream in shared memory: whole fragments, and 16 bytes more, so that rows
-// of a fragment lie in different banks.
-JACHESS_HD constexpr int attention_row_bytes(int element, int size) {
-  return (size + 15) / 16 * 16 * element + 16;
-}
-
-// Bytes of a warp's scratch: bias and dropout bits of its scores of `streamed_rows` tokens
-// (ScoreTile of score_tile.h), and `streams` streams of the scores themselves, which
-// the backward of a soft cap needs once more.
-JACHESS_HD constexpr int attention_scratch_bytes(int streamed_rows, int streams) {
-  return streamed_rows * (100 + 64 * streams);
-}
-
-// The least shared memory of a block, in bytes: one warp's resident tokens and one streamed tile,
-// two operands each, two jets per streamed query, as in the backward of the keys, and the scratch.
-JACHESS_HD constexpr int attention_least_bytes(int element, int streams, int size, int value_size) {
-  const int rows = attention_row_bytes(element, size) + attention_row_bytes(element, value_size);
-  const int streamed_rows = attention_streamed_rows(streams);
-  return streams * ((kAttentionWarpRows + streamed_rows) * rows +
-                    2 * streamed_rows * static_cast<int>(sizeof(float))) +
-         attention_scratch_bytes(streamed_rows, streams);
-}
-
 // ---- dropout of the weights ----------------------------------------------------------------
 
 constexpr uint32_t kAttentionDropoutCounter = 0x4A414354u;  // "JACT"; no other draw uses it

@@ -18,9 +18,6 @@
 
 namespace jachess {
 
-constexpr int kMostWarps = 4;
-constexpr int kResidentWarps = 8;  // warps of 255 registers that a multiprocessor holds
-
 // How a launch divides its work, and the layout of a block's shared memory, in bytes.
 struct SmemLayout {
   int warps, stages;                     // of a block: sets of 16 resident rows; streamed tiles
