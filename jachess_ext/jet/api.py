@@ -12,16 +12,11 @@ from .passes.eager import eager_jet, eager_jvp
 
 
 def graph_holds(tracing: bool, fn: Function, refusal: str | None = None) -> bool:
-    """Return which of two engines computes a derivative of ``fn`` here: whether `compiled.py` does.
+    """Return whether a derivative of ``fn`` becomes a node of the graph that is being traced.
 
-    `eager.py` runs ``fn`` on tensors that carry their derivatives, wherever nothing is traced.
-
-    `compiled.py` has the same run traced as one node of a graph, while dynamo traces for
-    ``torch.compile``.  What a graph cannot hold breaks it, and `eager.py` computes it between two
-    graphs.
-
-    `row_passes.py`, for second derivatives by rows, is several passes as of `eager.py`, never
-    traced; in a graph `laplacian` is one pass of `compiled.py`.
+    While dynamo traces for ``torch.compile``, `compiled/regions.py` has the pass traced as one node
+    of the graph.  Elsewhere, and between two graphs where one cannot hold ``fn``, `passes/eager.py`
+    runs it.  `rows/passes.py` is never traced: in a graph `laplacian` is one pass.
 
     Args:
         tracing: `torch.compiler.is_dynamo_compiling`, asked by the caller: where dynamo gives the
@@ -30,9 +25,9 @@ def graph_holds(tracing: bool, fn: Function, refusal: str | None = None) -> bool
     """
     if not tracing:
         return False
-    from .compiled.regions import serves  # imports torch._dynamo, which takes seconds
+    from .compiled.regions import can_trace  # imports torch._dynamo, which takes seconds
 
-    return serves(fn, refusal)
+    return can_trace(fn, refusal)
 
 
 def jet(

@@ -74,7 +74,7 @@ STEPS = {
     for name, value in vars(file).items()
     if inspect.isfunction(value) and value.__module__ == file.__name__
 }
-EVERY_TIME = ("serves", "contents")
+EVERY_TIME = ("can_trace", "contents")
 SHIFTS = {"global": None, "buffer": SHIFT}
 
 

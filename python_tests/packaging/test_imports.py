@@ -270,10 +270,12 @@ jx.jet, jx.jvp, jx.ntk, jx.smoothness, jx.ops, jx.JacHess
 
 
 def _private_paths() -> list[str]:
-    """List the private names of torch in the package's source, compiled.py's aside."""
+    """List the private names of torch in the package's source, jet/compiled's aside."""
     names = set(torch_private._WHERE.values())
     for file in PACKAGE.rglob("*.py"):
-        if file.name != "compiled.py":  # torch.compile's own interface; imported where it traces
+        if (
+            file.parent.name != "compiled"
+        ):  # torch.compile's own interface; imported where it traces
             pattern = r"torch(?:\.\w+)*\.(?:_[a-z]\w*|_C)(?:\.\w+)*"
             names |= set(re.findall(pattern, file.read_text()))
     of_extensions = {"torch.utils.cpp_extension", "torch._dynamo", "torch._C"}

@@ -212,3 +212,19 @@ def test_no_part_imports_one_above_it() -> None:
     # `python -m jachess_ext` is the command, which is the lab's.
     into = [(m, o) for m, o, p, q in pairs if q.startswith("lab") and not p.startswith("lab")]
     assert into == [("jachess_ext.__main__", "jachess_ext.lab.cli")]
+
+
+def test_private_names_stay_in_their_file() -> None:
+    crossing = [
+        (path.name, alias.name)
+        for folder in ("jachess_ext", "python_tests", "benchmarks", "examples")
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+        and (node.level or (node.module or "").startswith("jac"))
+        for alias in node.names
+        if alias.name.startswith("_")
+        and not alias.name.startswith("__")
+        and alias.name not in ("_io", "_text", "_C", "_ops")
+    ]
+    assert not crossing

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2ForSequenceClassification, PreTrainedTokenizerFast
 
-from jachess_ext.lab.compare.judge import _corrupted
+from jachess_ext.lab.compare.judge import corrupt_batches
 from jachess_ext.lab.workbench.models import encode, load_tokenizer
 from jachess_ext.lab.workbench.tasks import Examples
 from jachess_ext.training.corruption import (
@@ -174,7 +174,7 @@ def test_corruption_keeps_the_place_a_decoders_head_reads(tmp_path: Path, share:
     words = [[f"w{draw.randrange(40)}" for _ in range(draw.randint(1, 12))] for _ in range(200)]
     rows = Examples([" ".join(row) for row in words], None, [0] * 200)
     (clean,) = encode(rows, tokenizer, 32).in_order(200)
-    (made,) = _corrupted([clean], tokenizer, share, draw=0)
+    (made,) = corrupt_batches([clean], tokenizer, share, draw=0)
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=41, n_embd=16, n_layer=1, n_head=2, pad_token_id=0)
     model = GPT2ForSequenceClassification(config).eval()

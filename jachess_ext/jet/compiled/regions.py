@@ -47,7 +47,7 @@ _PROBLEM = "problem: "
 
 
 def jet_in_graph(fn: Function, x: object, directions: object, order: int, second: Second) -> Any:
-    """Compute `jet` while dynamo traces, of a function that `serves`."""
+    """Compute `jet` while dynamo traces, of a function that `can_trace` takes."""
     for constant in ORDERS:  # with dynamic=True, the order is a symbol
         order = constant if order == constant else order
     stacks = _stacks(pack_call(fn), x, directions, order, second)
@@ -69,7 +69,7 @@ def jvp_in_graph(
     differentiable: bool,
     repeats: bool = False,
 ) -> tuple[Any, ...]:
-    """Compute `jvp` while dynamo traces, of a function that `serves`.
+    """Compute `jvp` while dynamo traces, of a function that `can_trace` takes.
 
     Args:
         repeats: whether ``fn`` runs in the same call before, and has to be the same function.
@@ -80,7 +80,7 @@ def jvp_in_graph(
     return outputs
 
 
-def serves(fn: Function, refusal: str | None = None) -> bool:
+def can_trace(fn: Function, refusal: str | None = None) -> bool:
     """Return whether the graph that dynamo traces can hold a derivative of ``fn``.
 
     Else the graph breaks, with the reason, and the derivative is computed eagerly between two

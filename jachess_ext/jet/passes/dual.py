@@ -122,7 +122,7 @@ class DualTensor(DerivativeTensor):
         result = call_on_constants(func, args, kwargs, DerivativeTensor)
         if result is not NotImplemented:
             return result
-        by_tangents = _TANGENTS.get(func)
+        by_tangents = TANGENTS.get(func)
         result = NotImplemented if by_tangents is None else by_tangents(func, args, kwargs)
         result = _by_jet_rule(func, args, kwargs) if result is NotImplemented else result
         check_pass(func, args, result)
@@ -162,7 +162,7 @@ def _primals(value: T) -> T:
 
 # ---- functions whose tangent needs no rule ------------------------------------------------------
 
-_TANGENTS: dict[Function, Callable] = {}
+TANGENTS: dict[Function, Callable] = {}
 
 
 def _tangent_of(*functions: str | Function) -> Callable[[R], R]:
@@ -174,7 +174,7 @@ def _tangent_of(*functions: str | Function) -> Callable[[R], R]:
     def register(tangent: R) -> R:
         for function in functions:
             for spelling in spellings(function) if isinstance(function, str) else [function]:
-                _TANGENTS[spelling] = tangent
+                TANGENTS[spelling] = tangent
         return tangent
 
     return register

@@ -159,7 +159,7 @@ def judge(
             return model_outputs(model, batches, regression)
 
     def corrupted(share: float) -> float:
-        drawn = (_corrupt(clean, dev.tokenizer, share, d) for d in range(conditions.draws))
+        drawn = (corrupt_batches(clean, dev.tokenizer, share, d) for d in range(conditions.draws))
         return score([outputs_of(batches) for batches in drawn], f"corrupted {share}")
 
     def noisy(delta: float) -> float:
@@ -203,7 +203,7 @@ def judge(
     return Figures(**finite(figures))
 
 
-def _corrupt(
+def corrupt_batches(
     batches: Sequence[Batch], tokenizer: PreTrainedTokenizerBase, share: float, draw: int
 ) -> list[Batch]:
     generator = torch.Generator().manual_seed(1000 + draw)
