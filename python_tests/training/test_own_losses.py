@@ -164,7 +164,7 @@ MODES = ("jachess-joint", "jachess-unlab", "corrupt-consistency-joint")
 NOT_IN_THE_LOSS = ("tapt", "jachess-unlab")
 
 
-@pytest.mark.parametrize("method, kind", pairs((*LOUD, *MODES), KINDS, each=5, slow=SLOW))
+@pytest.mark.parametrize("method, kind", pairs((*LOUD, *MODES), KINDS, each=4, slow=SLOW))
 def test_every_method_acts_or_says_why_not(tmp_path: Path, method: str, kind: str) -> None:
     more = {"unlab_lr_ratio": 1000.0} if method == "jachess-unlab" else {}
     result = outcome(tmp_path, KINDS[kind], loud(method, **more))
