@@ -20,13 +20,14 @@ TINY = 1e-30
 
 
 def run(folder: Path, name: str, seed: int = 1, **method: Any) -> Any:
-    """Two epochs with dropout, the order of rows drawn anew in each."""
+    """Two epochs of two steps with dropout, the order of rows drawn anew in each."""
     made = method_trainer(
         folder,
         name,
         model=classifier("bert", dropout=0.3, dtype=torch.float32),
         data=examples(16),
         method=method,
+        gradient_accumulation_steps=2,
         num_train_epochs=2,
         max_steps=-1,
         seed=seed,
