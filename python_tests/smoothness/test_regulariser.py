@@ -318,14 +318,13 @@ def test_reentrant_checkpointing_is_refused() -> None:
         jx.JacHess(model, weights="uniform")(BATCH)
 
 
-@pytest.mark.parametrize("engine", ["reverse", "exact"])
-def test_gradient_checkpointing_is_refused_by_the_other_engines(engine: str) -> None:
+def test_gradient_checkpointing_is_refused_by_the_reverse_engine() -> None:
     model = classifier("bert").train()
     model.gradient_checkpointing_enable()
     with pytest.raises(
         ValueError, match=r"does not work with gradient checkpointing: use engine='jet'"
     ):
-        jx.JacHess(model, weights="uniform", engine=engine)(BATCH)
+        jx.JacHess(model, weights="uniform", engine="reverse")(BATCH)
 
 
 def test_fifteen_lines_train() -> None:

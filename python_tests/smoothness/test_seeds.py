@@ -84,22 +84,14 @@ def test_layers_drawn_together_and_apart_have_the_same_dimensions() -> None:
     assert torch.equal(unequal[2][0], subsets[2][0]) and unequal[1][0].max() < 7
 
 
-def test_steps_draw_different_directions() -> None:
-    model, batch = classifier("bert"), token_batch([4, 3])
-    reg = jx.JacHess(model, weights="uniform", hessian=False, seed=0)
-    values = [reg(batch).loss.item() for _ in range(3)]
-    assert len(set(values)) == 3
-    other = jx.JacHess(model, weights="uniform", hessian=False, seed=1)
-    assert other(batch).loss.item() not in values
-
-
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_step_of_the_regulariser_can_be_drawn_again(engine: str) -> None:
-    """Seed and step are all the state there is."""
+def test_a_step_of_the_regulariser_can_be_repeated(engine: str) -> None:
+    """Each step has its own numbers, which seed and step alone decide."""
     model, batch = classifier("bert"), token_batch([4, 3])
     settings = {"engine": engine, "weights": "uniform", "seed": 3} | SMALL
     reg = jx.JacHess(model, **settings)
     losses = [reg(batch).loss for _ in range(3)]
+    assert len({loss.item() for loss in losses}) == 3
     other = jx.JacHess(model, **settings | {"seed": 9})
     other.load_state_dict(reg.state_dict() | {"step": 2})
     assert torch.equal(other(batch).loss, losses[2])

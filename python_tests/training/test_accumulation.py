@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import BertForSequenceClassification, GPT2LMHeadModel, Trainer
 
+from python_tests.covering import pairs
 from python_tests.smoothness.tiny_models import classifier
 
 from .runs import (
@@ -23,6 +24,7 @@ from .runs import (
 )
 
 SGD = {"optim": "sgd", "learning_rate": 0.05, "max_grad_norm": 0.0, "max_steps": 2}
+MODES = ("train", "joint")
 WHOLE = {"per_device_train_batch_size": 8}
 SPLIT = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
 
@@ -63,8 +65,9 @@ def run(folder: Path, way: str, jachess: dict | None, **settings: Any) -> Any:
 
 
 @pytest.mark.usefixtures("equal_directions")
-@pytest.mark.parametrize("mode", ["train", "joint"])
-@pytest.mark.parametrize("way", ["model scales", "trainer scales", "loss function", "smoothed"])
+@pytest.mark.parametrize(
+    "way, mode", pairs(["model scales", "trainer scales", "loss function", "smoothed"], MODES)
+)
 def test_split_batches_equal_whole_ones(tmp_path: Path, way: str, mode: str) -> None:
     settings: dict[str, Any] = {}
     if way == "loss function":

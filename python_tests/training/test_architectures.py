@@ -173,7 +173,7 @@ def refusal(case: str, method: str) -> str | None:
 @pytest.mark.parametrize(
     "method, case",
     pairs(
-        [m for m in LOUD if m != "none"], CASES, each=3, slow=[m for m in LOUD if m not in HOOKED]
+        [m for m in LOUD if m != "none"], CASES, each=2, slow=[m for m in LOUD if m not in HOOKED]
     ),
 )
 def test_every_method_acts_or_says_why_not(tmp_path: Path, method: str, case: str) -> None:

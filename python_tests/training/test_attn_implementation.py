@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -85,11 +86,16 @@ PRODUCTS: dict[str, Callable[[Callable[..., Tensor], Weights, Weights], Weights]
 }
 
 
+@cache
+def expected_product(name: str) -> Tensor:
+    with math_attention():
+        return flat(by_double_backward(*program(name, "sdpa")))
+
+
 @pytest.mark.parametrize("way", PRODUCTS)
 @pytest.mark.parametrize("name", MODELS)
 def test_hessian_products(name: str, way: str) -> None:
-    with math_attention():
-        expected = flat(by_double_backward(*program(name, "sdpa")))
+    expected = expected_product(name)
     with_layer_norm = name not in BY_SQUARES and way != "create_graph"
     if with_layer_norm:
         with pytest.raises(RuntimeError, match=r"within jx\.differentiable"):

@@ -51,11 +51,13 @@ STRONG: dict[str, dict[str, Any]] = {
     "jachess-unlab": {"unlab_every": 1},
 }
 NAMES = [*METHODS, "jachess-joint", "jachess-unlab", "corrupt-consistency-joint"]
+ALIKE = ("jacobian", "cross-holder", "published")
+"""Methods with the penalty of `jachess`."""
 PLACEBOS = [f"{name}+placebo" for name in ("l2", "jachess", "r3f", "gradient-norm")]
 
 
 def weights(folder: Path, name: str, pairs: bool) -> list[Tensor]:
-    """Every parameter after three steps, complex ones as pairs."""
+    """Every parameter after two steps, complex ones as pairs."""
     name, _, placebo = name.partition("+")
     method = parse_method(name).replace(**STRONG.get(name, {}))
     made = trainer(
@@ -65,14 +67,20 @@ def weights(folder: Path, name: str, pairs: bool) -> list[Tensor]:
         data=rows_of("bert"),
         unlabelled=rows_of("bert"),
         options={"processing_class": TOKENIZER, "data_collator": tf.default_data_collator},
-        **{"optim": "sgd", "learning_rate": 0.01, "max_steps": 3, "max_grad_norm": 1.0},
+        **{"optim": "sgd", "learning_rate": 0.01, "max_steps": 2, "max_grad_norm": 1.0},
     )
     made.train()
     found = [p.detach() for p in made.model.parameters()]
     return [torch.view_as_real(p) if p.is_complex() else p for p in found]
 
 
-@pytest.mark.parametrize("name", [*NAMES, *PLACEBOS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ())
+        for name in (*NAMES, *PLACEBOS)
+    ],
+)
 def test_as_pairs_of_real_numbers(tmp_path: Path, name: str) -> None:
     paired, found = (weights(tmp_path, name, pairs) for pairs in (True, False))
     for a, b in zip(paired, found, strict=True):

@@ -189,7 +189,6 @@ def test_padding_changes_no_loss(tmp_path: Path, method: str, case: str) -> None
     pairs(
         [name for name in TRIED if name not in CLIMBING],
         [case for case in HEADS if case not in ("bert", "bart")],
-        each=2,
     ),
 )
 @pytest.mark.usefixtures("drawn_per_token")

@@ -117,8 +117,9 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "family, attention, way",
     [
-        *(("bert", "sdpa", way) for way in WAYS),
-        *(("opt", "sdpa", way) for way in WAYS if way != "compiled"),
+        *(("bert", "sdpa", way) for way in WAYS if way != "compiled"),
+        pytest.param("bert", "sdpa", "compiled", marks=pytest.mark.slow),
+        *(("opt", "sdpa", way) for way in ("micro-batches", "checkpointed", "LoRA")),
         *(
             ("bert", "eager", "plain"),
             ("bert", "eager", "checkpointed"),

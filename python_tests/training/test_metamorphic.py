@@ -1,5 +1,5 @@
-"""What means the same trains the same: padding on either side and of any width, strides, the order
-of rows, for every method, of models that read a row wherever its padding is."""
+"""Equivalent batches train the same model by every method: with padding on either side and of any
+width, with other strides, with the rows in another order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .runs import assert_same_parameters, examples, method_trainer, parameters
 
 KINDS = ("single", "multi", "regression", "causal")
 WIDTH = 5
-"""Of batches as they come, and how many labels rows have: tokens and labels of one shape."""
+"""Of batches with padding, and of several labels a row: tokens and labels have one shape."""
 NAMES = tuple(
     name for name in METHODS if name != "tapt" and "synonyms" not in METHODS[name].parameters()
 )
@@ -29,9 +29,9 @@ QUICK = {
     "regression": ("jachess", "recommended"),
     "causal": NAMES,
 }
-"""Methods of the quick part."""
+"""Methods whose tests are not slow, by kind of labels."""
 DRAWLESS = ("none", "l2", "label-smoothing", "sam", "gradient-norm")
-"""Methods that draw nothing, of which the order of rows within a batch does not matter."""
+"""Methods without random numbers, for which the order of rows in a batch does not matter."""
 
 
 class Collator:
@@ -97,8 +97,7 @@ def model_of(family: str, kind: str) -> Any:
 
 
 def run(folder: Path, name: str, family: str, kind: str, **how: Any) -> Any:
-    """The trained model, or why it cannot be trained."""
-    options = how.pop("options", {})
+    """The trained model, or the error's text."""
     collator = Collator(how.pop("side", "right"), how.pop("width", WIDTH), **how)
     try:
         made = method_trainer(
@@ -108,7 +107,7 @@ def run(folder: Path, name: str, family: str, kind: str, **how: Any) -> Any:
             data=rows_of(kind),
             unlabelled=rows_of(kind, labels=False),
             options={"data_collator": collator, "processing_class": collator},
-            **{"max_steps": 1, **options},
+            max_steps=1,
         )
     except ValueError as error:
         return str(error)
@@ -161,16 +160,6 @@ def test_a_second_run(tmp_path: Path, name: str) -> None:
     """From the same seed, in the same process."""
     once, again = (run(tmp_path, name, "gpt2", "single") for _ in range(2))
     assert_same_parameters(once, again, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("name", [name for name in DRAWLESS if name != "sam"])
-def test_accumulation(tmp_path: Path, name: str) -> None:
-    """One batch of all rows, or as many of one: SAM's ascent is of each batch, by definition."""
-    rows = len(rows_of("single"))
-    whole = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 1}
-    parts = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": rows}
-    found = [run(tmp_path, name, "gpt2", "single", options=how) for how in (whole, parts)]
-    assert_same(*found, "single")
 
 
 @pytest.mark.slow
