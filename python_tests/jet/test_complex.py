@@ -18,8 +18,8 @@ from jachess_ext.jet.engine.registry import registered_functions
 from ..models import oracles
 from .calls import Call, make_call
 from .queries import QUERIES
-from .rule_table import Row, is_complex
-from .test_rules import ONE_OF_EACH
+from .rule_table import Row, is_complex, rule_of
+from .test_rules import ONE_OF_EACH_RULE
 
 STEPS = oracles.Steps(1e-3, 2e-3)
 QUESTIONS = {function for query in QUERIES for function in query.functions()}
@@ -77,14 +77,14 @@ def check(function: Any, x: Tensor) -> None:
     torch.testing.assert_close((gradient * u).sum(), expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("function, row", ONE_OF_EACH)
+@pytest.mark.parametrize("function, row", ONE_OF_EACH_RULE)
 def test_every_rule_is_right_or_refuses(function: Any, row: Row) -> None:
     """Of complex points, and of real points beside complex constants."""
     call = _complex_call(function, row)
     x = torch.view_as_real(call.x).flatten()
     x[1::2] = torch.randn(len(x) // 2, dtype=torch.float64)
     if not _is_right(lambda x: call.raw(_as_complex(x)), x):
-        assert not registry.takes_complex(function), "it is said to be covered"
+        assert not complex_rules.takes_complex(function), "it is said to be covered"
     if call.constants:
         constants = _complex_call(function, row)
         constants.x = constants.x.real
@@ -217,6 +217,13 @@ def test_a_complex_constant_has_zero_derivatives() -> None:
     x, z = torch.randn(3), torch.ones(2) * 1j
     jet = jx.jet(lambda x: z, x, torch.randn(1, 3))
     assert torch.equal(jet.primal, z) and not jet.first.any()
+
+
+def test_functions_of_one_rule_take_complex_numbers_alike() -> None:
+    answers: dict[Any, set[bool]] = {}
+    for function in registered_functions():
+        answers.setdefault(rule_of(function), set()).add(complex_rules.takes_complex(function))
+    assert not [rule for rule, different in answers.items() if len(different) > 1]
 
 
 def test_the_functions_that_take_complex_numbers_exist() -> None:

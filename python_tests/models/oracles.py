@@ -79,6 +79,20 @@ def mixed_difference(
         return _extrapolated([central(steps.mixed * 2**level) for level in range(LEVELS)])
 
 
+def differences_along(
+    function: Function, x: Tensor, u: Tensor, step: float
+) -> tuple[list[Tensor], list[Tensor]]:
+    """J u and D²f[u, u] of every output: central differences, extrapolated to O(h⁴)."""
+    first, second = [], []
+    with torch.no_grad():
+        centre = function(x)
+        for h in (step, 2 * step):
+            triples = [*zip(function(x + h * u), centre, function(x - h * u), strict=True)]
+            first.append([(plus - minus) / (2 * h) for plus, _, minus in triples])
+            second.append([(plus - 2 * at + minus) / (h * h) for plus, at, minus in triples])
+    return _extrapolated(first), _extrapolated(second)
+
+
 def reach(u: Tensor, w: Tensor, steps: Steps) -> list[Tensor]:
     """The outermost displacements from x at which the differences evaluate the function."""
     first, mixed = steps.first * 2 ** (LEVELS - 1), steps.mixed * 2 ** (LEVELS - 1)

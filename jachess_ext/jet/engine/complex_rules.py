@@ -32,7 +32,7 @@ _ALSO_OF_REAL = """
     add __add__ __radd__ sub subtract __sub__ rsub __rsub__ mul multiply __mul__ __rmul__ div
     divide true_divide __truediv__ __div__ __rtruediv__ reciprocal neg negative positive addcmul
     addcdiv lerp outer square pow __pow__ __rpow__ exp expm1 exp2 log log1p log2 log10 sqrt
-    rsqrt sin cos tanh sigmoid sum mean cumsum matmul bmm mm mv dot einsum __matmul__
+    rsqrt sin cos tanh sigmoid sum mean cumsum matmul bmm mm spmm mv dot einsum __matmul__
     __rmatmul__ linear addmm baddbmm conv1d conv2d conv3d sinh cosh tan asin acos atan asinh
     acosh atanh addmv addbmm addr inner kron tensordot vdot vecdot cross cumprod prod diff logsumexp
     softmax log_softmax conv_transpose1d conv_transpose2d conv_transpose3d inv solve_triangular
