@@ -86,7 +86,7 @@ def _double() -> None:
 @pytest.mark.parametrize("even", EVEN)
 @pytest.mark.parametrize("name", NORMS)
 def test_right_or_nan(name: str, even: str) -> None:
-    for form in FORMS:
+    for form in FORMS if even in ("square", "gauss", "kink") else ("laplacian",):
         _check_form(name, even, form)
 
 
