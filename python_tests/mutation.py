@@ -332,10 +332,14 @@ ON_A_GPU = ("cuda",)
 
 
 def rules_by_name() -> dict[str, list[Any]]:
-    """The registered functions of each name: torch.exp and Tensor.exp are one."""
+    """The registered functions of each name, and with them those that share a rule: torch.exp and
+    Tensor.exp are one, and so are torch.mul and torch.multiply."""
+    from python_tests.jet.rule_table import rule_of
+
+    names: dict[Any, str] = {}
     found: dict[str, list[Any]] = {}
     for function in registry.registered_functions():
-        name = errors.last_name(function)
+        name = names.setdefault(rule_of(function), errors.last_name(function))
         if name not in ON_A_GPU:
             found.setdefault(name, []).append(function)
     return found

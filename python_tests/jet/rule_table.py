@@ -1,8 +1,9 @@
 """What every jet rule is tested with: the table a new rule adds its entry to.
 
-An entry names torch functions and gives arguments; every spelling of each name (``torch.x``,
-``Tensor.x``, ``F.x``, …) is called with them, with the tensors marked `X` carrying derivatives.
-`test_rules.py` compares each call with finite differences and with torch's own result.
+An entry names torch functions and gives arguments; one function of each rule is called with them,
+with the tensors marked `X` carrying derivatives.  `test_rules.py` compares each call with finite
+differences and with torch's own result, and the other spellings of a name (``torch.x``,
+``Tensor.x``, ``F.x``, …) with that call.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 
 from jachess_ext.jet.engine import complex_rules
 from jachess_ext.jet.engine.errors import function_name, last_name
-from jachess_ext.jet.engine.registry import attribute, spellings
+from jachess_ext.jet.engine.registry import attribute, find_rule, spellings
 from jachess_ext.ops import collectives
 
 
@@ -63,6 +64,24 @@ class Row:
                 if function not in found and self.only(function):
                     found.append(function)
         return found
+
+    def by_rule(self) -> list[list[Any]]:
+        """Return the functions, those of one rule together."""
+        groups: dict[Any, list[Any]] = {}
+        for function in self.functions():
+            groups.setdefault(self.rule_of(function), []).append(function)
+        return [*groups.values()]
+
+    def rule_of(self, function: Any) -> Any:
+        """Return what stands for the rule of a function, which several functions may have."""
+        # Rules of writes in place differ in the function that their error messages name.
+        return last_name(function) if self.in_place else rule_of(function)
+
+
+def rule_of(function: Any) -> Any:
+    """Return the rule of a function without its recognisers, which each function has anew."""
+    rule = find_rule(function) or function
+    return getattr(rule, "ordinary", rule)
 
 
 def Near(*args: Any, **kwargs: Any) -> Row:

@@ -14,7 +14,7 @@ from jachess_ext.jet.passes.eager import make_input
 
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 OTHERS = [*FLOATS, torch.int64, torch.bool]
-SHAPES = [(), (3,), (2, 3)]
+SHAPES = [((), ()), ((), (2, 3)), ((2, 3), ()), ((3,), (2, 3)), ((2, 3), (3,))]
 FUNCTIONS = {
     "add": torch.add,
     "mul": torch.mul,
@@ -45,7 +45,7 @@ def test_promotion_is_torch_s(name: str, dtype: torch.dtype) -> None:
     """Scalars, vectors and matrices of every dtype, jets on either side or on both."""
     function: Any = FUNCTIONS[name]
     tried = 0
-    for other, shape, other_shape in product(OTHERS, SHAPES, SHAPES):
+    for other, (shape, other_shape) in product(OTHERS, SHAPES):
         a, b = _values(shape, dtype), _values(other_shape, other)
         mixtures: list[Any] = [(*_jets(a), b)]
         if other in FLOATS:
@@ -66,7 +66,7 @@ def test_promotion_is_torch_s(name: str, dtype: torch.dtype) -> None:
             limit = 2 * torch.finfo(expected.dtype).eps
             torch.testing.assert_close(actual.primal, expected, rtol=limit, atol=limit, msg=said)
             tried += 1
-    assert tried > 50
+    assert tried > 30
 
 
 CASTS = {

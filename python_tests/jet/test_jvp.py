@@ -26,7 +26,7 @@ from jachess_ext.jet.engine.registry import registered_functions
 from jachess_ext.jet.passes.dual import TANGENTS
 from python_tests.jet.calls import make_call
 from python_tests.jet.rule_table import Row
-from python_tests.jet.test_rules import ONE_OF_EACH
+from python_tests.jet.test_rules import ONE_OF_EACH_NAME
 
 PADDING = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]).bool()[:, None, None]
 Attend = Callable[..., Tensor]
@@ -344,7 +344,7 @@ def test_wrong_input_of_a_jet(x: Any, directions: Any, error: type, message: str
 # ---- tangents without a graph: every rule, and what autograd keeps ------------------------------
 
 
-@pytest.mark.parametrize("function, row", ONE_OF_EACH)
+@pytest.mark.parametrize("function, row", ONE_OF_EACH_NAME)
 def test_every_rule_without_a_graph(function: Any, row: Row) -> None:
     """Output and gradients of the plain call, to the last bit; the tangent of the jet."""
     call = make_call(function, row)

@@ -7,6 +7,7 @@ has no derivative there, and is left out.  A refusal is right, a NaN is not.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Callable
@@ -54,10 +55,15 @@ def _of_one_matrix() -> dict[str, Callable[[Any], Any]]:
     found = {name: f for name in sorted(names) if (f := torch_private.find(name)) is not None}
     for name in _SYMMETRIC:  # which read one triangle, and mean both
         found[name] = lambda x, f=found[name]: f(x + x.mT)
-    return found | OTHERS
+    return {name: f for name, f in (found | OTHERS).items() if _takes_a_matrix(f)}
 
 
-FUNCTIONS = _of_one_matrix()
+def _takes_a_matrix(function: Callable[[Any], Any]) -> bool:
+    """Whether it has real values at one of the points at least."""
+    for point in POINTS.values():
+        with contextlib.suppress(RuntimeError, TypeError, ValueError):
+            return bool(_values(function, point).numel())
+    return False
 
 
 def _values(function: Callable[[Any], Any], x: Any) -> Tensor:
@@ -66,6 +72,11 @@ def _values(function: Callable[[Any], Any], x: Any) -> Tensor:
     parts = result if isinstance(result, list | tuple) else [result]
     flat = [p.reshape(-1) for p in parts if isinstance(p, Tensor) and p.is_floating_point()]
     return torch.cat(flat)
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    FUNCTIONS = _of_one_matrix()
 
 
 def _differences(function: Callable[[Any], Any], x: Tensor, t: Tensor, h: float) -> list[Tensor]:
@@ -80,14 +91,14 @@ def _smooth(coarse: Tensor, fine: Tensor, tolerance: float) -> bool:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_kept_functions_of_a_matrix(name: str) -> None:
-    tried = [_agrees(name, point) for point in POINTS]
-    if not any(tried):
-        pytest.skip("has a derivative at none of the points, or takes no matrix")
+    """Derivatives, and the gradient of the value, also where that of a tangent would be NaN."""
+    for point in POINTS:
+        _check_derivatives(name, point)
+        _check_gradient(name, point)
 
 
-def _agrees(name: str, point: str) -> bool:
-    """Compare a jet with differences; False where the function is of something else than one
-    matrix, or has no derivative."""
+def _check_derivatives(name: str, point: str) -> None:
+    """Compare a jet with differences, where the function takes this matrix and has derivatives."""
     function, x, t = FUNCTIONS[name], POINTS[point], TANGENT
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -95,21 +106,20 @@ def _agrees(name: str, point: str) -> bool:
             first, second = _differences(function, x, t, 1e-4)
             finer, finer_second = _differences(function, x, t, 5e-5)
         except (RuntimeError, TypeError, ValueError):
-            return False
+            return
         if "median" in name and len(x.unique()) < x.numel():
-            return False  # which of equal entries moves is torch's choice
+            return  # which of equal entries moves is torch's choice
         kinks = not second.numel() or float(finer_second.abs().max()) * 5e-5 > 1e-2
         if kinks or not (first.isfinite().all() and _smooth(first, finer, 1e-5)):
-            return False
+            return
         try:
             with torch.no_grad():
                 jet = jx.jet(lambda x: _values(function, x), x, torch.stack([t, t]))
         except MissingJetRule:
-            return True
+            return
         _close(jet.first[0], first, point, 1e-5)
         if second.isfinite().all() and _smooth(second, finer_second, 1e-4):
             _close(jet.second[0], second, point, 1e-3)
-    return True
 
 
 def _close(found: Tensor, expected: Tensor, point: str, tolerance: float | None = None) -> None:
@@ -118,15 +128,8 @@ def _close(found: Tensor, expected: Tensor, point: str, tolerance: float | None 
     )
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_gradient_of_the_value_is_plain_torchs(name: str) -> None:
-    """Also where that of a tangent would be NaN."""
-    tried = [_same_gradient(name, point) for point in POINTS]
-    if not any(tried):
-        pytest.skip("NaN or a pole without jets, too, or takes no matrix")
-
-
-def _same_gradient(name: str, point: str) -> bool:
+def _check_gradient(name: str, point: str) -> None:
+    """Compare the gradient of the value with plain torch's."""
     function = FUNCTIONS[name]
     x = POINTS[point].clone().requires_grad_()
     with warnings.catch_warnings():
@@ -135,18 +138,17 @@ def _same_gradient(name: str, point: str) -> bool:
             plain = _values(function, x)
             (expected,) = torch.autograd.grad(plain.sum(), x)
         except (RuntimeError, TypeError, ValueError):
-            return False  # not a function of one matrix, or of this one, or not differentiable
+            return  # not a function of one matrix, or of this one, or not differentiable
         if not (expected.isfinite().all() and plain.isfinite().all()):
-            return False
+            return
         if "norm" in name and not x.any():
-            return False  # all gradients are NaN where a norm leaves 0 (`euclidean_norm`)
+            return  # all gradients are NaN where a norm leaves 0 (`euclidean_norm`)
         try:
             value, _ = jx.jvp(lambda x: _values(function, x), (x,), (TANGENT,))
             (found,) = torch.autograd.grad(value.sum(), x)
         except MissingJetRule:
-            return True
+            return
         _close(found, expected, point)
-    return True
 
 
 def _lower(matrix: Any) -> Any:

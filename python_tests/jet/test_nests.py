@@ -16,7 +16,9 @@ import jachess_ext as jx
 
 KEYS = ("a", "b", "c")
 POWERS = {"a": 3, "b": 2, "c": 4}
-ORDERS = list(itertools.permutations(KEYS))
+ORDERS = ("abc", "cab", "cba")
+"""Of the keys: one as it is, one turned round, one backwards."""
+PAIRS = tuple(itertools.permutations(ORDERS, 2))
 Named = namedtuple("Named", KEYS)
 Other = namedtuple("Other", ("c", "b", "a"))
 
@@ -44,7 +46,7 @@ DICTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def in_order(values: dict[str, Tensor], order: tuple[str, ...]) -> list[tuple[str, Tensor]]:
+def in_order(values: dict[str, Tensor], order: str) -> list[tuple[str, Tensor]]:
     return [(key, values[key]) for key in order]
 
 
@@ -66,12 +68,9 @@ def bend(key: str) -> Tensor:
     return POWERS[key] * (POWERS[key] - 1) * X[key] ** (POWERS[key] - 2)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("other", ORDERS)
+@pytest.mark.parametrize("order, other", PAIRS)
 @pytest.mark.parametrize("kind", DICTS)
-def test_divergence_of_a_field_in_another_order(
-    kind: str, order: tuple[str, ...], other: tuple[str, ...]
-) -> None:
+def test_divergence_of_a_field_in_another_order(kind: str, order: str, other: str) -> None:
     make = DICTS[kind]
 
     def field(x: Any) -> Any:
@@ -89,12 +88,9 @@ def test_divergence_of_a_field_in_another_order(
     close(jx.divergence(field, make(in_order(X, order)), directions=probes)[1], estimate)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("other", ORDERS)
+@pytest.mark.parametrize("order, other", PAIRS)
 @pytest.mark.parametrize("kind", DICTS)
-def test_directions_and_tangents_in_another_order(
-    kind: str, order: tuple[str, ...], other: tuple[str, ...]
-) -> None:
+def test_directions_and_tangents_in_another_order(kind: str, order: str, other: str) -> None:
     make = DICTS[kind]
     x, v = make(in_order(X, order)), make(in_order(V, other))
     u = make([(key, V[key][None]) for key in other])
@@ -178,7 +174,7 @@ def test_lists_tuples_and_named_tuples() -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_results_have_the_structure_that_fn_returned(order: tuple[str, ...]) -> None:
+def test_results_have_the_structure_that_fn_returned(order: str) -> None:
     made: dict[str, Callable[[dict[str, Tensor]], Any]] = {
         "dict": lambda y: {key: y[key] for key in order},
         "OrderedDict": lambda y: OrderedDict(in_order(y, order)),

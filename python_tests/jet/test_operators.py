@@ -64,7 +64,11 @@ def _verdicts(op: Any, limit: int | None, dtype: torch.dtype = torch.float64) ->
 def test_other_names_of_a_function_are_served_where_it_is() -> None:
     for op in _operators():
         if op.aliases:
-            kinds = [found.kind for found in _verdicts(op, 1)]
+            every = [call for call in calls(op, 1) if not call.strided]
+            moving = max((len(call.points) for call in every), default=0)
+            kinds = [
+                judge(call, gradients=False).kind for call in every if len(call.points) == moving
+            ]
             assert kinds[0] != "right" or not {"no rule", *BAD} & {*kinds}, (title(op), kinds)
 
 
@@ -101,7 +105,7 @@ def _first(op: Any, dtype: torch.dtype) -> Iterator[Verdict]:
 def test_gradients_through_the_general_rule(name: str) -> None:
     """Of every operator in the slow test; cov's float32 weights are taken as float64."""
     (op,) = [op for op in _operators() if op.name == name]
-    assert {v.kind for v in _verdicts(op, 5)} - {"skipped"} == {"right"}
+    assert {v.kind for v in _verdicts(op, 2)} - {"skipped"} == {"right"}
 
 
 @pytest.mark.slow

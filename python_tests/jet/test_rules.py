@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,36 +17,43 @@ from jachess_ext.jet.passes.eager import begin_pass, check_inputs, run_pass
 from ..models import oracles
 from .calls import Call, float_tensors, make_call
 from .queries import QUERIES
-from .rule_table import ELSEWHERE, NARROWING, OF_LIBRARIES, ROUNDED, ROWS, UNSET, Row, is_complex
+from .rule_table import (
+    ELSEWHERE,
+    NARROWING,
+    OF_LIBRARIES,
+    ROUNDED,
+    ROWS,
+    UNSET,
+    Row,
+    is_complex,
+)
 
-STEPS = oracles.Steps(1e-3, 2e-3)
-CALLS = [
-    pytest.param(function, row, id=f"{function_name(function)}-{n}")
-    for n, row in enumerate(ROWS)
-    for function in row.functions()
-]
-# The spellings of one name share a rule, so what follows from the rule alone needs but one.
+STEP = 3e-4
 RULES = [
-    pytest.param(function, row, id=f"{function_name(function)}-{n}")
+    pytest.param(functions[0], row, id=f"{function_name(functions[0])}-{n}")
     for n, row in enumerate(ROWS)
-    for function in {last_name(f): f for f in reversed(row.functions())}.values()
+    for functions in row.by_rule()
 ]
 
 
-def _one_of_each() -> list[Any]:
-    """`RULES`, slow but for the first way of calling each function."""
-    first: dict[str, Any] = {}
-    for parameters in RULES:
-        first.setdefault(last_name(parameters.values[0]), parameters)
-    quick = {parameters.id for parameters in first.values()}
-    return [
-        pytest.param(*p.values, id=p.id, marks=() if p.id in quick else pytest.mark.slow)
-        for p in RULES
-    ]
+def first_of_each(key: Callable[[Any, Row], Any]) -> list[Any]:
+    """The first call of each ``key(function, row)``, and `RULES` beside them, which are slow."""
+    seen: set[Any] = set()
+    calls = []
+    for n, row in enumerate(ROWS):
+        for first, *others in row.by_rule():
+            for function in (first, *others):
+                new = key(function, row) not in seen
+                seen.add(key(function, row))
+                if new or function is first:
+                    name = f"{function_name(function)}-{n}"
+                    marks = () if new else pytest.mark.slow
+                    calls.append(pytest.param(function, row, id=name, marks=marks))
+    return calls
 
 
-# What follows from the rule, whatever it is called with.
-ONE_OF_EACH = _one_of_each()
+ONE_OF_EACH_NAME = first_of_each(lambda function, row: last_name(function))
+ONE_OF_EACH_RULE = first_of_each(lambda function, row: row.rule_of(function))
 
 
 def _bent(call: Call, at: torch.Tensor) -> Any:
@@ -63,50 +72,79 @@ def _bent(call: Call, at: torch.Tensor) -> Any:
     return bent
 
 
-@pytest.mark.parametrize("function, row", CALLS)
-def test_rule(function: Any, row: Row) -> None:
-    call = make_call(function, row)
-    torch.manual_seed(1)
-    u, w, v = directions = torch.randn(3, len(call.x), dtype=torch.float64)
-    bent = _bent(call, call.x)
-    jets = jx.jet(bent, call.x, directions)
-    expected = call(call.x)
-    assert len(jets) == len(expected) > 0
-    for jet, plain in zip(jets, expected, strict=True):
-        _check_primal(jet.primal, plain, row)
-    first = [oracles.first_difference(bent, call.x, d, STEPS) for d in (u, w, v)]
-    second = [
-        oracles.mixed_difference(bent, call.x, a, b, STEPS) for a, b in ((u, w), (u, v), (w, v))
-    ]
-    for output, jet in enumerate(jets):
-        assert jet.streams.shape == (7, *expected[output].shape)
-        for i in range(3):
-            _check_close(jet.first[i], first[i][output], 1e-8)
-            _check_close(jet.second[i], second[i][output], 1e-6)
-
-
 @pytest.mark.parametrize("function, row", RULES)
-def test_squares_and_their_sum(function: Any, row: Row) -> None:
-    """D²f[u_i, u_i] of two of three directions, one by one and added up."""
+def test_rule(function: Any, row: Row) -> None:
+    """The pairs, squares and sum of squares of several directions, and one direction alone."""
     call = make_call(function, row)
     torch.manual_seed(1)
     directions = torch.randn(3, len(call.x), dtype=torch.float64)
     bent = _bent(call, call.x)
-    first = [oracles.first_difference(bent, call.x, u, STEPS) for u in directions]
-    # Twice along one direction goes twice as far as along two.
-    steps = oracles.Steps(STEPS.first, STEPS.mixed / 2)
-    second = [oracles.mixed_difference(bent, call.x, u, u, steps) for u in directions[:2]]
+    expected = call(call.x)
+    assert expected
+    differences = oracles.jet_differences(bent, call.x, directions, STEP)
     inputs = check_inputs(call.x, directions, check_values=True)
-    layouts = begin_pass(3, 2, "squares", 2), begin_pass(3, 2, "sum", 2)
-    squares, sums = (run_pass(bent, inputs, layout) for layout in layouts)
-    for output, (jet, summed) in enumerate(zip(squares, sums, strict=True)):
-        assert (len(jet.streams), len(summed.streams)) == (6, 5)
-        for i in range(3):
-            _check_close(jet.first[i], first[i][output], 1e-8)
-            _check_close(summed.first[i], first[i][output], 1e-8)
-        for i in range(2):
-            _check_close(jet.second[i], second[i][output], 1e-6)
-        _check_close(summed.second[0], second[0][output] + second[1][output], 1e-6)
+    runs = [
+        jx.jet(bent, call.x, directions),
+        *(run_pass(bent, inputs, begin_pass(3, 2, kind, 2)) for kind in ("squares", "sum")),
+        jx.jet(bent, call.x, directions[1:2], order=1),
+    ]
+    assert len({len(outputs) for outputs in (*runs, expected, differences)}) == 1
+    for (jet, squared, summed, one), plain, right in zip(
+        zip(*runs, strict=True), expected, differences, strict=True
+    ):
+        _check_primal(jet.primal, plain, row)
+        total = right.squares[:2].sum(0, keepdim=True)
+        for part, second in (jet, right.pairs), (squared, right.squares[:2]), (summed, total):
+            _check_close(part.first, right.first, 1e-8)
+            _check_close(part.second, second, 1e-6)
+        assert one.streams.shape == (2, *plain.shape)
+        torch.testing.assert_close(one.first[0], jet.first[1], rtol=1e-12, atol=1e-12)
+    _check_other_dtypes(function, row)
+
+
+def _torch_s_own(call: Call) -> tuple | None:
+    """None where torch has no such kernel on the CPU, or wants one dtype throughout."""
+    try:
+        return call(call.x)
+    except (RuntimeError, NotImplementedError) as error:
+        refusals = ("not implemented for", "same dtype", "but got BFloat16", "Got BFloat16")
+        refusals += ("but got Half", "Got Half")
+        if any(words in str(error) for words in refusals):
+            return None
+        raise
+
+
+def _check_other_dtypes(function: Any, row: Row) -> None:
+    """In every precision the primal is torch's own result, wherever torch has one; float16 is in
+    test_special_points.py."""
+    for dtype in (torch.float32, torch.bfloat16):
+        call = make_call(function, row, dtype)
+        expected = _torch_s_own(call)
+        if expected is None:
+            continue
+        directions = torch.randn(2, len(call.x)).to(dtype)
+        with torch.no_grad():
+            jets = jx.jet(call, call.x, directions)
+        for jet, plain in zip(jets, expected, strict=True):
+            assert jet.streams.shape == (4, *plain.shape)
+            _check_primal(jet.primal, plain, row)
+
+
+def test_other_names_and_spellings_of_a_function_have_its_derivatives() -> None:
+    for row in ROWS:
+        for first, *others in row.by_rule():
+            call = make_call(first, row)
+            torch.manual_seed(1)
+            directions = torch.randn(2, len(call.x), dtype=torch.float64)
+            calls = [replace(call, function=function) for function in (first, *others)] * bool(
+                others
+            )
+            with torch.no_grad():
+                jets = [jx.jet(call, call.x, directions) for call in calls]
+            for function, found in zip(others, jets[1:], strict=True):
+                name = function_name(function)
+                for one, other in zip(found, jets[0], strict=True):
+                    assert torch.allclose(one.streams, other.streams, 1e-14, 1e-14, True), name
 
 
 def _check_primal(actual: torch.Tensor, expected: torch.Tensor, row: Row) -> None:
@@ -127,23 +165,33 @@ def _check_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float)
 
 @pytest.mark.parametrize("function, row", RULES)
 def test_backward_of_rule(function: Any, row: Row) -> None:
-    """The gradient of every stream, with respect to the point and to the directions."""
+    """The gradient of all streams, with respect to the point and to the directions."""
     call = make_call(function, row)
     torch.manual_seed(1)
-    directions = torch.randn(2, len(call.x), dtype=torch.float64, requires_grad=True)
-    x = call.x.requires_grad_()
+    point, move = torch.randn(2, 3, len(call.x), dtype=torch.float64)
+    point[0] = call.x
+    weights: list[torch.Tensor] = []
 
-    def streams(x: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        # Adding -inf entries keeps them; gradcheck needs finite numbers.  A NaN stays and fails.
-        # It would hold the outputs that need a gradient against all of them in order, so that a
-        # constant one (a grid of a plain tensor) would shift the rest: every one needs a gradient.
-        found = (jet.streams + 0 * x.sum() for jet in jx.jet(call, x, u))
-        return tuple(streams.masked_fill(streams == -torch.inf, 0.0) for streams in found)
+    def total(point: torch.Tensor) -> torch.Tensor:
+        streams = [jet.streams for jet in jx.jet(call, point[0], point[1:])]
+        # Adding -inf entries keeps them.  A NaN stays and fails.
+        streams = [s.masked_fill(s == -torch.inf, 0.0) for s in streams]
+        if not weights:
+            torch.manual_seed(2)
+            weights.extend(torch.randn_like(s, dtype=torch.float64) for s in streams)
+        return sum((w * s).sum() for w, s in zip(weights, streams, strict=True))
 
-    assert torch.autograd.gradcheck(streams, (x, directions), fast_mode=True, atol=1e-6)
+    value = total(point.requires_grad_())
+    gradient = torch.zeros_like(point)
+    if value.requires_grad:
+        (gradient,) = torch.autograd.grad(value, point)
+    h = 1e-5
+    with torch.no_grad():
+        expected = (total(point + h * move) - total(point - h * move)) / (2 * h)
+    torch.testing.assert_close((gradient * move).sum(), expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("function, row", ONE_OF_EACH)
+@pytest.mark.parametrize("function, row", ONE_OF_EACH_RULE)
 def test_what_a_rule_returns_can_be_written_to(function: Any, row: Row) -> None:
     """Where torch lets a result be changed in place while gradients are recorded, so do jets."""
     call = make_call(function, row)
@@ -164,20 +212,6 @@ def test_what_a_rule_returns_can_be_written_to(function: Any, row: Row) -> None:
         torch.testing.assert_close(jet.streams[1:], before.streams[1:], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("function, row", ONE_OF_EACH)
-def test_one_direction(function: Any, row: Row) -> None:
-    """A single direction gives the same J u as among several; order 1 gives no second streams."""
-    call = make_call(function, row)
-    torch.manual_seed(1)
-    directions = torch.randn(2, len(call.x), dtype=torch.float64)
-    together = jx.jet(call, call.x, directions)
-    for order in (1, 2):
-        alone = jx.jet(call, call.x, directions[1:], order=order)
-        for several, one in zip(together, alone, strict=True):
-            assert one.second.shape == (0, *one.primal.shape)
-            torch.testing.assert_close(one.first[0], several.first[1], rtol=1e-12, atol=1e-12)
-
-
 def test_every_registered_function_is_in_the_table() -> None:
     """A new rule adds an entry to rule_table.py (or to queries.py)."""
     covered = {function for row in ROWS for function in row.functions()}
@@ -188,34 +222,6 @@ def test_every_registered_function_is_in_the_table() -> None:
     names = [function_name(f) for f in others]
     missing = [name for name in names if name not in OF_LIBRARIES]
     assert not missing, f"no entry in python_tests/jet/rule_table.py for {missing}"
-
-
-def _torch_s_own(call: Call) -> tuple | None:
-    """None where torch has no such kernel on the CPU, or wants one dtype throughout."""
-    try:
-        return call(call.x)
-    except (RuntimeError, NotImplementedError) as error:
-        refusals = ("not implemented for", "same dtype", "but got BFloat16", "Got BFloat16")
-        refusals += ("but got Half", "Got Half")
-        if any(words in str(error) for words in refusals):
-            return None
-        raise
-
-
-@pytest.mark.parametrize("function, row", RULES)
-def test_dtype_shape_and_value_of_the_primal(function: Any, row: Row) -> None:
-    """In every precision the primal is torch's own result, wherever torch has one."""
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        call = make_call(function, row, dtype)
-        expected = _torch_s_own(call)
-        if expected is None:
-            continue
-        directions = torch.randn(2, len(call.x)).to(dtype)
-        with torch.no_grad():
-            jets = jx.jet(call, call.x, directions)
-        for jet, plain in zip(jets, expected, strict=True):
-            assert jet.streams.shape == (4, *plain.shape)
-            _check_primal(jet.primal, plain, row)
 
 
 def test_integer_results_are_torch_s_own() -> None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import torch
@@ -77,6 +77,55 @@ def mixed_difference(
 
     with torch.no_grad():
         return _extrapolated([central(steps.mixed * 2**level) for level in range(LEVELS)])
+
+
+def differences_along(
+    function: Function, x: Tensor, u: Tensor, step: float
+) -> tuple[list[Tensor], list[Tensor]]:
+    """J u and D²f[u, u] of every output: central differences, extrapolated to O(h⁴)."""
+    first, second = [], []
+    with torch.no_grad():
+        centre = function(x)
+        for h in (step, 2 * step):
+            triples = [*zip(function(x + h * u), centre, function(x - h * u), strict=True)]
+            first.append([(plus - minus) / (2 * h) for plus, _, minus in triples])
+            second.append([(plus - 2 * at + minus) / (h * h) for plus, at, minus in triples])
+    return _extrapolated(first), _extrapolated(second)
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Of every output, what belongs to directions u_i: ``[directions or pairs, ...]``.
+
+    Attributes:
+        first: J u_i.
+        squares: D²f[u_i, u_i].
+        pairs: D²f[u_i, u_j] of i < j, from the squares along sums of directions.
+    """
+
+    first: Tensor
+    squares: Tensor
+    pairs: Tensor
+
+
+def jet_differences(
+    function: Function, x: Tensor, directions: Tensor, step: float
+) -> list[Differences]:
+    """The differences of every output along directions ``[q, ...]``."""
+    along = [differences_along(function, x, u, step) for u in directions]
+    pairs = [*combinations(range(len(directions)), 2)]
+    sums = [
+        differences_along(function, x, directions[i] + directions[j], step)[1] for i, j in pairs
+    ]
+    outputs = []
+    for n in range(len(along[0][0])):
+        squares = torch.stack([second[n] for _, second in along])
+        mixed = [
+            (s[n] - squares[i] - squares[j]) / 2 for s, (i, j) in zip(sums, pairs, strict=True)
+        ]
+        first = torch.stack([first[n] for first, _ in along])
+        outputs.append(Differences(first, squares, torch.stack(mixed)))
+    return outputs
 
 
 def reach(u: Tensor, w: Tensor, steps: Steps) -> list[Tensor]:
