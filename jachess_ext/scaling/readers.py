@@ -173,9 +173,7 @@ def _metric(folder: Path, runs: Sequence[_Run], metric: str | None) -> str:
     if metric is None:
         names = [name for name in every if metric_word(name)]
     else:
-        names = matching_names(metric, every) or [
-            metric
-        ]  # which the first run lacks, says `_measurement`
+        names = matching_names(metric, every) or [metric]  # `_measurement` says which run lacks it
     if len(names) != 1:
         text = f"{folder} has the measurements {quote_all(names or every)}; say which"
         raise TableError(text, metric=(names or every)[0])
@@ -252,10 +250,9 @@ def _trainer_runs(folder: Path) -> list[_Run]:
                 begun = before["log_history"]  # compared as text, where NaN is NaN
                 goes_on = repr(state["log_history"][: len(begun)]) == repr(begun)
                 if not final and not goes_on:
-                    text = f"{last} does not go on from {earlier_folder.name}: {directory} holds"
-                    raise TableError(
-                        f"{text} checkpoints of several runs; remove the earlier one's"
-                    )
+                    text = f"{last} does not go on from {earlier_folder.name}: {directory}"
+                    text += " holds checkpoints of several runs; remove the earlier one's"
+                    raise TableError(text)
             runs.append(_trainer_run(folder, directory, state))
     return runs
 

@@ -128,9 +128,8 @@ def _workbook_tables(path: Path) -> dict[str, Rows]:
     for name, frame in frames.items():
         cells = frame.dropna(how="all").dropna(how="all", axis=1)
         lines = enumerate(cells.astype(object).where(cells.notna(), "").to_numpy().tolist(), 1)
-        if rows := _strip_preamble(
-            [(line, [str(cell).strip() for cell in row]) for line, row in lines]
-        ):
+        rows = _strip_preamble([(line, [str(x).strip() for x in row]) for line, row in lines])
+        if rows:
             tables[str(name)] = rows
     if not tables:
         raise TableError(f"{path} is empty; expected a header and one line a model")

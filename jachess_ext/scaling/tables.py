@@ -421,6 +421,7 @@ class _Reader:
         metric: Label,
         row_metric: Label,
     ) -> Records:
+        """Return the values of a table with a row a run; a column `metric` said `row_metric`."""
         table, labels = self.sheet.name, self.sheet.labels
         if size_at is None:
             size_at = self._size_column({model_at, *seeds})

@@ -16,7 +16,6 @@ from scipy.special import expit, logsumexp, softmax
 from scipy.stats import invgamma, multivariate_normal, norm
 from scipy.stats import t as student
 
-from benchmarks.forecast_scores import log_rmse
 from jachess_ext.scaling import LossTable, blend, select
 from jachess_ext.scaling.blend import (
     NOISE_PATTERNS,
@@ -387,11 +386,11 @@ def test_the_process_has_the_most_probable_numbers(seed: int) -> None:
     start = np.array([-3.0, -4.0, -4.0, -0.1])
     best = minimize(objective, start, method="Nelder-Mead", options={"maxiter": 4000})
     assert ours > -best.fun - 1e-3
-    for place in range(4):  # each number by itself: no step to either side is better
-        for step in (-0.05, 0.05):
+    for place, step in enumerate((0.01, 0.01, 0.01, 1e-4)):  # no step to either side is better
+        for sign in (-1, 1):
             moved = np.append(np.log(process.deviations), process.slope)
-            moved[place] += step
-            assert -objective(moved) < ours + 1e-6
+            moved[place] += sign * step
+            assert -objective(moved) < ours + 1e-7
 
 
 def test_the_process_predicts_as_a_normal_distribution_does() -> None:
@@ -444,21 +443,8 @@ def test_the_order_of_models_does_not_matter() -> None:
     np.testing.assert_allclose(other.mean, one.mean[order], rtol=1e-9)
 
 
-def test_better_than_ats_on_curves_that_level_off() -> None:
-    """Read up to six times the size where they bend, so that it shows; at three times it is not."""
-    errors: dict[str, list[float]] = {"blend": [], "ats": []}
-    for seed in range(3):
-        table, losses = tables.population(seed, noise=0.003)
-        for method in ("blend", "ats"):
-            chosen = select(table, 51200, 1638400, method)
-            errors[method].append(log_rmse(chosen.predicted_losses, losses[:, -1]))
-    means = {name: np.mean(values) for name, values in errors.items()}
-    assert means["blend"] < means["ats"]
-
-
-@pytest.fixture(scope="module")
-def from_the_model() -> tuple[Posterior, np.ndarray]:
-    """Posteriors of 350 curves drawn from the model itself, and their values at the target."""
+def test_posterior_covers_curves_of_the_model() -> None:
+    """350 curves drawn from the model; tolerance: 3 points and one standard error of the share."""
     generator = np.random.default_rng(4)
     shapes = Shapes.grid(SIZES, np.array([TARGET]))
     away = (shapes.theta - [0.0, np.log(0.5), 0.3]) / [1.5, 0.3, 0.2]
@@ -470,16 +456,9 @@ def from_the_model() -> tuple[Posterior, np.ndarray]:
         full = covariance(*NOISE_PATTERNS[int(generator.integers(len(NOISE_PATTERNS)))])
         y[row] = own[row] * generator.multivariate_normal(np.zeros(7), full)
     y += np.append(shapes.measured, shapes.targets.T, -1)[shape] + 1.0
-    return posteriors(y[:, :-1], SIZES, [TARGET])[0], y[:, -1]
-
-
-@pytest.mark.parametrize("level", [0.8, 0.9])
-def test_posterior_covers_curves_of_the_model(
-    level: float, from_the_model: tuple[Posterior, np.ndarray]
-) -> None:
-    """350 curves; tolerance: 3 points and one standard error of the share."""
-    found, truth = from_the_model
-    away = np.abs(truth - found.mean) / np.sqrt(found.variance)
-    inside = np.mean(away < norm.ppf((1 + level) / 2))
-    error = np.sqrt(level * (1 - level) / 350)
-    assert inside == pytest.approx(level, abs=0.03 + error)
+    posterior = posteriors(y[:, :-1], SIZES, [TARGET])[0]
+    distance = np.abs(y[:, -1] - posterior.mean) / np.sqrt(posterior.variance)
+    for level in (0.8, 0.9):
+        inside = np.mean(distance < norm.ppf((1 + level) / 2))
+        error = np.sqrt(level * (1 - level) / 350)
+        assert inside == pytest.approx(level, abs=0.03 + error)

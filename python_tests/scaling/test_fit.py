@@ -53,19 +53,6 @@ def test_wider_bounds_let_a_curve_fall_faster() -> None:
     assert wide.params["beta"] == pytest.approx(2.0, rel=1e-4)
 
 
-def test_power_parameters_come_back() -> None:
-    generator = np.random.default_rng(0)
-    sizes = 100.0 * 2.0 ** np.arange(20)
-    truth = [(6.0, 0.3, 0.9, 1.0), (20.0, 0.5, 0.7, 0.5), (4.0, 0.25, 0.8, 2.0)]
-    clean = np.stack([curves.power(sizes, *row) for row in truth])
-    found = fit(sizes, clean, "power")
-    values = np.stack([found.params[name] for name in ("B", "beta", "E", "alpha")], -1)
-    np.testing.assert_allclose(values, truth, rtol=5e-3)
-    noisy = fit(sizes, curves.noisy(clean, generator, 0.001), "power", fixed={"alpha": 1.0})
-    assert noisy.params["beta"][0] == pytest.approx(0.3, rel=0.05)
-    assert (noisy.params["alpha"] == 1.0).all()
-
-
 def test_line_comes_back_from_after_its_break() -> None:
     x = np.log(curves.SIZES)
     generator = np.random.default_rng(1)
@@ -156,10 +143,10 @@ def test_transition_interval_covers() -> None:
     assert np.mean(inside) == pytest.approx(0.9, abs=0.04)
 
 
-@pytest.mark.parametrize("name", ["rectified", "power"])
-def test_as_good_as_scipy_from_many_starts(name: str) -> None:
+@pytest.mark.parametrize(("name", "count"), [("rectified", 2), ("power", 6)])
+def test_as_good_as_scipy_from_many_starts(name: str, count: int) -> None:
     generator = np.random.default_rng(5)
-    rows = curves.random_rectified(generator, 3)
+    rows = curves.random_rectified(generator, count)
     exact = np.stack([curves.rectified(curves.SIZES, *row) for row in rows])
     losses = curves.noisy(exact, generator, 0.01)
     fitted, parameters = fit(curves.SIZES, losses, name), laws.LAWS[name]().parameters

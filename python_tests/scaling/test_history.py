@@ -200,7 +200,8 @@ def test_runs_of_the_table_itself_are_refused() -> None:
     at_target = replace(TABLE, sizes=TABLE.sizes[-1:], losses=TABLE.losses[:, -1:])
     rounded = replace(TABLE, losses=TABLE.losses.round(3))
     some = TABLE.rows(np.array([3, 1]))
-    for same in (TABLE, wider, at_target, rounded, some):
+    half = replace(TABLE, losses=TABLE.losses * np.where(np.arange(10) % 2, 1.0, 2.0))
+    for same in (TABLE, wider, at_target, rounded, some, half):
         with pytest.raises(TableError, match="table 2 holds runs of the table to choose from"):
             moved(EARLIER[0], same)
     with pytest.raises(TableError, match="table 1 and table 3 hold the same runs"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shutil
@@ -124,44 +125,26 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return [{"input_ids": row, "labels": int(row[0] > 9)} for row in tokens]
 
     folder = tmp_path_factory.mktemp("trained")
-    for width in (16, 32):
-        for count in (16, 32):
-            for seed in (0, 1):
-                torch.manual_seed(seed)
-                home = folder / f"tiny-{width}" / str(count) / f"seed{seed}"
-                config = BertConfig(
-                    vocab_size=20,
-                    hidden_size=width,
-                    intermediate_size=8,
-                    num_hidden_layers=1,
-                    num_attention_heads=1,
-                    max_position_embeddings=8,
-                )
-                arguments = TrainingArguments(
-                    str(home),
-                    num_train_epochs=2,
-                    per_device_train_batch_size=8,
-                    eval_strategy="epoch",
-                    save_strategy="epoch",
-                    logging_steps=1,
-                    learning_rate=1e-2,
-                    seed=seed,
-                    report_to=[],
-                    disable_tqdm=True,
-                    use_cpu=True,
-                )
-                trainer = Trainer(
-                    BertForSequenceClassification(config),
-                    arguments,
-                    train_dataset=rows(count),  # type: ignore[arg-type]
-                    eval_dataset=rows(20),  # type: ignore[arg-type]
-                    compute_metrics=accuracy,
-                )
-                result = trainer.train()
-                if seed:
-                    trainer.save_state()
-                else:  # as the example scripts do
-                    trainer.save_metrics("train", result.metrics | {"train_samples": count})
+    shape = {"vocab_size": 20, "intermediate_size": 8, "max_position_embeddings": 8}
+    shape |= {"num_hidden_layers": 1, "num_attention_heads": 1}
+    recipe: dict[str, Any] = {"num_train_epochs": 2, "per_device_train_batch_size": 8}
+    recipe |= {"eval_strategy": "epoch", "save_strategy": "epoch", "logging_steps": 1}
+    recipe |= {"learning_rate": 1e-2, "report_to": [], "disable_tqdm": True, "use_cpu": True}
+    for width, count, seed in itertools.product((16, 32), (16, 32), (0, 1)):
+        torch.manual_seed(seed)
+        home = folder / f"tiny-{width}" / str(count) / f"seed{seed}"
+        trainer = Trainer(
+            BertForSequenceClassification(BertConfig(hidden_size=width, **shape)),
+            TrainingArguments(str(home), seed=seed, **recipe),
+            train_dataset=rows(count),  # type: ignore[arg-type]
+            eval_dataset=rows(20),  # type: ignore[arg-type]
+            compute_metrics=accuracy,
+        )
+        result = trainer.train()
+        if seed:
+            trainer.save_state()
+        else:  # as the example scripts do
+            trainer.save_metrics("train", result.metrics | {"train_samples": count})
     return folder
 
 
@@ -177,13 +160,12 @@ def test_runs_of_trainer(trained: Path) -> None:
         table = read_runs(trained, "accuracy", value=value, **PATHS)
         assert table.names == ("tiny-16", "tiny-32") and table.sizes.tolist() == [16, 32]
         assert table.metric == "accuracy" and table.noise is not None
-        for row, width in enumerate((16, 32)):
-            for column, count in enumerate((16, 32)):
-                homes = [trained / f"tiny-{width}" / str(count) / f"seed{seed}" for seed in (0, 1)]
-                a, b = (pick(evaluations(home)) for home in homes)
-                assert len(evaluations(homes[0])) == 2
-                assert table.losses[row, column] == pytest.approx(1 - (a + b) / 2)
-                assert table.noise[row, column] == pytest.approx(abs(a - b) / 2)
+        for row, column in np.ndindex(2, 2):
+            home = trained / ("tiny-16", "tiny-32")[row] / ("16", "32")[column]
+            a, b = (pick(evaluations(home / f"seed{seed}")) for seed in (0, 1))
+            assert len(evaluations(home / "seed0")) == 2
+            assert table.losses[row, column] == pytest.approx(1 - (a + b) / 2)
+            assert table.noise[row, column] == pytest.approx(abs(a - b) / 2)
 
 
 def copied(trained: Path, tmp_path: Path) -> Path:

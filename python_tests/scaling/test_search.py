@@ -41,15 +41,6 @@ def test_every_model_on_every_size() -> None:
         (size, model) for size in SIZES for model in ("narrow", "wide")
     ]
     assert search.stop == "every planned size was run" and search.best() == "wide"
-    table = LossTable(
-        names=("narrow", "wide"),
-        sizes=np.array(SIZES, float),
-        losses=np.array([[crossing(Ask(m, s)) for s in SIZES] for m in ("narrow", "wide")]),
-        parameters=None,
-    )
-    expected = select(table, 64, 256).to_frame().drop(columns=["cost", "full_cost"])
-    found = search.selection().to_frame().drop(columns=["cost", "full_cost"])
-    assert found.equals(expected)
 
 
 def test_the_state_goes_on_from_any_moment() -> None:

@@ -435,13 +435,6 @@ def test_equal_models_are_equally_good() -> None:
     )
 
 
-def test_two_sizes() -> None:
-    table = LossTable(("a", "b"), DOUBLED[:2], np.ones((2, 2)), None)
-    with pytest.raises(ValueError, match="blend needs 3 sizes above 0 or more"):
-        select(table, 200, TARGET)
-    assert select(table, 200, TARGET, "ats").ranking == ["a", "b"]
-
-
 # Candidates whose sizes differ -------------------------------------------------------------------
 
 
@@ -524,12 +517,6 @@ def test_a_model_with_too_few_sizes_is_listed_and_not_ranked() -> None:
     assert "reason" not in alone.to_frame()
     labels = [line.get_label() for line in found.plot().get_lines()]
     assert "model-0" in labels and "model-1" not in labels
-
-
-def test_all_models_with_too_few_sizes_are_an_error() -> None:
-    table = with_gaps(*((row, slice(3, None)) for row in range(6)))
-    with pytest.raises(ValueError, match="blend needs 3 sizes above 0 or more, and model-0 has 2"):
-        select(table, 400, TARGET)
 
 
 def test_the_loss_before_fine_tuning_may_be_missing_of_some() -> None:

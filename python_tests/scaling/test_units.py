@@ -15,7 +15,6 @@ AHEAD = 32 * curves.SIZES[-1]
 
 FACTORS = 1e3, 1e3, 1e-3
 """Of sizes, losses and weights."""
-DOUBLINGS = (2.0**-10, 2.0**5, 2.0**6)
 
 
 def noisy_losses() -> np.ndarray:
@@ -67,16 +66,6 @@ def test_units_change_no_interval_of_the_law_chosen(row: int) -> None:
     np.testing.assert_allclose(np.array(ends) / y, expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize("law", [law for law in LAWS if law in laws.LAWS])
-def test_doubled_units_give_the_same_bits(law: str) -> None:
-    """Of what has no unit: exponents; what is multiplied with a logarithm is rounded."""
-    first, expected = fitted(law, (1.0, 1.0, 1.0))
-    params, values = fitted(law, DOUBLINGS)
-    for name in ("beta", "alpha"):
-        np.testing.assert_array_equal(params.get(name), first.get(name))
-    np.testing.assert_allclose(values, expected, rtol=1e-13)
-
-
 def test_the_transition_has_the_unit_of_sizes() -> None:
     losses = noisy_losses()[0]
     rows, thousands = (fit(curves.SIZES * d, losses, "rectified").transition for d in (1, 1e-3))
@@ -114,22 +103,6 @@ def test_bounds_are_in_the_units_given(law: str, given: dict, other: dict) -> No
         np.testing.assert_allclose(first[name], value)
     for name, value in other.get("fixed", {}).items():
         np.testing.assert_allclose(params[name], value)
-
-
-@pytest.mark.parametrize(
-    ("law", "fixed"),
-    [
-        ("rectified", {"beta": 0.5, "B": 120.0}),
-        ("rectified", {"D_l": 20.0}),
-        ("power", {"E": 0.0}),
-        ("power", {"B": 5.0, "E": 0.6}),
-    ],
-)
-def test_fixed_values_come_back(law: str, fixed: dict) -> None:
-    """Whether or not the unit of a parameter depends on one that is fitted."""
-    found = fit(curves.SIZES, noisy_losses(), law, fixed=fixed)
-    for name, value in fixed.items():
-        np.testing.assert_allclose(found.params[name], value, rtol=1e-12)
 
 
 def test_a_measured_kernel_reads_its_times_at_rows() -> None:
