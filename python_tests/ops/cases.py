@@ -15,6 +15,11 @@ STREAMS = [(1, 2), (2, 3), (2, 4), (3, 4), (3, 7), (4, 5), (4, 11)]
 # One body runs on every device; `-m cuda` picks the runs on a GPU.
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+STREAMS_AND_DTYPES = [
+    *((2, 4, dtype) for dtype in DTYPES),
+    *((q, streams, torch.float32) for q, streams in STREAMS if streams != 4),
+]
+"""Each dtype, and each number of streams, at least once."""
 # torch's own form of every kind of activation
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,

@@ -18,8 +18,8 @@ from jachess_ext.ops import library
 from python_tests.operators import OPERATORS
 from python_tests.ops.cases import (
     DEVICES,
-    DTYPES,
     STREAMS,
+    STREAMS_AND_DTYPES,
     TRACED,
     jet_by_differences,
     opcheck_backward,
@@ -108,13 +108,7 @@ class OperatorTests:
             assert all(torch.equal(total, jets[0] + jets[1]) for total in sums)
 
     @pytest.mark.parametrize("device", DEVICES)
-    @pytest.mark.parametrize(
-        ("q", "streams", "dtype"),
-        [
-            *((2, 4, dtype) for dtype in DTYPES),
-            *((*s, torch.float32) for s in STREAMS if s != (2, 4)),
-        ],
-    )
+    @pytest.mark.parametrize(("q", "streams", "dtype"), STREAMS_AND_DTYPES)
     def test_agrees_with_the_reference(
         self, case: Case, device: str, q: int, streams: int, dtype: torch.dtype
     ) -> None:

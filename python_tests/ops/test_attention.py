@@ -21,8 +21,8 @@ from jachess_ext.ops.attention_reference import Call, Settings, dropout_mask
 from python_tests import processes
 from python_tests.ops.cases import (
     DEVICES,
-    DTYPES,
     STREAMS,
+    STREAMS_AND_DTYPES,
     TRACED,
     add_score_products,
     jet_by_differences,
@@ -78,13 +78,10 @@ def inputs(
 
 
 def errors_against_the_reference(
-    leaves: list[Tensor],
-    mask: Tensor | None = None,
-    operator: Callable[..., Tensor] = ops.attention_jet,
-    **keywords: Any,
+    leaves: list[Tensor], mask: Tensor | None = None, **keywords: Any
 ) -> float:
     """Largest error of the result and the three gradients against the reference in float64."""
-    y = operator(*leaves, mask, **keywords)
+    y = ops.attention_jet(*leaves, mask, **keywords)
     gy = random_jet(*y.shape, dtype=y.dtype, device=str(y.device), seed=9)
     got = [y, *torch.autograd.grad(y, leaves, gy)]
     assert all(g.dtype == leaf.dtype for g, leaf in zip(got[1:], leaves, strict=True))
@@ -168,8 +165,10 @@ def test_is_available() -> None:
     assert all(ops.available(name, "cpu") for name in NAMES)
 
 
-@pytest.mark.parametrize(("q", "streams"), STREAMS)
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    ("name", "q", "streams"),
+    [*(("plain", *s) for s in STREAMS), *((name, 2, 4) for name in SETTINGS if name != "plain")],
+)
 def test_agrees_with_finite_differences(name: str, q: int, streams: int) -> None:
     settings = {**SETTINGS[name], "q": q}
     leaves = inputs(streams, heads=4, key_heads=2, queries=6, keys=7, value_size=3)
@@ -204,8 +203,7 @@ def test_agrees_with_torch_attention() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("q", "streams"), STREAMS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("q", "streams", "dtype"), STREAMS_AND_DTYPES)
 def test_agrees_with_the_reference(device: str, q: int, streams: int, dtype: torch.dtype) -> None:
     """Result and gradients; ragged sizes, more queries than one block, two chunks of keys."""
     leaves = inputs(
@@ -224,24 +222,16 @@ def test_agrees_with_the_reference(device: str, q: int, streams: int, dtype: tor
 
 @pytest.mark.parametrize(("device", "dtype"), WIDE)
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize(("queries", "keys"), [(150, 150), (70, 300), (200, 40), (33, 2), (3, 33)])
+@pytest.mark.parametrize(("queries", "keys"), [(150, 150), (70, 300), (200, 40), (3, 33)])
 def test_settings_agree_with_the_reference(
     device: str, name: str, queries: int, keys: int, dtype: torch.dtype
 ) -> None:
-    """Or, where the gradients themselves cancel (a window over two keys: the reference in float32
-    is off by 4e-6, the kernel without fused multiply-adds by 1e-5), to thrice its error."""
     leaves = inputs(queries=queries, keys=keys, size=16, dtype=dtype, device=device)
-    error = errors_against_the_reference(leaves, q=2, **SETTINGS[name])
-    if error >= BOUNDS[dtype]:
-        assert dtype == torch.float32
-        own = errors_against_the_reference(
-            leaves, q=2, operator=ops.attention_jet_reference, **SETTINGS[name]
-        )
-        assert error < 3 * own
+    assert errors_against_the_reference(leaves, q=2, **SETTINGS[name]) < BOUNDS[dtype]
 
 
 @pytest.mark.parametrize(("device", "dtype"), WIDE)
-@pytest.mark.parametrize("size", [8, 32, 48, 64, 80, 128, 256])
+@pytest.mark.parametrize("size", [8, 48, 64, 80, 256])
 def test_head_sizes(size: int, dtype: torch.dtype, device: str) -> None:
     leaves = inputs(queries=20, keys=40, size=size, dtype=dtype, device=device)
     error = errors_against_the_reference(leaves, q=2, causal=True)
@@ -249,9 +239,11 @@ def test_head_sizes(size: int, dtype: torch.dtype, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("q", "streams"), [(2, 4), (4, 11)])
+@pytest.mark.parametrize(
+    ("q", "streams", "dtype"),
+    [(2, 4, torch.float64), (4, 11, torch.float32), (2, 4, torch.bfloat16), (4, 11, torch.float16)],
+)
 @pytest.mark.parametrize(("size", "value_size"), [(64, 256), (256, 64), (128, 128)])
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_heads_in_pieces(
     size: int, value_size: int, q: int, streams: int, dtype: torch.dtype, device: str
 ) -> None:
@@ -328,7 +320,7 @@ def tiny_mask() -> Tensor:
     return mask
 
 
-@pytest.mark.parametrize(("q", "streams"), STREAMS)
+@pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 4), (3, 7)])
 def test_gradients(q: int, streams: int) -> None:
     leaves = inputs(streams, heads=2, key_heads=1, queries=2, keys=3, size=2)
 
@@ -537,7 +529,7 @@ def test_dropout_asks_for_a_seed() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_strides(device: str, dtype: torch.dtype) -> None:
     """Any strides, also a last one that is not 1, and 0."""
     dense = [
@@ -779,8 +771,10 @@ def test_a_hidden_nan_is_a_nan_as_in_torch(
 # ---- what the CUDA kernels take ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("q", "streams"), [case for case in STREAMS if case[0] > 2])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("q", "streams", "dtype"),
+    [(3, 7, torch.float64), (4, 5, torch.float64), (4, 11, torch.bfloat16)],
+)
 def test_passes_of_two_directions_agree(
     q: int, streams: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -795,8 +789,8 @@ def test_passes_of_two_directions_agree(
 
 
 def line_of(call: Call) -> int:
-    """The number of the line of the rule that serves a call."""
-    line = next(n for n, way in enumerate(attention.BACKENDS) if way.applies(call))
+    """The number of the first row of `BACKENDS` that applies to a call."""
+    line = next(n for n, backend in enumerate(attention.BACKENDS) if backend.applies(call))
     assert attention.BACKENDS[line].name == attention.backend_of(call)
     return line
 
@@ -847,7 +841,7 @@ NO_KERNEL, CAPPED_SUM, NOT_ON_A_GPU, HYBRID, FUSED = range(1, 6)
         (FUSED, {"device": "cpu", "dtype": torch.float64, "size": 300}),
     ],
 )
-def test_who_serves(line: int, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backends(line: int, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = {(f"attention_jet{end}", "cuda") for end in ("", "_scores")}
     kernels.add(("attention_jet", "cpu"))
     monkeypatch.setattr(library, "STATE", library.STATE._replace(kernels=frozenset(kernels)))
@@ -880,9 +874,9 @@ def test_the_page_prints_the_rule() -> None:
     page = (ROOT / "docs/how_it_works.md").read_text(encoding="utf-8")
     assert "<!-- table -->" in page
     rows = attention_table().splitlines()[2:]
-    for row, way in zip(rows, attention.BACKENDS, strict=True):
-        assert row == f"| {way.calls} | {way.name} |"
-        assert f"*{way.name}*" in page, "the page does not say what it is"
+    for row, backend in zip(rows, attention.BACKENDS, strict=True):
+        assert row == f"| {backend.calls} | {backend.name} |"
+        assert f"*{backend.name}*" in page, "the page does not say what it is"
     assert f"from {attention.HYBRID_FROM // 2**20} M scores" in rows[HYBRID]
 
 
@@ -925,9 +919,9 @@ def test_which_heads_the_cuda_kernels_take(
         value = torch.empty(streams, 1, 2, 3, value_size, dtype=dtype, device="cuda:0")
         y = ops.attention_jet(query, query, value, q=q)
         settings = Settings(q, 1.0, False, -1, -1, 0.0, 0.0, 0)
-        way = attention.backend_of(Call(query, query, value, None, None, settings))
+        backend = attention.backend_of(Call(query, query, value, None, None, settings))
     assert y.shape == (streams, 1, 2, 3, value_size) and y.dtype == dtype
-    assert way == ("fused" if taken else "composite")
+    assert backend == ("fused" if taken else "composite")
 
 
 def test_an_old_gpu_gets_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
