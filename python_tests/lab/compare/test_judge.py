@@ -27,7 +27,7 @@ class Rows(Padder):
     pad_token_id = 0
     unk_token_id = 1
 
-    def pad(self, rows: list[dict], return_tensors: str = "pt") -> dict[str, torch.Tensor]:
+    def pad(self, rows: list[dict], **settings: str) -> dict[str, torch.Tensor]:
         return super().pad([{k: torch.tensor(v) for k, v in row.items()} for row in rows])
 
 

@@ -223,24 +223,20 @@ def test_nothing_is_cut_on_a_narrow_terminal(capsys: pytest.CaptureFixture[str])
     records = [
         record(name, f"task{task}", seed, score + seed / 100)
         for name, score in scores.items()
-        for task in range(4)
-        for seed in range(3)
+        for task in range(3)
+        for seed in range(2)
     ]
-    drawn = [table for section in sections(records) for table in section.tables]
-    for width in (60, 80):
-        print_report(records, width=width)
-        shown = capsys.readouterr().out
-        assert (
-            "…" not in shown
-            and "..." not in shown
-            and "sign test over pairs" in " ".join(shown.split())
-        )
-        assert max(map(len, shown.splitlines())) <= width
-        for table in drawn:
-            text = to_text(table, width)
-            assert text in shown
-            for row in table.rows:
-                assert all(cell in text for cell in row), (table.caption, row)
+    drawn, width = [table for section in sections(records) for table in section.tables], 60
+    print_report(records, width=width)
+    shown = capsys.readouterr().out
+    assert "…" not in shown and "..." not in shown
+    assert "sign test over pairs" in " ".join(shown.split())
+    assert max(map(len, shown.splitlines())) <= width
+    for table in drawn:
+        text = to_text(table, width)
+        assert text in shown
+        for row in table.rows:
+            assert all(cell in text for cell in row), (table.caption, row)
 
 
 def test_a_wide_table_repeats_its_first_column() -> None:
