@@ -1,5 +1,5 @@
 """What each of two ranks runs for `test_collectives.py`, under torchrun's environment:
-`python -m python_tests.distributed.collective_jobs FOLDER`."""
+`python -m python_tests.distributed.collective_jobs torch|diffusers FOLDER`."""
 
 from __future__ import annotations
 
@@ -290,6 +290,12 @@ ATTENTIONS: dict[str, Callable[[], Attention]] = {
 }
 
 
+JOBS = {
+    "torch": (*COLLECTIVES, "ulysses", "keys gathered"),
+    "diffusers": tuple(name for name in ATTENTIONS if "diffusers" in name),
+}
+
+
 # ---- the numbers of both -----------------------------------------------------------------------
 
 
@@ -399,13 +405,13 @@ def late() -> bool:
         return torch.equal(vmap(program)(x), loop)
 
 
-def main(folder: Path) -> None:
+def main(job: str, folder: Path) -> None:
     enter_group(timeout=timedelta(seconds=60))
     warnings.simplefilter("ignore")
-    results: dict[str, Any] = {kind: measured(kind) for kind in (*COLLECTIVES, *ATTENTIONS)}
+    results: dict[str, Any] = {kind: measured(kind) for kind in JOBS[job]}
     results |= {"refusals": refusals(), "late": late()}
     leave_results(folder, results)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1], Path(sys.argv[2]))

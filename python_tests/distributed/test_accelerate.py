@@ -46,7 +46,8 @@ def launched(folder: Path, micro: int) -> dict[str, Any]:
     return torch.load(folder / "results.pt", weights_only=True)
 
 
-@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("micro", [1, 2])
 def test_training_steps(tmp_path: Path, micro: int, joined_directions: None) -> None:  # noqa: F811
     """Its own data loader, optimiser, backward and accumulation: the same parameters, to 1e-6."""
     expected = training_steps(WORLD, micro)

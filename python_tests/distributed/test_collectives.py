@@ -9,22 +9,26 @@ import pytest
 import torch
 
 from python_tests import processes
-from python_tests.distributed.collective_jobs import ATTENTIONS, COLLECTIVES, RANKS, expected
+from python_tests.distributed.collective_jobs import JOBS, RANKS, expected
 
-KINDS = (*COLLECTIVES, *ATTENTIONS)
+CASES = [
+    pytest.param(job, kind, marks=pytest.mark.slow if job == "diffusers" else (), id=kind)
+    for job, kinds in JOBS.items()
+    for kind in kinds
+]
 
 
 @cache
-def results() -> list[dict[str, Any]]:
-    """Both ranks' results; the job runs once."""
-    return processes.results_of_ranks("python_tests.distributed.collective_jobs", ranks=RANKS)
+def results(job: str = "torch") -> list[dict[str, Any]]:
+    """Both ranks' results; each job runs once."""
+    return processes.results_of_ranks("python_tests.distributed.collective_jobs", job, ranks=RANKS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_ranks_equal_one_process(kind: str) -> None:
+@pytest.mark.parametrize("job, kind", CASES)
+def test_two_ranks_equal_one_process(job: str, kind: str) -> None:
     reference = expected(kind)
     for how in ("torch", "jets"):
-        compare([rank[kind][how] for rank in results()], reference, how)
+        compare([rank[kind][how] for rank in results(job)], reference, how)
 
 
 def compare(ranks: list[Any], reference: dict[str, torch.Tensor], how: str) -> None:
