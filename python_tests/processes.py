@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -84,3 +85,19 @@ def run(
         print(out, err, sep="\n")
         done.check_returncode()
     return done
+
+
+def results_of_ranks(module: str, *arguments: str, ranks: int = 2, **settings: Any) -> list[Any]:
+    """Return what every rank of a job leaves: `python -m MODULE ARGUMENTS FOLDER` under torchrun.
+
+    Args:
+        settings: of `run`.
+    """
+    import torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+        command = [sys.executable, *launch, "-m", module, *arguments, folder]
+        done = run(command, cwd=Path(__file__).resolve().parents[1], **settings)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return torch.load(Path(folder) / "results.pt", weights_only=False)

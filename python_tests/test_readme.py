@@ -208,6 +208,7 @@ def test_the_first_page() -> None:
     torch.testing.assert_close(names["second"], expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")), ids=str)
 def test_notebooks(path: Path) -> None:
     """Their cells, and that the last line of each is what it was saved with."""

@@ -37,7 +37,13 @@ def eager() -> tuple[nn.Module, Batch]:
 
 
 @pytest.mark.filterwarnings("ignore:no argument of the step is a tensor on a GPU")
-@pytest.mark.parametrize("part", [*derivatives.PARTS, "profile"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(part, marks=pytest.mark.slow if part == "compiled_block" else ())
+        for part in (*derivatives.PARTS, "profile")
+    ],
+)
 def test_a_part_gives_finite_rows_and_a_csv(
     part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,7 +78,7 @@ def test_ways_of_meanflow_have_one_loss() -> None:
 
 
 def test_a_short_run_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(soak, "QUICK_STEPS", 100)
+    monkeypatch.setattr(soak, "QUICK_STEPS", 40)
     rows = soak.main(["--quick", "--threads", "1"])
     assert [row.ratio for row in rows[1:]] == [1.0, 1.0]
 

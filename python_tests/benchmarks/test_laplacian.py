@@ -80,4 +80,4 @@ def test_a_way_that_gives_another_laplacian_is_refused(
     right = laplacian.WAYS[way]
     monkeypatch.setitem(laplacian.WAYS, way, lambda model, x: 1.01 * right(model, x))
     with pytest.raises(RuntimeError, match=r"off by .*e-0[23] in torch.float64"):
-        laplacian.check(*laplacian.CASES[laplacian.QUICK[0]].make(), None)
+        laplacian.check(*laplacian.CASES[laplacian.QUICK[0]].make(), None, [way])

@@ -156,6 +156,7 @@ def test_regret_is_a_share_of_a_loss_and_points_of_a_score() -> None:
     assert selection.regrets(truth, truth, "lcdb auc") == pytest.approx([0, 30])
 
 
+@pytest.mark.slow
 def test_advice_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "FEW_TABLES", 1)
     flan = tables.write_csv(tmp_path / "flan.csv", tables.population(3, models=12)[0])
@@ -205,6 +206,7 @@ def test_one_larger_run_at_the_same_cost(tmp_path: Path, monkeypatch: pytest.Mon
     assert "| flan | 7 | " in (tmp_path / "selection_larger_A.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_history_is_judged_against_none(tmp_path: Path) -> None:
     paths = []
     for seed in range(3):

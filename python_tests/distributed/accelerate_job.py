@@ -20,7 +20,7 @@ from python_tests.distributed.rank_jobs import ROWS, SETTINGS, parameters, shard
 from python_tests.processes import die_with_parent
 from python_tests.smoothness.tiny_models import classifier
 
-STEPS = 8
+STEPS = 4
 
 
 def rows(steps: int, world: int) -> list[dict[str, Tensor]]:

@@ -1,9 +1,8 @@
 """What each of two ranks runs for `test_collectives.py`, under torchrun's environment:
-`python -m python_tests.distributed.collective_jobs FOLDER`."""
+`python -m python_tests.distributed.collective_jobs torch|diffusers FOLDER`."""
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 import warnings
@@ -21,7 +20,7 @@ from torch.func import grad, jvp, vjp, vmap
 from torch.utils.checkpoint import checkpoint
 
 import jachess_ext as jx
-from python_tests.processes import die_with_parent
+from python_tests.distributed.rank_jobs import enter_group, leave_results
 
 RANKS, ROWS, WIDTH = 2, 4, 6
 TOKENS, BATCH, HEADS, SIZE = 8, 2, 4, 3
@@ -291,6 +290,12 @@ ATTENTIONS: dict[str, Callable[[], Attention]] = {
 }
 
 
+JOBS = {
+    "torch": (*COLLECTIVES, "ulysses", "keys gathered"),
+    "diffusers": tuple(name for name in ATTENTIONS if "diffusers" in name),
+}
+
+
 # ---- the numbers of both -----------------------------------------------------------------------
 
 
@@ -400,21 +405,13 @@ def late() -> bool:
         return torch.equal(vmap(program)(x), loop)
 
 
-def main(folder: Path) -> None:
-    die_with_parent()  # the launcher gives every rank a session of its own
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    torch.set_num_threads(1)
+def main(job: str, folder: Path) -> None:
+    enter_group(timeout=timedelta(seconds=60))
     warnings.simplefilter("ignore")
-    results: dict[str, Any] = {kind: measured(kind) for kind in (*COLLECTIVES, *ATTENTIONS)}
+    results: dict[str, Any] = {kind: measured(kind) for kind in JOBS[job]}
     results |= {"refusals": refusals(), "late": late()}
-    every: list[Any] = [None] * RANKS
-    dist.all_gather_object(every, results)
-    if dist.get_rank() == 0:
-        torch.save(every, folder / "results.partial")
-        os.replace(folder / "results.partial", folder / "results.pt")
-    dist.barrier()  # gloo's threads abort a process that ends right after a collective, at times
-    dist.destroy_process_group()
+    leave_results(folder, results)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1], Path(sys.argv[2]))

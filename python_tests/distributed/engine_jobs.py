@@ -8,7 +8,6 @@ Rank 0 leaves the results of all ranks in FOLDER/results.pt.
 from __future__ import annotations
 
 import copy
-import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -27,8 +26,14 @@ import jachess_ext as jx
 from jachess_ext.smoothness.parallel import ranks_of
 from jachess_ext.training import METHODS, parse_method
 from python_tests.distributed import scale_job
-from python_tests.distributed.rank_jobs import SETTINGS, parameters, shard, train
-from python_tests.processes import die_with_parent
+from python_tests.distributed.rank_jobs import (
+    SETTINGS,
+    enter_group,
+    leave_results,
+    parameters,
+    shard,
+    train,
+)
 from python_tests.smoothness.tiny_models import classifier
 from python_tests.training.runs import examples, trainer
 from python_tests.training.test_architectures import LOUD, TOKENIZER, rows_of
@@ -64,7 +69,7 @@ def replicated_base() -> dict[str, Any]:
 def held() -> dict[str, Any]:
     wrapped = DistributedDataParallel(Holding())
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=3e-3, eps=1e-4)
-    for step in range(8):
+    for step in range(4):
         wrapped(shard(step, dist.get_rank())).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -218,9 +223,7 @@ def deepspeed_jobs(note: Callable[..., None], folder: Path) -> None:
 
 
 def main(jobs: str, folder: Path) -> None:
-    die_with_parent()  # the launcher gives every rank a session of its own
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
+    enter_group()
     results: dict[str, Any] = {}
 
     def note(name: str, job: Callable[..., Any], *arguments: Any) -> None:
@@ -230,13 +233,7 @@ def main(jobs: str, folder: Path) -> None:
             results[name] = {"error": traceback.format_exc()}
 
     {"torch": torch_jobs, "deepspeed": deepspeed_jobs}[jobs](note, folder)
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, results)
-    if dist.get_rank() == 0:
-        partial = folder / "results.partial"
-        torch.save(every, partial)
-        os.replace(partial, folder / "results.pt")
-    dist.destroy_process_group()
+    leave_results(folder, results)
 
 
 if __name__ == "__main__":

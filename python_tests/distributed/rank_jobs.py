@@ -59,7 +59,7 @@ def train(
     regulariser: jx.JacHess,
     batches: Callable[[int], dict[str, Tensor]],
     *,
-    steps: int = 8,
+    steps: int = 4,
     micro: int = 1,
 ) -> list[jx.smoothness.JacHessOutput]:
     """`steps` updates by AdamW, each of `micro` micro-batches."""
@@ -278,17 +278,13 @@ def forces(value: Tensor, slope: Tensor) -> Tensor:
     return (slope - 1).square().mean() + value.square().mean()
 
 
-def one_lipschitz(value: Tensor, slope: Tensor) -> Tensor:
-    return (slope.flatten(1).norm(dim=1) - 1).square().mean()
-
-
 def with_a_derivative_inside(value: Tensor, slope: Tensor) -> Tensor:
     """A derivative within the loss, which is differentiated in turn."""
     (change,) = torch.autograd.grad(slope.sin().square().sum(), slope, create_graph=True)
     return (change * slope).square().mean()
 
 
-LOSSES = {loss.__name__: loss for loss in (forces, one_lipschitz, with_a_derivative_inside)}
+LOSSES = {loss.__name__: loss for loss in (forces, with_a_derivative_inside)}
 
 
 def energy_and_point(model: Any, rank: int) -> tuple[Callable[[Tensor], Tensor], Tensor]:
@@ -360,15 +356,29 @@ def estimators(engine: str) -> dict[str, Any]:
     return found
 
 
-def main(folder: Path) -> None:
+def enter_group(**settings: Any) -> None:
+    """Join the other ranks."""
     die_with_parent()  # the launcher gives every rank a session of its own
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", **settings)
     torch.set_num_threads(1)
+
+
+def leave_results(folder: Path, results: dict[str, Any]) -> None:
+    """Save the results of all ranks, and leave the group."""
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, results)
+    if dist.get_rank() == 0:
+        torch.save(every, folder / "results.partial")
+        os.replace(folder / "results.partial", folder / "results.pt")
+    dist.barrier()  # gloo's threads abort a process that ends right after a collective, at times
+    dist.destroy_process_group()
+
+
+def main(folder: Path) -> None:
+    enter_group()
     results: dict[str, Any] = {}
     for engine in ENGINES:
-        for micro in (1, 2):
-            name = f"{engine} {micro}"
-            results[name] = equal_to_one_process(engine, micro, checkpointing=False)
+        results[f"{engine} plain"] = equal_to_one_process(engine, 2, checkpointing=False)
         results[f"{engine} checkpointing"] = equal_to_one_process(engine, 1, checkpointing=True)
         jobs = [
             empty_shards,
@@ -383,13 +393,7 @@ def main(folder: Path) -> None:
         ]
         for job in (*jobs, skipped_micro_batch, bad_embeddings, bad_row):
             results[f"{engine} {job.__name__}"] = job(engine)
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, results)
-    if dist.get_rank() == 0:
-        partial = folder / "results.partial"
-        torch.save(every, partial)
-        os.replace(partial, folder / "results.pt")
-    dist.destroy_process_group()
+    leave_results(folder, results)
 
 
 if __name__ == "__main__":

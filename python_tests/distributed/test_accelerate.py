@@ -12,8 +12,8 @@ import torch
 from python_tests import processes
 from python_tests.distributed.test_data_parallel import (  # noqa: F401  a fixture among them
     assert_same,
-    eight_steps,
     joined_directions,
+    training_steps,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,11 +46,12 @@ def launched(folder: Path, micro: int) -> dict[str, Any]:
     return torch.load(folder / "results.pt", weights_only=True)
 
 
-@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_eight_steps(tmp_path: Path, micro: int, joined_directions: None) -> None:  # noqa: F811
+@pytest.mark.slow
+@pytest.mark.parametrize("micro", [1, 2])
+def test_training_steps(tmp_path: Path, micro: int, joined_directions: None) -> None:  # noqa: F811
     """Its own data loader, optimiser, backward and accumulation: the same parameters, to 1e-6."""
-    expected = eight_steps(WORLD, micro)
+    expected = training_steps(WORLD, micro)
     found = launched(tmp_path, micro)
     assert found["processes"] == WORLD and found["model"] == "DistributedDataParallel"
-    assert found["steps"] == 8 * micro
+    assert found["steps"] == 4 * micro
     assert_same(found["parameters"], expected)

@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
-import sys
-import tempfile
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from python_tests import processes
-from python_tests.distributed.collective_jobs import ATTENTIONS, COLLECTIVES, RANKS, expected
+from python_tests.distributed.collective_jobs import JOBS, RANKS, expected
 
-ROOT = Path(__file__).resolve().parents[2]
-KINDS = (*COLLECTIVES, *ATTENTIONS)
+CASES = [
+    pytest.param(job, kind, marks=pytest.mark.slow if job == "diffusers" else (), id=kind)
+    for job, kinds in JOBS.items()
+    for kind in kinds
+]
 
 
 @cache
-def results() -> list[dict[str, Any]]:
-    """Both ranks' results; the job runs once."""
-    with tempfile.TemporaryDirectory() as folder:
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-        command = [sys.executable, *launch, "-m", "python_tests.distributed.collective_jobs"]
-        run = processes.run([*command, folder], cwd=ROOT)
-        assert run.returncode == 0, run.stderr[-3000:]
-        return torch.load(Path(folder) / "results.pt", weights_only=False)
+def results(job: str = "torch") -> list[dict[str, Any]]:
+    """Both ranks' results; each job runs once."""
+    return processes.results_of_ranks("python_tests.distributed.collective_jobs", job, ranks=RANKS)
 
 
-@pytest.mark.parametrize("how", ["torch", "jets"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_ranks_equal_one_process(kind: str, how: str) -> None:
-    ranks = [rank[kind][how] for rank in results()]
+@pytest.mark.parametrize("job, kind", CASES)
+def test_two_ranks_equal_one_process(job: str, kind: str) -> None:
+    reference = expected(kind)
+    for how in ("torch", "jets"):
+        compare([rank[kind][how] for rank in results(job)], reference, how)
+
+
+def compare(ranks: list[Any], reference: dict[str, torch.Tensor], how: str) -> None:
     for found in ranks:
         if isinstance(found, str) and found.startswith("skipped"):
             pytest.skip(found)
         assert not isinstance(found, str), found
-    reference = expected(kind)
     assert {*ranks[0]} == {*reference} or how == "jets"
     for name in ranks[0]:
         both = [rank[name] for rank in ranks]

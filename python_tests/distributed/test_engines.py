@@ -4,10 +4,8 @@ and DeepSpeed; and runs that are resumed under each."""
 from __future__ import annotations
 
 import os
-import sys
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,15 +18,13 @@ from python_tests.distributed.rank_jobs import SETTINGS, shard
 from python_tests.distributed.scale_job import cases, runs
 from python_tests.distributed.test_data_parallel import (  # noqa: F401  a fixture among them
     assert_same,
-    eight_steps,
     joined,
     joined_directions,
-    one_process,
+    training_steps,
 )
 from python_tests.smoothness.tiny_models import classifier
 from python_tests.training.test_architectures import LOUD
 
-ROOT = Path(__file__).resolve().parents[2]
 needs_deepspeed = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -41,16 +37,10 @@ needs_deepspeed = [
 @cache
 def results(jobs: str) -> list[dict[str, Any]]:
     """Every rank's results; each kind of jobs runs once."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        command = [sys.executable, *launch, "-m", "python_tests.distributed.engine_jobs"]
-        # deepspeed looks at its folder of kernels; on a machine with a GPU it would take it
-        settings = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-        run = processes.run([*command, jobs, folder], cwd=ROOT, env=os.environ | settings)
-        assert run.returncode == 0, run.stderr[-3000:]
-        return torch.load(Path(folder) / "results.pt", weights_only=False)
+    # deepspeed looks at its folder of kernels; on a machine with a GPU it would take it
+    settings = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    module = "python_tests.distributed.engine_jobs"
+    return processes.results_of_ranks(module, jobs, env=os.environ | settings)
 
 
 def result(jobs: str, name: str) -> list[Any]:
@@ -66,10 +56,10 @@ def base_of_all() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("job", ["replicated", "held"])
-def test_eight_steps(job: str, joined_directions: None) -> None:  # noqa: F811
+def test_training_steps(job: str, joined_directions: None) -> None:  # noqa: F811
     """As one process on the joined batch: the ranks draw what it draws for their rows."""
     for rank in result("torch", job):
-        assert_same(rank["parameters"], eight_steps(2, 1))
+        assert_same(rank["parameters"], training_steps(2, 1))
 
 
 def test_base_norms_of_a_replicated_model(joined_directions: None) -> None:  # noqa: F811

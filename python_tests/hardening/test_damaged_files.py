@@ -32,7 +32,7 @@ from python_tests.lab.compare.records import record
 
 LONGEST = 600
 """Characters of a refusal, without the path."""
-SEEDS = 10
+SEEDS = 5
 
 # Damages ----------------------------------------------------------------------------------------
 

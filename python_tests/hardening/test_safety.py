@@ -6,6 +6,7 @@ import ast
 import contextlib
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,17 +34,28 @@ WRITERS = {
 """Where files are opened to be written, whole or not at all, and the names that may be called."""
 
 
+@cache
+def nodes() -> list[tuple[str, ast.AST]]:
+    """Every call and import of the package, with its file."""
+    kinds = (ast.Call, ast.Import, ast.ImportFrom)
+    return [
+        (source.relative_to(PACKAGE).as_posix(), node)
+        for source in SOURCES
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+        if isinstance(node, kinds)
+    ]
+
+
 def calls() -> Iterator[tuple[str, ast.Call, str, dict[str, object]]]:
     """(file, call, its name as written, constant keywords) of every call in the package."""
-    for source in SOURCES:
-        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call):
-                given = {
-                    word.arg: word.value.value
-                    for word in node.keywords
-                    if word.arg is not None and isinstance(word.value, ast.Constant)
-                }
-                yield source.relative_to(PACKAGE).as_posix(), node, ast.unparse(node.func), given
+    for file, node in nodes():
+        if isinstance(node, ast.Call):
+            given = {
+                word.arg: word.value.value
+                for word in node.keywords
+                if word.arg is not None and isinstance(word.value, ast.Constant)
+            }
+            yield file, node, ast.unparse(node.func), given
 
 
 def test_nothing_that_is_read_is_run() -> None:
@@ -57,12 +69,11 @@ def test_nothing_that_is_read_is_run() -> None:
         allowed = (file, name) == ("jet/compiled/closures.py", "compile")
         assert allowed or name not in CODE, f"{file} calls {name}"
         assert not [word for word, value in UNSAFE.items() if given.get(word) is value], file
-    for source in SOURCES:
-        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            if not (isinstance(node, ast.ImportFrom) and node.level):
-                assert not CODE & {name.partition(".")[0] for name in names}, source
+    for file, node in nodes():
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        if not (isinstance(node, ast.ImportFrom) and node.level):
+            assert not CODE & {name.partition(".")[0] for name in names}, file
 
 
 def test_files_are_written_in_one_place_alone() -> None:

@@ -556,6 +556,7 @@ def test_a_laplacian_along_directions_in_a_graph() -> None:
     )
     directions = torch.randn(2, 3, dtype=torch.float64)
     found = compiled(x, directions)
+    assert found._fields == ("value", "gradient", "laplacian")
     torch.testing.assert_close(found, jx.laplacian(net, x, directions=directions))
 
 

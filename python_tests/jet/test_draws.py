@@ -28,18 +28,12 @@ def attention(x: Tensor) -> Tensor:
 
 DRAWING: dict[str, Rows] = {
     "dropout": lambda x: F.dropout(x.sin(), 0.5) * x,
-    "two dropouts": lambda x: F.dropout(F.dropout(x, 0.3).sin(), 0.3) * x,
     "randn_like": lambda x: (x * torch.randn_like(x)).sin(),
     "rand_like": lambda x: (x + torch.rand_like(x)).exp(),
     "randn": lambda x: (x * torch.randn(len(x), 1, dtype=x.dtype)).cos(),
-    "rand": lambda x: (x + torch.rand(len(x), 1, dtype=x.dtype)) ** 3,
     "randint": lambda x: x ** torch.randint(1, 5, (len(x), 1)),
-    "randperm": lambda x: x[:, torch.randperm(x.shape[1])] * x**2,
     "bernoulli": lambda x: x.sin() * torch.bernoulli(torch.full_like(x, 0.5)),
-    "normal": lambda x: (x * torch.normal(0.0, 1.0, x.shape, dtype=x.dtype)).sin(),
-    "normal_": lambda x: (x * torch.empty(x.shape, dtype=x.dtype).normal_()).sin(),
     "uniform_": lambda x: (x * torch.empty(x.shape, dtype=x.dtype).uniform_()).sin(),
-    "exponential_": lambda x: (x * torch.empty(x.shape, dtype=x.dtype).exponential_()).sin(),
     "multinomial": lambda x: (
         x * x.detach().exp().multinomial(1) + x.sin() * x.detach().exp().multinomial(1)
     ),
@@ -75,7 +69,7 @@ def derivatives(fn: Rows, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 WEIGHTS = torch.tensor([2.0, 0.0, -3.0, 0.5], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("chunk_size", [None, 1, 3])
+@pytest.mark.parametrize("chunk_size", [None, 3])
 @pytest.mark.parametrize("name", DRAWING)
 def test_one_function(name: str, chunk_size: int | None) -> None:
     fn, x = DRAWING[name], randn(N, D)
@@ -96,7 +90,7 @@ def test_one_function(name: str, chunk_size: int | None) -> None:
         (lambda: jx.laplacian(lambda x: (fn(x), 0), x, has_aux=True, **own)[:3], [value, first]),
     ]
     for call, expected in calls:
-        for _ in range(3):  # with and without the question whether rows depend on each other
+        for _ in range(2):  # with and without the question whether rows depend on each other
             torch.manual_seed(7)
             results = call()
             assert torch.equal(torch.get_rng_state(), after)

@@ -153,11 +153,12 @@ def test_five_losses(make: Callable[[], Case]) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [forces, gradient_penalty, score_of_an_energy, input_gradient_regularisation, one_step_of_sgd],
+    [
+        pytest.param(make, marks=() if make in (forces, one_step_of_sgd) else pytest.mark.slow)
+        for make in CASES
+    ],
 )
-def test_one_graph(make: Callable[[], Case]) -> None:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
+def test_one_graph(make: Callable[[], Case], fresh_dynamo: None) -> None:
     case = make()
 
     @partial(torch.compile, fullgraph=compiled_jets.MODULES_IN_GRAPHS, backend="aot_eager")
@@ -213,32 +214,16 @@ def test_random_numbers_are_refused() -> None:
     check(Case(model, case.x, case.loss, list(model.parameters())), eager)
 
 
-def test_dropout_in_a_graph_is_refused() -> None:
-    torch._dynamo.reset()
-    model, x = Energy(dropout=0.5).double(), draw(3, 5, 12)
-
-    def loss(value: Tensor, gradient: Tensor) -> Tensor:
-        return gradient.square().sum()
-
-    @partial(torch.compile, backend="aot_eager")
-    def compiled(x: Tensor) -> Tensor:
-        return jx.gradient_loss(model, x, loss).loss
-
-    with pytest.raises(RuntimeError, match="draws random numbers"):
-        compiled(x)
-    model.eval()
-    torch.testing.assert_close(compiled(x), jx.gradient_loss(model, x, loss).loss)
-
-
 def test_a_loss_of_several_numbers() -> None:
     with pytest.raises(ValueError, match="expected one number"):
         jx.gradient_loss(torch.sin, draw(3), lambda value, gradient: gradient)
 
 
-def test_a_lazy_layer_is_refused_until_it_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lazy_layer_is_refused_until_it_was_called(
+    monkeypatch: pytest.MonkeyPatch, fresh_dynamo: None
+) -> None:
     """It draws its weights in the first of two runs, and a graph cannot hold it."""
     monkeypatch.setattr(compiled_jets, "_WARNED", set())
-    torch._dynamo.reset()
 
     def loss(value: Tensor, gradient: Tensor) -> Tensor:
         return gradient.square().sum()

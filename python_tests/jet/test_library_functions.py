@@ -16,6 +16,7 @@ from torch import Tensor
 import jachess_ext as jx
 from jachess_ext.jet import composed_rules
 from python_tests import flash_stand_ins
+from python_tests.covering import pairs
 from python_tests.flash_stand_ins import (
     FlashAttnFunc,
     FlashAttnQKVPackedFunc,
@@ -82,8 +83,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("lengths", [(4, 4), (2, 4), (4, 2)])
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name, lengths", pairs(SETTINGS, [(4, 4), (2, 4), (4, 2)]))
 def test_flash_attn_func(name: str, lengths: tuple[int, int]) -> None:
     """Of other lengths the last query stands beside the last key."""
     queries, keys = lengths
@@ -211,8 +211,7 @@ def test_what_varlen_attn_has_no_rule_for(varlen: ModuleType) -> None:
 # ---- transformers' attn_implementation="flash_attention_2" ---------------------------------------
 
 
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("family", ["Llama", "Gemma2"])
+@pytest.mark.parametrize("family, padded", [("Llama", True), ("Gemma2", True), ("Llama", False)])
 def test_a_model_with_flash_attention(
     monkeypatch: pytest.MonkeyPatch, family: str, padded: bool
 ) -> None:
@@ -426,8 +425,7 @@ def test_liger_silu_mul(multipliers: tuple[float, ...]) -> None:
 
 
 @pytest.mark.usefixtures("liger")
-@pytest.mark.parametrize("batch", [(), (1,), (2,)])
-@pytest.mark.parametrize("part", [False, True])
+@pytest.mark.parametrize("batch, part", [((), False), ((1,), True), ((2,), False)])
 def test_liger_rope(batch: tuple[int, ...], part: bool) -> None:
     angles = draw(*batch, 3, 2)
     # Liger reads the first half alone.
@@ -452,10 +450,12 @@ def test_liger_rope(batch: tuple[int, ...], part: bool) -> None:
 
 
 @pytest.mark.usefixtures("liger")
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize(
-    ("weighted", "smoothing", "softcap"),
-    [(False, 0.0, None), (True, 0.0, None), (False, 0.2, None), (False, 0.0, 3.0)],
+    ("reduction", "weighted", "smoothing", "softcap"),
+    [
+        *(("mean", False, 0.0, None), ("mean", True, 0.0, None), ("mean", False, 0.2, None)),
+        *(("sum", True, 0.0, 3.0), ("none", False, 0.2, 3.0)),
+    ],
 )
 def test_liger_cross_entropy(
     reduction: str, weighted: bool, smoothing: float, softcap: float | None

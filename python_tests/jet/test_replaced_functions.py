@@ -66,8 +66,9 @@ DERIVATIVES: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Sequence[T
 }
 
 
-@pytest.mark.parametrize("replace", [_doubled, _mocked])
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(
+    "name, replace", [("linear", _mocked), ("gelu", _mocked), *((name, _doubled) for name in CALLS)]
+)
 def test_while_it_is_replaced_and_after(name: str, replace: Any, monkeypatch: Place) -> None:
     """Twice the value has twice the derivatives, as often as the model calls it."""
     fn, x = CALLS[name], torch.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True)

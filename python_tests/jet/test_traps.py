@@ -73,21 +73,6 @@ def test_a_single_visible_key_has_no_derivative_in_its_weight() -> None:
     assert not jet.first.any() and not jet.second.any()
 
 
-def test_dropout_in_attention_is_one_mask() -> None:
-    """Half of the weights vanish from every stream alike."""
-    x, u = _point(1, 6, 4)
-    eye = torch.eye(6).double().unsqueeze(0)
-
-    def weights(x: Any) -> Any:
-        torch.manual_seed(3)
-        return F.scaled_dot_product_attention(x, x, eye, dropout_p=0.5)
-
-    jet = jx.jet(weights, x, u)
-    dropped = jet.primal == 0
-    assert 0.2 < dropped.double().mean() < 0.8
-    assert all(torch.equal(stream == 0, dropped) for stream in jet.streams)
-
-
 def test_scores_of_a_thousand_stay_finite() -> None:
     x, u = _point(4, 8)
     jet = jx.jet(lambda x: F.scaled_dot_product_attention(100 * x, 100 * x, x), x, u)
@@ -97,24 +82,23 @@ def test_scores_of_a_thousand_stay_finite() -> None:
 # ---- formulas at their edges -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [0.0, 40.0, -40.0, 1e4, -1e4])
 @pytest.mark.parametrize(
     "name", ["gelu", "gelu tanh", "silu", "mish", "softplus", "sigmoid", "tanh", "logsigmoid"]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_saturated_activations(name: str, value: float, dtype: torch.dtype) -> None:
+def test_saturated_activations(name: str, dtype: torch.dtype) -> None:
     """Far out every activation is a line: finite, no curvature, and its gradient finite."""
     function = {
         "gelu tanh": lambda x: F.gelu(x, approximate="tanh"),
         "sigmoid": torch.sigmoid,
         "tanh": torch.tanh,
     }.get(name) or getattr(F, name)
-    x = torch.tensor([value], dtype=dtype, requires_grad=True)
-    jet = jx.jet(function, x, torch.ones(2, 1, dtype=dtype))
+    x = torch.tensor([0.0, 40.0, -40.0, 1e4, -1e4], dtype=dtype, requires_grad=True)
+    jet = jx.jet(function, x, torch.ones(2, 5, dtype=dtype))
     assert torch.isfinite(jet.streams).all()
-    if value:
-        assert jet.second.abs().item() < 1e-6
-        assert jet.first[0].item() == pytest.approx(round(jet.first[0].item()), abs=1e-6)
+    assert jet.second[:, 1:].abs().max() < 1e-6
+    slopes = jet.first[0, 1:]
+    torch.testing.assert_close(slopes, slopes.round(), rtol=0, atol=1e-6)
     (gradient,) = torch.autograd.grad(jet.streams.sum(), x)
     assert torch.isfinite(gradient).all()
 
@@ -342,11 +326,10 @@ def _score_of(detached: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 INSIDE: dict[str, Callable[[Any], Any]] = {
     **{
-        f"{name}, create_graph={graph}": lambda x, name=name, graph=graph: getattr(
-            torch.autograd.functional, name
-        )(_cube if name in ("jacobian", "vjp", "jvp") else _energy, x, *_vectors(name, x), **graph)
+        name: lambda x, name=name: getattr(torch.autograd.functional, name)(
+            _cube if name in ("jacobian", "vjp", "jvp") else _energy, x, *_vectors(name, x)
+        )
         for name in ("jacobian", "hessian", "hvp", "vhp", "vjp", "jvp")
-        for graph in ({}, {"create_graph": True})
     },
     "detach": _score_of(lambda x: x.detach().requires_grad_()),
     "detach, clone": _score_of(lambda x: x.detach().clone().requires_grad_(True)),

@@ -171,6 +171,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Call]] = {
         _plain,
     ),
     "pixels shuffled": (lambda: nn.PixelShuffle(2), IMAGE, lambda module, x: module(x * x)),
+    "bilinear": (lambda: nn.Bilinear(4, 4, 3), TOKENS, lambda module, x: module(x, x * x)),
     "rotary": (lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh()), TOKENS, _rotary),
     "spectrum": (
         lambda: nn.Linear(3, 4),

@@ -27,7 +27,8 @@ _ALSO_OF_REAL = """
     index_copy scatter scatter_add hstack vstack dstack column_stack ravel meshgrid diag
     diag_embed diagflat trace take masked_select block_diag __rtruediv__ reciprocal positive
     addcmul addcdiv lerp outer square pow __pow__ __rpow__ exp expm1 exp2 log log1p log2 log10
-    sqrt rsqrt sin cos tanh sigmoid spmm einsum __rmatmul__ linear addmm baddbmm conv1d conv2d conv3d
+    sqrt rsqrt sin cos tanh sigmoid spmm einsum __rmatmul__ linear addmm baddbmm conv1d conv2d
+    conv3d
     sinh cosh tan asin acos atan asinh acosh atanh addmv addbmm addr inner kron tensordot vdot
     vecdot cross cumprod prod diff logsumexp softmax log_softmax conv_transpose1d
     conv_transpose2d conv_transpose3d inv solve_triangular cholesky pinv matrix_exp matrix_power
