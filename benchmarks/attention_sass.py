@@ -203,10 +203,10 @@ def work(part: Part) -> Counter[str]:
     section = next(text for name, text in kernels.items() if re.search(part.kernel, name))
     source = lines_of(str(ATTENTION / f"{part.file}.cu"))
     first = next(n for n, line in enumerate(source, 1) if line == "  mainloop(")
-    last = next(n for n, line in enumerate(source, 1) if n > first and line == "      });")
+    last = next(n for n, line in enumerate(source, 1) if n > first and line.endswith("});"))
     groups: dict[str, Counter[str]] = {}
     for opcode, chain in instructions(section):
-        if opcode == "NOP" or not chain or not first <= chain[0][1] < last:
+        if opcode == "NOP" or not chain or not first <= chain[0][1] <= last:
             continue
         if any(line in left_out(file) for file, line in chain):
             continue

@@ -27,139 +27,177 @@ namespace {
 
 enum class Role { query, key, value, both };
 
+// A block's tiles, as one of its warps sees them. The accumulators are not in here: beside arrays,
+// the compiler would not keep these in registers.
+template <typename T, int S, int V, Role role>
+struct BackwardTiles {
+  static constexpr bool keys_resident = role != Role::query;
+  static constexpr bool needs_grads = role != Role::value;
+  static constexpr bool needs_values = role == Role::value || role == Role::both;
+  static constexpr int N = backward_streamed_rows(S, V, role == Role::query);
+  using Scores = float[S][N / 8][4];
+  using Sums = float[S][V / 8][4];
+
+  const AttentionArguments& args;
+  const SmemLayout& smem;
+  const ScoreRules& rules;
+  const int warp, warp_row, rows, resident_count, streamed_count;
+  const BlockCoord block;
+  char* const memory;
+  const Tile<T> resident_qk, resident_vo;
+  const int steps_per_head, steps;  // a step is a streamed tile of one of the heads
+
+  __device__ inline explicit BackwardTiles(const AttentionArguments& arguments)
+      : args(arguments),
+        smem(args.smem),
+        rules(args.rules),
+        warp(static_cast<int>(threadIdx.x) / kWarp),
+        warp_row(warp * kWarpRows),
+        rows(smem.warps * kWarpRows),
+        resident_count(keys_resident ? rules.keys : rules.queries),
+        streamed_count(keys_resident ? rules.queries : rules.keys),
+        block(smem, keys_resident ? rules.heads / args.group : rules.heads, V, !keys_resident),
+        memory(dynamic_shared_memory()),
+        resident_qk(tile_at(0, rows, smem.ld_qk)),
+        resident_vo(tile_at(smem.resident_vo_offset, rows, smem.ld_vo)),
+        steps_per_head((streamed_count + N - 1) / N),
+        steps((keys_resident ? args.group : 1) * steps_per_head) {}
+
+  __device__ inline Tile<T> tile_at(int offset, int tile_rows, int ld) const {
+    return {reinterpret_cast<T*>(memory + offset), tile_rows, ld};
+  }
+  __device__ inline int stage_at(int stage) const {
+    return smem.stages_offset + stage * smem.stage_bytes;
+  }
+  __device__ inline Tile<T> streamed_qk_of(int stage) const {
+    return tile_at(stage_at(stage), N, smem.ld_qk);
+  }
+  __device__ inline Tile<T> streamed_vo_of(int stage) const {
+    return tile_at(stage_at(stage) + smem.streamed_vo_offset, N, smem.ld_vo);
+  }
+  // Jets of l and δ, [2][S][count]: of resident or of streamed queries.
+  __device__ inline float* resident_stats() const {
+    return reinterpret_cast<float*>(memory + smem.resident_stats_offset);
+  }
+  __device__ inline float* streamed_stats_of(int stage) const {
+    return reinterpret_cast<float*>(memory + stage_at(stage) + smem.streamed_stats_offset);
+  }
+  __device__ inline int head_of(int step) const {
+    return keys_resident ? block.head * args.group + step / steps_per_head : block.head;
+  }
+  __device__ inline ScoreCoord coord_of(int step, int row) const {
+    const int streamed_token = step % steps_per_head * N, resident_token = block.first + row;
+    return {block.batch, head_of(step), keys_resident ? streamed_token : resident_token,
+            keys_resident ? resident_token : streamed_token};
+  }
+
+  __device__ inline void load_rows(const JetHeads& x, int head, int count, int size, int from,
+                                   const Tile<T>& to, int dim, int log2_threads) const {
+    load_tile<S>(to, rows_of<T>(x, block.batch, head, count, size, args.aligned), from, 0, dim,
+                 log2_threads);
+  }
+  __device__ inline void load_stats_of(int head, int query, int count, float* to) const {
+    load_stats<S>(args, static_cast<int64_t>(block.batch) * rules.heads + head, query, count, to);
+  }
+  __device__ inline void load_resident() const {
+    load_rows(args.resident_qk, block.head, resident_count, args.size, block.first, resident_qk,
+              smem.dim_qk, smem.log2_threads_qk);
+    if constexpr (needs_grads)
+      load_rows(args.resident_vo, block.head, resident_count, args.value_size, block.first,
+                resident_vo, smem.dim_vo, smem.log2_threads_vo);
+    if constexpr (!keys_resident) load_stats_of(block.head, block.first, rows, resident_stats());
+  }
+
+  __device__ inline int next(int step) const {
+    while (step < steps && !tile_takes_part(rules, coord_of(step, 0), keys_resident ? N : rows,
+                                            keys_resident ? rows : N))
+      ++step;
+    return step;
+  }
+  __device__ inline void load(int step, int stage) const {
+    const int head = head_of(step), token = step % steps_per_head * N;
+    const int streamed_head = keys_resident ? head : head / args.group;
+    load_rows(args.streamed_qk, streamed_head, streamed_count, args.size, token,
+              streamed_qk_of(stage), smem.dim_qk, smem.log2_threads_qk);
+    load_rows(args.streamed_vo, streamed_head, streamed_count, args.value_size, token,
+              streamed_vo_of(stage), smem.dim_vo, smem.log2_threads_vo);
+    if constexpr (keys_resident) load_stats_of(head, token, N, streamed_stats_of(stage));
+  }
+
+  // Adds the weights' products with ȳ to the sums of v̄.
+  __device__ inline void add_values(int stage, const ScoreTile<N, keys_resident>& tile,
+                                    const Scores& weights, RowUnits<T>& units, Sums& sums) const {
+    Scores kept;
+    for_each_score<N>([&](int n, int e) {
+      JACHESS_UNROLL
+      for (int s = 0; s < S; ++s) kept[s][n][e] = weights[s][n][e];
+    });
+    if (tile.dropped) {
+      for_each_jet(kept, [&](int n, int e, const float*, float* weight) {
+        scale_jet<S>(tile.factor(rules, n, e), weight);
+      });
+    }
+    units.template apply<S, N, V>(kept, sums);
+    multiply_weights<Sides::column_cotangent, S, N, V>(kept, streamed_vo_of(stage), block.column,
+                                                       args.value_size - block.column, sums);
+  }
+  __device__ inline void compute(int step, int stage, ScoreTile<N, keys_resident>& tile,
+                                 RowUnits<T>& units, Sums& sums, RowUnits<T>& value_units,
+                                 Sums& value_sums) const {
+    const ScoreCoord coord = coord_of(step, warp_row);
+    if (!tile_in_band(rules, coord, keys_resident ? N : kWarpRows, keys_resident ? kWarpRows : N))
+      return;
+    const float* stats = keys_resident ? streamed_stats_of(stage) : resident_stats() + warp_row;
+    const auto stat = [&](int which, int s, int n, int e) {
+      return stats[(which * S + s) * (keys_resident ? N : rows) + tile.query_of(n, e)];
+    };
+    Scores weights = {};
+    tile.fill(rules, coord);
+    multiply_tokens<Sides::factors, S, N>(resident_qk, warp_row, streamed_qk_of(stage), smem.dim_qk,
+                                          weights);
+    recompute_weights<S, keys_resident, N>(
+        rules, tile, [&](int s, int n, int e) { return stat(0, s, n, e); }, weights);
+    if constexpr (needs_values) add_values(stage, tile, weights, value_units, value_sums);
+    if constexpr (needs_grads) {
+      Scores grads = {};
+      multiply_tokens<keys_resident ? Sides::column_cotangent : Sides::row_cotangent, S, N>(
+          resident_vo, warp_row, streamed_vo_of(stage), smem.dim_vo, grads);
+      score_gradients<S, keys_resident, N>(
+          rules, tile, [&](int s, int n, int e) { return stat(1, s, n, e); }, weights, grads);
+      units.template apply<S, N, V>(grads, sums);
+      multiply_weights<Sides::row_cotangent, S, N, V>(grads, streamed_qk_of(stage), block.column,
+                                                      args.size - block.column, sums);
+    }
+  }
+  __device__ inline void finish(const RowUnits<T>& units, const Sums& sums,
+                                const RowUnits<T>& value_units, const Sums& value_sums) const {
+    const auto unchanged = [](int, float*) {};
+    if constexpr (needs_grads)
+      store_tile<T, S, V>(sums, units, args.out, block, warp_row, resident_count, args.size,
+                          unchanged);
+    if constexpr (needs_values)
+      store_tile<T, S, V>(value_sums, value_units, args.value_out, block, warp_row, resident_count,
+                          args.value_size, unchanged);
+  }
+};
+
 template <typename T, int S, int V, Role role>
 __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
     backward_kernel(const __grid_constant__ AttentionArguments args) {
-  constexpr int N = backward_streamed_rows(S, V, role == Role::query);
-  constexpr bool keys_resident = role != Role::query;
-  const SmemLayout& smem = args.smem;
-  const ScoreRules& rules = args.rules;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, warp_row = warp * kWarpRows;
-  const int rows = smem.warps * kWarpRows;
-  const int resident_count = keys_resident ? rules.keys : rules.queries;
-  const int streamed_count = keys_resident ? rules.queries : rules.keys;
-  const BlockCoord block(smem, keys_resident ? rules.heads / args.group : rules.heads, V,
-                         !keys_resident);
-
-  char* memory = dynamic_shared_memory();
-  const auto tile_at = [&](int offset, int tile_rows, int ld) {
-    return Tile<T>{reinterpret_cast<T*>(memory + offset), tile_rows, ld};
-  };
-  const Tile<T> resident_qk = tile_at(0, rows, smem.ld_qk);
-  const Tile<T> resident_vo = tile_at(smem.resident_vo_offset, rows, smem.ld_vo);
-  const auto stage_at = [&](int stage) { return smem.stages_offset + stage * smem.stage_bytes; };
-  const auto streamed_qk_of = [&](int stage) { return tile_at(stage_at(stage), N, smem.ld_qk); };
-  const auto streamed_vo_of = [&](int stage) {
-    return tile_at(stage_at(stage) + smem.streamed_vo_offset, N, smem.ld_vo);
-  };
-  // Jets of l and δ, [2][S][count]: of resident or of streamed queries.
-  const auto stats_at = [&](int offset) { return reinterpret_cast<float*>(memory + offset); };
-  ScoreTile<N, keys_resident> tile(rules, memory + smem.scratch_offset + warp * smem.scratch_bytes);
-  const int64_t all_heads = static_cast<int64_t>(args.batch) * rules.heads;
-  const auto load_stats = [&](float* to, int count, int head, int query) {
-    for (int n = threadIdx.x; n < 2 * S * count; n += blockDim.x) {
-      const int64_t row =
-          n / count % S * all_heads + static_cast<int64_t>(block.batch) * rules.heads + head;
-      if (query + n % count < rules.queries)
-        copy_async_4(to + n, (n < S * count ? args.stats : args.delta) + row * rules.queries +
-                                 query + n % count);
-    }
-  };
-  const auto load_rows = [&](const JetHeads& x, int head, int count, int size, int from,
-                             const Tile<T>& to, int dim, int log2_threads) {
-    load_tile<S>(to, rows_of<T>(x, block.batch, head, count, size, args.aligned), from, 0, dim,
-                 log2_threads);
-  };
-
-  // A step is a streamed tile of one of the heads that share the key.
-  const int per_head = (streamed_count + N - 1) / N,
-            steps = (keys_resident ? args.group : 1) * per_head;
-  const auto head_of = [&](int step) {
-    return keys_resident ? block.head * args.group + step / per_head : block.head;
-  };
-  const auto coord_of = [&](int step, int row) {
-    const int streamed_token = step % per_head * N, resident_token = block.first + row;
-    return ScoreCoord{block.batch, head_of(step), keys_resident ? streamed_token : resident_token,
-                      keys_resident ? resident_token : streamed_token};
-  };
-
-  load_rows(args.resident_qk, block.head, resident_count, args.size, block.first, resident_qk,
-            smem.dim_qk, smem.log2_threads_qk);
-  if constexpr (role != Role::value)
-    load_rows(args.resident_vo, block.head, resident_count, args.value_size, block.first,
-              resident_vo, smem.dim_vo, smem.log2_threads_vo);
-  if constexpr (!keys_resident)
-    load_stats(stats_at(smem.resident_stats_offset), rows, block.head, block.first);
+  using Tiles = BackwardTiles<T, S, V, role>;
+  const Tiles tiles(args);
+  ScoreTile<Tiles::N, Tiles::keys_resident> tile(
+      args.rules, tiles.memory + args.smem.scratch_offset + tiles.warp * args.smem.scratch_bytes);
+  tiles.load_resident();
   float sums[S][V / 8][4] = {}, value_sums[S][V / 8][4] = {};  // of q̄ or k̄, and of v̄
   RowUnits<T> units, value_units;
   mainloop(
-      steps, smem.stages == 2,
-      [&](int step) {
-        while (step < steps && !tile_takes_part(rules, coord_of(step, 0), keys_resident ? N : rows,
-                                                keys_resident ? rows : N))
-          ++step;
-        return step;
-      },
+      tiles.steps, args.smem.stages == 2, [&](int step) { return tiles.next(step); },
+      [&](int step, int stage) { tiles.load(step, stage); },
       [&](int step, int stage) {
-        const int head = head_of(step), token = step % per_head * N;
-        const int streamed_head = keys_resident ? head : head / args.group;
-        load_rows(args.streamed_qk, streamed_head, streamed_count, args.size, token,
-                  streamed_qk_of(stage), smem.dim_qk, smem.log2_threads_qk);
-        load_rows(args.streamed_vo, streamed_head, streamed_count, args.value_size, token,
-                  streamed_vo_of(stage), smem.dim_vo, smem.log2_threads_vo);
-        if constexpr (keys_resident)
-          load_stats(stats_at(stage_at(stage) + smem.streamed_stats_offset), N, head, token);
-      },
-      [&](int step, int stage) {
-        const ScoreCoord coord = coord_of(step, warp_row);
-        if (!tile_in_band(rules, coord, keys_resident ? N : kWarpRows,
-                          keys_resident ? kWarpRows : N))
-          return;
-        const float* stats = keys_resident ? stats_at(stage_at(stage) + smem.streamed_stats_offset)
-                                           : stats_at(smem.resident_stats_offset) + warp_row;
-        const auto stat = [&](int which, int s, int n, int e) {
-          return stats[(which * S + s) * (keys_resident ? N : rows) + tile.query_of(n, e)];
-        };
-        float weights[S][N / 8][4] = {};
-        tile.fill(rules, coord);
-        multiply_tokens<Sides::factors, S, N>(resident_qk, warp_row, streamed_qk_of(stage),
-                                              smem.dim_qk, weights);
-        recompute_weights<S, keys_resident, N>(
-            rules, tile, [&](int s, int n, int e) { return stat(0, s, n, e); }, weights);
-        if constexpr (role == Role::value || role == Role::both) {
-          float kept[S][N / 8][4];
-          for_each_score<N>([&](int n, int e) {
-            JACHESS_UNROLL
-            for (int s = 0; s < S; ++s) kept[s][n][e] = weights[s][n][e];
-          });
-          if (tile.dropped) {
-            for_each_jet(kept, [&](int n, int e, const float*, float* weight) {
-              scale_jet<S>(tile.factor(rules, n, e), weight);
-            });
-          }
-          value_units.template apply<S, N, V>(kept, value_sums);
-          multiply_weights<Sides::column_cotangent, S, N, V>(
-              kept, streamed_vo_of(stage), block.column, args.value_size - block.column,
-              value_sums);
-        }
-        if constexpr (role != Role::value) {
-          float grads[S][N / 8][4] = {};
-          multiply_tokens<keys_resident ? Sides::column_cotangent : Sides::row_cotangent, S, N>(
-              resident_vo, warp_row, streamed_vo_of(stage), smem.dim_vo, grads);
-          score_gradients<S, keys_resident, N>(
-              rules, tile, [&](int s, int n, int e) { return stat(1, s, n, e); }, weights, grads);
-          units.template apply<S, N, V>(grads, sums);
-          multiply_weights<Sides::row_cotangent, S, N, V>(
-              grads, streamed_qk_of(stage), block.column, args.size - block.column, sums);
-        }
+        tiles.compute(step, stage, tile, units, sums, value_units, value_sums);
       });
-  const auto unchanged = [](int, float*) {};
-  if constexpr (role != Role::value)
-    store_tile<T, S, V>(sums, units, args.out, block, warp_row, resident_count, args.size,
-                        unchanged);
-  if constexpr (role == Role::value || role == Role::both)
-    store_tile<T, S, V>(value_sums, value_units, args.value_out, block, warp_row, resident_count,
-                        args.value_size, unchanged);
+  tiles.finish(units, sums, value_units, value_sums);
 }
 
 // δ = Σ_d ȳ ⊗ᵀ y, a warp per query.

@@ -228,103 +228,139 @@ __device__ inline void write_stats(const AttentionArguments& args, const ScoreCo
   }
 }
 
+// A block's tiles, as one of its warps sees them. The accumulators are not in here: beside arrays,
+// the compiler would not keep these in registers.
 template <typename T, int S, int N, int V, int warps_per_tile>
-__global__ void __launch_bounds__(kMostWarps * warps_per_tile * kWarp, 1)
-    forward_kernel(const __grid_constant__ AttentionArguments args) {
-  constexpr int K = warps_per_tile * N;  // keys of a streamed tile
-  const SmemLayout& smem = args.smem;
-  const ScoreRules& rules = args.rules;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, half = warp % warps_per_tile;
-  const int warp_row = warp / warps_per_tile * kWarpRows, rows = smem.warps * kWarpRows;
-  const BlockCoord block(smem, rules.heads, warps_per_tile * V, true);
-  const int key_head = block.head / args.group;
-  const ScoreCoord first = {block.batch, block.head, block.first, 0};
-  const auto coord_of = [&](int step, int row) {
-    return ScoreCoord{first.batch, first.head, first.query + row, step * K};
-  };
-
-  char* memory = dynamic_shared_memory();
-  const Tile<T> queries = {reinterpret_cast<T*>(memory), rows, smem.ld_qk};
-  char* scratch = memory + smem.scratch_offset + warp / warps_per_tile * smem.scratch_bytes;
-  const WarpPair<T, S, N, warps_per_tile> warp_pair = {
-      {reinterpret_cast<T*>(scratch), kWarpRows, WarpPair<T, S, N, warps_per_tile>::kLd},
-      warp / warps_per_tile,
-      half};
-  scratch += warp_pair.kBytes;
-  ScoreTile<N, false> tile(
-      rules, scratch + half * (smem.scratch_bytes - warp_pair.kBytes) / warps_per_tile);
-  const auto tile_at = [&](int stage, int offset, int ld) {
-    char* start = memory + smem.stages_offset + stage * smem.stage_bytes + offset;
-    return Tile<T>{reinterpret_cast<T*>(start), K, ld};
-  };
-  const auto keys_of = [&](int stage) { return tile_at(stage, 0, smem.ld_qk); };
-  const auto values_of = [&](int stage) {
-    return tile_at(stage, smem.streamed_vo_offset, smem.ld_vo);
-  };
-
-  BlockCoord output = block;  // from this warp's columns on
-  output.column += half * V;
-  float sums[S][V / 8][4] = {};
-  RowState<S> state;
-  RowUnits<T> units;
-  const auto rows_at = [&](const JetHeads& x, int head, int count, int size) {
-    return rows_of<T>(x, block.batch, head, count, size, args.aligned);
-  };
+struct ForwardTiles {
+  static constexpr int K = warps_per_tile * N;  // keys of a streamed tile
+  using Pair = WarpPair<T, S, N, warps_per_tile>;
   struct Streamed {
     Rows<T> keys, values;
   };
-  const auto streamed_rows = [&] {
-    return Streamed{rows_at(args.streamed_qk, key_head, rules.keys, args.size),
-                    rows_at(args.streamed_vo, key_head, rules.keys, args.value_size)};
-  };
-  const Streamed streamed = streamed_rows();
-  load_tile<S>(queries, rows_at(args.resident_qk, block.head, rules.queries, args.size),
-               block.first, 0, smem.dim_qk, smem.log2_threads_qk);
-  const int steps = (rules.keys + K - 1) / K;
-  mainloop(
-      steps, smem.stages == 2,
-      [&](int step) {
-        while (step < steps && !tile_takes_part(rules, coord_of(step, 0), rows, K)) ++step;
-        return step;
-      },
-      [&](int step, int stage) {
-        // In float32 the registers do not suffice to keep them.
-        const Streamed from = sizeof(T) == 4 ? streamed_rows() : streamed;
-        load_tile<S>(keys_of(stage), from.keys, step * K, 0, smem.dim_qk, smem.log2_threads_qk);
-        load_tile<S>(values_of(stage), from.values, step * K, block.column, smem.dim_vo,
-                     smem.log2_threads_vo);
-      },
-      [&](int step, int stage) {
-        ScoreCoord coord = coord_of(step, warp_row);
-        if (!tile_in_band(rules, coord, kWarpRows, K)) return;
-        coord.key += half * N;
-        Tile<T> scored = keys_of(stage);
-        scored.data = scored.at(0, half * N, 0);
-        float weights[S][N / 8][4] = {};
-        tile.fill(rules, coord);
-        multiply_tokens<Sides::factors, S, N, kForwardFragments<T>>(queries, warp_row, scored,
-                                                                    smem.dim_qk, weights);
-        online_softmax<T, S, N, V>(rules, tile, warp_pair, weights, state, sums);
-        units.template apply<S, N, V>(weights, sums);
-        const int width = args.value_size - output.column;
-        if constexpr (warps_per_tile > 1) {
-          warp_pair.exchange(weights);
-          const auto exchanged = [&](int s, int n, typename Mma<T>::A& a) {
-            Mma<T>::load_a(warp_pair.weights.at(s, 0, n), warp_pair.kLd, a);
-          };
-          multiply_weights_of<Sides::factors, S, K, V>(exchanged, values_of(stage), half * V, width,
-                                                       sums);
-        } else {
-          multiply_weights<Sides::factors, S, N, V>(weights, values_of(stage), 0, width, sums);
-        }
-      });
 
-  JACHESS_UNROLL
-  for (int row = 0; row < 2; ++row) warp_reduce<Add, S, 4>(state.sum[row]);
-  warp_pair.template combine<Add>(state.sum);
-  if (output.column == 0) write_stats<S>(args, coord_of(0, warp_row), state);
-  store_tile<T, S, V>(sums, units, args.out, output, warp_row, rules.queries, args.value_size,
-                      [&](int row, float* jet) { quotient_jet<S>(state.sum[row], jet); });
+  const AttentionArguments& args;
+  const SmemLayout& smem;
+  const ScoreRules& rules;
+  const int warp, half, warp_row, rows, steps;
+  const BlockCoord block;
+  BlockCoord output;  // from this warp's columns on
+  char* const memory;
+  const Tile<T> queries;
+  const Pair warp_pair;
+  char* const score_scratch;
+  const Streamed streamed;
+
+  __device__ inline explicit ForwardTiles(const AttentionArguments& arguments)
+      : args(arguments),
+        smem(args.smem),
+        rules(args.rules),
+        warp(static_cast<int>(threadIdx.x) / kWarp),
+        half(warp % warps_per_tile),
+        warp_row(warp / warps_per_tile * kWarpRows),
+        rows(smem.warps * kWarpRows),
+        steps((rules.keys + K - 1) / K),
+        block(smem, rules.heads, warps_per_tile * V, true),
+        output(block),
+        memory(dynamic_shared_memory()),
+        queries{reinterpret_cast<T*>(memory), rows, smem.ld_qk},
+        warp_pair{{reinterpret_cast<T*>(pair_scratch()), kWarpRows, Pair::kLd},
+                  warp / warps_per_tile,
+                  half},
+        score_scratch(pair_scratch() + Pair::kBytes +
+                      half * (smem.scratch_bytes - Pair::kBytes) / warps_per_tile),
+        streamed(streamed_rows()) {
+    output.column += half * V;
+  }
+
+  __device__ inline char* pair_scratch() const {
+    return memory + smem.scratch_offset + warp / warps_per_tile * smem.scratch_bytes;
+  }
+  __device__ inline Rows<T> rows_at(const JetHeads& x, int head, int count, int size) const {
+    return rows_of<T>(x, block.batch, head, count, size, args.aligned);
+  }
+  __device__ inline Streamed streamed_rows() const {
+    const int head = block.head / args.group;
+    return {rows_at(args.streamed_qk, head, rules.keys, args.size),
+            rows_at(args.streamed_vo, head, rules.keys, args.value_size)};
+  }
+  __device__ inline Tile<T> tile_at(int stage, int offset, int ld) const {
+    char* start = memory + smem.stages_offset + stage * smem.stage_bytes + offset;
+    return {reinterpret_cast<T*>(start), K, ld};
+  }
+  __device__ inline Tile<T> keys_of(int stage) const { return tile_at(stage, 0, smem.ld_qk); }
+  __device__ inline Tile<T> values_of(int stage) const {
+    return tile_at(stage, smem.streamed_vo_offset, smem.ld_vo);
+  }
+  __device__ inline ScoreCoord coord_of(int step, int row) const {
+    return {block.batch, block.head, block.first + row, step * K};
+  }
+
+  __device__ inline void load_queries() const {
+    load_tile<S>(queries, rows_at(args.resident_qk, block.head, rules.queries, args.size),
+                 block.first, 0, smem.dim_qk, smem.log2_threads_qk);
+  }
+  __device__ inline int next(int step) const {
+    while (step < steps && !tile_takes_part(rules, coord_of(step, 0), rows, K)) ++step;
+    return step;
+  }
+  __device__ inline void load(int step, int stage) const {
+    // In float32 the registers do not suffice to keep them.
+    const Streamed from = sizeof(T) == 4 ? streamed_rows() : streamed;
+    load_tile<S>(keys_of(stage), from.keys, step * K, 0, smem.dim_qk, smem.log2_threads_qk);
+    load_tile<S>(values_of(stage), from.values, step * K, block.column, smem.dim_vo,
+                 smem.log2_threads_vo);
+  }
+  __device__ inline void compute(int step, int stage, ScoreTile<N, false>& tile, RowState<S>& state,
+                                 RowUnits<T>& units, float (&sums)[S][V / 8][4]) const {
+    ScoreCoord coord = coord_of(step, warp_row);
+    if (!tile_in_band(rules, coord, kWarpRows, K)) return;
+    coord.key += half * N;
+    Tile<T> scored = keys_of(stage);
+    scored.data = scored.at(0, half * N, 0);
+    float weights[S][N / 8][4] = {};
+    tile.fill(rules, coord);
+    multiply_tokens<Sides::factors, S, N, kForwardFragments<T>>(queries, warp_row, scored,
+                                                                smem.dim_qk, weights);
+    online_softmax<T, S, N, V>(rules, tile, warp_pair, weights, state, sums);
+    units.template apply<S, N, V>(weights, sums);
+    const int width = args.value_size - output.column;
+    if constexpr (warps_per_tile > 1) {
+      warp_pair.exchange(weights);
+      const auto exchanged = [&](int s, int n, typename Mma<T>::A& a) {
+        Mma<T>::load_a(warp_pair.weights.at(s, 0, n), warp_pair.kLd, a);
+      };
+      multiply_weights_of<Sides::factors, S, K, V>(exchanged, values_of(stage), half * V, width,
+                                                   sums);
+    } else {
+      multiply_weights<Sides::factors, S, N, V>(weights, values_of(stage), 0, width, sums);
+    }
+  }
+  // Writes the statistics and the results of the warp's queries.
+  __device__ inline void finish(RowState<S>& state, const RowUnits<T>& units,
+                                const float (&sums)[S][V / 8][4]) const {
+    JACHESS_UNROLL
+    for (int row = 0; row < 2; ++row) warp_reduce<Add, S, 4>(state.sum[row]);
+    warp_pair.template combine<Add>(state.sum);
+    if (output.column == 0) write_stats<S>(args, coord_of(0, warp_row), state);
+    store_tile<T, S, V>(sums, units, args.out, output, warp_row, rules.queries, args.value_size,
+                        [&](int row, float* jet) { quotient_jet<S>(state.sum[row], jet); });
+  }
+};
+
+template <typename T, int S, int N, int V, int warps_per_tile>
+__global__ void __launch_bounds__(kMostWarps * warps_per_tile * kWarp, 1)
+    forward_kernel(const __grid_constant__ AttentionArguments args) {
+  const ForwardTiles<T, S, N, V, warps_per_tile> tiles(args);
+  ScoreTile<N, false> tile(args.rules, tiles.score_scratch);
+  float sums[S][V / 8][4] = {};
+  RowState<S> state;
+  RowUnits<T> units;
+  tiles.load_queries();
+  mainloop(
+      tiles.steps, args.smem.stages == 2, [&](int step) { return tiles.next(step); },
+      [&](int step, int stage) { tiles.load(step, stage); },
+      [&](int step, int stage) { tiles.compute(step, stage, tile, state, units, sums); });
+  tiles.finish(state, units, sums);
 }
 
 template <typename T, int S, int N, int V, int warps_per_tile>

@@ -51,6 +51,20 @@ __device__ inline void mainloop(int steps, bool ahead, const Next& next, const L
   copy_async_wait<0>();
 }
 
+// Starts loading the jets of l and δ of `count` queries from `query` on, [2][S][count]. head:
+// counts over batch and heads.
+template <int S>
+__device__ inline void load_stats(const AttentionArguments& args, int64_t head, int query,
+                                  int count, float* to) {
+  const int64_t all_heads = static_cast<int64_t>(args.batch) * args.rules.heads;
+  for (int n = threadIdx.x; n < 2 * S * count; n += blockDim.x) {
+    const int64_t row = n / count % S * all_heads + head;
+    if (query + n % count < args.rules.queries)
+      copy_async_4(to + n, (n < S * count ? args.stats : args.delta) + row * args.rules.queries +
+                               query + n % count);
+  }
+}
+
 // The powers of two that multiply a lane's two rows of weights, and with them what they have summed
 // up, before they are rounded to T: 1 but for float16. Its range would hold neither the
 // second-order stream of a weight whose score has tangents beyond 256 nor, to 11 bits, the

@@ -35,100 +35,128 @@ __device__ inline void write_scores(const float (&scores)[S][N / 8][4], const Sc
   }
 }
 
+// A block's tiles, as one of its warps sees them.
+template <int S, int warps_per_tile>
+struct ScoresTiles {
+  using T = BFloat16;
+  static constexpr int N = attention_streamed_rows(S), K = warps_per_tile * N;
+  using Scores = float[S][N / 8][4];
+
+  const AttentionArguments& args;
+  const ScoreChunk& chunk;
+  const SmemLayout& smem;
+  const ScoreRules& rules;
+  const int warp, half, warp_row, rows, steps;
+  const int chunk_row, chunk_head;  // of the block's first query, within the chunk
+  const int64_t head;               // which counts over batch and heads
+  const ScoreCoord first;
+  char* const memory;
+  const Tile<T> queries, cotangents;
+  float* const stats;  // jets of l and δ, [2][S][rows]
+
+  __device__ inline ScoresTiles(const AttentionArguments& arguments, const ScoreChunk& queries_of)
+      : args(arguments),
+        chunk(queries_of),
+        smem(args.smem),
+        rules(args.rules),
+        warp(static_cast<int>(threadIdx.x) / kWarp),
+        half(warp % warps_per_tile),
+        warp_row(warp / warps_per_tile * kWarpRows),
+        rows(smem.warps * kWarpRows),
+        steps((static_cast<int>(chunk.keys) + K - 1) / K),
+        chunk_row(static_cast<int>(blockIdx.x) % smem.resident_tiles * rows),
+        chunk_head(static_cast<int>(blockIdx.x) / smem.resident_tiles),
+        head(chunk.first_head + chunk_head),
+        first{static_cast<int>(head / rules.heads), static_cast<int>(head % rules.heads),
+              static_cast<int>(chunk.first_row) + chunk_row, 0},
+        memory(dynamic_shared_memory()),
+        queries(tile_at(0, rows, smem.ld_qk)),
+        cotangents(tile_at(smem.resident_vo_offset, rows, smem.ld_vo)),
+        stats(reinterpret_cast<float*>(memory + smem.resident_stats_offset)) {}
+
+  __device__ inline Tile<T> tile_at(int offset, int tile_rows, int ld) const {
+    return {reinterpret_cast<T*>(memory + offset), tile_rows, ld};
+  }
+  __device__ inline Tile<T> streamed_at(int stage, int offset, int ld) const {
+    return tile_at(smem.stages_offset + stage * smem.stage_bytes + offset, K, ld);
+  }
+  // The keys or values that are this warp's.
+  __device__ inline Tile<T> half_of(int stage, int offset, int ld) const {
+    Tile<T> tile = streamed_at(stage, offset, ld);
+    tile.data = tile.at(0, half * N, 0);
+    return tile;
+  }
+  __device__ inline void load_rows(const JetHeads& x, int head, int count, int size, int from,
+                                   const Tile<T>& to, int dim, int log2_threads) const {
+    load_tile<S>(to, rows_of<T>(x, first.batch, head, count, size, args.aligned), from, 0, dim,
+                 log2_threads);
+  }
+
+  __device__ inline void load_resident() const {
+    load_stats<S>(args, head, first.query, rows, stats);
+    load_rows(args.resident_qk, first.head, rules.queries, args.size, first.query, queries,
+              smem.dim_qk, smem.log2_threads_qk);
+    load_rows(args.resident_vo, first.head, rules.queries, args.value_size, first.query, cotangents,
+              smem.dim_vo, smem.log2_threads_vo);
+  }
+  __device__ inline void load(int step, int stage) const {
+    const ScoreCoord coord = {first.batch, first.head, first.query, step * K};
+    if (!tile_in_band(rules, coord, rows, K)) return;  // zeros, of which nothing is read
+    const int key_head = first.head / args.group;
+    load_rows(args.streamed_qk, key_head, rules.keys, args.size, step * K,
+              streamed_at(stage, 0, smem.ld_qk), smem.dim_qk, smem.log2_threads_qk);
+    load_rows(args.streamed_vo, key_head, rules.keys, args.value_size, step * K,
+              streamed_at(stage, smem.streamed_vo_offset, smem.ld_vo), smem.dim_vo,
+              smem.log2_threads_vo);
+  }
+  __device__ inline void compute(const ScoreCoord& coord, int stage, ScoreTile<N, false>& tile,
+                                 Scores& weights, Scores& grads) const {
+    const auto stat = [&](int which, int s, int n, int e) {
+      return stats[(which * S + s) * rows + warp_row + tile.query_of(n, e)];
+    };
+    tile.fill(rules, coord);
+    multiply_tokens<Sides::factors, S, N>(queries, warp_row, half_of(stage, 0, smem.ld_qk),
+                                          smem.dim_qk, weights);
+    recompute_weights<S, false, N>(
+        rules, tile, [&](int s, int n, int e) { return stat(0, s, n, e); }, weights);
+    multiply_tokens<Sides::row_cotangent, S, N>(cotangents, warp_row,
+                                                half_of(stage, smem.streamed_vo_offset, smem.ld_vo),
+                                                smem.dim_vo, grads);
+    score_gradients<S, false, N>(
+        rules, tile, [&](int s, int n, int e) { return stat(1, s, n, e); }, weights, grads);
+    if (tile.dropped) {
+      for_each_jet(weights, [&](int n, int e, const float*, float* weight) {
+        scale_jet<S>(tile.factor(rules, n, e), weight);
+      });
+    }
+  }
+  // Computes the warp's scores of a tile, zeros where all are hidden, and writes them.
+  __device__ inline void compute_and_write(int step, int stage, ScoreTile<N, false>& tile) const {
+    const int key = step * K + half * N;
+    const ScoreCoord coord = {first.batch, first.head, first.query + warp_row, key};
+    Scores weights = {}, grads = {};
+    if (tile_in_band(rules, coord, kWarpRows, N)) compute(coord, stage, tile, weights, grads);
+    const int rows_left = static_cast<int>(chunk.rows) - chunk_row - warp_row;
+    const int keys_left = static_cast<int>(chunk.keys) - key;
+    const int64_t at = (chunk_head * chunk.rows + chunk_row + warp_row) * chunk.ld + key;
+    write_scores<S, N>(weights, chunk, static_cast<T*>(chunk.weights) + at, rows_left, keys_left);
+    write_scores<S, N>(grads, chunk, static_cast<T*>(chunk.grads) + at, rows_left, keys_left);
+  }
+};
+
 template <int S, int warps_per_tile>
 __global__ void __launch_bounds__(kMostWarps * warps_per_tile * kWarp, 1)
     scores_kernel(const __grid_constant__ AttentionArguments args,
                   const __grid_constant__ ScoreChunk chunk) {
-  using T = BFloat16;
-  constexpr int N = attention_streamed_rows(S), K = warps_per_tile * N;
-  const SmemLayout& smem = args.smem;
-  const ScoreRules& rules = args.rules;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, half = warp % warps_per_tile;
-  const int warp_row = warp / warps_per_tile * kWarpRows, rows = smem.warps * kWarpRows;
-  // Row and head of the block's first query within the chunk.
-  const int chunk_row = static_cast<int>(blockIdx.x) % smem.resident_tiles * rows;
-  const int chunk_head = static_cast<int>(blockIdx.x) / smem.resident_tiles;
-  const int64_t head = chunk.first_head + chunk_head;
-  const ScoreCoord first = {static_cast<int>(head / rules.heads),
-                            static_cast<int>(head % rules.heads),
-                            static_cast<int>(chunk.first_row) + chunk_row, 0};
-
-  char* memory = dynamic_shared_memory();
-  const auto tile_at = [&](int offset, int tile_rows, int ld) {
-    return Tile<T>{reinterpret_cast<T*>(memory + offset), tile_rows, ld};
-  };
-  const auto load_rows = [&](const JetHeads& x, int of, int count, int size, int from,
-                             const Tile<T>& to, int dim, int log2_threads) {
-    load_tile<S>(to, rows_of<T>(x, first.batch, of, count, size, args.aligned), from, 0, dim,
-                 log2_threads);
-  };
-  const auto stage_at = [&](int stage) { return smem.stages_offset + stage * smem.stage_bytes; };
-  const Tile<T> queries = tile_at(0, rows, smem.ld_qk);
-  const Tile<T> cotangents = tile_at(smem.resident_vo_offset, rows, smem.ld_vo);
-  // Jets of l and δ, [2][S][rows].
-  float* stats = reinterpret_cast<float*>(memory + smem.resident_stats_offset);
-  const int64_t all_heads = static_cast<int64_t>(args.batch) * rules.heads;
-  for (int n = threadIdx.x; n < 2 * S * rows; n += blockDim.x) {
-    const int query = first.query + n % rows;
-    const int64_t at = (n / rows % S * all_heads + head) * rules.queries + query;
-    if (query < rules.queries)
-      copy_async_4(stats + n, (n < S * rows ? args.stats : args.delta) + at);
-  }
-  load_rows(args.resident_qk, first.head, rules.queries, args.size, first.query, queries,
-            smem.dim_qk, smem.log2_threads_qk);
-  load_rows(args.resident_vo, first.head, rules.queries, args.value_size, first.query, cotangents,
-            smem.dim_vo, smem.log2_threads_vo);
-
-  ScoreTile<N, false> tile(
-      rules, memory + smem.scratch_offset + warp * (smem.scratch_bytes / warps_per_tile));
-  const int rows_left = static_cast<int>(chunk.rows) - chunk_row - warp_row;
-  const int64_t start = (chunk_head * chunk.rows + chunk_row + warp_row) * chunk.ld;
-  const int keys = static_cast<int>(chunk.keys), key_head = first.head / args.group;
+  using Tiles = ScoresTiles<S, warps_per_tile>;
+  const Tiles tiles(args, chunk);
+  const int scratch = tiles.warp * (args.smem.scratch_bytes / warps_per_tile);
+  ScoreTile<Tiles::N, false> tile(args.rules, tiles.memory + args.smem.scratch_offset + scratch);
+  tiles.load_resident();
   mainloop(
-      (keys + K - 1) / K, smem.stages == 2, [](int step) { return step; },
-      [&](int step, int stage) {
-        const ScoreCoord coord = {first.batch, first.head, first.query, step * K};
-        if (!tile_in_band(rules, coord, rows, K)) return;  // zeros, of which nothing is read
-        load_rows(args.streamed_qk, key_head, rules.keys, args.size, step * K,
-                  tile_at(stage_at(stage), K, smem.ld_qk), smem.dim_qk, smem.log2_threads_qk);
-        load_rows(args.streamed_vo, key_head, rules.keys, args.value_size, step * K,
-                  tile_at(stage_at(stage) + smem.streamed_vo_offset, K, smem.ld_vo), smem.dim_vo,
-                  smem.log2_threads_vo);
-      },
-      [&](int step, int stage) {
-        const int key = step * K + half * N;
-        const ScoreCoord coord = {first.batch, first.head, first.query + warp_row, key};
-        float weights[S][N / 8][4] = {}, grads[S][N / 8][4] = {};
-        if (tile_in_band(rules, coord, kWarpRows, N)) {
-          const auto stat = [&](int which, int s, int n, int e) {
-            return stats[(which * S + s) * rows + warp_row + tile.query_of(n, e)];
-          };
-          const auto half_of = [&](int offset, int ld) {
-            Tile<T> all = tile_at(stage_at(stage) + offset, K, ld);
-            all.data = all.at(0, half * N, 0);
-            return all;
-          };
-          tile.fill(rules, coord);
-          multiply_tokens<Sides::factors, S, N>(queries, warp_row, half_of(0, smem.ld_qk),
-                                                smem.dim_qk, weights);
-          recompute_weights<S, false, N>(
-              rules, tile, [&](int s, int n, int e) { return stat(0, s, n, e); }, weights);
-          multiply_tokens<Sides::row_cotangent, S, N>(cotangents, warp_row,
-                                                      half_of(smem.streamed_vo_offset, smem.ld_vo),
-                                                      smem.dim_vo, grads);
-          score_gradients<S, false, N>(
-              rules, tile, [&](int s, int n, int e) { return stat(1, s, n, e); }, weights, grads);
-          if (tile.dropped) {
-            for_each_jet(weights, [&](int n, int e, const float*, float* weight) {
-              scale_jet<S>(tile.factor(rules, n, e), weight);
-            });
-          }
-        }
-        write_scores<S, N>(weights, chunk, static_cast<T*>(chunk.weights) + start + key, rows_left,
-                           keys - key);
-        write_scores<S, N>(grads, chunk, static_cast<T*>(chunk.grads) + start + key, rows_left,
-                           keys - key);
-      });
+      tiles.steps, args.smem.stages == 2, [](int step) { return step; },
+      [&](int step, int stage) { tiles.load(step, stage); },
+      [&](int step, int stage) { tiles.compute_and_write(step, stage, tile); });
 }
 
 template <int S, int warps_per_tile>
