@@ -1,4 +1,4 @@
-"""More than four directions take several passes of the model, which has to be the same in each."""
+"""More than four directions take several passes, which a model that changes in between is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gradient of ‖∇L‖² that the Trainer steps along, against differences and double backward."""
+"""The gradient of the penalty ‖∇L‖² against finite differences and double backward."""
 
 from __future__ import annotations
 
@@ -74,9 +74,7 @@ def adding(base: type) -> type:
 
 @pytest.mark.parametrize("parts", [1, 4])
 @pytest.mark.parametrize("above", [False, True])
-def test_a_term_of_the_user_s_own_is_part_of_the_loss(
-    tmp_path: Path, above: bool, parts: int
-) -> None:
+def test_a_user_defined_term_is_part_of_the_loss(tmp_path: Path, above: bool, parts: int) -> None:
     data = centres(8)
     mean = torch.stack([row["x"] for row in data]).mean(0)
     gradient = CURVATURE @ (START - mean) + 4 * START**3
@@ -245,7 +243,7 @@ def test_a_micro_batch_without_labels(tmp_path: Path, last: bool) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"fp16": True}])
-def test_what_it_refuses(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_fp16_is_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="'gradient-norm' runs in one process and not in fp16"):
         stepped(tmp_path, classifier("bert"), **settings)
 

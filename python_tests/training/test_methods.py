@@ -1,4 +1,4 @@
-"""What must not change a method: padding side, micro-batches, mixed precision, checkpointing."""
+"""Micro-batches, bf16, LoRA, checkpointing and compiling change no method; parsing and settings."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def test_presets_reach_the_regulariser(name: str) -> None:
     assert settings.layers == "logits" and settings.hessian is (name == "cross-holder")
 
 
-def test_modes_say_what_they_need() -> None:
+def test_needs_of_the_modes() -> None:
     for name in ("jacobian", "corrupt-consistency"):
         assert parse_method(f"{name}-joint").needs_unlabelled
         assert not parse_method(name).needs_unlabelled

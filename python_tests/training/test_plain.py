@@ -132,7 +132,7 @@ def test_transformers_trainers(
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("method", ["jachess", "jachess-joint", "sam", "r3f"])
-def test_no_method_loses_a_streams_rows(tmp_path: Path, method: str, accumulation: int) -> None:
+def test_streamed_rows_are_trained_on_once(tmp_path: Path, method: str, accumulation: int) -> None:
     """Each row is trained on once, in order; a model that does not divide is noticed on the way."""
     seen = []
     for kind in (tf.Trainer, MethodTrainer):

@@ -1,4 +1,4 @@
-"""A method trains the same whoever loaded its model, in every trial, and after a compiled run."""
+"""A method trains the same with any loader of the model, in any trial, and after compiled runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A penalty of decisions per token is the mean over those the task decides, and over no others."""
+"""Penalties of logits per token are means over the tokens that the task predicts, and no others."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def test_methods_of_translators(tmp_path: Path, method: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["labels", "attention_mask"])
 @pytest.mark.parametrize("width", [3, 9])
-def test_labels_of_other_tokens(name: str, width: int) -> None:
+def test_labels_of_other_tokens_than_the_logits_are_refused(name: str, width: int) -> None:
     """As in CTC, whose logits are of frames: neither cropped nor taken for a prompt's."""
     given = {"input_values": torch.ones(2, 50), name: torch.ones(2, width, dtype=torch.long)}
     with pytest.raises(ValueError, match="does not match the model's logits"):
@@ -284,7 +284,7 @@ def test_labels_of_other_tokens(name: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (2, 3, 4)])
-def test_decisions_of_other_things(shape: tuple[int, ...]) -> None:
+def test_logits_of_neither_rows_nor_tokens_are_refused(shape: tuple[int, ...]) -> None:
     """As in segmentation, whose logits are [B, C, H, W]: their classes are not the last."""
     with pytest.raises(ValueError, match=f"logits have {len(shape) + 1} dimensions"):
         noise.row_mean(
@@ -292,7 +292,7 @@ def test_decisions_of_other_things(shape: tuple[int, ...]) -> None:
         )
 
 
-def test_labels_stay_as_they_are() -> None:
+def test_adding_decoder_inputs_changes_no_label() -> None:
     """FSMT's method writes padding over labels of -100, which then would count."""
     given = batch(3)
     before = given["labels"].clone()
