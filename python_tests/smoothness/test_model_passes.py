@@ -1,4 +1,4 @@
-"""More than four directions take several passes, which a model that changes in between is refused."""
+"""More than four directions take several passes, between which the model must not change."""
 
 from __future__ import annotations
 

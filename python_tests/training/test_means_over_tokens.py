@@ -248,28 +248,6 @@ def test_a_pass_without_labels_has_the_same_decoder_inputs(name: str) -> None:
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["M2M100", "Blenderbot", "Marian"])
-@pytest.mark.parametrize("method", ["label-smoothing", "r3f", "corrupt-consistency"])
-def test_methods_of_translators(tmp_path: Path, method: str, name: str) -> None:
-    """As with the decoder's inputs in the batch."""
-    rows, losses = rows_for("bart-seq2seq"), []
-    for told in (False, True):
-        if told:
-            for row in rows:
-                row["decoder_input_ids"] = torch.cat([torch.tensor([2]), row["labels"][:-1]])
-        made = trainer(
-            tmp_path,
-            METHODS[method](**TRIED[method]),
-            model=translator(name),
-            data=rows,
-            options={"processing_class": TOKENIZER, "data_collator": lambda r: padded(r, 0, 0)},
-            max_steps=1,
-        )
-        made.train()
-        losses.append(made.state.log_history[0]["loss"])
-    assert losses[0] == losses[1]
-
-
 @pytest.mark.parametrize("name", ["labels", "attention_mask"])
 @pytest.mark.parametrize("width", [3, 9])
 def test_labels_of_other_tokens_than_the_logits_are_refused(name: str, width: int) -> None:

@@ -1,4 +1,4 @@
-"""A method in a subclass with another compute_loss or training_step acts, or an error says why not."""
+"""With a user's compute_loss or training_step a method acts, or an error says why not."""
 
 from __future__ import annotations
 
