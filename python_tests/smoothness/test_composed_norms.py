@@ -1,4 +1,4 @@
-"""The composed norms are torch's, and their third derivative is right."""
+"""`ComposedNorms`: values as torch's, and third derivatives against finite differences."""
 
 from __future__ import annotations
 

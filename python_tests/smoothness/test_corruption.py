@@ -1,4 +1,4 @@
-"""Embedding noise and token corruption do what they say, and nothing else."""
+"""Noise on embeddings and replaced tokens: sizes, counts, seeds and what stays as it was."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_exact_share_of_ordinary_tokens(share: float, counts: list[int]) -> None
         assert torch.equal(got[torch.isin(ids, special)], ids[torch.isin(ids, special)])
 
 
-def test_fractional_counts_are_right_in_the_mean() -> None:
+def test_fractional_counts_are_right_on_average() -> None:
     ids, mask, special = example()
     ids, mask = ids[1:].repeat(4000, 1), mask[1:].repeat(4000, 1)
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""On a GPU the whole path gives what it gives on the CPU: jets, norms, R, its gradients, a step.
+"""Jets, norms, R, its gradients and a training step are the same on a GPU and on the CPU.
 
 In float64, where both run the same formulas; a seed draws the same directions on every device.
 """

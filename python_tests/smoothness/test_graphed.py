@@ -500,7 +500,9 @@ def test_numbers_of_calls(name: str) -> None:
         ({"engine": "reverse"}, "engine='reverse' needs results on the host"),
     ],
 )
-def test_a_penalty_that_reads(simulated: list[str], settings: Any, sentence: str) -> None:
+def test_a_penalty_that_reads_on_the_host(
+    simulated: list[str], settings: Any, sentence: str
+) -> None:
     with pytest.raises(ValueError, match=sentence):
         training(dropping(), jx.graphed, **settings)
 

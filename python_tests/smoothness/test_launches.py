@@ -59,7 +59,7 @@ def encoder() -> tuple[nn.Module, dict[str, Tensor]]:
     return model, batch
 
 
-def test_a_step(
+def test_number_of_launches_of_a_step(
     encoder: tuple[nn.Module, dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, batch = encoder

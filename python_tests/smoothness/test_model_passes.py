@@ -1,4 +1,4 @@
-"""More than four directions take several passes of the model, which has to be the same in each."""
+"""More than four directions take several passes, between which the model must not change."""
 
 from __future__ import annotations
 

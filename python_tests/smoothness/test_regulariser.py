@@ -173,7 +173,7 @@ def test_temperature_and_profiles_reach_the_weights() -> None:
 @pytest.mark.parametrize(
     "settings", [{"weights": "softmax"}, {"weights": "uniform", "normalize": True}]
 )
-def test_without_calibrate_the_first_batch_serves(
+def test_without_calibrate_the_first_batch_is_measured(
     settings: dict, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In evaluation mode, as `calibrate` measures it; later it would not be the base model's."""
@@ -327,7 +327,7 @@ def test_gradient_checkpointing_is_refused_by_the_reverse_engine() -> None:
         jx.JacHess(model, weights="uniform", engine="reverse")(BATCH)
 
 
-def test_fifteen_lines_train() -> None:
+def test_a_plain_training_loop() -> None:
     """A plain loop lowers task loss and norms together."""
     model = classifier("bert", dtype=torch.float32).train()
     reg = jx.JacHess(model, strength=0.1, normalize=True, seed=0)
@@ -344,7 +344,7 @@ def test_fifteen_lines_train() -> None:
     assert sum(p for _, p in losses[-5:]) < 0.8 * sum(p for _, p in losses[:5])
 
 
-def test_what_is_printed_has_a_line_a_layer() -> None:
+def test_repr_has_a_line_per_layer() -> None:
     out = calibrated()(BATCH)
     lines = repr(out).splitlines()
     assert len(lines) == 2 + BLOCKS and str(out.smoothness).splitlines() == lines[1:]

@@ -1,4 +1,4 @@
-"""Every public result that has a graph, differentiated twice: right, or an error."""
+"""Second derivatives of every differentiable result against finite differences; or an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeds reproduce; what is random is drawn afresh."""
+"""The same seed and step give the same directions and dimensions; other steps give others."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_more_directions_keep_the_dimensions() -> None:
     assert torch.equal(*subsets)
 
 
-def test_layers_drawn_together_and_apart_have_the_same_dimensions() -> None:
+def test_dimensions_of_a_layer_do_not_depend_on_the_other_layers() -> None:
     """Of one width, whose numbers are sorted as one tensor, of several, and after a first call."""
     cpu = torch.device("cpu")
     together, apart, mixed = (Randomness.from_seed(9).dimensions for _ in range(3))
@@ -121,7 +121,7 @@ def test_ranks_draw_different_directions() -> None:
 
 
 @pytest.mark.parametrize("field, value", [("rank", 2**11), ("step", 2**27), ("step", -1)])
-def test_what_does_not_fit_gets_a_sentence(field: str, value: int) -> None:
+def test_counters_out_of_range_are_refused(field: str, value: int) -> None:
     with pytest.raises(ValueError, match=f"{field} is {value}; expected 0 to"):
         DrawCounter(0, **{field: value}).next_offset()
 

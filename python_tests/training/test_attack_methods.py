@@ -1,4 +1,4 @@
-"""Methods against replaced words, on models small enough to try every swap."""
+"""`attack-augment`, on models small enough to try every swap of words."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_options_are_the_single_tokens_of_whole_words() -> None:
     assert torch.equal(options[others], ids[others].unsqueeze(-1).expand(-1, 3))
 
 
-def test_counts() -> None:
+def test_number_of_swapped_tokens() -> None:
     ids = torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [3, 4, 0, 0, 0, 0, 0, 0, 0, 0]])
     assert swap_counts(ids, (ids != 0).long(), torch.tensor([0]), 0.3).tolist() == [3, 1]
 
@@ -160,7 +160,7 @@ def test_seeds_repeat_a_run_and_it_is_not_the_plain_one(tmp_path: Path, file: st
     assert furthest(ends[0], plain.model) > 1e-6
 
 
-def test_two_steps_follow_the_gradient_at_the_copy(tmp_path: Path, file: str) -> None:
+def test_the_second_swap_follows_the_gradient_after_the_first(tmp_path: Path, file: str) -> None:
     """The second swap of two is chosen by the gradient after the first, written out."""
     rows, model = examples(4, tokens=12), classifier("bert")
     trained = made(tmp_path, "attack-augment", file, model, method={"swapped": 0.2, "steps": 2})
@@ -192,7 +192,7 @@ def test_two_steps_follow_the_gradient_at_the_copy(tmp_path: Path, file: str) ->
     assert ((found != batch["input_ids"]).sum(1) == 2).any()
 
 
-def test_the_rows_own_batches_and_masks_are_as_in_the_plain_run(tmp_path: Path, file: str) -> None:
+def test_batches_and_masks_are_those_of_the_plain_run(tmp_path: Path, file: str) -> None:
     """With strength 0 it is plain training, dropout masks included."""
     plain = method_trainer(
         tmp_path / "none", "none", model=classifier("bert", dropout=0.3), max_steps=2
@@ -222,7 +222,7 @@ def test_settings_out_of_range(build: Any, words: str) -> None:
         build()
 
 
-def test_what_they_need(tmp_path: Path, file: str) -> None:
+def test_attack_augment_needs_a_tokenizer_and_synonyms(tmp_path: Path, file: str) -> None:
     with pytest.raises(ValueError, match="needs processing_class"):
         method_trainer(tmp_path, "attack-augment", method={"synonyms": file})
     with pytest.raises(ValueError, match="no-such-file cannot be read"):

@@ -1,4 +1,4 @@
-"""A complex parameter counts as the pair of its real and imaginary part, in every method."""
+"""Every method trains a complex parameter as the pair of its real and imaginary part."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ def weights(folder: Path, name: str, pairs: bool) -> list[Tensor]:
         for name in (*NAMES, *PLACEBOS)
     ],
 )
-def test_as_pairs_of_real_numbers(tmp_path: Path, name: str) -> None:
+def test_complex_parameters_train_as_pairs_of_real_numbers(tmp_path: Path, name: str) -> None:
     paired, found = (weights(tmp_path, name, pairs) for pairs in (True, False))
     for a, b in zip(paired, found, strict=True):
         torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-11)
 
 
-def test_a_zero_for_ranks_that_wait() -> None:
+def test_zero_loss_of_complex_parameters() -> None:
     model = filtered(pairs=False)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)

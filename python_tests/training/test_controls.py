@@ -1,4 +1,4 @@
-"""The controls on problems whose answer can be written out, through the Trainer."""
+"""Methods on the loss on problems with an answer in closed form, through the Trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The methods of examples/controls.py on problems whose answer can be written out."""
+"""The methods of examples/controls.py on problems with an answer in closed form."""
 
 from __future__ import annotations
 

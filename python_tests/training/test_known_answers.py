@@ -1,4 +1,4 @@
-"""Each method on a problem whose answer is known in closed form, through the Trainer."""
+"""SAM, TAPT and penalties of logits on problems with an answer in closed form."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_a_frozen_model_does_not_drift(tmp_path: Path) -> None:
     assert drift.stabilised(1e-6) == 0
 
 
-def test_when_it_stabilised() -> None:
+def test_stabilised() -> None:
     drift = NTKDrift({})
     changes = [0, 0.5, 0.01, 0.3, 0.02, 0.01]
     drift.history = [{"step": 10 * i, "ntk/change": c} for i, c in enumerate(changes)]

@@ -1,4 +1,4 @@
-"""A method's own draws leave the task's order of rows and dropout masks alone."""
+"""A method's random numbers change neither the order of rows nor the task's dropout masks."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_seeded_rng_restores_the_generators() -> None:
     assert torch.equal(drawn[0], drawn[3]) and len({x[0].item() for x in drawn}) == 3
 
 
-def test_every_step_has_its_own_key() -> None:
+def test_step_key_changes_with_the_step() -> None:
     regulariser = jx.JacHess(classifier("bert"), weights="uniform", seed=4)
     assert step_key(regulariser) == (4, 0, 0)
     regulariser.step += 1

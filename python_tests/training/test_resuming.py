@@ -88,7 +88,7 @@ def test_what_a_checkpoint_holds(tmp_path: Path) -> None:
         ("train", "regulariser", "the directions start at step 0"),
     ],
 )
-def test_what_a_checkpoint_lacks_is_warned_of(
+def test_missing_state_in_a_checkpoint_is_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: str, part: str, words: str
 ) -> None:
     jachess = {"mode": mode, "weights": "uniform", "normalize": False, "strength": 1e-4}
@@ -199,7 +199,7 @@ def test_other_layer_weights_are_warned_of(
         assert other.layer_weights().tolist() == pytest.approx([1 / 3, 2 / 3])
 
 
-def test_moments_that_are_not_this_models() -> None:
+def test_moments_of_another_model_are_refused() -> None:
     reg = JacHess(torch.nn.Linear(2, 3), strength=0.1)
     dual = DualSchedule(reg, [], lr=0.1)
     good = {"step": torch.tensor(1.0), "exp_avg": torch.ones(3, 2), "exp_avg_sq": torch.ones(3, 2)}

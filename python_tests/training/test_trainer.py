@@ -135,7 +135,7 @@ def test_unlab_mode(tmp_path: Path, every: int | None, passes: int) -> None:
     assert not any(torch.equal(a, b) for a, b in zip(shared, own, strict=True))
 
 
-def test_base_norms_given_are_kept(tmp_path: Path) -> None:
+def test_base_norms_set_before_training_stay(tmp_path: Path) -> None:
     base = BaseNorms(torch.ones(BLOCKS).double(), torch.ones(BLOCKS).double(), 1)
     made = trainer(tmp_path, {})
     made.method.regulariser.base = base
@@ -238,7 +238,9 @@ def test_graphed_steps_are_the_eager_ones_on_a_gpu(tmp_path: Path) -> None:
         ("jachess", {"gradient_accumulation_steps": 2}),
     ],
 )
-def test_what_is_no_graph(tmp_path: Path, method: str, settings: dict[str, Any]) -> None:
+def test_methods_that_cannot_be_graphed_are_refused(
+    tmp_path: Path, method: str, settings: dict[str, Any]
+) -> None:
     with pytest.raises(ValueError, match="cannot run with graphed=True: a CUDA graph takes none"):
         trainer(tmp_path, method, unlabelled=UNLABELLED, options={"graphed": True}, **settings)
 

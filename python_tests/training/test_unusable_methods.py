@@ -1,4 +1,4 @@
-"""A method that cannot act says so, and a loss that is not finite trains nothing."""
+"""Errors of methods that the model or the data rule out; losses that are not finite."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def spans() -> list[dict]:
     return [row | place for row in examples(8, labels=False)]
 
 
-def test_labels_of_another_name(tmp_path: Path) -> None:
+def test_label_smoothing_without_labels_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"labels are called start_positions, .*, not 'labels'"):
         method_trainer(tmp_path, "label-smoothing", model=answering(), data=spans())
 
@@ -52,7 +52,7 @@ def floats(width: int) -> list[dict]:
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
-def test_problem_type_left_to_transformers(tmp_path: Path, outputs: int) -> None:
+def test_label_smoothing_needs_class_labels(tmp_path: Path, outputs: int) -> None:
     def made(name: str) -> MethodTrainer:
         config = classifier("bert").config
         config.num_labels, config.problem_type = outputs, None
@@ -71,7 +71,7 @@ def test_problem_type_left_to_transformers(tmp_path: Path, outputs: int) -> None
         made("recommended").train()
 
 
-def test_a_loss_function_of_ones_own(tmp_path: Path) -> None:
+def test_label_smoothing_with_compute_loss_func_is_refused(tmp_path: Path) -> None:
     def loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         return nn.functional.cross_entropy(outputs.logits, labels)
 
@@ -97,13 +97,13 @@ def test_a_task_loss_that_is_not_finite(tmp_path: Path, name: str) -> None:
     assert_same_parameters(model, before, rtol=0, atol=0)
 
 
-def test_a_rank_without_rows_guesses_nothing_from_shapes() -> None:
+def test_the_placeholder_row_has_the_shapes_of_the_batch() -> None:
     batch = token_batch([3, 2]) | {"labels": torch.ones(2, 3)}
     assert placeholder_row(batch)["labels"].shape == (1, 3)
     assert placeholder_row(batch)["attention_mask"].sum() == 1
 
 
-def test_ids_that_no_model_can_read() -> None:
+def test_ids_that_are_a_list_are_refused() -> None:
     model, batch = classifier("bert"), token_batch([3, 2])
     with pytest.raises(TypeError, match=r"input_ids is a list; expected a tensor: torch.tensor"):
         jx.smoothness(model, batch | {"input_ids": batch["input_ids"].tolist()})
@@ -116,7 +116,7 @@ class Captions(nn.Module):
         return input_ids.float() + pixel_values.flatten(1).sum(1, keepdim=True)
 
 
-def test_left_padding_is_judged_by_a_row_with_tokens() -> None:
+def test_left_padding_is_tested_on_a_row_with_tokens() -> None:
     """A row of padding alone tells nothing; what reads more than text is left as it is."""
     model = classifier("gpt2")
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A method beside a loss or a step of one's own has its effect, or says what stands in its way."""
+"""With a user's compute_loss or training_step a method acts, or an error says why not."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_label_smoothing_acts_or_says_why_not(tmp_path: Path, method: str, kind:
         assert (result - run(tmp_path, KINDS[kind], none)).norm() > 1e-4
 
 
-def test_what_to_do_is_said(tmp_path: Path) -> None:
+def test_a_bypassed_method_says_what_to_do(tmp_path: Path) -> None:
     for kind, method, words in (
         ("loss above", "r3f", r"acts in MethodMixin\.compute_loss.*class Mine\(MethodMixin, Own\)"),
         ("step above", "sam", r"acts in MethodMixin\.training_step.*super\(\)\.training_step"),
@@ -203,7 +203,7 @@ def test_what_to_do_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["loss above", "added above"])
-def test_in_the_second_micro_batch_too(tmp_path: Path, kind: str) -> None:
+def test_a_bypassed_method_is_refused_with_accumulation(tmp_path: Path, kind: str) -> None:
     """The check waits for the whole step, and stops it before the weights have moved."""
     settings: dict[str, Any] = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}
     if kind == "added above":
@@ -227,7 +227,7 @@ class HalfLoss(Method):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_method_of_ones_own(tmp_path: Path, kind: str) -> None:
+def test_a_user_defined_method(tmp_path: Path, kind: str) -> None:
     result = outcome(tmp_path, KINDS[kind], HalfLoss(), max_grad_norm=0.0)
     if isinstance(result, str):
         assert "method='HalfLoss' acts in" in result
@@ -269,7 +269,7 @@ def test_a_penalty_of_frozen_weights(tmp_path: Path, method: str) -> None:
 @pytest.mark.parametrize(
     "method", [lambda: jx.JacHess(classifier("bert")), lambda: SAM, lambda: None, lambda: 3]
 )
-def test_what_is_no_method(tmp_path: Path, method: Any) -> None:
+def test_an_object_that_is_no_method_is_refused(tmp_path: Path, method: Any) -> None:
     with pytest.raises(
         TypeError, match=r"method is .*expected a Method such as jachess_ext\.train"
     ):

@@ -111,7 +111,7 @@ def test_an_exception_leaves_the_model_clean(where: str, engine: str) -> None:
     assert_equal(gradients(regulariser, batch()), expected)
 
 
-def test_a_call_within_a_call() -> None:
+def test_smoothness_measured_in_a_hook_of_a_pass() -> None:
     """A hook of the user's that measures the same model's smoothness in the middle of a pass."""
     model: Any = classifier("bert")
     other = classifier("gpt2")

@@ -1,4 +1,4 @@
-"""A penalty of decisions per token is the mean over those the task decides, and over no others."""
+"""Penalties of logits per token are means over the tokens that the task predicts, and no others."""
 
 from __future__ import annotations
 
@@ -248,31 +248,9 @@ def test_a_pass_without_labels_has_the_same_decoder_inputs(name: str) -> None:
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["M2M100", "Blenderbot", "Marian"])
-@pytest.mark.parametrize("method", ["label-smoothing", "r3f", "corrupt-consistency"])
-def test_methods_of_translators(tmp_path: Path, method: str, name: str) -> None:
-    """As with the decoder's inputs in the batch."""
-    rows, losses = rows_for("bart-seq2seq"), []
-    for told in (False, True):
-        if told:
-            for row in rows:
-                row["decoder_input_ids"] = torch.cat([torch.tensor([2]), row["labels"][:-1]])
-        made = trainer(
-            tmp_path,
-            METHODS[method](**TRIED[method]),
-            model=translator(name),
-            data=rows,
-            options={"processing_class": TOKENIZER, "data_collator": lambda r: padded(r, 0, 0)},
-            max_steps=1,
-        )
-        made.train()
-        losses.append(made.state.log_history[0]["loss"])
-    assert losses[0] == losses[1]
-
-
 @pytest.mark.parametrize("name", ["labels", "attention_mask"])
 @pytest.mark.parametrize("width", [3, 9])
-def test_labels_of_other_tokens(name: str, width: int) -> None:
+def test_labels_of_other_tokens_than_the_logits_are_refused(name: str, width: int) -> None:
     """As in CTC, whose logits are of frames: neither cropped nor taken for a prompt's."""
     given = {"input_values": torch.ones(2, 50), name: torch.ones(2, width, dtype=torch.long)}
     with pytest.raises(ValueError, match="does not match the model's logits"):
@@ -284,7 +262,7 @@ def test_labels_of_other_tokens(name: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (2, 3, 4)])
-def test_decisions_of_other_things(shape: tuple[int, ...]) -> None:
+def test_logits_of_neither_rows_nor_tokens_are_refused(shape: tuple[int, ...]) -> None:
     """As in segmentation, whose logits are [B, C, H, W]: their classes are not the last."""
     with pytest.raises(ValueError, match=f"logits have {len(shape) + 1} dimensions"):
         noise.row_mean(
@@ -292,7 +270,7 @@ def test_decisions_of_other_things(shape: tuple[int, ...]) -> None:
         )
 
 
-def test_labels_stay_as_they_are() -> None:
+def test_adding_decoder_inputs_changes_no_label() -> None:
     """FSMT's method writes padding over labels of -100, which then would count."""
     given = batch(3)
     before = given["labels"].clone()

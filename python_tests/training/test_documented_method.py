@@ -16,7 +16,7 @@ from .runs import examples, first, method_trainer, tensors
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "methods.md"
 
 
-def test_the_documents_own_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_documented_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "METHODS", dict(METHODS))  # it registers itself
     section = DOCUMENT.read_text(encoding="utf-8").partition("## A method of your own")[2]
     lines = [line for line in section.splitlines() if line.startswith("    ") or not line]
