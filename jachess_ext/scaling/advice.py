@@ -1,4 +1,4 @@
-"""What is at stake in a choice: the expected regret of a few models, and who is run further."""
+"""Advice on a ranking: the expected regret of its first models, and which to run further."""
 
 from __future__ import annotations
 

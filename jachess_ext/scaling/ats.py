@@ -34,7 +34,7 @@ _ROUNDING = 1e-12  # of ln L: points of an exact line deviate by less, and are n
 
 
 def accept_then_stop(x: Array, y: Array, gamma: int = 3, tau: float = 5.0) -> Line:
-    """Walk from the largest size down, and fit the points accepted.
+    """Fit a line to the last points of each curve, accepted from the largest size down.
 
     Lin et al. 2024, "Accept then Stop", and LensLLM's Algorithm 1: points are accepted while the
     next lies within `tau` standard deviations of the line through those accepted so far, `gamma` at
@@ -85,7 +85,7 @@ def accept_then_stop(x: Array, y: Array, gamma: int = 3, tau: float = 5.0) -> Li
 def line_through(
     x: Array, y: Array, mask: Mask | float, count: Index | int
 ) -> tuple[tuple[Array, Array, Array, Array], Array]:
-    """Fit a line of least squares to the `count` points of each row where the mask holds.
+    """Fit a line by least squares to the `count` points of each row where the mask holds.
 
     Returns:
         Intercept, slope, mean of x and Σ (x − mean)², [n] each; and the residuals, [n, m].

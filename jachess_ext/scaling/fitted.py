@@ -146,7 +146,7 @@ class FittedLaw:
 
     @property
     def size_range(self) -> Array:
-        """The smallest and the largest size above 0 that counted, [n, 2]."""
+        """The smallest and the largest size above 0 of weight above 0, [n, 2]."""
         sizes, above = self._curves.sizes, self._curves.above
         low, high = np.where(above, sizes, np.inf).min(-1), np.where(above, sizes, 0).max(-1)
         return np.stack([low, high], -1)
@@ -198,7 +198,7 @@ class FittedLaw:
         return result
 
     def _variance(self, gradient: Array) -> Array:
-        """Return gᵀ C g, [n]: the variance of what has the gradient g, [n, p] (delta method)."""
+        """Return gᵀ C g, [n], the variance of a function with gradient g, [n, p] (delta method)."""
         return np.einsum("np,npq,nq->n", gradient, self.covariance, gradient)
 
     @property
@@ -334,7 +334,7 @@ class FittedLaw:
         return sizes / self.scale.size[:, None]
 
     def _match_sizes(self, values: Array, sizes: npt.ArrayLike) -> Values:
-        """Return [n, k] as the caller asked: without k for a number, without n for one curve."""
+        """Return [n, k] in the shape of the input: no k for a number, no n for a single curve."""
         return self._match_curves(values[:, 0] if np.ndim(sizes) == 0 else values)
 
     def _match_curves(self, values: Array) -> Values:
@@ -419,12 +419,12 @@ def _transition_text(fitted: FittedLaw) -> str:
 
 
 def _range(values: Array, form: str) -> str:
-    """Return a number, or of several the lowest and the highest."""
+    """Return one number, or the lowest and the highest of several, as text."""
     low, high = (f"{end:{form}}" for end in (values.min(), values.max()))
     return low if low == high else f"{low} to {high}"
 
 
 def _size(value: float, digits: int = 3) -> str:
-    """Return a size to so many digits, with commas, and as a power of ten where that is shorter."""
+    """Return a size rounded to a number of digits: with commas, or as a power of ten if shorter."""
     rounded = float(f"{value:.{digits}g}")
     return f"{rounded:,.0f}" if 100 <= rounded < 1e12 else f"{rounded:.{digits}g}"

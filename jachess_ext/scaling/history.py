@@ -196,7 +196,7 @@ class History:
 
 
 def _files(item: Tables) -> Sequence[Tables]:
-    """Return the files of a folder, and of anything else itself."""
+    """Return the files of a folder, or a list of the item if it is no folder."""
     if not isinstance(item, (str, PathLike)) or not Path(item).is_dir():
         return [item]
     files = sorted(file for file in Path(item).iterdir() if file.suffix in SUFFIXES)

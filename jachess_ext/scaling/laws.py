@@ -113,8 +113,8 @@ def weighted_mean(values: Array, weights: Array) -> Array:
     return (values * weights).sum(-1) / weights.sum(-1)
 
 
-def lowest(log_losses: Array, weights: Array) -> Array:
-    """Return the smallest loss of each curve that counts, [n]."""
+def lowest_loss(log_losses: Array, weights: Array) -> Array:
+    """Return the lowest loss of weight above 0 of each curve, [n]."""
     return np.exp(np.where(weights > 0, log_losses, np.inf).min(-1))
 
 
@@ -194,7 +194,7 @@ class Rectified(Law):
         bounds = self.parameters[1]
         result[..., 1] = np.clip(beta * transition, np.log(bounds.low), np.log(bounds.high))
         result[..., 2] = np.log(beta)
-        result[..., 3] = fraction * lowest(log_losses, weights)[:, None]
+        result[..., 3] = fraction * lowest_loss(log_losses, weights)[:, None]
         result[..., 0] = _scale_for(result, sizes, log_losses, weights)
         return result
 
@@ -384,7 +384,7 @@ class Power(Law):
         # α β is the slope in ln L: grids of both, so that every α meets every slope.
         slope, fraction, alpha = grid((0.05, 0.1, 0.2, 0.4, 0.8), _FLOORS, (0.12, 0.35, 1.0, 3.0)).T
         beta = np.clip(slope / alpha, 0.01, 3.0)
-        floor = fraction * lowest(log_losses, weights)[:, None] ** (1 / alpha)
+        floor = fraction * lowest_loss(log_losses, weights)[:, None] ** (1 / alpha)
         result = np.empty((*floor.shape, 4))
         result[..., 1], result[..., 2], result[..., 3] = np.log(beta), floor, np.log(alpha)
         base = np.exp(log_losses[:, None, :] / alpha[:, None]) - floor[..., None]
@@ -394,7 +394,7 @@ class Power(Law):
 
 
 class StraightLine(Law):
-    """ln L = intercept + slope · ln D, of AtS, which finds the points that it goes through.
+    """ln L = intercept + slope · ln D, fitted by AtS to the points that it accepts.
 
     It has no transition: AtS's walk ends where a curve bends towards its floor, or before it has
     left its pre-power phase, as often as at D*.

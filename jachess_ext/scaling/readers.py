@@ -48,11 +48,6 @@ class _Run:
     trial: Mapping[str, object] | None
     values: Mapping[str, Sequence[tuple[int | None, float]]]
 
-    @property
-    def settings(self) -> list[str]:
-        """Names of the settings that repeats of this run must share."""
-        return [*self.recipe, *(name for name in self.trial or {} if name not in self.recipe)]
-
     def differences(self, other: _Run) -> dict[str, tuple[object, object]]:
         """Return the settings in which two runs differ, of those that both record."""
         pairs = {
@@ -118,7 +113,7 @@ def read_runs(
     folder = Path(folder)
     runs = _trainer_runs(folder)
     names = [run.name for run in runs]
-    settings = {*_RECIPE, *(name for run in runs for name in run.settings)}
+    settings = {*_RECIPE, *(name for run in runs for name in (*run.recipe, *(run.trial or ())))}
     unknown = [name for name in ignore if name not in (*names, *settings)]
     if unknown:
         text = f"{folder} has no run {quote(unknown[0])} to ignore"

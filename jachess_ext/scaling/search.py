@@ -59,7 +59,7 @@ Results = dict[Ask, Result]
 
 @dataclass
 class Search:
-    """Which runs a choice needs next, and what the results so far say of the candidates.
+    """A search for the best candidate: which runs it needs next, and the ranking so far.
 
     Results one already has are added (`add`, `add_table`) and not asked for again.  The state is
     the settings and the results (`state`, `from_state`): the rounds follow from them, and the order
@@ -69,10 +69,10 @@ class Search:
         models: the candidates, two or more.
         sizes: subsets, increasing.
         target: training examples to predict for, above the sizes.
-        metric: what is told, such as "accuracy" or "loss"; None: losses.  Of a score whose best is
-            1 the methods extrapolate what is missing, and `selection` shows it as it was.
-        test_rows: examples a score is measured on: where nothing is missing, half of one is, and
-            an accuracy or error rate has the noise of a sample of so many.
+        metric: of the results, such as "accuracy" or "loss"; None: losses.  Of a score whose best
+            is 1 the methods extrapolate 1 − score, and `selection` shows scores.
+        test_rows: examples the metric is measured on: a perfect score counts as half an error, and
+            an accuracy or error rate has binomial noise.
         classes: number of classes, C: no subset tells when a curve leaves the loss of guessing,
             ln C, and intervals widen by that; None: no such start.
         method: of the ranking, its probabilities and the stops; a name of `METHODS`.
@@ -80,8 +80,8 @@ class Search:
             "dropping": the same, but only with the models that are worth a further run
             (`Selection.survivors`), and of these the first that the budget pays for; a dropped
             model is not ranked.
-        budget: limit of all costs together, in the unit they are told in: a round that is expected
-            to exceed it is not begun, by "dropping" not with fewer than two models.
+        budget: limit of the sum of all costs, in their unit: a round that is expected to exceed it
+            is not begun, by "dropping" not with fewer than two models.
         costs: model -> expected cost (of any run, of a row more); None: in proportion to the rows
             of the model's last run.
         unit: of all costs ("FLOPs", "s", "€"), as `Selection` shows it.
@@ -89,7 +89,7 @@ class Search:
         gamma, tau: of the method ats (Algorithm 1): points accepted unseen, deviations that stop.
         unusable: candidate -> why no run of it is asked for, and it is not ranked.
         history: earlier tables of some of the candidates, as `select` takes them.
-        results: run -> what it gave, in the order told or added.
+        results: run -> its result, in the order of `tell` and `add`.
         stops: model -> why no further size is run of it.
         failed: models whose runs failed, and those that are unusable; they are not ranked.
         stop: why the search ended, a sentence; None while it goes on.
@@ -174,7 +174,7 @@ class Search:
     def tell(
         self, ask: Ask, loss: float | None = None, *, cost: float = 0.0, error: str | None = None
     ) -> None:
-        """Take the result of a run.
+        """Record the result of a run.
 
         Args:
             ask: a run that is open.
@@ -195,10 +195,9 @@ class Search:
         self._advance()
 
     def add(self, model: str, rows: int, loss: float, *, cost: float = 0.0) -> None:
-        """Take a result that one already has, of any size below the target.
+        """Record a result that one already has, of any size below the target.
 
-        This model and size are not asked for again.  What the search has decided so far is decided
-        anew.
+        This model and size are not asked for again, and all rounds are decided again.
 
         Args:
             model: a candidate.
@@ -222,7 +221,7 @@ class Search:
     def add_table(
         self, source: Source | LossTable, metric: str | None = None, **reading: Any
     ) -> None:
-        """Take the results of a table, see `add`.
+        """Record the results of a table, see `add`.
 
         Args:
             source: what `read_table` reads, or a LossTable of `read_runs`; the mean counts of
@@ -259,7 +258,7 @@ class Search:
         self._add(losses, are_losses=True)
 
     def _add(self, values: Mapping[Ask, tuple[float, float]], are_losses: bool = False) -> None:
-        """Take the metric's values (or losses) and costs, all or none."""
+        """Record values of the metric (or losses) and costs, all or none."""
         results = {}
         for ask, (value, cost) in values.items():
             if ask.model not in self.models:
@@ -336,7 +335,7 @@ class Search:
         return self.selection().ranking[0]
 
     def selection(self, method: str | None = None) -> Selection:
-        """Rank the candidates by a method, from the runs told.
+        """Rank the candidates by a method, from the results so far.
 
         A model's prediction comes from all its own sizes, also where it was stopped early.
 
@@ -467,7 +466,7 @@ class Search:
         return costs <= self.budget
 
     def _expected_cost(self, results: Results, model: str, rows: float) -> float:
-        """Return the expected cost of a run, 0 where nothing tells it."""
+        """Return the expected cost of a run, 0 where it is unknown."""
         if self.costs is not None:
             once, a_row = self.costs[model]
             return once + a_row * rows

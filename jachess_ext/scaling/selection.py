@@ -169,8 +169,8 @@ class Selection:
         target: the size predicted for.
         table: the losses that were read.
         forecast: the method's scores and forecasts of them.
-        costs: operations spent on each candidate for this (6 N D an epoch), [n]; of one token an
-            example where tokens were not told; NaN where the number of parameters is not known.
+        costs: operations spent on each candidate (6 N D an epoch), [n], with one token an example
+            where `tokens` is None; NaN where the number of parameters is unknown.
         full_costs: operations of training each on the target's data once (FullTuning), [n].
         unranked: the models that have too few sizes for the method, each with a sentence.
         unit: of the costs as they are shown; "" where it is unknown; `OF_ALL`: as shares.
@@ -258,7 +258,7 @@ class Selection:
 
     @property
     def advice(self) -> str:
-        """The fewest models to train in full, what is at stake, and the next runs, in words."""
+        """The fewest models to train in full, the expected regret, and the next runs, in words."""
         if not self.has_intervals:
             return f"{self.method} gives no probabilities here; it says nothing of what is out."
         *regrets, tolerance = (
@@ -386,7 +386,7 @@ class Selection:
 
     @property
     def has_intervals(self) -> bool:
-        """Whether the method gives a distribution here; if not, the two below raise."""
+        """Whether there is a distribution; if not, intervals and probabilities raise ValueError."""
         return self.forecast.predictive is not None
 
     @cached_property
@@ -433,7 +433,7 @@ class Selection:
         return self.budget / self.target
 
     def _metric_interval(self, level: float) -> tuple[Array, Array]:
-        """Return `interval_ends` as the table was; what is the upper loss is the lower score."""
+        """Return `interval_ends` as values of the metric, the lower first."""
         ends = [self.table.to_metric(end) for end in self.interval_ends(level)]
         return np.minimum(*ends), np.maximum(*ends)
 

@@ -59,7 +59,7 @@ def advice_text(
     price: float,
     next_runs: NextRuns | None,
 ) -> str:
-    """Return the fewest models to train in full, what is at stake, and the next runs, in words.
+    """Return the fewest models to train in full, the expected regret and the next runs as text.
 
     Args:
         shortlist: the fewest first models whose best is expected within the tolerance.

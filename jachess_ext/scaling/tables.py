@@ -60,21 +60,21 @@ def read_table(
     or of how a run ended, is asked about: `task="rte"` (its name, and a cell) reads those rows
     alone.  So are columns of other numbers, and rows named mean, std, Δ, …, which are no models:
     `ignore` leaves both out.  A table with sizes down and models across is read so, with a warning.
-    All that is open is asked in one error, whose arguments answer it.
+    All questions are raised in one error, and its `options` answer them.
 
     Args:
         source: path of a csv file (separated by commas, tabs or semicolons), of a text with
             markdown tables, of JSON (lines: .jsonl) or of a workbook (.xlsx); pandas DataFrame or
             Series, or LossTable.
         fewest: models there must be.
-        metric: what the numbers are: "loss", "accuracy", "eval_f1", …; None: what a column says,
-            else losses.  Of scores, whose best is 1 or 100 %, the methods extrapolate what is
-            missing.  In a long table with several, the column to read.
-        test_rows: examples a score was measured on: where nothing is missing, half of one is, and
-            an accuracy or error rate has the noise of a sample of so many.
+        metric: of the numbers: "loss", "accuracy", "eval_f1", …; None: that of a column, else
+            losses.  Of scores, whose best is 1 or 100 %, the methods extrapolate 1 − score.  In a
+            long table with several metrics, the column to read.
+        test_rows: examples the metric was measured on: a perfect score counts as half an error, and
+            an accuracy or error rate has binomial noise.
         ignore: columns that are not to be read, and models.
-        model, size, seed: columns of a long table (of a wide one model and seed) by other names;
-            size="headers": the columns' names are sizes, even where they look like years or layers.
+        model, size, seed: names of these columns, of a wide table model and seed; size="headers":
+            the columns' names are sizes, even where they look like years or layers.
         decimal: "," where 0,5 is a half and 1.000 a thousand, in cells and names that are text.
         full: examples of the whole data, of which the sizes are shares: 0.25, "25 %".
         sheet: which table of a file with several, from 1.
@@ -247,9 +247,9 @@ class _Reader:
 
     def _seeds(self, label: Label) -> list[int]:
         """Return the columns that distinguish repeated runs, such as seeds and folds."""
-        named = [] if label is None else [self.sheet.index(label)]
+        first = [] if label is None else [self.sheet.index(label)]
         labels = enumerate(self.sheet.labels)
-        return named + [index for index, x in labels if is_named("seed", x) and index not in named]
+        return first + [index for index, x in labels if is_named("seed", x) and index not in first]
 
     def _repeat_names(self, indices: Sequence[int]) -> list[str] | None:
         rows = zip(*(self.sheet.texts(index) for index in indices), strict=True)

@@ -143,10 +143,10 @@ def test_transition_interval_covers() -> None:
     assert np.mean(inside) == pytest.approx(0.9, abs=0.04)
 
 
-@pytest.mark.parametrize(("name", "count"), [("rectified", 2), ("power", 6)])
-def test_as_good_as_scipy_from_many_starts(name: str, count: int) -> None:
+@pytest.mark.parametrize("name", sorted(laws.LAWS.keys() - {"lensllm"}))
+def test_as_good_as_scipy_from_many_starts(name: str) -> None:
     generator = np.random.default_rng(5)
-    rows = curves.random_rectified(generator, count)
+    rows = curves.random_rectified(generator, 2 if name == "rectified" else 6)
     exact = np.stack([curves.rectified(curves.SIZES, *row) for row in rows])
     losses = curves.noisy(exact, generator, 0.01)
     fitted, parameters = fit(curves.SIZES, losses, name), laws.LAWS[name]().parameters
