@@ -55,7 +55,7 @@ def differentiable(math: Math = "replace") -> TorchFunctionMode:
             refuses to differentiate the other kernels.  "replace": run other kernels all the same.
             "keep": run math attention.
 
-    Example:
+    Examples:
         >>> q, k, v, dq, dk, dv = torch.randn(6, 1, 2, 5, 8)
         >>> attend = torch.nn.functional.scaled_dot_product_attention
         >>> with jx.differentiable():

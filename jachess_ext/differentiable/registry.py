@@ -16,7 +16,7 @@ def answers(*functions: Function) -> Callable[[A], A]:
 
     It is called outside of the mode, with tensors that are plain or of torch's transforms.
 
-    Example:
+    Examples:
         >>> @answers(torch.special.erfcx)
         ... def erfcx(input):
         ...     return torch.exp(input * input) * torch.erfc(input)

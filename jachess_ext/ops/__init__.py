@@ -9,7 +9,7 @@ and any size, zero included.
 
 A wrapper calls the compiled kernel where there is one for the tensors' device (`available`), else
 its reference. That one has the wrapper's name and ``_reference`` at the end, and the wrapper's
-Example serves for both. Results are differentiable any number of times. A wrong argument raises
+examples hold for both. Results are differentiable any number of times. A wrong argument raises
 RuntimeError, from a reference also ValueError or TypeError.
 """
 

@@ -199,7 +199,7 @@ def activation_jet(x: Tensor, kind: str, q: int, summed: int = 0) -> Tensor:
     Returns:
         [S, ...] of x's dtype.
 
-    Example:
+    Examples:
         >>> activation_jet(torch.tensor([2.0, 1.0]), "relu", 1)  # x_0 and x_1
         tensor([2., 1.])
     """
@@ -231,7 +231,7 @@ def gated_activation_jet(g: Tensor, u: Tensor, kind: str, q: int, summed: int = 
     Returns:
         [S, ...] of g's dtype, contiguous.
 
-    Example:
+    Examples:
         >>> g, u = torch.tensor([2.0, 1.0]), torch.tensor([3.0, 0.0])
         >>> gated_activation_jet(g, u, "relu", 1)
         tensor([6., 3.])

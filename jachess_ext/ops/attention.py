@@ -153,7 +153,7 @@ BACKENDS = (
 def backend_of(call: Call) -> str:
     """Return the name of the backend that computes a call.
 
-    Example:
+    Examples:
         >>> heads, settings = torch.ones(2, 1, 1, 3, 4), Settings(1, 0.5, False, -1, -1, 0, 0, 0)
         >>> backend_of(Call(heads, heads, heads, None, None, settings)) in ("fused", "composite")
         True
@@ -211,7 +211,7 @@ def attention_jet(
     Raises:
         ValueError: a mask that requires a gradient.
 
-    Example:
+    Examples:
         >>> heads = torch.ones(2, 1, 1, 3, 4)  # one direction, three tokens
         >>> attention_jet(heads, heads, heads, q=1, causal=True).shape
         torch.Size([2, 1, 1, 3, 4])

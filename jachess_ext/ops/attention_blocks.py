@@ -52,7 +52,7 @@ def attention_by_blocks(
     Raises:
         ValueError: the mask is for other lengths.
 
-    Example:
+    Examples:
         >>> from jachess_ext.ops import attention_jet
         >>> from torch.nn.attention.flex_attention import create_block_mask
         >>> causal = create_block_mask(lambda b, h, i, j: i >= j, 1, 1, 256, 256, device="cpu")

@@ -254,7 +254,7 @@ def _pieces(a: Arguments) -> Iterator[tuple[tuple[slice, ...], slice]]:
 def _piece(x: Tensor, kind: str, lead: tuple[slice, ...], rows: slice) -> Tensor:
     """Return a piece's view of a tensor; dimensions of size 1, which broadcast, are not sliced."""
     every = slice(None)
-    index = [every if size == 1 else piece for size, piece in zip(x.shape, lead, strict=False)]
+    slices = [every if size == 1 else piece for size, piece in zip(x.shape, lead, strict=False)]
     has_rows = kind in "qym" and x.shape[-2] > 1
-    selection = (*index, every, rows if has_rows else every)
-    return x[selection]
+    index = (*slices, every, rows if has_rows else every)
+    return x[index]

@@ -34,7 +34,7 @@ def token_numbers(mask: Tensor) -> Tensor:
     Returns:
         [B, T] int64.
 
-    Example:
+    Examples:
         >>> token_numbers(torch.tensor([[1, 1, 0], [0, 1, 1]]))
         tensor([[ 0,  1, -1],
                 [-1,  2,  3]])
@@ -194,7 +194,7 @@ def sample_directions(
     Returns:
         [q, ..., d] on token's device.
 
-    Example:
+    Examples:
         >>> tokens = token_numbers(torch.tensor([[1, 1, 0]]))
         >>> sample_directions(tokens, q=2, d=8, seed=0, distribution="rademacher").shape
         torch.Size([2, 1, 3, 8])

@@ -88,7 +88,7 @@ def build_info() -> dict[str, Any]:
 
     Keys: torch, compiler, cpu, cuda ("" for none), cuda_archs.
 
-    Example:
+    Examples:
         >>> set(build_info()) <= {"torch", "compiler", "cpu", "cuda", "cuda_archs"}
         True
     """
@@ -168,7 +168,7 @@ def available(name: str, device: torch.device | str, *, sums: bool = False) -> b
         device: a torch.device or its name; of GPUs, the current one unless it has a number.
         sums: whether the kernel has to take sums of squares (`Streams.summed`).
 
-    Example:
+    Examples:
         >>> available("activation_jet", "meta")
         False
     """

@@ -13,6 +13,7 @@ The operators also take a residual: they then normalise x + residual and return 
 
 import math
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -32,6 +33,9 @@ from .library import (
     wide_dtype,
     widened,
 )
+
+Affine: TypeAlias = Sequence[Tensor | None]
+"""Weight, and layer norm's bias."""
 
 
 def normalised_jet(x: Tensor, eps: float, streams: Streams | None, centred: bool) -> Tensor:
@@ -119,7 +123,7 @@ def layer_norm_jet(
     Returns:
         [S, ..., D] of x's dtype.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([[1.0, 3.0], [1.0, 1.0]])  # x_1 shifts x_0: no effect
         >>> layer_norm_jet(x, None, None, 0.0, 1)
         tensor([[-1.,  1.],
@@ -147,7 +151,7 @@ def add_layer_norm_jet(
         norm(x + residual), and the sum x + residual that a pre-norm model goes on with, both
         [S, ..., D] of x's dtype.
 
-    Example:
+    Examples:
         >>> x, residual = torch.tensor([[1.0, 3.0], [1.0, 1.0]]), torch.zeros(2, 2)
         >>> add_layer_norm_jet(x, residual, None, None, 0.0, 1)[0]
         tensor([[-1.,  1.],
@@ -167,7 +171,7 @@ def rms_norm_jet(x: Tensor, weight: Tensor | None, eps: float, q: int, summed: i
     Returns:
         [S, ..., D] of x's dtype.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([[2.0, 2.0], [1.0, 1.0]])  # x_1 scales x_0: no effect
         >>> rms_norm_jet(x, None, 0.0, 1)
         tensor([[1., 1.],
@@ -183,7 +187,7 @@ def add_rms_norm_jet(
 
     Arguments and results are those of `add_layer_norm_jet`, without a bias.
 
-    Example:
+    Examples:
         >>> x = torch.ones(2, 3)
         >>> add_rms_norm_jet(x, x, None, 0.0, 1)[1]
         tensor([[2., 2., 2.],
@@ -233,7 +237,7 @@ def jet_mean_squares(
     Returns:
         [...] and [..., n] in fp32 (fp64 for fp64); n = 0 where x has no pairs.
 
-    Example:
+    Examples:
         >>> jet_mean_squares(torch.tensor([[0.0, 0.0], [3.0, 4.0]]), 1)[0]
         tensor(25.)
     """
@@ -269,19 +273,9 @@ class _Norm:
         )
 
     def push(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        affine: Sequence[Tensor | None],
-        eps: float,
-        q: int,
-        summed: int,
+        self, x: Tensor, residual: Tensor | None, affine: Affine, eps: float, q: int, summed: int
     ) -> tuple[Tensor, Tensor]:
-        """Return the norm of x + residual, and that sum, by the operator where there is one.
-
-        Args:
-            affine: the weight, and layer norm's bias.
-        """
+        """Return the norm of x + residual, and that sum, by the operator where there is one."""
         if not available(self.name, x.device, sums=summed > 0):
             return self.reference(x, residual, affine, eps, q, summed)
         operator, settings = getattr(torch.ops.jachess, self.name), (*affine, eps)
@@ -298,13 +292,7 @@ class _Norm:
         return in_passes(run_sum, [x, residual], q, any_number=True)
 
     def reference(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        affine: Sequence[Tensor | None],
-        eps: float,
-        q: int,
-        summed: int,
+        self, x: Tensor, residual: Tensor | None, affine: Affine, eps: float, q: int, summed: int
     ) -> tuple[Tensor, Tensor]:
         """Return what `push` does, in pure torch."""
         if residual is not None:
@@ -330,12 +318,7 @@ class _Norm:
         return y, total, *(x.new_empty(x.shape[:-1], dtype=dtype) for _ in range(self.parameters))
 
     def _fake_backward(
-        self,
-        gy: Tensor,
-        gsum: Tensor | None,
-        x: Tensor,
-        weight: Tensor | None,
-        *settings: object,
+        self, gy: Tensor, gsum: Tensor | None, x: Tensor, weight: Tensor | None, *settings: object
     ) -> tuple[Tensor, ...]:
         need_channels = settings[2 + self.parameters]  # behind eps, q and the statistics
         shape = x.shape[-1:] if weight is None else weight.shape

@@ -151,7 +151,7 @@ def ntk_gram(
         K, [C, N, C, M], fp64 where the inputs are, else fp32; with itself exactly symmetric, and
         independent of the number of threads. Where a gradient is needed, the reference's.
 
-    Example:
+    Examples:
         >>> inputs, cotangents = torch.ones(2, 3, 4), [torch.ones(1, 2, 3, 5)]
         >>> ntk_gram(inputs, cotangents)[0, :, 0]  # 3² pairs of positions times 4 times 5
         tensor([[180., 180.],
@@ -187,7 +187,7 @@ def tiles_by_torch(inputs: Tensor, cotangents: Sequence[Tensor], other_inputs: T
         inputs, cotangents: of the left side, as for `ntk_gram`.
         other_inputs: of the right side.
 
-    Example:
+    Examples:
         >>> single = torch.empty(8, 1, 384), torch.empty(2, 8, 1, 384), torch.empty(5, 4, 384)
         >>> tiles_by_torch(single[0], [single[1]], single[2])  # 1 by 4 positions
         True
@@ -299,7 +299,7 @@ def ntk_materialised(
         TypeError: a dtype other than the four, or several.
         RuntimeError: operands on several devices.
 
-    Example:
+    Examples:
         >>> inputs, cotangents = torch.ones(2, 3, 4), [torch.ones(1, 2, 3, 5)]
         >>> ntk_materialised(inputs, cotangents)[0, :, 0]
         tensor([[180., 180.],

@@ -82,7 +82,7 @@ def softmax_jet(x: Tensor, q: int, masked: bool = False, summed: int = 0) -> Ten
     Returns:
         [S, ..., N] of x's dtype.
 
-    Example:
+    Examples:
         >>> softmax_jet(torch.tensor([[0.0, 0.0], [1.0, -1.0]]), 1)
         tensor([[ 0.5000,  0.5000],
                 [ 0.5000, -0.5000]])

@@ -41,13 +41,15 @@ def _samples() -> None:
     for mode, padding, align in product(
         ("bilinear", "nearest", "bicubic"), paddings, (True, False)
     ):
+        if align and padding != "reflection" and mode != "bilinear":
+            continue
         image, places = _r(2, 3, 4, 5), torch.rand(2, 3, 4, 2, dtype=_D, generator=_G) * 4 - 2
         _add(
             *("grid_sample", mode, padding, align),
             f=lambda x, g, m=mode, p=padding, a=align: F.grid_sample(x, g, m, p, a),
             x=[image, places],
         )
-    for mode, padding in product(("bilinear", "nearest"), paddings):
+    for mode, padding in (("bilinear", "reflection"), ("bilinear", "zeros"), ("nearest", "border")):
         image, places = _r(1, 2, 3, 4, 3), torch.rand(1, 2, 3, 2, 3, dtype=_D, generator=_G) * 4 - 2
         _add(
             *("grid_sample_3d", mode, padding),
@@ -95,7 +97,10 @@ def _ctc() -> None:
     lengths = torch.tensor([3, 2, 0])
     padded = torch.tensor([[1, 2, 2], [4, 1, 1], [1, 1, 1]])
     flat = torch.cat([row[:n] for row, n in zip(padded, lengths, strict=True)])
-    for how, zero, labels in product(("none", "mean", "sum"), (False, True), (padded, flat)):
+    for how, zero, labels in (
+        *(("none", False, padded), ("none", True, flat), ("mean", False, flat)),
+        *(("mean", True, padded), ("sum", False, padded)),
+    ):
         steps = torch.tensor([7, 1, 6] if zero else [7, 5, 6])
         _add(
             *("ctc", how, zero, labels.ndim),
@@ -111,7 +116,9 @@ def _ctc() -> None:
 
 def _groups() -> None:
     w, ids, offsets = _r(9, 4), torch.tensor([1, 2, 4, 5, 4, 3, 2, 8, 1, 1]), [0, 3, 3, 7]
-    for mode, last, pad in product(("sum", "mean", "max"), (False, True), (None, 4, -1)):
+    for mode, (last, pad) in product(
+        ("sum", "mean", "max"), ((False, None), (True, 4), (False, -1))
+    ):
         k = {"mode": mode, "include_last_offset": last, "padding_idx": pad}
         starts = torch.tensor(offsets + [10] * last)
         bag = lambda w, s=None, starts=starts, k=k: F.embedding_bag(  # noqa: E731
@@ -127,26 +134,15 @@ def _groups() -> None:
     for how, start in product(("sum", "mean", "max", "min", "prod"), (None, 2.0)):
         k = {"reduce": how, "initial": start}
         by = {"lengths": torch.tensor([3, 1, 4])}
-        _add(
-            "segment", how, start, f=lambda x, k=k, by=by: torch.segment_reduce(x, **k, **by), x=[x]
-        )
-        _add(
-            "segment",
-            "offsets",
-            how,
-            start,
-            f=lambda x, k=k: torch.segment_reduce(x, **k, offsets=at),
-            x=[x],
-        )
-        two = torch.tensor([[2, 1], [1, 2]])
-        _add(
-            "segment",
-            "axis",
-            how,
-            start,
-            f=lambda x, k=k, two=two: torch.segment_reduce(x, **k, lengths=two, axis=1),
-            x=[_r(2, 3, 3)],
-        )
+        by_lengths = lambda x, k=k, by=by: torch.segment_reduce(x, **k, **by)  # noqa: E731
+        _add("segment", how, start, f=by_lengths, x=[x])
+        if start is None:
+            by_offsets = lambda x, k=k: torch.segment_reduce(x, **k, offsets=at)  # noqa: E731
+            _add("segment", "offsets", how, f=by_offsets, x=[x])
+        else:
+            two = {"lengths": torch.tensor([[2, 1], [1, 2]]), "axis": 1}
+            of_axis = lambda x, k=k, two=two: torch.segment_reduce(x, **k, **two)  # noqa: E731
+            _add("segment", "axis", how, f=of_axis, x=[_r(2, 3, 3)])
     zeros = _r(3, 4)
     zeros[:, 1] = 0
     index = torch.tensor([[0, 1, 2, 0], [0, 1, 1, 2], [2, 1, 0, 0]])

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, func
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import jachess_ext as jx
-from jachess_ext.differentiable import attention as own
+from jachess_ext.differentiable import attention as differentiable_attention
+from jachess_ext.ops import attention_products
 from jachess_ext.ops.attention_reference import dropout_mask
 from python_tests.differentiable.test_nestings import (
     BIAS,
@@ -28,6 +28,7 @@ from python_tests.differentiable.test_nestings import (
     of,
     written_out,
 )
+from python_tests.ops.cases import LargestTensor
 
 Function = Callable[..., Tensor]
 
@@ -54,7 +55,7 @@ PLAIN = ("value", "vmap", "vmap of all")  # torch's own draws
 
 @pytest.mark.parametrize("nesting", [name for name in NAMES if name not in (*SLOW, *PLAIN)])
 def test_one_mask_in_every_nesting(nesting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own, "fresh_seed_on", lambda device: torch.tensor(11))
+    monkeypatch.setattr(differentiable_attention, "fresh_seed_on", lambda device: torch.tensor(11))
     draw = Draw("dropout")
     x = draw(2, 2, 5, 4), draw(2, 2, 7, 4), draw(2, 2, 7, 4)
     expected = dict(nestings(dropped, x))[nesting]()
@@ -111,9 +112,13 @@ def size(x: Tensor | Inputs) -> Tensor:
     return torch.cat([y.double().flatten() for y in ((x,) if isinstance(x, Tensor) else x)])
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("learns", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "learns", "order"),
+    [
+        *((torch.bfloat16, learns, order) for learns in (False, True) for order in ORDERS),
+        *((dtype, True, "grad(grad)") for dtype in (torch.float32, torch.float16)),
+    ],
+)
 def test_smaller_dtypes_err_as_math_attention_does(
     dtype: torch.dtype, learns: bool, order: str
 ) -> None:
@@ -159,24 +164,11 @@ def test_autocast(order: str) -> None:
 # ---- memory ----------------------------------------------------------------------------------
 
 
-class Largest(TorchDispatchMode):
-    """Record the number of elements of the largest tensor that any operator returned."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(tensor, Tensor):
-                self.elements = max(self.elements, tensor.numel())
-        return result
-
-
 def largest(
     order: str, tokens: int, context: Callable[[], AbstractContextManager[Any]], **options: Any
 ) -> int:
     x = heads(tokens, torch.float32)
-    with Largest() as mode, context():
+    with LargestTensor() as mode, context():
         ORDERS[order](partial(F.scaled_dot_product_attention, **options), x)
     return mode.elements
 
@@ -184,20 +176,23 @@ def largest(
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"dropout_p": 0.1}])
 def test_no_matrix_of_tokens_by_tokens(order: str, options: dict[str, Any]) -> None:
-    few, many = (largest(order, n, jx.differentiable, **options) for n in (512, 2048))
-    assert many <= 4 * few < 512**2
+    few, many = (largest(order, n, jx.differentiable, **options) for n in (320, 1280))
+    assert many <= 4 * few < 320**2
     if not options:
         assert largest(order, 256, lambda: sdpa_kernel(SDPBackend.MATH)) >= 256**2
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_mask_with_derivatives_costs_its_own_size(order: str) -> None:
+def test_a_mask_with_derivatives_costs_its_own_size(
+    order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not a matrix for each sample and head."""
-    tokens = 512
+    monkeypatch.setattr(attention_products, "_PIECE", 1 << 17)
+    tokens = 256
     draw = Draw("few")
     x = tuple(draw(4, 8, tokens, 4).float() for _ in range(3))
     bias = Draw("bias")(1, 1, tokens, tokens).float()
-    with Largest() as mode, jx.differentiable():
+    with LargestTensor() as mode, jx.differentiable():
         ORDERS[order](lambda q, k, v: F.scaled_dot_product_attention(q, k, v, bias * q.mean()), x)
     assert mode.elements <= 8 * tokens**2 / 2  # of 32
 
@@ -206,7 +201,7 @@ def test_a_mask_with_derivatives_costs_its_own_size(order: str) -> None:
 def test_a_program_that_forces_math_attention(order: str) -> None:
     def forced(math: str) -> int:
         x = heads(256, torch.float32)
-        with Largest() as mode, jx.differentiable(math), sdpa_kernel(SDPBackend.MATH):  # type: ignore[arg-type]
+        with LargestTensor() as mode, jx.differentiable(math), sdpa_kernel(SDPBackend.MATH):  # type: ignore[arg-type]
             ORDERS[order](F.scaled_dot_product_attention, x)
         return mode.elements
 
@@ -282,13 +277,6 @@ def test_written_into_a_result_that_the_backward_needs() -> None:
         y.mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             torch.autograd.grad(y.sum(), x)
-
-
-def test_an_exception_leaves_it() -> None:
-    before = len(_get_current_function_mode_stack())
-    with pytest.raises(KeyError), jx.differentiable():
-        raise KeyError
-    assert len(_get_current_function_mode_stack()) == before
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -384,12 +372,12 @@ def check_program(seed: int) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(24))
 def test_random_programs(seed: int) -> None:
     check_program(seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(60, 360))
+@pytest.mark.parametrize("seed", range(24, 360))
 def test_more_random_programs(seed: int) -> None:
     check_program(seed)

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
     CheckpointError,
     checkpoint,
@@ -26,6 +25,7 @@ from jachess_ext import ops
 from jachess_ext.differentiable import attention as twice
 from jachess_ext.ops.attention_reference import dropout_mask
 from python_tests.models.oracles import math_attention
+from python_tests.ops.cases import LargestTensor
 
 Context = Callable[[], AbstractContextManager[object]]
 Heads = tuple[Tensor, Tensor, Tensor]
@@ -116,37 +116,6 @@ def test_gradients_of_some_inputs(needed: tuple[int, ...]) -> None:
     torch.testing.assert_close(results, expected, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": HIDES[:3, :3]}])
-def test_differences_agree(options: dict[str, object]) -> None:
-    inputs = heads(heads=1, key_heads=1, queries=3, keys=3, size=2, value_size=3)
-
-    def attention(*inputs: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(*inputs, **options)
-
-    with jx.differentiable():
-        assert torch.autograd.gradcheck(attention, inputs)
-        assert torch.autograd.gradgradcheck(attention, inputs)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_smaller_dtypes_err_as_math_attention_does(dtype: torch.dtype) -> None:
-    def errors(context: Context) -> list[float]:
-        exact, rounded = heads(queries=40, keys=40), heads(queries=40, keys=40, dtype=dtype)
-        with math_attention():
-            expected = penalty(F.scaled_dot_product_attention, list(exact), 2)
-        with context():
-            results = penalty(F.scaled_dot_product_attention, list(rounded), 2)
-        assert all(result.dtype == dtype for result in results)
-        return [
-            float((a.double() - b).norm() / b.norm())
-            for a, b in zip(results, expected, strict=True)
-        ]
-
-    # Math attention rounds its matrices of scores to 16 bits, so ours may be better by any factor.
-    for ours, maths in zip(errors(jx.differentiable), errors(math_attention), strict=True):
-        assert ours < 2 * maths
-
-
 def test_autocast() -> None:
     inputs = heads(dtype=torch.float32)
 
@@ -230,8 +199,7 @@ def test_attention_of_a_module_is_served() -> None:
     assert "AttentionBackward" in names
 
 
-@pytest.mark.parametrize("key_heads", [4, 2])
-def test_a_language_model(key_heads: int) -> None:
+def test_a_language_model() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(
@@ -241,7 +209,7 @@ def test_a_language_model(key_heads: int) -> None:
             intermediate_size=48,
             num_hidden_layers=2,
             num_attention_heads=4,
-            num_key_value_heads=key_heads,
+            num_key_value_heads=2,
             attn_implementation="sdpa",
         )
     ).double()
@@ -264,20 +232,6 @@ def test_a_language_model(key_heads: int) -> None:
 def block(x: Tensor, weight: Tensor) -> Tensor:
     hidden = (x @ weight).unflatten(-1, (2, -1)).transpose(1, 2)
     return F.scaled_dot_product_attention(hidden, hidden, hidden, is_causal=True)
-
-
-def test_checkpointing() -> None:
-    weight = torch.randn(8, 8, dtype=torch.float64, requires_grad=True)
-    x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
-
-    def gradient(context: Context, saves: bool) -> Tensor:
-        with context():
-            y = checkpoint(block, x, weight, use_reentrant=False) if saves else block(x, weight)
-            (force,) = torch.autograd.grad(y.sin().sum(), x, create_graph=True)
-            return torch.autograd.grad(force.square().sum(), weight)[0]
-
-    ours = gradient(jx.differentiable, True)
-    torch.testing.assert_close(ours, gradient(math_attention, False), rtol=1e-9, atol=1e-11)
 
 
 def _by_method(y: Tensor, x: Tensor, **options: bool) -> Tensor:
@@ -367,21 +321,6 @@ def test_jets_within_have_their_rule() -> None:
     with jx.differentiable():
         results = jx.jvp(F.scaled_dot_product_attention, inputs, tangents)
     assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
-
-
-def test_without_gradients_it_is_torchs() -> None:
-    inputs = heads()
-    with torch.no_grad(), jx.differentiable():
-        y = F.scaled_dot_product_attention(*inputs)
-    assert torch.equal(y, F.scaled_dot_product_attention(*inputs))
-
-
-def test_contexts_within_each_other() -> None:
-    with jx.differentiable():
-        expected = penalty(F.scaled_dot_product_attention, list(heads()), 2)
-        with jx.differentiable():
-            results = penalty(F.scaled_dot_product_attention, list(heads()), 2)
-    torch.testing.assert_close(results, expected)
 
 
 # ---- many cotangents at once -------------------------------------------------------------------
@@ -493,20 +432,21 @@ MANY: dict[str, tuple[Program, Program]] = {
     "hessian": (hessian_by(True), hessian_by(False)),
     "torch.func": (of_samples, of_one_sample_each),
 }
+DRAWS_ANEW = "torch.func", "dropout"  # it has a mask for each sample
 
 
-@pytest.mark.parametrize("saves", [False, True])
-@pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("setting", FORMULAS)
-@pytest.mark.parametrize("way", MANY)
+@pytest.mark.parametrize(
+    ("way", "setting", "train", "saves"),
+    [
+        *((way, "plain", False, False) for way in MANY),
+        *((way, s, True, False) for way in MANY for s in FORMULAS if (way, s) != DRAWS_ANEW),
+        *((way, "causal, grouped", True, True) for way in MANY if way != "torch.func"),
+    ],
+)
 def test_many_cotangents_at_once(
     way: str, setting: str, train: bool, saves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(twice, "fresh_seed_on", lambda device: torch.tensor(11))
-    if "vmap" in way and saves and setting == "dropout":
-        pytest.skip("torch's vmap refuses to draw anew")
-    if way == "torch.func" and (saves or setting == "dropout"):
-        pytest.skip("one mask for all samples is not what it draws")
     x, _, weight = heads(heads=2, key_heads=1, queries=5, keys=5, size=3, value_size=3)
     weight = weight[0, 0, :3].detach().requires_grad_()
     x = x.detach()[:1].requires_grad_()
@@ -581,14 +521,14 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("way", ["is_grads_batched", "vmap"])
-@pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(
+    ("operation", "way"),
+    [*((operation, "is_grads_batched") for operation in OPERATIONS), ("attention", "vmap")],
+)
 @pytest.mark.parametrize("derivative", DERIVATIVES)
-def test_many_cotangents_of_derivatives(
-    derivative: str, operation: str, train: bool, way: str
-) -> None:
+def test_many_cotangents_of_derivatives(derivative: str, operation: str, way: str) -> None:
     """Right but for what torch refuses: Hessian products ask for gradients within a backward."""
+    train = derivative != "gradient_loss"
     x, v = (y.detach().requires_grad_() for y in heads(queries=3, keys=3, size=4)[:2])
     y = DERIVATIVES[derivative](OPERATIONS[operation], x, v)
 
@@ -597,8 +537,7 @@ def test_many_cotangents_of_derivatives(
         trained = torch.autograd.grad(first.square().sum(), x, retain_graph=True) if train else ()
         return [first.detach(), *trained]
 
-    of_hvp = derivative == "hvp" and (way == "vmap" or operation == "attention")
-    refused = of_hvp or (derivative == "gradient_loss" and train)
+    refused = derivative == "hvp" and operation == "attention"
     with pytest.raises(RuntimeError) if refused else nullcontext():
         expected = results(in_a_loop)
         got = results(at_once if way == "is_grads_batched" else in_a_vmap)
@@ -794,9 +733,13 @@ def on_host(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         return f(x)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("setting", FORMULAS)
-@pytest.mark.parametrize("way", CHECKPOINTS)
+@pytest.mark.parametrize(
+    ("way", "setting", "dtype"),
+    [
+        *((way, setting, torch.float64) for way in CHECKPOINTS for setting in FORMULAS),
+        *(("one", setting, torch.bfloat16) for setting in FORMULAS),
+    ],
+)
 def test_ways_to_checkpoint(
     way: str, setting: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -839,8 +782,7 @@ def test_a_reentrant_checkpoint() -> None:
     torch.testing.assert_close(x.grad, expected, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("saves", [False, True])
-def test_distributed_data_parallel(saves: bool, tmp_path: Path) -> None:
+def test_distributed_data_parallel(tmp_path: Path) -> None:
     dist = pytest.importorskip("torch.distributed")
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
 
@@ -850,11 +792,7 @@ def test_distributed_data_parallel(saves: bool, tmp_path: Path) -> None:
             self.weight = nn.Parameter(torch.eye(8, dtype=torch.float64))
 
         def forward(self, x: Tensor) -> Tensor:
-            return (
-                checkpoint(attend, x @ self.weight, use_reentrant=False)
-                if saves
-                else attend(x @ self.weight)
-            )
+            return checkpoint(attend, x @ self.weight, use_reentrant=False)
 
     try:
         x, module = heads()[0], Block()
@@ -870,8 +808,7 @@ def test_distributed_data_parallel(saves: bool, tmp_path: Path) -> None:
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("saves", [False, True])
-def test_a_trainer_of_transformers(saves: bool, tmp_path: Path) -> None:
+def test_a_trainer_of_transformers(tmp_path: Path) -> None:
     """`accelerate` calls `backward` there, and the forward of a checkpoint runs within it."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
@@ -911,66 +848,30 @@ def test_a_trainer_of_transformers(saves: bool, tmp_path: Path) -> None:
             Penalised(model, arguments, train_dataset=data).train()
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
-    result, expected = weights(jx.differentiable, saves), weights(math_attention, False)
+    result, expected = weights(jx.differentiable, True), weights(math_attention, False)
     torch.testing.assert_close(result, expected)
 
 
 # ---- memory ------------------------------------------------------------------------------------
 
 
-class Largest(TorchDispatchMode):
-    """Record the number of elements of the largest tensor that any operator returned."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple) else (result,):
-            if isinstance(tensor, Tensor):
-                self.elements = max(self.elements, tensor.numel())
-        return result
-
-
-def largest(tokens: int, context: Context, **options: object) -> int:
-    inputs = heads(heads=1, key_heads=1, queries=tokens, keys=tokens, dtype=torch.float32)
-    with Largest() as mode, context():
-        penalty(lambda *x: F.scaled_dot_product_attention(*x, **options), list(inputs), 2)
-    return mode.elements
-
-
-@pytest.mark.parametrize("options", [{}, {"dropout_p": 0.1}])
-def test_no_matrix_of_tokens_by_tokens(options: dict[str, object]) -> None:
-    few, many = (largest(n, jx.differentiable, **options) for n in (256, 1024))
-    assert many <= 4 * few < 256**2
-    assert largest(256, math_attention) >= 2 * 256**2
-
-
-def test_the_operators_second_backward_builds_none_either() -> None:
-    """With one direction: also of jets, such as a penalty's, that are differentiated twice."""
+def test_the_operators_second_backward_builds_no_matrix_of_scores() -> None:
+    """With one direction: of jets that are differentiated twice, as a penalty's are."""
 
     def elements(tokens: int) -> int:
         inputs = [
             torch.stack([x, x.cos()]).detach().requires_grad_() for x in heads(1, 1, tokens, tokens)
         ]
-        with Largest() as mode:
+        with LargestTensor() as largest:
             penalty(lambda *jets: ops.attention_jet(*jets, q=1), inputs, 2)
-        return mode.elements
+        return largest.elements
 
-    few, many = elements(256), elements(1024)
+    few, many = elements(128), elements(512)
     assert many <= 4 * few
-    assert many < 1024**2 / 8
+    assert many < 512**2 / 4
 
 
-# ---- other masks and shapes --------------------------------------------------------------------
-
-
-def test_a_mask_with_a_gradient() -> None:
-    inputs = [*heads(), BIAS.clone().requires_grad_()]
-    with jx.differentiable():
-        results = penalty(F.scaled_dot_product_attention, inputs, 3)
-    with math_attention():
-        expected = penalty(F.scaled_dot_product_attention, inputs, 3)
-    torch.testing.assert_close(results, expected, rtol=1e-9, atol=1e-11)
+# ---- other shapes ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -1058,13 +959,13 @@ def check_program(seed: int) -> None:
         torch.testing.assert_close(result, value, rtol=1e-8, atol=1e-10 * max(size, 1))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(12))
 def test_random_programs(seed: int) -> None:
     check_program(seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(30, 300, 30))
+@pytest.mark.parametrize("first", range(12, 300, 30))
 def test_more_random_programs(first: int) -> None:
     for seed in range(first, first + 30):
         check_program(seed)

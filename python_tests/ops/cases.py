@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 # (q, number of streams): first order and all pairs; for q = 1 both are two streams
 STREAMS = [(1, 2), (2, 3), (2, 4), (3, 4), (3, 7), (4, 5), (4, 11)]
@@ -137,6 +139,20 @@ def add_score_products(
             gradients[0][i] += gs[i | j] @ key[j]
             gradients[1][j] += gs[i | j].mT @ query[i]
             gradients[2][j] += p[i].mT @ gy[i | j]
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the elements and the bytes of the largest tensors that operators returned."""
+
+    elements = bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        for result in tree_leaves(results):
+            if isinstance(result, Tensor):
+                self.elements = max(self.elements, result.numel())
+                self.bytes = max(self.bytes, result.untyped_storage().nbytes())
+        return results
 
 
 def same_for_any_threads(run: Callable[[], Sequence[Tensor]]) -> bool:

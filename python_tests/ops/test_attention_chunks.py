@@ -11,8 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import jachess_ext as jx
@@ -23,6 +21,7 @@ from jachess_ext.ops.library import Streams
 from python_tests.ops.cases import (
     DEVICES,
     TRACED,
+    LargestTensor,
     opcheck_backward,
     random_jet,
     relative_error,
@@ -303,19 +302,6 @@ def test_each_stream_is_multiplied_once(streams: int) -> None:
         assert len(attention_chunks.StreamProducts(stacks, order).runs) == streams
 
 
-class Largest(TorchDispatchMode):
-    """Records the bytes of the largest tensor that an operator returned."""
-
-    bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        results = func(*args, **(kwargs or {}))
-        for result in tree_leaves(results):
-            if isinstance(result, Tensor):
-                self.bytes = max(self.bytes, result.untyped_storage().nbytes())
-        return results
-
-
 @pytest.mark.parametrize("name", ["plain", "all"])
 def test_no_tensor_grows_with_the_square_of_the_tokens(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -328,7 +314,7 @@ def test_no_tensor_grows_with_the_square_of_the_tokens(
     for tokens in (64, 128, 256):
         jets = [torch.randn(5, 1, 2, tokens, 8) for _ in range(4)]
         call = Call(*jets[:3], None, torch.tensor(3), settings)
-        with Largest() as largest:
+        with LargestTensor() as largest:
             attention_chunks.composite_forward(call)
             attention_chunks.composite_backward(jets[3], call)
         sizes.append(largest.bytes)
@@ -341,7 +327,7 @@ def test_a_laplacian_without_kernels_takes_the_composite(monkeypatch: pytest.Mon
     monkeypatch.setattr(library, "STATE", library.STATE._replace(kernels=frozenset()))
     weight, x = torch.randn(8, 8, requires_grad=True), torch.randn(1, 1, 512, 8)
     attend = F.scaled_dot_product_attention
-    with Largest() as largest:
+    with LargestTensor() as largest:
         y = jx.jet(lambda x: attend(x @ weight, x, x), x, torch.randn(3, *x.shape), second="sum")
         y.streams[-1].square().sum().backward()
     assert largest.bytes < 512**2
