@@ -30,7 +30,7 @@ class LightningSmoothnessMonitor(Callback):
     `SmoothnessProbe` go to the Trainer's loggers.  In a run of several processes each measures the
     same rows, and Lightning's loggers write those of the first.
 
-    Example:
+    Examples:
         >>> import lightning
         >>> monitor = jx.LightningSmoothnessMonitor(batch, every=50)
         >>> trainer = lightning.Trainer(callbacks=[monitor], logger=False)

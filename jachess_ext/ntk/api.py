@@ -60,7 +60,7 @@ class Report:
         difference: relative difference from a plain backward pass; None before the kernel is
             computed.
 
-    Example:
+    Examples:
         >>> report = jx.ntk(torch.nn.Linear(3, 2), torch.randn(5, 3), method="explain")
         >>> report.parameters, report.block, report.form_of("bias")
         (8, 5, 'dense')
@@ -121,7 +121,7 @@ class Measurement:
         theta: [N, C, M, C]; None on all but the first rank of a group.
         report: see `Report`.
 
-    Example:
+    Examples:
         >>> measured = measure_ntk(torch.nn.Linear(3, 2), torch.randn(5, 3))
         >>> measured.report.difference < 1e-6
         True
@@ -189,7 +189,7 @@ def ntk(
     Warns:
         RuntimeWarning: parameters used outside covered calls, which get exact per-sample gradients.
 
-    Example:
+    Examples:
         >>> model = torch.nn.Linear(3, 2)
         >>> jx.ntk(model, torch.randn(5, 3)).shape
         torch.Size([5, 2, 5, 2])
@@ -222,7 +222,7 @@ def measure_ntk(
         model, batch, other, progress: as for `ntk`.
         request: further arguments of `ntk`.
 
-    Example:
+    Examples:
         >>> measured = measure_ntk(torch.nn.Linear(3, 2), torch.randn(5, 3))
         >>> measured.theta.shape, measured.report.form_of("bias")
         (torch.Size([5, 2, 5, 2]), 'dense')
@@ -322,10 +322,9 @@ class Job:
         left: dict[str, Contribution] = {}
         right: dict[str, Contribution] = {}
         lefts, rights = self._blocks(self._left), self._blocks(self._right)
-        pairs: Sequence[tuple[int, int]] = list(product(range(len(lefts)), range(len(rights))))
-        if self._symmetric:  # the upper triangle
-            pairs = [(i, j) for i, j in pairs if j >= i]
-        pairs = self._ranks.slice(pairs)
+        every = product(range(len(lefts)), range(len(rights)))
+        # Of a symmetric kernel the upper triangle.
+        pairs = self._ranks.slice([(i, j) for i, j in every if j >= i or not self._symmetric])
         with (
             _bar(progress if self._ranks.rank == 0 else False, len(pairs)) as advance,
             EAGERLY,

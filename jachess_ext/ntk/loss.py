@@ -44,7 +44,7 @@ class Spectrum:
         most_negative: the lowest eigenvalue before clipping, at most 0.
         asymmetry: ‖Θ − Θᵀ‖ / ‖Θ‖ before symmetrising (Frobenius norms).
 
-    Example:
+    Examples:
         >>> spectrum = Spectrum.of(torch.diag(torch.tensor([1.0, 4.0])))
         >>> spectrum.eigenvalues
         tensor([1., 4.], dtype=torch.float64)
@@ -127,7 +127,7 @@ class Spectrum:
         Raises:
             MissingExtra: matplotlib is not installed.
 
-        Example:
+        Examples:
             >>> axes = Spectrum.of(torch.diag(torch.tensor([1.0, 4.0]))).plot()
             >>> axes.get_lines()[0].get_ydata().tolist()
             [4.0, 1.0]
@@ -210,7 +210,7 @@ def ntk_loss(theta: Tensor | Spectrum, residual: Tensor, t: Tensor | float, lr: 
     Warns:
         RuntimeWarning: round-off-negative eigenvalues were set to zero (how many, how large).
 
-    Example:
+    Examples:
         >>> ntk_loss(torch.eye(2), torch.tensor([3.0, 4.0]), t=0.0, lr=0.1)
         tensor(25., dtype=torch.float64)
     """
@@ -249,7 +249,7 @@ def kernel_drift(theta: Tensor, start: Tensor) -> float:
         TypeError: complex numbers.
         ValueError: shapes differ; Θ_0 is zero.
 
-    Example:
+    Examples:
         >>> kernel_drift(torch.tensor([[3.0]]), torch.tensor([[2.0]]))
         0.5
     """
@@ -278,7 +278,7 @@ def label_alignment(theta: Tensor, labels: Tensor) -> float:
         TypeError: complex numbers.
         ValueError: shapes that do not fit.
 
-    Example:
+    Examples:
         >>> labels = torch.tensor([0, 1, 1])
         >>> kernel = (labels[:, None] == labels[None]).float()[:, None, :, None]
         >>> round(label_alignment(kernel, labels), 6)

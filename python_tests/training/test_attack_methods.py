@@ -90,7 +90,7 @@ class Additive(torch.nn.Module):
         return F.cross_entropy(torch.stack([score, -score], 1), labels, reduction="none")
 
 
-def table_single_token_candidates(file: str) -> TokenSwaps:
+def table_of(file: str) -> TokenSwaps:
     from jachess_ext.lab.attack import read_synonyms
 
     return TokenSwaps(TOKENIZER, read_synonyms(file), VOCABULARY)
@@ -102,7 +102,7 @@ def test_steepest_swaps_are_the_worst_of_all(file: str, count: int) -> None:
     model = Additive()
     ids = torch.tensor([[3, 4, 5, 16], [6, 7, 3, 8], [17, 18, 19, 16]])
     labels = torch.tensor([0, 1, 0])
-    options = table_single_token_candidates(file).options(ids, torch.ones_like(ids))
+    options = table_of(file).options(ids, torch.ones_like(ids))
     x = model.embed(ids).detach().requires_grad_()
     score = x.sum((1, 2))
     loss = F.cross_entropy(torch.stack([score, -score], 1), labels, reduction="sum")
@@ -168,9 +168,7 @@ def test_the_second_swap_follows_the_gradient_after_the_first(tmp_path: Path, fi
     embed = model.get_input_embeddings()
     run = lambda b: ((o := model(**b)).loss, o)  # noqa: E731
     found = trained.method.attacked(run, model, batch)
-    options = table_single_token_candidates(file).options(
-        batch["input_ids"], batch["attention_mask"]
-    )
+    options = table_of(file).options(batch["input_ids"], batch["attention_mask"])
     ids = batch["input_ids"]
     for _ in range(2):
         x = embed(ids).detach().requires_grad_()

@@ -31,7 +31,7 @@ Entry = tuple[str, list[str]]
 class Candidates(Protocol):
     """A source of candidates to replace a word.
 
-    Example:
+    Examples:
         >>> class Shorter:
         ...     source = "the word without its end"
         ...
@@ -54,7 +54,7 @@ class Candidates(Protocol):
 class Synonyms:
     """Candidates from a table of synonyms, looked up in lower case.
 
-    Example:
+    Examples:
         >>> Synonyms({"good": ["fine", "great"]})("Good")
         ('fine', 'great')
 
@@ -86,7 +86,7 @@ def read_synonyms(path: str | Path) -> Synonyms:
         DataError: there is no such file, it is not UTF-8, a line is not in that format, or no word
             has a synonym.
 
-    Example:
+    Examples:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
         ...     file = Path(folder, "synonyms.txt")
@@ -167,7 +167,7 @@ class NearestRows:
     Words, and their candidates, are those with a single token.  Near rows are often no synonyms:
     opposites stand in like places.
 
-    Example:
+    Examples:
         >>> from jachess_ext.lab.workbench.models import load_model, load_tokenizer
         >>> from jachess_ext.lab.demo import ASSETS
         >>> tokenizer = load_tokenizer(ASSETS)
@@ -224,7 +224,7 @@ def candidates_from(
     Raises:
         DataError: as `read_synonyms`.
 
-    Example:
+    Examples:
         >>> candidates_from("no-such-file", None, None)
         Traceback (most recent call last):
         jachess_ext._io.DataError: no-such-file cannot be read: No such file or directory

@@ -46,7 +46,7 @@ class Attacked:
         queries: texts that the model was asked about, one by one, [N]; the gradient's are counted,
             the first pass over all rows is not.
 
-    Example:
+    Examples:
         >>> one, no = np.array([1]), np.array([False])
         >>> done = Attacked([("a fine film",)], ~no, no, ~no, one, 3 * one, 5 * one)
         >>> done.figures["accuracy"], done.figures["attacked"], done.figures["queries"]
@@ -119,7 +119,7 @@ def attack_words(
         TypeError, RuntimeError: a label that is no index of a class.
         FloatingPointError: the model's outputs are not finite.
 
-    Example:
+    Examples:
         >>> from jachess_ext.lab.attack import Synonyms
         >>> from jachess_ext.lab.workbench.models import load_model, load_tokenizer
         >>> from jachess_ext.lab.demo import ASSETS

@@ -517,7 +517,7 @@ def run_grid(
         DataError: the grid cannot be run, or another process works in `out`.
         MissingExtra: a library that is asked for is not installed.
 
-    Example:
+    Examples:
         >>> from tempfile import TemporaryDirectory
         >>> from jachess_ext.lab.demo import ASSETS
         >>> with TemporaryDirectory() as folder:

@@ -128,7 +128,7 @@ def judge(
         validation: rows neither trained nor judged on, for the temperature.
         perturbed: the rows of `dev` with changed texts, by the change.
 
-    Example:
+    Examples:
         >>> from jachess_ext.lab.workbench.metrics import ACCURACY
         >>> from jachess_ext.lab.workbench.models import load_model, load_tokenizer
         >>> from jachess_ext.lab.demo import ASSETS

@@ -42,7 +42,7 @@ def reliability(
     Raises:
         ValueError: as `brier_score`.
 
-    Example:
+    Examples:
         >>> reliability([[0.7, 0.3], [0.2, 0.8]], [0, 1], bins=2).counts.tolist()
         [0, 2]
     """
@@ -68,7 +68,7 @@ def expected_calibration_error(
 
     Arguments and errors are those of `reliability`.
 
-    Example:
+    Examples:
         >>> round(expected_calibration_error([[0.7, 0.3], [0.2, 0.8]], [0, 1]), 3)
         0.25
     """
@@ -93,7 +93,7 @@ def class_figures(probabilities: Floats, labels: Labels) -> dict[str, float | No
     Raises:
         ValueError: as `brier_score`.
 
-    Example:
+    Examples:
         >>> figures = class_figures(np.array([[0.7, 0.3], [0.2, 0.8]]), np.array([0, 1]))
         >>> figures["accuracy"], round(figures["brier_binary"], 3)
         (1.0, 0.065)
@@ -139,7 +139,7 @@ def fit_temperature(probabilities: Floats, labels: Labels) -> float:
         probabilities: [N, C] of rows that are neither trained nor judged on.
         labels: [N].
 
-    Example:
+    Examples:
         >>> sure = np.array([[0.9, 0.1]] * 4)
         >>> round(fit_temperature(sure, np.array([0, 0, 0, 1])), 2)
         2.0
@@ -162,7 +162,7 @@ _MAX_EXACT = 16  # clusters; of more, only a sample of the flips of signs is dra
 def sign_test(differences: Sequence[float]) -> float:
     """Return the two-sided p-value of the sign test; differences of zero are left out.
 
-    Example:
+    Examples:
         >>> sign_test([0.1, 0.2, 0.1, -0.1])
         0.625
     """
@@ -185,7 +185,7 @@ def cluster_flip_test(clusters: Sequence[Sequence[float]]) -> float:
     Raises:
         ValueError: no clusters, or NaN.
 
-    Example:
+    Examples:
         >>> cluster_flip_test([[0.1, 0.2], [0.1], [0.3]])
         0.25
     """

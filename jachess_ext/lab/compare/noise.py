@@ -51,7 +51,7 @@ def add_text_noise(rows: Examples, change: str, share: float) -> Examples:
 def noisy_texts(texts: Sequence[str], change: str, share: float, seed: int) -> list[str]:
     """Return the texts, words separated by blanks, with about `share` of their words changed.
 
-    Example:
+    Examples:
         >>> noisy_texts(["a good film"], "case", 1.0, seed=0)
         ['A GOOD FILM']
     """

@@ -116,7 +116,7 @@ class RunRecord(Figures):
         seconds: of ``training`` and ``judging``, and the ``processor`` seconds of training, which
             depend less on other work on the machine.
 
-    Example:
+    Examples:
         >>> run = RunRecord(run="a", task="cola", method="sam", control=True, value=None, seed=0,
         ...                 model="m", metric="accuracy", rows=(8, 8, 4), settings={}, recipe={},
         ...                 score=0.5, corrupted={"0.05": 0.5, "0.2": 0.25})

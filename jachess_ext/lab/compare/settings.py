@@ -143,7 +143,7 @@ class Grid:
         tuning: how strengths are chosen.
         conditions: how models are judged.
 
-    Example:
+    Examples:
         >>> Grid(model="gpt2", tasks=("glue/cola",), methods=("none", "sam"), seeds=(0, 0))
         Traceback (most recent call last):
         jachess_ext._io.DataError: seeds is [0, 0]; expected some, each of them once

@@ -74,7 +74,7 @@ def to_frame(records: Iterable[RunRecord]) -> DataFrame:
     Raises:
         DataError: no final run is among them.
 
-    Example:
+    Examples:
         >>> common = {"run": "", "task": "cola", "control": False, "value": None, "model": "m",
         ...           "metric": "accuracy", "rows": (8, 8, 4), "settings": {}, "recipe": {}}
         >>> scores = {"none": (0.5, 0.6, 0.7), "sam": (0.55, 0.65, 0.75)}
@@ -178,7 +178,7 @@ def differences(
         many seeds both have ("seeds"), and on how many the method has more ("more") or less
         ("less").
 
-    Example:
+    Examples:
         >>> import pandas
         >>> rows = [("none", 0, 0.5), ("sam", 0, 0.75), ("none", 1, 0.5), ("sam", 1, 0.25)]
         >>> runs = pandas.DataFrame(rows, columns=["method", "seed", "score"]).assign(task="cola")

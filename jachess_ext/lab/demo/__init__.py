@@ -64,7 +64,7 @@ def docstring_task(train_size: int = 1200, dev_size: int = 480) -> Task:
     Raises:
         DataError: There are fewer sentences than that.
 
-    Example:
+    Examples:
         >>> task = docstring_task(6, 6)
         >>> task.classes[1], sorted(task.train.labels)
         ('python', [0, 1, 2, 3, 4, 5])

@@ -37,7 +37,7 @@ class LiveSelection:
         winner: record of the best model's run on the target's rows, where it was asked for; its
             cost is not in `flops`: it is what the choice was for.
 
-    Example:
+    Examples:
         >>> from jachess_ext.lab.live import read_selection
         >>> live = read_selection("runs")
         >>> sorted({record.size for record in live.records})
@@ -158,7 +158,7 @@ def select_live(
             the method had sizes enough, and are kept.
         MissingExtra: transformers, scipy or another library is not installed.
 
-    Example:
+    Examples:
         >>> from jachess_ext.lab.live import LiveSettings, select_live
         >>> settings = LiveSettings(sizes=[8, 16, 31])
         >>> live = select_live(models, "train.csv:dev.csv", "runs", settings)
@@ -261,7 +261,7 @@ def read_selection(folder: Path | str) -> LiveSelection:
     Raises:
         DataError: it has not finished, or a file is not whole.
 
-    Example:
+    Examples:
         >>> from jachess_ext.lab.live import read_selection
         >>> len(read_selection("runs").records)
         6

@@ -39,7 +39,7 @@ def _no_metric(predictions: object, references: object) -> float:
 class TextTask(Task):
     """Text to train and judge causal language models on; a row is a piece of text without label.
 
-    Example:
+    Examples:
         >>> task = text_task(["a piece", "another one"], ["a third"])
         >>> len(task.train), task.metric.name
         (2, 'perplexity')

@@ -52,7 +52,7 @@ class LiveSettings:
         seed: of head, order and dropout of every run.
         data_seed: of the order the training rows are taken in.
 
-    Example:
+    Examples:
         >>> from jachess_ext.lab.live import LiveSettings
         >>> LiveSettings(budget=1 / 4, method="ats").strategy
         'growing'

@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float64]
 class Metric:
     """A score of which more is better, computed from predictions and references [N].
 
-    Example:
+    Examples:
         >>> ACCURACY([0, 1, 1], [0, 1, 0])
         0.6666666666666666
     """
@@ -111,7 +111,7 @@ def brier_score(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
         ValueError: shapes that do not fit, no example, rows that are no distribution, or a label
             out of range.
 
-    Example:
+    Examples:
         >>> round(brier_score([[0.7, 0.3], [0.2, 0.8]], [0, 1]), 3)
         0.13
     """

@@ -31,7 +31,7 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
         DataError: it cannot be loaded.
         MissingExtra: transformers is not installed.
 
-    Example:
+    Examples:
         >>> from jachess_ext.lab.demo import ASSETS
         >>> load_tokenizer(ASSETS).tokenize("a good film")
         ['a', 'good', 'fil', '##m']
@@ -69,7 +69,7 @@ def load_model(
         DataError: it cannot be loaded (no such path, no network, no safetensors, …).
         MissingExtra: transformers is not installed.
 
-    Example:
+    Examples:
         >>> from jachess_ext.lab.demo import ASSETS
         >>> model = load_model(ASSETS, 2, load_tokenizer(ASSETS), seed=0)
         >>> model.config.num_labels, model.drawn_modules
@@ -254,7 +254,7 @@ class Encoded:
 def encode(examples: Examples, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Encoded:
     """Tokenise examples, cut to `max_length` tokens or the tokenizer's own limit, if lower.
 
-    Example:
+    Examples:
         >>> from jachess_ext.lab.demo import ASSETS
         >>> films = Examples(["a good film", "a bad film"], None, [1, 0])
         >>> rows = encode(films, load_tokenizer(ASSETS), max_length=16)

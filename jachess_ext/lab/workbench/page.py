@@ -80,7 +80,7 @@ class Section:
 def to_html(title: str, sections: Iterable[Section]) -> str:
     """Return a page with styles and pictures inside and no script.
 
-    Example:
+    Examples:
         >>> page = to_html("Scores", [Section("Film reviews", ["Plain wins."], literal=["seed 0"])])
         >>> "<h1>Scores</h1>" in page, "http" in page
         (True, False)
@@ -122,7 +122,7 @@ def styles_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
     A report takes them once, so that a method looks the same in all of its figures.
 
-    Example:
+    Examples:
         >>> styles_of(["none", "sam"])["sam"]
         {'color': '#0072b2', 'marker': 's'}
     """

@@ -77,7 +77,7 @@ def run_all(
     Warns:
         RuntimeWarning: a file is broken; it is renamed, and its run repeated.
 
-    Example:
+    Examples:
         >>> from pathlib import Path
         >>> from tempfile import TemporaryDirectory
         >>> from types import SimpleNamespace

@@ -27,7 +27,7 @@ class Examples:
 
     Labels are indices of classes, or the numbers of a regression task.
 
-    Example:
+    Examples:
         >>> Examples(["a good film", "a bad film"], None, [1, 0]).slice(1, 2).rows
         [('a bad film',)]
     """
@@ -111,7 +111,7 @@ def load_task(spec: str, columns: Columns = Columns()) -> Task:  # noqa: B008  f
         DataError: it is none of these, or cannot be used.
         MissingExtra: `datasets` (of the hub) or `pandas` (of files) is not installed.
 
-    Example:
+    Examples:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
         ...     films = Path(folder, "films.csv")

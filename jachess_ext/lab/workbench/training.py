@@ -43,7 +43,7 @@ def fine_tune(
     Raises:
         FloatingPointError: a loss or penalty that is not finite.
 
-    Example:
+    Examples:
         >>> from jachess_ext.lab.workbench.models import encode, load_model, load_tokenizer
         >>> from jachess_ext.lab.workbench.tasks import Examples
         >>> from jachess_ext.lab.demo import ASSETS
