@@ -27,13 +27,7 @@ from ..jet.passes import open_run
 from ..jet.rows import Generators
 from ..jet.sameness import CHANGES, require_same
 from ..jet.tensor import JetTensor, primal_of
-from ..models import (
-    TWO_STACKS,
-    backbone_of,
-    hooked_embeddings,
-    padding_mask,
-    unwrapped,
-)
+from ..models import TWO_STACKS, backbone_of, hooked_embeddings, padding_mask, unwrapped
 from ..ops import jet_mean_squares, library
 from ..torch_private import functional as F
 from .settings import (
