@@ -26,13 +26,7 @@ from ..jet.passes.fsdp import jets_through_fsdp
 from ..jet.passes.scope import open_pass
 from ..jet.rows.check import Generators
 from ..jet.rows.sameness import CHANGES, require_same
-from ..models import (
-    TWO_STACKS,
-    backbone_of,
-    hooked_embeddings,
-    padding_mask,
-    unwrapped,
-)
+from ..models import TWO_STACKS, backbone_of, hooked_embeddings, padding_mask, unwrapped
 from ..ops import jet_mean_squares, library
 from ..torch_private import functional as F
 from .directions import Distribution, draw_directions

@@ -427,9 +427,7 @@ class JacHess:
         )
         terms = self._layer_terms(norms)
         sources = self.weights, self.base, self.temperature
-        weights = self._device_constant(
-            "weights", sources, lambda: self.layer_weights(len(terms)), terms
-        )
+        weights = self._constant("weights", sources, lambda: self.layer_weights(len(terms)), terms)
         loss = self.strength * terms.dot(weights)
         # A row without a token makes a term NaN, as an overflow does. With other ranks it was ruled
         # out above; on one rank it is recognised here, to read from the device once only.
@@ -481,7 +479,7 @@ class JacHess:
         device = next(self.model.parameters()).device
         self.step = torch.full((), self.step, dtype=torch.int64, device=device)
 
-    def _device_constant(
+    def _constant(
         self, name: str, sources: tuple[object, ...], value: Callable[[], Tensor], like: Tensor
     ) -> Tensor:
         """Return ``value()`` with the dtype and on the device of ``like``.
@@ -535,14 +533,12 @@ class JacHess:
         if self.normalize:
             base, counts = self._require_base(), norms.tokens.sum(1)
             jacobian = _token_mean(norms.jacobian_tokens, counts)
-            jacobian = jacobian / self._device_constant(
+            jacobian = jacobian / self._constant(
                 "jacobian", (base,), lambda: base.jacobian, jacobian
             )
             if norms.hessian_tokens is not None and (base_hessian := base.hessian) is not None:
                 mean = _token_mean(norms.hessian_tokens, counts)
-                hessian = mean / self._device_constant(
-                    "hessian", (base,), lambda: base_hessian, mean
-                )
+                hessian = mean / self._constant("hessian", (base,), lambda: base_hessian, mean)
         if hessian is None:
             return jacobian
         return jacobian + (hessian if self.hessian_gradient else hessian.detach())
