@@ -33,7 +33,7 @@ class Command(NamedTuple):
 
     function: str
     summary: str
-    needs: tuple[str, ...]
+    needs: tuple[str, ...] = ()
     option_needs: Mapping[str, tuple[str, ...]] = {}
     errors: tuple[type[Exception], ...] = ()
 
@@ -68,9 +68,7 @@ COMMANDS = {
         ("tyro", *RUN_NEEDS),
         errors=(ValueError,),
     ),
-    "doctor": Command(
-        "doctor:main", "what was built, for what, what is missing, how to fix it", ()
-    ),
+    "doctor": Command("doctor:main", "what was built, for what, what is missing, how to fix it"),
 }
 
 
@@ -178,8 +176,7 @@ def _parsed(name: str, words: Sequence[str]) -> functools.partial[int | None]:
         bound = import_module(f"{__package__}.commands.select").parsed(words)
     else:
         bound = _parsed_by_tyro(name, words)
-    wanted = (option for option in command.option_needs if bound.keywords.get(option))
-    user += next((f" --{option}" for option in wanted), "")
+    user += next((f" --{o}" for o in command.option_needs if bound.keywords.get(o)), "")
     require_all(user, needs()[user])  # after the help
     return bound
 

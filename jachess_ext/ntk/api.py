@@ -20,15 +20,7 @@ from ..models import unwrapped
 from .capture import Coverage, Probe, capture, evaluation_mode
 from .completeness import all_samples_gradient, check_kernel, probe
 from .contract import Choice, Contribution, LinearForm, Settings, contract, plan
-from .outputs import (
-    Batch,
-    OutputMap,
-    Outputs,
-    ParameterChoice,
-    Samples,
-    choose_parameters,
-    require_supported,
-)
+from .outputs import Batch, OutputMap, Outputs, Parameters, Samples, check_model, choose_parameters
 
 Method = Literal["auto", "gram", "materialise", "per_sample", "explain"]
 T = TypeVar("T")
@@ -141,7 +133,7 @@ def ntk(
     other: Batch | None = None,
     *,
     outputs: Outputs = "logits",
-    parameters: ParameterChoice = None,
+    parameters: Parameters = None,
     method: Method = "auto",
     memory_budget: int | None = None,
     progress: bool | None = None,
@@ -265,7 +257,7 @@ class Job:
         batch: Batch,
         other: Batch | None,
         outputs: Outputs = "logits",
-        parameters: ParameterChoice = None,
+        parameters: Parameters = None,
         method: str = "auto",
         memory_budget: int | None = None,
         seed: int | None = None,
@@ -273,7 +265,7 @@ class Job:
         if method not in get_args(Method):
             raise ValueError(f"method is {method!r}; expected one of {str(get_args(Method))[1:-1]}")
         inner = unwrapped(model)
-        require_supported(inner)
+        check_model(inner)
         self._symmetric = other is None
         sides = [Samples.of(batch)]
         if other is not None:
@@ -377,11 +369,8 @@ class Job:
         Raises:
             ValueError: the limit is too small for a block of one sample.
         """
-        budget = (
-            min(_MAX_BUDGET, int(_MEMORY_FRACTION * free_memory(self._device)))
-            if limit is None
-            else limit
-        )
+        default = min(_MAX_BUDGET, int(_MEMORY_FRACTION * free_memory(self._device)))
+        budget = default if limit is None else limit
         workspace = min(_MAX_WORKSPACE, max(1, budget // 8))
         samples, others = self._left.samples.count, self._right.samples.count
         outputs = self._left.outputs

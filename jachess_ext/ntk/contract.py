@@ -137,8 +137,8 @@ def make_factors(
     order = used.int().argsort(dim=1, descending=True, stable=True)[:, :longest]  # used ones first
     inputs = inputs.take_along_dim(order[..., None], 1)
     cotangents = cotangents.take_along_dim(order[None, ..., None], 2)
-    positions = tuple(order.flatten().tolist()) if source else ()
-    return Factors(inputs, cotangents, transposed, (*source, *positions))
+    indices = tuple(order.flatten().tolist()) if source else ()
+    return Factors(inputs, cotangents, transposed, (*source, *indices))
 
 
 def make_matches(ids: Tensor, cotangents: Tensor, keep: Tensor, rows: int) -> Matches:

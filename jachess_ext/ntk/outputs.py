@@ -31,7 +31,7 @@ from ..models import NO_LABEL, learns_prompts, without_peft
 T = TypeVar("T")
 Batch = Mapping[str, Any] | Tensor
 Outputs = str | int | Callable[[Any, Batch], Tensor]
-ParameterChoice = Iterable[str] | Callable[[str, nn.Parameter], bool] | None
+Parameters = Iterable[str] | Callable[[str, nn.Parameter], bool] | None
 
 _INPUTS = ("input_ids", "inputs_embeds", "pixel_values", "input_features", "input_values")
 _NAMES = ("logits", "sum", "label")
@@ -127,7 +127,7 @@ def _sample_count(inputs: Tensor, name: str) -> int:
     return inputs.shape[0]
 
 
-def require_supported(model: nn.Module) -> None:
+def check_model(model: nn.Module) -> None:
     """Raise ValueError for a parameter without numbers (offloaded, or never loaded) and for an
     embedding that rescales its table."""
     for name, module in model.named_modules():
@@ -138,7 +138,7 @@ def require_supported(model: nn.Module) -> None:
         raise ValueError(_META.format(offloaded))
 
 
-def choose_parameters(model: nn.Module, parameters: ParameterChoice) -> dict[str, nn.Parameter]:
+def choose_parameters(model: nn.Module, parameters: Parameters) -> dict[str, nn.Parameter]:
     """Return the chosen parameters by name, once each, even where tied under several names.
 
     Args:

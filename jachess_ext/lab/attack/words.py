@@ -294,7 +294,7 @@ class _Reader:
 
     def step(self, attempts: Sequence[_Attempt], tries: int) -> None:
         """Replace a word of each row, or end its attack."""
-        swaps = list(self._best_swaps(attempts, tries))
+        swaps = list(self._swaps(attempts, tries))
         pairs = [(a, swap) for a, best in zip(attempts, swaps, strict=True) for swap in best]
         texts = [attempt.with_word(*swap) for attempt, swap in pairs]
         outcomes = zip(*self.judge(texts, [a.label for a, _ in pairs]), strict=True)
@@ -310,9 +310,7 @@ class _Reader:
                 attempt.loss, attempt.succeeded = loss, won
                 attempt.active = not won and attempt.budget > 0
 
-    def _best_swaps(
-        self, attempts: Sequence[_Attempt], tries: int
-    ) -> Iterator[list[tuple[_Word, str]]]:
+    def _swaps(self, attempts: Sequence[_Attempt], tries: int) -> Iterator[list[tuple[_Word, str]]]:
         """Yield the swaps of each row that raise the loss most by the gradient, best first."""
         # To first order a swap changes the loss by (e(new) − e(old)) · Σ g: one backward pass ranks
         # all candidates of all words, and only the best few are asked about.  Words may have
@@ -330,9 +328,7 @@ class _Reader:
                 embedding = self._mean_embedding(batch["input_ids"][row, tokens])
                 slope = gradient[row, tokens].sum(0)
                 written = [_match_case(text, other) for other in others]
-                gains += [
-                    ((self._word_embedding(other) - embedding) @ slope).item() for other in written
-                ]
+                gains += [((self._embedding(o) - embedding) @ slope).item() for o in written]
                 swaps += [(word, other) for other in written]
             order = sorted(range(len(swaps)), key=lambda i: -gains[i])  # equal ones as they stand
             yield [swaps[i] for i in order[:tries]]
@@ -348,7 +344,7 @@ class _Reader:
     def _mean_embedding(self, ids: Tensor) -> Tensor:
         return self.embed(ids.to(self.device).reshape(1, -1))[0].mean(0)
 
-    def _word_embedding(self, word: str) -> Tensor:
+    def _embedding(self, word: str) -> Tensor:
         if word not in self._means:
             (ids,) = token_ids(self.tokenizer, [word])
             self._means[word] = self._mean_embedding(torch.tensor(ids))

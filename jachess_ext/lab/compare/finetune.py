@@ -552,9 +552,7 @@ def run_grid(
         stored = {path.stem for path in folder.glob("*.json")}
         for job, line in run_all(
             jobs,
-            partial(
-                _run_to_record, models=models, report_to=report_to, logs=out.resolve() / "logs"
-            ),
+            partial(_run_record, models=models, report_to=report_to, logs=out.resolve() / "logs"),
             folder,
             processes=processes,
             threads=threads,
@@ -566,7 +564,7 @@ def run_grid(
             if job.name not in stored:
                 write_lines()
         write_lines()
-        return [_parse_record(lines[job.name]) for job in jobs]
+        return [_parse(lines[job.name]) for job in jobs]
 
     # Two stages, since the final runs have the strengths that the tuning runs choose.  In each,
     # jobs whose file is there are read, not run: a kill costs the runs under way.
@@ -579,16 +577,16 @@ def run_grid(
         return tried + run_jobs(final, out / "models" if save_models else None)
 
 
-def _run_to_record(job: Job, **settings: Any) -> Record:
+def _run_record(job: Job, **settings: Any) -> Record:
     """Run a job; return its line of the results file."""
     return finite(asdict(run(job, **settings)))  # type: ignore[no-any-return]
 
 
-def _parse_record(line: Record) -> RunRecord:
+def _parse(line: Record) -> RunRecord:
     return from_json(line, RunRecord, "the record")  # type: ignore[no-any-return]
 
 
 def _is_usable(job: Job, record: Record, models: Path | None) -> bool:
     """Return whether a run has its saved model, if models are saved; failed runs need none."""
-    failed = _parse_record(record).error is not None
+    failed = _parse(record).error is not None
     return models is None or failed or (models / job.name).is_dir()

@@ -129,9 +129,7 @@ def sections(records: Iterable[RunRecord]) -> list[Section]:
             Section("In short", answer(runs), tables.cost_tables(runs), forests(runs, styles)),
             Section("Scores", _run_summary(runs), tables.score_tables(runs)),
             Section("Token corruption", tables=tables.condition_tables(runs, "corruption")),
-            Section(
-                "Word attack", _attack_paragraph(runs), tables.task_tables(runs, tables.ATTACK)
-            ),
+            Section("Word attack", _attack_note(runs), tables.task_tables(runs, tables.ATTACK)),
             Section("Domain shift", tables=tables.shift_tables(runs)),
             Section(
                 "Calibration",
@@ -149,7 +147,7 @@ def sections(records: Iterable[RunRecord]) -> list[Section]:
     )
 
 
-def _attack_paragraph(runs: DataFrame) -> list[str]:
+def _attack_note(runs: DataFrame) -> list[str]:
     """Return a paragraph on the attack and the source of its candidates."""
     sources = ", ".join(sorted(runs["attack_candidates"].dropna().unique()))
     return [

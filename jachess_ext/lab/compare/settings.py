@@ -107,15 +107,10 @@ class Tuning:
 
     def __post_init__(self) -> None:
         check(self, "a share between 0 and 1", lambda x: 0 < x < 1, "validation")
-        values_by_method = {f"values for {text!r}": values for text, values in self.methods.items()}
-        needed = {"seeds": self.seeds, "factors": self.factors, **values_by_method}
-        for name, values in needed.items():
+        by_method = {f"values for {text!r}": values for text, values in self.methods.items()}
+        for name, values in {"seeds": self.seeds, "factors": self.factors, **by_method}.items():
             if not values:
                 raise DataError(f"tuning has no {name}; expected at least one")
-        optional = {"strength": self.strength, "unlab_lr_ratio": self.unlab_lr_ratio}
-        for name, values in {**needed, **optional}.items():
-            if len(set(values)) != len(values):
-                raise DataError(f"tuning's {name} are {list(values)}; expected each of them once")
 
 
 @dataclass(frozen=True)

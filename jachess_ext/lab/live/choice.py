@@ -181,15 +181,15 @@ def select_live(
     def run_trials(trials: Sequence[Trial]) -> Iterator[tuple[Trial, RunRecord]]:
         runs = run_all(
             trials,
-            _run_to_record,
+            _run_record,
             out / RUNS,
             processes=processes,
             threads=threads,
             backend=backend,
-            usable=lambda trial, record: not _parse_record(record).lost,  # memory may be free now
+            usable=lambda trial, record: not _parse(record).lost,  # memory may be free now
             killed=lambda trial: asdict(killed(trial)),
         )
-        return ((trial, _parse_record(record)) for trial, record in runs)
+        return ((trial, _parse(record)) for trial, record in runs)
 
     # The search decides, the folder remembers.  After a kill the search starts anew and asks the
     # same runs in the same order; those with a file are told to it at once, so that it comes to the
@@ -219,23 +219,21 @@ def select_live(
         write_json(out / RESULT, selection.to_dict())
         if keep_winner:
             progress(f"{selection.best} on {search.target} rows, to keep")
-            selection = replace(
-                selection, winner=_train_winner(plan, selection.best, out, run_trials)
-            )
+            selection = replace(selection, winner=_run_best(plan, selection.best, out, run_trials))
             write_json(out / RESULT, selection.to_dict())
     return selection
 
 
-def _run_to_record(trial: Trial) -> Record:
+def _run_record(trial: Trial) -> Record:
     """Run a trial; return the content of its file."""
     return asdict(run(trial))
 
 
-def _parse_record(record: object, place: str = "the record") -> RunRecord:
+def _parse(record: object, place: str = "the record") -> RunRecord:
     return from_json(record, RunRecord, place)  # type: ignore[no-any-return]
 
 
-def _train_winner(
+def _run_best(
     plan: Plan,
     best: str,
     out: Path,
@@ -272,8 +270,7 @@ def read_selection(folder: Path | str) -> LiveSelection:
     state = dict(from_json(state, dict[str, Any], f"{path}: the state"))
     state["search"] = search = Search.from_state(state.get("search"))
     state["records"] = [
-        _parse_record(record, f"{folder / RECORDS}: a record")
-        for record in read_results(folder / RECORDS)
+        _parse(record, f"{folder / RECORDS}: a record") for record in read_results(folder / RECORDS)
     ]
     try:
         search.selection()

@@ -70,14 +70,9 @@ F1 = Metric("F1", _f1)
 
 SPEARMAN = Metric("Spearman correlation", _spearman)
 GLUE = {
-    "cola": MATTHEWS,
-    "mrpc": F1,
-    "qqp": F1,
-    "stsb": SPEARMAN,
-    "sst2": ACCURACY,
-    "mnli": ACCURACY,
-    "qnli": ACCURACY,
-    "rte": ACCURACY,
+    **dict.fromkeys(("sst2", "mnli", "qnli", "rte"), ACCURACY),
+    **dict.fromkeys(("mrpc", "qqp"), F1),
+    **{"cola": MATTHEWS, "stsb": SPEARMAN},
 }
 """The metric of each GLUE task, as on the leaderboard and in the JacHess paper."""
 

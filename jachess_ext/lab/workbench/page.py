@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -166,13 +165,8 @@ def break_name(name: str, width: int = 26) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def print_section(section: Section, width: int | None = None) -> None:
-    """Print a section without its pictures and literal text.
-
-    Args:
-        width: In characters; None: the terminal's.
-    """
-    width = width or shutil.get_terminal_size().columns
+def print_section(section: Section, width: int) -> None:
+    """Print a section in lines of `width` characters, without its pictures and literal text."""
     print(f"\n{section.title}\n")
     for paragraph in section.paragraphs:
         print(wrap(paragraph, width) + "\n")

@@ -273,14 +273,11 @@ def _data_errors(path: Path) -> Iterator[None]:
 # The hub
 
 _GLUE_COLUMNS = {
-    "cola": ("sentence", None),
-    "sst2": ("sentence", None),
-    "mrpc": ("sentence1", "sentence2"),
-    "rte": ("sentence1", "sentence2"),
+    **dict.fromkeys(("cola", "sst2"), ("sentence", None)),
+    **dict.fromkeys(("mrpc", "rte", "stsb"), ("sentence1", "sentence2")),
     "qqp": ("question1", "question2"),
     "qnli": ("question", "sentence"),
     "mnli": ("premise", "hypothesis"),
-    "stsb": ("sentence1", "sentence2"),
 }
 # GLUE's test rows have no labels, so that a test split is the last that is taken.
 _DEV_SPLITS = ("validation", "validation_matched", "dev", "test")
