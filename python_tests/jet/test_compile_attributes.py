@@ -123,8 +123,7 @@ KINDS: dict[str, tuple[Callable[[float], Any], Use]] = {
     "module in a list": (lambda v: [nn.LeakyReLU(v)], lambda a, z: a[0](z)),
     "tensor": (torch.tensor, lambda a, z: z * a),
 }
-BREAKS = {"numpy.float64", "array"}
-BREAKS |= {"object with numpy", "partial with an attribute"}
+BREAKS = {"numpy.float64", "array", "object with numpy", "partial with an attribute"}
 BREAKS |= {"parameter with an attribute"}
 
 # Changes of what the attribute is, in place.
