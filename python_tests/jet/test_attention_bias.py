@@ -21,15 +21,12 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 import jachess_ext as jx
 from jachess_ext.jet import composed_rules
+from python_tests.jet.drawn import randn
 from python_tests.ntk.models import batch, classifier
 
 ACTIVE = [flags for flags in product([False, True], repeat=4) if any(flags)]
 HEADS = (2, 4, 5, 6)
 KEYS = (2, 4, 3, 6)
-
-
-def randn(*shape: int, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def written_out(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import decimal
 import enum
 import fractions
 import functools
@@ -99,23 +98,13 @@ Use = Callable[[Any, Tensor], Tensor]
 KINDS: dict[str, tuple[Callable[[float], Any], Use]] = {
     "float": (float, lambda a, z: z * a),
     "numpy.float64": (np.float64, lambda a, z: z * a),
-    "numpy.float32": (np.float32, lambda a, z: z * float(a)),
-    "numpy.bool": (lambda v: np.bool_(v > 2), lambda a, z: z * 2 if a else z),
     "array": (lambda v: np.full(3, v), lambda a, z: z * torch.as_tensor(a)),
-    "list of numpy": (lambda v: [np.float64(v)], lambda a, z: z * a[0]),
     "object with numpy": (lambda v: Held(np.float64(v)), lambda a, z: z * a.scale),
     "Fraction": (fractions.Fraction, lambda a, z: z * float(a)),
-    "Decimal": (decimal.Decimal, lambda a, z: z * float(a)),
-    "complex": (complex, lambda a, z: z * a.real),
-    "bytes": (lambda v: bytes([int(v)]), lambda a, z: z * a[0]),
-    "range": (lambda v: range(int(v)), lambda a, z: z * len(a)),
     "partial": (lambda v: functools.partial(_times, scale=v), lambda a, z: a(z)),
     "deque": (lambda v: collections.deque([v]), lambda a, z: z * a[0]),
     "mappingproxy": (lambda v: types.MappingProxyType({"s": v}), lambda a, z: z * a["s"]),
     "set": (lambda v: {v}, lambda a, z: z * _first(a)),
-    "frozenset": (lambda v: frozenset({v}), lambda a, z: z * _first(a)),
-    "key": (lambda v: {v: 1}, lambda a, z: z * _first(a)),
-    "Counter": (lambda v: collections.Counter({"s": int(v)}), lambda a, z: z * a["s"]),
     "named tuple": (lambda v: Pair(v, ""), lambda a, z: z * a.scale),
     "namespace": (lambda v: types.SimpleNamespace(scale=v), lambda a, z: z * a.scale),
     "object": (Held, lambda a, z: z * a.scale),
@@ -125,26 +114,22 @@ KINDS: dict[str, tuple[Callable[[float], Any], Use]] = {
     "enum": (Choice, lambda a, z: z * a.value),
     "closure": (_closure, lambda a, z: a(z)),
     "function": (_function, lambda a, z: a(z)),
-    "function with numpy": (lambda v: _function(np.float64(v)), lambda a, z: a(z)),
     "decorated function": (_decorated, lambda a, z: a.__wrapped__(z)),
     "partial with an attribute": (_partial, lambda a, z: a(z, a.scale)),
     "parameter with an attribute": (_parameter, lambda a, z: z * a.scale),
-    "callable": (Held, lambda a, z: a(z)),
     "method": (lambda v: Held(v).times, lambda a, z: a(z)),
     "dtype": (lambda v: torch.float64 if v > 2 else torch.float32, lambda a, z: z.to(a).double()),
     "class": (lambda v: nn.Tanh if v > 2 else nn.Sigmoid, lambda a, z: a()(z)),
     "module in a list": (lambda v: [nn.LeakyReLU(v)], lambda a, z: a[0](z)),
     "tensor": (torch.tensor, lambda a, z: z * a),
 }
-BREAKS = {"numpy.float64", "numpy.float32", "numpy.bool", "array", "list of numpy", "Decimal"}
-BREAKS |= {"object with numpy", "function with numpy", "partial with an attribute"}
+BREAKS = {"numpy.float64", "array", "object with numpy", "partial with an attribute"}
 BREAKS |= {"parameter with an attribute"}
 
 # Changes of what the attribute is, in place.
 INSIDE: dict[str, Callable[[Any, float], Any]] = {
     "array": lambda a, v: a.fill(v),
     "deque": lambda a, v: a.__setitem__(0, v),
-    "Counter": lambda a, v: a.update(s=1),
     "namespace": lambda a, v: setattr(a, "scale", v),
     "object": lambda a, v: setattr(a, "scale", v),
     "object with numpy": lambda a, v: setattr(a, "scale", np.float64(v)),
@@ -153,11 +138,9 @@ INSIDE: dict[str, Callable[[Any, float], Any]] = {
     "nested": lambda a, v: setattr(a["a"][0], "scale", v),
     "closure": lambda a, v: setattr(a.__closure__[0], "cell_contents", v),
     "function": lambda a, v: setattr(a, "scale", v),
-    "function with numpy": lambda a, v: setattr(a, "scale", np.float64(v)),
     "decorated function": lambda a, v: setattr(a.__wrapped__, "scale", v),
     "partial with an attribute": lambda a, v: setattr(a, "scale", v),
     "parameter with an attribute": lambda a, v: setattr(a, "scale", v),
-    "callable": lambda a, v: setattr(a, "scale", v),
     "method": lambda a, v: setattr(a.__self__, "scale", v),
     "partial": lambda a, v: a.keywords.update(scale=v),
     "module in a list": lambda a, v: setattr(a[0], "negative_slope", v),
@@ -195,7 +178,7 @@ def test_a_change_is_seen(name: str, inside: Any) -> None:
     make, use = KINDS[name]
     module = Module(make(2.0), use)
     x = torch.randn(2, 3, dtype=torch.float64)
-    compiled = torch.compile(lambda x: _jvp(module, x), backend="eager")
+    compiled = torch.compile(lambda x: _jvp(module, x), backend="aot_eager")
     first = _jvp(module, x)
     torch.testing.assert_close(compiled(x), first)
     breaks = any(

@@ -11,14 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import jachess_ext as jx
+from python_tests.jet.drawn import randn
 
 N, D = 5, 4
 Rows = Callable[[Tensor], Tensor]
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def attention(x: Tensor) -> Tensor:

@@ -24,27 +24,16 @@ import jachess_ext as jx
 from jachess_ext import ops
 from jachess_ext.ops import library
 from python_tests.covering import pairs
+from python_tests.jet.drawn import Packed, randn
 
 N, D = 3, 4
 
 
-def numbers(*shape: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
-X, U = numbers(2, N, D, seed=0), numbers(2, 2, N, D, seed=1)
-A, B, C = numbers(3, D, D, seed=2) / 2
-BIAS = numbers(D, seed=3)
+X, U = randn(2, N, D, seed=0), randn(2, 2, N, D, seed=1)
+A, B, C = randn(3, D, D, seed=2) / 2
+BIAS = randn(D, seed=3)
 MHA = nn.MultiheadAttention(D, 2, batch_first=True, dtype=torch.float64)
-MHA.load_state_dict({k: numbers(*v.shape, seed=4) for k, v in MHA.state_dict().items()})
-
-
-class Packed(Tensor):
-    """Numbers that a linear layer has to dequantise."""
-
-    def dequantize(self) -> Tensor:
-        return self.as_subclass(Tensor)
+MHA.load_state_dict({k: randn(*v.shape, seed=4) for k, v in MHA.state_dict().items()})
 
 
 def heads(x: Tensor) -> Tensor:
@@ -139,7 +128,7 @@ def _composite(x: Tensor) -> Tensor:
 
 
 def _weighted(result: Tensor) -> Tensor:
-    return (result * numbers(*result.shape, seed=5)).sum()
+    return (result * randn(*result.shape, seed=5)).sum()
 
 
 def assert_differentiable(loss: Callable[[Tensor], Tensor], orders: int = 2) -> set[str]:
@@ -154,7 +143,7 @@ def assert_differentiable(loss: Callable[[Tensor], Tensor], orders: int = 2) -> 
             values.append(_weighted(gradient) / 10)
         return values
 
-    x, along, step = X.clone().requires_grad_(), numbers(*X.shape, seed=6), 1e-4
+    x, along, step = X.clone().requires_grad_(), randn(*X.shape, seed=6), 1e-4
     results = values(x, orders - 1)
     slopes = [(torch.autograd.grad(v, x, retain_graph=True)[0] * along).sum() for v in results]
     with torch.no_grad():
@@ -197,7 +186,7 @@ def test_every_derivative_of_other_calls(name: str, loss: str) -> None:
 def test_many_gradients_at_once(program: str, way: str) -> None:
     x = X.clone().requires_grad_()
     result = CALLS["sum"](PROGRAMS[program], x).flatten()
-    rows = numbers(3, len(result), seed=7)
+    rows = randn(3, len(result), seed=7)
     for create_graph in (False, True):
         gradient = partial(
             torch.autograd.grad, result, x, retain_graph=True, create_graph=create_graph

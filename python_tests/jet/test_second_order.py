@@ -25,13 +25,9 @@ import jachess_ext as jx
 from jachess_ext import torch_private
 from jachess_ext.jet import composed_rules
 from python_tests import processes
+from python_tests.jet.drawn import randn
 
 D = 4
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 class Attention(nn.Module):

@@ -22,6 +22,7 @@ import jachess_ext as jx
 from jachess_ext.ops import gemm
 from jachess_ext.torch_private import release
 from python_tests.covering import pairs
+from python_tests.jet.drawn import Packed
 
 WIDTH = 8
 ROWS = 400
@@ -63,13 +64,6 @@ class Gated(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + F.silu(self.gate(x)) * self.up(x)
-
-
-class Packed(Tensor):
-    """Numbers that a linear layer has to dequantise."""
-
-    def dequantize(self) -> Tensor:
-        return self.as_subclass(Tensor)
 
 
 class Quantised(nn.Module):

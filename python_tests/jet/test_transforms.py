@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jacfwd, jacrev, vmap
 
 import jachess_ext as jx
+from python_tests.jet.drawn import randn
 
 WEIGHTS = {-2: 1 / 12, -1: -2 / 3, 1: 2 / 3, 2: -1 / 12}
 STEP = 1e-3
@@ -41,10 +42,6 @@ class Block(nn.Module):
 @pytest.fixture
 def block() -> Block:
     return Block().double()
-
-
-def randn(*shape: int, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 X, V, U = randn(2, 3, 4, seed=0), randn(2, 3, 4, seed=1), randn(2, 2, 3, 4, seed=2)
