@@ -95,12 +95,12 @@ def graphed(
     return _Graphed(step, None if parameters is None else list(parameters), warmup, check_every)
 
 
-_is_running = False
+_step_is_running = False
 
 
 def is_graphed_step() -> bool:
     """Return whether a step of `graphed` runs, to be captured now or later."""
-    return _is_running
+    return _step_is_running
 
 
 def on_gpu(leaves: Sequence[object]) -> bool:
@@ -248,12 +248,12 @@ class _Graphed(Generic[R]):
 
     def _run(self, args: Sequence[object], kwargs: dict[str, object]) -> list[Tensor]:
         """Take a step; return the tensors of its result."""
-        global _is_running
-        _is_running = True
+        global _step_is_running
+        _step_is_running = True
         try:
             result = self._step(*args, **kwargs)
         finally:
-            _is_running = False
+            _step_is_running = False
         tensors, self._nest = torch_private.pytree.tree_flatten(result)
         for tensor in tensors:
             if not isinstance(tensor, Tensor):
@@ -342,9 +342,9 @@ def _host_state(optimizer: Optimizer) -> dict[torch_private.pytree.KeyPath, str]
 def _modules_with(parameters: Sequence[Tensor]) -> list[nn.Module]:
     """Return the modules of every model that holds one of the parameters."""
     wanted = {*map(id, parameters)}
-    alive = [value for value in gc.get_objects() if isinstance(value, nn.Module)]
-    holding = [module for module in alive if wanted & {*map(id, module.parameters())}]
-    return [*dict.fromkeys(part for module in holding for part in module.modules())]
+    modules = [value for value in gc.get_objects() if isinstance(value, nn.Module)]
+    holders = [module for module in modules if wanted & {*map(id, module.parameters())}]
+    return [*dict.fromkeys(part for module in holders for part in module.modules())]
 
 
 # Kinds of constants whose `repr` says all.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from .jet.engine.context import EAGERLY
+from .jet.engine.context import FORCE_EAGER
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -246,7 +246,7 @@ def hooked_embeddings(
             hooks.callback(handle.remove)
         # Importing dynamo takes seconds; where nobody did, nothing is compiled.
         if "torch._dynamo" in sys.modules:
-            hooks.enter_context(EAGERLY)
+            hooks.enter_context(FORCE_EAGER)
         yield batch
     if not calls or (all(calls) and batch.get("input_ids") is not None):
         raise ValueError(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["functional", "pytree"]
 
-_WHERE = {
+_PATHS = {
     "add_batch_dim": "torch._add_batch_dim",
     "assert_async": "torch._assert_async",
     "autograd": "torch._C._autograd",
@@ -61,15 +61,15 @@ class MissingPrivate(RuntimeError):
 
 def __getattr__(name: str) -> Any:
     if name == "functional":
-        return _own()
-    if name not in _WHERE:
+        return _original_functional()
+    if name not in _PATHS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = find(_WHERE[name])
+    value = find(_PATHS[name])
     if value is None:
         import torch
 
         raise MissingPrivate(
-            f"torch {torch.__version__} has no {_WHERE[name]}, which jachess_ext needs here; use a "
+            f"torch {torch.__version__} has no {_PATHS[name]}, which jachess_ext needs here; use a "
             "torch that docs/compatibility.md names, or a newer jachess_ext"
         )
     globals()[name] = value  # the next access finds it there, without this function
@@ -84,7 +84,7 @@ def __getattr__(name: str) -> Any:
 
 
 @cache
-def _own() -> SimpleNamespace:
+def _original_functional() -> SimpleNamespace:
     """Return the names of ``torch.nn.functional`` with torch's own functions."""
     live = vars(import_module("torch.nn.functional"))
     names = {**live}
@@ -114,14 +114,14 @@ def original_of(function: object) -> Any:
     """
     if isinstance(function, BuiltinFunctionType) or not callable(function):
         return function
-    originals = vars(_own())
+    originals = vars(_original_functional())
     for name, value in vars(sys.modules["torch.nn.functional"]).items():
         if value is function:
             return originals.get(name, function)
     return function
 
 
-class _LiveNames(dict[str, object]):
+class _LiveGlobals(dict[str, object]):
     """The names of a module as they are at each use, but for those of its own."""
 
     def __init__(self, module: dict[str, object], local: dict[str, object]) -> None:
@@ -132,10 +132,10 @@ class _LiveNames(dict[str, object]):
         return self._module[name]
 
 
-_QUESTIONS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+_OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
-def unasked(function: Callable[..., Any]) -> Callable[..., Any]:
+def copy_without_override_check(function: Callable[..., Any]) -> Callable[..., Any]:
     """Copy a Python function of torch's without its check for tensors and modes that override it.
 
     The check would hand a call back to what answers it, without end.  Where it answers False, the
@@ -143,8 +143,8 @@ def unasked(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     function = getattr(function, "__wrapped__", function)
     assert isinstance(function, FunctionType)
-    local = {"__name__": function.__module__, **dict.fromkeys(_QUESTIONS, lambda *_: False)}
-    names, defaults = _LiveNames(function.__globals__, local), function.__defaults__
+    local = {"__name__": function.__module__, **dict.fromkeys(_OVERRIDE_CHECKS, lambda *_: False)}
+    names, defaults = _LiveGlobals(function.__globals__, local), function.__defaults__
     code, closure = function.__code__, function.__closure__
     copy = FunctionType(code, names, function.__name__, defaults, closure)
     copy.__kwdefaults__ = function.__kwdefaults__
@@ -154,22 +154,22 @@ def unasked(function: Callable[..., Any]) -> Callable[..., Any]:
 def find(path: str) -> Any:
     """Return the object at ``torch.<...>``, or None."""
     value: Any = import_module("torch")
-    place = "torch"
+    module = "torch"
     if path.startswith("torch.nn.functional."):
-        return getattr(_own(), path.rpartition(".")[2], None)
+        return getattr(_original_functional(), path.rpartition(".")[2], None)
     for part in path.split(".")[1:]:
-        place = f"{place}.{part}"
+        module = f"{module}.{part}"
         # An attribute of a package may be a module that nobody has imported yet.
         if not hasattr(value, part):
             try:
-                import_module(place)
+                import_module(module)
             except ImportError:
                 return None
         value = getattr(value, part, None)
     return value
 
 
-def apply_of_functions() -> tuple[Any, Any]:
+def find_function_apply() -> tuple[Any, Any]:
     """Return what ``apply`` of every autograd Function calls with the class before the arguments,
     and the class whose ``apply``, once set, is asked at every call (None: this torch has none).
 

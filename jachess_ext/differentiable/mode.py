@@ -151,7 +151,7 @@ _COMPOSED = (
 _COPIED: dict[tuple[object, str], tuple[Function, Function]] = {
     (owner, name): (
         original := torch_private.original_of(getattr(owner, name)),
-        torch_private.unasked(original),
+        torch_private.copy_without_override_check(original),
     )
     for owner, name in (
         *((F, name) for name in _COMPOSED),

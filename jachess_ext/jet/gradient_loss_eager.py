@@ -13,7 +13,7 @@ from ..ops.library import Context, Gradients, wide
 from .api import jvp
 from .engine.context import without_dynamo
 from .passes.eager import can_read_values
-from .passes.fsdp import groups_of_modules
+from .passes.fsdp import collect_groups
 from .rows.check import Generators
 from .rows.sameness import CHANGES, require_same
 
@@ -33,10 +33,10 @@ class GradientLoss(NamedTuple):
 
 
 Loss = Callable[[Tensor, Any], Tensor]
-_INSTEAD = "use torch.autograd.grad(..., create_graph=True) within jx.differentiable"
-_DIFFERS = (
+_ALTERNATIVE = "use torch.autograd.grad(..., create_graph=True) within jx.differentiable"
+_CHANGED = (
     f"gradient_loss: fn runs twice, and is not the same function each time: {CHANGES}. Call "
-    f"eval(), or draw, count and write outside of it; or {_INSTEAD}, which runs it once"
+    f"eval(), or draw, count and write outside of it; or {_ALTERNATIVE}, which runs it once"
 )
 
 
@@ -62,42 +62,44 @@ def eager_gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> Gra
     generators = Generators() if readable else None
     value, gradients = run()
     if generators and generators.have_advanced():
-        raise RuntimeError(_DIFFERS)
+        raise RuntimeError(_CHANGED)
     with torch.enable_grad():
         heads = [_leaf(value), *map(_leaf, gradients)]
         total = loss(heads[0], nest(heads[1:]))
-        of_value, *of_gradients = _gradients(total, heads)
-    assert of_value is not None
-    directions = torch_private.pytree.tree_unflatten(of_gradients, structure)
-    with groups_of_modules() as groups:
+        cotangent, *gradient_cotangents = _gradients(total, heads)
+    assert cotangent is not None
+    directions = torch_private.pytree.tree_unflatten(gradient_cotangents, structure)
+    with collect_groups() as groups:
         derivatives = jvp(fn, args, directions)
     if readable:
-        slope, size = _slope(gradients, of_gradients)
+        slope, size = _slope(gradients, gradient_cotangents)
 
-        def shared() -> list[Tensor]:
+        def common_results() -> list[Tensor]:
             """Return what the jet has in common with the first run: the value, and ⟨u, g⟩."""
             output, tangent = (tensor.detach() for tensor in derivatives)
             return [output, 1 + (tangent.sum(dtype=torch.double) / size).to(output.dtype)]
 
-        def repeated() -> Iterator[tuple[list[Tensor], ...]]:
+        def repeat_runs() -> Iterator[tuple[list[Tensor], ...]]:
             nonlocal derivatives
-            along, plain = shared(), [value, *_tensors(gradients)]
+            tangent_run, primal_run = common_results(), [value, *_drop_none(gradients)]
             derivatives = ()  # frees their graph before the next
             derivatives = jvp(fn, args, directions)
-            yield along, shared()
+            yield tangent_run, common_results()
             derivatives = ()
             for _ in range(2):
                 again, others = run()
-                yield plain, [again, *_tensors(others)]
+                yield primal_run, [again, *_drop_none(others)]
             derivatives = jvp(fn, args, directions)
-            yield along, shared()
+            yield tangent_run, common_results()
 
         ratio = 1 + (slope / size).to(value.dtype)
-        require_same(fn, [value, ratio], shared(), repeated(), _DIFFERS, groups)
-    return GradientLoss(Joined.apply(total, of_value, *derivatives), value, nest(gradients))
+        require_same(fn, [value, ratio], common_results(), repeat_runs(), _CHANGED, groups)
+    return GradientLoss(
+        AttachGradients.apply(total, cotangent, *derivatives), value, nest(gradients)
+    )
 
 
-def _tensors(results: Sequence[Tensor | None]) -> list[Tensor]:
+def _drop_none(results: Sequence[Tensor | None]) -> list[Tensor]:
     return [result for result in results if result is not None]
 
 
@@ -112,7 +114,7 @@ def _slope(
     return slopes.sum(), sizes.sum() + torch.finfo(torch.double).tiny
 
 
-class Joined(torch.autograd.Function):
+class AttachGradients(torch.autograd.Function):
     """The loss, with the gradients through ``fn`` beside its own.
 
     Their backward is that of v E + ⟨u, g⟩, which may overflow where the loss is finite.
@@ -120,9 +122,9 @@ class Joined(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context, total: Tensor, of_value: Tensor, output: Tensor, tangent: Tensor
+        ctx: Context, total: Tensor, cotangent: Tensor, output: Tensor, tangent: Tensor
     ) -> Tensor:
-        ctx.save_for_backward(of_value)
+        ctx.save_for_backward(cotangent)
         ctx.constants = tangent.shape, tangent.dtype
         return total.view_as(total)
 
@@ -131,12 +133,12 @@ class Joined(torch.autograd.Function):
         # Since u and v are held fixed, a second derivative would be that of another function.
         if torch.is_grad_enabled():
             raise RuntimeError(
-                f"the loss of gradient_loss has no second derivative: for one, {_INSTEAD}"
+                f"the loss of gradient_loss has no second derivative: for one, {_ALTERNATIVE}"
             )
-        (of_value,) = ctx.saved_tensors
+        (cotangent,) = ctx.saved_tensors
         shape, dtype = ctx.constants
         one = cotangent.reshape(())
-        return cotangent, None, one * of_value, one.to(dtype).expand(shape)
+        return cotangent, None, one * cotangent, one.to(dtype).expand(shape)
 
 
 def _leaf(value: object) -> Any:

@@ -14,7 +14,7 @@ from torch.compiler import is_dynamo_compiling
 
 from .. import torch_private
 from .compiled.regions import jvp_in_graph
-from .gradient_loss_eager import GradientLoss, Joined, Loss, eager_gradient_loss
+from .gradient_loss_eager import AttachGradients, GradientLoss, Loss, eager_gradient_loss
 
 
 def in_graph(fn: Callable[..., Tensor], x: object, loss: Loss) -> GradientLoss:
@@ -23,20 +23,20 @@ def in_graph(fn: Callable[..., Tensor], x: object, loss: Loss) -> GradientLoss:
         return eager_gradient_loss(fn, x, loss)
     args = x if isinstance(x, tuple) else (x,)
 
-    def summed(args: tuple[object, ...]) -> tuple[Tensor, Tensor]:
+    def sum_value(args: tuple[object, ...]) -> tuple[Tensor, Tensor]:
         value = fn(*args)
         return value.sum(), value
 
     # Without gradients of parameters, or the graph would hold a backward to be differentiated.
     with torch.no_grad():
-        gradients, (_, value) = torch.func.grad_and_value(summed, has_aux=True)(args)
+        gradients, (_, value) = torch.func.grad_and_value(sum_value, has_aux=True)(args)
     gradient = gradients if isinstance(x, tuple) else gradients[0]
     # At once, since a loss that draws random numbers would be another at its second call.
-    of_loss, total = torch.func.grad_and_value(loss, argnums=(0, 1))(value, gradient)
-    of_value, of_gradient = torch_private.pytree.tree_map(Tensor.detach, of_loss)
-    directions = of_gradient if isinstance(x, tuple) else (of_gradient,)
+    both, total = torch.func.grad_and_value(loss, argnums=(0, 1))(value, gradient)
+    cotangent, gradient_cotangents = torch_private.pytree.tree_map(Tensor.detach, both)
+    directions = gradient_cotangents if isinstance(x, tuple) else (gradient_cotangents,)
     derivatives = jvp_in_graph(fn, args, directions, False, True, repeats=True)
-    return GradientLoss(_joined(total, of_value, *derivatives), value, gradient)
+    return GradientLoss(_attach_gradients(total, cotangent, *derivatives), value, gradient)
 
 
 # What comes after a graph break would be traced by itself, with a first run that was eager: random
@@ -45,6 +45,6 @@ torch_private.skip_code(in_graph.__code__)
 
 
 @torch._dynamo.nonstrict_trace
-def _joined(total: Tensor, of_value: Tensor, output: Tensor, tangent: Tensor) -> Tensor:
-    """Return what `Joined` does; dynamo would trace its backward without the refusal."""
-    return Joined.apply(total, of_value, output, tangent)
+def _attach_gradients(total: Tensor, cotangent: Tensor, output: Tensor, tangent: Tensor) -> Tensor:
+    """Return what `AttachGradients` does; dynamo would trace its backward without the refusal."""
+    return AttachGradients.apply(total, cotangent, output, tangent)

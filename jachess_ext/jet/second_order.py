@@ -25,7 +25,7 @@ from .engine.types import Function
 from .passes.eager import Jet, paired_leaves
 from .rows.check import MIXED, append_dims
 from .rows.passes import PassResult, Rows, expand_rows, rows_mix, split_nest, square_roots
-from .rules.forward_mode import unwrapped
+from .rules.forward_mode import unwrap
 
 if TYPE_CHECKING:
 
@@ -151,25 +151,25 @@ def _eager_laplacian(
         # A sum in the pass takes directions scaled by √|w|, whose derivative is infinite at 0, and
         # one sign in all rows.  So the squares have streams of their own, which w multiplies here.
         passes = list(rows.passes(rows.groups(None), chunk_size, "squares"))
-        squares = _joined([part.second for part in passes])
+        squares = _concat([part.second for part in passes])
         total = [(append_dims(factors, square.ndim) * square).sum(0) for square in squares]
-        first = _joined([part.first for part in passes])
+        first = _concat([part.first for part in passes])
         return _result_of_rows(Laplacian, passes, first, total)
     passes = list(rows.passes(rows.groups(factors), chunk_size, "sum", factors))
     # Of a tensor that fn returns the second order of a pass is one stream, the sum of its squares.
     sums = [[p.group.sign * second[0] for second in p.second] for p in passes if p.group.squares]
     sums = sums or [[torch.zeros_like(primal) for primal in passes[0].primals]]
     total = [reduce(torch.add, parts) for parts in zip(*sums, strict=True)]
-    first = _joined([part.first for part in passes])
+    first = _concat([part.first for part in passes])
     if factors is not None:  # from the groups back to the directions, in their order
         numbers = [number for part in passes for number in part.group.numbers]
-        places = torch.tensor(numbers, dtype=torch.long, device=factors.device).argsort()
-        first = [part[places] for part in first]
+        order = torch.tensor(numbers, dtype=torch.long, device=factors.device).argsort()
+        first = [part[order] for part in first]
         first = [part / append_dims(square_roots(factors), part.ndim) for part in first]
     return _result_of_rows(Laplacian, passes, first, total)
 
 
-def _joined(parts: list[list[Tensor]]) -> list[Tensor]:
+def _concat(parts: list[list[Tensor]]) -> list[Tensor]:
     """Return the derivatives of all passes, ``[q, N, ...]`` of each tensor that ``fn`` returns."""
     return [torch.cat(of_tensor) for of_tensor in zip(*parts, strict=True)]
 
@@ -212,7 +212,7 @@ def hessian_diagonal(
     """
     rows = Rows(fn, x, directions, has_aux, check)
     passes = list(rows.passes(rows.groups(None), chunk_size, "squares"))
-    first, second = _joined([p.first for p in passes]), _joined([p.second for p in passes])
+    first, second = _concat([p.first for p in passes]), _concat([p.second for p in passes])
     return _result_of_rows(HessianDiagonal, passes, first, second)
 
 
@@ -349,7 +349,7 @@ def _leaf(tensor: object, keep: bool) -> Any:
 def _is_differentiated(weights: Tensor) -> bool:
     """Return whether a derivative by weights is asked for, or vmap lets no sign of them be read."""
     dual = forward_ad.unpack_dual(weights).tangent is not None
-    return weights.requires_grad or dual or unwrapped(weights) is not weights
+    return weights.requires_grad or dual or unwrap(weights) is not weights
 
 
 # ---- within torch.compile ----------------------------------------------------------------------

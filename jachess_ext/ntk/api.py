@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .._io import is_installed, require
-from ..jet.engine.context import EAGERLY
+from ..jet.engine.context import FORCE_EAGER
 from ..models import unwrapped
 from .capture import Coverage, Probe, capture, evaluation_mode
 from .completeness import all_samples_gradient, check_kernel, probe
@@ -280,7 +280,7 @@ class Job:
             self._coverage.fallback.update(dict.fromkeys(chosen, _REQUESTED))
         dtypes = {parameter.dtype.to_real() for parameter in chosen.values()}
         self._dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
-        with EAGERLY:
+        with FORCE_EAGER:
             with evaluation_mode(inner):
                 self._outputs = self._outputs.with_narrow_head(sides)
             probes = [probe(self._coverage, self._outputs, side) for side in sides]
@@ -319,7 +319,7 @@ class Job:
         pairs = self._ranks.slice([(i, j) for i, j in every if j >= i or not self._symmetric])
         with (
             _bar(progress if self._ranks.rank == 0 else False, len(pairs)) as advance,
-            EAGERLY,
+            FORCE_EAGER,
             torch.no_grad(),
         ):
             for side in [self._left] if self._symmetric else [self._left, self._right]:

@@ -222,6 +222,6 @@ def test_every_function_is_among_them() -> None:
     losses = [lambda x, call=call: _weighted(call(x)) for call in [*results, *ALONE.values()]]
     used = {name for loss in losses for name in assert_differentiable(loss)}
     # The first refuses them (test_gradient_loss.py), the second is for ranks (test_collectives.py).
-    assert functions - used == {"Joined", "Collective"}
+    assert functions - used == {"AttachGradients", "Collective"}
     nodes = {f"GeneratedBackwardFor_jachess_{name}_default": name for name in differentiable}
     assert set(nodes) - used == set() or not library.loaded()

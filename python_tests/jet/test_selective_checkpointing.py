@@ -227,7 +227,7 @@ def _point_and_layer(name: str) -> tuple[Tensor, nn.Module]:
 
 def _forget() -> None:
     strides._LAYOUTS.clear()
-    strides._KNOWN_AS_TORCHS.clear()
+    strides._MATCHED_CALLS.clear()
 
 
 def _gradients(call: Any, layer: Callable, parameters: list[Tensor], x: Tensor) -> list[Tensor]:

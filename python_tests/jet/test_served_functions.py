@@ -353,7 +353,7 @@ def test_bound_before_the_package_was_used(holder: str) -> None:
     function = _exponential("setup", "output")
     fn = HOLDERS[holder](vars(torch._C._FunctionBase)["apply"].__get__(None, function))
     torch.testing.assert_close(fn(X), X.exp())
-    functions._bind_again()
+    functions._rebind_early_methods()
     torch.testing.assert_close(fn(X), X.exp())
     if holder in ("tuple", "partial"):
         with pytest.raises(RuntimeError, match=r"import jachess_ext\.jet before"):

@@ -271,7 +271,7 @@ jx.jet, jx.jvp, jx.ntk, jx.smoothness, jx.ops, jx.JacHess
 
 def _private_paths() -> list[str]:
     """List the private names of torch in the package's source, jet/compiled's aside."""
-    names = set(torch_private._WHERE.values())
+    names = set(torch_private._PATHS.values())
     for file in PACKAGE.rglob("*.py"):
         if (
             file.parent.name != "compiled"
@@ -285,7 +285,7 @@ def _private_paths() -> list[str]:
 def test_private_names_are_found() -> None:
     paths = _private_paths()
     assert "torch._C._is_fwd_grad_enabled" in paths or "torch._C._autograd" in paths
-    assert len(paths) >= len(torch_private._WHERE)
+    assert len(paths) >= len(torch_private._PATHS)
 
 
 def test_a_torch_without_any_of_them_can_be_imported_with() -> None:
@@ -299,10 +299,10 @@ def test_a_torch_without_one_of_them_can_be_imported_with(path: str) -> None:
     _run(_WITHOUT.format(file=torch_private.__file__, paths=[path]))
 
 
-@pytest.mark.parametrize("name", sorted(torch_private._WHERE))
+@pytest.mark.parametrize("name", sorted(torch_private._PATHS))
 def test_what_needs_a_missing_one_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(vars(torch_private), name, raising=False)
-    monkeypatch.setitem(torch_private._WHERE, name, "torch._C._gone.for_good")
+    monkeypatch.setitem(torch_private._PATHS, name, "torch._C._gone.for_good")
     with pytest.raises(torch_private.MissingPrivate, match=r"has no torch\._C\._gone\.for_good,"):
         getattr(torch_private, name)
 

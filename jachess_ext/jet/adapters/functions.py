@@ -32,9 +32,9 @@ from ..engine import autograd_functions as around
 from ..engine.autograd_functions import function_refusal
 from ..engine.context import without_autocast
 from ..engine.derivative import DerivativeTensor, carries_derivatives
-from ..engine.layout import each_tensor
+from ..engine.layout import iterate_tensors
 from ..engine.registry import attribute, spellings
-from ..engine.strides import memory_of, note_memory, stack_with_strides
+from ..engine.strides import record_storage, stack_with_strides, storage_id
 from ..engine.tensor import JetTensor, common_layout
 from ..engine.types import Args, Named, Rule
 
@@ -64,7 +64,7 @@ def library_rule(library: str, *names: str, takes: str) -> Callable[[Rule], Rule
     return register
 
 
-def is_off(value: object) -> bool:
+def is_unset(value: object) -> bool:
     """Return whether an argument asks for nothing."""
     return not isinstance(value, Tensor) and not value
 
@@ -121,7 +121,7 @@ def watch_functions() -> None:
     Not for the time of a pass alone: a backward that runs a checkpoint again calls them, too.  Of
     other calls nothing changes, on any thread.
     """
-    if around.ASKED is None:
+    if around.APPLY_OWNER is None:
         return
 
     # torch.compile knows a bound ``apply`` by this name.
@@ -135,15 +135,15 @@ def watch_functions() -> None:
                 bound.apply_defaults()
                 args, kwargs = bound.args, bound.kwargs
             return handle_torch_function(method, jets, *args, **kwargs)
-        return super(around.ASKED, function).apply(*args, **kwargs)  # type: ignore[misc]
+        return super(around.APPLY_OWNER, function).apply(*args, **kwargs)  # type: ignore[misc]
 
-    around.ASKED.apply = classmethod(apply)
+    around.APPLY_OWNER.apply = classmethod(apply)
     if around.APPLY_IS_C:
         around.APPLY = apply  # a mode that is asked calls what asks again
-        _bind_again()
+        _rebind_early_methods()
 
 
-def _bind_again() -> None:
+def _rebind_early_methods() -> None:
     """Replace each ``apply`` of C that was bound before, as ``f = Square.apply`` does in a module.
 
     Namespaces of modules, objects and classes, other dicts, lists and closures are seen; tuples and
@@ -165,10 +165,10 @@ def _bind_again() -> None:
         elif holder is not early and not isinstance(holder, tuple | FrameType):
             names = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
             if isinstance(names, dict):
-                _bind_names_again(names, late)
+                _rebind_names(names, late)
 
 
-def _bind_names_again(names: dict[Any, Any], late: dict[int, object]) -> None:
+def _rebind_names(names: dict[Any, Any], late: dict[int, object]) -> None:
     owner = None
     if "__module__" in names:  # perhaps the namespace of a class, whose cache must know
         owner = next((o for o in gc.get_referrers(names) if isinstance(o, type)), None)
@@ -184,16 +184,16 @@ def answer_apply(function: AutogradFunction, *args: object, **kwargs: object) ->
     jet_pass = common_layout(*args, *kwargs.values()).jet_pass
     named = function in around.FORWARD_CODE.get() | (jet_pass.forward_code if jet_pass else set())
     if named or has_known_code(function):
-        return _by_forward(function, args, kwargs)
+        return _run_forward(function, args, kwargs)
     library, takes, rule = _LIBRARY_RULES.get(function.__name__, ("", set(), None))
     if rule is not None and library in function.__module__:
-        options = _by_name(function, args, kwargs)
-        if on := [name for name in options if not (name in takes or is_off(options[name]))]:
+        options = _name_arguments(function, args, kwargs)
+        if on := [name for name in options if not (name in takes or is_unset(options[name]))]:
             raise function_refusal(function, f"was called with {on[0]}, which has no rule")
-        with without_autocast(next(each_tensor(args)).device.type):
+        with without_autocast(next(iterate_tensors(args)).device.type):
             return rule({name: value for name, value in options.items() if name in takes})
     if function.jvp is not torch.autograd.Function.jvp:
-        return _by_jvp(function, args, kwargs)
+        return _apply_with_jvp(function, args, kwargs)
     raise function_refusal(function)
 
 
@@ -206,7 +206,7 @@ def _has_setup(function: AutogradFunction) -> bool:
     return function.setup_context is not torch.autograd.Function.setup_context
 
 
-def _by_name(function: AutogradFunction, args: Args, kwargs: Named) -> Options:
+def _name_arguments(function: AutogradFunction, args: Args, kwargs: Named) -> Options:
     context = () if _has_setup(function) else (None,)
     bound = inspect.signature(function.forward).bind(*context, *args, **kwargs)
     bound.apply_defaults()
@@ -219,7 +219,7 @@ def _by_name(function: AutogradFunction, args: Args, kwargs: Named) -> Options:
 _PLAIN = (*(bool, int, float, complex, str, type(None), type, torch.dtype, torch.device), Tensor)
 
 
-def _by_jvp(function: AutogradFunction, args: Args, kwargs: Named) -> object:
+def _apply_with_jvp(function: AutogradFunction, args: Args, kwargs: Named) -> object:
     """Return a Function's result with tangents by its ``jvp``, along every direction."""
     jets = [arg for arg in args if isinstance(arg, JetTensor)]
     layout = common_layout(*jets)
@@ -229,7 +229,7 @@ def _by_jvp(function: AutogradFunction, args: Args, kwargs: Named) -> object:
         raise function_refusal(function, "was called inside a transform of torch.func")
     # Only what is an argument itself is an input to torch: a jet in a list goes on to forward.
     inputs = [arg.primal if isinstance(arg, JetTensor) else arg for arg in args]
-    outputs, context, constants = _with_context(function, inputs, kwargs)
+    outputs, context, constants = _apply_with_context(function, inputs, kwargs)
     values: Args = outputs if isinstance(outputs, tuple) else (outputs,)
     tangents, attributes = [], {**vars(context)}
     for direction in range(1, 1 + layout.directions):
@@ -238,44 +238,44 @@ def _by_jvp(function: AutogradFunction, args: Args, kwargs: Named) -> object:
         tangents.append(along if isinstance(along, tuple) else (along,))
     context.saved_for_forward = None  # type: ignore[assignment]  # its outputs, which hold it
     results = tuple(
-        value if id(value) in constants else _joined(function, value, along, jets)
+        value if id(value) in constants else _attach_tangents(function, value, along, jets)
         for value, *along in zip(values, *tangents, strict=True)
     )
     return results if isinstance(outputs, tuple) else results[0]
 
 
-def _with_context(
+def _apply_with_context(
     function: AutogradFunction, inputs: Sequence[object], kwargs: Named
 ) -> tuple[object, FunctionCtx, set[int]]:
     """Apply a Function to plain tensors; also return its context, and the ids of the outputs that
     are marked as not differentiable."""
-    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in each_tensor(inputs))
+    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in iterate_tensors(inputs))
     member = "setup_context" if _has_setup(function) else "forward"
-    notes: list[tuple[FunctionCtx, tuple[Tensor, ...], set[int]]] = []
+    records: list[tuple[FunctionCtx, tuple[Tensor, ...], set[int]]] = []
 
     def noting(context: FunctionCtx, *args: object) -> object:
         result = getattr(function, member)(context, *args)
         if context.dirty_tensors:
             raise function_refusal(function, "writes into its arguments")
-        same = {id(tensor) for tensor in each_tensor([args, result])}
+        same = {id(tensor) for tensor in iterate_tensors([args, result])}
         saved = context.saved_for_forward or context.to_save
         for part in torch_private.pytree.tree_leaves([saved, vars(context)]):
             harmless = not carries_derivatives(part) if isinstance(part, Tensor) else True
             # What forward computes has no graph, so that neither has what jvp makes of it.
-            if wanted and id(part) not in same and not (isinstance(part, _PLAIN) and harmless):
+            if needs_grad and id(part) not in same and not (isinstance(part, _PLAIN) and harmless):
                 raise function_refusal(
                     function,
                     "keeps for its jvp what is neither an input nor an output, through which "
                     "gradients are lost (torch.no_grad() or differentiable=False asks for none)",
                 )
         constants = {id(tensor) for tensor in context.non_differentiable or ()}
-        notes.append((context, context.saved_for_forward, constants))
+        records.append((context, context.saved_for_forward, constants))
         return result
 
     watched = type(function.__name__, (function,), {member: staticmethod(noting)})
     outputs = cast(AutogradFunction, watched).apply(*inputs, **kwargs)
     # Taken from the list, which the class of the context holds, which the context holds.
-    context, saved, constants = notes.pop()
+    context, saved, constants = records.pop()
     context.saved_for_forward = saved  # which torch forgets
     return outputs, context, constants
 
@@ -289,7 +289,7 @@ def _tangent(argument: object, direction: int) -> Tensor | None:
     return None
 
 
-def _joined(
+def _attach_tangents(
     function: AutogradFunction, value: object, tangents: list[Tensor | None], jets: list[JetTensor]
 ) -> object:
     """Return an output as a jet; as it is where ``jvp`` gave no tangent."""
@@ -300,8 +300,8 @@ def _joined(
         raise function_refusal(function, "has a jvp whose tangents do not fit the outputs")
     jet = jets[0].with_streams(stack_with_strides(torch.stack(stack), value.stride()))
     jet_pass = jet.jet_layout.jet_pass
-    if jet_pass is not None and memory_of(value) in {memory_of(source) for source in jets}:
-        note_memory(
+    if jet_pass is not None and storage_id(value) in {storage_id(source) for source in jets}:
+        record_storage(
             jet, jet_pass.overlapping
         )  # torch's output is a view, which no write may leave behind
     return jet
@@ -310,7 +310,7 @@ def _joined(
 # ---- its forward's own code --------------------------------------------------------------------
 
 
-class _OneFunction(TorchFunctionMode):
+class _ForwardCodeMode(TorchFunctionMode):
     """The mode in which a forward runs on jets: torch runs it without gradients, so that inside
     there is nothing to detach from."""
 
@@ -325,8 +325,14 @@ class _OneFunction(TorchFunctionMode):
             return None
         # Of a list of jets, torch reads the numbers in C++, where no jet is asked.
         lists = [v for v in (*args, *(kwargs or {}).values()) if isinstance(v, list | tuple)]
-        asked = lists if func in _OF_LISTS else args[:1] if func in _READ | _DETACH else ()
-        if any(isinstance(value, DerivativeTensor) for value in each_tensor(asked)):
+        inspected = (
+            lists
+            if func in _LIST_READERS
+            else args[:1]
+            if func in _NUMBER_READERS | _DETACH
+            else ()
+        )
+        if any(isinstance(value, DerivativeTensor) for value in iterate_tensors(inspected)):
             if func in _DETACH:
                 return args[0]
             raise function_refusal(self.function, f"reads a number out of a jet ({func.__name__})")
@@ -336,14 +342,14 @@ class _OneFunction(TorchFunctionMode):
 
 
 _DETACH = {*spellings("detach", "detach_"), attribute("data")}
-_NUMBERS = "item tolist numpy __array__ __float__ __int__ __complex__ __format__"
-_READ = {getattr(Tensor, name) for name in _NUMBERS.split()}
-_OF_LISTS = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
+_NUMBER_METHODS = "item tolist numpy __array__ __float__ __int__ __complex__ __format__"
+_NUMBER_READERS = {getattr(Tensor, name) for name in _NUMBER_METHODS.split()}
+_LIST_READERS = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
 
 
-def _by_forward(function: AutogradFunction, args: Args, kwargs: Named) -> object:
+def _run_forward(function: AutogradFunction, args: Args, kwargs: Named) -> object:
     """Return what a Function's forward makes of jets."""
-    return run_forward(function, args, kwargs, _OneFunction(function))
+    return run_forward(function, args, kwargs, _ForwardCodeMode(function))
 
 
-around.FORWARD_RUNNERS.add(_by_forward.__code__)
+around.FORWARD_RUNNERS.add(_run_forward.__code__)

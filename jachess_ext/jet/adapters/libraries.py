@@ -22,7 +22,7 @@ from ..engine.registry import jet_rule
 from ..engine.strides import stack_with_strides
 from ..engine.tensor import common_layout, lift
 from ..rules.attention import scaled_dot_product_attention
-from .functions import Options, is_off, library_rule
+from .functions import Options, is_unset, library_rule
 
 # ---- FlashAttention ----------------------------------------------------------------------------
 
@@ -46,7 +46,7 @@ def flash_attention(options: Options) -> Tensor:
     starts = options.get("cu_seqlens", options.get("cu_seqlens_q"))
     if not isinstance(starts, Tensor):
         return _attention(q, k, v, *settings)
-    return _of_sequences(q, k, v, starts, options.get("cu_seqlens_k", starts), *settings)
+    return _varlen_attention(q, k, v, starts, options.get("cu_seqlens_k", starts), *settings)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> Tensor:
@@ -72,7 +72,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> Tensor:
     return out.with_streams(stack_with_strides(out.streams.transpose(2, 3), strides))
 
 
-def _of_sequences(
+def _varlen_attention(
     q: Tensor, k: Tensor, v: Tensor, starts: Tensor, key_starts: Tensor, *settings: object
 ) -> Tensor:
     """Return attention of sequences that lie one behind another: ``[tokens, H, d]``."""
@@ -81,14 +81,14 @@ def _of_sequences(
     return torch.cat([_attention(*(x.unsqueeze(0) for x in part), *settings)[0] for part in parts])
 
 
-def adopt_varlen() -> None:
+def register_varlen_attention() -> None:
     """Register the rule of torch's ``varlen_attn``, once its module is imported."""
     if "torch.nn.attention.varlen" in sys.modules:
         operator = torch.ops.torch_attn._varlen_attn
-        jet_rule(operator, operator.default, kind="composed")(_varlen)
+        jet_rule(operator, operator.default, kind="composed")(_torch_varlen_attention)
 
 
-def _varlen(*args: object) -> tuple[Tensor, None, None]:
+def _torch_varlen_attention(*args: object) -> tuple[Tensor, None, None]:
     """Compute ``torch_attn::_varlen_attn``; without its second result, the scores' logsumexp."""
     operator = torch.ops.torch_attn._varlen_attn
     names = [argument.name for argument in operator.default._schema.arguments]
@@ -96,35 +96,35 @@ def _varlen(*args: object) -> tuple[Tensor, None, None]:
     callers = [frame.f_locals for frame in frames() if frame.f_code.co_name == "varlen_attn"]
     options |= {"return_aux": callers[0].get("return_aux")} if callers else {}
     for name in ("return_aux", "seqused_k", "block_table"):
-        if not is_off(options.get(name)):
+        if not is_unset(options.get(name)):
             raise missing_rule(operator, f"called with {name}")
     q, k, v, starts, key_starts = (options[name] for name in names[:5])
     settings = options.get("scale"), options["is_causal"], options.get("window_size") or (-1, -1)
     key_starts = starts if key_starts is None else key_starts
-    return _of_sequences(q, k, v, starts, key_starts, *settings, 0.0), None, None
+    return _varlen_attention(q, k, v, starts, key_starts, *settings, 0.0), None, None
 
 
-def _flex(**call: object) -> object:
+def _flex_attention(**call: object) -> object:
     """Compute torch's ``flex_attention`` of jets."""
     if not any(isinstance(argument, DerivativeTensor) for argument in call.values()):
         return NotImplemented
     for name in ("score_mod", "return_lse", "return_aux"):
-        if not is_off(call.get(name)):
+        if not is_unset(call.get(name)):
             function = sys.modules["torch.nn.attention.flex_attention"].flex_attention
             raise missing_rule(function, f"called with {name}")
     return attention_blocks.flex_attention(**call)  # type: ignore[arg-type]
 
 
-attention_blocks.ANSWERS.append(_flex)
+attention_blocks.ANSWERS.append(_flex_attention)
 
 
 @library_rule("flash_attn", "IndexFirstAxis", takes="input indices")
-def rows_without_padding(options: Options) -> Tensor:
+def remove_padding(options: Options) -> Tensor:
     return options["input"][options["indices"]]
 
 
 @library_rule("flash_attn", "IndexPutFirstAxis", takes="values indices first_axis_dim")
-def rows_with_padding(options: Options) -> Tensor:
+def restore_padding(options: Options) -> Tensor:
     values = options["values"]
     zeros = values.new_zeros(options["first_axis_dim"], *values.shape[1:])
     return zeros.index_copy(0, options["indices"], values)
@@ -165,13 +165,13 @@ def liger_rope(options: Options) -> tuple[Tensor, Tensor]:
     angles = [options[name][..., :half] for name in ("cos", "sin")]
     cos, sin = ((a.squeeze(heads) if a.ndim == 4 else a).unsqueeze(-3) for a in angles)
 
-    def rotated(x: Tensor) -> Tensor:
+    def rotate(x: Tensor) -> Tensor:
         left, right, others = x.split([half, half, x.shape[-1] - size], -1)
         parts = [left * cos - right * sin, right * cos + left * sin, others]
         out = torch.cat(parts, -1).to(x.dtype)
         return out.transpose(1, 2).contiguous().transpose(1, 2)  # as Liger leaves it
 
-    return rotated(options["q"]), rotated(options["k"])
+    return rotate(options["q"]), rotate(options["k"])
 
 
 @library_rule(

@@ -5,7 +5,7 @@ go through one product with Ŵ.  Ŵ is computed for the product, and again in th
 only the quantised weight is in memory.
 
 torchao's weights are tensors, which the rule of ``linear`` receives.  bitsandbytes calls autograd
-Functions and operators of its own, without ``__torch_function__``: `adopt_libraries` adds it to its
+Functions and operators of its own, without ``__torch_function__``: `register_bitsandbytes` adds it to its
 two public products once a program has imported the library.  Plain tensors reach the library's code
 unchanged.
 
@@ -78,13 +78,13 @@ def quantised_linear(
         return None
     function = functional.linear
     name = f"{type(weight).__module__}.{type(weight).__name__}"
-    if type(weight).dequantize is Tensor.dequantize or _rounds_its_input(weight):
+    if type(weight).dequantize is Tensor.dequantize or _rounds_input(weight):
         raise missing_rule(
             function,
             f"the weight is a {name}, with which torchao also rounds the layer's input; quantise "
             "the weight alone, with Int8WeightOnlyConfig or IntxWeightOnlyConfig",
         )
-    _refuse_trained(function, weight)
+    _refuse_trainable(function, weight)
     dtype = input.dtype
     bias = None if bias is None else bias.to(dtype)
     streams = input.streams.to(dtype)
@@ -93,7 +93,7 @@ def quantised_linear(
     )
 
 
-def _rounds_its_input(weight: Tensor) -> bool:
+def _rounds_input(weight: Tensor) -> bool:
     """Return whether an attribute of a torchao weight says that the input is scaled or rounded."""
     return any(
         value is not None and value != weight.dtype
@@ -102,7 +102,7 @@ def _rounds_its_input(weight: Tensor) -> bool:
     )
 
 
-def _refuse_trained(function: Function, weight: Tensor) -> None:
+def _refuse_trainable(function: Function, weight: Tensor) -> None:
     if weight.requires_grad:
         raise missing_rule(
             function,
@@ -111,7 +111,7 @@ def _refuse_trained(function: Function, weight: Tensor) -> None:
         )
 
 
-def adopt_libraries() -> None:
+def register_bitsandbytes() -> None:
     """Make bitsandbytes' products take jets, once it is imported.
 
     Called at the start of every pass.
@@ -121,8 +121,10 @@ def adopt_libraries() -> None:
     if library is None or not hasattr(library, "matmul_4bit"):
         return
     if not hasattr(library.matmul_4bit, "takes_jets"):
-        library.matmul_4bit = overridable(library.matmul_4bit, functools.partial(_4bit, library))
-        library.matmul = overridable(library.matmul, _8bit)
+        library.matmul_4bit = overridable(
+            library.matmul_4bit, functools.partial(_multiply_4bit, library)
+        )
+        library.matmul = overridable(library.matmul, _multiply_8bit)
 
 
 def overridable(function: Function, rule: Callable[..., JetTensor]) -> Function:
@@ -132,17 +134,17 @@ def overridable(function: Function, rule: Callable[..., JetTensor]) -> Function:
     """
 
     @functools.wraps(function)
-    def asks_first(A: Tensor, *args: object, **kwargs: object) -> object:
+    def wrapper(A: Tensor, *args: object, **kwargs: object) -> object:
         if isinstance(A, DerivativeTensor):
-            return torch.overrides.handle_torch_function(asks_first, (A,), A, *args, **kwargs)
+            return torch.overrides.handle_torch_function(wrapper, (A,), A, *args, **kwargs)
         return function(A, *args, **kwargs)
 
-    asks_first.takes_jets = True  # type: ignore[attr-defined]
-    jet_rule(asks_first)(functools.partial(rule, function))
-    return asks_first
+    wrapper.takes_jets = True  # type: ignore[attr-defined]
+    jet_rule(wrapper)(functools.partial(rule, function))
+    return wrapper
 
 
-def _4bit(
+def _multiply_4bit(
     library: ModuleType,
     function: Callable[..., Tensor],
     A: JetTensor,
@@ -151,7 +153,7 @@ def _4bit(
     out: None = None,
     bias: Tensor | None = None,
 ) -> JetTensor:
-    _refuse_trained(function, B)
+    _refuse_trainable(function, B)
 
     def dequantise() -> Tensor:
         if getattr(quant_state, "packing_format_for_cpu", False):
@@ -164,7 +166,7 @@ def _4bit(
     return A.with_streams(_FrozenLinear.apply(A.streams, bias, dequantise))
 
 
-def _8bit(
+def _multiply_8bit(
     function: Callable[..., Tensor],
     A: JetTensor,
     B: Tensor,

@@ -27,8 +27,8 @@ from .reachable import (
     NUMBERS,
     TORCH_FOLDER,
     JetGraphError,
-    constant,
     modules_in,
+    opaque_to_dynamo,
     settings,
     unreadable_attribute,
 )
@@ -46,7 +46,7 @@ _WRITTEN = (
 
 
 _BUILDER = "jachess_ext.builder"
-_READ = ("module", "object")
+_READ_BUILDERS = ("module", "object")
 _NUMPY = (np.generic, np.ndarray)
 
 
@@ -92,17 +92,17 @@ def _pack_leaf(value: Any, outer: list[types.CodeType], read: list[object]) -> A
     if isinstance(value, Tensor) or type(value) in NUMBERS:
         return value
     if isinstance(value, nn.Module):
-        return {_BUILDER: "module", "parts": [_checked(value, read)]}
+        return {_BUILDER: "module", "parts": [_record_read(value, read)]}
     if isinstance(value, functools.partial):
-        return _packed("partial", [value.func, value.args, value.keywords], outer, read)
+        return _pack_parts("partial", [value.func, value.args, value.keywords], outer, read)
     if isinstance(value, types.MethodType):
-        return _packed("method", [value.__func__, value.__self__], outer, read)
+        return _pack_parts("method", [value.__func__, value.__self__], outer, read)
     if isinstance(value, FIXED):
         return {_BUILDER: f"{_constant_name(value)}", "parts": []}
     if isinstance(value, _NUMPY):  # which dynamo takes for tensors
         raise JetGraphError(_NOT_A_FUNCTION)
     if not isinstance(value, types.FunctionType):
-        modules = modules_in(_checked(value, read), [])
+        modules = modules_in(_record_read(value, read), [])
         return {_BUILDER: f"{_object_name(value)}", "parts": modules}
     readers: list[Any] = []
     comptime(_trace_reader, lambda: readers.extend(_readers(value)))
@@ -117,16 +117,16 @@ def _pack_leaf(value: Any, outer: list[types.CodeType], read: list[object]) -> A
     variables = [
         None if isinstance(v, types.FunctionType) and v.__code__ in outer else v for v in variables
     ]
-    return _packed(name, [*parts, variables], outer, read)
+    return _pack_parts(name, [*parts, variables], outer, read)
 
 
-def _packed(
+def _pack_parts(
     name: str, parts: list[Any], outer: list[types.CodeType], read: list[object]
 ) -> dict[str, Any]:
     return {_BUILDER: name, "parts": [pack(part, outer, read) for part in parts]}
 
 
-def _checked(value: object, read: list[object]) -> object:
+def _record_read(value: object, read: list[object]) -> object:
     """Return a module or an object whose changes dynamo sees, as ``read`` has it from now on."""
     if not any(value is other for other in read):
         if why := unreadable_attribute(value):
@@ -143,7 +143,7 @@ def _unpack(value: Any, read: list[object]) -> Any:
             return None if isinstance(packed, str) and packed == NONE else packed
         name = packed[_BUILDER]
         built = _BUILDERS[name](*(_unpack(part, read) for part in packed["parts"]))
-        if name.startswith(_READ) and not any(built is other for other in read):
+        if name.startswith(_READ_BUILDERS) and not any(built is other for other in read):
             read.append(built)
         return built
 
@@ -220,9 +220,9 @@ def _reader_code(
 
     name = f"{code.co_name} {id(code)} {id(variables)} {names}"
     _BUILDERS[name] = build
-    places = [f"jachess_{place}" for place in range(count)]
-    arguments = [*places, *(["*", *keywords] if keywords else [])]
-    cells, defaults = ("".join(f"{n}, " for n in part) for part in (code.co_freevars, places))
+    slots = [f"jachess_{number}" for number in range(count)]
+    arguments = [*slots, *(["*", *keywords] if keywords else [])]
+    cells, defaults = ("".join(f"{n}, " for n in part) for part in (code.co_freevars, slots))
     by_name = ", ".join(f"{n!r}: {n}" for n in keywords)
     made = compile(
         f"def outer({cells}):\n"
@@ -256,7 +256,7 @@ def _may_change(value: object, variables: dict[str, Any]) -> bool:
     return type(value) in NUMBERS or not isinstance(value, FIXED)
 
 
-@constant
+@opaque_to_dynamo
 def _constant_name(value: object) -> str:
     """Return the name of a builder of this value."""
     name = f"constant {id(value)}"
@@ -264,7 +264,7 @@ def _constant_name(value: object) -> str:
     return name
 
 
-@constant
+@opaque_to_dynamo
 def _object_name(value: object) -> str:
     """Return the name of a builder of this object, which it does not keep alive."""
     name = f"object {id(value)}"

@@ -32,7 +32,7 @@ class JetGraphError(RuntimeError):
 TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 
 
-def constant(function: Callable[..., T]) -> Callable[..., T]:
+def opaque_to_dynamo(function: Callable[..., T]) -> Callable[..., T]:
     """Mark a function that dynamo calls as it is; it is kept out of one that a break leaves to
     Python."""
     outside_of_dynamo = torch._dynamo.disable(function)
@@ -110,12 +110,12 @@ def contents(value: object, ids: list[int]) -> list[Any]:
     return parts
 
 
-@constant
+@opaque_to_dynamo
 def is_torch_function(function: types.FunctionType) -> bool:
     return function.__code__.co_filename.startswith(TORCH_FOLDER)
 
 
-@constant
+@opaque_to_dynamo
 def _slots(kind: type) -> list[str]:
     """Return the names of a class's slots, as attributes are named.
 
@@ -135,47 +135,47 @@ def _as_names(slots: str | Iterable[str]) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-@constant
+@opaque_to_dynamo
 def unreadable_attribute(value: object) -> str | None:
     """Return which attribute is of a kind that `_read` does not know; None: none is."""
     for module in modules_in(value, []):
         if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
             return _LAZY
-    attribute = _unknown(value, [], type(value).__name__)
+    attribute = _find_unguarded(value, [], type(value).__name__)
     if attribute is None:
         return None
-    kind, place = attribute
+    kind, path = attribute
     return (
-        f"{place} is a {kind.__module__}.{kind.__qualname__}, whose changes a graph does not see. "
+        f"{path} is a {kind.__module__}.{kind.__qualname__}, whose changes a graph does not see. "
         "Hold numbers, tensors (register_buffer), or lists and dicts of them in its place"
     )
 
 
-def _unknown(value: object, ids: list[int], place: str) -> tuple[type, str] | None:
+def _find_unguarded(value: object, ids: list[int], path: str) -> tuple[type, str] | None:
     """Return the class and place of the first value whose changes `_read` would miss."""
     kind = type(value)
     if isinstance(value, NUMBERS) and not isinstance(value, enum.Enum):
-        return None if kind in NUMBERS else (kind, place)
+        return None if kind in NUMBERS else (kind, path)
     containers = (*FIXED, *_SEQUENCES, dict, types.MappingProxyType, functools.partial)
     functions = (types.MethodType, types.FunctionType)
-    if not isinstance(value, (*containers, *functions)) and not _is_of_python(kind):
-        return kind, place
-    beside = isinstance(value, (dict, *_SEQUENCES, functools.partial))
-    if (beside or kind in (Tensor, nn.Parameter)) and _beside_items(value):
-        return kind, place
+    if not isinstance(value, (*containers, *functions)) and not _is_python_class(kind):
+        return kind, path
+    may_hold_extras = isinstance(value, (dict, *_SEQUENCES, functools.partial))
+    if (may_hold_extras or kind in (Tensor, nn.Parameter)) and _extra_attributes(value):
+        return kind, path
     try:
         parts = contents(value, ids)
     except (ValueError, AttributeError):  # an empty cell
-        return kind, place
+        return kind, path
     keys = list(value) if isinstance(value, dict) else []
     for number, part in enumerate(parts):
-        at = f".{keys[number]}" if number < len(keys) else ""
-        if attribute := _unknown(part, ids, place + at):
+        suffix = f".{keys[number]}" if number < len(keys) else ""
+        if attribute := _find_unguarded(part, ids, path + suffix):
             return attribute
     return None
 
 
-def _beside_items(container: object) -> list[object]:
+def _extra_attributes(container: object) -> list[object]:
     """Return the attributes of a container, partial or tensor that are neither items nor flags;
     diffusers' FrozenDict has both."""
     items = container if isinstance(container, dict) else {}
@@ -188,7 +188,7 @@ def _beside_items(container: object) -> list[object]:
 
 
 @contextmanager
-def attributes_unwritten(fn: Function) -> Iterator[None]:
+def refuse_attribute_writes(fn: Function) -> Iterator[None]:
     """Undo what tracing writes into attributes and closures, and refuse it: no graph writes them.
 
     A tensor in the place of another is undone without a word: the hooks of weight_norm write one at
@@ -244,7 +244,7 @@ def _is_same(a: object, b: object) -> bool:
     return a is b or (type(a) is type(b) and isinstance(a, NUMBERS) and a == b)
 
 
-def _is_of_python(kind: type) -> bool:
+def _is_python_class(kind: type) -> bool:
     """Return whether objects hold nothing but attributes, as those of Python's classes do."""
     made_by_python = kind.__flags__ & 1 << 9  # Py_TPFLAGS_HEAPTYPE
     pointers = len(_slots(kind)) + 2  # to __dict__ and __weakref__

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, fake_tensor_tls
 from torch.utils import _pytree as pytree
 
 from ...torch_private import release
-from ..engine.context import EAGERLY, without_dynamo
+from ..engine.context import FORCE_EAGER, without_dynamo
 from ..engine.derivative import carries_derivatives
 from ..engine.layout import ORDERS, JetLayout, Second, make_layout, map_tensors
 from ..engine.tensor import lift
@@ -30,7 +30,7 @@ from ..passes.fsdp import jets_through_fsdp
 from ..passes.scope import open_pass
 from ..rows.sameness import refuse_irreproducible
 from .closures import Call, pack, pack_call, unpack_call
-from .reachable import NONE, JetGraphError, attributes_unwritten, modules_in
+from .reachable import NONE, JetGraphError, modules_in, refuse_attribute_writes
 
 # Before torch 2.12 `nonstrict_trace` takes no nn.Module.
 MODULES_IN_GRAPHS = release(torch.__version__) >= (2, 12)
@@ -43,15 +43,15 @@ _NOT_AN_INPUT = (
     "constant of the graph, without a gradient. Register it (register_buffer), or pass it with "
     "functools.partial(module, ...)"
 )
-_PROBLEM = "problem: "
+_ERROR_KEY = "problem: "
 
 
 def jet_in_graph(fn: Function, x: object, directions: object, order: int, second: Second) -> Any:
     """Compute `jet` while dynamo traces, of a function that `can_trace` takes."""
     for constant in ORDERS:  # with dynamic=True, the order is a symbol
         order = constant if order == constant else order
-    stacks = _stacks(pack_call(fn), x, directions, order, second)
-    _raise_problem(stacks)
+    stacks = _jet_region(pack_call(fn), x, directions, order, second)
+    _raise_error(stacks)
     count = pytree.tree_leaves(directions)[0].shape[0]
     layout = make_layout.__wrapped__(count, order, second)
 
@@ -74,9 +74,9 @@ def jvp_in_graph(
     Args:
         repeats: whether ``fn`` runs in the same call before, and has to be the same function.
     """
-    tangents = _without_none(tangents)
-    outputs = _outputs(pack_call(fn), primals, tangents, has_aux, differentiable, repeats)
-    _raise_problem(outputs)
+    tangents = _encode_none(tangents)
+    outputs = _jvp_region(pack_call(fn), primals, tangents, has_aux, differentiable, repeats)
+    _raise_error(outputs)
     return outputs
 
 
@@ -89,7 +89,7 @@ def can_trace(fn: Function, refusal: str | None = None) -> bool:
     Args:
         refusal: why the graph cannot hold this call, whatever ``fn`` is.
     """
-    why = _why_not(fn) or refusal
+    why = _refusal_reason(fn) or refusal
     if why:
         torch._dynamo.graph_break(msg=why)
         _warn_of_break(why)
@@ -107,7 +107,7 @@ def _warn_of_break(why: str) -> None:
         warnings.warn(f"derivatives run eagerly, outside of the graph: {why}", stacklevel=4)
 
 
-def _why_not(fn: Function) -> str | None:
+def _refusal_reason(fn: Function) -> str | None:
     """Return why the graph cannot hold a derivative of ``fn``; None if it can."""
     if not MODULES_IN_GRAPHS:
         return _TOO_OLD
@@ -118,42 +118,42 @@ def _why_not(fn: Function) -> str | None:
     return None
 
 
-def _without_none(value: T) -> T:
+def _encode_none(value: T) -> T:
     return pytree.tree_map(lambda leaf: NONE if leaf is None else leaf, value)
 
 
-def _with_none(value: T) -> T:
+def _decode_none(value: T) -> T:
     return pytree.tree_map(
         lambda leaf: None if isinstance(leaf, str) and leaf == NONE else leaf, value
     )
 
 
-def _raise_problem(result: object) -> None:
+def _raise_error(result: object) -> None:
     if isinstance(result, dict):
         for key in result:
-            if isinstance(key, str) and key.startswith(_PROBLEM):
-                raise JetGraphError(key.removeprefix(_PROBLEM))
+            if isinstance(key, str) and key.startswith(_ERROR_KEY):
+                raise JetGraphError(key.removeprefix(_ERROR_KEY))
 
 
 @torch._dynamo.nonstrict_trace
-def _stacks(call: Call, x: object, directions: object, order: int, second: Second) -> Any:
+def _jet_region(call: Call, x: object, directions: object, order: int, second: Second) -> Any:
     """Return the function's result with the stack ``[S, ...]`` of every jet."""
 
     def run() -> Any:
         fn = unpack_call(call)
         inputs = check_inputs(x, directions, check_values=False)
         layout = begin_pass(inputs.count, order, second)
-        with _pass_of(fn, layout, x):
+        with _open_pass(fn, layout, x):
             value = fn(*inputs.jets(layout))
         return map_tensors(
             value, lambda t: lift(t, layout).streams if carries_derivatives(t) else t
         )
 
-    return _or_problem(run, x)
+    return _return_error(run, x)
 
 
 @torch._dynamo.nonstrict_trace
-def _outputs(
+def _jvp_region(
     call: Call,
     primals: object,
     tangents: object,
@@ -166,16 +166,16 @@ def _outputs(
     def run() -> Any:
         fn = unpack_call(call)
         if not _is_traced(primals):
-            return eager_jvp(fn, primals, _with_none(tangents), has_aux, differentiable)
+            return eager_jvp(fn, primals, _decode_none(tangents), has_aux, differentiable)
         as_jets = differentiable or not torch.is_grad_enabled()
-        inputs, layout = attach_tangents(primals, _with_none(tangents), as_jets)
+        inputs, layout = attach_tangents(primals, _decode_none(tangents), as_jets)
         modules = nn.ModuleList(modules_in(fn, []))
-        once_more = refuse_irreproducible(modules) if repeats else nullcontext()
-        with _only_inputs(), attributes_unwritten(fn), once_more:
+        same_function = refuse_irreproducible(modules) if repeats else nullcontext()
+        with _refuse_captured(), refuse_attribute_writes(fn), same_function:
             value = fn(*inputs)
         return split_output(value, has_aux, differentiable, layout)
 
-    return _or_problem(run, primals)
+    return _return_error(run, primals)
 
 
 def _is_traced(inputs: object) -> bool:
@@ -186,18 +186,18 @@ def _is_traced(inputs: object) -> bool:
 
 
 @contextmanager
-def _pass_of(fn: Function, layout: JetLayout, inputs: object) -> Iterator[None]:
+def _open_pass(fn: Function, layout: JetLayout, inputs: object) -> Iterator[None]:
     """Hold the pass that a non-strict region makes."""
     if _is_traced(inputs):
-        with _only_inputs(), attributes_unwritten(fn):
+        with _refuse_captured(), refuse_attribute_writes(fn):
             yield
     else:
-        with EAGERLY, jets_through_fsdp(), open_pass(layout.jet_pass):
+        with FORCE_EAGER, jets_through_fsdp(), open_pass(layout.jet_pass):
             yield
 
 
 @torch._dynamo.disable
-def _or_problem(run: Callable[[], Any], inputs: object) -> Any:
+def _return_error(run: Callable[[], Any], inputs: object) -> Any:
     """Return ``run()``, or a dict whose key is the message of the error.
 
     Dynamo reads the structure of what a non-strict region returns, but drops the message of what it
@@ -216,11 +216,11 @@ def _or_problem(run: Callable[[], Any], inputs: object) -> Any:
         message = f"{type(error).__name__}: {error}"
         if "convert all Tensors to FakeTensors" in message:
             message = _NOT_AN_INPUT
-        return {_PROBLEM + message: torch.zeros(())}
+        return {_ERROR_KEY + message: torch.zeros(())}
 
 
 @contextmanager
-def _only_inputs() -> Iterator[None]:
+def _refuse_captured() -> Iterator[None]:
     """Refuse tensors that are no inputs of the graph, which a non-strict region would capture."""
     before = fake_tensor_tls.allow_non_fake_inputs_override
     fake_tensor_tls.allow_non_fake_inputs_override = False

@@ -26,11 +26,11 @@ from torch.utils.checkpoint import CheckpointFunction
 from ... import torch_private
 from ...ops.forward_code import AutogradFunction
 from ...ops.library import forward_mode_is_on
-from .errors import frames, known_fix
+from .errors import frames, library_advice
 from .types import Args, Function, Rule
 
-APPLY, ASKED = torch_private.apply_of_functions()
-APPLY_IS_C = ASKED is torch.autograd.Function
+APPLY, APPLY_OWNER = torch_private.find_function_apply()
+APPLY_IS_C = APPLY_OWNER is torch.autograd.Function
 FORWARD_CODE: ContextVar[frozenset[AutogradFunction]] = ContextVar(
     "jachess_ext.forward_code", default=frozenset()
 )
@@ -49,7 +49,7 @@ def is_apply(function: Function) -> bool:
 def surrounding_functions() -> int | None:
     """Return how many autograd Functions surround a pass that begins now; None where the switch
     shows that there is none."""
-    return None if forward_mode_is_on() else len(_forwards_on_the_stack())
+    return None if forward_mode_is_on() else len(_running_forwards())
 
 
 def refuse_opaque_functions(
@@ -66,18 +66,18 @@ def refuse_opaque_functions(
     Raises:
         RuntimeError: the message names the Function and a way to avoid it.
     """
-    forwards = _forwards_on_the_stack()
+    forwards = _running_forwards()
     harmless = (surrounding or 0) + sum(frame.f_code in FORWARD_RUNNERS for frame in frames())
     # Functions around the whole pass are harmless: they hold no jet.  Those that began since stand
     # before them in the list, the outermost of them last.
     if len(forwards) > harmless:
         forward = forwards[-1 - harmless]
-        fix = _bound_too_early(forward, derivative) if APPLY_IS_C else ""
-        raise function_refusal(_class_of(forward), fix=fix)
+        fix = _early_binding_advice(forward, derivative) if APPLY_IS_C else ""
+        raise function_refusal(_function_class(forward), fix=fix)
     # After its forward, torch calls this function on what a Function returned as it came.
-    returned_as_it_came = function is torch.Tensor.view_as and args[0] is args[-1]
-    off_since_the_beginning = surrounding is not None or torch.is_inference_mode_enabled()
-    if returned_as_it_came or not off_since_the_beginning:
+    returned_an_input = function is torch.Tensor.view_as and args[0] is args[-1]
+    off_before_the_pass = surrounding is not None or torch.is_inference_mode_enabled()
+    if returned_an_input or not off_before_the_pass:
         raise function_refusal(None)
 
 
@@ -109,11 +109,11 @@ def function_refusal(function: type | None, detail: str = "", fix: str = "") -> 
     )
     return RuntimeError(
         f"a jet went into the torch.autograd.Function {name}, which {reason}."
-        f"{known_fix(name) or fix or ways}"
+        f"{library_advice(name) or fix or ways}"
     )
 
 
-def _bound_too_early(forward: FrameType, derivative: type[torch.Tensor]) -> str:
+def _early_binding_advice(forward: FrameType, derivative: type[torch.Tensor]) -> str:
     """Say what to do where a Function was handed a jet without having asked
     (`functions.watch_functions`); "" where none of its arguments is one."""
     names = forward.f_code.co_varnames[: forward.f_code.co_argcount]
@@ -125,7 +125,7 @@ def _bound_too_early(forward: FrameType, derivative: type[torch.Tensor]) -> str:
     )
 
 
-def _forwards_on_the_stack() -> list[FrameType]:
+def _running_forwards() -> list[FrameType]:
     """Return the running calls of ``forward`` of autograd Functions, innermost first."""
     codes = _forward_codes(torch.autograd.Function.__subclasses__()[-1])
     return [frame for frame in frames() if frame.f_code in codes]
@@ -134,15 +134,15 @@ def _forwards_on_the_stack() -> list[FrameType]:
 @functools.lru_cache(maxsize=1)
 def _forward_codes(newest: type) -> frozenset[CodeType | None]:
     """Return the code of every Function's ``forward``; cached until there is a newer Function."""
-    return frozenset(_forward_code(function) for function in _classes())
+    return frozenset(_forward_code(function) for function in _subclasses())
 
 
-def _classes(
-    below: type[torch.autograd.Function] = torch.autograd.Function,
+def _subclasses(
+    parent: type[torch.autograd.Function] = torch.autograd.Function,
 ) -> Iterator[type[torch.autograd.Function]]:
-    for child in below.__subclasses__():
+    for child in parent.__subclasses__():
         yield child
-        yield from _classes(child)
+        yield from _subclasses(child)
 
 
 def _forward_code(function: type[torch.autograd.Function]) -> CodeType | None:
@@ -154,7 +154,7 @@ def _forward_code(function: type[torch.autograd.Function]) -> CodeType | None:
     return getattr(called, "__code__", None)
 
 
-def _class_of(forward: FrameType) -> type:
+def _function_class(forward: FrameType) -> type:
     """Return the Function whose ``forward`` this is.
 
     Functions that share code, as classes defined in a function do, are told apart by their context.
@@ -162,4 +162,4 @@ def _class_of(forward: FrameType) -> type:
     names = forward.f_code.co_varnames[:1]
     context = forward.f_locals.get(names[0]) if names else None
     function: type | None = getattr(context, "_forward_cls", None)
-    return function or [c for c in _classes() if _forward_code(c) is forward.f_code][-1]
+    return function or [c for c in _subclasses() if _forward_code(c) is forward.f_code][-1]

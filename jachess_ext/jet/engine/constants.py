@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor, UntypedStorage
 
-from .layout import each_tensor, map_tensors, replace_tensors
-from .strides import memory_of, note_memory
+from .layout import iterate_tensors, map_tensors, replace_tensors
+from .strides import record_storage, storage_id
 from .types import Args, Function, Named
 
 # Storages of the constants of every pass that exist.  Memory is noted, not tensors: a derivative
@@ -21,20 +21,20 @@ from .types import Args, Function, Named
 _STORAGES: weakref.WeakValueDictionary[int, UntypedStorage] = weakref.WeakValueDictionary()
 
 
-def note_constant(tensor: Tensor) -> None:
+def mark_constant(tensor: Tensor) -> None:
     """Note that no derivative has been written into the memory of this tensor."""
-    note_memory(tensor, _STORAGES)
+    record_storage(tensor, _STORAGES)
 
 
-def forget_constant(tensor: Tensor) -> None:
+def unmark_constant(tensor: Tensor) -> None:
     """Note that a derivative may be written into the memory of this tensor."""
-    if _STORAGES and (memory := memory_of(tensor)) is not None:
+    if _STORAGES and (memory := storage_id(tensor)) is not None:
         _STORAGES.pop(memory, None)
 
 
 def is_constant(tensor: Tensor) -> bool:
     """Return whether no derivative has been written into the memory of this tensor."""
-    return bool(_STORAGES) and memory_of(tensor) in _STORAGES
+    return bool(_STORAGES) and storage_id(tensor) in _STORAGES
 
 
 def call_on_constants(func: Function, args: Args, kwargs: Named, kind: type[Any]) -> object:
@@ -46,11 +46,11 @@ def call_on_constants(func: Function, args: Args, kwargs: Named, kind: type[Any]
     """
     if not _STORAGES:
         return NotImplemented
-    constants = [t for t in each_tensor((args, kwargs)) if isinstance(t, kind)]
+    constants = [t for t in iterate_tensors((args, kwargs)) if isinstance(t, kind)]
     if not all(tensor.is_constant() for tensor in constants):
         return NotImplemented
     primals = {id(t): t.primal for t in constants}  # type: ignore[attr-defined]  # all have one
-    memories = {memory_of(plain) for plain in primals.values()}
+    memories = {storage_id(plain) for plain in primals.values()}
 
     def plain(tensor: Tensor) -> Tensor:
         return primals.get(id(tensor), tensor)
@@ -60,13 +60,13 @@ def call_on_constants(func: Function, args: Args, kwargs: Named, kind: type[Any]
     # that it passed.  Anything else in an argument's memory is a view, which has to be a view of
     # the jet: a derivative may be written into it later.  The rule makes it.
     written = {id(primals[id(tensor)]): tensor for tensor in constants}
-    for part in each_tensor(result):
+    for part in iterate_tensors(result):
         target = written.get(id(part))
         same = target is not None and target.shape == part.shape and target.dtype == part.dtype
-        if not same and memory_of(part) in memories:
+        if not same and storage_id(part) in memories:
             return NotImplemented
 
     def wrapped(part: Tensor) -> Tensor:
-        return written[id(part)] if id(part) in written else constants[0].as_constant(part)
+        return written[id(part)] if id(part) in written else constants[0].make_constant(part)
 
     return map_tensors(result, wrapped)

@@ -24,29 +24,29 @@ from torch import Tensor
 from ... import torch_private
 from ...torch_private import functional as F
 from .errors import last_name, missing_rule
-from .layout import each_tensor, replace_tensors
+from .layout import iterate_tensors, replace_tensors
 from .types import T
 
 _JET = __package__.removesuffix(".engine")
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 # Computed in autocast's own dtype.
-_LOWER = {
+_LOW = {
     *("linear", "matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "spmm", "addmm", "baddbmm"),
     *("addbmm", "einsum", "vecdot", "scaled_dot_product_attention", "conv1d", "conv2d", "conv3d"),
     *("conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
 }
-_LOWER_ON_CPU = {"affine_grid"}
-_LOWER_ON_GPU = {"mv", "addmv", "addr", "prelu", "chain_matmul", "multi_dot"}
+_LOW_ON_CPU = {"affine_grid"}
+_LOW_ON_GPU = {"mv", "addmv", "addr", "prelu", "chain_matmul", "multi_dot"}
 # Computed in float32.
-_WIDE = {
+_FP32 = {
     *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "nll_loss", "cross_entropy", "kl_div"),
     *("binary_cross_entropy_with_logits", "poisson_nll_loss", "hinge_embedding_loss"),
     *("cosine_embedding_loss", "margin_ranking_loss", "soft_margin_loss", "triplet_margin_loss"),
     *("multi_margin_loss", "multilabel_margin_loss", "cdist"),
 }
-_WIDE_ON_CPU = {"binary_cross_entropy", "prod", "avg_pool3d", "adaptive_avg_pool3d", "grid_sample"}
-_WIDE_ON_GPU = {
+_FP32_ON_CPU = {"binary_cross_entropy", "prod", "avg_pool3d", "adaptive_avg_pool3d", "grid_sample"}
+_FP32_ON_GPU = {
     *("acos", "arccos", "asin", "arcsin", "cosh", "sinh", "tan", "erfinv", "exp", "expm1"),
     *("log", "log2", "log10", "log1p", "reciprocal", "__rtruediv__", "__rdiv__", "rsqrt"),
     *("pow", "__pow__", "__rpow__", "square", "softplus", "layer_norm", "rms_norm", "group_norm"),
@@ -68,16 +68,16 @@ def call_rule(function: Callable, rule: Callable, args: tuple, kwargs: dict) -> 
     """Call ``rule`` as torch would call ``function`` under the autocast that is on."""
     if not torch_private.is_any_autocast_enabled():
         return rule(*args, **kwargs)
-    tensors = list(each_tensor((args, kwargs)))
+    tensors = list(iterate_tensors((args, kwargs)))
     device = next((t.device.type for t in tensors if _is_jet(t)), "")
-    if not device or not torch.is_autocast_enabled(device) or not _is_ours(rule):
+    if not device or not torch.is_autocast_enabled(device) or not _is_engine_rule(rule):
         return rule(*args, **kwargs)
     if last_name(function) in _REFUSED:
         raise missing_rule(
             function,
             "not under autocast; call the module within torch.autocast(..., enabled=False)",
         )
-    kind = _kind(function, _on_gpu(device))
+    kind = _cast_kind(function, _on_gpu(device))
     if function is torch.einsum and not _on_gpu(device) and len(tensors) == 1:
         kind = None  # a sum, not a product
     if function is F.interpolate and "area" in (kwargs.get("mode"), *args[3:4]):
@@ -86,7 +86,7 @@ def call_rule(function: Callable, rule: Callable, args: tuple, kwargs: dict) -> 
         args, kwargs = _cast((args, kwargs), torch.get_autocast_dtype(device), device)
     elif kind == "wide":
         args, kwargs = _cast((args, kwargs), torch.float32, device)
-    elif kind == "dtype" and _is_cast(tensors[0], device):
+    elif kind == "dtype" and _is_autocast(tensors[0], device):
         dtypes = [a for a in args if isinstance(a, torch.dtype)]
         kwargs = kwargs if kwargs.get("dtype") or dtypes else {**kwargs, "dtype": torch.float32}
     with without_autocast(device):
@@ -99,16 +99,16 @@ def _on_gpu(device: str) -> bool:
 
 
 @cache
-def _kind(function: Callable, on_gpu: bool) -> str | None:
+def _cast_kind(function: Callable, on_gpu: bool) -> str | None:
     name = last_name(function)
-    if name in _LOWER or name in (_LOWER_ON_GPU if on_gpu else _LOWER_ON_CPU):
+    if name in _LOW or name in (_LOW_ON_GPU if on_gpu else _LOW_ON_CPU):
         return "lower"
-    if name in _WIDE or name in (_WIDE_ON_GPU if on_gpu else _WIDE_ON_CPU):
+    if name in _FP32 or name in (_FP32_ON_GPU if on_gpu else _FP32_ON_CPU):
         return "wide"
     return "dtype" if on_gpu and name in _DTYPE_ON_GPU else None
 
 
-def _is_ours(rule: Callable) -> bool:
+def _is_engine_rule(rule: Callable) -> bool:
     """Return whether the casts here are meant for this rule.
 
     A user's rule is written with torch's functions, under torch's autocast; the general rule calls
@@ -120,28 +120,28 @@ def _is_ours(rule: Callable) -> bool:
 @contextmanager
 def without_autocast(device: str) -> Iterator[None]:
     """Switch autocast off; cheaper than torch.autocast(enabled=False), which looks for a GPU."""
-    before = torch.is_autocast_enabled(device)
+    was_enabled = torch.is_autocast_enabled(device)
     torch.set_autocast_enabled(device, False)
     try:
         yield
     finally:
-        torch.set_autocast_enabled(device, before)
+        torch.set_autocast_enabled(device, was_enabled)
 
 
 def _is_jet(tensor: Tensor) -> bool:
     return hasattr(tensor, "jet_layout")
 
 
-def _is_cast(tensor: Tensor, device: str) -> bool:
+def _is_autocast(tensor: Tensor, device: str) -> bool:
     """Return whether autocast casts a tensor; not doubles, nor tensors that hold others (quantised
     ones), which their rules cast."""
     floating = tensor.dtype.is_floating_point and tensor.dtype != torch.float64
-    holds = not _is_jet(tensor) and torch_private.is_traceable_wrapper_subclass(tensor)
-    return floating and tensor.device.type == device and not holds
+    is_wrapper = not _is_jet(tensor) and torch_private.is_traceable_wrapper_subclass(tensor)
+    return floating and tensor.device.type == device and not is_wrapper
 
 
 def _cast(value: T, dtype: torch.dtype, device: str) -> T:
-    return replace_tensors(value, lambda t: t.to(dtype) if _is_cast(t, device) else t)
+    return replace_tensors(value, lambda t: t.to(dtype) if _is_autocast(t, device) else t)
 
 
 # ---- torch.compile ---------------------------------------------------------------------------
@@ -164,13 +164,13 @@ def without_dynamo(fn: Fn) -> Fn:
         if switched_off is None:
             if "torch._dynamo" not in sys.modules:
                 return fn(*args, **kwargs)
-            switched_off = _switched_off(fn)
+            switched_off = _disable_dynamo(fn)
         return switched_off(*args, **kwargs)
 
     return cast(Fn, run)
 
 
-class _Eagerly:
+class _ForceEager:
     """A context in which models that ``torch.compile`` compiled run their own Python.
 
     Torch's stance is one for the process, and `torch.compiler.set_stance` restores what it found:
@@ -181,30 +181,30 @@ class _Eagerly:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._inside = 0
+        self._depth = 0
         self._stance: Any = None
 
     def __enter__(self) -> None:
         with self._lock:
-            if not self._inside:
+            if not self._depth:
                 self._stance = torch.compiler.set_stance("force_eager")
-            self._inside += 1
+            self._depth += 1
 
     def __exit__(self, *error: object) -> None:
         with self._lock:
-            self._inside -= 1
-            if not self._inside:
+            self._depth -= 1
+            if not self._depth:
                 self._stance.__exit__(*error)
 
 
-EAGERLY = _Eagerly()
+FORCE_EAGER = _ForceEager()
 
 
-def _switched_off(fn: Fn) -> Fn:
+def _disable_dynamo(fn: Fn) -> Fn:
     import torch._dynamo
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with EAGERLY:  # `disable` alone does not reach models that were compiled separately
+        with FORCE_EAGER:  # `disable` alone does not reach models that were compiled separately
             return fn(*args, **kwargs)
 
     return torch._dynamo.disable(run, reason=_REASON)

@@ -54,7 +54,7 @@ class Deferred:
         self._sources = [(source, _version(source)) for source in sources]
         self._grad_enabled, self._hooks = torch.is_grad_enabled(), _saving_hooks()
 
-    def in_its_context(self) -> bool:
+    def has_same_context(self) -> bool:
         """Return whether the gradient mode and the innermost checkpoint are those in which the jet
         was deferred."""
         return self._grad_enabled == torch.is_grad_enabled() and self._hooks == _saving_hooks()
@@ -69,11 +69,11 @@ class Deferred:
             RuntimeError: a source was written into or freed in between.
         """
         self.check_sources()
-        elsewhere = self._hooks != _saving_hooks()
+        is_outside = self._hooks != _saving_hooks()
         with (
             torch.set_grad_enabled(self._grad_enabled),
             without_autocast(self.device.type),
-            _without_saving_hooks() if elsewhere else nullcontext(),
+            _without_saving_hooks() if is_outside else nullcontext(),
         ):
             streams = self._make()
             return streams.contiguous() if self.contiguous else streams

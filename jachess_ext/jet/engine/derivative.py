@@ -18,7 +18,7 @@ from ...ops.library import forward_mode_is_on, unwatched
 from .autograd_functions import is_apply, refuse_opaque_functions
 from .complex_rules import takes_complex
 from .errors import function_name, missing_rule
-from .layout import JetLayout, each_tensor, replace_tensors
+from .layout import JetLayout, iterate_tensors, replace_tensors
 from .types import Named
 
 
@@ -38,7 +38,7 @@ class DerivativeTensor(torch.Tensor):
         raise NotImplementedError
 
     @property
-    def _recorded(self) -> Tensor:
+    def autograd_tensor(self) -> Tensor:
         """Return the plain tensor that autograd knows."""
         raise NotImplementedError
 
@@ -46,7 +46,7 @@ class DerivativeTensor(torch.Tensor):
         """Return whether its tangents are zero and stay so until one is written into it."""
         raise NotImplementedError
 
-    def as_constant(self, value: Tensor) -> Tensor:
+    def make_constant(self, value: Tensor) -> Tensor:
         """Return a plain tensor as a constant of the same pass; itself where its dtype carries no
         derivatives."""
         raise NotImplementedError
@@ -61,7 +61,7 @@ class DerivativeTensor(torch.Tensor):
 
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
-        return self._recorded.requires_grad
+        return self.autograd_tensor.requires_grad
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
@@ -80,11 +80,11 @@ class DerivativeTensor(torch.Tensor):
 
     @property
     def is_leaf(self) -> bool:  # type: ignore[override]
-        return self._recorded.is_leaf
+        return self.autograd_tensor.is_leaf
 
     @property
     def grad_fn(self) -> Node | None:  # type: ignore[override]
-        return self._recorded.grad_fn
+        return self.autograd_tensor.grad_fn
 
     @property
     def ndim(self) -> int:  # type: ignore[override]
@@ -139,10 +139,10 @@ def check_call(
         ValueError: the arguments hold another class of `DerivativeTensor`.
         RuntimeError: the call comes from within an autograd Function.
     """
-    if args and type(args[0]) is Tensor and _writes(func):
-        adopt_buffer(args, kwargs or {})
+    if args and type(args[0]) is Tensor and _writes_in_place(func):
+        convert_buffer(args, kwargs or {})
     if isinstance(func, FunctionType):
-        check_numbers(func, args, kwargs or {})
+        refuse_number_reads(func, args, kwargs or {})
     if kwargs and kwargs.get("out") is not None:
         raise missing_rule(func, "a result cannot be written into out=")
     if len(types) > 1 and any(
@@ -155,7 +155,7 @@ def check_call(
     refuse_inside_autograd_function(func, args, kwargs)
 
 
-def check_numbers(func: Callable, args: tuple, kwargs: Named) -> None:
+def refuse_number_reads(func: Callable, args: tuple, kwargs: Named) -> None:
     """Raise MissingJetRule if a function of Python takes a number where a tensor of no dimension
     stands that carries derivatives.
 
@@ -175,7 +175,7 @@ def check_numbers(func: Callable, args: tuple, kwargs: Named) -> None:
         # No special value, such as 0 or 1, for which the function may do without the number.
         return torch.full((), 0.3, dtype=tensor.dtype, device=tensor.device, requires_grad=True)
 
-    devices = {t.device for t in each_tensor((args, kwargs)) if t.device.type == "cuda"}
+    devices = {t.device for t in iterate_tensors((args, kwargs)) if t.device.type == "cuda"}
     with unwatched(), torch.random.fork_rng(devices), torch.enable_grad():
         try:
             func(*replace_tensors(args, plain), **replace_tensors(kwargs, plain))
@@ -188,7 +188,7 @@ def check_numbers(func: Callable, args: tuple, kwargs: Named) -> None:
 # ---- plain tensors that are written into ------------------------------------------------------
 
 
-def _writes(func: Callable) -> bool:
+def _writes_in_place(func: Callable) -> bool:
     """Return whether a function writes into its first argument."""
     name = getattr(func, "__name__", "")
     if name.startswith("__"):
@@ -196,7 +196,7 @@ def _writes(func: Callable) -> bool:
     return name.endswith("_")
 
 
-def adopt_buffer(args: tuple, kwargs: Named) -> None:
+def convert_buffer(args: tuple, kwargs: Named) -> None:
     """Turn the plain tensor that a call writes into, in place, to a constant of the pass.
 
     A model fills what `torch.zeros` or `torch.empty` returned; every variable that holds the buffer
@@ -211,18 +211,18 @@ def adopt_buffer(args: tuple, kwargs: Named) -> None:
     ):
         return
     # Storage and tensor; the tensor that `untyped_storage` returns is the other one.
-    if torch_private.storage_use_count(buffer.untyped_storage()._cdata) > 2 or _is_held(args):
+    if torch_private.storage_use_count(buffer.untyped_storage()._cdata) > 2 or _is_shared(args):
         return
-    tensors = each_tensor((args, kwargs))
+    tensors = iterate_tensors((args, kwargs))
     derivative = next(t for t in tensors if isinstance(t, DerivativeTensor))
-    constant: Any = derivative.as_constant(buffer.detach())
+    constant: Any = derivative.make_constant(buffer.detach())
     try:
         constant.replace_tensor(buffer)
     except RuntimeError:
         return
 
 
-def _is_held(args: tuple) -> bool:
+def _is_shared(args: tuple) -> bool:
     """Return whether an object may hold the first argument, beside variables of functions that run,
     their arguments among them."""
     holders = [h for h in gc.get_referrers(args[0]) if h is not args]
@@ -237,7 +237,7 @@ def _is_held(args: tuple) -> bool:
 # ---- masks of a class of their own ------------------------------------------------------------
 
 
-def mask_answer(func: Callable, types: Sequence[type], args: tuple, kwargs: Named) -> object:
+def ask_mask(func: Callable, types: Sequence[type], args: tuple, kwargs: Named) -> object:
     """Return what the class of attention's mask answers, if it has an answer of its own; else
     NotImplemented.
 
@@ -248,8 +248,8 @@ def mask_answer(func: Callable, types: Sequence[type], args: tuple, kwargs: Name
     kind: Any = type(mask)
     if func is not F.scaled_dot_product_attention or kind not in types:
         return NotImplemented
-    torchs: Any = Tensor.__torch_function__
-    if issubclass(kind, DerivativeTensor) or kind.__torch_function__.__func__ is torchs.__func__:
+    default: Any = Tensor.__torch_function__
+    if issubclass(kind, DerivativeTensor) or kind.__torch_function__.__func__ is default.__func__:
         return NotImplemented
     plain = with_plain_mask(args, kwargs)
     if plain is not None:

@@ -39,21 +39,21 @@ def last_name(function: object) -> str:
     return function_name(function).removesuffix(".__get__").rpartition(".")[2]
 
 
-_AROUND = (
+_TRANSFORM_ADVICE = (
     "it was called inside a transform of torch.func (vmap, grad, jvp), which hides a jet: take the "
     "pass inside and the transform outside, torch.func.vmap(lambda x: jx.jvp(f, (x,), (t,))), or "
     "write the batch out."
 )
-_INSIDE = (
+_NESTED_ADVICE = (
     "The function differentiates itself: pass it without that derivative, and take it outside, by "
     "torch.autograd.grad(..., create_graph=True) of what jx.jvp returns."
 )
 # Advice for functions that no rule can serve, by part of the function's name.
 _ADVICE = {
-    "aten.": f"{_AROUND} Pass the plain module of an exported one.",
+    "aten.": f"{_TRANSFORM_ADVICE} Pass the plain module of an exported one.",
     "nested": "Ragged tensors take no jets: pad them, and mask what was padded.",
-    "_make_dual": _AROUND,
-    **dict.fromkeys(("autograd.grad", "autograd.backward", "Tensor.backward"), _INSIDE),
+    "_make_dual": _TRANSFORM_ADVICE,
+    **dict.fromkeys(("autograd.grad", "autograd.backward", "Tensor.backward"), _NESTED_ADVICE),
     "grouped_mm": "transformers computes its mixtures of experts with it unless told otherwise: "
     'load the model with from_pretrained(..., experts_implementation="eager"), or call '
     'model.set_experts_implementation("eager").',
@@ -73,7 +73,9 @@ def missing_rule(function: object, detail: str = "") -> MissingJetRule:
     )
     if isinstance(function, torch.ScriptMethod | torch.jit.ScriptFunction):
         register = "It is a scripted or traced program: pass the plain module that it was made of."
-    advice = next((advice for part, advice in _ADVICE.items() if part in name), known_fix(name))
+    advice = next(
+        (advice for part, advice in _ADVICE.items() if part in name), library_advice(name)
+    )
     advice = advice.strip() or register
     return MissingJetRule(
         f"no jet rule for {name}{reason} (called in {_calling_module()}). Derivatives through it "
@@ -152,7 +154,7 @@ _LIBRARIES = {
 }
 
 
-def known_fix(name: str) -> str:
+def library_advice(name: str) -> str:
     """Return `` It belongs to …: …`` for a name of a known library; "" for any other."""
     for part, (library, fix) in _LIBRARIES.items():
         if part in name:

@@ -27,18 +27,18 @@ GENERAL: dict[Function, Rule] = {}
 _NAMESPACES = (torch, torch.Tensor, F, torch.special, torch_private.find("torch._C._nn"))
 
 
-_SAME = """
+_ALIASES = """
     acos arccos acosh arccosh asin arcsin asinh arcsinh atan arctan atanh arctanh digamma digamma
     digamma psi erfinv erfinv i0 i0 lgamma gammaln linalg.matrix_power matrix_power matmul matmul
     matrix_exp matrix_exp mvlgamma multigammaln outer ger sigmoid expit trunc fix vstack row_stack
 """
-_PAIRS = zip(_SAME.split()[::2], _SAME.split()[1::2], strict=True)
+_ALIAS_PAIRS = zip(_ALIASES.split()[::2], _ALIASES.split()[1::2], strict=True)
 # A jet calls the function itself in place of its other name, and so meets that one's rule.  Torch
 # has a C++ entry of its own for each name (``torch.arccos`` is not ``torch.acos``), so that a rule
 # registered for one name would not answer the other.
 OTHER_NAMES: dict[Function, Rule] = {
     function: first_name
-    for first_name, name in ((attrgetter(path)(torch), name) for path, name in _PAIRS)
+    for first_name, name in ((attrgetter(path)(torch), name) for path, name in _ALIAS_PAIRS)
     for space in (torch, torch.Tensor, torch.special, torch.linalg)
     if (function := getattr(space, name, None)) not in (None, first_name)
 }
@@ -65,11 +65,11 @@ def spellings(*names: str) -> list[Rule]:
     return functions
 
 
-def built_in(name: str) -> list[Rule]:
+def built_in_functions(name: str) -> list[Rule]:
     """Return the C++ functions that torch's Python function ``name`` calls: one, or none in a torch
     that does not expose it."""
-    places = ("torch._C._VariableFunctions", "torch._C._nn")
-    functions = [torch_private.find(f"{place}.{name}") for place in places]
+    namespaces = ("torch._C._VariableFunctions", "torch._C._nn")
+    functions = [torch_private.find(f"{namespace}.{name}") for namespace in namespaces]
     return [function for function in functions if function is not None]
 
 
@@ -171,7 +171,7 @@ def general_rule(function: Function, detail: str) -> Rule:
     return rule
 
 
-def serve_generally(function: Function, rule: Rule) -> None:
+def register_general_rule(function: Function, rule: Rule) -> None:
     """Register the general rule (`rules/forward_mode.py`) for a function."""
     GENERAL[function] = rule
 

@@ -6,7 +6,7 @@ result does not, would therefore change other numbers than the plain program doe
 care: `match_torch_layout` corrects their results.
 
 Torch's layout is known without asking where the arguments and the result are contiguous and the
-result has memory of its own (`_NOT_CONTIGUOUS` names the exceptions), and for functions that are
+result has memory of its own (`_STRIDED` names the exceptions), and for functions that are
 the same view of the primal and of the stack.  Otherwise the function is called with the primals,
 once for each combination of shapes, strides, settings and arguments that share memory.
 """
@@ -25,7 +25,7 @@ from ...ops.library import transformed, unwatched, watching
 from .autograd_functions import is_apply
 from .errors import MissingJetRule, missing_rule
 from .kinds import VIEWS
-from .layout import each_tensor, replace_tensors
+from .layout import iterate_tensors, replace_tensors
 from .registry import attribute, spellings
 from .types import Args, Function, Named
 
@@ -33,7 +33,7 @@ Jet: TypeAlias = Any  # `JetTensor`, whose file imports this one
 
 # Views whose rules are the same view of the stack ``[S, ...]``, or copy it where torch copies; and
 # collectives, which torch must not run again, on one rank alone perhaps: contiguous, as torch's.
-_VIEWS = frozenset(
+_STACK_VIEWS = frozenset(
     [
         *spellings(*VIEWS, "view_as", "reshape_as", "expand_as", "__iter__", "adjoint"),
         *spellings("hsplit", "vsplit", "dsplit"),
@@ -46,8 +46,8 @@ _VIEWS = frozenset(
 _BASIC = (int, slice, type(None), type(Ellipsis))
 # Torch's layouts, by call; and the calls whose rules' results lay as torch's.
 _LAYOUTS: dict[Hashable, tuple[Layout, ...]] = {}
-_KNOWN_AS_TORCHS: set[Hashable] = set()
-_MOST_REMEMBERED = 4096
+_MATCHED_CALLS: set[Hashable] = set()
+_CACHE_SIZE = 4096
 
 
 class Layout(NamedTuple):
@@ -66,11 +66,13 @@ class Layout(NamedTuple):
 
 def match_torch_layout(function: Function, args: Args, kwargs: Named, result: object) -> object:
     """Return ``result``, which the rule of ``function`` gave, laid out as torch's own result."""
-    if function in _VIEWS or (function is torch.Tensor.__getitem__ and _is_basic(args[1])):
+    if function in _STACK_VIEWS or (
+        function is torch.Tensor.__getitem__ and _is_basic_index(args[1])
+    ):
         return result
     if is_apply(function):  # whose results are torch's own, or those of functions laid out already
         return result
-    parts = each_tensor(result) if isinstance(result, list | tuple) else [result]
+    parts = iterate_tensors(result) if isinstance(result, list | tuple) else [result]
     results = [part for part in parts if _is_jet(part)]
     if not results:
         return result
@@ -79,9 +81,9 @@ def match_torch_layout(function: Function, args: Args, kwargs: Named, result: ob
         if isinstance(value, Tensor):
             tensors.append(value)
         elif isinstance(value, list | tuple | dict):
-            tensors.extend(each_tensor(value))
-    contiguous, memories = _look_at(function, tensors, result)
-    if contiguous and all(_has_own_memory(part, memories) for part in results):
+            tensors.extend(iterate_tensors(value))
+    contiguous, storages = _inspect(function, tensors, result)
+    if contiguous and all(_has_new_storage(part, storages) for part in results):
         return result
     if len(results) == 1 and any(results[0] is tensor for tensor in tensors):  # a write in place
         return result
@@ -90,34 +92,36 @@ def match_torch_layout(function: Function, args: Args, kwargs: Named, result: ob
     # What is left depends on which kernel torch picks: the strides of a sum of two transposed
     # matrices, of `topk` along an inner dimension, of an attention.  No formula says it for every
     # function, so torch's own function runs once on the primals, without gradients.
-    key = (function, _key(args), _key(kwargs), _sharing(tensors))
+    key = (function, _cache_key(args), _cache_key(kwargs), _shared_storages(tensors))
     computed = [part for part in results if part.streams_if_computed is not None]
-    placing = tuple((part.streams.stride(), memory_of(part) in memories) for part in computed)
+    rule_layouts = tuple((part.streams.stride(), storage_id(part) in storages) for part in computed)
     try:
-        if (key, placing) in _KNOWN_AS_TORCHS:
+        if (key, rule_layouts) in _MATCHED_CALLS:
             return result
     except TypeError:  # an argument that cannot be hashed
-        return _laid_out(result, iter(_ask_torch(function, args, kwargs, tensors)), tensors)
+        return _match_layouts(
+            result, iter(_torch_layouts(function, args, kwargs, tensors)), tensors
+        )
     if key not in _LAYOUTS:
-        if len(_LAYOUTS) >= _MOST_REMEMBERED:  # shapes change with every batch
+        if len(_LAYOUTS) >= _CACHE_SIZE:  # shapes change with every batch
             _LAYOUTS.clear()
-            _KNOWN_AS_TORCHS.clear()
-        _LAYOUTS[key] = _ask_torch(function, args, kwargs, tensors)
-    laid_out = _laid_out(result, iter(_LAYOUTS[key]), tensors)
+            _MATCHED_CALLS.clear()
+        _LAYOUTS[key] = _torch_layouts(function, args, kwargs, tensors)
+    laid_out = _match_layouts(result, iter(_LAYOUTS[key]), tensors)
     if laid_out is result and computed:
-        _KNOWN_AS_TORCHS.add((key, placing))
+        _MATCHED_CALLS.add((key, rule_layouts))
     return laid_out
 
 
-def _look_at(
+def _inspect(
     function: Function, tensors: list[Tensor], result: object
 ) -> tuple[bool, set[int | None]]:
     """Return whether all arguments and torch's result are contiguous, and the memory of the jets.
 
     Notes that the function may have saved the jets for backward.
     """
-    contiguous, memories = function not in _NOT_CONTIGUOUS, set()
-    noting = torch.is_grad_enabled()
+    contiguous, storages = function not in _STRIDED, set()
+    records_saves = torch.is_grad_enabled()
     for tensor in tensors:
         if not _is_jet(tensor):
             dense = tensor.layout is not torch.strided or tensor.is_contiguous()
@@ -128,19 +132,19 @@ def _look_at(
             continue
         if contiguous and not streams.is_contiguous():
             contiguous = streams[0].is_contiguous()
-        memory = memory_of(tensor)
-        memories.add(memory)
-        if noting and tensor.jet_layout.jet_pass is not None:
-            tensor.jet_layout.jet_pass.saved_for_backward.add(memory)
-    return contiguous, memories
+        storage = storage_id(tensor)
+        storages.add(storage)
+        if records_saves and tensor.jet_layout.jet_pass is not None:
+            tensor.jet_layout.jet_pass.saved_for_backward.add(storage)
+    return contiguous, storages
 
 
-def _has_own_memory(result: Jet, memories: set[int | None]) -> bool:
+def _has_new_storage(result: Jet, storages: set[int | None]) -> bool:
     """Return whether a result is contiguous, in memory that no argument has."""
     streams = result.streams_if_computed
     if streams is None:  # a deferred one, of an operator
         return True
-    return streams.is_contiguous() and (not memories or memory_of(result) not in memories - {None})
+    return streams.is_contiguous() and (not storages or storage_id(result) not in storages - {None})
 
 
 def copy_before_write(target: Jet) -> None:
@@ -151,17 +155,17 @@ def copy_before_write(target: Jet) -> None:
     without jets; or if a dispatch mode may keep it.  Not if a plain tensor shares the memory, which
     would be left behind.
     """
-    jet_pass, memory = target.jet_layout.jet_pass, memory_of(target)
-    if jet_pass is None or memory is None:
+    jet_pass, storage = target.jet_layout.jet_pass, storage_id(target)
+    if jet_pass is None or storage is None:
         return
     if not watching() and (
-        memory not in jet_pass.saved_for_backward or not torch.is_grad_enabled()
+        storage not in jet_pass.saved_for_backward or not torch.is_grad_enabled()
     ):
         return
-    if memory in jet_pass.aliased:
+    if storage in jet_pass.aliased:
         return
     computed = [jet for jet in jet_pass.jets.values() if jet.streams_if_computed is not None]
-    views = [(jet, jet.streams) for jet in computed if memory_of(jet) == memory]
+    views = [(jet, jet.streams) for jet in computed if storage_id(jet) == storage]
     # All views move together: a write into one of them has to show in the others, as in torch.
     # Autograd's bases of the views: more than one where a jet was detached; the two have separate
     # gradients, and each sees what is written into the other.
@@ -173,12 +177,12 @@ def copy_before_write(target: Jet) -> None:
     new = old.clone()
     if new.stride() != old.stride():
         return
-    renewed = {key: new if base is old else new.detach() for key, base in bases.items()}
+    new_bases = {key: new if base is old else new.detach() for key, base in bases.items()}
     for jet, view in views:
-        jet.set_streams(_same_view(view, old, renewed[id(_base(view))]))
+        jet.set_streams(_rebase_view(view, old, new_bases[id(_base(view))]))
 
 
-def _same_view(view: Tensor, old: Tensor, new: Tensor) -> Tensor:
+def _rebase_view(view: Tensor, old: Tensor, new: Tensor) -> Tensor:
     """Return the view of ``new`` that ``view`` is of ``old``; either may be complex, as its view of
     real numbers, or theirs, is."""
     if not (view.is_complex() or old.is_complex()):
@@ -205,7 +209,7 @@ def _base(view: Tensor) -> Tensor:
 def refuse_expanded(target: Jet) -> None:
     """Raise MissingJetRule for a write into an expanded input, a view of it, or a copied view."""
     jet_pass = target.jet_layout.jet_pass
-    if jet_pass is not None and jet_pass.overlapping and memory_of(target) in jet_pass.overlapping:
+    if jet_pass is not None and jet_pass.overlapping and storage_id(target) in jet_pass.overlapping:
         raise MissingJetRule(
             "a write in place into an input that is expanded, or into a tensor and its "
             "view_as_complex, which share memory where the streams of a jet cannot: pass "
@@ -246,7 +250,7 @@ def match_input_layout(stack: Tensor, x: Tensor) -> Tensor:
     )
 
 
-def _is_basic(index: object) -> bool:
+def _is_basic_index(index: object) -> bool:
     """Return whether an index gives a view."""
     parts = index if isinstance(index, tuple) else (index,)
     return all(isinstance(part, _BASIC) and not isinstance(part, bool) for part in parts)
@@ -256,7 +260,7 @@ def _is_jet(value: object) -> TypeGuard[Jet]:
     return getattr(type(value), "is_jet", False)  # `JetTensor`'s file imports this one
 
 
-def memory_of(tensor: Tensor) -> int | None:
+def storage_id(tensor: Tensor) -> int | None:
     """Return an identifier of a tensor's memory; None for a deferred jet, which has none yet, and
     where a transform of torch.func hides it."""
     plain = tensor.streams_if_computed if _is_jet(tensor) else tensor
@@ -268,13 +272,13 @@ def memory_of(tensor: Tensor) -> int | None:
         return None
 
 
-def note_memory(tensor: Tensor, storages: MutableMapping[int, torch.UntypedStorage]) -> None:
+def record_storage(tensor: Tensor, storages: MutableMapping[int, torch.UntypedStorage]) -> None:
     """Add the memory of a tensor to a (weak) mapping."""
-    if (memory := memory_of(tensor)) is not None:
-        storages[memory] = _plain(tensor).untyped_storage()
+    if (storage := storage_id(tensor)) is not None:
+        storages[storage] = _plain(tensor).untyped_storage()
 
 
-def _key(value: object) -> Hashable:
+def _cache_key(value: object) -> Hashable:
     """Return what the layout of a result depends on in an argument, as a dictionary key."""
     if _is_jet(value) and value.streams_if_computed is None:
         return (value.shape, value.dtype, value.device)
@@ -284,9 +288,9 @@ def _key(value: object) -> Hashable:
         flags = plain.is_conj(), plain.is_neg(), plain.is_cuda
         return (plain.shape, strides, plain.dtype, flags, type(value))
     if isinstance(value, list | tuple):
-        return (type(value), *map(_key, value))
+        return (type(value), *map(_cache_key, value))
     if isinstance(value, dict):
-        return (dict, *((name, _key(part)) for name, part in sorted(value.items())))
+        return (dict, *((name, _cache_key(part)) for name, part in sorted(value.items())))
     if isinstance(value, slice):
         return (slice, value.start, value.stop, value.step)
     return (type(value), value)
@@ -296,34 +300,34 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.streams if _is_jet(tensor) else tensor
 
 
-def _sharing(tensors: list[Tensor]) -> tuple[tuple[int, int, int | torch.SymInt], ...]:
+def _shared_storages(tensors: list[Tensor]) -> tuple[tuple[int, int, int | torch.SymInt], ...]:
     """Return which tensors lie in the memory of an earlier one, which, and how far behind it."""
     first: dict[int, tuple[int, int | torch.SymInt]] = {}
     shared = []
     for place, tensor in enumerate(tensors):
-        memory = memory_of(tensor)
-        if memory is None:
+        storage = storage_id(tensor)
+        if storage is None:
             continue
         begin = _plain(tensor).storage_offset()
-        earlier, start = first.setdefault(memory, (place, begin))
-        if earlier != place:
-            shared.append((place, earlier, begin - start))
+        source, start = first.setdefault(storage, (place, begin))
+        if source != place:
+            shared.append((place, source, begin - start))
     return tuple(shared)
 
 
 @unwatched()
-def _ask_torch(
+def _torch_layouts(
     function: Function, args: Args, kwargs: Named, tensors: list[Tensor]
 ) -> tuple[Layout, ...]:
     """Call the function on the primals, and return how torch lays out each tensor in the result."""
     devices = {t.device for t in tensors if t.device.type == "cuda"}
     with torch.no_grad(), torch.random.fork_rng(devices):
         result = function(*replace_tensors(args, _primal), **replace_tensors(kwargs, _primal))
-    places = {memory_of(tensor): n for n, tensor in reversed(list(enumerate(tensors)))}
+    places = {storage_id(tensor): n for n, tensor in reversed(list(enumerate(tensors)))}
     places.pop(None, None)
     layouts = []
-    for part in each_tensor(result):
-        source = places.get(memory_of(part))
+    for part in iterate_tensors(result):
+        source = places.get(storage_id(part))
         start = 0 if source is None else _primal(tensors[source]).storage_offset()
         layouts.append(Layout(part.stride(), source, part.storage_offset() - start))
     return tuple(layouts)
@@ -338,19 +342,19 @@ def _primal(tensor: Tensor) -> Tensor:
     return tensor.primal
 
 
-def _laid_out(result: object, layouts: Iterator[Layout], tensors: list[Tensor]) -> object:
+def _match_layouts(result: object, layouts: Iterator[Layout], tensors: list[Tensor]) -> object:
     """Return a result with each jet in its own layout."""
     if isinstance(result, Tensor):
         layout = next(layouts)
-        return _jet_laid_out(result, layout, tensors) if _is_jet(result) else result
+        return _match_layout(result, layout, tensors) if _is_jet(result) else result
     if isinstance(result, list | tuple):
-        parts = [_laid_out(part, layouts, tensors) for part in result]
+        parts = [_match_layouts(part, layouts, tensors) for part in result]
         named = hasattr(result, "_fields")  # a named tuple takes its fields one by one
         return type(result)(*(parts if named else [parts]))  # type: ignore[arg-type]
     return result
 
 
-def _jet_laid_out(jet: Jet, layout: Layout, tensors: list[Tensor]) -> Jet:
+def _match_layout(jet: Jet, layout: Layout, tensors: list[Tensor]) -> Jet:
     if any(jet is tensor for tensor in tensors):
         return jet
     if jet.streams_if_computed is None and layout.source is None:
@@ -360,7 +364,11 @@ def _jet_laid_out(jet: Jet, layout: Layout, tensors: list[Tensor]) -> Jet:
             return jet
     if layout.source is not None:
         source = tensors[layout.source]
-        if not _is_jet(source) or source.dtype != jet.dtype or memory_of(jet) == memory_of(source):
+        if (
+            not _is_jet(source)
+            or source.dtype != jet.dtype
+            or storage_id(jet) == storage_id(source)
+        ):
             return jet
         # Torch's result is a view of the argument and the rule's a copy: the same view of the stack
         # takes the rule's place, so that a write into either shows in both.
@@ -369,18 +377,18 @@ def _jet_laid_out(jet: Jet, layout: Layout, tensors: list[Tensor]) -> Jet:
         return jet.with_streams(
             stack.as_strided(sizes, strides, stack.storage_offset() + layout.offset)
         )
-    streams, memory = jet.streams, memory_of(jet)
-    shares = memory is not None and any(memory_of(tensor) == memory for tensor in tensors)
+    streams, storage = jet.streams, storage_id(jet)
+    shares = storage is not None and any(storage_id(tensor) == storage for tensor in tensors)
     if shares or not _same_strides(streams.shape[1:], streams.stride()[1:], layout.strides):
         return jet.with_streams(stack_with_strides(streams, layout.strides, copy=shares))
     return jet
 
 
-def _same_strides(shape: torch.Size, ours: tuple[int, ...], theirs: tuple[int, ...]) -> bool:
+def _same_strides(shape: torch.Size, strides: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     """Return whether strides mean the same; those of sizes 0 and 1 mean nothing."""
     if 0 in shape:
         return True
-    return all(size == 1 or a == b for size, a, b in zip(shape, ours, theirs, strict=True))
+    return all(size == 1 or a == b for size, a, b in zip(shape, strides, expected, strict=True))
 
 
 def stack_with_strides(streams: Tensor, strides: tuple[int, ...], copy: bool = False) -> Tensor:
@@ -407,13 +415,13 @@ def stack_with_strides(streams: Tensor, strides: tuple[int, ...], copy: bool = F
     # Strides with gaps, as of a slice: scattered into zeros, which has a gradient, too.
     extent = 1 + sum((size - 1) * stride for size, stride in zip(shape[1:], strides, strict=True))
     stack = (shape, (extent, *strides))
-    memory = streams.new_zeros(shape[0], extent)
-    return memory.as_strided_scatter(streams, *stack).as_strided(*stack)
+    storage = streams.new_zeros(shape[0], extent)
+    return storage.as_strided_scatter(streams, *stack).as_strided(*stack)
 
 
 # Functions whose results in torch may be strided, or share memory, though their arguments are
 # contiguous and their rules' results are contiguous, in memory of their own.
-_NOT_CONTIGUOUS = frozenset(
+_STRIDED = frozenset(
     [
         *spellings("to", "rot90", "triangular_solve", "orgqr"),
         *(torch.nn.functional.scaled_dot_product_attention, torch.einsum, torch.stft),

@@ -10,16 +10,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .constants import call_on_constants, is_constant, note_constant
+from .constants import call_on_constants, is_constant, mark_constant
 from .context import call_rule, without_autocast
 from .deferred import Deferred, Pattern
 from .derivative import (
     DerivativeTensor,
+    ask_mask,
     carries_derivatives,
     check_call,
     check_complex,
     check_pass,
-    mask_answer,
 )
 from .errors import missing_rule
 from .layout import JetLayout, Pass, replace_tensors
@@ -71,12 +71,12 @@ class JetTensor(DerivativeTensor):
         return wrapper._join_pass(layout)
 
     @classmethod
-    def deferred(cls, promised: Deferred, layout: JetLayout) -> JetTensor:
+    def deferred(cls, deferral: Deferred, layout: JetLayout) -> JetTensor:
         """Return a jet whose streams are computed when they are first read (`deferred.py`)."""
         wrapper = torch.Tensor._make_wrapper_subclass(
-            cls, promised.shape, dtype=promised.dtype, device=promised.device, requires_grad=True
+            cls, deferral.shape, dtype=deferral.dtype, device=deferral.device, requires_grad=True
         )
-        wrapper._streams, wrapper._deferred = None, promised
+        wrapper._streams, wrapper._deferred = None, deferral
         _PENDING.jets[id(wrapper)] = wrapper
         return wrapper._join_pass(layout)
 
@@ -119,10 +119,10 @@ class JetTensor(DerivativeTensor):
         None, too, where a checkpoint begins or ends in between (`Deferred.make` says why).
         """
         deferred = self._deferred
-        return deferred.pattern if deferred is not None and deferred.in_its_context() else None
+        return deferred.pattern if deferred is not None and deferred.has_same_context() else None
 
     @property
-    def _shown(self) -> Deferred | Tensor:
+    def _metadata(self) -> Deferred | Tensor:
         """Return what has the dtype and device, without computing the streams."""
         return self._deferred if self._streams is None else self._streams  # type: ignore[return-value]
 
@@ -132,7 +132,7 @@ class JetTensor(DerivativeTensor):
         return self.streams[0]
 
     @property
-    def _recorded(self) -> Tensor:
+    def autograd_tensor(self) -> Tensor:
         return self.streams
 
     @property
@@ -142,11 +142,11 @@ class JetTensor(DerivativeTensor):
     def is_constant(self) -> bool:
         return is_constant(self)
 
-    def as_constant(self, value: Tensor) -> Tensor:
+    def make_constant(self, value: Tensor) -> Tensor:
         if not carries_derivatives(value):
             return value
         jet = lift(value, self.jet_layout)
-        note_constant(jet)
+        mark_constant(jet)
         return jet
 
     def replace_tensor(self, plain: Tensor) -> None:
@@ -164,16 +164,16 @@ class JetTensor(DerivativeTensor):
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
         if self._streams is None:
-            return self._shown.shape
+            return self._metadata.shape
         return self._streams.shape[1:]
 
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
-        return self._shown.dtype
+        return self._metadata.dtype
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        return self._shown.device
+        return self._metadata.device
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return (
@@ -186,7 +186,7 @@ class JetTensor(DerivativeTensor):
         cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         func, kwargs = original_function(func), kwargs or {}
-        if len(types) > 1 and (out := mask_answer(func, types, args, kwargs)) is not NotImplemented:
+        if len(types) > 1 and (out := ask_mask(func, types, args, kwargs)) is not NotImplemented:
             return out
         check_call(cls, func, types, args, kwargs)
         # A rule would multiply a constant's tangent of 0 by a slope, which may be infinite.
@@ -252,11 +252,11 @@ def common_layout(*values: object) -> JetLayout:
     if not layouts:
         raise TypeError("a jet rule was called without a jet in any of its tensor arguments")
     if len(layouts) > 1:
-        raise different_layouts(layouts)
+        raise layout_mismatch_error(layouts)
     return layouts.pop()
 
 
-def different_layouts(layouts: set[JetLayout]) -> ValueError:
+def layout_mismatch_error(layouts: set[JetLayout]) -> ValueError:
     """Return the error for jets of different layouts, or of different passes, in one operation."""
     names = sorted({f"{l.directions} directions at order {l.order}" for l in layouts})  # noqa: E741
     if len(names) == 1:
@@ -290,7 +290,7 @@ def lift(value: Operand, layout: JetLayout, like: Tensor | None = None) -> JetTe
     """
     if isinstance(value, JetTensor):
         if value.jet_layout != layout:
-            raise different_layouts({value.jet_layout, layout})
+            raise layout_mismatch_error({value.jet_layout, layout})
         return value
     if not isinstance(value, Tensor):
         if like is None:

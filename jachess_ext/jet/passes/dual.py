@@ -24,24 +24,24 @@ from ...ops.gemm import rows_times
 from ...torch_private import functional as F
 from ..adapters.quantised import is_quantised
 from ..engine.autograd_functions import is_apply
-from ..engine.constants import call_on_constants, forget_constant, is_constant, note_constant
+from ..engine.constants import call_on_constants, is_constant, mark_constant, unmark_constant
 from ..engine.context import call_rule
 from ..engine.derivative import (
     DerivativeTensor,
+    ask_mask,
     carries_derivatives,
     check_call,
     check_complex,
     check_pass,
-    mask_answer,
 )
 from ..engine.errors import missing_rule
 from ..engine.kinds import LINEAR, PRODUCTS, QUOTIENTS, SUMS, VIEWS
-from ..engine.layout import JetLayout, each_tensor, replace_tensors
+from ..engine.layout import JetLayout, iterate_tensors, replace_tensors
 from ..engine.registry import R, attribute, find_rule, original_function, spellings
-from ..engine.strides import memory_of, note_memory, refuse_overlap
+from ..engine.strides import record_storage, refuse_overlap, storage_id
 from ..engine.tensor import JetTensor, lift
 from ..engine.types import Function, T
-from ..rules.collectives import adopt
+from ..rules.collectives import register_wrappers
 
 
 class DualPass:
@@ -59,7 +59,7 @@ class DualPass:
 
     def forbid_writes(self, primal: Tensor) -> None:
         """Refuse writes into this tensor's memory from now on."""
-        note_memory(primal, self.read_only)
+        record_storage(primal, self.read_only)
 
 
 class DualTensor(DerivativeTensor):
@@ -85,12 +85,12 @@ class DualTensor(DerivativeTensor):
             device=primal.device,
             requires_grad=True,
         )
-        wrapper.primal, wrapper.tangent = primal, _laid_out_as(primal, tangent)
+        wrapper.primal, wrapper.tangent = primal, _match_strides(primal, tangent)
         wrapper.dual_pass = dual_pass
         return wrapper
 
     pass_layout = property(attrgetter("dual_pass.layout"))
-    _recorded = property(attrgetter("primal"))
+    autograd_tensor = property(attrgetter("primal"))
     shape = property(attrgetter("primal.shape"))  # type: ignore[assignment]
     dtype = property(attrgetter("primal.dtype"))  # type: ignore[assignment]
     device = property(attrgetter("primal.device"))  # type: ignore[assignment]
@@ -98,10 +98,10 @@ class DualTensor(DerivativeTensor):
     def is_constant(self) -> bool:
         return is_constant(self.primal)
 
-    def as_constant(self, value: Tensor) -> Tensor:
+    def make_constant(self, value: Tensor) -> Tensor:
         if not carries_derivatives(value):
             return value
-        note_constant(value)
+        mark_constant(value)
         return DualTensor(value, torch.zeros_like(value, requires_grad=False), self.dual_pass)
 
     def with_primal(self, primal: Tensor) -> DualTensor:
@@ -116,7 +116,7 @@ class DualTensor(DerivativeTensor):
         cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> object:
         func, kwargs = original_function(func), kwargs or {}
-        if len(types) > 1 and (out := mask_answer(func, types, args, kwargs)) is not NotImplemented:
+        if len(types) > 1 and (out := ask_mask(func, types, args, kwargs)) is not NotImplemented:
             return out
         check_call(cls, func, types, args, kwargs)
         result = call_on_constants(func, args, kwargs, DerivativeTensor)
@@ -124,12 +124,12 @@ class DualTensor(DerivativeTensor):
             return result
         by_tangents = TANGENTS.get(func)
         result = NotImplemented if by_tangents is None else by_tangents(func, args, kwargs)
-        result = _by_jet_rule(func, args, kwargs) if result is NotImplemented else result
+        result = _ask_jet_rule(func, args, kwargs) if result is NotImplemented else result
         check_pass(func, args, result)
         return result
 
 
-def _laid_out_as(primal: Tensor, tangent: Tensor) -> Tensor:
+def _match_strides(primal: Tensor, tangent: Tensor) -> Tensor:
     """Return the tangent in the primal's strides, so that a function views or copies both alike."""
     # The same function is called on both, and a reshape copies one of two tensors that lie
     # differently: a write into the primal's view would then miss the tangent.  An expanded primal
@@ -142,15 +142,15 @@ def _laid_out_as(primal: Tensor, tangent: Tensor) -> Tensor:
 # ---- dual tensors among arguments ---------------------------------------------------------------
 
 
-def _duals(*values: object) -> list[DualTensor]:
+def _find_duals(*values: object) -> list[DualTensor]:
     """Return every dual tensor in arguments; ValueError if they are of different calls of `jvp`."""
-    duals = [tensor for tensor in each_tensor(values) if isinstance(tensor, DualTensor)]
+    duals = [tensor for tensor in iterate_tensors(values) if isinstance(tensor, DualTensor)]
     if any(dual.dual_pass is not duals[0].dual_pass for dual in duals):
         raise ValueError("tensors of two calls of jx.jvp met in one operation; run one at a time")
     return duals
 
 
-def _replaced(value: T, replace: Callable[[DualTensor], object]) -> T:
+def _replace_duals(value: T, replace: Callable[[DualTensor], object]) -> T:
     """Replace every dual tensor in arguments."""
     return replace_tensors(value, lambda t: replace(t) if isinstance(t, DualTensor) else t)
 
@@ -165,7 +165,7 @@ def _primals(value: T) -> T:
 TANGENTS: dict[Function, Callable] = {}
 
 
-def _tangent_of(*functions: str | Function) -> Callable[[R], R]:
+def register_tangent(*functions: str | Function) -> Callable[[R], R]:
     """Register ``(func, args, kwargs) -> result`` for functions or names of functions.
 
     It may return NotImplemented, which leaves the call to the jet rule.
@@ -180,64 +180,64 @@ def _tangent_of(*functions: str | Function) -> Callable[[R], R]:
     return register
 
 
-@_tangent_of(*VIEWS, *LINEAR, "half", "bfloat16", "__neg__", attribute("T"), attribute("mT"))
-@_tangent_of("avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d")
-def _linear_in_first(func: Callable, args: tuple, kwargs: dict) -> object:
+@register_tangent(*VIEWS, *LINEAR, "half", "bfloat16", "__neg__", attribute("T"), attribute("mT"))
+@register_tangent("avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d")
+def _linear(func: Callable, args: tuple, kwargs: dict) -> object:
     """Apply the function to the tangent, if only its first argument has one."""
-    if len(_duals(args, kwargs)) != 1 or not args or not isinstance(args[0], DualTensor):
+    if len(_find_duals(args, kwargs)) != 1 or not args or not isinstance(args[0], DualTensor):
         return NotImplemented
     dual, *settings = args
     primal = func(dual.primal, *settings, **kwargs)
     with torch.no_grad():
-        return _beside(primal, func(dual.tangent, *settings, **kwargs), dual)
+        return _pair_results(primal, func(dual.tangent, *settings, **kwargs), dual)
 
 
-@_tangent_of(*collectives.NAMES)
+@register_tangent(*collectives.NAMES)
 def _collective(func: Callable, args: tuple, kwargs: dict) -> object:
     """Run a collective that waits on both: the rule would wait for its own result alone."""
-    adopt()
+    register_wrappers()
     name = collectives.NAMES[func]
     dual, *settings = collectives.positional(func, args, kwargs)
     if not collectives.is_linear(name, settings):
         return NotImplemented
-    return _linear_in_first(collectives.Collective.apply, (dual, name, *settings), {})
+    return _linear(collectives.Collective.apply, (dual, name, *settings), {})
 
 
-@_tangent_of("view_as", "reshape_as", "expand_as", "type_as")
-def _as_another(func: Callable, args: tuple, kwargs: dict) -> object:
+@register_tangent("view_as", "reshape_as", "expand_as", "type_as")
+def _like_another(func: Callable, args: tuple, kwargs: dict) -> object:
     """Use the other tensor only for its shape or dtype."""
     if not isinstance(args[0], DualTensor):
         return NotImplemented
     others, kwargs = _primals((args[1:], kwargs))
-    return _linear_in_first(func, (args[0], *others), kwargs)
+    return _linear(func, (args[0], *others), kwargs)
 
 
-@_tangent_of("broadcast_tensors")
+@register_tangent("broadcast_tensors")
 def _broadcast(func: Callable, args: tuple, kwargs: dict) -> object:
     tensors = args[0] if isinstance(args[0], list | tuple) else args
     shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
     return tuple(tensor.expand(shape) for tensor in tensors)
 
 
-@_tangent_of(torch.Tensor.__iter__)
+@register_tangent(torch.Tensor.__iter__)
 def _iterated(func: Callable, args: tuple, kwargs: dict) -> object:
     return iter(torch.unbind(args[0]))
 
 
-def _beside(primal: object, tangent: Tensor | Sequence[Tensor], source: DualTensor) -> object:
+def _pair_results(primal: object, tangent: Tensor | Sequence[Tensor], source: DualTensor) -> object:
     """Pair a linear function's results of a primal and of its tangent."""
     if isinstance(primal, list | tuple):
         pairs = zip(primal, tangent, strict=True)
-        return type(primal)([_beside(x, t, source) for x, t in pairs])
+        return type(primal)([_pair_results(x, t, source) for x, t in pairs])
     if isinstance(primal, Tensor) and isinstance(tangent, Tensor) and carries_derivatives(primal):
         return DualTensor(primal, tangent, source.dual_pass)
     return primal
 
 
-@_tangent_of(*SUMS)
+@register_tangent(*SUMS)
 def _sum(func: Callable, args: tuple, kwargs: dict) -> object:
     """Apply the sum to the tangents; a constant's is zero."""
-    duals = _duals(args, kwargs)
+    duals = _find_duals(args, kwargs)
     if len(args) != 2 or len(duals) != sum(isinstance(a, DualTensor) for a in args):
         return NotImplemented
     primal = func(*_primals(args), **kwargs)
@@ -250,48 +250,48 @@ def _sum(func: Callable, args: tuple, kwargs: dict) -> object:
         return DualTensor(primal, tangent, duals[0].dual_pass)
 
 
-@_tangent_of(*PRODUCTS, torch.Tensor.__rmatmul__)
+@register_tangent(*PRODUCTS, torch.Tensor.__rmatmul__)
 def _product(func: Callable, args: tuple, kwargs: dict) -> object:
     """Compute a₁ b₀ + a₀ b₁, for a function that is linear in each factor."""
-    duals = _duals(args, kwargs)
+    duals = _find_duals(args, kwargs)
     if len(args) != 2 or kwargs:
         return NotImplemented
     a, b = args
     primal = func(*_primals(args))
     with torch.no_grad():
         if len(duals) == 1:
-            tangent = func(*_replaced(args, attrgetter("tangent")))
+            tangent = func(*_replace_duals(args, attrgetter("tangent")))
         else:
             tangent = func(a.tangent, b.primal) + func(a.primal, b.tangent)
         return DualTensor(primal, tangent.to(primal.dtype), duals[0].dual_pass)
 
 
-@_tangent_of(*QUOTIENTS)
+@register_tangent(*QUOTIENTS)
 def _quotient(func: Callable, args: tuple, kwargs: dict) -> object:
-    return NotImplemented if kwargs or len(args) != 2 else _linear_in_first(func, args, kwargs)
+    return NotImplemented if kwargs or len(args) != 2 else _linear(func, args, kwargs)
 
 
-@_tangent_of("cat", "concat", "concatenate", "stack")
-def _joined(func: Callable, args: tuple, kwargs: dict) -> object:
+@register_tangent("cat", "concat", "concatenate", "stack")
+def _cat(func: Callable, args: tuple, kwargs: dict) -> object:
     """Join the tangents; those of constants are zero."""
-    if not args or not isinstance(args[0], list | tuple) or _duals(args[1:], kwargs):
+    if not args or not isinstance(args[0], list | tuple) or _find_duals(args[1:], kwargs):
         return NotImplemented
     tensors, *settings = args
     primal = func(_primals(tensors), *settings, **kwargs)
     with torch.no_grad():
         parts = [t.tangent if isinstance(t, DualTensor) else torch.zeros_like(t) for t in tensors]
         tangent = func(parts, *settings, **kwargs)
-        return DualTensor(primal, tangent.to(primal.dtype), _duals(tensors)[0].dual_pass)
+        return DualTensor(primal, tangent.to(primal.dtype), _find_duals(tensors)[0].dual_pass)
 
 
-@_tangent_of("linear", "conv1d", "conv2d", "conv3d")
+@register_tangent("linear", "conv1d", "conv2d", "conv3d")
 def _affine(func: Callable, args: tuple, kwargs: dict) -> object:
     """Apply the function to the tangent without the bias."""
     names = ("input", "weight", "bias")
     options = dict(zip(names, args, strict=False)) | kwargs
     dual, weight, bias = (options.pop(name, None) for name in names)
     settings = args[len(names) :]
-    if _duals(weight, bias, settings, options) or is_quantised(weight):
+    if _find_duals(weight, bias, settings, options) or is_quantised(weight):
         return NotImplemented
     primal = func(dual.primal, weight, bias, *settings, **options)
     with torch.no_grad():
@@ -306,7 +306,7 @@ def _affine(func: Callable, args: tuple, kwargs: dict) -> object:
 # ---- functions that draw random numbers, once for both ------------------------------------------
 
 
-@_tangent_of("dropout", "dropout_")
+@register_tangent("dropout", "dropout_")
 def _dropout(func: Callable, args: tuple, kwargs: dict) -> object:
     """Draw one mask for both, as torch draws it."""
     options = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
@@ -324,7 +324,7 @@ def _dropout(func: Callable, args: tuple, kwargs: dict) -> object:
     return DualTensor(dual.primal * mask, dual.tangent * mask, dual.dual_pass)
 
 
-@_tangent_of("scaled_dot_product_attention")
+@register_tangent("scaled_dot_product_attention")
 def _attention(func: Callable, args: tuple, kwargs: dict) -> object:
     """Compute both by the jet rule, if there is dropout, since it draws the mask.
 
@@ -337,30 +337,32 @@ def _attention(func: Callable, args: tuple, kwargs: dict) -> object:
     assert rule is not None
     # The rule runs twice from one state of the generator: without gradients for the tangent, and
     # with them for the primal, as stream 0 of a jet with zero tangents.
-    tangent = _tangent_of_the_next_draw(func, args, kwargs)
-    jet_args, jet_kwargs = _replaced((args, kwargs), lambda d: lift(d.primal, d.dual_pass.layout))
+    tangent = _draw_tangent(func, args, kwargs)
+    jet_args, jet_kwargs = _replace_duals(
+        (args, kwargs), lambda d: lift(d.primal, d.dual_pass.layout)
+    )
     primal = call_rule(func, rule, jet_args, jet_kwargs).streams[0]
-    return DualTensor(primal, tangent, _duals(args, kwargs)[0].dual_pass)
+    return DualTensor(primal, tangent, _find_duals(args, kwargs)[0].dual_pass)
 
 
-@_tangent_of(F.gumbel_softmax)
+@register_tangent(F.gumbel_softmax)
 def _gumbel_softmax(func: Callable, args: tuple, kwargs: dict) -> object:
-    tangent = _tangent_of_the_next_draw(func, args, kwargs)
+    tangent = _draw_tangent(func, args, kwargs)
     primal = func(*_primals(args), **_primals(kwargs))
-    return DualTensor(primal, tangent, _duals(args, kwargs)[0].dual_pass)
+    return DualTensor(primal, tangent, _find_duals(args, kwargs)[0].dual_pass)
 
 
-def _tangent_of_the_next_draw(func: Callable, args: tuple, kwargs: dict) -> Tensor:
+def _draw_tangent(func: Callable, args: tuple, kwargs: dict) -> Tensor:
     """Call the jet rule, and leave the generator as it was for the primal."""
-    dual, rule = _duals(args, kwargs)[0], find_rule(func)
+    dual, rule = _find_duals(args, kwargs)[0], find_rule(func)
     assert rule is not None
     devices = [dual.device] if dual.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
-        jet_args, jet_kwargs = _replaced((args, kwargs), _as_jet)
+        jet_args, jet_kwargs = _replace_duals((args, kwargs), _as_jet)
         return call_rule(func, rule, jet_args, jet_kwargs).streams[1]
 
 
-@_tangent_of("bernoulli", "rand_like", "randn_like")
+@register_tangent("bernoulli", "rand_like", "randn_like")
 def _random_numbers(func: Callable, args: tuple, kwargs: dict) -> object:
     return func(*_primals(args), **_primals(kwargs))
 
@@ -368,22 +370,22 @@ def _random_numbers(func: Callable, args: tuple, kwargs: dict) -> object:
 # ---- everything else, by the rules of jets ------------------------------------------------------
 
 # Their rules are called first, since they refuse training, which changes running statistics.
-_CHANGES_A_MODEL = (F.batch_norm, F.instance_norm)
+_UPDATES_STATISTICS = (F.batch_norm, F.instance_norm)
 
 
-@_tangent_of(*collectives.OF_LISTS)
-def _by_rule_alone(func: Callable, args: tuple, kwargs: dict) -> object:
+@register_tangent(*collectives.OF_LISTS)
+def _call_jet_rule(func: Callable, args: tuple, kwargs: dict) -> object:
     rule = find_rule(func)
     assert rule is not None
     return rule(*args, **kwargs)
 
 
-def _by_jet_rule(func: Callable, args: tuple, kwargs: dict) -> object:
+def _ask_jet_rule(func: Callable, args: tuple, kwargs: dict) -> object:
     """Call the plain function on the primals, and the jet rule, without gradients, for tangents."""
     rule = find_rule(func)
     if rule is None:
         raise missing_rule(func)
-    duals = _duals(args, kwargs)
+    duals = _find_duals(args, kwargs)
     if any(dual.dtype.is_complex for dual in duals):
         check_complex(func)
     # The primal goes through `func` with its graph; the rule gets a copy of both, ``[2, ...]``, an
@@ -392,7 +394,7 @@ def _by_jet_rule(func: Callable, args: tuple, kwargs: dict) -> object:
     with torch.inference_mode(False), torch.no_grad():
         jets = {id(dual): _as_jet(dual) for dual in duals}
     versions = {key: jet.streams._version for key, jet in jets.items()}
-    jet_args, jet_kwargs = _replaced((args, kwargs), lambda dual: jets[id(dual)])
+    jet_args, jet_kwargs = _replace_duals((args, kwargs), lambda dual: jets[id(dual)])
 
     @torch.no_grad()
     def by_rule() -> object:
@@ -400,12 +402,12 @@ def _by_jet_rule(func: Callable, args: tuple, kwargs: dict) -> object:
 
     # What an autograd Function draws at random, it draws again for the primal.
     draws = is_apply(func)
-    first = draws or func in _CHANGES_A_MODEL
+    rule_first = draws or func in _UPDATES_STATISTICS
     devices = [duals[0].device] if duals[0].device.type == "cuda" else []
     with torch.random.fork_rng(devices, enabled=draws):
-        by_jets = by_rule() if first else None
+        by_jets = by_rule() if rule_first else None
     plain = func(*_primals(args), **_primals(kwargs))
-    by_jets = by_jets if first else by_rule()
+    by_jets = by_jets if rule_first else by_rule()
     with torch.no_grad():
         for dual in duals:
             jet = jets[id(dual)]
@@ -413,10 +415,10 @@ def _by_jet_rule(func: Callable, args: tuple, kwargs: dict) -> object:
             if jet.streams._version != versions[id(dual)]:
                 _check_writable(func, dual)
                 refuse_overlap(jet, dual.tangent.stride(), func)
-                forget_constant(dual.primal)
+                unmark_constant(dual.primal)
                 dual.tangent.copy_(jet.streams[1])
         sources = {id(jets[id(dual)]): dual for dual in duals}
-        return _paired(func, by_jets, plain, sources)
+        return _attach_tangent(func, by_jets, plain, sources)
 
 
 def _as_jet(dual: DualTensor) -> JetTensor:
@@ -424,21 +426,23 @@ def _as_jet(dual: DualTensor) -> JetTensor:
     return JetTensor(streams, dual.dual_pass.layout)
 
 
-def _paired(func: Callable, by_jets: object, plain: Any, sources: dict[int, DualTensor]) -> object:
+def _attach_tangent(
+    func: Callable, by_jets: object, plain: Any, sources: dict[int, DualTensor]
+) -> object:
     """Pair the plain function's results with the tangents of the rule's."""
     if isinstance(by_jets, JetTensor):
         if id(by_jets) in sources:  # the argument itself, perhaps written into
             return sources[id(by_jets)]
         dual_pass = next(iter(sources.values())).dual_pass
         # Torch returned a view of a primal, but the rule's tangent is a copy.
-        if any(memory_of(dual.primal) == memory_of(plain) for dual in sources.values()):
+        if any(storage_id(dual.primal) == storage_id(plain) for dual in sources.values()):
             dual_pass.forbid_writes(plain)
         elif by_jets.is_constant():
-            note_constant(plain)
+            mark_constant(plain)
         return DualTensor(plain, by_jets.streams[1].to(plain.dtype), dual_pass)
     if isinstance(by_jets, list | tuple) and not isinstance(by_jets, torch.Size):
         pairs = zip(by_jets, plain, strict=True)
-        return type(plain)([_paired(func, jet, part, sources) for jet, part in pairs])
+        return type(plain)([_attach_tangent(func, jet, part, sources) for jet, part in pairs])
     if by_jets is not None and not isinstance(by_jets, _PLAIN):
         raise missing_rule(func, f"jvp(differentiable=False) cannot take its {type(by_jets)} apart")
     return plain
@@ -448,7 +452,7 @@ _PLAIN = (Tensor, bool, int, float, str, torch.dtype, torch.device, torch.Size, 
 
 
 def _check_writable(func: Callable, dual: DualTensor) -> None:
-    if memory_of(dual.primal) in dual.dual_pass.read_only:
+    if storage_id(dual.primal) in dual.dual_pass.read_only:
         raise missing_rule(
             func,
             "it writes into an expanded input, or into a tensor of which "

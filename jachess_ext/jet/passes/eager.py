@@ -16,15 +16,15 @@ from ...ops.library import transformed
 from .. import rules  # noqa: F401  registers the rules
 
 from .. import adapters  # noqa: F401  isort: skip  registers theirs
-from ..adapters.libraries import adopt_varlen
-from ..adapters.quantised import adopt_libraries
+from ..adapters.libraries import register_varlen_attention
+from ..adapters.quantised import register_bitsandbytes
 from ..engine.context import without_autocast, without_dynamo
 from ..engine.derivative import DerivativeTensor, carries_derivatives, stale_tensor_error
 from ..engine.layout import JetLayout, Second, make_layout, map_tensors
-from ..engine.strides import match_input_layout, note_memory, overlaps
-from ..engine.tensor import JetTensor, different_layouts, lift
+from ..engine.strides import match_input_layout, overlaps, record_storage
+from ..engine.tensor import JetTensor, layout_mismatch_error, lift
 from ..engine.types import Function
-from ..rules.collectives import adopt as adopt_collectives
+from ..rules.collectives import register_wrappers as register_collective_wrappers
 from .dual import DualPass, DualTensor
 from .fsdp import jets_through_fsdp
 from .scope import open_pass
@@ -202,7 +202,7 @@ def jet_at(
     # The stack of an expanded x is dense: a write into it would change one entry, where torch would
     # change all that share its memory.  So rules refuse to write into what is noted here.
     if layout.jet_pass is not None and overlaps(x.shape, x.stride()):
-        note_memory(jet, layout.jet_pass.overlapping)
+        record_storage(jet, layout.jet_pass.overlapping)
     return jet
 
 
@@ -259,10 +259,10 @@ def begin_pass(
     directions: int, order: int, second: Second = "pairs", squares: int | None = None
 ) -> JetLayout:
     """Return the layout of a pass that begins now."""
-    adopt_libraries()
-    adopt_varlen()
+    register_bitsandbytes()
+    register_varlen_attention()
     watch_flex_attention()
-    adopt_collectives()
+    register_collective_wrappers()
     return make_layout(directions, order, second, squares).begin()
 
 
@@ -308,7 +308,7 @@ def check_output(tensor: Tensor, layout: JetLayout) -> None:
         jet_pass = tensor.pass_layout.jet_pass
         if jet_pass is not None and jet_pass.ended:
             raise stale_tensor_error("the function returned")
-        raise different_layouts({tensor.pass_layout, layout})
+        raise layout_mismatch_error({tensor.pass_layout, layout})
 
 
 def to_jets(value: object, layout: JetLayout) -> Any:
@@ -318,13 +318,13 @@ def to_jets(value: object, layout: JetLayout) -> Any:
         RuntimeError, ValueError: as `check_output`.
     """
     # A result is used after its pass, whose run would refuse it.
-    of_no_run = layout.without_pass()
+    result_layout = layout.without_pass()
 
     def as_jet(tensor: Tensor) -> Jet | Tensor:
         check_output(tensor, layout)
         if not isinstance(tensor, JetTensor) and not carries_derivatives(tensor):
             return tensor
-        return Jet(lift(tensor, layout).streams, of_no_run)
+        return Jet(lift(tensor, layout).streams, result_layout)
 
     return map_tensors(value, as_jet)
 
@@ -366,16 +366,16 @@ def attach_tangents(
                     "zeros of its shape, as its tangent"
                 )
             return point
-        tangent = _checked_tangent(step, point, name)
+        tangent = _check_tangent(step, point, name)
         if as_jets:
             return jet_at(point, tangent.unsqueeze(0), layout)
-        return _dual(point, tangent, dual_pass)
+        return _make_dual(point, tangent, dual_pass)
 
     leaves = [start(*point, step) for point, step in zip(points, steps, strict=True)]
     return torch_private.pytree.tree_unflatten(leaves, structure), layout
 
 
-def _dual(point: Tensor, step: Tensor, dual_pass: DualPass) -> DualTensor:
+def _make_dual(point: Tensor, step: Tensor, dual_pass: DualPass) -> DualTensor:
     """Return x + ε t of copies, since ``fn`` may write into its arguments."""
     copy = match_input_layout(point.clone().unsqueeze(0), point).squeeze(0)
     if overlaps(point.shape, point.stride()):
@@ -394,7 +394,7 @@ def _is_zero(step: object, point: Tensor) -> bool:
     return torch.compiler.is_compiling() or not can_read_values() or not step.any()
 
 
-def _checked_tangent(tangent: object, primal: Tensor, name: str) -> Tensor:
+def _check_tangent(tangent: object, primal: Tensor, name: str) -> Tensor:
     """Return a tangent of the primal's shape; a number fills it, and None is 0."""
     tangent = 0 if tangent is None else tangent
     if isinstance(tangent, int | float) and not isinstance(tangent, bool):

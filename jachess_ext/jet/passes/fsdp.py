@@ -22,7 +22,7 @@ _groups: dict[dist.ProcessGroup, None] = {}
 
 
 @contextmanager
-def groups_of_modules() -> Iterator[list[dist.ProcessGroup]]:
+def collect_groups() -> Iterator[list[dist.ProcessGroup]]:
     """Yield a list that has, once the context ends, the process groups whose ranks run together
     the wrapped modules that jets went through within it."""
     groups: list[dist.ProcessGroup] = []
@@ -54,14 +54,14 @@ def jets_through_fsdp() -> Iterator[None]:
     """
     changed: list[tuple[dict[int, Function], int, Function]] = []
     for module in _sharded_modules():
-        for hooks, handing in (
-            (module._forward_pre_hooks, _plain_to_pre_hook),
-            (module._forward_hooks, _plain_to_hook),
+        for hooks, wrap_hook in (
+            (module._forward_pre_hooks, _wrap_pre_hook),
+            (module._forward_hooks, _wrap_hook),
         ):
             for number, hook in hooks.items():
                 if getattr(hook, "__module__", "").startswith("torch.distributed.fsdp"):
                     changed.append((hooks, number, hook))
-                    hooks[number] = handing(hook)
+                    hooks[number] = wrap_hook(hook)
     try:
         with _jets_through_ddp():
             yield
@@ -84,60 +84,60 @@ def _jets_through_ddp() -> Iterator[None]:
     if not _dist_is_on():
         yield
         return
-    opened: list[tuple[RemovableHandle, list[Rebuild]]] = []
+    open_modules: list[tuple[RemovableHandle, list[Rebuild]]] = []
 
     def before(module: nn.Module, args: Args) -> None:
         if isinstance(module, nn.parallel.DistributedDataParallel):
             rebuild: list[Rebuild] = []
 
             def plain(inner: nn.Module, args: Args, output: T) -> T:
-                value, rebuild[:] = _opened(output)
+                value, rebuild[:] = _unwrap_jets(output)
                 return value
 
             # DDP's forward calls the inner module, then asks its output for the graph: a hook on
             # the inner module is the last place between. It stands behind the module's other
             # hooks, which see jets.
-            opened.append((module.module.register_forward_hook(plain), rebuild))
+            open_modules.append((module.module.register_forward_hook(plain), rebuild))
             _groups[module.process_group] = None
 
     def after(module: nn.Module, args: Args, output: T) -> T:
         if not isinstance(module, nn.parallel.DistributedDataParallel):
             return output
-        hook, rebuild = opened.pop()
+        hook, rebuild = open_modules.pop()
         hook.remove()
-        return _closed(output, rebuild)
+        return _rewrap_jets(output, rebuild)
 
     with register_module_forward_pre_hook(before), register_module_forward_hook(after):
         try:
             yield
         finally:
-            for hook, _ in opened:  # of modules whose forward raised
+            for hook, _ in open_modules:  # of modules whose forward raised
                 hook.remove()
 
 
-def _plain_to_pre_hook(hook: Callable) -> Function:
-    def handed(module: nn.Module, args: Args, kwargs: Named) -> tuple[Args, Named]:
-        plain, rebuild = _opened((args, kwargs))
+def _wrap_pre_hook(hook: Callable) -> Function:
+    def wrapper(module: nn.Module, args: Args, kwargs: Named) -> tuple[Args, Named]:
+        plain, rebuild = _unwrap_jets((args, kwargs))
         for parameter in module.parameters():
             if (mesh := getattr(parameter, "device_mesh", None)) is not None:
                 _groups.update(dict.fromkeys(mesh.get_all_groups()))
                 break
         changed = hook(module, *plain)
-        return _closed(plain if changed is None else changed, rebuild)
+        return _rewrap_jets(plain if changed is None else changed, rebuild)
 
-    return handed
+    return wrapper
 
 
-def _plain_to_hook(hook: Callable) -> Function:
-    def handed(module: nn.Module, args: Args, output: T) -> T:
-        plain, rebuild = _opened(output)
+def _wrap_hook(hook: Callable) -> Function:
+    def wrapper(module: nn.Module, args: Args, output: T) -> T:
+        plain, rebuild = _unwrap_jets(output)
         changed = hook(module, args, plain)
-        return _closed(plain if changed is None else changed, rebuild)
+        return _rewrap_jets(plain if changed is None else changed, rebuild)
 
-    return handed
+    return wrapper
 
 
-def _opened(value: T) -> tuple[T, list[Rebuild]]:
+def _unwrap_jets(value: T) -> tuple[T, list[Rebuild]]:
     """Return ``value`` with plain tensors for jets, and the functions that restore each tensor."""
     rebuild: list[Rebuild] = []
 
@@ -154,7 +154,7 @@ def _opened(value: T) -> tuple[T, list[Rebuild]]:
     return map_tensors(value, plain), rebuild
 
 
-def _closed(value: T, rebuild: list[Rebuild]) -> T:
+def _rewrap_jets(value: T, rebuild: list[Rebuild]) -> T:
     # `map_tensors` meets the tensors in one order, so that the n-th comes back to the n-th.
     remaining = iter(rebuild)
     return map_tensors(value, lambda tensor: next(remaining)(tensor))

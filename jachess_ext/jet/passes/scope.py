@@ -71,7 +71,7 @@ def _guarded_requires_grad(self: Tensor, requires_grad: bool = True) -> Tensor:
         RuntimeError: it has.
     """
     if isinstance(self, DerivativeTensor):  # torch would look for a rule of this function
-        _requires_grad_(self._recorded, requires_grad)
+        _requires_grad_(self.autograd_tensor, requires_grad)
         return self
     begins = requires_grad and not self.requires_grad
     if begins and any(p is not None and p.detached for p in _OPEN.passes):

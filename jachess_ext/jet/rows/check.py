@@ -8,7 +8,7 @@ norm in training mode, it would add derivatives by other rows without an error. 
    exactly 0 in the row of zeros, since products and sums of zeros are (`RowCheck`).
 2. Rounding has no bound that holds for every function (its own terms may cancel).  What is off is
    therefore run again along directions that are 0 in half of the rows.  A tangent there is exactly
-   0, or comes from other rows (`Rows.mix`).
+   0, or comes from other rows (`Rows.are_mixed`).
 
 Along few directions a stream more is dear in a training loop, which calls the same function again
 and again: not every step is checked there (`History`).
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from ... import torch_private
 from ...ops.library import transformed
 from ..engine.types import Function
-from ..rules.forward_mode import unwrapped
+from ..rules.forward_mode import unwrap
 
 MIXED = (
     "results of fn depend on other rows of x than their own (a mean over the batch, batch norm in "
@@ -45,7 +45,7 @@ MIXED = (
 _calls = itertools.count()
 
 
-def mixed_factors(count: int, rows: int, like: Tensor, *, zero: bool = False) -> Tensor:
+def random_factors(count: int, rows: int, like: Tensor, *, zero: bool = False) -> Tensor:
     """Return ``[count, rows]``: numbers that nothing relates, others at each call.
 
     Torch's generators are left alone; under `torch.func.vmap` they would ask how to draw.
@@ -54,7 +54,7 @@ def mixed_factors(count: int, rows: int, like: Tensor, *, zero: bool = False) ->
         zero: whether those of one row are 0; of another row at each call.
     """
     count, rows = int(count), int(rows)  # while torch.export traces they may be symbols
-    make = _table if count * rows < 2**16 else _table.__wrapped__
+    make = _factor_table if count * rows < 2**16 else _factor_table.__wrapped__
     first = next(_calls) % rows
     table = torch.from_numpy(make(count, rows, like.dtype == torch.float64, zero))
     # Another window of the table at each call, so that a mixture of rows that cancels with some
@@ -63,7 +63,7 @@ def mixed_factors(count: int, rows: int, like: Tensor, *, zero: bool = False) ->
 
 
 @functools.lru_cache(16)
-def _table(count: int, rows: int, double: bool, zero: bool) -> np.ndarray:
+def _factor_table(count: int, rows: int, double: bool, zero: bool) -> np.ndarray:
     """Return ``[count, 2 rows - 1]``, of which any ``rows`` columns are such factors."""
     generator = np.random.default_rng(0)
     table = generator.standard_normal((count, 2 * rows - 1), np.float64 if double else np.float32)
@@ -77,7 +77,7 @@ def append_dims(factors: Tensor, ndim: int) -> Tensor:
     return factors.reshape(*factors.shape, *(1,) * (ndim - factors.ndim))
 
 
-def halves(rows: int, device: torch.device) -> Tensor:
+def half_masks(rows: int, device: torch.device) -> Tensor:
     """Return ``[h, rows]``, each true in half of the rows: for any two, one of the first alone."""
     # Two rows differ in some bit of their numbers: the half of those with that bit, or the half
     # without it, holds the first and not the second.
@@ -88,15 +88,15 @@ def halves(rows: int, device: torch.device) -> Tensor:
 
 def any_true(tensors: Iterable[Tensor]) -> bool:
     """Return whether an entry is true: of all functions that torch.func.vmap calls at once."""
-    return any(bool(unwrapped(tensor).any()) for tensor in tensors)
+    return any(bool(unwrap(tensor).any()) for tensor in tensors)
 
 
 # ---- which calls are checked -------------------------------------------------------------------
 
-_MANY = 16
+_ALWAYS_CHECKED = 16
 """Along as many directions every call is checked: a stream more is less than a sixteenth."""
-_OFTEN = 64
-_KEYS = 16
+_CHECK_INTERVAL = 64
+_MAX_KEYS = 16
 ROUNDINGS = 16.0
 """How far tangents are off at most before it is looked into; of networks, up to 6."""
 
@@ -126,13 +126,13 @@ class History:
         64th; of others each."""
         number = self.steps.get(key, 0) + 1
         is_power_of_two = not number & (number - 1)
-        return key not in self.trained or is_power_of_two or number % _OFTEN == 0
+        return key not in self.trained or is_power_of_two or number % _CHECK_INTERVAL == 0
 
     def count(self, key: object, result: Tensor) -> None:
         """Count a call, and watch whether its result goes through a backward."""
         with _LOCK:
             number = self.steps.pop(key, 0) + 1
-            if len(self.steps) >= _KEYS:
+            if len(self.steps) >= _MAX_KEYS:
                 del self.steps[next(iter(self.steps))]
             self.steps[key] = number
             self.trained &= self.steps.keys() - {key}
@@ -144,7 +144,7 @@ _HISTORIES: weakref.WeakKeyDictionary[object, History] = weakref.WeakKeyDictiona
 _LOCK = threading.Lock()
 
 
-def history_of(fn: object) -> History:
+def find_history(fn: object) -> History:
     """Return the history of a function; of one defined in a loop, that of its code.
 
     A new one for what can be no key of a dictionary.
@@ -159,7 +159,11 @@ def history_of(fn: object) -> History:
 
 def call_key(rows: Any) -> object | None:
     """Return what calls have in common of which not each is checked; None for one that is."""
-    if rows.count >= _MANY or not torch.is_grad_enabled() or torch.compiler.is_exporting():
+    if (
+        rows.count >= _ALWAYS_CHECKED
+        or not torch.is_grad_enabled()
+        or torch.compiler.is_exporting()
+    ):
         return None
     shapes = tuple((point.shape, point.dtype, point.device) for point in rows.points)
     # A list, which is no key, may hold something else than before.
@@ -219,7 +223,7 @@ class Generators:
 
 
 @contextmanager
-def restored(fn: Function) -> Iterator[None]:
+def restoring_state(fn: Function) -> Iterator[None]:
     """Set torch's generators, and a module's buffers, as they were."""
     generators = Generators()
     buffers = list(fn.buffers()) if isinstance(fn, nn.Module) else []
@@ -243,7 +247,7 @@ class RowCheck:
     def __init__(self, rows: Any) -> None:
         self._rows = rows
         self.generators = Generators()  # as they are when the call begins
-        factors = mixed_factors(rows.count, rows.batch, rows.points[0], zero=True)
+        factors = random_factors(rows.count, rows.batch, rows.points[0], zero=True)
         if torch.compiler.is_exporting():  # without rounding to look into: 0 in half of the rows
             factors = factors * (factors[:1] > factors[:1].median())
         self._factors = factors  # [q, N]
@@ -280,37 +284,37 @@ class RowCheck:
         While torch.export traces nothing is read: the exported program raises RuntimeError.
         """
         if torch.compiler.is_exporting():
-            return self._assert_apart(tangents)
+            return self._assert_independent(tangents)
         is_mixed = False
-        if not self._agrees(tangents):
-            # Rounding, or a mixture: `Rows.mix` tells, by more runs of fn.  What rounding alone
+        if not self._is_close(tangents):
+            # Rounding, or a mixture: `Rows.are_mixed` tells, by more runs of fn.  What rounding alone
             # came to is remembered, so that a function that rounds as much again is not run again.
-            error, history = self._error(tangents), history_of(self._rows.fn)
+            error, history = self._largest_error(tangents), find_history(self._rows.fn)
             if error > history.roundings:
-                is_mixed = error == torch.inf or self._rows.mix(self.generators)
+                is_mixed = error == torch.inf or self._rows.are_mixed(self.generators)
                 history.roundings = 4 * error
-        if not is_mixed and self._rows.all_rows_equal():
+        if not is_mixed and self._rows.all_equal():
             with suppress(Exception):  # of a function that is not defined there
-                is_mixed = self._rows.mix(self.generators, nearby=True)
+                is_mixed = self._rows.are_mixed(self.generators, nearby=True)
         if is_mixed:
-            history_of(self._rows.fn).forget()
+            find_history(self._rows.fn).forget()
             raise ValueError(MIXED)
 
-    def _agrees(self, tangents: list[Tensor]) -> bool:
+    def _is_close(self, tangents: list[Tensor]) -> bool:
         """Return whether they are equal but for some rounding, and 0 in the row of zeros.
 
-        Quickly; what is not may be more rounding, or not finite (`_error`).
+        Quickly; what is not may be more rounding, or not finite (`_largest_error`).
         """
         for tangent, total, size in zip(tangents, self._sums, self._sizes, strict=True):
             if tangent.numel():
                 bound = (size + size.median()) * (ROUNDINGS * torch.finfo(tangent.dtype).eps)
-                near = (tangent - total).abs() <= bound
+                is_close = (tangent - total).abs() <= bound
                 # What is 0 along every direction is 0 in the row of zeros and where fn is constant.
-                if not unwrapped(torch.where(size == 0, tangent == 0, near)).all():
+                if not unwrap(torch.where(size == 0, tangent == 0, is_close)).all():
                     return False
         return True
 
-    def _error(self, tangents: list[Tensor]) -> float:
+    def _largest_error(self, tangents: list[Tensor]) -> float:
         """Return the largest difference, in roundings; infinity where the row of zeros has a
         tangent.
 
@@ -321,21 +325,25 @@ class RowCheck:
         for tangent, total, size in zip(tangents, self._sums, self._sizes, strict=True):
             if tangent.numel():
                 info = torch.finfo(tangent.dtype)
-                off = (tangent - total).abs().nan_to_num(0, 0, 0).unsqueeze(-1).flatten(1).amax(-1)
+                error = (
+                    (tangent - total).abs().nan_to_num(0, 0, 0).unsqueeze(-1).flatten(1).amax(-1)
+                )
                 size = size.unsqueeze(-1).flatten(1).amax(-1)
                 usual = torch.where(size > 0, size, torch.nan).nanmedian().nan_to_num(0, 0, 0)
-                off = (off / (size + usual + info.tiny) / info.eps).nan_to_num(0)
-                errors.append(unwrapped(torch.where(self._reached(tangent), torch.inf, off)).max())
+                error = (error / (size + usual + info.tiny) / info.eps).nan_to_num(0)
+                errors.append(
+                    unwrap(torch.where(self._leaking_rows(tangent), torch.inf, error)).max()
+                )
         return max(map(float, errors))
 
-    def _assert_apart(self, tangents: list[Tensor]) -> None:
+    def _assert_independent(self, tangents: list[Tensor]) -> None:
         """Have a program that is being exported raise RuntimeError where a row of zeros has a
         tangent."""
         for tangent in tangents:
             if tangent.numel():
-                torch_private.assert_async(~self._reached(tangent).any(), MIXED)
+                torch_private.assert_async(~self._leaking_rows(tangent).any(), MIXED)
 
-    def _reached(self, tangent: Tensor) -> Tensor:
+    def _leaking_rows(self, tangent: Tensor) -> Tensor:
         """Return ``[N]``, the rows that have a tangent where their factors are 0."""
         zero = self._factors[0] == 0
         return zero & (tangent.abs() > 0).unsqueeze(-1).flatten(1).any(-1)

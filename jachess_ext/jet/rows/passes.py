@@ -34,17 +34,17 @@ from ..passes.eager import (
 )
 from ..passes.fsdp import jets_through_fsdp
 from ..passes.scope import open_pass
-from ..rules.forward_mode import unwrapped
+from ..rules.forward_mode import unwrap
 from .check import (
     Generators,
     RowCheck,
     any_true,
     append_dims,
     call_key,
-    halves,
-    history_of,
-    mixed_factors,
-    restored,
+    find_history,
+    half_masks,
+    random_factors,
+    restoring_state,
 )
 from .sameness import CHANGES, refuse_irreproducible, require_same
 
@@ -189,7 +189,7 @@ class Rows:
         like = self.points[0]
         factors = torch.as_tensor(weights, dtype=like.dtype, device=like.device)
         shapes = (self.count,), (self.count, self.batch)
-        if factors.shape not in shapes or not unwrapped(factors).isfinite().all():
+        if factors.shape not in shapes or not unwrap(factors).isfinite().all():
             raise ValueError(
                 f"weights have shape {list(factors.shape)}; expected [{self.count}], a finite "
                 f"number for each direction, or [{self.count}, {self.batch}], for each in each row"
@@ -218,7 +218,7 @@ class Rows:
                 f"fn has to run {len(plan)} times with the same random numbers, whose state a CUDA "
                 "graph cannot set back: leave out chunk_size, and weights of both signs"
             )
-        key, history = call_key(self) if self._check else None, history_of(self.fn)
+        key, history = call_key(self) if self._check else None, find_history(self.fn)
         is_checked = self._check and (key is None or history.is_due(key))
         check = RowCheck(self) if is_checked else None
         roots = None if weights is None else square_roots(weights)
@@ -382,12 +382,12 @@ class Rows:
             for part, point in zip(parts, self.points, strict=True)
         ]
 
-    def all_rows_equal(self) -> bool:
+    def all_equal(self) -> bool:
         """Return whether all rows are the same."""
         last = any_true(point[-1] != point[0] for point in self.points)  # of most batches: quick
         return not last and not any_true((point != point[:1]).flatten() for point in self.points)
 
-    def mix(self, generators: Generators, *, nearby: bool = False) -> bool:
+    def are_mixed(self, generators: Generators, *, nearby: bool = False) -> bool:
         """Return whether tangents of some rows reach rows where they are zero; whatever two rows
         these are, and to the bit.
 
@@ -396,18 +396,18 @@ class Rows:
             nearby: at other points, since what is the same in all rows may hide it.
         """
         points = [point.detach() for point in self.points]
-        mixture = self.mixture(mixed_factors(self.count, self.batch, points[0]))
+        mixture = self.mixture(random_factors(self.count, self.batch, points[0]))
         if nearby:
             pairs = zip(points, mixture, strict=True)
             points = [point + (1 + point.abs()) * part / 128 for point, part in pairs]
-        with torch.no_grad(), restored(self.fn):
-            for moved in halves(self.batch, points[0].device).split(8):
+        with torch.no_grad(), restoring_state(self.fn):
+            for masks in half_masks(self.batch, points[0].device).split(8):
                 # moved [8, N]: in direction h the rows with moved[h] have a tangent, others have 0
                 generators.restore()
-                steps = [append_dims(moved, 1 + part.ndim) * part for part in mixture]
-                group = Group(1, list(range(len(moved))), squares=0)
+                steps = [append_dims(masks, 1 + part.ndim) * part for part in mixture]
+                group = Group(1, list(range(len(masks))), squares=0)
                 for jet in self._run(points, steps, group, "sum").jets:
-                    outside = torch.where(append_dims(moved, jet.first.ndim), 0, jet.first)
+                    outside = torch.where(append_dims(masks, jet.first.ndim), 0, jet.first)
                     if any_true([outside.abs() > 0]):
                         return True
         return False
@@ -420,7 +420,9 @@ def rows_mix(fn: Function, x: Tensor) -> bool:
     if rows.batch < 2 or not rows.count:
         return False
     generators = Generators()
-    return rows.mix(generators) or (rows.all_rows_equal() and rows.mix(generators, nearby=True))
+    return rows.are_mixed(generators) or (
+        rows.all_equal() and rows.are_mixed(generators, nearby=True)
+    )
 
 
 def expand_rows(step: object, point: Tensor) -> Tensor:

@@ -26,15 +26,15 @@ from torch import Tensor, nn
 from ... import torch_private
 from ...ops.library import wide
 from ..engine.types import Args, Function, Named
-from ..rules.forward_mode import unwrapped
-from .check import ROUNDINGS, history_of
+from ..rules.forward_mode import unwrap
+from .check import ROUNDINGS, find_history
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
-_MOST = 1 / 8
+_MAX_ROUNDING = 1 / 8
 """The largest relative difference that is taken for rounding without another look."""
-_GPU = 64
+_GPU_FACTOR = 64
 """How much more than a CPU a GPU may round from run to run, since it adds in any order."""
 CHANGES = (
     "it draws random numbers (dropout; a generator of its own, NumPy's or Python's; a lazy layer, "
@@ -66,36 +66,36 @@ def require_same(
             dist.all_reduce(agreed, dist.ReduceOp.MAX, group=group)
         return bool(agreed)
 
-    off, history = distance(first, other), history_of(fn)
+    off, history = distance(first, other), find_history(fn)
     if not on_any_rank(off > history.roundings_of_runs):
         return
     of_gpu = any(tensor.device.type != "cpu" for tensor in first)
-    limit = ROUNDINGS * (_GPU if of_gpu else 1)
+    limit = ROUNDINGS * (_GPU_FACTOR if of_gpu else 1)
     if on_any_rank(max(distance(run, again) for run, again in repetitions) > limit):
         raise RuntimeError(message)
-    # So much was rounding; no function is let off more than `_MOST` for good.
-    most = _MOST / torch.finfo(_whole(first[0]).dtype).eps
-    history.roundings_of_runs = max(history.roundings_of_runs, min(4 * off, most))
+    # So much was rounding; no function is let off more than `_MAX_ROUNDING` for good.
+    largest = _MAX_ROUNDING / torch.finfo(_make_readable(first[0]).dtype).eps
+    history.roundings_of_runs = max(history.roundings_of_runs, min(4 * off, largest))
 
 
 def distance(first: Sequence[Tensor], other: Sequence[Tensor]) -> float:
     """Return how far lists of tensors are apart, in roundings of an entry's size and of the usual
     one; NaN is the same as NaN, and infinity as infinity."""
-    most = 0.0
-    for a, b in zip(map(_whole, first), map(_whole, other), strict=True):
+    largest = 0.0
+    for a, b in zip(map(_make_readable, first), map(_make_readable, other), strict=True):
         if a.shape != b.shape:
             return torch.inf
         if not torch.equal(a, b):
             size, info = a.abs(), torch.finfo(a.dtype)
             same = (a == b) | (a.isnan() & b.isnan())
             off = (a - b).abs() / (size + size.nanmedian() + info.tiny) / info.eps
-            most = max(most, float(torch.where(same, 0, off.nan_to_num(torch.inf)).max()))
-    return most
+            largest = max(largest, float(torch.where(same, 0, off.nan_to_num(torch.inf)).max()))
+    return largest
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _make_readable(tensor: Tensor) -> Tensor:
     """Return a tensor that can be read: without wrappers, of 32 bits at least."""
-    return wide(unwrapped(tensor.detach()))
+    return wide(unwrap(tensor.detach()))
 
 
 # ---- in a graph --------------------------------------------------------------------------------
@@ -111,20 +111,20 @@ def refuse_irreproducible(fn: Function) -> Iterator[None]:
     buffers = dict(fn.named_buffers()) if isinstance(fn, nn.Module) else {}
     versions = {name: buffer._version for name, buffer in buffers.items()}
     states = random.getstate(), repr(np.random.get_state())
-    with _undrawn()():
+    with _no_random_mode()():
         yield
     if states != (random.getstate(), repr(np.random.get_state())):
-        raise _drawn("NumPy's or Python's random numbers")
+        raise _random_error("NumPy's or Python's random numbers")
     for name, buffer in buffers.items():
         if buffer._version != versions[name]:
             raise RuntimeError(f"fn writes its buffer {name!r}, and runs twice")
 
 
 @cache
-def _undrawn() -> type:
+def _no_random_mode() -> type:
     """Return the class of a context in which torch draws no random numbers."""
 
-    class Undrawn(torch_private.TorchDispatchMode):  # type: ignore[misc]  # looked up
+    class NoRandom(torch_private.TorchDispatchMode):  # type: ignore[misc]  # looked up
         def __torch_dispatch__(
             self,
             func: OpOverload,
@@ -132,14 +132,14 @@ def _undrawn() -> type:
             args: Args,
             kwargs: Named | None = None,
         ) -> object:
-            if draws(func, args, kwargs or {}):
-                raise _drawn(f"{func}")
+            if draws_random_numbers(func, args, kwargs or {}):
+                raise _random_error(f"{func}")
             return func(*args, **(kwargs or {}))
 
-    return Undrawn
+    return NoRandom
 
 
-def draws(operator: OpOverload, args: Args, kwargs: Named) -> bool:
+def draws_random_numbers(operator: OpOverload, args: Args, kwargs: Named) -> bool:
     """Return whether a call of an operator draws random numbers.
 
     Kernels of attention and recurrent networks are tagged so for the sake of their dropout.
@@ -149,9 +149,9 @@ def draws(operator: OpOverload, args: Args, kwargs: Named) -> bool:
     arguments = operator._schema.arguments
     defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
     values = {**defaults, **dict(zip((a.name for a in arguments), args, strict=False)), **kwargs}
-    is_off = any(values.get(name) == 0 for name in ("dropout_p", "dropout"))
-    return not is_off and not any(values.get(name) is False for name in ("train", "training"))
+    is_unset = any(values.get(name) == 0 for name in ("dropout_p", "dropout"))
+    return not is_unset and not any(values.get(name) is False for name in ("train", "training"))
 
 
-def _drawn(what: str) -> RuntimeError:
+def _random_error(what: str) -> RuntimeError:
     return RuntimeError(f"fn draws random numbers ({what}), and runs twice")

@@ -12,21 +12,21 @@ from torch import Tensor
 from ...torch_private import release
 from ..engine.layout import replace_tensors
 from ..engine.registry import Functions, attribute, find_rule, general_rule, jet_rule, spellings
-from ..engine.strides import note_memory
+from ..engine.strides import record_storage
 from ..engine.tensor import JetTensor, aligned, common_layout, constant, lift, primal_of
 from ..engine.types import Dims, Operand, Rule
-from .pointwise import Derivatives, in_float32, push_forward, wide
+from .pointwise import Derivatives, evaluate_in_float32, push_forward, wide
 from .reduce import euclidean_norm
 from .streamwise import (
     add_to_primal,
     bilinear,
-    lifted_streams,
+    lift_streams,
     stack_dims,
     varargs,
 )
 
 
-def promoted(a: Operand, b: Operand) -> tuple[Operand, Operand]:
+def promote(a: Operand, b: Operand) -> tuple[Operand, Operand]:
     """Cast both to the dtype that torch would compute in, which depends on their dimensions.
 
     A plain scalar tensor keeps its dtype, as torch keeps its precision beside a half.
@@ -45,7 +45,7 @@ def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
 def add(input: Operand, other: Operand, *, alpha: float = 1) -> JetTensor:
     if alpha != 1:
         other = other * alpha
-    a, b = promoted(input, other)
+    a, b = promote(input, other)
     layout = common_layout(a, b)
     if isinstance(a, JetTensor) and isinstance(b, JetTensor):
         ndim = max(a.ndim, b.ndim)
@@ -78,7 +78,7 @@ def rsub(input: Operand, other: Operand, *, alpha: float = 1) -> JetTensor:
 
 @jet_rule("mul", "multiply", "__mul__", "__rmul__")
 def mul(input: Operand, other: Operand) -> JetTensor:
-    a, b = promoted(input, other)
+    a, b = promote(input, other)
     jet, factor = (a, b) if isinstance(a, JetTensor) else (cast(JetTensor, b), a)
     if not isinstance(factor, Tensor) or (factor.ndim == 0 and not isinstance(factor, JetTensor)):
         return jet.with_streams(jet.streams * factor)
@@ -90,7 +90,7 @@ def div(input: Operand, other: Operand, *, rounding_mode: str | None = None) -> 
     if rounding_mode is not None:
         rule = general_rule(torch.div, f"rounding_mode={rounding_mode!r} is not covered")
         return rule(input, other, rounding_mode=rounding_mode)
-    a, b = promoted(input, other)
+    a, b = promote(input, other)
     if isinstance(b, JetTensor):
         return JetTensor(_quotient(a, b), common_layout(a, b))
     jet = cast(JetTensor, a)
@@ -155,7 +155,7 @@ def outer(input: Tensor, vec2: Tensor) -> Tensor:
 
 @jet_rule("pow", "__pow__")
 def power(input: Operand, exponent: Operand) -> JetTensor:
-    a, n = promoted(input, exponent)
+    a, n = promote(input, exponent)
     if not isinstance(n, JetTensor):
         return _power_of_jet(cast(JetTensor, a), n)
     if not isinstance(a, JetTensor):
@@ -180,11 +180,11 @@ def _power_derivatives(x: Tensor, n: Operand) -> Derivatives:
         second = torch.where((n == 0) | (n == 1), 1, second)
     else:
         first, second = (1 if n == 0 else first), (1 if n in (0, 1) else second)
-    curvature = n * (n - 1) * torch.pow(_without_slope_at_zero(x, second), second)
+    curvature = n * (n - 1) * torch.pow(_detach_steep_zeros(x, second), second)
     return value, n * torch.pow(x, first), curvature
 
 
-def _without_slope_at_zero(x: Tensor, n: Operand) -> Tensor:
+def _detach_steep_zeros(x: Tensor, n: Operand) -> Tensor:
     """Detach x where x^n is 0 and its slope infinite (0 < n < 1), so that a loss that does not
     depend on it gets no 0 · ∞."""
     if x.is_complex() or isinstance(n, complex) or not (isinstance(n, Tensor) or 0 < n < 1):
@@ -197,20 +197,20 @@ def _power_to_jet(base: Tensor, exponent: JetTensor) -> JetTensor:
     """Compute b^y as a function of y; constant where b is 0."""
     value = torch.pow(base, exponent.primal)
     widened = exponent.with_streams(aligned(exponent, value.ndim))
-    return _moved_exponent(base.to(value.dtype), widened, value)[0]
+    return _exponential(base.to(value.dtype), widened, value)[0]
 
 
-def _moves(jet: JetTensor) -> Tensor:
+def _has_tangent(jet: JetTensor) -> Tensor:
     """Return where a tangent is not 0; elsewhere a formula may leave its domain without harm."""
     return (jet.streams[1:] != 0).any(0)
 
 
-def _moved_exponent(base: Tensor, exponent: JetTensor, value: Tensor) -> tuple[JetTensor, Tensor]:
+def _exponential(base: Tensor, exponent: JetTensor, value: Tensor) -> tuple[JetTensor, Tensor]:
     """Compute b^y as a function of y, with derivatives b^y ln b and b^y (ln b)²; and ln b.
 
     ln b is 0 where b is 0, as in torch, and where b is negative and no tangent of y needs it.
     """
-    needed = _moves(exponent) | ((wide(base).real > 0) & value.isfinite())
+    needed = _has_tangent(exponent) | ((wide(base).real > 0) & value.isfinite())
     log = torch.where((base != 0) & needed, wide(base), 1).log()
     power = torch.where(needed, wide(value), 0)
     return push_forward(exponent, (value, power * log, power * log * log)), log
@@ -218,7 +218,7 @@ def _moved_exponent(base: Tensor, exponent: JetTensor, value: Tensor) -> tuple[J
 
 def _power_of_jets(base: JetTensor, exponent: JetTensor) -> JetTensor:
     """Compute x^n as a function of both; its mixed derivative is x^(n−1) (1 + n ln x)."""
-    # f_x x_ij + f_xx x_i x_j is `in_x`, f_n n_ij + f_nn n_i n_j is `in_n`, and `_with_mixed` adds
+    # f_x x_ij + f_xx x_i x_j is `base_terms`, f_n n_ij + f_nn n_i n_j is `exponent_terms`, and `_add_mixed_terms` adds
     # f_xn (x_i n_j + x_j n_i).  A derivative that is infinite or undefined must not meet a tangent
     # of 0, with which its product would be NaN.
     ndim = max(base.ndim, exponent.ndim)
@@ -227,26 +227,28 @@ def _power_of_jets(base: JetTensor, exponent: JetTensor) -> JetTensor:
     value = torch.pow(x, n)
     with torch.no_grad():
         finite = torch.stack([wide(part) for part in _power_derivatives(x, n)]).isfinite().all(0)
-    needed = _moves(base)
+    needed = _has_tangent(base)
     # Elsewhere the exponent 1, whose derivatives are finite; the tangents are 0 there.
     _, slope, curvature = _power_derivatives(x, torch.where(needed | finite, n, 1))
-    in_x = push_forward(base, (value, slope, curvature))
-    in_n, log = _moved_exponent(x, exponent, value)
-    out = torch.cat([value.unsqueeze(0), in_x.streams[1:] + in_n.streams[1:]])
+    base_terms = push_forward(base, (value, slope, curvature))
+    exponent_terms, log = _exponential(x, exponent, value)
+    out = torch.cat([value.unsqueeze(0), base_terms.streams[1:] + exponent_terms.streams[1:]])
     # Where it is infinite, only tangents ≠ 0 get it; at 0 it is 0, unless n is 0 or 1.
     mixed = wide(torch.where(x == 0, 1, x)) ** (n - 1) * (1 + n * log)
-    nothing = (x == 0) | ~((needed & _moves(exponent)) | mixed.isfinite())
-    mixed = mixed.masked_fill(nothing, 0)
-    out = _with_mixed(out, mixed, base, exponent)
+    is_zero = (x == 0) | ~((needed & _has_tangent(exponent)) | mixed.isfinite())
+    mixed = mixed.masked_fill(is_zero, 0)
+    out = _add_mixed_terms(out, mixed, base, exponent)
     # At x = 0, n = 0 or 1 it is infinite: NaN, but for the pairs that have no x_i n_j + x_j n_i.
     infinite = (x == 0) & ((n == 0) | (n == 1))
     undefined = torch.zeros_like(mixed.detach()).masked_fill(infinite, math.nan)
     with torch.no_grad():
-        absent = _with_mixed(torch.zeros_like(out), torch.ones_like(mixed), base, exponent) == 0
+        absent = (
+            _add_mixed_terms(torch.zeros_like(out), torch.ones_like(mixed), base, exponent) == 0
+        )
     return base.with_streams(out + undefined.masked_fill(absent, 0).to(out.dtype))
 
 
-def _with_mixed(streams: Tensor, mixed: Tensor, a: JetTensor, b: JetTensor) -> Tensor:
+def _add_mixed_terms(streams: Tensor, mixed: Tensor, a: JetTensor, b: JetTensor) -> Tensor:
     """Add the second order of a function's derivative ``mixed`` by both of two jets."""
     layout = a.jet_layout
     if not layout.seconds:
@@ -272,36 +274,36 @@ def float_power(input: Operand, exponent: Operand) -> JetTensor:
 @jet_rule("maximum")
 def maximum(input: Tensor, other: Tensor) -> Tensor:
     """Share the derivative equally between ties, as torch's autograd does, and keep NaN."""
-    return _both_of_a_tie(input, other, (input > other) | torch.isnan(input))
+    return _split_ties(input, other, (input > other) | torch.isnan(input))
 
 
 @jet_rule("minimum")
 def minimum(input: Tensor, other: Tensor) -> Tensor:
-    return _both_of_a_tie(input, other, (input < other) | torch.isnan(input))
+    return _split_ties(input, other, (input < other) | torch.isnan(input))
 
 
-def _both_of_a_tie(input: Tensor, other: Tensor, first: Tensor) -> Tensor:
+def _split_ties(input: Tensor, other: Tensor, first: Tensor) -> Tensor:
     """Return ``input`` where ``first`` is true, else ``other``; half of each where they tie."""
     choice, loser = torch.where(first, input, other), torch.where(first, other, input)
     return torch.where(input == other, 0.5 * choice + 0.5 * loser, choice)
 
 
-_FMAX_SHARES_TIES = release(torch.__version__) >= (2, 14)
+_FMAX_SPLITS_TIES = release(torch.__version__) >= (2, 14)
 
 
 @jet_rule("fmax")
 def fmax(input: Tensor, other: Tensor) -> Tensor:
     """Prefer numbers to NaN.  Ties share the derivative; before torch 2.14 ``input`` has it all."""
-    if not _FMAX_SHARES_TIES:
+    if not _FMAX_SPLITS_TIES:
         return torch.where((input >= other) | torch.isnan(other), input, other)
-    return _both_of_a_tie(input, other, (input > other) | torch.isnan(other))
+    return _split_ties(input, other, (input > other) | torch.isnan(other))
 
 
 @jet_rule("fmin")
 def fmin(input: Tensor, other: Tensor) -> Tensor:
-    if not _FMAX_SHARES_TIES:
+    if not _FMAX_SPLITS_TIES:
         return torch.where((input <= other) | torch.isnan(other), input, other)
-    return _both_of_a_tie(input, other, (input < other) | torch.isnan(other))
+    return _split_ties(input, other, (input < other) | torch.isnan(other))
 
 
 @jet_rule("atan2", "arctan2")
@@ -322,14 +324,14 @@ def atan2(input: Tensor, other: Tensor) -> JetTensor:
 # ---- logarithms of sums ------------------------------------------------------------------------
 
 
-def _log_of_sum(name: str, base: float) -> None:
+def register_logaddexp(name: str, base: float) -> None:
     """Register log_b(b^x + b^y), whose derivatives in d = x − y are σ(d ln b) and
     ln b σ(d ln b) σ(−d ln b); d is 0 for two equal infinities."""
     scale = math.log(base)
 
     @jet_rule(name)
     def rule(input: Tensor, other: Tensor) -> JetTensor:
-        x, y = promoted(input, other)
+        x, y = promote(input, other)
         value = getattr(torch, name)(primal_of(x), primal_of(y))
         layout = common_layout(x, y)
         a, b = (JetTensor(aligned(lift(v, layout), value.ndim), layout) for v in (x, y))
@@ -343,16 +345,16 @@ def _log_of_sum(name: str, base: float) -> None:
             return value, share, scale * share * complement
 
         # log(b^x + b^y) = y + log(1 + b^d): its tangents are those of y and of a function of d.
-        shift = push_forward(difference, in_float32(gap, derivatives)).streams[1:]
+        shift = push_forward(difference, evaluate_in_float32(gap, derivatives)).streams[1:]
         tangents = shift + b.streams[1:].expand(shift.shape)
         return a.with_streams(torch.cat([value.unsqueeze(0), tangents]))
 
 
-_log_of_sum("logaddexp", math.e)
-_log_of_sum("logaddexp2", 2.0)
+register_logaddexp("logaddexp", math.e)
+register_logaddexp("logaddexp2", 2.0)
 
 
-def _times_log(name: str, shift: float) -> None:
+def register_xlogy(name: str, shift: float) -> None:
     """Register x ln z with z = y + ``shift``: its derivatives are ln z in x, x / z and −x / z² in
     y, and 1 / z in both.
 
@@ -367,18 +369,18 @@ def _times_log(name: str, shift: float) -> None:
         stacks = (aligned(lift(v, layout, value), value.ndim) for v in (input, other))
         x, y = (JetTensor(stack.to(value.dtype), layout) for stack in stacks)
         z = wide(y.primal) + shift
-        nothing = (x.primal == 0) & (z <= 0)
-        tangents = function(x.streams[1:], y.primal).masked_fill(nothing, 0)
-        needed = _moves(y) | (z > 0)
+        is_zero = (x.primal == 0) & (z <= 0)
+        tangents = function(x.streams[1:], y.primal).masked_fill(is_zero, 0)
+        needed = _has_tangent(y) | (z > 0)
         inverse = (1 / torch.where(needed, z, 1)).masked_fill(~needed, 0)
         slope = wide(x.primal) * inverse
-        in_y = push_forward(y, (value, slope, -slope * inverse)).streams
-        out = torch.cat([value.unsqueeze(0), tangents + in_y[1:]])
-        return JetTensor(_with_mixed(out, inverse, x, y), layout)
+        other_terms = push_forward(y, (value, slope, -slope * inverse)).streams
+        out = torch.cat([value.unsqueeze(0), tangents + other_terms[1:]])
+        return JetTensor(_add_mixed_terms(out, inverse, x, y), layout)
 
 
-_times_log("xlogy", 0.0)
-_times_log("xlog1py", 1.0)
+register_xlogy("xlogy", 0.0)
+register_xlogy("xlog1py", 1.0)
 
 
 # ---- complex numbers -------------------------------------------------------------------------
@@ -387,18 +389,18 @@ _times_log("xlog1py", 1.0)
 # `complex_rules.COVERED` lists the other functions that take complex jets.
 
 
-def _part(function: Callable[[Tensor], Tensor], *other_names: Functions) -> None:
+def register_real_linear(function: Callable[[Tensor], Tensor], *other_names: Functions) -> None:
     @jet_rule(function, *other_names)
     def rule(input: JetTensor) -> JetTensor:
         return input.with_streams(function(input.streams))
 
 
 for _name in ("real", "imag", "conj", "conj_physical", "resolve_conj", "resolve_neg"):
-    _part(getattr(torch, _name), getattr(Tensor, _name, getattr(torch, _name)))
+    register_real_linear(getattr(torch, _name), getattr(Tensor, _name, getattr(torch, _name)))
 for _name in ("real", "imag"):
-    _part(getattr(torch, _name), attribute(_name))
-_part(torch.adjoint, "adjoint", attribute("mH"), attribute("H"))
-_part(torch.view_as_real, "view_as_real")
+    register_real_linear(getattr(torch, _name), attribute(_name))
+register_real_linear(torch.adjoint, "adjoint", attribute("mH"), attribute("H"))
+register_real_linear(torch.view_as_real, "view_as_real")
 
 
 @jet_rule("view_as_complex")
@@ -411,7 +413,7 @@ def view_as_complex(input: JetTensor) -> JetTensor:
         copy = input.with_streams(torch.view_as_complex(streams.clone()))
         if input.jet_layout.jet_pass is not None:
             for jet in (input, copy):
-                note_memory(jet, input.jet_layout.jet_pass.overlapping)
+                record_storage(jet, input.jet_layout.jet_pass.overlapping)
         return copy
     return input.with_streams(torch.view_as_complex(streams))
 
@@ -421,7 +423,7 @@ def complex_(real: Tensor, imag: Tensor) -> JetTensor:
     parts = torch.broadcast_tensors(real, imag)
     # Of empty constants, for torch's own refusals of two dtypes or of integers.
     torch.complex(*(part[:0].detach() if part.ndim else part.detach() for part in parts))
-    stacks, jet = lifted_streams(parts)
+    stacks, jet = lift_streams(parts)
     return jet.with_streams(torch.complex(*stacks))
 
 
@@ -430,14 +432,14 @@ def polar(abs: Tensor, angle: Tensor) -> Tensor:
     return torch.complex(abs * torch.cos(angle), abs * torch.sin(angle))
 
 
-_abs_of_real = cast(Rule, find_rule(torch.abs))
+_real_abs = cast(Rule, find_rule(torch.abs))
 
 
 @jet_rule("abs", "absolute", "__abs__")
 def modulus(input: JetTensor) -> Tensor:
     """Compute the modulus of complex numbers as a norm (`euclidean_norm`)."""
     if not input.dtype.is_complex:
-        return _abs_of_real(input)
+        return _real_abs(input)
     return euclidean_norm(torch.view_as_real(input), -1)
 
 
@@ -448,7 +450,7 @@ def angle(input: JetTensor) -> Tensor:
     return torch.atan2(input.imag, input.real)
 
 
-def _steps(function: Callable[..., Tensor]) -> None:
+def register_step_function(function: Callable[..., Tensor]) -> None:
     @jet_rule(function)
     def rule(*args: object, **kwargs: object) -> Tensor:
         """Compute a constant between steps; torch has no backward of it."""
@@ -457,13 +459,13 @@ def _steps(function: Callable[..., Tensor]) -> None:
 
 
 for _function in spellings("floor_divide", "__floordiv__", "__rfloordiv__"):
-    _steps(_function)
+    register_step_function(_function)
 
 
 # ---- Fourier transforms ------------------------------------------------------------------------
 
 
-def _transform(name: str, default: Dims) -> None:
+def register_fourier_transform(name: str, default: Dims) -> None:
     function: Callable[..., Tensor] = getattr(torch.fft, name)
 
     @jet_rule(function)
@@ -484,17 +486,17 @@ def _transform(name: str, default: Dims) -> None:
 
 
 for _name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"):
-    _transform(_name, -1)
-    _transform(f"{_name}2", (-2, -1))
-    _transform(f"{_name}n", None)
+    register_fourier_transform(_name, -1)
+    register_fourier_transform(f"{_name}2", (-2, -1))
+    register_fourier_transform(f"{_name}n", None)
 
 
-def _shift(function: Callable[[Tensor, Sequence[int]], Tensor]) -> None:
+def register_fourier_shift(function: Callable[[Tensor, Sequence[int]], Tensor]) -> None:
     @jet_rule(function)
     def rule(input: JetTensor, dim: Dims = None) -> JetTensor:
         dims = range(-input.ndim, 0) if dim is None else varargs(dim)
         return input.with_streams(function(input.streams, stack_dims(dims, input.ndim)))
 
 
-_shift(torch.fft.fftshift)
-_shift(torch.fft.ifftshift)
+register_fourier_shift(torch.fft.fftshift)
+register_fourier_shift(torch.fft.ifftshift)

@@ -17,8 +17,8 @@ from ...torch_private import functional as F
 from ..engine.registry import jet_rule
 from ..engine.tensor import JetTensor, common_layout, lift
 from .linear import matmul_jets, products_fuse
-from .patterns import RepeatedHeads, attends
-from .softmax import along, softmax_streams
+from .patterns import RepeatedHeads, attention_fuses
+from .softmax import softmax_along, softmax_streams
 
 
 @jet_rule("scaled_dot_product_attention")
@@ -47,7 +47,7 @@ def scaled_dot_product_attention(
         query, key, value = jets
         out = ops.attention_jet(
             query.streams,
-            *_heads_once(key, value),
+            *_unrepeated_heads(key, value),
             attn_mask,
             q=query.jet_layout.directions,
             summed=query.jet_layout.squares,
@@ -75,7 +75,7 @@ def scaled_dot_product_attention(
     else:
         scores = _scores(query, key, attn_mask, is_causal, scale)
     layout = common_layout(query, key, value, attn_mask)  # the scores may be constant
-    weights = along(lift(scores, layout), -1, None, partial(softmax_streams, masked=True))
+    weights = softmax_along(lift(scores, layout), -1, None, partial(softmax_streams, masked=True))
     return torch.matmul(F.dropout(weights, dropout_p, dropout_p > 0), value)
 
 
@@ -99,10 +99,10 @@ def _operator_covers(
     if mask is not None and (isinstance(mask, JetTensor) or mask.requires_grad or mask.ndim > 4):
         return False
     heads = query.shape[:2] if not grouped else (query.shape[0], key.shape[1])
-    return key.shape[:2] == value.shape[:2] == heads and attends(query)
+    return key.shape[:2] == value.shape[:2] == heads and attention_fuses(query)
 
 
-def _heads_once(key: JetTensor, value: JetTensor) -> tuple[Tensor, Tensor]:
+def _unrepeated_heads(key: JetTensor, value: JetTensor) -> tuple[Tensor, Tensor]:
     """Return the streams of key and value, before a model repeated their heads for groups of
     queries (`patterns.RepeatedHeads`): the operator reads each head once for its group."""
     k, v = key.pattern, value.pattern
@@ -137,15 +137,15 @@ def _additive_mask(
     """Return the sum of all masks, as numbers to add to the scores, in the dtype of ``like``."""
     if mask is not None:
         boolean = mask.dtype == torch.bool
-        mask = _hiding(mask.logical_not(), like) if boolean else mask.to(like.dtype)
+        mask = _hide(mask.logical_not(), like) if boolean else mask.to(like.dtype)
     if not is_causal:
         return mask
     ahead = torch.ones(shape, dtype=torch.bool, device=like.device).triu(1)
-    causal = _hiding(ahead, like)
+    causal = _hide(ahead, like)
     return causal if mask is None else mask + causal
 
 
-def _hiding(hidden: Tensor, like: Tensor) -> Tensor:
+def _hide(hidden: Tensor, like: Tensor) -> Tensor:
     """Return −inf where scores are ``hidden``, and 0 elsewhere.
 
     A constant: exp(−inf) = 0 takes a key out of every stream of the softmax.

@@ -16,7 +16,7 @@ from ..engine.types import Function
 
 
 def _collective(operator: Function, *args: Any, **kwargs: Any) -> JetTensor:
-    adopt()
+    register_wrappers()
     input, *settings = collectives.positional(operator, args, kwargs)
     name = collectives.NAMES[operator]
     if not collectives.is_linear(name, settings):
@@ -26,12 +26,12 @@ def _collective(operator: Function, *args: Any, **kwargs: Any) -> JetTensor:
     return input.with_streams(streams.movedim(dim, 0).contiguous())
 
 
-def _of_list(operator: Function, *args: Any, **kwargs: Any) -> list[Tensor]:
+def _collectives(operator: Function, *args: Any, **kwargs: Any) -> list[Tensor]:
     inputs, *settings = collectives.positional(operator, args, kwargs)
     return [collectives.OF_LISTS[operator](x, *settings) for x in inputs]
 
 
-for _operators, _rule in ((collectives.NAMES, _collective), (collectives.OF_LISTS, _of_list)):
+for _operators, _rule in ((collectives.NAMES, _collective), (collectives.OF_LISTS, _collectives)):
     for _operator in _operators:
         jet_rule(_operator)(partial(_rule, _operator))
 
@@ -40,7 +40,7 @@ def _wait(input: Tensor) -> Tensor:
     return input  # for which the rule above has waited
 
 
-def adopt() -> None:
+def register_wrappers() -> None:
     """Register what modules define that may be imported by now."""
     jet_rule(*collectives.wrappers())(_wait)
     asking_functions()

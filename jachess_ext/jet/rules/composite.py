@@ -11,29 +11,29 @@ from torch import Tensor
 
 from ... import torch_private
 from ...differentiable import distances, linalg, segments
-from ...differentiable import losses as of_losses
+from ...differentiable import losses as losses_formulas
 from ...torch_private import functional as F
 from ..engine.errors import missing_rule
-from ..engine.registry import built_in, general_rule, jet_rule
+from ..engine.registry import built_in_functions, general_rule, jet_rule
 from ..engine.tensor import JetTensor, primal_of
 from .pointwise import push_forward
 
 composed_rule = functools.partial(jet_rule, kind="composed")
 
-_NAMES = (
+_PYTHON_FUNCTIONS = (
     *("multi_head_attention_forward", "gaussian_nll_loss", "multilabel_soft_margin_loss"),
     *("triplet_margin_with_distance_loss", "tanhshrink", "softmin", "lp_pool1d", "lp_pool2d"),
     *("lp_pool3d", "local_response_norm"),
 )
-for _name in _NAMES:
-    composed_rule(getattr(F, _name))(torch_private.unasked(getattr(F, _name)))
+for _name in _PYTHON_FUNCTIONS:
+    composed_rule(getattr(F, _name))(torch_private.copy_without_override_check(getattr(F, _name)))
 
 
 # Formulas that torch's own transforms differentiate, too.  The Python functions of the same names
 # call those of C.
 for _function, _formula in (
     (F.pdist, distances.pdist),
-    (torch.ctc_loss, of_losses.ctc_loss),
+    (torch.ctc_loss, losses_formulas.ctc_loss),
     (torch.embedding_bag, segments.embedding_bag),
     (torch.segment_reduce, segments.segment_reduce),
     ("index_reduce", segments.index_reduce),
@@ -46,9 +46,9 @@ for _function, _formula in (
     composed_rule(_function)(_formula)
 _LOSSES = ("huber_loss", "multi_margin_loss", "multilabel_margin_loss", "soft_margin_loss")
 for _name in _LOSSES:
-    composed_rule(built_in(_name))(getattr(of_losses, _name))
+    composed_rule(built_in_functions(_name))(getattr(losses_formulas, _name))
 for _name in ("ctc_loss", "embedding_bag", *_LOSSES):
-    composed_rule(getattr(F, _name))(torch_private.unasked(getattr(F, _name)))
+    composed_rule(getattr(F, _name))(torch_private.copy_without_override_check(getattr(F, _name)))
 
 
 # ---- losses ----------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def cross_entropy(
     return F.nll_loss(logs, target, weight, ignore_index=ignore_index, reduction=reduction)
 
 
-def _reduced(losses: Tensor, reduction: str) -> Tensor:
+def _reduce(losses: Tensor, reduction: str) -> Tensor:
     if reduction == "none":
         return losses
     return losses.mean() if reduction == "mean" else losses.sum()
@@ -94,7 +94,7 @@ def mse_loss(
     if {*args, *kwargs.values()} - {None}:
         raise missing_rule(F.mse_loss, "weight, size_average and reduce are not covered")
     difference = input - target
-    return _reduced(difference * difference, reduction)
+    return _reduce(difference * difference, reduction)
 
 
 @composed_rule(F.binary_cross_entropy)
@@ -120,7 +120,7 @@ def binary_cross_entropy(
     # Where the spread is the bound, a constant, the slope is linear in x.
     curvature = (1 - slope * (1 - 2 * x) * (product > 1e-12)) / spread
     losses: Tensor = push_forward(input, (value, slope, curvature))
-    return _reduced(losses if weight is None else losses * weight, reduction)
+    return _reduce(losses if weight is None else losses * weight, reduction)
 
 
 @composed_rule(F.gumbel_softmax)
@@ -194,7 +194,7 @@ def _relu_step(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None)
     return (torch.relu(gates + F.linear(state[0], weight, bias)),)
 
 
-def _one_direction(
+def _run_direction(
     step: Step,
     x: Tensor,
     state: State,
@@ -213,8 +213,8 @@ def _one_direction(
     w_ih, w_hh, *others = params
     b_ih, b_hh = others[:2] if len(others) > 1 else (None, None)
     projection = others[2:] if len(others) > 1 else others
-    gates_of_all = F.linear(x, w_ih, b_ih)
-    gates = gates_of_all.unbind(0) if rows is None else gates_of_all.split(list(rows))
+    all_gates = F.linear(x, w_ih, b_ih)
+    gates = all_gates.unbind(0) if rows is None else all_gates.split(list(rows))
     order = range(len(gates))
     hidden = []
     for t in reversed(order) if backwards else order:
@@ -232,7 +232,7 @@ def _one_direction(
     return torch.stack(hidden) if rows is None else torch.cat(hidden), state
 
 
-def _layers(
+def _run_layers(
     step: Step,
     x: Tensor,
     hx: Sequence[Tensor],
@@ -255,7 +255,7 @@ def _layers(
             place = layer * directions + direction
             start = tuple(h[place] for h in hx)
             weights = params[place * count : (place + 1) * count]
-            output, state = _one_direction(step, x, start, weights, direction == 1, rows)
+            output, state = _run_direction(step, x, start, weights, direction == 1, rows)
             outputs.append(output)
             last.append(state)
         x = torch.cat(outputs, -1) if bidirectional else outputs[0]
@@ -265,14 +265,14 @@ def _layers(
     return (x.transpose(0, 1) if batch_first else x, *ends)
 
 
-def _register(name: str, step: Step) -> None:
+def register_recurrent(name: str, step: Step) -> None:
     @composed_rule(getattr(torch, name))
     def layers(input: Tensor, hx: Tensor | State, *args: Any) -> tuple[Tensor, ...]:
         if isinstance(hx, Tensor) and not hx.is_floating_point():
             # A packed sequence: the numbers of rows stand before the state.
             rows = hx.tolist()
             hx, args = args[0], (*args[1:], False, rows)
-        return _layers(step, input, (hx,) if isinstance(hx, Tensor) else hx, *args)
+        return _run_layers(step, input, (hx,) if isinstance(hx, Tensor) else hx, *args)
 
     @composed_rule(getattr(torch, f"{name}_cell"))
     def cell(
@@ -288,14 +288,14 @@ def _register(name: str, step: Step) -> None:
         return out[0] if isinstance(hx, Tensor) else out
 
 
-_register("lstm", _lstm_step)
-_register("gru", _gru_step)
-_register("rnn_tanh", _tanh_step)
-_register("rnn_relu", _relu_step)
+register_recurrent("lstm", _lstm_step)
+register_recurrent("gru", _gru_step)
+register_recurrent("rnn_tanh", _tanh_step)
+register_recurrent("rnn_relu", _relu_step)
 
 
-@composed_rule(built_in("_pack_padded_sequence"))
-def pack(input: JetTensor, lengths: Tensor, batch_first: bool) -> tuple[JetTensor, Tensor]:
+@composed_rule(built_in_functions("_pack_padded_sequence"))
+def pack_sequence(input: JetTensor, lengths: Tensor, batch_first: bool) -> tuple[JetTensor, Tensor]:
     """Pack ``[T, B, ...]`` into ``[sum of lengths, ...]``; also return the rows of every step."""
     packed, rows = torch_private.pack_padded_sequence(
         input.streams.movedim(0, 2), lengths, batch_first
@@ -303,11 +303,11 @@ def pack(input: JetTensor, lengths: Tensor, batch_first: bool) -> tuple[JetTenso
     return input.with_streams(packed.movedim(1, 0)), rows
 
 
-@composed_rule(built_in("_pad_packed_sequence"))
-def pad(
+@composed_rule(built_in_functions("_pad_packed_sequence"))
+def pad_sequence(
     data: JetTensor, rows: Tensor, batch_first: bool, padding_value: float, total_length: int
 ) -> tuple[JetTensor, Tensor]:
-    """Invert `pack`; the padding carries no derivative."""
+    """Invert `pack_sequence`; the padding carries no derivative."""
     padded, settings = torch_private.pad_packed_sequence, (rows, batch_first)
     primal, lengths = padded(data.primal, *settings, padding_value, total_length)
     tangents, _ = padded(data.streams[1:].movedim(0, 1), *settings, 0.0, total_length)

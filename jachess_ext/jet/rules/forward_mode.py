@@ -20,7 +20,7 @@ from ...ops.library import transformed
 from ..engine.derivative import carries_derivatives
 from ..engine.errors import missing_rule
 from ..engine.layout import JetLayout
-from ..engine.registry import serve_generally
+from ..engine.registry import register_general_rule
 from ..engine.strides import stack_with_strides
 from ..engine.tensor import JetTensor, common_layout
 from ..engine.types import Args, Function, Named, Rule
@@ -46,13 +46,13 @@ def forward_mode_rule(function: Function, gradients: bool) -> Rule:
         _check(function, tensors, gradients)
         outputs: list[Any] = []  # of the last call: its leaves and their structure
 
-        def plain(*points: Tensor) -> Tensors:
+        def call_plain(*points: Tensor) -> Tensors:
             """Return every output that is a tensor."""
             inputs = list(leaves)
             for place, point in zip(places, points, strict=True):
                 inputs[place] = point
-            plain_args, plain_kwargs = torch_private.pytree.tree_unflatten(inputs, structure)
-            outputs[:] = torch_private.pytree.tree_flatten(function(*plain_args, **plain_kwargs))
+            new_args, new_kwargs = torch_private.pytree.tree_unflatten(inputs, structure)
+            outputs[:] = torch_private.pytree.tree_flatten(function(*new_args, **new_kwargs))
             return tuple(out for out in outputs[0] if isinstance(out, Tensor))
 
         layout = common_layout(*tensors)
@@ -60,12 +60,14 @@ def forward_mode_rule(function: Function, gradients: bool) -> Rule:
         if any(is_half(tensor) for tensor in tensors):
             # In halves torch's forward mode overflows where its backward does not, and subtracts
             # rounded numbers: the tangents are computed in float32, the value is torch's own.
-            values = plain(*(stack[0] for stack in stacks))
+            values = call_plain(*(stack[0] for stack in stacks))
             leaves = [wide(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         try:
-            streams = _streams(plain, [wide(stack) for stack in stacks], layout)
+            streams = _nested_jvp(call_plain, [wide(stack) for stack in stacks], layout)
         except (RuntimeError, NotImplementedError) as error:
-            plain(*(stack[0] for stack in stacks))  # torch's own message, where the call is wrong
+            call_plain(
+                *(stack[0] for stack in stacks)
+            )  # torch's own message, where the call is wrong
             reason = str(error).splitlines()[0]
             raise missing_rule(function, f"torch's forward mode: {reason}") from error
         for parts, value in zip(streams, values, strict=bool(values)):
@@ -73,8 +75,8 @@ def forward_mode_rule(function: Function, gradients: bool) -> Rule:
         _refuse_views(function, [parts[0] for parts in streams], stacks)
         if not transformed():
             if function in _SPECTRAL:
-                _refuse_equal_values(function, args, kwargs, stacks[0][0])
-            if function in _FACTORS and any(_is_finite_in_value_alone(parts) for parts in streams):
+                _refuse_repeated_values(function, args, kwargs, stacks[0][0])
+            if function in _FACTORS and any(_only_value_is_finite(parts) for parts in streams):
                 raise missing_rule(function, "its matrix is singular, where it has no derivative")
         stacked = iter(streams)
         jets = [
@@ -109,8 +111,8 @@ def _as_jet(streams: list[Tensor], layout: JetLayout) -> Tensor:
     return JetTensor(stack_with_strides(torch.stack(streams), primal.stride()), layout)
 
 
-def _streams(
-    plain: Callable[..., Tensors], stacks: list[Tensor], layout: JetLayout
+def _nested_jvp(
+    call_plain: Callable[..., Tensors], stacks: list[Tensor], layout: JetLayout
 ) -> list[list[Tensor]]:
     """Return the streams of every output.
 
@@ -123,7 +125,7 @@ def _streams(
         return tuple(stack[stream] for stack in stacks)
 
     def first(*inputs: Tensor) -> tuple[Tensors, Tensors]:
-        return jvp(plain, inputs[: len(stacks)], inputs[len(stacks) :])  # type: ignore[return-value]
+        return jvp(call_plain, inputs[: len(stacks)], inputs[len(stacks) :])  # type: ignore[return-value]
 
     zeros = tuple(torch.zeros_like(stack[0]) for stack in stacks)
     for i, j, ij in layout.terms():
@@ -136,23 +138,23 @@ def _streams(
         outputs |= {0: value, i: by_i, j: by_j, ij: by_ij}
     for i in range(1, 1 + layout.directions):
         if i not in outputs:
-            outputs[0], outputs[i] = jvp(plain, point(0), point(i))  # type: ignore[misc]
+            outputs[0], outputs[i] = jvp(call_plain, point(0), point(i))  # type: ignore[misc]
     return [[outputs[s][n] for s in range(layout.streams)] for n in range(len(outputs[0]))]
 
 
 for _name in (*WITH_GRADIENTS, *WITHOUT_GRADIENTS):
     if (_function := torch_private.find(_name)) is not None:
-        serve_generally(_function, forward_mode_rule(_function, _name in WITH_GRADIENTS))
+        register_general_rule(_function, forward_mode_rule(_function, _name in WITH_GRADIENTS))
 
 
 def _refuse_views(function: Function, values: Iterable[Tensor], stacks: list[Tensor]) -> None:
     """Refuse a view, which shares its memory with its source; a new stack would not."""
-    sources = {unwrapped(stack).untyped_storage()._cdata for stack in stacks}
-    if any(unwrapped(value).untyped_storage()._cdata in sources for value in values):
+    sources = {unwrap(stack).untyped_storage()._cdata for stack in stacks}
+    if any(unwrap(value).untyped_storage()._cdata in sources for value in values):
         raise missing_rule(function, "it returned a view, which the general rule cannot give")
 
 
-def unwrapped(tensor: Tensor) -> Tensor:
+def unwrap(tensor: Tensor) -> Tensor:
     """Return the tensor inside the wrappers of torch.func; of a vmap, the whole batch."""
     functorch = torch_private.functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
@@ -179,9 +181,9 @@ _FACTORS = {
 _SPECTRAL = {torch_private.find(f"torch.{name}"): name for name in (*_SINGULAR, *_NORMS, *_EIGEN)}
 
 
-def _refuse_equal_values(function: Function, args: Args, kwargs: Named, matrix: Tensor) -> None:
+def _refuse_repeated_values(function: Function, args: Args, kwargs: Named, matrix: Tensor) -> None:
     """Raise MissingJetRule where values that the result depends on are equal, up to rounding."""
-    values = _values_that_count(_SPECTRAL[function], args, kwargs, matrix.detach())
+    values = _spectrum(_SPECTRAL[function], args, kwargs, matrix.detach())
     if values is None or not values.numel():
         return
     # |λ_i − λ_k| [..., k, k]; each pair i < k counts once.
@@ -197,12 +199,12 @@ def _refuse_equal_values(function: Function, args: Args, kwargs: Named, matrix: 
         )
 
 
-def _is_finite_in_value_alone(parts: list[Tensor]) -> bool:
+def _only_value_is_finite(parts: list[Tensor]) -> bool:
     value, *derivatives = (bool(part.detach().isfinite().all()) for part in parts)
     return value and not all(derivatives)
 
 
-def _values_that_count(name: str, args: Args, kwargs: Named, matrix: Tensor) -> Tensor | None:
+def _spectrum(name: str, args: Args, kwargs: Named, matrix: Tensor) -> Tensor | None:
     """Return the values ``[..., k]`` that must differ; None where the function has no spectrum.
 
     A singular value of 0 counts twice, since its sign is free.

@@ -32,7 +32,7 @@ from .patterns import (
     ShiftedMeanSquare,
     Square,
     Sum,
-    attends,
+    attention_fuses,
     defer,
     fusable,
 )
@@ -57,7 +57,7 @@ def residual_sum(rule: Rule, input: Operand, other: Operand, **kwargs: Operand) 
 
 
 @recognise("mul", "multiply", "__mul__", "__rmul__")
-def gate(rule: Rule, input: Operand, other: Operand) -> JetTensor | None:
+def gated_activation(rule: Rule, input: Operand, other: Operand) -> JetTensor | None:
     if not isinstance(input, JetTensor) or not isinstance(other, JetTensor):
         return None
     # The square of an activation needs its streams anyway.
@@ -77,7 +77,7 @@ def gate(rule: Rule, input: Operand, other: Operand) -> JetTensor | None:
 # ---- RMS norms ---------------------------------------------------------------------------------
 
 
-def _root(jet: JetTensor) -> JetTensor:
+def _uncast(jet: JetTensor) -> JetTensor:
     """Return the jet behind a widening cast, which has the same mean square."""
     return jet.pattern.source if isinstance(jet.pattern, Cast) else jet
 
@@ -113,7 +113,9 @@ def mean_square(rule: Rule, input: JetTensor, *args: object, **kwargs: object) -
 
 
 @recognise("add", "__add__", "__radd__")
-def shifted(rule: Rule, input: Operand, other: Operand, **kwargs: Operand) -> JetTensor | None:
+def shifted_mean_square(
+    rule: Rule, input: Operand, other: Operand, **kwargs: Operand
+) -> JetTensor | None:
     if not isinstance(input, JetTensor):
         input, other = other, input
     if kwargs or not isinstance(input, JetTensor) or not isinstance(input.pattern, MeanSquare):
@@ -140,17 +142,17 @@ def rms_normed(rule: Rule, input: Operand, other: Operand) -> JetTensor | None:
         pattern = normed.pattern
         # x · InverseRms(x) becomes RmsNormed(x), and that times a weight [d] RmsNormed(x, weight):
         # both are deferred, and the operator is called once, with the weight that came last.
-        if isinstance(pattern, InverseRms) and _is_normed(factor, pattern):
+        if isinstance(pattern, InverseRms) and _has_same_source(factor, pattern):
             dtype = torch.promote_types(normed.dtype, factor.dtype)
-            return _rms_norm(RmsNormed(_root(pattern.source), pattern.eps, None), dtype)
+            return _defer_rms_norm(RmsNormed(_uncast(pattern.source), pattern.eps, None), dtype)
         if isinstance(pattern, RmsNormed) and _scales_channels(factor, pattern, normed):
             dtype = torch.promote_types(normed.dtype, factor.dtype)
-            return _rms_norm(RmsNormed(pattern.source, pattern.eps, factor), dtype)
+            return _defer_rms_norm(RmsNormed(pattern.source, pattern.eps, factor), dtype)
     return None
 
 
-def _is_normed(factor: Tensor, pattern: InverseRms) -> bool:
-    return isinstance(factor, JetTensor) and _root(factor) is _root(pattern.source)
+def _has_same_source(factor: Tensor, pattern: InverseRms) -> bool:
+    return isinstance(factor, JetTensor) and _uncast(factor) is _uncast(pattern.source)
 
 
 def _scales_channels(factor: Tensor, pattern: RmsNormed, normed: JetTensor) -> bool:
@@ -163,7 +165,7 @@ def _scales_channels(factor: Tensor, pattern: RmsNormed, normed: JetTensor) -> b
     )
 
 
-def _rms_norm(pattern: RmsNormed, dtype: torch.dtype) -> JetTensor:
+def _defer_rms_norm(pattern: RmsNormed, dtype: torch.dtype) -> JetTensor:
     source = pattern.source
     # Neither the source nor the result is rounded before the norm; the operator itself sums halves
     # in float32.
@@ -188,7 +190,7 @@ def repeated_heads(
     if kwargs or self.ndim != 5 or self.pattern is not None:
         return None
     batch, heads, times, tokens, size = self.shape
-    if self.streams.stride(3) or not attends(self):
+    if self.streams.stride(3) or not attention_fuses(self):
         return None
     shape = torch.Size((batch, heads * times, tokens, size))
     if tuple(varargs(*sizes)) != shape:
@@ -206,20 +208,20 @@ def cast(rule: Rule, input: Tensor, *args: object, **kwargs: object) -> JetTenso
     target = (*args, *kwargs.values())[0]
     if isinstance(target, Tensor) and target.device != input.device:
         return None
-    return _cast(input, getattr(target, "dtype", target))
+    return _defer_cast(input, getattr(target, "dtype", target))
 
 
-def _register_cast(name: str, dtype: torch.dtype) -> None:
+def register_cast(name: str, dtype: torch.dtype) -> None:
     @recognise(name)
     def method(rule: Rule, input: JetTensor, **kwargs: object) -> JetTensor | None:
-        return None if kwargs else _cast(input, dtype)
+        return None if kwargs else _defer_cast(input, dtype)
 
 
 for _name in ("float", "double", "half", "bfloat16"):
-    _register_cast(_name, getattr(torch, "float32" if _name == "float" else _name))
+    register_cast(_name, getattr(torch, "float32" if _name == "float" else _name))
 
 
-def _cast(input: Tensor, dtype: object) -> JetTensor | None:
+def _defer_cast(input: Tensor, dtype: object) -> JetTensor | None:
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         return None
     if not isinstance(input, JetTensor) or not fusable("rms_norm_jet", input):
@@ -227,11 +229,11 @@ def _cast(input: Tensor, dtype: object) -> JetTensor | None:
     if dtype == input.dtype:
         return input  # as torch does
     if isinstance(input.pattern, RmsNormed):
-        return _rms_norm(input.pattern, dtype)
+        return _defer_rms_norm(input.pattern, dtype)
     if torch.promote_types(input.dtype, dtype) != dtype:
         return None  # the cast rounds, so that the norm's source is no longer the jet before it
 
     def widen(jet: JetTensor) -> JetTensor:
         return jet.with_streams(jet.streams.to(dtype))
 
-    return defer(Cast(_root(input)), widen, (input,), {}, input, dtype=dtype)
+    return defer(Cast(_uncast(input)), widen, (input,), {}, input, dtype=dtype)

@@ -94,7 +94,7 @@ def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
 @jet_rule(torch.linalg.solve)
 def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     A, B = wide(A), wide(B)
-    return _solution(A, B, torch.linalg.solve(*primal_of((A, B)), left=left), left)
+    return _solve_jets(A, B, torch.linalg.solve(*primal_of((A, B)), left=left), left)
 
 
 @jet_rule(torch.linalg.solve_ex)
@@ -105,7 +105,7 @@ def solve_ex(
     solved = torch.linalg.solve_ex(*primal_of((A, B)), left=left, check_errors=check_errors)
     if not transformed() and bool(solved.info.any()):
         raise missing_rule(torch.linalg.solve_ex, "it failed, as its info says")
-    return type(solved)((_solution(A, B, solved.result, left), solved.info))
+    return type(solved)((_solve_jets(A, B, solved.result, left), solved.info))
 
 
 @jet_rule(torch.linalg.tensorsolve)
@@ -118,7 +118,7 @@ def inverse(input: Tensor) -> Tensor:
     return torch.linalg.inv(wide(input))
 
 
-def _solution(A: Tensor, B: Tensor, value: Tensor, left: bool) -> Tensor:
+def _solve_jets(A: Tensor, B: Tensor, value: Tensor, left: bool) -> Tensor:
     """Return the jet of X in A X = B, or X A = B:
     A X_i = B_i − A_i X;  A X_ij = B_ij − A_ij X − A_i X_j − A_j X_i.
 
@@ -130,9 +130,9 @@ def _solution(A: Tensor, B: Tensor, value: Tensor, left: bool) -> Tensor:
     layout = common_layout(A, B)
     # Where B could be both vectors and a matrix, torch takes it as a batch of vectors.
     if B.ndim == 1 or B.shape == A.shape[:-1]:
-        return _solution(A, B.unsqueeze(-1), value.unsqueeze(-1), left).squeeze(-1)
+        return _solve_jets(A, B.unsqueeze(-1), value.unsqueeze(-1), left).squeeze(-1)
     if not left:
-        return _solution(A.mT, B.mT, value.mT, True).mT
+        return _solve_jets(A.mT, B.mT, value.mT, True).mT
     matrix = primal_of(A)
     right = aligned(lift(B, layout), value.ndim)
     first, second = right[layout.first], right[layout.second]
@@ -140,16 +140,16 @@ def _solution(A: Tensor, B: Tensor, value: Tensor, left: bool) -> Tensor:
         streams = aligned(A, value.ndim)
         first = first - streams[layout.first] @ value
         second = second - streams[layout.second] @ value
-    first = _solved(matrix, first.expand(-1, *value.shape))
+    first = _solve_stack(matrix, first.expand(-1, *value.shape))
     parts = [value.unsqueeze(0), first]
     if layout.seconds:
         if isinstance(A, JetTensor):
             second = second - layout.crossed(streams[layout.first], first, torch.matmul)
-        parts.append(_solved(matrix, second.expand(-1, *value.shape)))
+        parts.append(_solve_stack(matrix, second.expand(-1, *value.shape)))
     return JetTensor(torch.cat(parts), layout)
 
 
-def _solved(matrix: Tensor, right: Tensor) -> Tensor:
+def _solve_stack(matrix: Tensor, right: Tensor) -> Tensor:
     """Solve for a stack ``[N, ..., n, k]`` of right-hand sides.
 
     They become ``k N`` columns of one system, so that ``matrix [..., n, n]`` is factorised once.
@@ -161,7 +161,7 @@ def _solved(matrix: Tensor, right: Tensor) -> Tensor:
 # ---- determinants ------------------------------------------------------------------------------
 
 
-def _log_of_size(matrix: JetTensor, value: Tensor) -> JetTensor:
+def _log_abs_det(matrix: JetTensor, value: Tensor) -> JetTensor:
     """Return the jet of ln |det A|, of complex matrices that of ln det A, by M = A⁻¹ A_…:
     tr M_i;  tr M_ij − tr M_i M_j (Jacobi's formula, and A⁻¹_j = −A⁻¹ A_j A⁻¹).
 
@@ -173,7 +173,7 @@ def _log_of_size(matrix: JetTensor, value: Tensor) -> JetTensor:
     def trace_of_product(a: Tensor, b: Tensor) -> Tensor:
         return (a * b.mT).sum((-2, -1))
 
-    ratios = _solved(matrix.primal, matrix.streams[1:])
+    ratios = _solve_stack(matrix.primal, matrix.streams[1:])
     first = ratios[: layout.directions]
     tangents = ratios.diagonal(dim1=-2, dim2=-1).sum(-1)
     parts = [value.unsqueeze(0).to(tangents.dtype), tangents[: layout.directions]]
@@ -184,14 +184,14 @@ def _log_of_size(matrix: JetTensor, value: Tensor) -> JetTensor:
     return matrix.with_streams(torch.cat(parts))
 
 
-def _slogdet(function: Callable[[Tensor], torch.return_types.slogdet]) -> None:
+def register_slogdet(function: Callable[[Tensor], torch.return_types.slogdet]) -> None:
     @jet_rule(function)
     def rule(input: JetTensor) -> torch.return_types.slogdet:
         input = wide(input)
         value = function(input.primal)
         if not transformed() and bool((value.logabsdet == -torch.inf).any()):
             raise missing_rule(function, "its matrix is singular, where it has no derivative")
-        log = _log_of_size(input, value.logabsdet)
+        log = _log_abs_det(input, value.logabsdet)
         if not input.dtype.is_complex:
             return type(value)((value.sign, log))
         # The sign moves as e^(iφ), φ = Im ln det A from 0 on: the primal's angle is in value.sign.
@@ -200,7 +200,7 @@ def _slogdet(function: Callable[[Tensor], torch.return_types.slogdet]) -> None:
 
 
 for _function in (torch.linalg.slogdet, torch.slogdet, torch.Tensor.slogdet):
-    _slogdet(_function)
+    register_slogdet(_function)
 
 
 @jet_rule("logdet")
@@ -234,10 +234,10 @@ def det(A: JetTensor) -> Tensor:
     if not block.shape[-1]:
         return sign * last
     column = turned[..., :-1, -1:]
-    solution = _solution(block, column, torch.linalg.solve(*primal_of((block, column))), True)
+    solution = _solve_jets(block, column, torch.linalg.solve(*primal_of((block, column))), True)
     across = turned[..., -1:, :-1] @ solution
     value = torch.linalg.det(block.primal)
     # det B = e^(ln det B), with itself for both derivatives by ln det B, of which `push_forward`
     # reads the tangents alone: any primal will do.
-    size = push_forward(_log_of_size(block, value.detach()), (value, value, value))
+    size = push_forward(_log_abs_det(block, value.detach()), (value, value, value))
     return sign * size * (last - across[..., 0, 0])

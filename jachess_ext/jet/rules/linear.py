@@ -33,8 +33,8 @@ from .streamwise import (
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     # A weight that is a jet moves along the directions, as in jx.jvp by parameters, or in a layer
     # whose weight is computed from the input: then it is a product of two jets, and so not linear.
-    moves = isinstance(weight, JetTensor)
-    if moves or not isinstance(input, JetTensor) or weight.layout is not torch.strided:
+    weight_is_jet = isinstance(weight, JetTensor)
+    if weight_is_jet or not isinstance(input, JetTensor) or weight.layout is not torch.strided:
         out = torch.matmul(input, weight.mT if weight.ndim > 1 else weight)
         return out if bias is None else out + bias
     if weight.ndim == 1:
@@ -107,24 +107,24 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
         first, second, *later = inputs.split(",")
         # Their contraction keeps the indices that a later operand or the output has.
         used = "".join(later) + output
-        letters = dict.fromkeys((first + second).replace(".", ""))
-        indices = dots + "".join(n for n in letters if n in used)
+        names = dict.fromkeys((first + second).replace(".", ""))
+        indices = dots + "".join(n for n in names if n in used)
         contraction = torch.einsum(f"{first},{second}->{indices}", *operands[:2])
         return torch.einsum(f"{','.join([indices, *later])}->{output}", contraction, *operands[2:])
     contract: Callable[..., Tensor] = partial(torch.einsum, equation)
     if len(operands) == 1:
         jet = cast(JetTensor, operands[0])
         return jet.with_streams(torch.stack([contract(stream) for stream in jet.streams]))
-    return bilinear(partial(_by_rows, contract), operands[0], operands[1])
+    return bilinear(partial(_rowwise_product, contract), operands[0], operands[1])
 
 
-def _by_rows(product: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
+def _rowwise_product(product: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
     """Return the products of the rows of two stacks, ``[N, ...]`` or ``[1, ...]`` each."""
     count = max(len(a), len(b))
     return torch.stack([product(a[i % len(a)], b[i % len(b)]) for i in range(count)])
 
 
-def _over_batch(function: Callable[[Tensor], Tensor], jet: JetTensor, batched: bool) -> Tensor:
+def _fold_streams(function: Callable[[Tensor], Tensor], jet: JetTensor, batched: bool) -> Tensor:
     """Apply a linear function of images ``[N, C, ...]`` to all streams, as to more images.
 
     Args:
@@ -135,7 +135,7 @@ def _over_batch(function: Callable[[Tensor], Tensor], jet: JetTensor, batched: b
     return function(jet.streams.flatten(0, 1)).unflatten(0, (len(jet.streams), -1))
 
 
-def _convolution(name: str) -> None:
+def register_convolution(name: str) -> None:
     function: Callable[..., Tensor] = getattr(F, name)
 
     @jet_rule(name)
@@ -146,9 +146,9 @@ def _convolution(name: str) -> None:
             return function(x, w, None, *args, **kwargs)
 
         if isinstance(weight, JetTensor):  # each stream of it has images of its own: no batch
-            out: Tensor = bilinear(partial(_by_rows, convolved), input, weight)
+            out: Tensor = bilinear(partial(_rowwise_product, convolved), input, weight)
         elif isinstance(input, JetTensor):
-            out = input.with_streams(_over_batch(convolved, input, input.ndim == weight.ndim))
+            out = input.with_streams(_fold_streams(convolved, input, input.ndim == weight.ndim))
         else:
             out = convolved(input)
         if bias is None:
@@ -160,10 +160,10 @@ def _convolution(name: str) -> None:
 
 
 for _name in (f"conv{_kind}{_n}d" for _kind in ("", "_transpose") for _n in (1, 2, 3)):
-    _convolution(_name)
+    register_convolution(_name)
 
 
-def _pooling(name: str, spatial: int) -> None:
+def register_average_pooling(name: str, spatial: int) -> None:
     """Register an average over windows of the last ``spatial`` dimensions."""
     function: Callable[..., Tensor] = getattr(F, name)
 
@@ -176,10 +176,10 @@ def _pooling(name: str, spatial: int) -> None:
 
 
 for _name in (f"{_kind}avg_pool{_n}d" for _kind in ("", "adaptive_") for _n in (1, 2, 3)):
-    _pooling(_name, int(_name[-2]))
+    register_average_pooling(_name, int(_name[-2]))
 
 
-def _reduction(name: str) -> None:
+def register_reduction(name: str) -> None:
     function: Callable[..., Tensor] = getattr(torch, name)
 
     @jet_rule(name)
@@ -195,13 +195,13 @@ def _reduction(name: str) -> None:
     ) -> JetTensor:
         """Accept NumPy's names ``axis`` and ``keepdims``, as torch does."""
         dims = reduced_dims(dim if axis is None else axis, input.ndim)
-        behind = stack_dims(dims, input.ndim)
-        out = function(input.streams, behind, keepdim=keepdim or keepdims, dtype=dtype)
+        stack_axes = stack_dims(dims, input.ndim)
+        out = function(input.streams, stack_axes, keepdim=keepdim or keepdims, dtype=dtype)
         return input.with_streams(out)
 
 
 for _name in ("sum", "mean"):
-    _reduction(_name)
+    register_reduction(_name)
 
 
 @jet_rule("cumsum")
@@ -244,7 +244,7 @@ class _StackedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, streams: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(streams, weight)
-        return _stacked(streams, weight, bias)
+        return _linear_streams(streams, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -254,7 +254,7 @@ class _StackedLinear(torch.autograd.Function):
         rows, columns = (x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) for x in (grad, streams))
         grad_streams = grad_weight = grad_bias = None
         if needs_streams:
-            product = torch.matmul if torch.is_grad_enabled() else _rows_by
+            product = torch.matmul if torch.is_grad_enabled() else _rows_times_matrix
             grad_streams = product(rows, weight.conj()).reshape(streams.shape)
         if needs_weight:
             grad_weight = rows.mT @ columns.conj()
@@ -263,7 +263,7 @@ class _StackedLinear(torch.autograd.Function):
         return grad_streams, grad_weight, grad_bias
 
 
-def _rows_by(rows: Tensor, matrix: Tensor) -> Tensor:
+def _rows_times_matrix(rows: Tensor, matrix: Tensor) -> Tensor:
     return rows_times(rows, matrix.mT)
 
 
@@ -272,11 +272,11 @@ def stacked_linear(streams: Tensor, weight: Tensor, bias: Tensor | None) -> Tens
     if transformed():  # forward mode and vmap know torch's own functions
         out = F.linear(streams, weight)
         return out if bias is None else add_to_primal(out, bias)
-    product = _StackedLinear.apply if torch.is_grad_enabled() else _stacked
+    product = _StackedLinear.apply if torch.is_grad_enabled() else _linear_streams
     return product(streams, weight, bias)
 
 
-def _stacked(streams: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _linear_streams(streams: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     out = rows_times(streams, weight)
     return out if bias is None else add_to_fresh_primal(out, bias)
 
@@ -300,7 +300,7 @@ def leibniz_terms(layout: JetLayout) -> Iterator[tuple[int, int, int]]:
 
 
 def _accumulate(
-    terms: list[tuple[int, int, int]], a: Tensor, b: Tensor, alpha: float, like: Tensor
+    terms: list[tuple[int, int, int]], a: Tensor, b: Tensor, alpha: float, grad_like: Tensor
 ) -> Tensor:
     """Return the stack of alpha Σ a[i] b[j] over the terms (o, i, j) of each stream o.
 
@@ -314,11 +314,11 @@ def _accumulate(
         for o, i, j in terms:
             sums[o] = sums[o].baddbmm(left[i], right[j], alpha=alpha)
         return torch.stack(sums)
-    out = like.new_empty(shape)
-    begun = [0] * len(out)
+    out = grad_like.new_empty(shape)
+    betas = [0] * len(out)
     for o, i, j in terms:
-        out[o].baddbmm_(a[i], b[j], beta=begun[o], alpha=alpha)  # 0 ignores what the memory held
-        begun[o] = 1
+        out[o].baddbmm_(a[i], b[j], beta=betas[o], alpha=alpha)  # 0 ignores what the memory held
+        betas[o] = 1
     return out
 
 
@@ -392,7 +392,7 @@ def matmul_jets(
 # ---- patches and resampling of images and signals --------------------------------------------
 
 
-def _of_images(function: Callable[..., Tensor], batched: int) -> None:
+def register_image_map(function: Callable[..., Tensor], batched: int) -> None:
     """Register a linear function of ``[N, C, ...]``, or of images without N.
 
     Args:
@@ -402,13 +402,13 @@ def _of_images(function: Callable[..., Tensor], batched: int) -> None:
     @jet_rule(function)
     def rule(input: JetTensor, *args: object, **kwargs: object) -> JetTensor:
         return input.with_streams(
-            _over_batch(lambda x: function(x, *args, **kwargs), input, input.ndim >= batched)
+            _fold_streams(lambda x: function(x, *args, **kwargs), input, input.ndim >= batched)
         )
 
 
-_of_images(F.unfold, 4)
-_of_images(F.fold, 3)
-_of_images(F.interpolate, 3)  # every mode is linear
+register_image_map(F.unfold, 4)
+register_image_map(F.fold, 3)
+register_image_map(F.interpolate, 3)  # every mode is linear
 
 
 @jet_rule(F.grid_sample)

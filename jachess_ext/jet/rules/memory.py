@@ -14,12 +14,12 @@ from torch import Tensor
 from ...ops.library import watching
 from ..engine.errors import missing_rule
 from ..engine.registry import attribute, find_rule, general_rule, jet_rule, spellings
-from ..engine.strides import copy_before_write, note_memory, refuse_overlap
+from ..engine.strides import copy_before_write, record_storage, refuse_overlap
 from ..engine.tensor import JetTensor, constant, lift, primal_of
 from ..engine.types import Function, Index, Operand
 from .streamwise import (
     accept_scalars,
-    lifted_streams,
+    lift_streams,
     map_primal_and_tangents,
     prepare_write,
     stack_dim,
@@ -34,7 +34,7 @@ _COMPARISONS = spellings(
     *("long", "int", "short", "bool", "result_type"),
     *("item", "tolist", "__bool__", "__float__", "__int__"),
 )
-_LIKE = spellings("ones_like", "rand_like", "randn_like", "new_ones", "new_tensor", "bernoulli")
+_FACTORY = spellings("ones_like", "rand_like", "randn_like", "new_ones", "new_tensor", "bernoulli")
 _METADATA = spellings(
     *("is_floating_point", "is_complex", "is_conj", "is_neg", "is_contiguous", "stride", "numel"),
     *("element_size", "get_device", "nelement", "is_same_size", "is_tensor", "__format__", "dim"),
@@ -47,15 +47,15 @@ _ATTRIBUTES = [
 ]
 
 
-def _on_primal(function: Function) -> Function:
+def _call_on_primals(function: Function) -> Function:
     def rule(*args: object, **kwargs: object) -> object:
         return function(*primal_of(args), **primal_of(kwargs))
 
     return rule
 
 
-for _function in [*_COMPARISONS, *_LIKE, *_METADATA, *_ATTRIBUTES]:
-    jet_rule(_function, kind="value")(_on_primal(_function))
+for _function in [*_COMPARISONS, *_FACTORY, *_METADATA, *_ATTRIBUTES]:
+    jet_rule(_function, kind="value")(_call_on_primals(_function))
 
 
 @jet_rule("detach", attribute("data"))
@@ -65,7 +65,7 @@ def detach(self: JetTensor) -> Tensor:
         if watching():
             copy_before_write(self)  # which no later write can do
         self.jet_layout.jet_pass.detached = True
-        note_memory(self, self.jet_layout.jet_pass.aliased)
+        record_storage(self, self.jet_layout.jet_pass.aliased)
     return self.primal.detach()
 
 
@@ -90,40 +90,40 @@ def requires_grad_(self: JetTensor, requires_grad: bool = True) -> JetTensor:
 # zero tangents, since a plain tensor cannot hold part of a jet.
 
 
-def _buffer(name: str) -> None:
+def register_buffer_factory(name: str) -> None:
     """Register a function that makes a constant like a jet."""
     function: Callable[..., Tensor] = getattr(torch, name, None) or getattr(Tensor, name)
 
     @jet_rule(name)
     def rule(input: JetTensor, *args: object, **kwargs: object) -> Tensor:
         kwargs.pop("memory_format", None)
-        return input.as_constant(function(input.primal, *args, **kwargs))
+        return input.make_constant(function(input.primal, *args, **kwargs))
 
 
 for _name in ("zeros_like", "new_zeros", "empty_like", "new_empty", "full_like", "new_full"):
-    _buffer(_name)
+    register_buffer_factory(_name)
 
 
-def _written_at(name: str) -> None:
+def register_indexed_write(name: str) -> None:
     """Register ``index_add`` or ``index_copy``."""
     function: Callable[..., Tensor] = getattr(torch, name)
 
     @jet_rule(name)
     @accept_scalars
     def rule(input: Tensor, dim: int, index: Tensor, source: Tensor, **kwargs: float) -> JetTensor:
-        (stack, written), jet = lifted_streams((input, source))
+        (stack, written), jet = lift_streams((input, source))
         place = stack_dim(dim, input.ndim)
         return jet.with_streams(function(stack, place, index, written, **kwargs))
 
 
 for _name in ("index_add", "index_copy"):
-    _written_at(_name)
+    register_indexed_write(_name)
 
 
 @jet_rule("scatter_add")
 @accept_scalars
 def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> JetTensor:
-    (stack, added), jet = lifted_streams((input, src))
+    (stack, added), jet = lift_streams((input, src))
     indices = index.expand(len(stack), *index.shape)
     return jet.with_streams(stack.scatter_add(stack_dim(dim, input.ndim), indices, added))
 
@@ -153,7 +153,7 @@ def scatter(
             lambda primal: primal.scatter(dim, index, written),
             lambda tangents: tangents.scatter(place, index.expand(len(tangents), *index.shape), 0),
         )
-    (stack, copied), jet = lifted_streams((input, written))
+    (stack, copied), jet = lift_streams((input, written))
     return jet.with_streams(stack.scatter(place, index.expand(len(stack), *index.shape), copied))
 
 
@@ -163,7 +163,7 @@ def scatter(
 # change, too; autograd's version counter reports a write over something that it saved.
 
 
-_NAMES = (
+_IN_PLACE = (
     *("add", "sub", "mul", "div", "neg", "pow", "addcmul", "lerp", "masked_fill", "clamp"),
     *("clamp_min", "clamp_max", "relu", "tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "abs"),
     *("square", "tril", "triu", "nan_to_num", "reciprocal", "leaky_relu", "elu", "dropout"),
@@ -174,7 +174,7 @@ _OPERATORS = {"__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__ipow__
 _OPERATORS |= {"__itruediv__": "div", "__idiv__": "div", "__ifloordiv__": "floor_divide"}
 
 
-PLAIN = (
+_PLAIN_TARGET = (
     "a plain tensor cannot hold derivatives, unless the pass made it (torch.zeros, torch.empty), a "
     "variable alone holds it, and no view of it exists; make it with x.new_zeros, or write into a "
     "clone of a tensor with derivatives"
@@ -184,7 +184,7 @@ PLAIN = (
 def _write(target: Tensor, value: Operand, function: Function) -> JetTensor:
     """Write ``value``, broadcast and cast, over the whole of ``target``."""
     if not isinstance(target, JetTensor):
-        raise missing_rule(function, PLAIN)
+        raise missing_rule(function, _PLAIN_TARGET)
     value = value if isinstance(value, Tensor) else constant(value, device=target.device)
     if torch.broadcast_shapes(value.shape, target.shape) != target.shape:
         raise missing_rule(
@@ -199,7 +199,7 @@ def _write(target: Tensor, value: Operand, function: Function) -> JetTensor:
     return target
 
 
-def _in_place(function: Function, rule: Callable[..., Tensor]) -> Function:
+def _write_result(function: Function, rule: Callable[..., Tensor]) -> Function:
     def write(self: Tensor, *args: object, **kwargs: object) -> JetTensor:
         # A clone, since autograd saves the jet that the rule sees.
         return _write(self, rule(self.clone(), *args, **kwargs), function)
@@ -207,24 +207,24 @@ def _in_place(function: Function, rule: Callable[..., Tensor]) -> Function:
     return write
 
 
-def _register(name: str, in_place_name: str) -> None:
+def register_in_place(name: str, in_place_name: str) -> None:
     for function in spellings(in_place_name):
         rule = find_rule(spellings(name)[0])
         assert rule is not None, name
-        jet_rule(function)(_in_place(function, rule))
+        jet_rule(function)(_write_result(function, rule))
 
 
-for _name in _NAMES:
-    _register(_name, f"{_name}_")
+for _name in _IN_PLACE:
+    register_in_place(_name, f"{_name}_")
 for _operator, _name in _OPERATORS.items():
-    _register(_name, _operator)
+    register_in_place(_name, _operator)
 
 
 @jet_rule("__setitem__")
 def setitem(self: Tensor, index: Index | tuple[Index, ...], value: Operand) -> None:
     """Write stream by stream, so that every index means what it means on a plain tensor."""
     if not isinstance(self, JetTensor):
-        raise missing_rule(torch.Tensor.__setitem__, PLAIN)
+        raise missing_rule(torch.Tensor.__setitem__, _PLAIN_TARGET)
     index = primal_of(index)
     if isinstance(value, JetTensor):
         # Not by iterating: of several views from one call, autograd gives none a gradient once

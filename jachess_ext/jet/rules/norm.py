@@ -30,38 +30,38 @@ def layer_norm(
     cudnn_enable: bool = True,
 ) -> Tensor:
     # The operators take parameters as constants: those that move multiply and shift as jets.
-    fixed = not isinstance(weight, JetTensor) and not isinstance(bias, JetTensor)
-    fixed = fixed and len(normalized_shape) == 1
-    if fixed and isinstance(input, JetTensor) and fusable("layer_norm_jet", input):
-        return _fused(input, ops.layer_norm_jet, ops.add_layer_norm_jet, weight, bias, eps)
-    out = _normalised(input, len(normalized_shape), eps, centred=True)
+    constant = not isinstance(weight, JetTensor) and not isinstance(bias, JetTensor)
+    constant = constant and len(normalized_shape) == 1
+    if constant and isinstance(input, JetTensor) and fusable("layer_norm_jet", input):
+        return _call_operator(input, ops.layer_norm_jet, ops.add_layer_norm_jet, weight, bias, eps)
+    out = _normalise(input, len(normalized_shape), eps, centred=True)
     return _affine(out, weight, bias, input.dtype)
 
 
-def _fused(
+def _call_operator(
     input: JetTensor,
-    alone: Callable[..., Tensor],
-    with_sum: Callable[..., tuple[Tensor, Tensor]],
+    operator: Callable[..., Tensor],
+    sum_operator: Callable[..., tuple[Tensor, Tensor]],
     *settings: object,
 ) -> JetTensor:
     """Call the operator; a deferred residual sum is computed by the operator that includes it."""
     settings = (*settings, input.jet_layout.directions, input.jet_layout.squares)
-    pending = input.pattern
-    if isinstance(pending, Sum):
-        out, total = with_sum(pending.a.streams, pending.b.streams, *settings)
+    pattern = input.pattern
+    if isinstance(pattern, Sum):
+        out, total = sum_operator(pattern.a.streams, pattern.b.streams, *settings)
         input.set_streams(total)
         return input.with_streams(out)
-    return input.with_streams(alone(input.streams, *settings))
+    return input.with_streams(operator(input.streams, *settings))
 
 
-def _normalised(input: Tensor, dimensions: int, eps: float, centred: bool) -> Tensor:
+def _normalise(input: Tensor, dimensions: int, eps: float, centred: bool) -> Tensor:
     """Normalise a jet, or a plain tensor whose parameters move, over the last dimensions, without
     parameters; halves in float32."""
     x = wide(input).flatten(-dimensions)
     name = "layer_norm_jet" if centred else "rms_norm_jet"
     if isinstance(x, JetTensor) and fusable(name, x):
-        alone, with_sum = getattr(ops, name), getattr(ops, f"add_{name}")
-        out = _fused(x, alone, with_sum, *([None] * (1 + centred)), eps)
+        operator, sum_operator = getattr(ops, name), getattr(ops, f"add_{name}")
+        out = _call_operator(x, operator, sum_operator, *([None] * (1 + centred)), eps)
         return out.reshape(input.shape)
     # Not composed of the rules of mean, square and rsqrt: the closed form (`ops.norm`) passes over
     # the streams less often, and divides before it squares, so that no square overflows.
@@ -81,17 +81,17 @@ def rms_norm(
 ) -> Tensor:
     """Compute x (mean x² + ε)^(−1/2) · w; by default ε is the machine epsilon, as in torch."""
     eps = torch.finfo(torch.promote_types(input.dtype, torch.float32)).eps if eps is None else eps
-    fixed = weight is None or not (isinstance(weight, JetTensor) or weight.is_complex())
-    fixed = fixed and len(normalized_shape) == 1
-    if fixed and isinstance(input, JetTensor) and fusable("rms_norm_jet", input):
+    constant = weight is None or not (isinstance(weight, JetTensor) or weight.is_complex())
+    constant = constant and len(normalized_shape) == 1
+    if constant and isinstance(input, JetTensor) and fusable("rms_norm_jet", input):
         return rms_norm_operator(input, weight, eps)
-    out = _normalised(input, len(normalized_shape), eps, centred=False)
+    out = _normalise(input, len(normalized_shape), eps, centred=False)
     return _affine(out, weight, None, input.dtype)
 
 
 def rms_norm_operator(input: JetTensor, weight: Tensor | None, eps: float) -> JetTensor:
     """Call the RMS norm's operator; also used by the spellings that `fused.py` recognises."""
-    return _fused(input, ops.rms_norm_jet, ops.add_rms_norm_jet, weight, eps)
+    return _call_operator(input, ops.rms_norm_jet, ops.add_rms_norm_jet, weight, eps)
 
 
 def _affine(out: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -102,7 +102,7 @@ def _affine(out: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: torc
     return out.to(dtype)
 
 
-def _affine_of_channels(
+def _affine_channels(
     out: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
     """Scale and shift the channels of ``[N, C, ...]``."""
@@ -116,15 +116,15 @@ def normalize(
     input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None
 ) -> Tensor:
     """Compute x / max(‖x‖, ε), which is x / ε around x = 0."""
-    return _unit(input, dim, eps, p).to(input.dtype)
+    return _divide_by_norm(input, dim, eps, p).to(input.dtype)
 
 
-def _unit(x: Tensor, dim: int, eps: float, p: float = 2.0) -> Tensor:
+def _divide_by_norm(x: Tensor, dim: int, eps: float, p: float = 2.0) -> Tensor:
     """Return x / max(‖x‖, ε), of halves in float32."""
     x = wide(x)
     if p == 2:
         # Below ε the result is x / ε, without the norm, whose curvature 1 / ‖x‖ would overflow.
-        norm = euclidean_norm(x, dim, True, least=eps)
+        norm = euclidean_norm(x, dim, True, floor=eps)
     else:
         norm = torch.linalg.vector_norm(x, p, dim, True)
     return x / norm.clamp_min(eps)
@@ -135,7 +135,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
     """Compute x1 · x2 / (max(‖x1‖, ε) max(‖x2‖, ε)), dividing each first, as torch does."""
     x1, x2 = torch.broadcast_tensors(x1, x2)  # before the norms, which depend on it
     dtype = torch.promote_types(x1.dtype, x2.dtype)
-    return (_unit(x1, dim, eps) * _unit(x2, dim, eps)).sum(dim).to(dtype)
+    return (_divide_by_norm(x1, dim, eps) * _divide_by_norm(x2, dim, eps)).sum(dim).to(dtype)
 
 
 @jet_rule("group_norm")
@@ -150,19 +150,19 @@ def group_norm(
     """Normalise each group of channels of ``[N, C, ...]``, then scale and shift each channel."""
     x = input.unflatten(1, (num_groups, -1)).flatten(2)
     moving = isinstance(weight, JetTensor) or isinstance(bias, JetTensor)
-    fixed = weight is not None and not moving
-    if fixed and isinstance(x, JetTensor) and fusable("layer_norm_jet", x):
+    constant = weight is not None and not moving
+    if constant and isinstance(x, JetTensor) and fusable("layer_norm_jet", x):
         # A group is a row of the layer norm's operator, with parameters of its own.
-        places = (num_groups, input.shape[1] // num_groups, math.prod(input.shape[2:]))
+        shape = (num_groups, input.shape[1] // num_groups, math.prod(input.shape[2:]))
         scale, shift = (
-            None if v is None else v.reshape(*places[:2], 1).expand(places).flatten(1)
+            None if v is None else v.reshape(*shape[:2], 1).expand(shape).flatten(1)
             for v in (weight, bias)
         )
         settings = (eps, x.jet_layout.directions, x.jet_layout.squares)
         out = ops.layer_norm_jet(x.streams, scale, shift, *settings)
         return x.with_streams(out).reshape(input.shape)
-    out = _normalised(wide(x), 1, eps, centred=True).reshape(input.shape)
-    return _affine_of_channels(out, weight, bias, input.dtype)
+    out = _normalise(wide(x), 1, eps, centred=True).reshape(input.shape)
+    return _affine_channels(out, weight, bias, input.dtype)
 
 
 @jet_rule("instance_norm")
@@ -188,7 +188,7 @@ def instance_norm(
     return group_norm(input, input.shape[1], weight, bias, eps)
 
 
-def _uncount_the_batch() -> None:
+def _undo_batch_count() -> None:
     """Undo the count of batches that a torch.nn module increased before a call that is refused."""
     for module in calling_modules()[:1]:
         counts = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
@@ -211,11 +211,11 @@ def batch_norm(
     """Normalise channels of ``[N, C, ...]``; with running statistics, an affine map."""
     if training and running_mean is None and running_var is None:
         # Statistics of the batch move with the input: a layer norm of rows ``[C, N ...]``.
-        out = _normalised(input.transpose(0, 1).flatten(1), 1, eps, centred=True)
+        out = _normalise(input.transpose(0, 1).flatten(1), 1, eps, centred=True)
         out = out.unflatten(1, (input.shape[0], *input.shape[2:])).transpose(0, 1)
-        return _affine_of_channels(out, weight, bias, input.dtype)
+        return _affine_channels(out, weight, bias, input.dtype)
     if training or running_mean is None or running_var is None:
-        _uncount_the_batch()
+        _undo_batch_count()
         detail = (
             "it would change the running statistics; use eval mode or track_running_stats=False"
         )
@@ -223,10 +223,10 @@ def batch_norm(
     channels = (-1, *(1,) * (input.ndim - 2))
     spread = torch.rsqrt(wide(running_var) + eps).reshape(channels)
     out = (wide(input) - wide(running_mean).reshape(channels)) * spread
-    return _affine_of_channels(out, weight, bias, input.dtype)
+    return _affine_channels(out, weight, bias, input.dtype)
 
 
-def _with_parameters_first(function: Function, rule: Callable[..., Tensor]) -> None:
+def register_parameters_first(function: Function, rule: Callable[..., Tensor]) -> None:
     """Register a function of torch that takes weight and bias before the running statistics."""
 
     @jet_rule(function)
@@ -242,5 +242,5 @@ def _with_parameters_first(function: Function, rule: Callable[..., Tensor]) -> N
         return rule(input, running_mean, running_var, weight, bias, *settings, **kwargs)
 
 
-_with_parameters_first(torch.instance_norm, instance_norm)
-_with_parameters_first(torch.batch_norm, batch_norm)
+register_parameters_first(torch.instance_norm, instance_norm)
+register_parameters_first(torch.batch_norm, batch_norm)

@@ -23,54 +23,54 @@ class Sum(Pattern):
 
 
 @dataclass(frozen=True)
-class OfOne(Pattern):
+class UnaryPattern(Pattern):
     """Something of one jet."""
 
     source: JetTensor
 
 
 @dataclass(frozen=True)
-class Activated(OfOne):
+class Activated(UnaryPattern):
     """act(source), element by element."""
 
     kind: str
 
 
-class Cast(OfOne):
+class Cast(UnaryPattern):
     """source in another floating-point dtype."""
 
 
-class Square(OfOne):
+class Square(UnaryPattern):
     """source²."""
 
 
-class MeanSquare(OfOne):
+class MeanSquare(UnaryPattern):
     """Mean of source² over the last dimension, kept with size 1."""
 
 
 @dataclass(frozen=True)
-class ShiftedMeanSquare(OfOne):
+class ShiftedMeanSquare(UnaryPattern):
     """mean source² + ε."""
 
     eps: float
 
 
 @dataclass(frozen=True)
-class InverseRms(OfOne):
+class InverseRms(UnaryPattern):
     """(mean source² + ε)^(−½)."""
 
     eps: float
 
 
 @dataclass(frozen=True)
-class RepeatedHeads(OfOne):
+class RepeatedHeads(UnaryPattern):
     """Key or value heads ``[B, H, n, T, d]``, expanded along n, as ``[B, H n, T, d]``."""
 
     times: int
 
 
 @dataclass(frozen=True)
-class RmsNormed(OfOne):
+class RmsNormed(UnaryPattern):
     """source (mean source² + ε)^(−½) · weight."""
 
     eps: float
@@ -108,7 +108,7 @@ def defer(
     return JetTensor.deferred(deferred, like.jet_layout)
 
 
-def alike(first: JetTensor, *operands: JetTensor) -> bool:
+def _are_compatible(first: JetTensor, *operands: JetTensor) -> bool:
     """Return whether the jets have one shape, dtype and layout, of which there are operators."""
     return (
         not first.jet_layout.composed
@@ -125,13 +125,13 @@ def alike(first: JetTensor, *operands: JetTensor) -> bool:
 
 
 def fusable(operator: str, first: JetTensor, *operands: JetTensor) -> bool:
-    """Return whether the jets are `alike` and ``operator`` has a kernel for them."""
-    return alike(first, *operands) and ops.available(
+    """Return whether the jets are `_are_compatible` and ``operator`` has a kernel for them."""
+    return _are_compatible(first, *operands) and ops.available(
         operator, first.device, sums=first.jet_layout.summed
     )
 
 
-def attends(jet: JetTensor) -> bool:
+def attention_fuses(jet: JetTensor) -> bool:
     """Return whether `ops.attention_jet` takes the jet in memory linear in the tokens, which it
     does with a kernel or without one, but not within transforms."""
-    return alike(jet) and not transformed()
+    return _are_compatible(jet) and not transformed()

@@ -46,7 +46,7 @@ def is_half(x: Tensor) -> bool:
     return x.dtype in (torch.float16, torch.bfloat16)
 
 
-def in_float32(x: Tensor, derivatives: Callable[[Tensor], Derivatives]) -> Derivatives:
+def evaluate_in_float32(x: Tensor, derivatives: Callable[[Tensor], Derivatives]) -> Derivatives:
     """Return ``derivatives(x)``, computed in float32 for halves, where 1 − t² would cancel."""
     if not is_half(x):
         return derivatives(x)
@@ -84,9 +84,9 @@ def pointwise(*names: str) -> Callable[[Callable[..., Derivatives]], Callable[..
             if names[0] in ops.ACTIVATION_KINDS and all(
                 value == defaults.get(name) for name, value in options.items()
             ):
-                out = with_operator(names[0], jet, derivatives)
+                out = apply_activation(names[0], jet, derivatives)
             else:
-                triple = in_float32(jet.primal, lambda x: derivatives(x, *args, **kwargs))
+                triple = evaluate_in_float32(jet.primal, lambda x: derivatives(x, *args, **kwargs))
                 out = push_forward(jet, triple)
             return write_in_place(input, out) if inplace else out
 
@@ -95,7 +95,7 @@ def pointwise(*names: str) -> Callable[[Callable[..., Derivatives]], Callable[..
     return register
 
 
-def with_operator(
+def apply_activation(
     kind: str, jet: JetTensor, composed: Callable[[Tensor], Derivatives]
 ) -> JetTensor:
     """Call the compiled activation operator, or the composed rule where there is none.
@@ -111,13 +111,13 @@ def with_operator(
             )
 
         return defer(Activated(jet, kind), operator, (jet,), {}, jet)
-    return push_forward(jet, in_float32(jet.primal, composed))
+    return push_forward(jet, evaluate_in_float32(jet.primal, composed))
 
 
 # ---- activations -------------------------------------------------------------------------------
 
 
-def of_operator(name: str) -> Callable[..., Derivatives]:
+def register_activation(name: str) -> Callable[..., Derivatives]:
     """Register the rule of an activation function that has a compiled operator."""
 
     @pointwise(name)
@@ -127,15 +127,15 @@ def of_operator(name: str) -> Callable[..., Derivatives]:
     return derivatives
 
 
-sigmoid, silu, tanh, relu = map(of_operator, ("sigmoid", "silu", "tanh", "relu"))
-mish, sin, cos, exp = map(of_operator, ("mish", "sin", "cos", "exp"))
+sigmoid, silu, tanh, relu = map(register_activation, ("sigmoid", "silu", "tanh", "relu"))
+mish, sin, cos, exp = map(register_activation, ("mish", "sin", "cos", "exp"))
 softplus = pointwise("softplus")(softplus_derivatives)
 
 
 @jet_rule("gelu")
 def gelu(input: JetTensor, approximate: str = "none") -> JetTensor:
     kind = "gelu" if approximate == "none" else "gelu_tanh"
-    return with_operator(kind, input, DERIVATIVES[kind])
+    return apply_activation(kind, input, DERIVATIVES[kind])
 
 
 @pointwise("leaky_relu")
@@ -325,18 +325,18 @@ def abs_(x: Tensor) -> Derivatives:
 Bound: TypeAlias = "Tensor | float | None"
 
 
-def _with_jets_as_bounds(name: str, first: str) -> None:
+def register_clamp(name: str, first: str) -> None:
     """Extend a clamp's rule to bounds that are jets, by `maximum` and `minimum`."""
-    of_constants = cast(Rule, find_rule(getattr(torch, name)))
+    constant_rule = cast(Rule, find_rule(getattr(torch, name)))
 
     @jet_rule(name)
     def rule(input: Tensor, *args: Bound, **kwargs: Bound) -> Tensor:
         bounds = dict(zip((first, "max"), args, strict=False)) | kwargs
         if not any(isinstance(bound, JetTensor) for bound in bounds.values()):
-            return of_constants(input, *args, **kwargs)
-        for bound, nearer in (("min", torch.maximum), ("max", torch.minimum)):
+            return constant_rule(input, *args, **kwargs)
+        for bound, choose in (("min", torch.maximum), ("max", torch.minimum)):
             if bounds.get(bound) is not None:
-                input = nearer(input, torch.as_tensor(bounds[bound], dtype=input.dtype))
+                input = choose(input, torch.as_tensor(bounds[bound], dtype=input.dtype))
         return input
 
 
@@ -358,7 +358,7 @@ def clamp_max(x: Tensor, max: Bound) -> Derivatives:
 
 
 for _name in ("clamp", "clip", "clamp_min", "clamp_max"):
-    _with_jets_as_bounds(_name, "max" if _name == "clamp_max" else "min")
+    register_clamp(_name, "max" if _name == "clamp_max" else "min")
 
 
 @jet_rule("nan_to_num")

@@ -24,7 +24,7 @@ Norm: TypeAlias = "float | str | None"
 """The order of a norm, or its name."""
 
 
-def _extreme(name: str) -> None:
+def register_extremum(name: str) -> None:
     """Register ``max`` or ``min``: along a dimension the entry at the index has the derivative; of
     all entries, those that tie share it."""
 
@@ -52,10 +52,10 @@ def _extreme(name: str) -> None:
 
 
 for _name in ("max", "min"):
-    _extreme(_name)
+    register_extremum(_name)
 
 
-def _extreme_value(name: str) -> None:
+def register_extreme_value(name: str) -> None:
     """Register ``amax`` or ``amin``: ties share the derivative equally, as in torch's autograd."""
 
     @jet_rule(name)
@@ -67,14 +67,14 @@ def _extreme_value(name: str) -> None:
         # maximum is linear wherever the order of the entries does not change.
         ties = (input.primal == value).to(input.dtype)
         shares = ties / ties.sum(dims, True)
-        behind = stack_dims(dims, input.ndim)
-        tangents = (input.streams[1:] * shares).sum(behind, keepdim=True)
+        stack_axes = stack_dims(dims, input.ndim)
+        tangents = (input.streams[1:] * shares).sum(stack_axes, keepdim=True)
         streams = torch.cat([value.unsqueeze(0), tangents])
-        return input.with_streams(streams if keepdim else streams.squeeze(behind))
+        return input.with_streams(streams if keepdim else streams.squeeze(stack_axes))
 
 
 for _name in ("amax", "amin"):
-    _extreme_value(_name)
+    register_extreme_value(_name)
 
 
 @jet_rule("topk")
@@ -96,7 +96,7 @@ def sort(input: JetTensor, dim: int = -1, descending: bool = False, stable: bool
 # ---- products, and running ones ----------------------------------------------------------------
 
 
-def _running(combine: Callable[[Tensor, Tensor], Tensor], x: Tensor, dim: int) -> Tensor:
+def _associative_scan(combine: Callable[[Tensor, Tensor], Tensor], x: Tensor, dim: int) -> Tensor:
     """Return x_1, x_1 ∘ x_2, x_1 ∘ x_2 ∘ x_3, … along ``dim``, for an associative ∘, in ⌈log₂ n⌉
     steps (Hillis and Steele 1986)."""
     step, size = 1, x.shape[dim]
@@ -114,7 +114,7 @@ def _running(combine: Callable[[Tensor, Tensor], Tensor], x: Tensor, dim: int) -
 def cumprod(input: Tensor, dim: int, *, dtype: Dtype = None) -> Tensor:
     """Multiply without dividing, so that a zero is an entry like any other."""
     dtype = dtype or input.dtype
-    return _running(torch.mul, wide(input.to(dtype)) * 1, dim).to(dtype)
+    return _associative_scan(torch.mul, wide(input.to(dtype)) * 1, dim).to(dtype)
 
 
 @jet_rule("prod")
@@ -137,7 +137,7 @@ def prod(
 @jet_rule("logcumsumexp")
 @accept_scalars
 def logcumsumexp(input: Tensor, dim: int) -> Tensor:
-    return _running(torch.logaddexp, wide(input) * 1, dim).to(input.dtype)
+    return _associative_scan(torch.logaddexp, wide(input) * 1, dim).to(input.dtype)
 
 
 # ---- norms and variances -----------------------------------------------------------------------
@@ -145,7 +145,7 @@ def logcumsumexp(input: Tensor, dim: int) -> Tensor:
 
 @accept_scalars
 def euclidean_norm(
-    x: Tensor, dim: Dims = None, keepdim: bool = False, least: float = 0, size: Tensor | None = None
+    x: Tensor, dim: Dims = None, keepdim: bool = False, floor: float = 0, size: Tensor | None = None
 ) -> Tensor:
     """Compute n = ‖x‖ along ``dim``; with e = x / n and p_i = x_i − n_i e:
     n_i = Σ e x_i;  n_ij = Σ e x_ij + Σ p_i p_j / n.
@@ -157,7 +157,7 @@ def euclidean_norm(
 
     Args:
         least: the derivatives are 0 for norms below, whose curvature may overflow; for callers that
-            raise such norms to ``least``.
+            raise such norms to ``floor``.
         size: the norm of the primal with its dimensions kept, if it is known.
     """
     if not isinstance(x, JetTensor):
@@ -168,13 +168,13 @@ def euclidean_norm(
         size = size.unsqueeze(0)
     else:
         size = torch.linalg.vector_norm(streams[:1], 2, dims, True)
-    flat = (size == 0) | (size < least)
-    # Which streams leave the kink at 0, [S-1, ...]; where norms are raised to ``least``, none is at
+    at_kink = (size == 0) | (size < floor)
+    # Which streams leave the kink at 0, [S-1, ...]; where norms are raised to ``floor``, none is at
     # a kink.
-    moves = (streams[1:].detach() != 0).any(dim=dims, keepdim=True) if least == 0 else None
-    still = flat if moves is None else flat & ~moves.any(dim=0, keepdim=True)
+    moves = (streams[1:].detach() != 0).any(dim=dims, keepdim=True) if floor == 0 else None
+    still = at_kink if moves is None else at_kink & ~moves.any(dim=0, keepdim=True)
     # Divided by 0 at a kink, for the gradient to be NaN there.
-    unit = (streams[:1] / size.masked_fill(still, 1)).masked_fill(flat, 0)
+    unit = (streams[:1] / size.masked_fill(still, 1)).masked_fill(at_kink, 0)
 
     def along(tangents: Tensor) -> Tensor:
         return (unit * tangents).sum(dims, keepdim=True)
@@ -183,15 +183,15 @@ def euclidean_norm(
     across = streams[layout.first] - unit * first  # p_i
     parts = [size, first]
     if layout.seconds:
-        products = layout.quadratic(across, across) / size.masked_fill(flat, 1)
+        products = layout.quadratic(across, across) / size.masked_fill(at_kink, 1)
         curved = products.sum(dims, keepdim=True)
-        curved = curved.masked_fill(flat, 0)
+        curved = curved.masked_fill(at_kink, 0)
         if moves is not None:
             # n_ij is undefined at 0 where x_ij moves, or both x_i and x_j do: the quadratic form of
             # 0s and 1s counts such pairs.
             by_first, by_second = moves.split([layout.directions, layout.seconds])
             pairs = layout.quadratic(by_first.to(size.dtype), by_first.to(size.dtype)) > 0
-            curved = curved.masked_fill(flat & (pairs | by_second), math.nan)
+            curved = curved.masked_fill(at_kink & (pairs | by_second), math.nan)
         parts.append(along(streams[layout.second]) + curved)
     out = torch.cat(parts)
     return x.with_streams((out if keepdim else out.squeeze(dims)).to(x.dtype))
@@ -307,7 +307,7 @@ def linalg_norm(
     raise missing_rule(torch.linalg.norm, f"ord={ord!r} is covered for vectors only, and only 2")
 
 
-def _moments(name: str) -> None:
+def register_variance(name: str) -> None:
     """Register ``var``, ``std``, ``var_mean`` or ``std_mean``.
 
     They take ``(dim, *, correction, keepdim)``, or the older ``(dim, unbiased, keepdim)`` and
@@ -348,4 +348,4 @@ def _moments(name: str) -> None:
 
 
 for _name in ("var", "std", "var_mean", "std_mean"):
-    _moments(_name)
+    register_variance(_name)

@@ -13,12 +13,12 @@ from torch import Tensor
 from ...ops.library import transformed
 from ...torch_private import functional as F
 from ..engine.errors import missing_rule
-from ..engine.registry import attribute, built_in, general_rule, jet_rule
+from ..engine.registry import attribute, built_in_functions, general_rule, jet_rule
 from ..engine.tensor import JetTensor, aligned, common_layout, primal_of
 from ..engine.types import Dims, Operand
 from .streamwise import (
     accept_scalars,
-    lifted_streams,
+    lift_streams,
     map_primal_and_tangents,
     stack_dim,
     stack_dims,
@@ -38,7 +38,7 @@ def reshape(self: JetTensor, *shape: Sizes, **kwargs: Sizes) -> JetTensor:
     return self.with_streams(self.streams.reshape(len(self.streams), *sizes))
 
 
-def _as_another(name: str) -> None:
+def register_shape_like(name: str) -> None:
     @jet_rule(f"{name}_as")
     def rule(self: Tensor, other: Tensor) -> Tensor:
         """Use only the shape of ``other``, so that a plain ``self`` stays plain."""
@@ -46,7 +46,7 @@ def _as_another(name: str) -> None:
 
 
 for _name in ("view", "reshape", "expand"):
-    _as_another(_name)
+    register_shape_like(_name)
 
 
 @jet_rule("flatten", "ravel")
@@ -150,10 +150,10 @@ def linalg_diagonal(A: JetTensor, *, offset: int = 0, dim1: int = -2, dim2: int 
     return torch.diagonal(A, offset, dim1, dim2)
 
 
-def _at_least(name: str) -> None:
+def register_atleast(name: str) -> None:
     function: Callable = getattr(torch, name)
 
-    @jet_rule(function, built_in(name))
+    @jet_rule(function, built_in_functions(name))
     def rule(*tensors: Tensors) -> Tensor | tuple[object, ...]:
         tensor = tensors[0]
         if len(tensors) > 1 or not isinstance(tensor, Tensor):
@@ -164,10 +164,10 @@ def _at_least(name: str) -> None:
 
 
 for _name in ("atleast_1d", "atleast_2d", "atleast_3d"):
-    _at_least(_name)
+    register_atleast(_name)
 
 
-@jet_rule(torch.meshgrid, built_in("meshgrid"))
+@jet_rule(torch.meshgrid, built_in_functions("meshgrid"))
 def meshgrid(*tensors: Tensors, indexing: str = "ij") -> tuple[Tensor, ...]:
     """Return torch's grids, without its warning about the default of ``indexing``."""
     axes = varargs(*tensors)
@@ -201,18 +201,18 @@ def repeat_interleave(
 
 @jet_rule("__getitem__")
 def getitem(self: JetTensor, index: object) -> JetTensor:
-    if isinstance(index, list) and any(isinstance(part, _OF_VIEWS) for part in index):
+    if isinstance(index, list) and any(isinstance(part, _SLICES) for part in index):
         index = tuple(index)  # as torch does
     parts: tuple[object, ...] = index if isinstance(index, tuple) else (index,)
-    parts = tuple(int(part) if _is_a_number(part) else part for part in parts)
-    if not all(map(_is_plain_index, parts)) or _tensors_are_apart(parts):
+    parts = tuple(int(part) if _is_scalar_index(part) else part for part in parts)
+    if not all(map(_is_plain_index, parts)) or _indices_are_separated(parts):
         return self.with_streams(torch.stack([stream[index] for stream in self.streams]))  # type: ignore[index]
     # One view of the stack, as the result is a view in torch: a write into it reaches the jet.
     of_stack = (slice(None), *parts)
     return self.with_streams(self.streams[of_stack])  # type: ignore[index]
 
 
-def _is_a_number(part: object) -> TypeGuard[Tensor]:
+def _is_scalar_index(part: object) -> TypeGuard[Tensor]:
     """Return whether it is a tensor that torch reads as a number, so that the result is a view."""
     # Its value cannot be read inside a transform of torch.func, and breaks a compiled graph.
     if not isinstance(part, Tensor) or part.ndim or transformed() or torch.compiler.is_compiling():
@@ -220,7 +220,7 @@ def _is_a_number(part: object) -> TypeGuard[Tensor]:
     return part.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-_OF_VIEWS = (slice, type(None), type(Ellipsis))
+_SLICES = (slice, type(None), type(Ellipsis))
 
 
 def _is_plain_index(part: object) -> bool:
@@ -228,10 +228,10 @@ def _is_plain_index(part: object) -> bool:
 
     Lists, arrays, True and the like are given to torch for each stream.
     """
-    return isinstance(part, (Tensor, Integral, *_OF_VIEWS)) and not isinstance(part, bool)
+    return isinstance(part, (Tensor, Integral, *_SLICES)) and not isinstance(part, bool)
 
 
-def _tensors_are_apart(parts: Sequence[object]) -> bool:
+def _indices_are_separated(parts: Sequence[object]) -> bool:
     """Return whether a slice, None or ellipsis separates integer and tensor indices: torch then
     puts the indexed dimensions first, before the streams."""
     if not any(isinstance(part, Tensor) for part in parts):
@@ -241,7 +241,7 @@ def _tensors_are_apart(parts: Sequence[object]) -> bool:
     return places[-1] - places[0] + 1 != len(places)
 
 
-def _selection(name: str) -> None:
+def register_selection(name: str) -> None:
     """Register a function of ``(input, dim, ...)`` that selects along one dimension."""
     function: Callable = getattr(torch, name)
 
@@ -253,7 +253,7 @@ def _selection(name: str) -> None:
 
 
 for _name in ("select", "narrow", "index_select"):
-    _selection(_name)
+    register_selection(_name)
 
 
 @jet_rule("gather")
@@ -274,11 +274,11 @@ def take_along_dim(input: JetTensor, indices: Tensor, dim: int | None = None) ->
     return input.with_streams(input.streams.take_along_dim(indices.unsqueeze(0), place))
 
 
-def _jets_of(jet: JetTensor, stacks: Sequence[Tensor]) -> Jets:
+def _make_jets(jet: JetTensor, stacks: Sequence[Tensor]) -> Jets:
     return tuple(jet.with_streams(stack) for stack in stacks)
 
 
-def _split_along(name: str, dim: int) -> None:
+def register_axis_split(name: str, dim: int) -> None:
     """Register ``hsplit``, ``vsplit`` or ``dsplit``, a `tensor_split` along ``dim``."""
 
     @jet_rule(name)
@@ -289,7 +289,7 @@ def _split_along(name: str, dim: int) -> None:
 
 
 for _name, _dim in (("hsplit", 1), ("vsplit", 0), ("dsplit", 2)):
-    _split_along(_name, _dim)
+    register_axis_split(_name, _dim)
 
 
 @jet_rule("split")
@@ -298,7 +298,7 @@ def split(
 ) -> Jets:
     """Accept ``split_size``, the name of the second argument in ``Tensor.split``."""
     size = split_size_or_sections if split_size is None else split_size
-    return _jets_of(tensor, tensor.streams.split(size, stack_dim(dim, tensor.ndim)))
+    return _make_jets(tensor, tensor.streams.split(size, stack_dim(dim, tensor.ndim)))
 
 
 @jet_rule("split_with_sizes")
@@ -308,17 +308,17 @@ def split_with_sizes(input: JetTensor, split_sizes: Sequence[int], dim: int = 0)
 
 @jet_rule("chunk")
 def chunk(input: JetTensor, chunks: int, dim: int = 0) -> Jets:
-    return _jets_of(input, input.streams.chunk(chunks, stack_dim(dim, input.ndim)))
+    return _make_jets(input, input.streams.chunk(chunks, stack_dim(dim, input.ndim)))
 
 
-def _written_alone(name: str, rule: Callable[..., Jets]) -> None:
+def register_unsafe_split(name: str, rule: Callable[..., Jets]) -> None:
     """Register an unsafe split, into whose parts torch allows writes, unlike those of a split."""
 
     @jet_rule(name)
     def views(input: JetTensor, *args: object, **kwargs: object) -> Jets:
         # One view each: autograd allows no write into several views from one call.
         parts = [part.streams for part in rule(input, *args, **kwargs)]
-        return _jets_of(
+        return _make_jets(
             input,
             [input.streams.as_strided(p.shape, p.stride(), p.storage_offset()) for p in parts],
         )
@@ -329,18 +329,18 @@ for _name, _rule in (
     ("unsafe_split_with_sizes", split_with_sizes),
     ("unsafe_chunk", chunk),
 ):
-    _written_alone(_name, _rule)
+    register_unsafe_split(_name, _rule)
 
 
 @jet_rule("tensor_split")
 def tensor_split(input: JetTensor, indices_or_sections: Sizes, dim: int = 0) -> Jets:
     place = stack_dim(dim, input.ndim)
-    return _jets_of(input, input.streams.tensor_split(indices_or_sections, place))
+    return _make_jets(input, input.streams.tensor_split(indices_or_sections, place))
 
 
 @jet_rule("unbind")
 def unbind(input: JetTensor, dim: int = 0) -> Jets:
-    return _jets_of(input, input.streams.unbind(stack_dim(dim, input.ndim)))
+    return _make_jets(input, input.streams.unbind(stack_dim(dim, input.ndim)))
 
 
 jet_rule("__iter__")(lambda self: iter(unbind(self)))
@@ -350,14 +350,14 @@ jet_rule("__iter__")(lambda self: iter(unbind(self)))
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> JetTensor:
     # torch skips tensors of shape [0], such as fresh key-value caches, but not their dtypes.
     parts = [tensor for tensor in tensors if tensor.shape != (0,)]
-    stacks, jet = lifted_streams(parts or tensors)
+    stacks, jet = lift_streams(parts or tensors)
     out = torch.cat(stacks, stack_dim(dim, jet.ndim))
     return jet.with_streams(out.to(reduce(torch.promote_types, (t.dtype for t in tensors))))
 
 
 @jet_rule("stack")
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> JetTensor:
-    stacks, jet = lifted_streams(tensors)
+    stacks, jet = lift_streams(tensors)
     return jet.with_streams(torch.stack(stacks, stack_dim(dim, jet.ndim + 1)))
 
 
@@ -376,7 +376,7 @@ def flip(input: JetTensor, *dims: Sizes, **kwargs: Sizes) -> JetTensor:
     return input.with_streams(input.streams.flip(places))
 
 
-def _triangle(name: str) -> None:
+def register_triangle(name: str) -> None:
     function: Callable = getattr(torch, name)
 
     @jet_rule(name)
@@ -385,7 +385,7 @@ def _triangle(name: str) -> None:
 
 
 for _name in ("tril", "triu"):
-    _triangle(_name)
+    register_triangle(_name)
 
 
 @jet_rule("pad")
@@ -427,7 +427,7 @@ def type_(self: JetTensor, dtype: str | torch.dtype | None = None, **kwargs: boo
     return to(self, dtype if isinstance(dtype, torch.dtype) else self.primal[:0].type(dtype).dtype)
 
 
-def _cast_to(name: str) -> None:
+def register_cast(name: str) -> None:
     @jet_rule(name)
     def rule(self: JetTensor, *args: object, **kwargs: object) -> JetTensor:
         kwargs.pop("memory_format", None)  # it counts the primal's dimensions
@@ -435,7 +435,7 @@ def _cast_to(name: str) -> None:
 
 
 for _name in ("float", "double", "half", "bfloat16", "cfloat", "cdouble", "cpu", "cuda"):
-    _cast_to(_name)
+    register_cast(_name)
 
 
 @jet_rule("contiguous")
@@ -479,14 +479,16 @@ def where(
         primal = plain(condition, *sides)
     # A constant side has the tangents 0, which are broadcast like the other's.
     zero = primal.new_zeros(())
-    slopes = [_tangents(s, primal) if isinstance(s, JetTensor) else zero for s in (input, other)]
-    tangents = plain(condition, *slopes).expand(layout.streams - 1, *primal.shape)
+    parts = [
+        _align_tangents(s, primal) if isinstance(s, JetTensor) else zero for s in (input, other)
+    ]
+    tangents = plain(condition, *parts).expand(layout.streams - 1, *primal.shape)
     return JetTensor(torch.cat([primal.unsqueeze(0), tangents]), layout)
 
 
 jet_rule(Tensor.where)(lambda self, condition, other: where(condition, self, other))
 
 
-def _tangents(jet: JetTensor, primal: Tensor) -> Tensor:
+def _align_tangents(jet: JetTensor, primal: Tensor) -> Tensor:
     """Return x_i and x_ij in the dtype of a result's primal, to broadcast against it."""
     return aligned(jet, primal.ndim)[1:].to(primal.dtype)

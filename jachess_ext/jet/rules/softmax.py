@@ -46,7 +46,7 @@ def _log_softmax_streams(streams: Tensor, layout: JetLayout, dim: int) -> Tensor
     return torch.cat([logs.unsqueeze(0), centred, second])
 
 
-def _from_the_right(dim: int, ndim: int) -> int:
+def _negative_dim(dim: int, ndim: int) -> int:
     """Return a dimension as a negative index, which is the same with and without the streams.
 
     Raises:
@@ -55,34 +55,34 @@ def _from_the_right(dim: int, ndim: int) -> int:
     return stack_dim(dim, ndim) - 1 - ndim if dim >= 0 else stack_dim(dim, ndim)
 
 
-OnStreams = Callable[[Tensor, JetLayout, int], Tensor]
+StreamFunction = Callable[[Tensor, JetLayout, int], Tensor]
 
 
 @accept_scalars
-def along(
-    input: JetTensor, dim: int, dtype: torch.dtype | None, on_streams: OnStreams
+def softmax_along(
+    input: JetTensor, dim: int, dtype: torch.dtype | None, stream_function: StreamFunction
 ) -> JetTensor:
-    """Apply ``on_streams`` along one dimension of a jet, in float32 for halves."""
+    """Apply ``stream_function`` along one dimension of a jet, in float32 for halves."""
     streams = input.streams if dtype is None else input.streams.to(dtype)
-    out = on_streams(wide(streams), input.jet_layout, _from_the_right(dim, input.ndim))
+    out = stream_function(wide(streams), input.jet_layout, _negative_dim(dim, input.ndim))
     return input.with_streams(out.to(dtype or input.dtype))
 
 
-def _register(name: str, on_streams: OnStreams) -> None:
+def register_softmax(name: str, stream_function: StreamFunction) -> None:
     # Only in torch.nn.functional is the third argument a warning's stack level.
     @jet_rule(getattr(F, name))
     def functional(
         input: JetTensor, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None
     ) -> JetTensor:
-        return along(input, dim, dtype, on_streams)
+        return softmax_along(input, dim, dtype, stream_function)
 
     @jet_rule(*(getattr(space, name) for space in (torch, Tensor, torch.special)))
     def method(input: JetTensor, dim: int, dtype: torch.dtype | None = None) -> JetTensor:
-        return along(input, dim, dtype, on_streams)
+        return softmax_along(input, dim, dtype, stream_function)
 
 
-_register("softmax", softmax_streams)
-_register("log_softmax", _log_softmax_streams)
+register_softmax("softmax", softmax_streams)
+register_softmax("log_softmax", _log_softmax_streams)
 
 
 @jet_rule("logsumexp")
@@ -96,8 +96,8 @@ def logsumexp(input: JetTensor, dim: int | Sequence[int], keepdim: bool = False)
     # Not exp(s − l): beside large scores l has lost the logarithm of their number.
     scores = streams[:1].detach()
     largest = (scores.real if scores.is_complex() else scores).amax(dims, keepdim=True)
-    shares = (streams[:1] - largest.masked_fill(largest.isinf(), 0)).exp()
-    probability = shares / shares.sum(dims, keepdim=True)
+    exponentials = (streams[:1] - largest.masked_fill(largest.isinf(), 0)).exp()
+    probability = exponentials / exponentials.sum(dims, keepdim=True)
     first = streams[layout.first]
     means = (probability * first).sum(dims, keepdim=True)
     centred = first - means

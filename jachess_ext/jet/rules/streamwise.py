@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...ops.activation import product_jet
 from ...ops.library import transformed, watching
-from ..engine.constants import forget_constant
+from ..engine.constants import unmark_constant
 from ..engine.strides import copy_before_write, refuse_expanded
 from ..engine.tensor import JetTensor, aligned, common_layout, compute_deferred, lift
 from ..engine.types import Dims, Operand, T
@@ -41,7 +41,7 @@ def accept_scalars(rule: R) -> R:
     calling it on vectors of one entry."""
 
     @functools.wraps(rule)
-    def on_vectors(input: Tensor, *args: object, **kwargs: object) -> Tensor | tuple[Tensor, ...]:
+    def on_vector(input: Tensor, *args: object, **kwargs: object) -> Tensor | tuple[Tensor, ...]:
         if input.ndim:
             return rule(input, *args, **kwargs)
         vectors = {name: _as_vector(value) for name, value in kwargs.items()}
@@ -50,7 +50,7 @@ def accept_scalars(rule: R) -> R:
             return type(out)([value.reshape(()) for value in out])
         return out.reshape(())
 
-    return on_vectors  # type: ignore[return-value]
+    return on_vector  # type: ignore[return-value]
 
 
 def _as_vector(value: object) -> object:
@@ -128,7 +128,7 @@ def bilinear(
         ndim: broadcast both to this many dimensions behind the streams.
     """
     layout = common_layout(a, b)
-    stacks = [_stack_of(value, ndim) for value in (a, b)]
+    stacks = [_make_stack(value, ndim) for value in (a, b)]
     if not (isinstance(a, JetTensor) and isinstance(b, JetTensor)):
         # The stack [1, ...] of a constant is broadcast: each stream is multiplied by it.
         return JetTensor(product(*stacks), layout)
@@ -136,7 +136,7 @@ def bilinear(
     return JetTensor(product_jet(left, right, layout, product), layout)
 
 
-def _stack_of(value: Tensor, ndim: int | None) -> Tensor:
+def _make_stack(value: Tensor, ndim: int | None) -> Tensor:
     if isinstance(value, JetTensor):
         return value.streams if ndim is None else aligned(value, ndim)
     if ndim is not None and value.ndim < ndim:
@@ -157,10 +157,10 @@ def prepare_write(target: JetTensor) -> None:
     refuse_expanded(target)
     compute_deferred()
     copy_before_write(target)
-    forget_constant(target)
+    unmark_constant(target)
 
 
-def lifted_streams(values: Sequence[Operand]) -> tuple[list[Tensor], JetTensor]:
+def lift_streams(values: Sequence[Operand]) -> tuple[list[Tensor], JetTensor]:
     """Return the stacks of several values, constants lifted to jets; and the first jet."""
     layout = common_layout(*values)
     jets = [lift(value, layout) for value in values]
