@@ -51,6 +51,7 @@ def formula(
     refuses: str = "",
     wrong: str = "",
     only: Function | None = None,
+    third: Function | None = None,
     transforms: bool = True,
 ) -> Callable[[A], A]:
     """Register the decorated function as the formula of torch's ``functions``.
@@ -61,6 +62,8 @@ def formula(
         wrong: nestings of forward mode in which torch's derivatives are wrong; if it refuses none,
             the formula is used in these alone.
         only: returns whether the formula is for a call, from its arguments; None: for all.
+        third: of what torch refuses nothing, returns whether the formula is for the third and
+            further derivatives in reverse mode; None: for no call.
         transforms: whether torch's operator runs within the transforms of `torch.func`.
     """
 
@@ -69,7 +72,7 @@ def formula(
         text = (compute.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
         TABLE.append(Row(name, refuses, wrong, " ".join(text.split())))
         for function in filter(None, functions):
-            answers(function)(_answer(function, compute, bool(refuses), only, transforms))
+            answers(function)(_answer(function, compute, bool(refuses), only, third, transforms))
         return compute
 
     return register
@@ -89,7 +92,12 @@ def in_place(function: Function | None, out_of_place: Function | None) -> None:
 
 
 def _answer(
-    function: Function, compute: Function, refused: bool, only: Function | None, transforms: bool
+    function: Function,
+    compute: Function,
+    refused: bool,
+    only: Function | None,
+    third: Function | None,
+    transforms: bool,
 ) -> Function:
     def answer(*args: object, **kwargs: object) -> object:
         values = (*args, *kwargs.values())
@@ -98,9 +106,9 @@ def _answer(
         levels = levels_of(inputs)  # type: ignore[arg-type]  # tensors all
         if not any(levels) or (only is not None and not only(*args, **kwargs)):
             return function(*args, **kwargs)
-        if not refused:
+        if not refused and (levels.forward or not (third and third(*args, **kwargs))):
             return (compute if levels.nested_forward else function)(*args, **kwargs)
-        nested = levels.reverse + levels.graph > 1
+        nested = levels.reverse + levels.graph > (1 if refused else 2)
         if levels.forward or nested or (levels.reverse and not transforms):
             return compute(*args, **kwargs)
         if levels.reverse:

@@ -12,7 +12,11 @@ from ..torch_private import functional as F
 from .formulas import formula, result_dtype
 
 
-@formula(torch.layer_norm, F.layer_norm, wrong="jvp(jvp), vjp(jvp), jvp(jacrev)")
+@formula(
+    *(torch.layer_norm, F.layer_norm),
+    wrong="jvp(jvp), vjp(jvp), jvp(jacrev), vjp(vjp(vjp))",
+    third=lambda *args, **kwargs: True,
+)
 def layer_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -24,6 +28,13 @@ def layer_norm(
     """The mean, the centred values and the root of their mean square, written out."""
     out = _normalise(wide(input), range(-len(normalized_shape), 0), eps)
     return _affine(out, weight, bias).to(result_dtype(input, ["cuda"]))
+
+
+def _has_no_statistics(
+    input: Tensor, weight: object, bias: object, running_mean: object, *_: object, **__: object
+) -> bool:
+    """Return whether a second run of a norm, in the backward, updates no running statistics."""
+    return running_mean is None
 
 
 def _channel_norm(function: Callable[..., Tensor], text: str, dims: Sequence[int]) -> None:
@@ -63,7 +74,8 @@ def _channel_norm(function: Callable[..., Tensor], text: str, dims: Sequence[int
         return _affine(out, weight, bias).to(input.dtype)
 
     norm.__name__, norm.__doc__ = function.__name__, text
-    formula(function, wrong="jvp(jvp), vjp(jvp), jvp(vjp)")(norm)
+    wrong = "jvp(jvp), vjp(jvp), jvp(vjp), vjp(vjp(vjp))"
+    formula(function, wrong=wrong, third=_has_no_statistics)(norm)
 
 
 _BATCH = "As `layer_norm`, over the batch; torch itself updates the running statistics."

@@ -969,3 +969,46 @@ def test_random_programs(seed: int) -> None:
 def test_more_random_programs(first: int) -> None:
     for seed in range(first, first + 30):
         check_program(seed)
+
+
+# ---- third derivatives, which torch's norms have wrong -------------------------------------------
+
+
+def _standardise(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    variance, mean = torch.var_mean(x, dims, unbiased=False, keepdim=True)
+    return (x - mean) / (variance + 1e-5).sqrt()
+
+
+NORMS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "layer": (lambda x: F.layer_norm(x, x.shape[2:]), lambda x: _standardise(x, (2,))),
+    "batch": (
+        lambda x: F.batch_norm(x, None, None, training=True),
+        lambda x: _standardise(x, (0, 2)),
+    ),
+    "instance": (F.instance_norm, lambda x: _standardise(x, (2,))),
+    "group": (lambda x: F.group_norm(x, 1), lambda x: _standardise(x, (1, 2))),
+}
+
+
+@pytest.mark.parametrize("way", ["graph", "torch.func", "torch.func, graph"])
+@pytest.mark.parametrize("name", NORMS)
+def test_the_third_and_fourth_derivatives_of_norms(name: str, way: str) -> None:
+    norm, written_out = NORMS[name]
+    x, u = torch.randn(2, 3, 2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def derivative(f: Callable[[Tensor], Tensor], order: int) -> Tensor:
+        g = lambda x: (f(x * u).sin() * u).sum()  # noqa: E731
+        levels = {"graph": 0, "torch.func": order}.get(way, order - 1)
+        for _ in range(levels):
+            g = lambda x, g=g: (torch.func.grad(g)(x) * u.cos()).sum()  # noqa: E731
+        point = x.clone().requires_grad_()
+        value = g(point)
+        for _ in range(order - levels):
+            (slope,) = torch.autograd.grad(value, point, create_graph=True)
+            value = (slope * u.cos()).sum()
+        return value
+
+    for order in (2, 3, 4):
+        expected = derivative(written_out, order)
+        with jx.differentiable():
+            torch.testing.assert_close(derivative(norm, order), expected, rtol=1e-9, atol=1e-9)
