@@ -42,7 +42,7 @@ TESTS = {
     "training/test_trainer.py": 8,
     "smoothness/test_regulariser.py": 8,
     "ntk/test_kernel.py": 8,
-    "jet/test_masks_of_a_class.py": 20,
+    "jet/test_masks_of_a_class.py": 8,
     "jet/test_number_arguments.py": 20,
     "jet/test_further_derivatives.py": 20,
     "jet/test_rules.py": 20,
