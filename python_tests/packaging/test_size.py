@@ -15,23 +15,23 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
-    "differentiable": 1353,
-    "jet": 7206,
-    "lab": 4627,
-    "ntk": 2140,
-    "ops": 2313,
-    "scaling": 3633,
-    "smoothness": 1147,
-    "training": 2057,
-    ".": 1112,
+    "differentiable": 1185,
+    "jet": 6367,
+    "lab": 4126,
+    "ntk": 2019,
+    "ops": 2086,
+    "scaling": 3516,
+    "smoothness": 1068,
+    "training": 1699,
+    ".": 994,
 }
 """Lines of code of each folder's Python files at most, without imports, comments, docstrings and
 empty lines; ".": those beside the folders. A commit may lower a number; one that raises it says why
 in its message."""
 
 ANY = {
-    "differentiable": 49,
-    "jet": 120,
+    "differentiable": 47,
+    "jet": 119,
     "lab": 31,
     "ntk": 12,
     "ops": 15,
@@ -44,12 +44,12 @@ ANY = {
 PARTICIPLES = {"given", "found", "known", "own", "each", "kept", "named", "told", "rest"}
 """Names that say what was done to a thing; a variable has the name of what it is."""
 NAMED_SO = {
-    "differentiable": 4,
+    "differentiable": 2,
     "jet": 2,
     "lab": 0,
     "ntk": 0,
-    "ops": 4,
-    "scaling": 1,
+    "ops": 2,
+    "scaling": 0,
     "smoothness": 0,
     "training": 0,
     ".": 0,
