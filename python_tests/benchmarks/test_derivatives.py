@@ -78,7 +78,7 @@ def test_ways_of_meanflow_have_one_loss() -> None:
 
 
 def test_a_short_run_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(soak, "QUICK_STEPS", 40)
+    monkeypatch.setattr(soak, "QUICK_STEPS", 100)
     rows = soak.main(["--quick", "--threads", "1"])
     assert [row.ratio for row in rows[1:]] == [1.0, 1.0]
 
