@@ -75,7 +75,7 @@ def graphed(
         FloatingPointError: a result is not finite.
         RuntimeError: torch's own, where step reads a tensor's value (``.item()``).
 
-    Example:
+    Examples:
         >>> reg = jx.JacHess(model, weights="uniform")
         >>> on_gpu = model.device.type == "cuda"
         >>> optimizer = torch.optim.AdamW(model.parameters(), capturable=on_gpu)

@@ -65,7 +65,7 @@ def jet(
             is not supported.
         MissingJetRule: ``fn`` calls an operation without a rule.
 
-    Example:
+    Examples:
         >>> result = jx.jet(torch.sin, torch.zeros(3), torch.ones(2, 3))
         >>> result.first.shape, result.second.shape, result.pairs
         (torch.Size([2, 3]), torch.Size([1, 3]), [(0, 1)])
@@ -119,7 +119,7 @@ def jvp(
         ValueError: a tangent has another shape or is on another device.
         MissingJetRule: ``fn`` calls an operation without a rule.
 
-    Example:
+    Examples:
         >>> jx.jvp(torch.square, (torch.tensor(3.0),), (torch.tensor(1.0),))
         (tensor(9.), tensor(6.))
     """

@@ -47,7 +47,7 @@ def gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> GradientL
         ValueError: ``loss`` returned something other than one number.
         TypeError, MissingJetRule: as of `jvp`.
 
-    Example:
+    Examples:
         >>> energy = torch.nn.Linear(3, 1)
         >>> def penalty(value, gradient):
         ...     return (gradient.norm(dim=-1) - 1).square().mean()

@@ -120,7 +120,7 @@ def laplacian(
         RuntimeError: ``fn`` runs more than once, and its value changes in between.
         TypeError, MissingJetRule: as of `jet`.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
         >>> jx.laplacian(lambda x: (x**3).sum(-1), x).laplacian  # Σ 6 x_i
         tensor([18., 42.])
@@ -204,7 +204,7 @@ def hessian_diagonal(
     Raises:
         ValueError, RuntimeError, TypeError, MissingJetRule: as of `laplacian`.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([[1.0, 2.0]])
         >>> jx.hessian_diagonal(lambda x: (x**3).sum(-1), x).diagonal
         tensor([[ 6.],
@@ -243,7 +243,7 @@ def divergence(
             probe; or as of `laplacian`.
         RuntimeError, TypeError, MissingJetRule: as of `laplacian`.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
         >>> jx.divergence(torch.square, x).divergence  # Σ 2 x_i
         tensor([ 6., 14.])
@@ -292,7 +292,7 @@ def hvp(
         ValueError: ``fn`` returned something other than one number.
         TypeError, MissingJetRule: as of `jvp`.
 
-    Example:
+    Examples:
         >>> x, v = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0])
         >>> jx.hvp(lambda x: (x**3).sum(), (x,), (v,), differentiable=False).product
         (tensor([6., 0.]),)

@@ -93,7 +93,7 @@ def forward_code(*functions: AutogradFunction) -> Iterator[None]:
     Raises:
         TypeError: one of them is something else.
 
-    Example:
+    Examples:
         >>> class Cube(torch.autograd.Function):
         ...     @staticmethod
         ...     def forward(ctx, x):

@@ -5,9 +5,9 @@ go through one product with Ŵ.  Ŵ is computed for the product, and again in th
 only the quantised weight is in memory.
 
 torchao's weights are tensors, which the rule of ``linear`` receives.  bitsandbytes calls autograd
-Functions and operators of its own, without ``__torch_function__``: `register_bitsandbytes` adds it to its
-two public products once a program has imported the library.  Plain tensors reach the library's code
-unchanged.
+Functions and operators of its own, without ``__torch_function__``: `register_bitsandbytes` adds it
+to its two public products once a program has imported the library.  Plain tensors reach the
+library's code unchanged.
 
 `Linear8bitLt` outside of training (and on a GPU always) also rounds its *input* to int8, so that
 its true derivative is zero or undefined.  There the value is the library's, and the derivatives are

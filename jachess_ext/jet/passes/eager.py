@@ -42,7 +42,7 @@ class Jet:
             ``pairs`` in ``second[0]``.
         pairs: list of (i, j): i < j, of squares and their sum (i, i).  Empty at order 1.
 
-    Example:
+    Examples:
         >>> jet = jx.jet(torch.square, torch.tensor(3.0), torch.ones(2))
         >>> jet.primal, jet.first, jet.second
         (tensor(9.), tensor([6., 6.]), tensor([2.]))

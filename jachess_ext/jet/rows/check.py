@@ -287,8 +287,9 @@ class RowCheck:
             return self._assert_independent(tangents)
         is_mixed = False
         if not self._is_close(tangents):
-            # Rounding, or a mixture: `Rows.are_mixed` tells, by more runs of fn.  What rounding alone
-            # came to is remembered, so that a function that rounds as much again is not run again.
+            # Rounding, or a mixture: `Rows.are_mixed` tells, by more runs of fn.  What rounding
+            # alone came to is remembered, so that a function that rounds as much again is not run
+            # again.
             error, history = self._largest_error(tangents), find_history(self._rows.fn)
             if error > history.roundings:
                 is_mixed = error == torch.inf or self._rows.are_mixed(self.generators)

@@ -218,9 +218,9 @@ def _exponential(base: Tensor, exponent: JetTensor, value: Tensor) -> tuple[JetT
 
 def _power_of_jets(base: JetTensor, exponent: JetTensor) -> JetTensor:
     """Compute x^n as a function of both; its mixed derivative is x^(n−1) (1 + n ln x)."""
-    # f_x x_ij + f_xx x_i x_j is `base_terms`, f_n n_ij + f_nn n_i n_j is `exponent_terms`, and `_add_mixed_terms` adds
-    # f_xn (x_i n_j + x_j n_i).  A derivative that is infinite or undefined must not meet a tangent
-    # of 0, with which its product would be NaN.
+    # f_x x_ij + f_xx x_i x_j is `base_terms`, f_n n_ij + f_nn n_i n_j is `exponent_terms`, and
+    # `_add_mixed_terms` adds f_xn (x_i n_j + x_j n_i).  A derivative that is infinite or undefined
+    # must not meet a tangent of 0, with which its product would be NaN.
     ndim = max(base.ndim, exponent.ndim)
     base, exponent = (jet.with_streams(aligned(jet, ndim)) for jet in (base, exponent))
     x, n = base.primal, exponent.primal

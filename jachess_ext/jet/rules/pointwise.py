@@ -59,7 +59,7 @@ def pointwise(*names: str) -> Callable[[Callable[..., Derivatives]], Callable[..
 
     It may take the torch function's further arguments; ``inplace=True`` is honoured.
 
-    Example:
+    Examples:
         >>> @pointwise("cosh")
         ... def cosh(x):
         ...     return torch.cosh(x), torch.sinh(x), torch.cosh(x)
