@@ -32,9 +32,9 @@ from .streamwise import write_in_place
 
 
 def push_forward(jet: JetTensor, derivatives: Derivatives) -> JetTensor:
-    """Return the jet of f(x), given ``(f, f', f'')`` at the primal, each of the primal's shape.
+    """Return the jet of f(x) from ``(f, f', f'')`` at the primal, each of the primal's shape.
 
-    Of halves the derivatives may be float32, which does not overflow where the streams do not.
+    For 16-bit jets the derivatives may be float32, whose range is wider.
     """
     ndim = derivatives[0].ndim
     if ndim > jet.ndim:  # broadcast against another argument, such as a clamp's bound
@@ -47,7 +47,7 @@ def is_half(x: Tensor) -> bool:
 
 
 def evaluate_in_float32(x: Tensor, derivatives: Callable[[Tensor], Derivatives]) -> Derivatives:
-    """Return ``derivatives(x)``, computed in float32 for halves, where 1 − t² would cancel."""
+    """Return ``derivatives(x)``, in float32 for 16-bit dtypes, in which 1 − t² cancels."""
     if not is_half(x):
         return derivatives(x)
     value, slope, curvature = derivatives(x.float())
@@ -57,7 +57,7 @@ def evaluate_in_float32(x: Tensor, derivatives: Callable[[Tensor], Derivatives])
 def pointwise(*names: str) -> Callable[[Callable[..., Derivatives]], Callable[..., Derivatives]]:
     """Register a function ``x -> (f, f', f'')`` as the rule of the torch functions ``names``.
 
-    It may take the torch function's further arguments; ``inplace=True`` is honoured.
+    It takes the torch function's other arguments, too; ``inplace=True`` writes into the input.
 
     Examples:
         >>> @pointwise("cosh")
@@ -78,8 +78,8 @@ def pointwise(*names: str) -> Callable[[Callable[..., Derivatives]], Callable[..
             ):
                 raise missing_rule(function, "only its first argument may be a jet")
             inplace = options.pop("inplace", False)
-            # A clone, since autograd saves what the formula sees, and the result is then written
-            # into the memory of the input.
+            # A clone: autograd saves the argument of the formula, and the result is then written
+            # into the storage of the input.
             jet = input.with_streams(input.streams.clone()) if inplace else input
             if names[0] in ops.ACTIVATION_KINDS and all(
                 value == defaults.get(name) for name, value in options.items()
@@ -100,7 +100,7 @@ def apply_activation(
 ) -> JetTensor:
     """Call the compiled activation operator, or the composed rule where there is none.
 
-    The operator is deferred, so that a product with another jet makes it a gated activation.
+    The operator is deferred, so that a product with another jet can become a gated activation.
     """
     if fusable("activation_jet", jet):
 
@@ -326,7 +326,7 @@ Bound: TypeAlias = "Tensor | float | None"
 
 
 def register_clamp(name: str, first: str) -> None:
-    """Extend a clamp's rule to bounds that are jets, by `maximum` and `minimum`."""
+    """Extend the rule of a clamp to bounds that are jets, by `maximum` and `minimum`."""
     constant_rule = cast(Rule, find_rule(getattr(torch, name)))
 
     @jet_rule(name)
