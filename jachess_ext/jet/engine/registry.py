@@ -151,6 +151,14 @@ def find_rule(function: Function) -> Rule | None:
     return rule
 
 
+def require_rule(function: Function) -> Rule:
+    """Return the rule of a torch function, as `find_rule`; MissingJetRule if there is none."""
+    rule = find_rule(function)
+    if rule is None:
+        raise missing_rule(function)
+    return rule
+
+
 def original_function(function: Function) -> Function:
     """Return torch's own function in place of one that a user patched over it."""
     has_rule = function in RULES or function in GENERAL or function in OTHER_NAMES

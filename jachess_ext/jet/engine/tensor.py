@@ -21,9 +21,8 @@ from .derivative import (
     check_complex,
     check_pass,
 )
-from .errors import missing_rule
 from .layout import JetLayout, Pass, replace_tensors
-from .registry import find_rule, original_function
+from .registry import original_function, require_rule
 from .strides import match_torch_layout
 from .types import Operand, T
 
@@ -193,10 +192,7 @@ class JetTensor(DerivativeTensor):
         result = call_on_constants(func, args, kwargs, DerivativeTensor)
         if result is not NotImplemented:
             return result
-        rule = find_rule(func)
-        if rule is None:
-            raise missing_rule(func)
-        result = call_rule(func, rule, args, kwargs)
+        result = call_rule(func, require_rule(func), args, kwargs)
         check_pass(func, args, result)
         return match_torch_layout(func, args, kwargs, result)
 

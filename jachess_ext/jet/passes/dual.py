@@ -36,7 +36,7 @@ from ..engine.derivative import (
 from ..engine.errors import missing_rule
 from ..engine.kinds import LINEAR, PRODUCTS, QUOTIENTS, SUMS, VIEWS
 from ..engine.layout import JetLayout, iterate_tensors, replace_tensors
-from ..engine.registry import R, attribute, find_rule, original_function, spellings
+from ..engine.registry import R, attribute, original_function, require_rule, spellings
 from ..engine.strides import record_storage, refuse_overlap, storage_id
 from ..engine.tensor import JetTensor, lift
 from ..engine.types import Function, T
@@ -335,15 +335,13 @@ def _attention(func: Callable, args: tuple, kwargs: dict) -> object:
     dropout_p = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
     if dropout_p == 0:
         return NotImplemented
-    rule = find_rule(func)
-    assert rule is not None
     # The rule runs twice from one state of the generator: without gradients for the tangent, and
     # with them for the primal, as stream 0 of a jet with zero tangents.
     tangent = _draw_tangent(func, args, kwargs)
     jet_args, jet_kwargs = _replace_duals(
         (args, kwargs), lambda d: lift(d.primal, d.dual_pass.layout)
     )
-    primal = call_rule(func, rule, jet_args, jet_kwargs).streams[0]
+    primal = call_rule(func, require_rule(func), jet_args, jet_kwargs).streams[0]
     return DualTensor(primal, tangent, _find_duals(args, kwargs)[0].dual_pass)
 
 
@@ -356,12 +354,11 @@ def _gumbel_softmax(func: Callable, args: tuple, kwargs: dict) -> object:
 
 def _draw_tangent(func: Callable, args: tuple, kwargs: dict) -> Tensor:
     """Return the tangent by the jet rule, and restore the generator for the primal."""
-    dual, rule = _find_duals(args, kwargs)[0], find_rule(func)
-    assert rule is not None
+    dual = _find_duals(args, kwargs)[0]
     devices = [dual.device] if dual.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
         jet_args, jet_kwargs = _replace_duals((args, kwargs), _as_jet)
-        return call_rule(func, rule, jet_args, jet_kwargs).streams[1]
+        return call_rule(func, require_rule(func), jet_args, jet_kwargs).streams[1]
 
 
 @register_tangent("bernoulli", "rand_like", "randn_like")
@@ -377,16 +374,12 @@ _UPDATES_STATISTICS = (F.batch_norm, F.instance_norm)
 
 @register_tangent(*collectives.OF_LISTS)
 def _call_jet_rule(func: Callable, args: tuple, kwargs: dict) -> object:
-    rule = find_rule(func)
-    assert rule is not None
-    return rule(*args, **kwargs)
+    return require_rule(func)(*args, **kwargs)
 
 
 def _ask_jet_rule(func: Callable, args: tuple, kwargs: dict) -> object:
     """Call the function on the primals, and the jet rule, without gradients, for the tangents."""
-    rule = find_rule(func)
-    if rule is None:
-        raise missing_rule(func)
+    rule = require_rule(func)
     duals = _find_duals(args, kwargs)
     if any(dual.dtype.is_complex for dual in duals):
         check_complex(func)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ...torch_private import release
 from ..engine.layout import replace_tensors
-from ..engine.registry import Functions, attribute, find_rule, general_rule, jet_rule, spellings
+from ..engine.registry import Functions, attribute, general_rule, jet_rule, require_rule, spellings
 from ..engine.strides import record_storage
 from ..engine.tensor import JetTensor, aligned, common_layout, constant, lift, primal_of
-from ..engine.types import Dims, Operand, Rule
+from ..engine.types import Dims, Operand
 from .pointwise import Derivatives, evaluate_in_float32, push_forward, wide
 from .reduce import euclidean_norm
 from .streamwise import (
@@ -272,41 +272,31 @@ def float_power(input: Operand, exponent: Operand) -> JetTensor:
 # ---- extreme values ----------------------------------------------------------------------------
 
 
-@jet_rule("maximum")
-def maximum(input: Tensor, other: Tensor) -> Tensor:
-    """Return the larger entry, or NaN; ties share the derivative equally, as in torch's
-    autograd."""
-    return _split_ties(input, other, (input > other) | torch.isnan(input))
-
-
-@jet_rule("minimum")
-def minimum(input: Tensor, other: Tensor) -> Tensor:
-    return _split_ties(input, other, (input < other) | torch.isnan(input))
-
-
-def _split_ties(input: Tensor, other: Tensor, first: Tensor) -> Tensor:
-    """Return ``input`` where ``first`` is true, else ``other``; half of each where they tie."""
-    choice, loser = torch.where(first, input, other), torch.where(first, other, input)
-    return torch.where(input == other, 0.5 * choice + 0.5 * loser, choice)
-
-
 _FMAX_SPLITS_TIES = release(torch.__version__) >= (2, 14)
 
 
-@jet_rule("fmax")
-def fmax(input: Tensor, other: Tensor) -> Tensor:
-    """Return the larger entry, a number before NaN; ties share the derivative, or before torch 2.14
-    it is that of ``input``."""
-    if not _FMAX_SPLITS_TIES:
-        return torch.where((input >= other) | torch.isnan(other), input, other)
-    return _split_ties(input, other, (input > other) | torch.isnan(other))
+def register_extremum(name: str, is_better: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Register ``maximum`` or ``minimum``, which return NaN of NaN, or ``fmax`` or ``fmin``, which
+    return a number of a number and NaN.
+
+    Ties share the derivative equally, as in torch's autograd; of ``fmax`` and ``fmin`` before torch
+    2.14 it is that of ``input``.
+    """
+    skips_nan = name.startswith("f")
+
+    @jet_rule(name)
+    def rule(input: Tensor, other: Tensor) -> Tensor:
+        ties = input == other
+        first = is_better(input, other) | torch.isnan(other if skips_nan else input)
+        if skips_nan and not _FMAX_SPLITS_TIES:
+            return torch.where(first | ties, input, other)
+        choice, loser = torch.where(first, input, other), torch.where(first, other, input)
+        return torch.where(ties, 0.5 * choice + 0.5 * loser, choice)
 
 
-@jet_rule("fmin")
-def fmin(input: Tensor, other: Tensor) -> Tensor:
-    if not _FMAX_SPLITS_TIES:
-        return torch.where((input <= other) | torch.isnan(other), input, other)
-    return _split_ties(input, other, (input < other) | torch.isnan(other))
+for _name, _is_better in (("max", torch.gt), ("min", torch.lt)):
+    register_extremum(f"{_name}imum", _is_better)
+    register_extremum(f"f{_name}", _is_better)
 
 
 @jet_rule("atan2", "arctan2")
@@ -437,7 +427,7 @@ def polar(abs: Tensor, angle: Tensor) -> Tensor:
     return torch.complex(abs * torch.cos(angle), abs * torch.sin(angle))
 
 
-_real_abs = cast(Rule, find_rule(torch.abs))
+_real_abs = require_rule(torch.abs)
 
 
 @jet_rule("abs", "absolute", "__abs__")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...ops.library import watching
 from ..engine.errors import missing_rule
-from ..engine.registry import attribute, find_rule, general_rule, jet_rule, spellings
+from ..engine.registry import attribute, general_rule, jet_rule, require_rule, spellings
 from ..engine.strides import copy_before_write, record_storage, refuse_overlap
 from ..engine.tensor import JetTensor, constant, lift, primal_of
 from ..engine.types import Function, Index, Operand
@@ -214,8 +214,7 @@ def _write_result(function: Function, rule: Callable[..., Tensor]) -> Function:
 def register_in_place(name: str, in_place_name: str) -> None:
     """Register the in-place version of a function."""
     for function in spellings(in_place_name):
-        rule = find_rule(spellings(name)[0])
-        assert rule is not None, name
+        rule = require_rule(spellings(name)[0])
         jet_rule(function)(_write_result(function, rule))
 
 

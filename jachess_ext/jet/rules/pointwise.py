@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,9 +24,8 @@ from ...ops.activation import (
 from ...ops.library import wide as wide
 from ...torch_private import functional as F
 from ..engine.errors import missing_rule
-from ..engine.registry import find_rule, jet_rule, spellings
+from ..engine.registry import jet_rule, require_rule, spellings
 from ..engine.tensor import JetTensor, aligned
-from ..engine.types import Rule
 from .patterns import Activated, defer, fusable
 from .streamwise import write_in_place
 
@@ -233,28 +232,23 @@ def expm1(x: Tensor) -> Derivatives:
     return torch.expm1(x), e, e
 
 
-@pointwise("log")
-def log(x: Tensor) -> Derivatives:
-    inverse = 1 / x
-    return torch.log(x), inverse, -inverse * inverse
+def register_log(name: str, base: float) -> None:
+    """Register the logarithm to a base."""
+
+    @pointwise(name)
+    def log(x: Tensor) -> Derivatives:
+        slope = 1 / (x * math.log(base))
+        return getattr(torch, name)(x), slope, -slope / x
+
+
+for _name, _base in (("log", math.e), ("log2", 2), ("log10", 10)):
+    register_log(_name, _base)
 
 
 @pointwise("log1p")
 def log1p(x: Tensor) -> Derivatives:
     inverse = 1 / (1 + x)
     return torch.log1p(x), inverse, -inverse * inverse
-
-
-@pointwise("log2")
-def log2(x: Tensor) -> Derivatives:
-    slope = 1 / (x * math.log(2))
-    return torch.log2(x), slope, -slope / x
-
-
-@pointwise("log10")
-def log10(x: Tensor) -> Derivatives:
-    slope = 1 / (x * math.log(10))
-    return torch.log10(x), slope, -slope / x
 
 
 @pointwise("exp2")
@@ -327,7 +321,7 @@ Bound: TypeAlias = "Tensor | float | None"
 
 def register_clamp(name: str, first: str) -> None:
     """Extend the rule of a clamp to bounds that are jets, by `maximum` and `minimum`."""
-    constant_rule = cast(Rule, find_rule(getattr(torch, name)))
+    constant_rule = require_rule(getattr(torch, name))
 
     @jet_rule(name)
     def rule(input: Tensor, *args: Bound, **kwargs: Bound) -> Tensor:
