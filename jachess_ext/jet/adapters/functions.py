@@ -32,7 +32,7 @@ from ..engine import autograd_functions as around
 from ..engine.autograd_functions import function_refusal
 from ..engine.context import without_autocast
 from ..engine.derivative import DerivativeTensor, carries_derivatives
-from ..engine.layout import iterate_tensors
+from ..engine.layout import iter_tensors
 from ..engine.registry import attribute, spellings
 from ..engine.strides import record_storage, stack_with_strides, storage_id
 from ..engine.tensor import JetTensor, common_layout
@@ -190,7 +190,7 @@ def answer_apply(function: AutogradFunction, *args: object, **kwargs: object) ->
         options = _name_arguments(function, args, kwargs)
         if on := [name for name in options if not (name in takes or is_unset(options[name]))]:
             raise function_refusal(function, f"was called with {on[0]}, which has no rule")
-        with without_autocast(next(iterate_tensors(args)).device.type):
+        with without_autocast(next(iter_tensors(args)).device.type):
             return rule({name: value for name, value in options.items() if name in takes})
     if function.jvp is not torch.autograd.Function.jvp:
         return _apply_with_jvp(function, args, kwargs)
@@ -250,7 +250,7 @@ def _apply_with_context(
 ) -> tuple[object, FunctionCtx, set[int]]:
     """Apply a Function to plain tensors; return its outputs, its context, and the ids of the
     outputs that are marked as not differentiable."""
-    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in iterate_tensors(inputs))
+    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in iter_tensors(inputs))
     member = "setup_context" if _has_setup(function) else "forward"
     records: list[tuple[FunctionCtx, tuple[Tensor, ...], set[int]]] = []
 
@@ -258,7 +258,7 @@ def _apply_with_context(
         result = getattr(function, member)(context, *args)
         if context.dirty_tensors:
             raise function_refusal(function, "writes into its arguments")
-        same = {id(tensor) for tensor in iterate_tensors([args, result])}
+        same = {id(tensor) for tensor in iter_tensors([args, result])}
         saved = context.saved_for_forward or context.to_save
         for part in torch_private.pytree.tree_leaves([saved, vars(context)]):
             harmless = not carries_derivatives(part) if isinstance(part, Tensor) else True
@@ -334,7 +334,7 @@ class _ForwardCodeMode(TorchFunctionMode):
             if func in _NUMBER_READERS | _DETACH
             else ()
         )
-        if any(isinstance(value, DerivativeTensor) for value in iterate_tensors(inspected)):
+        if any(isinstance(value, DerivativeTensor) for value in iter_tensors(inspected)):
             if func in _DETACH:
                 return args[0]
             raise function_refusal(self.function, f"reads a number out of a jet ({func.__name__})")

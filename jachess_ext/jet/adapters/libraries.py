@@ -135,9 +135,7 @@ def restore_padding(options: Options) -> Tensor:
 
 
 @library_rule(
-    "liger_kernel",
-    "LigerRMSNormFunction",
-    takes="X W eps offset casting_mode in_place row_mode",
+    "liger_kernel", "LigerRMSNormFunction", takes="X W eps offset casting_mode in_place row_mode"
 )
 def liger_rms_norm(options: Options) -> Tensor:
     """Compute x (mean x² + ε)^(−1/2) · (offset + w); 16-bit dtypes in float32, whatever the
@@ -156,9 +154,7 @@ def liger_silu_mul(options: Options) -> Tensor:
 
 
 @library_rule(
-    "liger_kernel",
-    "LigerRopeFunction",
-    takes="q k cos sin position_ids unsqueeze_dim rotary_dim",
+    "liger_kernel", "LigerRopeFunction", takes="q k cos sin position_ids unsqueeze_dim rotary_dim"
 )
 def liger_rope(options: Options) -> tuple[Tensor, Tensor]:
     """Rotate the first ``rotary_dim`` numbers of queries and keys ``[B, H, T, d]``."""

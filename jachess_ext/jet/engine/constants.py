@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, UntypedStorage
 
-from .layout import iterate_tensors, map_tensors, replace_tensors
+from .layout import iter_tensors, map_tensors, replace_tensors
 from .strides import record_storage, storage_id
 from .types import Args, Function, Named
 
@@ -46,7 +46,7 @@ def call_on_constants(func: Function, args: Args, kwargs: Named, kind: type[Any]
     """
     if not _STORAGES:
         return NotImplemented
-    constants = [t for t in iterate_tensors((args, kwargs)) if isinstance(t, kind)]
+    constants = [t for t in iter_tensors((args, kwargs)) if isinstance(t, kind)]
     if not all(tensor.is_constant() for tensor in constants):
         return NotImplemented
     primals = {id(t): t.primal for t in constants}  # type: ignore[attr-defined]  # all have one
@@ -60,7 +60,7 @@ def call_on_constants(func: Function, args: Args, kwargs: Named, kind: type[Any]
     # other result in an argument's storage is a view, which the rule makes of the jet, since a
     # derivative may be written into it later.
     written = {id(primals[id(tensor)]): tensor for tensor in constants}
-    for part in iterate_tensors(result):
+    for part in iter_tensors(result):
         target = written.get(id(part))
         same = target is not None and target.shape == part.shape and target.dtype == part.dtype
         if not same and storage_id(part) in memories:

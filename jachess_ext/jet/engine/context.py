@@ -24,7 +24,7 @@ from torch import Tensor
 from ... import torch_private
 from ...torch_private import functional as F
 from .errors import last_name, missing_rule
-from .layout import iterate_tensors, replace_tensors
+from .layout import iter_tensors, replace_tensors
 from .types import T
 
 _JET = __package__.removesuffix(".engine")
@@ -60,7 +60,7 @@ _REFUSED = {
 }
 # Computed in the dtype of the argument ``dtype``; by default in float32.
 _DTYPE_ON_GPU = {
-    *("softmax", "log_softmax", "sum", "prod", "cumsum", "cumprod", "vector_norm", "matrix_norm"),
+    *("softmax", "log_softmax", "sum", "prod", "cumsum", "cumprod", "vector_norm", "matrix_norm")
 }
 
 
@@ -68,7 +68,7 @@ def call_rule(function: Callable, rule: Callable, args: tuple, kwargs: dict) -> 
     """Call ``rule`` as torch would call ``function`` under the autocast that is on."""
     if not torch_private.is_any_autocast_enabled():
         return rule(*args, **kwargs)
-    tensors = list(iterate_tensors((args, kwargs)))
+    tensors = list(iter_tensors((args, kwargs)))
     device = next((t.device.type for t in tensors if _is_jet(t)), "")
     if not device or not torch.is_autocast_enabled(device) or not _is_engine_rule(rule):
         return rule(*args, **kwargs)

@@ -19,7 +19,7 @@ from ...ops.library import forward_mode_is_on, unwatched
 from .autograd_functions import is_apply, refuse_opaque_functions
 from .complex_rules import takes_complex
 from .errors import function_name, missing_rule
-from .layout import JetLayout, iterate_tensors, replace_tensors
+from .layout import JetLayout, iter_tensors, replace_tensors
 from .types import Named
 
 
@@ -174,7 +174,7 @@ def refuse_number_reads(func: Callable, args: tuple, kwargs: Named) -> None:
         # Not 0 or 1, for which the function may not read the number.
         return torch.full((), 0.3, dtype=tensor.dtype, device=tensor.device, requires_grad=True)
 
-    devices = {t.device for t in iterate_tensors((args, kwargs)) if t.device.type == "cuda"}
+    devices = {t.device for t in iter_tensors((args, kwargs)) if t.device.type == "cuda"}
     with unwatched(), torch.random.fork_rng(devices), torch.enable_grad():
         try:
             func(*replace_tensors(args, plain), **replace_tensors(kwargs, plain))
@@ -213,7 +213,7 @@ def convert_buffer(args: tuple, kwargs: Named) -> None:
     # Two uses: by the tensor, and by the object that `untyped_storage` returns.
     if torch_private.storage_use_count(buffer.untyped_storage()._cdata) > 2 or _is_shared(args):
         return
-    tensors = iterate_tensors((args, kwargs))
+    tensors = iter_tensors((args, kwargs))
     derivative = next(t for t in tensors if isinstance(t, DerivativeTensor))
     constant: Any = derivative.make_constant(buffer.detach())
     try:

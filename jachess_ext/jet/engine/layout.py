@@ -200,16 +200,16 @@ def map_tensors(
     return torch_private.pytree.tree_unflatten([convert(child) for child in children], structure)
 
 
-def iterate_tensors(value: object) -> Iterator[Tensor]:
+def iter_tensors(value: object) -> Iterator[Tensor]:
     """Yield every tensor in a call's arguments or results, nested in tuples, lists and dicts."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from iterate_tensors(item)
+            yield from iter_tensors(item)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from iterate_tensors(item)
+            yield from iter_tensors(item)
 
 
 def replace_tensors(value: T, apply: Callable[[Tensor], object]) -> T:

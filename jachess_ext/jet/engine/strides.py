@@ -25,7 +25,7 @@ from ...ops.library import transformed, unwatched, watching
 from .autograd_functions import is_apply
 from .errors import MissingJetRule, missing_rule
 from .kinds import VIEWS
-from .layout import iterate_tensors, replace_tensors
+from .layout import iter_tensors, replace_tensors
 from .registry import attribute, spellings
 from .types import Args, Function, Named
 
@@ -73,7 +73,7 @@ def match_torch_layout(function: Function, args: Args, kwargs: Named, result: ob
         return result
     if is_apply(function):  # its results are torch's, or of functions that were corrected already
         return result
-    parts = iterate_tensors(result) if isinstance(result, list | tuple) else [result]
+    parts = iter_tensors(result) if isinstance(result, list | tuple) else [result]
     results = [part for part in parts if _is_jet(part)]
     if not results:
         return result
@@ -82,7 +82,7 @@ def match_torch_layout(function: Function, args: Args, kwargs: Named, result: ob
         if isinstance(value, Tensor):
             tensors.append(value)
         elif isinstance(value, list | tuple | dict):
-            tensors.extend(iterate_tensors(value))
+            tensors.extend(iter_tensors(value))
     contiguous, storages = _inspect(function, tensors, result)
     if contiguous and all(_has_new_storage(part, storages) for part in results):
         return result
@@ -329,7 +329,7 @@ def _torch_layouts(
     sources = {storage_id(tensor): n for n, tensor in reversed(list(enumerate(tensors)))}
     sources.pop(None, None)
     layouts = []
-    for part in iterate_tensors(result):
+    for part in iter_tensors(result):
         source = sources.get(storage_id(part))
         start = 0 if source is None else _primal(tensors[source]).storage_offset()
         layouts.append(Layout(part.stride(), source, part.storage_offset() - start))

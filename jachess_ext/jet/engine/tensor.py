@@ -250,11 +250,11 @@ def common_layout(*values: object) -> JetLayout:
     if not layouts:
         raise TypeError("a jet rule was called without a jet in any of its tensor arguments")
     if len(layouts) > 1:
-        raise layout_mismatch_error(layouts)
+        raise layout_error(layouts)
     return layouts.pop()
 
 
-def layout_mismatch_error(layouts: set[JetLayout]) -> ValueError:
+def layout_error(layouts: set[JetLayout]) -> ValueError:
     """Return the error for jets of different layouts, or of different passes, in one operation."""
     names = sorted({f"{l.directions} directions at order {l.order}" for l in layouts})  # noqa: E741
     if len(names) == 1:
@@ -288,7 +288,7 @@ def lift(value: Operand, layout: JetLayout, like: Tensor | None = None) -> JetTe
     """
     if isinstance(value, JetTensor):
         if value.jet_layout != layout:
-            raise layout_mismatch_error({value.jet_layout, layout})
+            raise layout_error({value.jet_layout, layout})
         return value
     if not isinstance(value, Tensor):
         if like is None:

@@ -35,7 +35,7 @@ from ..engine.derivative import (
 )
 from ..engine.errors import missing_rule
 from ..engine.kinds import LINEAR, PRODUCTS, QUOTIENTS, SUMS, VIEWS
-from ..engine.layout import JetLayout, iterate_tensors, replace_tensors
+from ..engine.layout import JetLayout, iter_tensors, replace_tensors
 from ..engine.registry import R, attribute, original_function, require_rule, spellings
 from ..engine.strides import record_storage, refuse_overlap, storage_id
 from ..engine.tensor import JetTensor, lift
@@ -144,7 +144,7 @@ def _match_strides(primal: Tensor, tangent: Tensor) -> Tensor:
 def _find_duals(*values: object) -> list[DualTensor]:
     """Return all dual tensors among arguments; ValueError if they belong to different calls of
     `jvp`."""
-    duals = [tensor for tensor in iterate_tensors(values) if isinstance(tensor, DualTensor)]
+    duals = [tensor for tensor in iter_tensors(values) if isinstance(tensor, DualTensor)]
     if any(dual.dual_pass is not duals[0].dual_pass for dual in duals):
         raise ValueError("tensors of two calls of jx.jvp met in one operation; run one at a time")
     return duals

@@ -22,7 +22,7 @@ from ..engine.context import without_autocast, without_dynamo
 from ..engine.derivative import DerivativeTensor, carries_derivatives, stale_tensor_error
 from ..engine.layout import JetLayout, Second, make_layout, map_tensors
 from ..engine.strides import match_input_layout, overlaps, record_storage
-from ..engine.tensor import JetTensor, layout_mismatch_error, lift
+from ..engine.tensor import JetTensor, layout_error, lift
 from ..engine.types import Function
 from ..rules.collectives import register_wrappers as register_collective_wrappers
 from .dual import DualPass, DualTensor
@@ -309,7 +309,7 @@ def check_output(tensor: Tensor, layout: JetLayout) -> None:
         jet_pass = tensor.pass_layout.jet_pass
         if jet_pass is not None and jet_pass.ended:
             raise stale_tensor_error("the function returned")
-        raise layout_mismatch_error({tensor.pass_layout, layout})
+        raise layout_error({tensor.pass_layout, layout})
 
 
 def to_jets(value: object, layout: JetLayout) -> Any:

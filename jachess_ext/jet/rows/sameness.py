@@ -127,11 +127,7 @@ def _no_random_mode() -> type:
 
     class NoRandom(torch_private.TorchDispatchMode):  # type: ignore[misc]  # looked up
         def __torch_dispatch__(
-            self,
-            func: OpOverload,
-            types: object,
-            args: Args,
-            kwargs: Named | None = None,
+            self, func: OpOverload, types: object, args: Args, kwargs: Named | None = None
         ) -> object:
             if draws_random_numbers(func, args, kwargs or {}):
                 raise _random_error(f"{func}")

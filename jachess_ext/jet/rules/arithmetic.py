@@ -17,13 +17,7 @@ from ..engine.tensor import JetTensor, aligned, common_layout, constant, lift, p
 from ..engine.types import Dims, Operand
 from .pointwise import Derivatives, evaluate_in_float32, push_forward, wide
 from .reduce import euclidean_norm
-from .streamwise import (
-    add_to_primal,
-    bilinear,
-    lift_streams,
-    stack_dims,
-    varargs,
-)
+from .streamwise import add_to_primal, bilinear, lift_streams, stack_dims, varargs
 
 
 def promote(a: Operand, b: Operand) -> tuple[Operand, Operand]:

@@ -333,12 +333,7 @@ class _MatmulJets(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        a: Tensor,
-        b: Tensor,
-        bias: Tensor | None,
-        alpha: float,
-        layout: JetLayout,
+        ctx: Any, a: Tensor, b: Tensor, bias: Tensor | None, alpha: float, layout: JetLayout
     ) -> Tensor:
         ctx.save_for_backward(a, b)
         ctx.alpha, ctx.layout = alpha, layout
