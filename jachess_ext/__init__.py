@@ -1,4 +1,5 @@
-"""First and second derivatives through unmodified PyTorch models, and what is built on them.
+"""First and second derivatives through unmodified PyTorch models, and penalties and kernels of
+them.
 
 Every public name is imported with its submodule at first use: the command line's help needs no
 torch, and only ``compare``, ``training`` and the callbacks need the extras (transformers,
@@ -113,7 +114,8 @@ class _Package(_ModuleType):
         super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
-        # By its name, as plain modules: cloudpickle, joblib and Ray send functions that use it.
+        # Pickled by name, as plain modules are: cloudpickle, joblib and Ray send functions that use
+        # it.
         return _import_module, (self.__name__,)
 
 

@@ -27,7 +27,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _below_floor(name: str, version: str | None) -> str | None:
-    """Return a sentence with the fix where a package is older than the floor."""
+    """Return a sentence with the fix if a package is older than the oldest supported version."""
     if version is None or name not in _FLOORS or release(version) >= _FLOORS[name]:
         return None
     floor = ".".join(map(str, _FLOORS[name]))
@@ -54,10 +54,10 @@ def _gpu() -> _Gpu:
 
 
 def _runs_on(archs: str, capability: str) -> bool:
-    """Tell whether code built for `archs` ('8.0 9.0a 10.0+PTX') runs on a GPU of `capability`.
+    """Return whether code built for `archs` ('8.0 9.0a 10.0+PTX') runs on a GPU of `capability`.
 
-    A binary runs from its minor version on within its major version ("9.0a": on 9.0 alone), PTX
-    from its version on.
+    A binary runs on its version and later minor versions ("9.0a": on 9.0 alone), PTX on its version
+    and all later ones.
     """
     gpu = tuple(map(int, capability.split(".")))
     for arch in archs.split():

@@ -1,4 +1,4 @@
-"""`jx.graphed`: a step as a CUDA graph, whose kernels the host launches all at once."""
+"""`jx.graphed`: a training step as a CUDA graph, whose kernels the host launches at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .jet.engine.types import Args, Function, Named
 P = ParamSpec("P")
 R = TypeVar("R")
 if TYPE_CHECKING:
-    Leaves = Sequence[tuple[torch_private.pytree.KeyPath, object]]  # of a nest, with their places
+    Leaves = Sequence[tuple[torch_private.pytree.KeyPath, object]]  # of a nest, with their paths
 
 
 def graphed(
@@ -65,8 +65,8 @@ def graphed(
         parameters: of a step that leaves gradients to an optimizer outside of it; they are set to
             the call's own, and have to be None when it begins.  None: step leaves none.
         warmup: calls before the capture, 1 at least; 3 and more for a compiled model.
-        check_every: calls between two looks for results that are not finite, each of which waits
-            for the GPU.
+        check_every: number of calls between two checks that results are finite, each of which
+            waits for the GPU.
 
     Raises:
         ValueError: a call differs from the capture; gradients add up over calls (accumulation); an
@@ -99,7 +99,7 @@ _step_is_running = False
 
 
 def is_graphed_step() -> bool:
-    """Return whether a step of `graphed` runs, to be captured now or later."""
+    """Return whether a step of `graphed` runs: in the warm-up or the capture."""
     return _step_is_running
 
 
@@ -110,13 +110,13 @@ def on_gpu(leaves: Sequence[object]) -> bool:
 
 @cache
 def _stream(device: int) -> torch.cuda.Stream:
-    """Return the stream of all warm-ups: one, since cuBLAS keeps memory for each stream."""
+    """Return the stream of all warm-ups; a single one, since cuBLAS allocates memory per stream."""
     return torch.cuda.Stream(device)
 
 
 @contextmanager
 def side_stream() -> Iterator[None]:
-    """Run a block on another stream, as work has to that is captured later."""
+    """Run a block on a side stream, as warm-ups of a capture have to."""
     stream = _stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -125,16 +125,16 @@ def side_stream() -> Iterator[None]:
 
 
 def capture(run: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
-    """Return a CUDA graph of ``run`` and its results, which each replay writes anew."""
+    """Return a CUDA graph of ``run``, and its results, which each replay overwrites."""
     graph = torch.cuda.CUDAGraph()
-    # A loader's thread may pin memory meanwhile.
+    # The thread of a data loader may pin memory during the capture.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         results = run()
     return graph, results
 
 
 class _Backward(TorchFunctionMode):
-    """Record whether a backward pass ran, which leaves gradients in parameters."""
+    """Record whether a backward pass ran, which sets gradients of parameters."""
 
     ran = False
 
@@ -247,7 +247,7 @@ class _Graphed(Generic[R]):
             after.remove()
 
     def _run(self, args: Sequence[object], kwargs: dict[str, object]) -> list[Tensor]:
-        """Take a step; return the tensors of its result."""
+        """Run the step; return the tensors of its result."""
         global _step_is_running
         _step_is_running = True
         try:
@@ -340,14 +340,14 @@ def _host_state(optimizer: Optimizer) -> dict[torch_private.pytree.KeyPath, str]
 
 
 def _modules_with(parameters: Sequence[Tensor]) -> list[nn.Module]:
-    """Return the modules of every model that holds one of the parameters."""
+    """Return all modules of the models that hold one of the parameters."""
     wanted = {*map(id, parameters)}
     modules = [value for value in gc.get_objects() if isinstance(value, nn.Module)]
     holders = [module for module in modules if wanted & {*map(id, module.parameters())}]
     return [*dict.fromkeys(part for module in holders for part in module.modules())]
 
 
-# Kinds of constants whose `repr` says all.
+# Types of constants with a unique `repr`.
 _VALUES = (
     *(bool, int, float, complex, str, bytes, type(None), slice, range, enum.Enum, np.generic),
     *(torch.dtype, torch.device, torch.Size),
@@ -363,6 +363,7 @@ def _copy(leaf: object) -> object:
 
 
 def _kind(leaf: object) -> str:
+    """Return the dtype, shape and device of an argument, or the `repr` of a constant."""
     if isinstance(leaf, Tensor):
         return f"{leaf.dtype} {list(leaf.shape)} on {leaf.device}"
     if isinstance(leaf, np.ndarray):
@@ -371,7 +372,7 @@ def _kind(leaf: object) -> str:
 
 
 def _is_same(static: object, leaf: object) -> bool:
-    """Return whether an argument of the same kind has the values that a graph keeps."""
+    """Return whether an argument on the host equals that of the capture."""
     if isinstance(static, np.ndarray) and isinstance(leaf, np.ndarray):
         return static.tobytes() == leaf.tobytes()
     if isinstance(static, Tensor) and isinstance(leaf, Tensor) and not on_gpu([static]):

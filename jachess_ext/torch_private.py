@@ -1,7 +1,7 @@
-"""The oldest torch that works, and private parts of torch, each looked up at first use.
+"""The oldest torch that works, and private names of torch, each looked up at first use.
 
-Torch 2.10 to 2.15 were tested; newer ones are let through (`nox -s new_torch` tests them).  A newer
-torch that lacks one of them fails where it is needed, with a sentence, and nowhere else.
+Torch 2.10 to 2.15 were tested; newer ones are accepted (`nox -s new_torch` tests them).  If a newer
+torch lacks a name, `MissingPrivate` is raised where the name is used, and nowhere else.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _PATHS = {
 
 
 class MissingPrivate(RuntimeError):
-    """This torch lacks something private that the package needs."""
+    """Raised where this torch lacks a private name that the package needs."""
 
 
 def __getattr__(name: str) -> Any:
@@ -78,24 +78,24 @@ def __getattr__(name: str) -> Any:
 
 # ---- torch.nn.functional -----------------------------------------------------------------------
 #
-# Profilers and kernels of others replace its functions for a time (F.linear = counted).  Rules that
-# are kept under what stands there at their first use would belong to that, and rules that call it
-# would be counted, or doubled, beside the call that they answer.
+# Profilers and kernel libraries replace its functions for a time (F.linear = counted).  Rules must
+# not be registered for the replacement, nor call it: their calls would be counted, too.
 
 
 @cache
 def _original_functional() -> SimpleNamespace:
-    """Return the names of ``torch.nn.functional`` with torch's own functions."""
+    """Return the namespace of ``torch.nn.functional`` with torch's functions, whatever replaces
+    them."""
     live = vars(import_module("torch.nn.functional"))
     names = {**live}
     replaced = {name for name, value in live.items() if name[0].islower() and not _is_torchs(value)}
     if replaced:
-        # Proxies warn or compute where their class is asked for.
+        # By type(), since isinstance reads ``__class__``, which proxies compute.
         functions = [value for value in gc.get_objects() if type(value) is FunctionType]
-        # The last of one name is the function, those before it stubs of its overloads.
+        # Of several functions of one name the last is it; the others are stubs of overloads.
         functions.sort(key=lambda function: function.__code__.co_firstlineno)
         by_name = {f.__qualname__: f for f in functions if f.__globals__ is live}
-        for name in replaced:  # those of C are functions of another namespace, too
+        for name in replaced:  # C++ functions are in another namespace, too
             other = find(f"torch._C._nn.{name}") or find(f"torch._C._VariableFunctions.{name}")
             names[name] = by_name.get(name) or other or names[name]
     return SimpleNamespace(**names)
@@ -108,9 +108,10 @@ def _is_torchs(value: object) -> bool:
 
 
 def original_of(function: object) -> Any:
-    """Return torch's own function in the place of ``torch.nn.functional`` where another is now.
+    """Return torch's function for one that replaces it in ``torch.nn.functional``.
 
-    A function of Python there asks jets and modes by what it finds in its place.
+    torch's Python functions there look themselves up by name to call ``__torch_function__``, and so
+    pass the replacement.
     """
     if isinstance(function, BuiltinFunctionType) or not callable(function):
         return function
@@ -122,7 +123,7 @@ def original_of(function: object) -> Any:
 
 
 class _LiveGlobals(dict[str, object]):
-    """The names of a module as they are at each use, but for those of its own."""
+    """Global variables for a function: local ones, else those of a module at the time of use."""
 
     def __init__(self, module: dict[str, object], local: dict[str, object]) -> None:
         super().__init__(local)
@@ -136,10 +137,10 @@ _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch
 
 
 def copy_without_override_check(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Copy a Python function of torch's without its check for tensors and modes that override it.
+    """Return a copy of a Python function of torch without its check for ``__torch_function__``.
 
-    The check would hand a call back to what answers it, without end.  Where it answers False, the
-    body runs, and each function that it calls is asked for itself.
+    A rule that called the function itself would be called again, endlessly.  The copy runs the
+    body, whose functions have the check.
     """
     function = getattr(function, "__wrapped__", function)
     assert isinstance(function, FunctionType)
@@ -152,7 +153,7 @@ def copy_without_override_check(function: Callable[..., Any]) -> Callable[..., A
 
 
 def find(path: str) -> Any:
-    """Return the object at ``torch.<...>``, or None."""
+    """Return the object at a path ``torch.<...>``; None where this torch has none."""
     value: Any = import_module("torch")
     module = "torch"
     if path.startswith("torch.nn.functional."):
@@ -170,11 +171,12 @@ def find(path: str) -> Any:
 
 
 def find_function_apply() -> tuple[Any, Any]:
-    """Return what ``apply`` of every autograd Function calls with the class before the arguments,
-    and the class whose ``apply``, once set, is asked at every call (None: this torch has none).
+    """Return the function behind ``apply`` of every autograd Function, which takes the class first;
+    and the class whose ``apply`` is to be replaced to intercept all calls (None: this torch has
+    none).
 
-    Up to torch 2.13 it is a function of Python, which calls the class below: what was bound before
-    (``f = Square.apply``) asks, too.  Since 2.14 it is a method of C, which calls none.
+    Up to torch 2.13 it is a Python function that calls ``apply`` of a base class: replacing that
+    also intercepts methods that were bound before (``f = Square.apply``).  Since 2.14 it is in C++.
     """
     function = find("torch.autograd.Function")
     apply = vars(function)["apply"]

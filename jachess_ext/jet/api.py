@@ -12,15 +12,15 @@ from .passes.eager import eager_jet, eager_jvp
 
 
 def graph_holds(tracing: bool, fn: Function, refusal: str | None = None) -> bool:
-    """Return whether a derivative of ``fn`` becomes a node of the graph that is being traced.
+    """Return whether a derivative of ``fn`` becomes a node of the graph that dynamo traces.
 
-    While dynamo traces for ``torch.compile``, `compiled/regions.py` has the pass traced as one node
-    of the graph.  Elsewhere, and between two graphs where one cannot hold ``fn``, `passes/eager.py`
-    runs it.  `rows/passes.py` is never traced: in a graph `laplacian` is one pass.
+    If so, `compiled/regions.py` traces the pass as one node.  Else `passes/eager.py` runs it, after
+    a graph break if dynamo traces.  `rows/passes.py` is never traced: in a graph `laplacian` is one
+    pass.
 
     Args:
-        tracing: `torch.compiler.is_dynamo_compiling`, asked by the caller: where dynamo gives the
-            caller up and leaves it to Python, it still traces the functions that are called there.
+        tracing: `torch.compiler.is_dynamo_compiling` in the caller: where dynamo skips the caller's
+            frame, it still traces the functions that are called there.
         refusal: why a graph cannot hold this call, whatever ``fn`` is.
     """
     if not tracing:
@@ -45,9 +45,9 @@ def jet(
             ``x``, with the same q everywhere: direction i is the i-th slice of all of them
             together.  With pairs q is 1 to 4.
         order: 1 (J u_i only) or 2 (also second derivatives).
-        second: which: ``"pairs"``, D²f[u_i, u_j] for all i < j; ``"squares"``, D²f[u_i, u_i] for
-            all i; or ``"sum"``, the sum of these squares, which costs q + 2 streams instead of
-            2q + 1.
+        second: the second derivatives: ``"pairs"``, D²f[u_i, u_j] for all i < j; ``"squares"``,
+            D²f[u_i, u_i] for all i; or ``"sum"``, the sum of these squares, which costs q + 2
+            streams instead of 2q + 1.
 
     Returns:
         `Jet` where ``fn`` returns a tensor; the same tuple, list, dict or dataclass of `Jet`
@@ -65,7 +65,7 @@ def jet(
             is not supported.
         MissingJetRule: ``fn`` calls an operation without a rule.
 
-    Example:
+    Examples:
         >>> result = jx.jet(torch.sin, torch.zeros(3), torch.ones(2, 3))
         >>> result.first.shape, result.second.shape, result.pairs
         (torch.Size([2, 3]), torch.Size([1, 3]), [(0, 1)])
@@ -119,7 +119,7 @@ def jvp(
         ValueError: a tangent has another shape or is on another device.
         MissingJetRule: ``fn`` calls an operation without a rule.
 
-    Example:
+    Examples:
         >>> jx.jvp(torch.square, (torch.tensor(3.0),), (torch.tensor(1.0),))
         (tensor(9.), tensor(6.))
     """

@@ -1,4 +1,4 @@
-"""`jx.gradient_loss`: training on a gradient with one backward of a tangent.
+"""`jx.gradient_loss`: training on the gradient of a function by one backward of its tangent.
 
 With g = ∂E/∂x and a loss L(E, g), the chain rule gives ∂L/∂θ = ∂/∂θ (v E + ⟨u, g⟩), v = ∂L/∂E and
 u = ∂L/∂g held fixed; and ⟨u, g⟩ is the tangent of E along u.  So a plain forward and backward give
@@ -19,16 +19,16 @@ from .gradient_loss_eager import GradientLoss, Loss, eager_gradient_loss
 
 
 def gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> GradientLoss:
-    """Compute a loss of a function and its gradient, to be differentiated by parameters.
+    """Compute a loss of a function's value and gradient, to be differentiated by parameters.
 
-    As with ``torch.autograd.grad(fn(x).sum(), x, create_graph=True)``, but no backward is
-    differentiated: for gradient penalties, forces, scores of an energy, meta-gradients.  It takes
-    fused attention and compiles in one graph.
+    The result is that of ``torch.autograd.grad(fn(x).sum(), x, create_graph=True)``, but no
+    backward is differentiated: for gradient penalties, forces, scores of an energy, meta-gradients.
+     It uses fused attention and compiles in one graph.
 
     Args:
-        fn: any torch callable, such as an energy; it runs twice, and has to be the same function
-            each time: it may draw no random numbers, and change nothing that it reads.  Where its
-            two values differ by more than usual rounding, it runs four times more, to tell.
+        fn: any torch callable, such as an energy.  It runs twice, and has to be the same function
+            each time: it may draw no random numbers, and change nothing that it reads.  If its
+            two values differ by more than usual rounding, it runs four more times for the check.
         x: its argument, a tensor or a nest (list, dict, ...) of tensors; or a tuple with an entry
             for each argument.
         loss: from ``fn(x)`` and the gradient of its sum, nested like x, to a scalar.  It may use
@@ -47,7 +47,7 @@ def gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> GradientL
         ValueError: ``loss`` returned something other than one number.
         TypeError, MissingJetRule: as of `jvp`.
 
-    Example:
+    Examples:
         >>> energy = torch.nn.Linear(3, 1)
         >>> def penalty(value, gradient):
         ...     return (gradient.norm(dim=-1) - 1).square().mean()

@@ -53,7 +53,7 @@ def eager_gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> Gra
     points = [_leaf(leaf) for leaf in leaves]
 
     def run() -> tuple[Tensor, list[Tensor | None]]:
-        """Return the value, and the gradients of its sum."""
+        """Return the value, and the gradients of its sum in the points."""
         with torch.enable_grad():
             value = fn(*torch_private.pytree.tree_unflatten(points, structure))
             return value.detach(), _gradients(value.sum(), points)
@@ -66,8 +66,8 @@ def eager_gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> Gra
     with torch.enable_grad():
         heads = [_leaf(value), *map(_leaf, gradients)]
         total = loss(heads[0], nest(heads[1:]))
-        cotangent, *gradient_cotangents = _gradients(total, heads)
-    assert cotangent is not None
+        value_cotangent, *gradient_cotangents = _gradients(total, heads)
+    assert value_cotangent is not None
     directions = torch_private.pytree.tree_unflatten(gradient_cotangents, structure)
     with collect_groups() as groups:
         derivatives = jvp(fn, args, directions)
@@ -75,7 +75,7 @@ def eager_gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> Gra
         slope, size = _slope(gradients, gradient_cotangents)
 
         def common_results() -> list[Tensor]:
-            """Return what the jet has in common with the first run: the value, and ⟨u, g⟩."""
+            """Return the results of the jet that the first run has, too: the value, and ⟨u, g⟩."""
             output, tangent = (tensor.detach() for tensor in derivatives)
             return [output, 1 + (tangent.sum(dtype=torch.double) / size).to(output.dtype)]
 
@@ -95,18 +95,19 @@ def eager_gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> Gra
         ratio = 1 + (slope / size).to(value.dtype)
         require_same(fn, [value, ratio], common_results(), repeat_runs(), _CHANGED, groups)
     return GradientLoss(
-        AttachGradients.apply(total, cotangent, *derivatives), value, nest(gradients)
+        AttachGradients.apply(total, value_cotangent, *derivatives), value, nest(gradients)
     )
 
 
 def _drop_none(results: Sequence[Tensor | None]) -> list[Tensor]:
+    """Return the tensors of a list without its Nones."""
     return [result for result in results if result is not None]
 
 
 def _slope(
     gradients: Sequence[Tensor | None], steps: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor]:
-    """Return ⟨u, g⟩, the derivative along steps u, and the sum of the sizes of its terms."""
+    """Return ⟨u, g⟩, the derivative along steps u, and the sum of the moduli of its terms."""
     pairs = zip(gradients, steps, strict=True)
     terms = [(wide(g).conj() * wide(u)).real for g, u in pairs if g is not None and u is not None]
     slopes = torch.stack([term.sum(dtype=torch.double) for term in terms])
@@ -115,16 +116,16 @@ def _slope(
 
 
 class AttachGradients(torch.autograd.Function):
-    """The loss, with the gradients through ``fn`` beside its own.
+    """Return the loss, and send gradients to the value E and the tangent ⟨u, g⟩ in the backward.
 
-    Their backward is that of v E + ⟨u, g⟩, which may overflow where the loss is finite.
+    Adding v E + ⟨u, g⟩ to the loss instead could overflow where the loss is finite.
     """
 
     @staticmethod
     def forward(
-        ctx: Context, total: Tensor, cotangent: Tensor, output: Tensor, tangent: Tensor
+        ctx: Context, total: Tensor, value_cotangent: Tensor, output: Tensor, tangent: Tensor
     ) -> Tensor:
-        ctx.save_for_backward(cotangent)
+        ctx.save_for_backward(value_cotangent)
         ctx.constants = tangent.shape, tangent.dtype
         return total.view_as(total)
 
@@ -135,21 +136,22 @@ class AttachGradients(torch.autograd.Function):
             raise RuntimeError(
                 f"the loss of gradient_loss has no second derivative: for one, {_ALTERNATIVE}"
             )
-        (cotangent,) = ctx.saved_tensors
+        (value_cotangent,) = ctx.saved_tensors
         shape, dtype = ctx.constants
         one = cotangent.reshape(())
-        return cotangent, None, one * cotangent, one.to(dtype).expand(shape)
+        return cotangent, None, one * value_cotangent, one.to(dtype).expand(shape)
 
 
 def _leaf(value: object) -> Any:
-    """Return a tensor of real or complex numbers as a leaf that requires a gradient."""
+    """Return a real or complex tensor as a leaf that requires a gradient, anything else as it
+    is."""
     if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
         return value
     return value.detach().requires_grad_()
 
 
 def _gradients(total: Tensor, leaves: Sequence[object]) -> list[Tensor | None]:
-    """Return the gradients of a number in the leaves; None where a leaf takes none."""
+    """Return the gradients of a scalar in the leaves; None for a leaf that requires none."""
     if total.numel() != 1:
         raise ValueError(f"gradient_loss: loss has shape {list(total.shape)}; expected one number.")
     wanted = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]

@@ -27,11 +27,11 @@ def in_graph(fn: Callable[..., Tensor], x: object, loss: Loss) -> GradientLoss:
         value = fn(*args)
         return value.sum(), value
 
-    # Without gradients of parameters, or the graph would hold a backward to be differentiated.
+    # Without gradients of parameters: else the graph would differentiate this backward.
     with torch.no_grad():
         gradients, (_, value) = torch.func.grad_and_value(sum_value, has_aux=True)(args)
     gradient = gradients if isinstance(x, tuple) else gradients[0]
-    # At once, since a loss that draws random numbers would be another at its second call.
+    # In one call, since a loss that draws random numbers would differ in a second one.
     both, total = torch.func.grad_and_value(loss, argnums=(0, 1))(value, gradient)
     cotangent, gradient_cotangents = torch_private.pytree.tree_map(Tensor.detach, both)
     directions = gradient_cotangents if isinstance(x, tuple) else (gradient_cotangents,)
@@ -39,12 +39,12 @@ def in_graph(fn: Callable[..., Tensor], x: object, loss: Loss) -> GradientLoss:
     return GradientLoss(_attach_gradients(total, cotangent, *derivatives), value, gradient)
 
 
-# What comes after a graph break would be traced by itself, with a first run that was eager: random
-# numbers of NumPy would be constants of the second. No frame of this function is compiled.
+# After a graph break in this function, its rest would be traced alone, with the first run of fn
+# eager: NumPy's random numbers would be constants of the second run. So dynamo skips its frame.
 torch_private.skip_code(in_graph.__code__)
 
 
 @torch._dynamo.nonstrict_trace
 def _attach_gradients(total: Tensor, cotangent: Tensor, output: Tensor, tangent: Tensor) -> Tensor:
-    """Return what `AttachGradients` does; dynamo would trace its backward without the refusal."""
+    """Apply `AttachGradients` in a region: dynamo would trace its backward without the refusal."""
     return AttachGradients.apply(total, cotangent, output, tangent)

@@ -1,7 +1,7 @@
 """Second derivatives by name: Laplacian, diagonal of the Hessian, divergence, Hessian times vector.
 
-The first three are of a function of the rows of a batch, each by itself, as `torch.func.vmap` would
-call it on one: ``[N, d]`` to ``[N, ...]``.  A coordinate is an entry of a row.
+The first three take a function of independent rows of a batch, ``[N, d]`` to ``[N, ...]``, as
+`torch.func.vmap` of a function of one row.  A coordinate is an entry of a row.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ def laplacian(
             heat equation.  Weights of each row, or that require a gradient, cost 2 D + 1 streams.
         directions: ``[q, *x.shape]``, or ``[q, *x.shape[1:]]`` for the same in each row; of several
             tensors, a nest like ``x``.  None: the coordinates, in the order of x's tensors.
-        chunk_size: directions of a pass at most, which bounds memory; None: all at once.
+        chunk_size: largest number of directions of a pass, which bounds memory; None: all at once.
         has_aux: ``fn`` returns ``(output, aux)``; ``aux`` is returned behind the results.
-        check: whether to look for rows that depend on each other.  That costs a stream in every
+        check: whether to check that rows do not depend on each other.  That costs a stream in every
             call, except in a training loop along fewer than 16 directions, where the results of
             the last call of the same function and shapes went through a backward: there the
             first, second, fourth, ..., 64th and each 64th step is checked.
@@ -106,9 +106,9 @@ def laplacian(
         ``gradient`` holds the derivatives along each direction, ``[q, N, ...]``.  All are
         differentiable in parameters, ``x``, weights and directions.
 
-    Rows that depend on each other are seen by their first derivatives at ``x``; what mixes them in
-    second derivatives alone is not seen.  A function by rows is never refused: rounding that looks
-    like a mixture is looked into, by more calls of ``fn``.
+    Rows that depend on each other are detected by first derivatives at ``x``; a dependence in
+    second derivatives alone is not.  A function of independent rows is never refused: unusual
+    rounding is examined by more calls of ``fn``.
 
     Within ``torch.compile`` (docs/compile.md) ``fn`` has to be an ``nn.Module`` that returns a
     tensor, or with ``check=False`` a function of one, ``x`` a tensor, and only ``directions`` may
@@ -120,7 +120,7 @@ def laplacian(
         RuntimeError: ``fn`` runs more than once, and its value changes in between.
         TypeError, MissingJetRule: as of `jet`.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
         >>> jx.laplacian(lambda x: (x**3).sum(-1), x).laplacian  # Σ 6 x_i
         tensor([18., 42.])
@@ -148,15 +148,15 @@ def _eager_laplacian(
     rows = Rows(fn, x, directions, has_aux, check)
     factors = None if weights is None else rows.weights(weights)
     if factors is not None and (factors.ndim > 1 or _is_differentiated(factors)):
-        # A sum in the pass takes directions scaled by √|w|, whose derivative is infinite at 0, and
-        # one sign in all rows.  So the squares have streams of their own, which w multiplies here.
+        # Directions scaled by √|w|, whose derivative is infinite at 0, need one sign in all rows.
+        # So each square has a stream, which w multiplies here.
         passes = list(rows.passes(rows.groups(None), chunk_size, "squares"))
         squares = _concat([part.second for part in passes])
         total = [(append_dims(factors, square.ndim) * square).sum(0) for square in squares]
         first = _concat([part.first for part in passes])
         return _result_of_rows(Laplacian, passes, first, total)
     passes = list(rows.passes(rows.groups(factors), chunk_size, "sum", factors))
-    # Of a tensor that fn returns the second order of a pass is one stream, the sum of its squares.
+    # The second order of a pass is one stream, the sum of squares.
     sums = [[p.group.sign * second[0] for second in p.second] for p in passes if p.group.squares]
     sums = sums or [[torch.zeros_like(primal) for primal in passes[0].primals]]
     total = [reduce(torch.add, parts) for parts in zip(*sums, strict=True)]
@@ -170,12 +170,13 @@ def _eager_laplacian(
 
 
 def _concat(parts: list[list[Tensor]]) -> list[Tensor]:
-    """Return the derivatives of all passes, ``[q, N, ...]`` of each tensor that ``fn`` returns."""
+    """Concatenate the derivatives of all passes to ``[q, N, ...]`` for each tensor that ``fn``
+    returns."""
     return [torch.cat(of_tensor) for of_tensor in zip(*parts, strict=True)]
 
 
 def _result_of_rows(kind: type[R], passes: list[PassResult], *parts: list[Tensor]) -> R:
-    """Return the values, and these derivatives, as nests like the output of ``fn``."""
+    """Return the values and derivatives, as nests like the output of ``fn``, in a named tuple."""
     assemble, aux = passes[-1].assemble, passes[-1].aux
     return _result(kind, *map(assemble, (passes[0].primals, *parts)), *aux)
 
@@ -204,7 +205,7 @@ def hessian_diagonal(
     Raises:
         ValueError, RuntimeError, TypeError, MissingJetRule: as of `laplacian`.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([[1.0, 2.0]])
         >>> jx.hessian_diagonal(lambda x: (x**3).sum(-1), x).diagonal
         tensor([[ 6.],
@@ -243,7 +244,7 @@ def divergence(
             probe; or as of `laplacian`.
         RuntimeError, TypeError, MissingJetRule: as of `laplacian`.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
         >>> jx.divergence(torch.square, x).divergence  # Σ 2 x_i
         tensor([ 6., 14.])
@@ -292,7 +293,7 @@ def hvp(
         ValueError: ``fn`` returned something other than one number.
         TypeError, MissingJetRule: as of `jvp`.
 
-    Example:
+    Examples:
         >>> x, v = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0])
         >>> jx.hvp(lambda x: (x**3).sum(), (x,), (v,), differentiable=False).product
         (tensor([6., 0.]),)
@@ -324,7 +325,7 @@ def hvp(
             total, pull, tensors = torch.func.vjp(slope, *leaves, has_aux=True)  # type: ignore[misc]
             gradients = pull(torch.ones_like(total))
         else:
-            # Views, not detached copies: with a graph, results stay connected to the caller's.
+            # Views, not detached copies: results stay connected to the caller's graph.
             leaves = [_leaf(leaf, keep) for leaf in leaves]
             total, tensors = slope(*leaves)
             if not total.requires_grad:  # of a constant
@@ -340,14 +341,16 @@ def hvp(
 
 
 def _leaf(tensor: object, keep: bool) -> Any:
+    """Return a tensor that requires a gradient: a view with a graph if ``keep``, else detached."""
     if not isinstance(tensor, Tensor):
-        return tensor  # jvp says what it expects
+        return tensor  # jvp raises the error
     leaf = tensor.view_as(tensor) if keep else tensor.detach()
     return leaf if leaf.requires_grad else leaf.requires_grad_()
 
 
 def _is_differentiated(weights: Tensor) -> bool:
-    """Return whether a derivative by weights is asked for, or vmap lets no sign of them be read."""
+    """Return whether weights have a derivative, or are batched by vmap, so that no sign can be
+    read."""
     dual = forward_ad.unpack_dual(weights).tangent is not None
     return weights.requires_grad or dual or unwrap(weights) is not weights
 

@@ -1,5 +1,4 @@
-"""Rules for what other libraries call: autograd Functions, by name and by their own code; weights
-of bitsandbytes and torchao.
+"""Rules for other libraries: their autograd Functions, and weights of bitsandbytes and torchao.
 
 None of the libraries is imported.  Importing this package registers the rules.
 """

@@ -1,14 +1,14 @@
-"""autograd Functions that are handed a jet: how they are seen, and which of them are served.
+"""Rules of autograd Functions that are called with a jet.
 
 A Function runs its forward below `__torch_function__`, without gradients, and has a backward of its
-own, which knows no streams.  So `watch_functions` takes a call of ``apply`` with a jet before torch
-does.  Served are, in this order,
+own, which knows no streams.  So `watch_functions` replaces ``apply`` of every Function by one that
+asks for a rule if an argument is a jet.  The rule of a Function is, in this order,
 
-    named in `forward_code`     its forward's own code, on jets
-    of a known library          the rule that `rules/libraries.py` has for it
+    named in `forward_code`     its forward's code, run on jets
+    of a library                its rule in `libraries.py`
     with a ``jvp``              first derivatives by it, as torch.func.jvp takes them
 
-and others are refused (registry.py), with a sentence.
+and others are refused (`autograd_functions.function_refusal`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..engine import autograd_functions as around
 from ..engine.autograd_functions import function_refusal
 from ..engine.context import without_autocast
 from ..engine.derivative import DerivativeTensor, carries_derivatives
-from ..engine.layout import iterate_tensors
+from ..engine.layout import iter_tensors
 from ..engine.registry import attribute, spellings
 from ..engine.strides import record_storage, stack_with_strides, storage_id
 from ..engine.tensor import JetTensor, common_layout
@@ -42,7 +42,7 @@ Options: TypeAlias = dict[str, Any]
 """The arguments of a forward by their names."""
 _LIBRARY_RULES: dict[str, tuple[str, set[str], Rule]] = {}
 _SAVES_INPUTS = torch_private.find("torch.utils.checkpoint._NoopSaveInputs")
-"""Of torch 2.10: a checkpoint holds the inputs of its block by it, jets among them."""
+"""The Function by which checkpoints of torch 2.10 save the inputs of a block, jets among them."""
 
 
 def library_rule(library: str, *names: str, takes: str) -> Callable[[Rule], Rule]:
@@ -53,8 +53,8 @@ def library_rule(library: str, *names: str, takes: str) -> Callable[[Rule], Rule
     Args:
         library: part of the name of the Functions' module.
         names: names of the classes.
-        takes: the arguments that the rule takes, or that change no number; a call with another one
-            that is not absent, None, False or 0 is refused.
+        takes: names of the arguments that the rule takes, or that change no number; a call that
+            sets another one (`is_unset`) is refused.
     """
 
     def register(rule: Rule) -> Rule:
@@ -65,7 +65,7 @@ def library_rule(library: str, *names: str, takes: str) -> Callable[[Rule], Rule
 
 
 def is_unset(value: object) -> bool:
-    """Return whether an argument asks for nothing."""
+    """Return whether an argument is None, False, 0 or empty."""
     return not isinstance(value, Tensor) and not value
 
 
@@ -73,27 +73,27 @@ def is_unset(value: object) -> bool:
 def forward_code(*functions: AutogradFunction) -> Iterator[None]:
     """Differentiate autograd Functions by their forward's own code, while the context lasts.
 
-    Where a jet meets one of them, its ``forward`` runs on the jet, torch function by torch
-    function, in place of ``apply``; ``backward`` is not asked, nor is what ``forward`` saves for
-    it.  Derivatives, and gradients through them, are those of what ``forward`` computes: ``detach``
-    and ``no_grad`` inside have no effect, as in any Function, and a number read out of a jet is
-    refused.  So name no Function whose backward is something else on purpose, such as a
-    straight-through estimator: its rounding has the derivative 0.  Nor one whose ``forward``
-    computes something else by ``torch.is_grad_enabled()``, ``requires_grad`` or
-    ``ctx.needs_input_grad``: on a jet these may differ from what ``apply`` would show it.
+    Called with a jet, such a Function runs its ``forward`` on the jet, torch function by torch
+    function, in place of ``apply``; its ``backward`` is not called.  Derivatives, and gradients
+    through them, are those of the code of ``forward``: ``detach`` and ``no_grad`` inside have no
+    effect, as in any Function, and reading a number out of a jet is refused.  So name no Function
+    whose backward differs from the derivative on purpose, such as a straight-through estimator,
+    whose rounding has the derivative 0.  Nor one whose ``forward`` depends on
+    ``torch.is_grad_enabled()``, ``requires_grad`` or ``ctx.needs_input_grad``, which may differ on
+    a jet.
 
     With ``jvp(differentiable=False)`` the value and its gradient are those of ``apply``, and the
-    tangent alone is of the code.
+    tangent alone is that of the code.
 
-    It is a decorator, too.  Plain tensors reach the Functions as ever.
+    It is a decorator, too.  Calls with plain tensors do not change.
 
     Args:
         functions: subclasses of `torch.autograd.Function`.
 
     Raises:
-        TypeError: one of them is something else.
+        TypeError: an argument is no such class.
 
-    Example:
+    Examples:
         >>> class Cube(torch.autograd.Function):
         ...     @staticmethod
         ...     def forward(ctx, x):
@@ -116,10 +116,10 @@ def forward_code(*functions: AutogradFunction) -> Iterator[None]:
 
 
 def watch_functions() -> None:
-    """Have every autograd Function ask whether a jet is among its arguments, from now on.
+    """Replace ``apply`` of every autograd Function by one that looks for jets among its arguments.
 
-    Not for the time of a pass alone: a backward that runs a checkpoint again calls them, too.  Of
-    other calls nothing changes, on any thread.
+    It stays after a pass, since a backward that recomputes a checkpoint calls Functions, too.
+    Calls without jets do not change, on any thread.
     """
     if around.APPLY_OWNER is None:
         return
@@ -128,7 +128,7 @@ def watch_functions() -> None:
     def apply(function: AutogradFunction, *args: object, **kwargs: object) -> object:
         jets = [v for v in (*args, *kwargs.values()) if isinstance(v, DerivativeTensor)]
         if jets and function is not _SAVES_INPUTS:
-            # Not the class's own ``apply``, which may be another.
+            # Not the attribute ``apply`` of the class, which may be overridden.
             method = MethodType(around.APPLY, function)
             if around.APPLY_IS_C and _has_setup(function):  # Python has bound the defaults here
                 bound = inspect.signature(function.forward).bind(*args, **kwargs)
@@ -144,10 +144,10 @@ def watch_functions() -> None:
 
 
 def _rebind_early_methods() -> None:
-    """Replace each ``apply`` of C that was bound before, as ``f = Square.apply`` does in a module.
+    """Replace every ``apply`` that was bound before, as by ``f = Square.apply`` in a module.
 
-    Namespaces of modules, objects and classes, other dicts, lists and closures are seen; tuples and
-    `functools.partial` cannot be changed, and a jet that comes through one is refused.
+    In namespaces of modules, objects and classes, in other dicts, lists and closures; tuples and
+    `functools.partial` cannot be changed, and jets in calls through them are refused.
     """
     early = {
         id(method): method
@@ -180,7 +180,7 @@ def _rebind_names(names: dict[Any, Any], late: dict[int, object]) -> None:
 
 
 def answer_apply(function: AutogradFunction, *args: object, **kwargs: object) -> object:
-    """Answer ``function.apply(*args, **kwargs)`` with jets among the arguments."""
+    """Compute ``function.apply(*args, **kwargs)`` with jets among the arguments."""
     jet_pass = common_layout(*args, *kwargs.values()).jet_pass
     named = function in around.FORWARD_CODE.get() | (jet_pass.forward_code if jet_pass else set())
     if named or has_known_code(function):
@@ -190,7 +190,7 @@ def answer_apply(function: AutogradFunction, *args: object, **kwargs: object) ->
         options = _name_arguments(function, args, kwargs)
         if on := [name for name in options if not (name in takes or is_unset(options[name]))]:
             raise function_refusal(function, f"was called with {on[0]}, which has no rule")
-        with without_autocast(next(iterate_tensors(args)).device.type):
+        with without_autocast(next(iter_tensors(args)).device.type):
             return rule({name: value for name, value in options.items() if name in takes})
     if function.jvp is not torch.autograd.Function.jvp:
         return _apply_with_jvp(function, args, kwargs)
@@ -202,11 +202,12 @@ watch_functions()
 
 
 def _has_setup(function: AutogradFunction) -> bool:
-    """Return whether its forward takes no context, which `setup_context` gets."""
+    """Return whether a Function has a `setup_context`, so that its forward takes no context."""
     return function.setup_context is not torch.autograd.Function.setup_context
 
 
 def _name_arguments(function: AutogradFunction, args: Args, kwargs: Named) -> Options:
+    """Return the arguments of a call by the names in its forward, defaults included."""
     context = () if _has_setup(function) else (None,)
     bound = inspect.signature(function.forward).bind(*context, *args, **kwargs)
     bound.apply_defaults()
@@ -220,14 +221,14 @@ _PLAIN = (*(bool, int, float, complex, str, type(None), type, torch.dtype, torch
 
 
 def _apply_with_jvp(function: AutogradFunction, args: Args, kwargs: Named) -> object:
-    """Return a Function's result with tangents by its ``jvp``, along every direction."""
+    """Return a Function's outputs as jets, with tangents by its ``jvp`` along every direction."""
     jets = [arg for arg in args if isinstance(arg, JetTensor)]
     layout = common_layout(*jets)
     if layout.order == 2:
         raise function_refusal(function, "has a jvp for first derivatives alone")
     if transformed():
         raise function_refusal(function, "was called inside a transform of torch.func")
-    # Only what is an argument itself is an input to torch: a jet in a list goes on to forward.
+    # A jet in a list is no input to torch, and reaches forward as it is.
     inputs = [arg.primal if isinstance(arg, JetTensor) else arg for arg in args]
     outputs, context, constants = _apply_with_context(function, inputs, kwargs)
     values: Args = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -236,7 +237,7 @@ def _apply_with_jvp(function: AutogradFunction, args: Args, kwargs: Named) -> ob
         vars(context).update(attributes)  # torch calls a jvp once, which may delete what it used
         along = function.jvp(context, *[_tangent(arg, direction) for arg in args])
         tangents.append(along if isinstance(along, tuple) else (along,))
-    context.saved_for_forward = None  # type: ignore[assignment]  # its outputs, which hold it
+    context.saved_for_forward = None  # type: ignore[assignment]  # breaks a cycle through its outputs
     results = tuple(
         value if id(value) in constants else _attach_tangents(function, value, along, jets)
         for value, *along in zip(values, *tangents, strict=True)
@@ -247,9 +248,9 @@ def _apply_with_jvp(function: AutogradFunction, args: Args, kwargs: Named) -> ob
 def _apply_with_context(
     function: AutogradFunction, inputs: Sequence[object], kwargs: Named
 ) -> tuple[object, FunctionCtx, set[int]]:
-    """Apply a Function to plain tensors; also return its context, and the ids of the outputs that
-    are marked as not differentiable."""
-    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in iterate_tensors(inputs))
+    """Apply a Function to plain tensors; return its outputs, its context, and the ids of the
+    outputs that are marked as not differentiable."""
+    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in iter_tensors(inputs))
     member = "setup_context" if _has_setup(function) else "forward"
     records: list[tuple[FunctionCtx, tuple[Tensor, ...], set[int]]] = []
 
@@ -257,11 +258,11 @@ def _apply_with_context(
         result = getattr(function, member)(context, *args)
         if context.dirty_tensors:
             raise function_refusal(function, "writes into its arguments")
-        same = {id(tensor) for tensor in iterate_tensors([args, result])}
+        same = {id(tensor) for tensor in iter_tensors([args, result])}
         saved = context.saved_for_forward or context.to_save
         for part in torch_private.pytree.tree_leaves([saved, vars(context)]):
             harmless = not carries_derivatives(part) if isinstance(part, Tensor) else True
-            # What forward computes has no graph, so that neither has what jvp makes of it.
+            # Intermediate results of forward have no graph, so that tangents by them have none.
             if needs_grad and id(part) not in same and not (isinstance(part, _PLAIN) and harmless):
                 raise function_refusal(
                     function,
@@ -274,14 +275,15 @@ def _apply_with_context(
 
     watched = type(function.__name__, (function,), {member: staticmethod(noting)})
     outputs = cast(AutogradFunction, watched).apply(*inputs, **kwargs)
-    # Taken from the list, which the class of the context holds, which the context holds.
+    # Popped, since the context holds its class, and that the list.
     context, saved, constants = records.pop()
     context.saved_for_forward = saved  # which torch forgets
     return outputs, context, constants
 
 
 def _tangent(argument: object, direction: int) -> Tensor | None:
-    """Return what ``jvp`` is called with; a copy, into which it may write."""
+    """Return the tangent of an argument for ``jvp``: a copy, since ``jvp`` may write into it; zeros
+    for a constant, None for anything else."""
     if isinstance(argument, JetTensor):
         return argument.streams[direction].clone()
     if isinstance(argument, Tensor) and carries_derivatives(argument):
@@ -292,7 +294,7 @@ def _tangent(argument: object, direction: int) -> Tensor | None:
 def _attach_tangents(
     function: AutogradFunction, value: object, tangents: list[Tensor | None], jets: list[JetTensor]
 ) -> object:
-    """Return an output as a jet; as it is where ``jvp`` gave no tangent."""
+    """Return an output with its tangents as a jet; unchanged if all tangents are None."""
     if not isinstance(value, Tensor) or all(tangent is None for tangent in tangents):
         return value
     stack = [value, *(torch.zeros_like(value) if t is None else t for t in tangents)]
@@ -303,7 +305,7 @@ def _attach_tangents(
     if jet_pass is not None and storage_id(value) in {storage_id(source) for source in jets}:
         record_storage(
             jet, jet_pass.overlapping
-        )  # torch's output is a view, which no write may leave behind
+        )  # torch's output is a view, and the stack is not: writes are refused
     return jet
 
 
@@ -311,8 +313,8 @@ def _attach_tangents(
 
 
 class _ForwardCodeMode(TorchFunctionMode):
-    """The mode in which a forward runs on jets: torch runs it without gradients, so that inside
-    there is nothing to detach from."""
+    """The mode in which a forward runs on jets: ``detach`` and ``no_grad`` have no effect, as
+    without gradients, and reading a number is refused."""
 
     def __init__(self, function: AutogradFunction) -> None:
         super().__init__()
@@ -323,7 +325,7 @@ class _ForwardCodeMode(TorchFunctionMode):
     ) -> object:
         if func is torch_private.set_grad_enabled:
             return None
-        # Of a list of jets, torch reads the numbers in C++, where no jet is asked.
+        # Of a list of jets, torch reads the numbers in C++, without `__torch_function__`.
         lists = [v for v in (*args, *(kwargs or {}).values()) if isinstance(v, list | tuple)]
         inspected = (
             lists
@@ -332,7 +334,7 @@ class _ForwardCodeMode(TorchFunctionMode):
             if func in _NUMBER_READERS | _DETACH
             else ()
         )
-        if any(isinstance(value, DerivativeTensor) for value in iterate_tensors(inspected)):
+        if any(isinstance(value, DerivativeTensor) for value in iter_tensors(inspected)):
             if func in _DETACH:
                 return args[0]
             raise function_refusal(self.function, f"reads a number out of a jet ({func.__name__})")
@@ -348,7 +350,7 @@ _LIST_READERS = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor
 
 
 def _run_forward(function: AutogradFunction, args: Args, kwargs: Named) -> object:
-    """Return what a Function's forward makes of jets."""
+    """Return the result of a Function's forward, run on jets."""
     return run_forward(function, args, kwargs, _ForwardCodeMode(function))
 
 

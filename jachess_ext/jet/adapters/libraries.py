@@ -1,8 +1,7 @@
-"""Functions of FlashAttention, Liger Kernel and transformers by name; torch's varlen attention and
-flex attention.
+"""Rules for Functions of FlashAttention, Liger Kernel and transformers, by name, and for torch's
+varlen attention and flex attention.
 
-None of the libraries is imported.  A setting that a rule does not take is refused, as any other
-Function is.
+None of the libraries is imported.  A call with a setting that a rule does not take is refused.
 """
 
 from __future__ import annotations
@@ -50,9 +49,9 @@ def flash_attention(options: Options) -> Tensor:
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> Tensor:
-    """Return attention of ``[B, T, H, d]``, laid out as q.
+    """Return attention of ``[B, T, H, d]``, in the strides of q.
 
-    The last query stands beside the last key, where torch sets the first beside the first; a query
+    A causal mask aligns the last query with the last key (torch: the first with the first); a query
     that sees no key gives zeros.
     """
     scale, causal, (left, right), softcap = settings
@@ -75,10 +74,10 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> Tensor:
 def _varlen_attention(
     q: Tensor, k: Tensor, v: Tensor, starts: Tensor, key_starts: Tensor, *settings: object
 ) -> Tensor:
-    """Return attention of sequences that lie one behind another: ``[tokens, H, d]``."""
+    """Return attention of sequences that are concatenated to ``[tokens, H, d]``."""
     lengths, key_lengths = (cu.diff().tolist() for cu in (starts, key_starts))
-    parts = zip(q.split(lengths), k.split(key_lengths), v.split(key_lengths), strict=True)
-    return torch.cat([_attention(*(x.unsqueeze(0) for x in part), *settings)[0] for part in parts])
+    sequences = zip(q.split(lengths), k.split(key_lengths), v.split(key_lengths), strict=True)
+    return torch.cat([_attention(*(x[None] for x in qkv), *settings)[0] for qkv in sequences])
 
 
 def register_varlen_attention() -> None:
@@ -89,7 +88,7 @@ def register_varlen_attention() -> None:
 
 
 def _torch_varlen_attention(*args: object) -> tuple[Tensor, None, None]:
-    """Compute ``torch_attn::_varlen_attn``; without its second result, the scores' logsumexp."""
+    """Compute ``torch_attn::_varlen_attn``; None in place of the logsumexp of the scores."""
     operator = torch.ops.torch_attn._varlen_attn
     names = [argument.name for argument in operator.default._schema.arguments]
     options: Options = dict(zip(names, args, strict=False))
@@ -105,7 +104,7 @@ def _torch_varlen_attention(*args: object) -> tuple[Tensor, None, None]:
 
 
 def _flex_attention(**call: object) -> object:
-    """Compute torch's ``flex_attention`` of jets."""
+    """Compute torch's ``flex_attention``; NotImplemented without a jet among the arguments."""
     if not any(isinstance(argument, DerivativeTensor) for argument in call.values()):
         return NotImplemented
     for name in ("score_mod", "return_lse", "return_aux"):
@@ -120,11 +119,13 @@ attention_blocks.ANSWERS.append(_flex_attention)
 
 @library_rule("flash_attn", "IndexFirstAxis", takes="input indices")
 def remove_padding(options: Options) -> Tensor:
+    """Select rows ``[tokens, ...]`` of ``[B T, ...]``."""
     return options["input"][options["indices"]]
 
 
 @library_rule("flash_attn", "IndexPutFirstAxis", takes="values indices first_axis_dim")
 def restore_padding(options: Options) -> Tensor:
+    """Write rows ``[tokens, ...]`` into zeros ``[B T, ...]``."""
     values = options["values"]
     zeros = values.new_zeros(options["first_axis_dim"], *values.shape[1:])
     return zeros.index_copy(0, options["indices"], values)
@@ -134,12 +135,11 @@ def restore_padding(options: Options) -> Tensor:
 
 
 @library_rule(
-    "liger_kernel",
-    "LigerRMSNormFunction",
-    takes="X W eps offset casting_mode in_place row_mode",
+    "liger_kernel", "LigerRMSNormFunction", takes="X W eps offset casting_mode in_place row_mode"
 )
 def liger_rms_norm(options: Options) -> Tensor:
-    """Compute x (mean x² + ε)^(−1/2) · (offset + w); halves in float32, whatever the mode."""
+    """Compute x (mean x² + ε)^(−1/2) · (offset + w); 16-bit dtypes in float32, whatever the
+    mode."""
     x, weight, offset = options["X"], options["W"], options.get("offset", 0.0)
     weight = weight + offset if weight is not None and offset else weight
     return F.rms_norm(x, x.shape[-1:], weight, options["eps"])
@@ -147,15 +147,14 @@ def liger_rms_norm(options: Options) -> Tensor:
 
 @library_rule("liger_kernel", "LigerSiLUMulFunction", takes="a b gate_multiplier down_multiplier")
 def liger_silu_mul(options: Options) -> Tensor:
+    """Compute silu(a) · b, with both multipliers."""
     gate, down = options.get("gate_multiplier", 1), options.get("down_multiplier", 1)
     out = F.silu(options["a"] if gate == 1 else options["a"] * gate) * options["b"]
     return out if down == 1 else out * down
 
 
 @library_rule(
-    "liger_kernel",
-    "LigerRopeFunction",
-    takes="q k cos sin position_ids unsqueeze_dim rotary_dim",
+    "liger_kernel", "LigerRopeFunction", takes="q k cos sin position_ids unsqueeze_dim rotary_dim"
 )
 def liger_rope(options: Options) -> tuple[Tensor, Tensor]:
     """Rotate the first ``rotary_dim`` numbers of queries and keys ``[B, H, T, d]``."""
@@ -180,7 +179,7 @@ def liger_rope(options: Options) -> tuple[Tensor, Tensor]:
     takes="_input target weight ignore_index label_smoothing reduction softcap",
 )
 def liger_cross_entropy(options: Options) -> tuple[Tensor, None, None, None]:
-    """Compute the cross entropy of logits ``[N, V]``; without the further results."""
+    """Compute the cross entropy of logits ``[N, V]``; None in place of the other results."""
     logits, target, softcap = (options.pop(n, None) for n in ("_input", "target", "softcap"))
     logits = softcap * torch.tanh(logits / softcap) if softcap else logits
     return F.cross_entropy(logits, target, **options), None, None, None
@@ -191,6 +190,6 @@ def liger_cross_entropy(options: Options) -> tuple[Tensor, None, None, None]:
 
 @library_rule("transformers.models.bloom", "GeLUFunction", takes="input")
 def bloom_gelu(options: Options) -> Tensor:
-    """Compute BLOOM's GELU, whose forward is this formula."""
+    """Compute BLOOM's GELU by the function that its forward calls."""
     module = sys.modules["transformers.models.bloom.modeling_bloom"]
     return module.bloom_gelu_forward(options["input"])

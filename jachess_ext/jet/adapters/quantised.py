@@ -4,8 +4,8 @@ Such a layer is linear in its input, ``y = Ŵ x + b`` with the dequantised matri
 go through one product with Ŵ.  Ŵ is computed for the product, and again in the backward; in between
 only the quantised weight is in memory.
 
-torchao's weights are tensors, which the rule of ``linear`` receives.  bitsandbytes calls autograd
-Functions and operators of its own, without ``__torch_function__``: `register_bitsandbytes` adds it
+torchao's weights are tensors, arguments of ``linear``.  bitsandbytes calls its own autograd
+Functions and operators, without ``__torch_function__``: `register_bitsandbytes` adds it
 to its two public products once a program has imported the library.  Plain tensors reach the
 library's code unchanged.
 
@@ -94,7 +94,8 @@ def quantised_linear(
 
 
 def _rounds_input(weight: Tensor) -> bool:
-    """Return whether an attribute of a torchao weight says that the input is scaled or rounded."""
+    """Return whether a torchao weight has an attribute for scaling or rounding the layer's
+    input."""
     return any(
         value is not None and value != weight.dtype
         for name, value in vars(weight).items()
@@ -103,6 +104,7 @@ def _rounds_input(weight: Tensor) -> bool:
 
 
 def _refuse_trainable(function: Function, weight: Tensor) -> None:
+    """Raise MissingJetRule for a weight that requires a gradient."""
     if weight.requires_grad:
         raise missing_rule(
             function,
@@ -112,9 +114,9 @@ def _refuse_trainable(function: Function, weight: Tensor) -> None:
 
 
 def register_bitsandbytes() -> None:
-    """Make bitsandbytes' products take jets, once it is imported.
+    """Replace bitsandbytes' products by ones that take jets, once it is imported.
 
-    Called at the start of every pass.
+    Called at the beginning of every pass.
     """
     library: Any = sys.modules.get("bitsandbytes")
     # Without the attribute, it is still being imported.
@@ -130,7 +132,8 @@ def register_bitsandbytes() -> None:
 def overridable(function: Function, rule: Callable[..., JetTensor]) -> Function:
     """Return ``function`` with ``__torch_function__`` support, and register its jet rule.
 
-    ``rule`` takes the function, then its arguments.
+    Args:
+        rule: takes the function before its arguments.
     """
 
     @functools.wraps(function)

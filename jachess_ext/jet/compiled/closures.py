@@ -1,6 +1,7 @@
-"""Functions as arguments of a non-strict region, which takes nests of tensors, modules and numbers.
+"""Functions as inputs of a non-strict region, which takes nests of tensors, modules and numbers
+alone.
 
-Anything else is a dict there: a name in `_BUILDERS`, and what that builds it from."""
+Anything else is packed as a dict: the name of a builder in `_BUILDERS`, and its arguments."""
 
 from __future__ import annotations
 
@@ -51,20 +52,21 @@ _NUMPY = (np.generic, np.ndarray)
 
 
 Call: TypeAlias = "tuple[object, tuple[object, ...]]"
-"""A function as `pack` returns it, and the `settings` of what the region reads by itself.
+"""A function as `pack` returns it, and the `settings` of the modules and objects in it.
 
-As inputs of the region the settings are guarded by dynamo.
+Dynamo guards the settings, since they are inputs of the region.
 """
 
 
 def pack_call(fn: Function) -> Call:
+    """Return a function as inputs of a non-strict region."""
     read: list[object] = []
     packed = pack(fn, [], read)
     return packed, settings(read)
 
 
 def unpack_call(call: Call) -> Any:
-    """Return the function of a `pack_call` it."""
+    """Return the function that `pack_call` packed; JetGraphError if its settings have changed."""
     packed, numbers = call
     read: list[object] = []
     fn = _unpack(packed, read)
@@ -74,11 +76,12 @@ def unpack_call(call: Call) -> Any:
 
 
 def pack(value: object, outer: list[types.CodeType], read: list[object]) -> Any:
-    """Return a value as arguments of a region.
+    """Return a value as inputs of a non-strict region.
 
     Args:
-        outer: the code of the functions that this is a part of.
-        read: modules and objects, which are added here, since the region reads their attributes.
+        outer: code objects of the functions whose closures hold the value, against recursion.
+        read: the list to which modules and objects are appended, since the region reads their
+            attributes.
     """
     if type(value) in (list, tuple, torch.Size):
         parts = [pack(part, outer, read) for part in value]  # type: ignore[attr-defined]
@@ -123,11 +126,13 @@ def _pack_leaf(value: Any, outer: list[types.CodeType], read: list[object]) -> A
 def _pack_parts(
     name: str, parts: list[Any], outer: list[types.CodeType], read: list[object]
 ) -> dict[str, Any]:
+    """Return the dict of a builder's name and its packed arguments."""
     return {_BUILDER: name, "parts": [pack(part, outer, read) for part in parts]}
 
 
 def _record_read(value: object, read: list[object]) -> object:
-    """Return a module or an object whose changes dynamo sees, as ``read`` has it from now on."""
+    """Append a module or an object to ``read``, and return it; JetGraphError if it has attributes
+    that dynamo cannot guard."""
     if not any(value is other for other in read):
         if why := unreadable_attribute(value):
             raise JetGraphError(why)
@@ -136,7 +141,7 @@ def _record_read(value: object, read: list[object]) -> object:
 
 
 def _unpack(value: Any, read: list[object]) -> Any:
-    """Return what `pack` took, and add to ``read`` what it did."""
+    """Invert `pack`, and append the same modules and objects to ``read``."""
 
     def build(packed: Any) -> Any:
         if not _is_packed(packed):
@@ -162,9 +167,11 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
 
 
 def _trace_reader(context: ComptimeContext) -> None:
-    """Add the `_readers` of `value` to `readers`, as dynamo has them.
+    """Append the `_readers` of the local ``value`` to the local ``readers``, as variables of
+    dynamo.
 
-    Dynamo has functions that it makes itself not as Python functions, whose cells could be read.
+    A function that is defined within the graph is no Python object yet, so that its cells cannot be
+    read.
     """
     value: Any
     readers: Any
@@ -187,9 +194,9 @@ def _trace_reader(context: ComptimeContext) -> None:
 
 
 def _readers(function: types.FunctionType) -> list[types.FunctionType]:
-    """Return a function that returns what this one is made of: `_BUILDERS`' name of its code, what
-    it closes over, its defaults, and the global variables that it reads.  Two of torch's, which
-    are constants."""
+    """Return, in a list, a function that returns the parts of this one: the name of its builder,
+    the values of its closure, its defaults, and the global variables that it reads.  For a function
+    of torch, which is a constant, a list of two."""
     if function.__code__.co_filename.startswith(TORCH_FOLDER):
         return [function, function]
     defaults, keywords = function.__defaults__ or (), function.__kwdefaults__ or {}
@@ -204,7 +211,14 @@ def _readers(function: types.FunctionType) -> list[types.FunctionType]:
 def _reader_code(
     code: types.CodeType, variables: dict[str, Any], count: int, keywords: Iterable[str]
 ) -> types.CodeType:
-    """Return the code of a `_readers`, of a function with these global variables and defaults."""
+    """Return the code of the function that `_readers` returns.
+
+    Args:
+        code: the code of the function that is read.
+        variables: its global variables.
+        count: number of its positional defaults.
+        keywords: names of its keyword defaults.
+    """
     names = sorted(n for n in _global_names(code) if _may_change(variables.get(n), variables))
 
     def build(
@@ -240,7 +254,7 @@ def _reader_code(
 
 
 def _global_names(code: types.CodeType) -> set[str]:
-    """Return the names of the global variables that code reads; a JetGraphError says it writes."""
+    """Return the names of the global variables that code reads; JetGraphError if it writes one."""
     instructions = [*dis.get_instructions(code)]
     if any(i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for i in instructions):
         raise JetGraphError(_NOT_A_FUNCTION)
@@ -250,7 +264,8 @@ def _global_names(code: types.CodeType) -> set[str]:
 
 
 def _may_change(value: object, variables: dict[str, Any]) -> bool:
-    """Return whether what a global variable holds is looked at: not what another file defines."""
+    """Return whether a global variable is guarded: not a class, module, or function of another
+    file."""
     if isinstance(value, types.FunctionType):
         return value.__globals__ is variables
     return type(value) in NUMBERS or not isinstance(value, FIXED)
@@ -258,7 +273,7 @@ def _may_change(value: object, variables: dict[str, Any]) -> bool:
 
 @opaque_to_dynamo
 def _constant_name(value: object) -> str:
-    """Return the name of a builder of this value."""
+    """Return the name of a builder that returns this value."""
     name = f"constant {id(value)}"
     _BUILDERS[name] = lambda: value
     return name
@@ -266,7 +281,7 @@ def _constant_name(value: object) -> str:
 
 @opaque_to_dynamo
 def _object_name(value: object) -> str:
-    """Return the name of a builder of this object, which it does not keep alive."""
+    """Return the name of a builder that returns this object, by a weak reference."""
     name = f"object {id(value)}"
     reference = weakref.ref(value)
     _BUILDERS[name] = lambda *modules: reference()

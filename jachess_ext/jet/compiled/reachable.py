@@ -1,7 +1,7 @@
-"""What a function reaches: its modules, and the numbers, flags and names that they hold.
+"""The modules, attributes and closures that a function reaches, which dynamo has to guard.
 
-Dynamo guards what it reads itself, not what a non-strict region reads.  So it reads every attribute
-here, and what it would not guard by its value breaks the graph."""
+Dynamo guards what it reads while it traces, not what a non-strict region reads.  So it reads every
+attribute here, and a value that it cannot guard breaks the graph."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 
 
 def opaque_to_dynamo(function: Callable[..., T]) -> Callable[..., T]:
-    """Mark a function that dynamo calls as it is; it is kept out of one that a break leaves to
-    Python."""
+    """Decorate a function that dynamo calls as it is, and takes its result as a constant."""
     outside_of_dynamo = torch._dynamo.disable(function)
 
     @constant_when_compiled
@@ -46,7 +45,7 @@ def opaque_to_dynamo(function: Callable[..., T]) -> Callable[..., T]:
 
 
 def modules_in(value: object, ids: list[int]) -> list[nn.Module]:
-    """Return the modules that an object holds."""
+    """Return the modules that an object holds, not their submodules."""
     if isinstance(value, nn.Module):
         return [value]
     return [module for part in contents(value, ids) for module in modules_in(part, ids)]
@@ -68,15 +67,16 @@ _SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 
 
 def settings(value: object) -> tuple[Number, ...]:
-    """Return the numbers, flags and names that a module holds, so that dynamo traces again where
-    one changes."""
+    """Return the numbers, booleans and strings that a value holds, at any depth; dynamo guards
+    them."""
     numbers: list[Number] = []
     _read(value, numbers, [])
     return tuple(numbers)
 
 
 def _read(value: object, numbers: list[Number], ids: list[int]) -> None:
-    """Append the numbers, flags and names in a value, and the ids of the objects that it holds."""
+    """Append the numbers, booleans and strings in a value to ``numbers``, and ids of its objects to
+    ``ids``."""
     if isinstance(value, NUMBERS):
         numbers.append(value)
         return
@@ -85,7 +85,8 @@ def _read(value: object, numbers: list[Number], ids: list[int]) -> None:
 
 
 def contents(value: object, ids: list[int]) -> list[Any]:
-    """Return what a value holds; nothing of an object whose id is known, so that cycles end."""
+    """Return the items, attributes or cells of a value; [] for an object in ``ids``, so that cycles
+    end."""
     if isinstance(value, (*FIXED, *NUMBERS)):
         return []
     if isinstance(value, functools.partial):
@@ -112,12 +113,13 @@ def contents(value: object, ids: list[int]) -> list[Any]:
 
 @opaque_to_dynamo
 def is_torch_function(function: types.FunctionType) -> bool:
+    """Return whether a Python function is defined in torch."""
     return function.__code__.co_filename.startswith(TORCH_FOLDER)
 
 
 @opaque_to_dynamo
 def _slots(kind: type) -> list[str]:
-    """Return the names of a class's slots, as attributes are named.
+    """Return the names of the attributes in a class's slots.
 
     Python stores a private slot ``__name`` of a class ``_Base`` as ``_Base__name``.
     """
@@ -137,7 +139,8 @@ def _as_names(slots: str | Iterable[str]) -> tuple[str, ...]:
 
 @opaque_to_dynamo
 def unreadable_attribute(value: object) -> str | None:
-    """Return which attribute is of a kind that `_read` does not know; None: none is."""
+    """Return a sentence about an attribute whose changes dynamo cannot guard; None if there is
+    none."""
     for module in modules_in(value, []):
         if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
             return _LAZY
@@ -152,7 +155,7 @@ def unreadable_attribute(value: object) -> str | None:
 
 
 def _find_unguarded(value: object, ids: list[int], path: str) -> tuple[type, str] | None:
-    """Return the class and place of the first value whose changes `_read` would miss."""
+    """Return the class and the path of the first value that `_read` cannot read."""
     kind = type(value)
     if isinstance(value, NUMBERS) and not isinstance(value, enum.Enum):
         return None if kind in NUMBERS else (kind, path)
@@ -176,8 +179,8 @@ def _find_unguarded(value: object, ids: list[int], path: str) -> tuple[type, str
 
 
 def _extra_attributes(container: object) -> list[object]:
-    """Return the attributes of a container, partial or tensor that are neither items nor flags;
-    diffusers' FrozenDict has both."""
+    """Return the attributes of a container, partial or tensor that are neither its items nor
+    booleans, as diffusers' FrozenDict has them."""
     items = container if isinstance(container, dict) else {}
     return [
         value
@@ -189,10 +192,11 @@ def _extra_attributes(container: object) -> list[object]:
 
 @contextmanager
 def refuse_attribute_writes(fn: Function) -> Iterator[None]:
-    """Undo what tracing writes into attributes and closures, and refuse it: no graph writes them.
+    """Undo writes into attributes and closures while ``fn`` is traced, and refuse them: a graph has
+    none.
 
-    A tensor in the place of another is undone without a word: the hooks of weight_norm write one at
-    each call, and a graph that read it would be refused.
+    The replacement of a tensor by another is undone silently: the hooks of weight_norm do so at
+    each call, and a graph that read the new one would be refused.
     """
     copies: list[tuple[Any, Any]] = []
     bound: list[tuple[str, types.CellType, object]] = []
@@ -228,7 +232,8 @@ def refuse_attribute_writes(fn: Function) -> Iterator[None]:
 
 
 def _changes(now: Any, before: Any) -> list[tuple[str, bool]]:
-    """Return the names of what changed in a container, and whether it is another tensor."""
+    """Return the names of the items of a container that changed, and whether each is a new
+    tensor."""
     if not isinstance(now, dict):
         same = len(now) == len(before) and all(map(_is_same, now, before))
         return [] if same else [(f"a {type(now).__name__}", False)]
@@ -245,7 +250,7 @@ def _is_same(a: object, b: object) -> bool:
 
 
 def _is_python_class(kind: type) -> bool:
-    """Return whether objects hold nothing but attributes, as those of Python's classes do."""
+    """Return whether instances of a class hold attributes alone, as those of Python classes do."""
     made_by_python = kind.__flags__ & 1 << 9  # Py_TPFLAGS_HEAPTYPE
     pointers = len(_slots(kind)) + 2  # to __dict__ and __weakref__
     size = object.__basicsize__ + pointers * tuple.__itemsize__

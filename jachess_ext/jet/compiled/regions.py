@@ -108,7 +108,7 @@ def _warn_of_break(why: str) -> None:
 
 
 def _refusal_reason(fn: Function) -> str | None:
-    """Return why the graph cannot hold a derivative of ``fn``; None if it can."""
+    """Return the reason why the graph cannot hold a derivative of ``fn``; None if it can."""
     if not MODULES_IN_GRAPHS:
         return _TOO_OLD
     try:
@@ -137,7 +137,8 @@ def _raise_error(result: object) -> None:
 
 @torch._dynamo.nonstrict_trace
 def _jet_region(call: Call, x: object, directions: object, order: int, second: Second) -> Any:
-    """Return the function's result with the stack ``[S, ...]`` of every jet."""
+    """Run `jet` in a region; return the function's result with the stack ``[S, ...]`` of every
+    jet."""
 
     def run() -> Any:
         fn = unpack_call(call)
@@ -161,7 +162,7 @@ def _jvp_region(
     differentiable: bool,
     repeats: bool,
 ) -> Any:
-    """Return what `jvp` returns."""
+    """Run `jvp` in a region; return its result."""
 
     def run() -> Any:
         fn = unpack_call(call)
@@ -179,15 +180,15 @@ def _jvp_region(
 
 
 def _is_traced(inputs: object) -> bool:
-    """Return whether a non-strict region is traced; else it runs: where a graph broke within this
-    file, or by the backend "eager"."""
+    """Return whether a non-strict region is traced; else it runs eagerly, after a graph break
+    within this file or with the backend "eager"."""
     leaves = pytree.tree_leaves(inputs)
     return TracingContext.try_get() is not None or any(isinstance(x, FakeTensor) for x in leaves)
 
 
 @contextmanager
 def _open_pass(fn: Function, layout: JetLayout, inputs: object) -> Iterator[None]:
-    """Hold the pass that a non-strict region makes."""
+    """Open the pass of a non-strict region, traced or eager."""
     if _is_traced(inputs):
         with _refuse_captured(), refuse_attribute_writes(fn):
             yield
@@ -221,7 +222,8 @@ def _return_error(run: Callable[[], Any], inputs: object) -> Any:
 
 @contextmanager
 def _refuse_captured() -> Iterator[None]:
-    """Refuse tensors that are no inputs of the graph, which a non-strict region would capture."""
+    """Refuse tensors that are not inputs of the graph: a non-strict region would make them
+    constants."""
     before = fake_tensor_tls.allow_non_fake_inputs_override
     fake_tensor_tls.allow_non_fake_inputs_override = False
     try:

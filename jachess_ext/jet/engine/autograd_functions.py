@@ -1,15 +1,15 @@
-"""autograd Functions around a jet: how a call from within one is seen, and the error for it.
+"""Detection of calls from within the forward of an autograd Function, and the errors for them.
 
 An autograd Function runs its forward without gradients and has a backward of its own, which knows
-no jets: what it returned would have lost its gradients.  `functions.py` serves some of those that
-have a jet among their arguments; else the pass stops, and the error names the library and a
-setting that avoids the Function.  Jets that a closure or a list carries are seen here, at the
-first torch function that meets one.
+no jets: its result would lose the gradients of the streams.  `functions.py` has rules for some
+Functions with a jet among their arguments; for others the pass stops, and the error names the
+library and a setting that avoids the Function.  A jet that reaches a Function in a closure or a
+list is detected here, at the first torch function that is called with it.
 
 torch switches forward-mode differentiation off around a Function's forward, and otherwise only in
 ``torch.inference_mode``; code inside that turns gradients on (a straight-through estimator, a
-solver of fixed points) leaves it off.  Every call reads that switch; only where it is off is the
-stack searched, which takes longer.  Without the switch, the stack is searched at every call.
+solver of fixed points) leaves it off.  Every call reads that switch, and searches the Python stack,
+which takes longer, only where it is off.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ FORWARD_CODE: ContextVar[frozenset[AutogradFunction]] = ContextVar(
 )
 """The Functions whose forward's own code runs on jets (`forward_code`)."""
 FORWARD_RUNNERS: set[CodeType] = set()
-"""The code that runs these forwards, each of which torch does not run."""
+"""The code objects that run such a forward in place of torch."""
 APPLY_RULE: list[Rule] = []
-"""What answers ``apply`` of every Function, which it takes first (functions.py)."""
+"""The rule of every Function's ``apply``, with the Function as its first argument
+(functions.py)."""
 
 
 def is_apply(function: Function) -> bool:
@@ -47,16 +48,15 @@ def is_apply(function: Function) -> bool:
 
 
 def surrounding_functions() -> int | None:
-    """Return how many autograd Functions surround a pass that begins now; None where the switch
-    shows that there is none."""
+    """Return how many autograd Functions surround a pass that begins now; None outside of any."""
     return None if forward_mode_is_on() else len(_running_forwards())
 
 
 def refuse_opaque_functions(
     function: Function, args: Args, surrounding: int | None, derivative: type[torch.Tensor]
 ) -> None:
-    """Refuse a call from within an autograd Function, or reentrant checkpointing, that began after
-    the pass; called where `forward_mode_is_on` is false.
+    """Refuse a call from within an autograd Function that began after the pass (or from reentrant
+    checkpointing, which is one); called where `forward_mode_is_on` is false.
 
     Args:
         function: the torch function that was called with ``args``.
@@ -68,13 +68,13 @@ def refuse_opaque_functions(
     """
     forwards = _running_forwards()
     harmless = (surrounding or 0) + sum(frame.f_code in FORWARD_RUNNERS for frame in frames())
-    # Functions around the whole pass are harmless: they hold no jet.  Those that began since stand
-    # before them in the list, the outermost of them last.
+    # Functions around the whole pass hold no jet.  The list is innermost first: those that began
+    # after the pass stand before them, the outermost last.
     if len(forwards) > harmless:
         forward = forwards[-1 - harmless]
         fix = _early_binding_advice(forward, derivative) if APPLY_IS_C else ""
         raise function_refusal(_function_class(forward), fix=fix)
-    # After its forward, torch calls this function on what a Function returned as it came.
+    # After the forward, torch calls this function on an input that was returned unchanged.
     returned_an_input = function is torch.Tensor.view_as and args[0] is args[-1]
     off_before_the_pass = surrounding is not None or torch.is_inference_mode_enabled()
     if returned_an_input or not off_before_the_pass:
@@ -82,11 +82,12 @@ def refuse_opaque_functions(
 
 
 def function_refusal(function: type | None, detail: str = "", fix: str = "") -> RuntimeError:
-    """Return the error for an autograd Function; ``detail`` says what it does that is not served.
+    """Return the error for a jet that went into an autograd Function.
 
     Args:
-        function: None where it is not known.
-        fix: what to do, if it is not what helps with any Function.
+        function: the Function; None where it cannot be determined.
+        detail: what it does that has no rule.
+        fix: a sentence in place of the advice for any Function.
     """
     if function is CheckpointFunction:
         return RuntimeError(
@@ -114,8 +115,8 @@ def function_refusal(function: type | None, detail: str = "", fix: str = "") -> 
 
 
 def _early_binding_advice(forward: FrameType, derivative: type[torch.Tensor]) -> str:
-    """Say what to do where a Function was handed a jet without having asked
-    (`functions.watch_functions`); "" where none of its arguments is one."""
+    """Return the advice for a Function whose ``apply`` was bound before `functions.watch_functions`
+    ran; "" where none of the arguments of its ``forward`` is a jet."""
     names = forward.f_code.co_varnames[: forward.f_code.co_argcount]
     if not any(isinstance(forward.f_locals.get(name), derivative) for name in names):
         return ""
@@ -126,14 +127,14 @@ def _early_binding_advice(forward: FrameType, derivative: type[torch.Tensor]) ->
 
 
 def _running_forwards() -> list[FrameType]:
-    """Return the running calls of ``forward`` of autograd Functions, innermost first."""
+    """Return the stack frames of all Functions' ``forward``, innermost first."""
     codes = _forward_codes(torch.autograd.Function.__subclasses__()[-1])
     return [frame for frame in frames() if frame.f_code in codes]
 
 
 @functools.lru_cache(maxsize=1)
 def _forward_codes(newest: type) -> frozenset[CodeType | None]:
-    """Return the code of every Function's ``forward``; cached until there is a newer Function."""
+    """Return the code objects of all Functions' ``forward``; cached until a class is added."""
     return frozenset(_forward_code(function) for function in _subclasses())
 
 
@@ -146,7 +147,7 @@ def _subclasses(
 
 
 def _forward_code(function: type[torch.autograd.Function]) -> CodeType | None:
-    """Return the code of a Function's ``forward``, inside decorators that name what they wrap."""
+    """Return the code object of a Function's ``forward``, behind its decorators."""
     forward = inspect.unwrap(function.forward)
     while isinstance(forward, functools.partial):
         forward = inspect.unwrap(forward.func)
@@ -155,9 +156,9 @@ def _forward_code(function: type[torch.autograd.Function]) -> CodeType | None:
 
 
 def _function_class(forward: FrameType) -> type:
-    """Return the Function whose ``forward`` this is.
+    """Return the Function whose ``forward`` runs in this frame.
 
-    Functions that share code, as classes defined in a function do, are told apart by their context.
+    Classes that share code (defined in a function) differ by the class of their ``ctx``.
     """
     names = forward.f_code.co_varnames[:1]
     context = forward.f_locals.get(names[0]) if names else None

@@ -1,8 +1,8 @@
-"""Which rules hold for complex numbers.
+"""Names of the functions whose rules hold for complex numbers.
 
-Functions whose rules hold for complex numbers, which a model may use inside (Fourier transforms,
-rotary embeddings as a complex product): those that are linear, or have a complex derivative.
-Others are refused, such as norms and variances, where |z|² is not z².
+A model may use complex numbers inside (Fourier transforms, rotary embeddings as a complex product).
+Rules of linear functions hold for them, and rules of functions with a complex derivative.  Others
+are refused, such as norms and variances, where |z|² is not z².
 `python_tests/jet/test_complex.py` checks every function of the rule table.
 """
 

@@ -1,8 +1,8 @@
-"""Tensors of a pass that carry no derivative yet, such as what `zeros_like` of a jet returns.
+"""Constants of a pass: jets whose tangents are zero, such as the result of `zeros_like` of a jet.
 
-A model may write a jet into such a tensor, so it is one itself, with tangents of zero.  Until then
-a function of such tensors alone is called as it is: a rule would multiply their tangents by its
-slope, which gives NaN where that is infinite (a logarithm, root or power of an additive mask's 0).
+A constant is a jet because a model may write a jet into it.  Until then a function of constants
+alone is called on their primals: a rule would multiply the zero tangents by its slope, which gives
+NaN where that is infinite (a logarithm, root or power of an additive mask's 0).
 """
 
 from __future__ import annotations
@@ -12,41 +12,41 @@ from typing import Any
 
 from torch import Tensor, UntypedStorage
 
-from .layout import iterate_tensors, map_tensors, replace_tensors
+from .layout import iter_tensors, map_tensors, replace_tensors
 from .strides import record_storage, storage_id
 from .types import Args, Function, Named
 
-# Storages of the constants of every pass that exist.  Memory is noted, not tensors: a derivative
-# that is written into one view has to end all the others, too.
+# Storages, not tensors, of all constants: a derivative that is written into one view shows in all
+# views.
 _STORAGES: weakref.WeakValueDictionary[int, UntypedStorage] = weakref.WeakValueDictionary()
 
 
 def mark_constant(tensor: Tensor) -> None:
-    """Note that no derivative has been written into the memory of this tensor."""
+    """Record the storage of a tensor as one of constants."""
     record_storage(tensor, _STORAGES)
 
 
 def unmark_constant(tensor: Tensor) -> None:
-    """Note that a derivative may be written into the memory of this tensor."""
+    """Record that a derivative may be written into the storage of a tensor."""
     if _STORAGES and (memory := storage_id(tensor)) is not None:
         _STORAGES.pop(memory, None)
 
 
 def is_constant(tensor: Tensor) -> bool:
-    """Return whether no derivative has been written into the memory of this tensor."""
+    """Return whether a tensor is a constant: no derivative was written into its storage."""
     return bool(_STORAGES) and storage_id(tensor) in _STORAGES
 
 
 def call_on_constants(func: Function, args: Args, kwargs: Named, kind: type[Any]) -> object:
-    """Return a function of constants alone; NotImplemented where a derivative takes part, or where
-    the result is a view, into which one may still be written.
+    """Return the function of the primals, as constants; NotImplemented where another jet is among
+    the arguments, or where the result is a view, into which a derivative may still be written.
 
     Args:
         kind: `DerivativeTensor`, whose file imports this one.
     """
     if not _STORAGES:
         return NotImplemented
-    constants = [t for t in iterate_tensors((args, kwargs)) if isinstance(t, kind)]
+    constants = [t for t in iter_tensors((args, kwargs)) if isinstance(t, kind)]
     if not all(tensor.is_constant() for tensor in constants):
         return NotImplemented
     primals = {id(t): t.primal for t in constants}  # type: ignore[attr-defined]  # all have one
@@ -56,11 +56,11 @@ def call_on_constants(func: Function, args: Args, kwargs: Named, kind: type[Any]
         return primals.get(id(tensor), tensor)
 
     result = func(*replace_tensors(args, plain), **replace_tensors(kwargs, plain))
-    # Torch returns the argument itself from a write in place, and the caller expects the tensor
-    # that it passed.  Anything else in an argument's memory is a view, which has to be a view of
-    # the jet: a derivative may be written into it later.  The rule makes it.
+    # A write in place returns the argument itself: the caller gets the jet that it passed.  Any
+    # other result in an argument's storage is a view, which the rule makes of the jet, since a
+    # derivative may be written into it later.
     written = {id(primals[id(tensor)]): tensor for tensor in constants}
-    for part in iterate_tensors(result):
+    for part in iter_tensors(result):
         target = written.get(id(part))
         same = target is not None and target.shape == part.shape and target.dtype == part.dtype
         if not same and storage_id(part) in memories:

@@ -1,9 +1,9 @@
-"""Autocast is switched off around the engine's rules, and ``torch.compile`` around the engine.
+"""Switches around the engine: autocast off around its rules, ``torch.compile`` off around passes.
 
-Autocast works below ``__torch_function__``, on the plain tensors that a rule computes with, and so
-on other functions than the one that was called (the derivative of a GELU takes an ``exp``, which
-autocast runs in float32 on a GPU).  A rule therefore runs without autocast, on arguments that are
-cast here as torch casts those of the function itself on that device.  The names are those of
+Autocast works below ``__torch_function__``: it would cast the arguments of the functions that a
+rule calls (the derivative of a GELU takes an ``exp``, which autocast runs in float32 on a GPU), not
+those of the function that the model called.  A rule therefore runs without autocast, on arguments
+that are cast here as torch casts those of the function on that device.  The names are those of
 torch's own lists (ATen/autocast_mode.h; for the CPU, autocast_mode.cpp), and of Python functions
 composed of them; `python_tests/jet/test_autocast.py` compares every rule with torch.
 """
@@ -24,13 +24,13 @@ from torch import Tensor
 from ... import torch_private
 from ...torch_private import functional as F
 from .errors import last_name, missing_rule
-from .layout import iterate_tensors, replace_tensors
+from .layout import iter_tensors, replace_tensors
 from .types import T
 
 _JET = __package__.removesuffix(".engine")
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
-# Computed in autocast's own dtype.
+# Computed in autocast's dtype, float16 or bfloat16.
 _LOW = {
     *("linear", "matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "spmm", "addmm", "baddbmm"),
     *("addbmm", "einsum", "vecdot", "scaled_dot_product_attention", "conv1d", "conv2d", "conv3d"),
@@ -53,14 +53,14 @@ _FP32_ON_GPU = {
     *("normalize", "norm", "cosine_similarity", "dist", "pdist", "renorm", "logsumexp"),
     *("interpolate", "pairwise_distance"),
 }
-# Kernels of torch that mix dtypes in their own way.
+# Kernels that mix dtypes.
 _REFUSED = {
     *("lstm", "gru", "rnn_tanh", "rnn_relu"),
     *("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
 }
-# Computed in the dtype that is asked for; by default, in float32.
+# Computed in the dtype of the argument ``dtype``; by default in float32.
 _DTYPE_ON_GPU = {
-    *("softmax", "log_softmax", "sum", "prod", "cumsum", "cumprod", "vector_norm", "matrix_norm"),
+    *("softmax", "log_softmax", "sum", "prod", "cumsum", "cumprod", "vector_norm", "matrix_norm")
 }
 
 
@@ -68,7 +68,7 @@ def call_rule(function: Callable, rule: Callable, args: tuple, kwargs: dict) -> 
     """Call ``rule`` as torch would call ``function`` under the autocast that is on."""
     if not torch_private.is_any_autocast_enabled():
         return rule(*args, **kwargs)
-    tensors = list(iterate_tensors((args, kwargs)))
+    tensors = list(iter_tensors((args, kwargs)))
     device = next((t.device.type for t in tensors if _is_jet(t)), "")
     if not device or not torch.is_autocast_enabled(device) or not _is_engine_rule(rule):
         return rule(*args, **kwargs)
@@ -94,12 +94,13 @@ def call_rule(function: Callable, rule: Callable, args: tuple, kwargs: dict) -> 
 
 
 def _on_gpu(device: str) -> bool:
-    """Return whether torch's lists for CUDA apply, which stand for those of every accelerator."""
+    """Return whether torch's lists for CUDA apply, as they do on every accelerator."""
     return device != "cpu"
 
 
 @cache
 def _cast_kind(function: Callable, on_gpu: bool) -> str | None:
+    """Return how autocast treats a function: "lower", "wide", "dtype", or None for no cast."""
     name = last_name(function)
     if name in _LOW or name in (_LOW_ON_GPU if on_gpu else _LOW_ON_CPU):
         return "lower"
@@ -109,17 +110,17 @@ def _cast_kind(function: Callable, on_gpu: bool) -> str | None:
 
 
 def _is_engine_rule(rule: Callable) -> bool:
-    """Return whether the casts here are meant for this rule.
+    """Return whether a rule needs the casts of this file.
 
-    A user's rule is written with torch's functions, under torch's autocast; the general rule calls
-    the function itself, which autocast knows.
+    A user's rule calls torch's functions under torch's autocast; the forward-mode rule calls the
+    function itself, which autocast casts.
     """
     return rule.__module__.startswith(_JET) and not hasattr(rule, "under_autocast")
 
 
 @contextmanager
 def without_autocast(device: str) -> Iterator[None]:
-    """Switch autocast off; cheaper than torch.autocast(enabled=False), which looks for a GPU."""
+    """Switch autocast off; cheaper than torch.autocast(enabled=False), which searches for a GPU."""
     was_enabled = torch.is_autocast_enabled(device)
     torch.set_autocast_enabled(device, False)
     try:
@@ -133,7 +134,7 @@ def _is_jet(tensor: Tensor) -> bool:
 
 
 def _is_autocast(tensor: Tensor, device: str) -> bool:
-    """Return whether autocast casts a tensor; not doubles, nor tensors that hold others (quantised
+    """Return whether autocast casts a tensor: not float64, nor wrappers of other tensors (quantised
     ones), which their rules cast."""
     floating = tensor.dtype.is_floating_point and tensor.dtype != torch.float64
     is_wrapper = not _is_jet(tensor) and torch_private.is_traceable_wrapper_subclass(tensor)
@@ -152,9 +153,9 @@ _REASON = "the jet engine runs eagerly: dynamo cannot trace it (docs/compile.md)
 def without_dynamo(fn: Fn) -> Fn:
     """Decorate ``fn`` to run with ``torch.compile`` switched off.
 
-    Dynamo cannot follow a `JetTensor`: it would break the graph at every frame of a model that the
-    user compiled.  A compiled model called by ``fn`` runs its own Python instead.  Costs nothing
-    until torch._dynamo is imported (which takes seconds, so this file does not).
+    Dynamo cannot trace a `JetTensor`: it would break the graph at every frame of a compiled model.
+    A compiled model that ``fn`` calls runs its Python code instead.  Costs nothing until
+    torch._dynamo is imported (which takes seconds, so this file does not).
     """
     switched_off: Fn | None = None
 
@@ -171,12 +172,13 @@ def without_dynamo(fn: Fn) -> Fn:
 
 
 class _ForceEager:
-    """A context in which models that ``torch.compile`` compiled run their own Python.
+    """A context in which compiled models run their Python code.
 
-    Torch's stance is one for the process, and `torch.compiler.set_stance` restores what it found:
-    where two threads overlap, the last to leave would restore the first's "force_eager" and leave
-    ``torch.compile`` switched off for good.  So the first to enter sets it, the last to leave
-    restores it.
+    The stance of torch.compile is global, and `torch.compiler.set_stance` restores the stance that
+    it
+    replaced: of two threads that overlap, the last to leave would restore the first's
+        "force_eager".
+    So the first thread to enter sets the stance, and the last to leave restores it.
     """
 
     def __init__(self) -> None:
@@ -204,7 +206,7 @@ def _disable_dynamo(fn: Fn) -> Fn:
     import torch._dynamo
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with FORCE_EAGER:  # `disable` alone does not reach models that were compiled separately
+        with FORCE_EAGER:  # `disable` does not reach models that were compiled separately
             return fn(*args, **kwargs)
 
     return torch._dynamo.disable(run, reason=_REASON)

@@ -1,4 +1,4 @@
-"""Jets whose streams are computed when they are read, so that the next operation can absorb them.
+"""Deferred jets: their streams are computed when read, so that the next operation can absorb them.
 
 Models spell one operator as several functions: an RMS norm is ``pow, mean, add, rsqrt, mul, mul``,
 a gated MLP is ``mul`` of an activation, a residual block is ``add`` before a norm.  A rule that
@@ -24,14 +24,14 @@ from .types import Function
 
 @dataclass(frozen=True)
 class Pattern:
-    """What a deferred jet computes; subclasses in `rules/patterns.py` name their sources."""
+    """The formula of a deferred jet; subclasses in `rules/patterns.py` name its sources."""
 
 
 class Deferred:
     """A stack of streams that is not computed yet.
 
     Args:
-        pattern: what a later rule may recognise.
+        pattern: the formula, which a later rule may recognise.
         make: computes the stack by the ordinary rule; called at most once.
         sources: the plain tensors that ``make`` reads.  A write into one of them before ``make``
             is called would change the result; torch's version counter reveals it.
@@ -48,9 +48,9 @@ class Deferred:
     ) -> None:
         self.pattern, self.shape, self.dtype, self.device = pattern, shape, dtype, device
         self._make = make
-        self.contiguous = False  # whether the streams have to be
-        # The rule has not run yet, so autograd has saved nothing of the sources and would notice no
-        # write into them: the versions of now stand in for what a saved tensor remembers.
+        self.contiguous = False  # whether the streams have to be contiguous
+        # The rule has not run yet, so that autograd has saved no source and would notice no write:
+        # their version counters are compared instead.
         self._sources = [(source, _version(source)) for source in sources]
         self._grad_enabled, self._hooks = torch.is_grad_enabled(), _saving_hooks()
 
@@ -62,8 +62,8 @@ class Deferred:
     def make(self) -> Tensor:
         """Compute the streams in the gradient mode in which the jet was deferred.
 
-        Inside a checkpoint that began after the jet was deferred, they are computed as if outside:
-        the checkpoint's recomputation would meet a jet that has its streams already.
+        Inside a checkpoint that began after the jet was deferred, they are computed outside of the
+        checkpoint's hooks: when the checkpoint is recomputed, the jet already has its streams.
 
         Raises:
             RuntimeError: a source was written into or freed in between.
@@ -97,18 +97,18 @@ class Deferred:
 def _saving_hooks() -> tuple[Function, Function] | None:
     """Return the innermost hooks through which autograd saves tensors, or None.
 
-    Non-reentrant checkpointing sets a pair of its own for every call and every recomputation: the
-    only trace of a checkpoint's borders that code inside it can see.
+    Non-reentrant checkpointing sets another pair for every call and every recomputation, which
+    tells whether two calls are in the same checkpoint.
     """
     return torch_private.autograd._top_saved_tensors_default_hooks(True)
 
 
 @contextmanager
 def _without_saving_hooks() -> Iterator[None]:
-    """Have autograd save tensors directly, unseen by the surrounding checkpoints and their modes.
+    """Have autograd save tensors directly, without the hooks and modes of surrounding checkpoints.
 
-    The hooks are removed rather than covered by empty ones: with any hooks set, autograd does not
-    notice writes into what it saved.
+    The hooks are removed, not covered by others: with any hooks set, autograd does not detect
+    writes into saved tensors.
     """
     removed = []
     while (hooks := _saving_hooks()) is not None:

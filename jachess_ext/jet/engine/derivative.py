@@ -1,4 +1,5 @@
-"""`DerivativeTensor`, what a `JetTensor` and a `DualTensor` share, and the checks of every call."""
+"""`DerivativeTensor`, the base class of `JetTensor` and `DualTensor`, and the checks of every
+call."""
 
 from __future__ import annotations
 
@@ -18,18 +19,18 @@ from ...ops.library import forward_mode_is_on, unwatched
 from .autograd_functions import is_apply, refuse_opaque_functions
 from .complex_rules import takes_complex
 from .errors import function_name, missing_rule
-from .layout import JetLayout, iterate_tensors, replace_tensors
+from .layout import JetLayout, iter_tensors, replace_tensors
 from .types import Named
 
 
 class DerivativeTensor(torch.Tensor):
-    """A tensor with the shape, dtype and device of a primal, which carries derivatives beside it.
+    """A tensor with the shape, dtype and device of its primal, which also carries derivatives.
 
-    torch's own getters go through ``__torch_function__``; model code reads these properties often,
-    and plain Python ones are cheaper.
+    Model code often reads ``shape`` and the like, so these are Python properties: torch's getters
+    go through ``__torch_function__``, which is slower.
 
-    Below them the wrapper itself always requires a gradient: of such a tensor torch reads no number
-    where a function takes one (``alpha``, ``p``, ``eps``), which would lose the derivative.
+    The wrapper always requires a gradient.  torch refuses to read such a tensor as a number
+    (``alpha``, ``p``, ``eps``), which would lose the derivative.
     """
 
     @property
@@ -39,23 +40,22 @@ class DerivativeTensor(torch.Tensor):
 
     @property
     def autograd_tensor(self) -> Tensor:
-        """Return the plain tensor that autograd knows."""
+        """Return the plain tensor that autograd records."""
         raise NotImplementedError
 
     def is_constant(self) -> bool:
-        """Return whether its tangents are zero and stay so until one is written into it."""
+        """Return whether this is a constant (`constants.py`)."""
         raise NotImplementedError
 
     def make_constant(self, value: Tensor) -> Tensor:
-        """Return a plain tensor as a constant of the same pass; itself where its dtype carries no
-        derivatives."""
+        """Return a plain tensor as a constant of the same pass; an integer tensor as it is."""
         raise NotImplementedError
 
     def replace_tensor(self, plain: Tensor) -> None:
-        """Turn a plain tensor into this one in place, for every variable that holds it.
+        """Swap this tensor into the Python object of a plain one, for every variable that holds it.
 
         Raises:
-            RuntimeError: autograd, or a weak reference, knows the plain tensor.
+            RuntimeError: autograd, or a weak reference, holds the plain tensor.
         """
         torch.utils.swap_tensors(plain, self)
 
@@ -112,14 +112,14 @@ class DerivativeTensor(torch.Tensor):
 
 
 def carries_derivatives(tensor: Tensor) -> bool:
-    """Return whether the dtype can carry derivatives: real and complex numbers, not integers."""
+    """Return whether a tensor has a floating-point or complex dtype."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 def check_complex(func: Callable) -> None:
     """Raise MissingJetRule for a function whose rule holds for real numbers alone.
 
-    An autograd Function that is served is so for complex numbers, too.
+    Rules of autograd Functions hold for complex numbers, too.
     """
     if not (is_apply(func) or takes_complex(func)):
         raise missing_rule(
@@ -132,7 +132,7 @@ def check_complex(func: Callable) -> None:
 def check_call(
     cls: type, func: Callable, types: Sequence[type], args: tuple, kwargs: dict | None
 ) -> None:
-    """Refuse calls that no tensor of class ``cls`` can take part in.
+    """Refuse calls that no tensor of class ``cls`` supports.
 
     Raises:
         MissingJetRule: an argument ``out`` is given.
@@ -156,10 +156,9 @@ def check_call(
 
 
 def refuse_number_reads(func: Callable, args: tuple, kwargs: Named) -> None:
-    """Raise MissingJetRule if a function of Python takes a number where a tensor of no dimension
-    stands that carries derivatives.
+    """Raise MissingJetRule if a Python function would read a 0-dimensional jet as a number.
 
-    Functions of C++ refuse it themselves, before a rule is asked.
+    Functions in C++ raise TypeError before a rule is called.
     """
     if not any(
         isinstance(value, DerivativeTensor) and not value.ndim
@@ -172,16 +171,16 @@ def refuse_number_reads(func: Callable, args: tuple, kwargs: Named) -> None:
             return tensor
         if tensor.ndim:
             return tensor.primal.detach().clone()  # type: ignore[attr-defined]
-        # No special value, such as 0 or 1, for which the function may do without the number.
+        # Not 0 or 1, for which the function may not read the number.
         return torch.full((), 0.3, dtype=tensor.dtype, device=tensor.device, requires_grad=True)
 
-    devices = {t.device for t in iterate_tensors((args, kwargs)) if t.device.type == "cuda"}
+    devices = {t.device for t in iter_tensors((args, kwargs)) if t.device.type == "cuda"}
     with unwatched(), torch.random.fork_rng(devices), torch.enable_grad():
         try:
             func(*replace_tensors(args, plain), **replace_tensors(kwargs, plain))
         except TypeError as error:
             raise missing_rule(func, f"a number has no derivative ({error})") from error
-        except Exception:  # of the stand-ins, or torch's own, which the rule raises again
+        except Exception:  # due to the stand-in values; or an error that the rule raises, too
             return
 
 
@@ -189,7 +188,7 @@ def refuse_number_reads(func: Callable, args: tuple, kwargs: Named) -> None:
 
 
 def _writes_in_place(func: Callable) -> bool:
-    """Return whether a function writes into its first argument."""
+    """Return whether a function writes into its first argument, by its name."""
     name = getattr(func, "__name__", "")
     if name.startswith("__"):
         return name == "__setitem__" or name.startswith("__i")
@@ -197,11 +196,12 @@ def _writes_in_place(func: Callable) -> bool:
 
 
 def convert_buffer(args: tuple, kwargs: Named) -> None:
-    """Turn the plain tensor that a call writes into, in place, to a constant of the pass.
+    """Turn the plain tensor that a call writes a jet into (``args[0]``) into a constant of the
+    pass.
 
-    A model fills what `torch.zeros` or `torch.empty` returned; every variable that holds the buffer
-    has to see the derivatives.  A tensor that any object holds, as a module does, may live longer
-    than the pass, and one that shares its memory would miss the write: both stay plain.
+    A model fills the result of `torch.zeros` or `torch.empty`; every variable that holds it has to
+    see the derivatives.  A tensor stays plain if an object holds it, as a module does, since it may
+    outlive the pass; and if another tensor shares its storage, which would miss the write.
     """
     buffer = args[0]
     if (
@@ -210,10 +210,10 @@ def convert_buffer(args: tuple, kwargs: Named) -> None:
         or not carries_derivatives(buffer)
     ):
         return
-    # Storage and tensor; the tensor that `untyped_storage` returns is the other one.
+    # Two uses: by the tensor, and by the object that `untyped_storage` returns.
     if torch_private.storage_use_count(buffer.untyped_storage()._cdata) > 2 or _is_shared(args):
         return
-    tensors = iterate_tensors((args, kwargs))
+    tensors = iter_tensors((args, kwargs))
     derivative = next(t for t in tensors if isinstance(t, DerivativeTensor))
     constant: Any = derivative.make_constant(buffer.detach())
     try:
@@ -223,10 +223,10 @@ def convert_buffer(args: tuple, kwargs: Named) -> None:
 
 
 def _is_shared(args: tuple) -> bool:
-    """Return whether an object may hold the first argument, beside variables of functions that run,
-    their arguments among them."""
+    """Return whether an object other than the local variables of running functions may hold the
+    first argument."""
     holders = [h for h in gc.get_referrers(args[0]) if h is not args]
-    return gc.get_freeze_count() > 0 or any(  # what is frozen is not found
+    return gc.get_freeze_count() > 0 or any(  # referrers that are frozen are not listed
         not isinstance(holder, tuple | dict)
         or any(h is not holders and not isinstance(h, FrameType) for h in gc.get_referrers(holder))
         for holder in holders
@@ -238,11 +238,11 @@ def _is_shared(args: tuple) -> bool:
 
 
 def ask_mask(func: Callable, types: Sequence[type], args: tuple, kwargs: Named) -> object:
-    """Return what the class of attention's mask answers, if it has an answer of its own; else
-    NotImplemented.
+    """Call ``__torch_function__`` of the class of attention's mask, where it overrides torch's;
+    else return NotImplemented.
 
     Raises:
-        MissingJetRule: it does not answer.
+        MissingJetRule: the class returns NotImplemented.
     """
     mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
     kind: Any = type(mask)
@@ -264,8 +264,6 @@ def ask_mask(func: Callable, types: Sequence[type], args: tuple, kwargs: Named) 
 
 def refuse_inside_autograd_function(func: Callable, args: tuple, kwargs: dict | None) -> None:
     """Raise RuntimeError if the call comes from within an autograd Function."""
-    # torch switches forward mode off inside of autograd Functions (registry.py): a flag to read at
-    # each call, where a look at the stack would be slow.
     if not forward_mode_is_on():
         leaves = torch_private.pytree.tree_leaves((args, kwargs))
         derivative = next(leaf for leaf in leaves if isinstance(leaf, DerivativeTensor))
@@ -276,7 +274,7 @@ def refuse_inside_autograd_function(func: Callable, args: tuple, kwargs: dict | 
 def check_pass(func: Callable, args: tuple, result: object) -> None:
     """Raise RuntimeError if ``result`` belongs to a pass that has ended.
 
-    In a backward, where a checkpoint may run again, it may.
+    It may in a backward, where a checkpoint is recomputed.
     """
     # A function that returns None, such as __setitem__, wrote into its first argument.
     probe = args[0] if result is None else result

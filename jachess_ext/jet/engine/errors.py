@@ -14,7 +14,7 @@ from ... import torch_private
 class MissingJetRule(NotImplementedError):
     """Raised where a jet meets an operation without a rule that covers the call.
 
-    Example:
+    Examples:
         >>> jx.jet(torch.poisson, torch.ones(3), torch.ones(1, 3))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         jachess_ext.jet.engine.errors.MissingJetRule: no jet rule for torch.poisson (called ...
@@ -64,7 +64,7 @@ _ADVICE = {
 
 
 def missing_rule(function: object, detail: str = "") -> MissingJetRule:
-    """Return the error for an operation without a rule; it names operation, module and a fix."""
+    """Return the error for an operation without a rule, which names operation, module and a fix."""
     name = function_name(function)
     reason = f": {detail}" if detail else ""
     register = (
@@ -102,7 +102,7 @@ def frames() -> Iterator[FrameType]:
 
 
 def _calling_module() -> str:
-    """Name the innermost and outermost ``nn.Module`` whose forward is on the Python stack."""
+    """Return the class and the path of the innermost ``nn.Module`` on the Python stack."""
     if torch.compiler.is_compiling():  # which cannot follow the stack
         return "code that is being compiled"
     modules = calling_modules()
@@ -114,7 +114,7 @@ def _calling_module() -> str:
     return f"module {type(inner).__name__}{where}"
 
 
-# Part of a Function's module, or of an operator's name → the library, and how to avoid it.
+# Substring of a Function's module, or of an operator's name → the library, and how to avoid it.
 _LIBRARIES = {
     "flash_attn": (
         "FlashAttention",
@@ -155,7 +155,8 @@ _LIBRARIES = {
 
 
 def library_advice(name: str) -> str:
-    """Return `` It belongs to …: …`` for a name of a known library; "" for any other."""
+    """Return the sentence that names a function's library and a way around it; "" for no
+    library."""
     for part, (library, fix) in _LIBRARIES.items():
         if part in name:
             return f" It belongs to {library}: {fix}."

@@ -1,4 +1,4 @@
-"""Functions by kind, as names: what holds of a whole kind is said of it once.
+"""Names of torch functions by kind: views, linear functions, sums, products, quotients.
 
 `strides.py` asks which results are views, `complex_rules.py` which rules hold for complex numbers,
 and `passes/dual.py` which tangents are the function itself of tangents.
@@ -14,9 +14,9 @@ _COPIES = """
     tril triu contiguous clone to type float double sum mean cumsum neg negative
 """
 VIEWS = frozenset(_VIEWS.split())
-"""Views of the first argument; with streams in front of it, the same view of the stack."""
+"""Functions that return a view of the first argument; the same view holds for the stack."""
 LINEAR = frozenset(_COPIES.split())
-"""Other functions that are linear in the first argument."""
+"""Functions that are linear in the first argument, and no views."""
 SUMS = frozenset(("add", "__add__", "__radd__", "sub", "subtract", "__sub__", "rsub", "__rsub__"))
 PRODUCTS = frozenset(
     ("mul", "multiply", "__mul__", "__rmul__", "matmul", "bmm", "mm", "mv", "dot", "__matmul__")

@@ -31,12 +31,13 @@ class Pass:
     Attributes:
         ended: whether the function has returned.
         jets: the jets that exist, by id.
-        saved_for_backward: memory of jets that some function has read, and may have saved.
-        aliased: storages of jets of which a plain tensor was taken (`Tensor.detach`).
-        detached: whether a plain tensor was taken of any jet (`Tensor.detach`).
-        forward_code: the Functions that were named around the pass (`forward_code`), so that a
-            backward that runs a checkpoint again knows them.
-        overlapping: storages of inputs that were expanded, and of views that had to be copied.
+        saved_for_backward: ids of storages that a function has read, and may have saved.
+        aliased: storages that a jet shares with a plain tensor (by `Tensor.detach`).
+        detached: whether `Tensor.detach` was called on any jet.
+        forward_code: the Functions of `forward_code` around the pass, for a backward that
+            recomputes a checkpoint.
+        overlapping: storages into which no write is allowed: of expanded inputs, and of copies
+            where torch has a view.
     """
 
     def __init__(self) -> None:
@@ -59,12 +60,12 @@ class JetLayout(Streams):
     for each of the first ``squares`` directions, or their sum.  Order 1 has none.
 
     Attributes:
-        jet_pass: the pass that the jets belong to, so that a jet of another pass, along other
-            directions, is refused; None in a result.
+        jet_pass: the pass that the jets belong to; jets of two passes cannot meet.  None in a
+            result.
         composed: whether the pass uses no compiled operators (`composed_rules`).
-        surrounding: how many autograd Functions the pass began inside of (registry.py).
+        surrounding: `surrounding_functions` at the beginning of the pass.
 
-    Example:
+    Examples:
         >>> layout = jx.jet(torch.sin, torch.zeros(3), torch.ones(3, 3)).layout
         >>> layout.streams, layout.first, layout.pairs
         (7, slice(1, 4, None), ((0, 1), (0, 2), (1, 2)))
@@ -149,7 +150,7 @@ def composed_rules() -> Iterator[None]:
 
     For checks and benchmarks: compiled operators are not called.
 
-    Example:
+    Examples:
         >>> with composed_rules():
         ...     jx.jet(torch.sin, torch.zeros(1), torch.ones(1, 1)).first
         tensor([[1.]])
@@ -167,52 +168,52 @@ def composed_rules() -> Iterator[None]:
 def map_tensors(
     value: Any, apply: Callable[[Tensor], object], other: Callable[[object], object] | None = None
 ) -> Any:
-    """Replace every tensor in a nest of tuples, lists, dicts, dataclasses and whatever
-    `torch.utils._pytree` knows.
+    """Replace every tensor in a nest of tuples, lists, dicts, dataclasses and other nodes of
+    `torch.utils._pytree`.
 
     Args:
-        other: replaces anything else; None leaves it.
+        other: replaces every other leaf; None leaves them.
     """
 
-    def mapped(part: object) -> Any:
-        return map_tensors(part, apply, other)
+    def convert(child: object) -> Any:
+        return map_tensors(child, apply, other)
 
     if isinstance(value, Tensor):
         return apply(value)
     if isinstance(value, dict):
-        items = {key: mapped(item) for key, item in value.items()}
+        items = {key: convert(item) for key, item in value.items()}
         # transformers' ModelOutput is a dict that takes its items as keywords.
         return items if type(value) is dict else type(value)(**items)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*[mapped(item) for item in value])
+        return type(value)(*[convert(item) for item in value])
     if isinstance(value, list | tuple):
-        return type(value)([mapped(item) for item in value])
+        return type(value)([convert(item) for item in value])
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [field.name for field in dataclasses.fields(value) if field.init]
-        return replace(value, **{name: mapped(getattr(value, name)) for name in fields})
-    # One level alone: below it may lie classes that pytree does not know, or takes apart otherwise.
+        return replace(value, **{name: convert(getattr(value, name)) for name in fields})
+    # One level alone: a dataclass below is no node of pytree.
     children, structure = torch_private.pytree.tree_flatten(
-        value, is_leaf=lambda part: part is not value
+        value, is_leaf=lambda child: child is not value
     )
     if structure.is_leaf():
         return value if other is None else other(value)
-    return torch_private.pytree.tree_unflatten([mapped(part) for part in children], structure)
+    return torch_private.pytree.tree_unflatten([convert(child) for child in children], structure)
 
 
-def iterate_tensors(value: object) -> Iterator[Tensor]:
+def iter_tensors(value: object) -> Iterator[Tensor]:
     """Yield every tensor in a call's arguments or results, nested in tuples, lists and dicts."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from iterate_tensors(item)
+            yield from iter_tensors(item)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from iterate_tensors(item)
+            yield from iter_tensors(item)
 
 
 def replace_tensors(value: T, apply: Callable[[Tensor], object]) -> T:
-    """Replace every tensor in a call's arguments; faster than `map_tensors`, for plain nests.
+    """Replace every tensor in a call's arguments; faster than `map_tensors`.
 
     Tuples, lists and dicts are rebuilt; named tuples are left as they are.
     """

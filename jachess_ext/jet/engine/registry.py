@@ -17,7 +17,7 @@ from .types import Function, Rule
 
 R = TypeVar("R", bound=Rule)
 Functions: TypeAlias = "str | Function | Sequence[Functions]"
-"""Torch functions, or names that `spellings` looks up, in nests."""
+"""A torch function, a name that `spellings` looks up, or a sequence of these."""
 
 Kind: TypeAlias = Literal["formula", "value", "composed"]
 
@@ -33,9 +33,8 @@ _ALIASES = """
     matrix_exp matrix_exp mvlgamma multigammaln outer ger sigmoid expit trunc fix vstack row_stack
 """
 _ALIAS_PAIRS = zip(_ALIASES.split()[::2], _ALIASES.split()[1::2], strict=True)
-# A jet calls the function itself in place of its other name, and so meets that one's rule.  Torch
-# has a C++ entry of its own for each name (``torch.arccos`` is not ``torch.acos``), so that a rule
-# registered for one name would not answer the other.
+# Second name of a function → the function, which answers in its place.  ``torch.arccos`` is not
+# ``torch.acos``: a rule registered for one would not answer the other.
 OTHER_NAMES: dict[Function, Rule] = {
     function: first_name
     for first_name, name in ((attrgetter(path)(torch), name) for path, name in _ALIAS_PAIRS)
@@ -45,12 +44,12 @@ OTHER_NAMES: dict[Function, Rule] = {
 
 
 def spellings(*names: str) -> list[Rule]:
-    """Return every torch function with one of ``names``: ``torch.x``, ``Tensor.x``, ``F.x``, ...
+    """Return every torch function of these names: ``torch.x``, ``Tensor.x``, ``F.x``, ...
 
     Raises:
         AttributeError: torch has no function of a name.
 
-    Example:
+    Examples:
         >>> spellings("gelu", "sin") == [F.gelu, torch._C._nn.gelu, torch.sin, torch.Tensor.sin]
         True
     """
@@ -66,15 +65,15 @@ def spellings(*names: str) -> list[Rule]:
 
 
 def built_in_functions(name: str) -> list[Rule]:
-    """Return the C++ functions that torch's Python function ``name`` calls: one, or none in a torch
-    that does not expose it."""
+    """Return the C++ functions behind torch's Python function ``name``; none where torch does not
+    expose them."""
     namespaces = ("torch._C._VariableFunctions", "torch._C._nn")
     functions = [torch_private.find(f"{namespace}.{name}") for namespace in namespaces]
     return [function for function in functions if function is not None]
 
 
 def attribute(name: str) -> Rule:
-    """Return the getter that ``__torch_function__`` gets when ``tensor.<name>`` is read."""
+    """Return the getter that ``__torch_function__`` receives when ``tensor.<name>`` is read."""
     return getattr(torch.Tensor, name).__get__
 
 
@@ -90,7 +89,7 @@ def jet_rule(*functions: Functions, kind: Kind = "formula") -> Callable[[R], R]:
         kind: how the rule computes the result, for `rule_kinds`: by a formula, as a function of
             primals without derivatives ("value"), or by torch functions that have rules.
 
-    Example:
+    Examples:
         >>> @jet_rule(torch.special.erfcx)
         ... def erfcx(input):
         ...     return torch.exp(input * input) * torch.erfc(input)
@@ -110,7 +109,7 @@ def recognise(*functions: Functions) -> Callable[[R], R]:
     It is called as ``recogniser(rule, *args, **kwargs)`` with the ordinary rule, and returns a jet
     (deferred, or of a fused operator), or None to leave the call to the rule.
 
-    Example:
+    Examples:
         >>> @recognise(torch.square)
         ... def square_of_a_square_root(rule, input):
         ...     return None  # the ordinary rule serves
@@ -143,7 +142,7 @@ def _flatten(functions: Iterable[Functions]) -> Iterator[Function]:
 
 
 def find_rule(function: Function) -> Rule | None:
-    """Return the rule of a torch function, else the general one if it serves it, else None."""
+    """Return the rule of a torch function: its own, the general one, or None."""
     rule = RULES.get(function) or GENERAL.get(function) or OTHER_NAMES.get(function)
     if rule is None and is_apply(function):
         return functools.partial(APPLY_RULE[0], function.__self__)  # type: ignore[attr-defined]
@@ -152,18 +151,26 @@ def find_rule(function: Function) -> Rule | None:
     return rule
 
 
+def require_rule(function: Function) -> Rule:
+    """Return the rule of a torch function, as `find_rule`; MissingJetRule if there is none."""
+    rule = find_rule(function)
+    if rule is None:
+        raise missing_rule(function)
+    return rule
+
+
 def original_function(function: Function) -> Function:
-    """Return torch's own function, where jets are asked in the name of one that replaces it."""
+    """Return torch's own function in place of one that a user patched over it."""
     has_rule = function in RULES or function in GENERAL or function in OTHER_NAMES
     return function if has_rule else torch_private.original_of(function)
 
 
 def general_rule(function: Function, detail: str) -> Rule:
-    """Return the general rule (`rules/forward_mode.py`) for a call that a function's own rule does
-    not cover.
+    """Return the forward-mode rule (`rules/forward_mode.py`) of a function, for calls that its own
+    rule does not cover.
 
     Raises:
-        MissingJetRule: it does not serve this function; ``detail`` says what is not covered.
+        MissingJetRule: there is none; ``detail`` says which call is not covered.
     """
     rule = GENERAL.get(function)
     if rule is None:
@@ -172,21 +179,21 @@ def general_rule(function: Function, detail: str) -> Rule:
 
 
 def register_general_rule(function: Function, rule: Rule) -> None:
-    """Register the general rule (`rules/forward_mode.py`) for a function."""
+    """Register the forward-mode rule (`rules/forward_mode.py`) of a function."""
     GENERAL[function] = rule
 
 
 def registered_functions() -> tuple[Rule, ...]:
-    """Return every torch function that has a rule of its own (for tests)."""
+    """Return every torch function that has a rule of its own; for tests."""
     return tuple(RULES)
 
 
 def rule_kinds() -> dict[Function, tuple[str, ...]]:
-    """Return for every torch function that takes jets what answers a call, in the order asked.
+    """Return, for every torch function that takes jets, the kinds of rules in the order of calls.
 
     docs/rules.md says what each word means.
 
-    Example:
+    Examples:
         >>> rule_kinds()[torch.mul], rule_kinds()[torch.eq], rule_kinds()[torch.kron]
         (('recogniser', 'formula'), ('value',), ('forward mode',))
     """

@@ -1,14 +1,14 @@
-"""Strides and shared memory: rules' results lie in memory as torch's own do.
+"""Strides and shared storages: results of rules get the memory layout of torch's own results.
 
 `Tensor.reshape` gives a view or a copy depending on the strides of its argument, and a write in
-place changes every view.  A jet whose strides were not torch's, or that shared memory where torch's
-result does not, would therefore change other numbers than the plain program does.  Rules need not
-care: `match_torch_layout` corrects their results.
+place changes every view.  A jet with other strides than torch's, or that shares a storage where
+torch's result does not, would therefore change other numbers than the plain program does.  Rules
+need not care: `match_torch_layout` corrects their results.
 
-Torch's layout is known without asking where the arguments and the result are contiguous and the
-result has memory of its own (`_STRIDED` names the exceptions), and for functions that are
-the same view of the primal and of the stack.  Otherwise the function is called with the primals,
-once for each combination of shapes, strides, settings and arguments that share memory.
+Nothing is to be corrected where the arguments and the result are contiguous and the result has a
+new storage (`_STRIDED` names the exceptions), nor for functions that are the same view of the
+primal and of the stack.  Otherwise the function is called with the primals, once for each
+combination of shapes, strides, settings and shared storages, and its layout is remembered.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from ...ops.library import transformed, unwatched, watching
 from .autograd_functions import is_apply
 from .errors import MissingJetRule, missing_rule
 from .kinds import VIEWS
-from .layout import iterate_tensors, replace_tensors
+from .layout import iter_tensors, replace_tensors
 from .registry import attribute, spellings
 from .types import Args, Function, Named
 
 Jet: TypeAlias = Any  # `JetTensor`, whose file imports this one
 
 # Views whose rules are the same view of the stack ``[S, ...]``, or copy it where torch copies; and
-# collectives, which torch must not run again, on one rank alone perhaps: contiguous, as torch's.
+# collectives, whose results are contiguous, and which must not run again, perhaps on one rank
+# alone.
 _STACK_VIEWS = frozenset(
     [
         *spellings(*VIEWS, "view_as", "reshape_as", "expand_as", "__iter__", "adjoint"),
@@ -44,19 +45,19 @@ _STACK_VIEWS = frozenset(
     ]
 )
 _BASIC = (int, slice, type(None), type(Ellipsis))
-# Torch's layouts, by call; and the calls whose rules' results lay as torch's.
+# Layouts of torch's results, by call; and the calls whose rule gives the same layout.
 _LAYOUTS: dict[Hashable, tuple[Layout, ...]] = {}
 _MATCHED_CALLS: set[Hashable] = set()
 _CACHE_SIZE = 4096
 
 
 class Layout(NamedTuple):
-    """How torch lays out a result.
+    """The memory layout of a result of torch.
 
     Attributes:
         strides: strides of the result.
-        source: index of the argument's tensor whose memory it shares; None for none.
-        offset: of its first entry behind that of the source, in entries.
+        source: index of the argument whose storage it shares; None for a new storage.
+        offset: entries between the first one of the source and its own.
     """
 
     strides: tuple[int, ...]
@@ -65,14 +66,14 @@ class Layout(NamedTuple):
 
 
 def match_torch_layout(function: Function, args: Args, kwargs: Named, result: object) -> object:
-    """Return ``result``, which the rule of ``function`` gave, laid out as torch's own result."""
+    """Return the result of a function's rule with the strides and storages of torch's result."""
     if function in _STACK_VIEWS or (
         function is torch.Tensor.__getitem__ and _is_basic_index(args[1])
     ):
         return result
-    if is_apply(function):  # whose results are torch's own, or those of functions laid out already
+    if is_apply(function):  # its results are torch's, or of functions that were corrected already
         return result
-    parts = iterate_tensors(result) if isinstance(result, list | tuple) else [result]
+    parts = iter_tensors(result) if isinstance(result, list | tuple) else [result]
     results = [part for part in parts if _is_jet(part)]
     if not results:
         return result
@@ -81,7 +82,7 @@ def match_torch_layout(function: Function, args: Args, kwargs: Named, result: ob
         if isinstance(value, Tensor):
             tensors.append(value)
         elif isinstance(value, list | tuple | dict):
-            tensors.extend(iterate_tensors(value))
+            tensors.extend(iter_tensors(value))
     contiguous, storages = _inspect(function, tensors, result)
     if contiguous and all(_has_new_storage(part, storages) for part in results):
         return result
@@ -89,7 +90,7 @@ def match_torch_layout(function: Function, args: Args, kwargs: Named, result: ob
         return result
     if transformed():  # where a function may have no derivative of torch's, or no memory to see
         return result
-    # What is left depends on which kernel torch picks: the strides of a sum of two transposed
+    # Other layouts depend on which kernel torch picks: the strides of a sum of two transposed
     # matrices, of `topk` along an inner dimension, of an attention.  No formula says it for every
     # function, so torch's own function runs once on the primals, without gradients.
     key = (function, _cache_key(args), _cache_key(kwargs), _shared_storages(tensors))
@@ -116,9 +117,9 @@ def match_torch_layout(function: Function, args: Args, kwargs: Named, result: ob
 def _inspect(
     function: Function, tensors: list[Tensor], result: object
 ) -> tuple[bool, set[int | None]]:
-    """Return whether all arguments and torch's result are contiguous, and the memory of the jets.
+    """Return whether all arguments and torch's result are contiguous, and the storages of the jets.
 
-    Notes that the function may have saved the jets for backward.
+    Also records that the function may have saved the jets for backward.
     """
     contiguous, storages = function not in _STRIDED, set()
     records_saves = torch.is_grad_enabled()
@@ -140,20 +141,20 @@ def _inspect(
 
 
 def _has_new_storage(result: Jet, storages: set[int | None]) -> bool:
-    """Return whether a result is contiguous, in memory that no argument has."""
+    """Return whether a result is contiguous, in a storage that no argument has."""
     streams = result.streams_if_computed
-    if streams is None:  # a deferred one, of an operator
+    if streams is None:  # deferred: an operator will allocate it
         return True
     return streams.is_contiguous() and (not storages or storage_id(result) not in storages - {None})
 
 
 def copy_before_write(target: Jet) -> None:
-    """Move a jet that is about to be written into, and all views of it, to new memory.
+    """Move a jet that is about to be written into, and all its views, to a new storage.
 
-    Only if some function has read the old one: its rule may have saved what it read, where torch's
-    own function saves its result or nothing, and autograd would refuse a backward that works
-    without jets; or if a dispatch mode may keep it.  Not if a plain tensor shares the memory, which
-    would be left behind.
+    Only if a function has read the jet, whose rule may have saved the streams for backward where
+    torch's function saves nothing of its input: autograd would refuse the backward after the write.
+    Or if a dispatch mode may keep the streams.  Not if a plain tensor shares the storage, which
+    would miss the write.
     """
     jet_pass, storage = target.jet_layout.jet_pass, storage_id(target)
     if jet_pass is None or storage is None:
@@ -166,9 +167,9 @@ def copy_before_write(target: Jet) -> None:
         return
     computed = [jet for jet in jet_pass.jets.values() if jet.streams_if_computed is not None]
     views = [(jet, jet.streams) for jet in computed if storage_id(jet) == storage]
-    # All views move together: a write into one of them has to show in the others, as in torch.
-    # Autograd's bases of the views: more than one where a jet was detached; the two have separate
-    # gradients, and each sees what is written into the other.
+    # All views move together, so that a write into one still shows in the others.  They have more
+    # than one base (``Tensor._base``) where a jet was detached: both bases share the storage, and
+    # have separate gradients.
     bases = {id(base): base for base in (_base(view) for _, view in views)}
     with_gradients = [base for base in bases.values() if base.requires_grad]
     if len(with_gradients) > 1:
@@ -183,13 +184,13 @@ def copy_before_write(target: Jet) -> None:
 
 
 def _rebase_view(view: Tensor, old: Tensor, new: Tensor) -> Tensor:
-    """Return the view of ``new`` that ``view`` is of ``old``; either may be complex, as its view of
-    real numbers, or theirs, is."""
+    """Return the view of ``new`` with the offset and strides that ``view`` has in ``old``; each of
+    the three may be complex or a view of complex numbers as real ones."""
     if not (view.is_complex() or old.is_complex()):
         offset = view.storage_offset() - old.storage_offset() + new.storage_offset()
         return new.as_strided(view.shape, view.stride(), offset)
-    # Strides and offsets count entries, and a complex entry is two real ones: both are counted in
-    # real ones here, where a view of real parts may begin at an odd place.
+    # A complex entry is two real ones: strides and offsets are counted in real entries here, since
+    # a view of imaginary parts begins at an odd one.
     parts = torch.view_as_real(new) if new.is_complex() else new
     per_entry = 1 + view.is_complex(), 1 + old.is_complex()
     offset = view.storage_offset() * per_entry[0] - old.storage_offset() * per_entry[1]
@@ -207,7 +208,8 @@ def _base(view: Tensor) -> Tensor:
 
 
 def refuse_expanded(target: Jet) -> None:
-    """Raise MissingJetRule for a write into an expanded input, a view of it, or a copied view."""
+    """Raise MissingJetRule for a write into an expanded input, a view of one, or a copy that stands
+    for a view."""
     jet_pass = target.jet_layout.jet_pass
     if jet_pass is not None and jet_pass.overlapping and storage_id(target) in jet_pass.overlapping:
         raise MissingJetRule(
@@ -218,17 +220,17 @@ def refuse_expanded(target: Jet) -> None:
 
 
 def refuse_overlap(target: Tensor, strides: tuple[int, ...], function: Function) -> None:
-    """Raise MissingJetRule for a write into a view with these strides if its entries overlap.
+    """Raise MissingJetRule for a write into a view whose entries overlap in memory.
 
-    What torch leaves in such a place depends on the order of the writes.
+    The result depends on the order in which torch writes the entries.
     """
     if overlaps(target.shape, strides):
         raise missing_rule(function, "it writes into a view whose entries overlap: clone it")
 
 
 def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether two entries may lie in one place."""
-    # From the smallest stride on, each has to step over all that the smaller ones reach.
+    """Return whether two entries of a tensor may have the same address."""
+    # In ascending order each stride has to exceed the extent of the dimensions before it.
     reach, pairs = 1, zip(strides, shape, strict=True)
     for stride, size in sorted(pair for pair in pairs if pair[1] > 1):
         if stride < reach:
@@ -238,9 +240,9 @@ def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def match_input_layout(stack: Tensor, x: Tensor) -> Tensor:
-    """Return the stack ``[S, *x.shape]`` with every stream in the strides of the input x.
+    """Return the stack ``[S, *x.shape]`` with the strides of x in every stream.
 
-    A reshape then copies where it copies x.  An expanded x gives a dense stack.
+    `Tensor.reshape` then copies where it copies x.  An expanded x gives a dense stack.
     """
     if x.is_contiguous() or transformed():
         return stack
@@ -251,9 +253,9 @@ def match_input_layout(stack: Tensor, x: Tensor) -> Tensor:
 
 
 def _is_basic_index(index: object) -> bool:
-    """Return whether an index gives a view."""
-    parts = index if isinstance(index, tuple) else (index,)
-    return all(isinstance(part, _BASIC) and not isinstance(part, bool) for part in parts)
+    """Return whether an index is of integers and slices alone, whose result is a view."""
+    entries = index if isinstance(index, tuple) else (index,)
+    return all(isinstance(entry, _BASIC) and not isinstance(entry, bool) for entry in entries)
 
 
 def _is_jet(value: object) -> TypeGuard[Jet]:
@@ -261,8 +263,8 @@ def _is_jet(value: object) -> TypeGuard[Jet]:
 
 
 def storage_id(tensor: Tensor) -> int | None:
-    """Return an identifier of a tensor's memory; None for a deferred jet, which has none yet, and
-    where a transform of torch.func hides it."""
+    """Return the id of a tensor's storage; None for a deferred jet, which has none yet, and where a
+    transform of torch.func hides it."""
     plain = tensor.streams_if_computed if _is_jet(tensor) else tensor
     if plain is None:
         return None
@@ -273,13 +275,13 @@ def storage_id(tensor: Tensor) -> int | None:
 
 
 def record_storage(tensor: Tensor, storages: MutableMapping[int, torch.UntypedStorage]) -> None:
-    """Add the memory of a tensor to a (weak) mapping."""
+    """Add the storage of a tensor to a (weak) mapping from ids to storages."""
     if (storage := storage_id(tensor)) is not None:
         storages[storage] = _plain(tensor).untyped_storage()
 
 
 def _cache_key(value: object) -> Hashable:
-    """Return what the layout of a result depends on in an argument, as a dictionary key."""
+    """Return the properties of an argument on which torch's layout depends, as a dictionary key."""
     if _is_jet(value) and value.streams_if_computed is None:
         return (value.shape, value.dtype, value.device)
     if isinstance(value, Tensor):
@@ -301,17 +303,18 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _shared_storages(tensors: list[Tensor]) -> tuple[tuple[int, int, int | torch.SymInt], ...]:
-    """Return which tensors lie in the memory of an earlier one, which, and how far behind it."""
+    """Return, for each tensor in the storage of an earlier one: its index, that of the earlier one,
+    and the offset between them in entries."""
     first: dict[int, tuple[int, int | torch.SymInt]] = {}
     shared = []
-    for place, tensor in enumerate(tensors):
+    for index, tensor in enumerate(tensors):
         storage = storage_id(tensor)
         if storage is None:
             continue
         begin = _plain(tensor).storage_offset()
-        source, start = first.setdefault(storage, (place, begin))
-        if source != place:
-            shared.append((place, source, begin - start))
+        source, start = first.setdefault(storage, (index, begin))
+        if source != index:
+            shared.append((index, source, begin - start))
     return tuple(shared)
 
 
@@ -319,22 +322,22 @@ def _shared_storages(tensors: list[Tensor]) -> tuple[tuple[int, int, int | torch
 def _torch_layouts(
     function: Function, args: Args, kwargs: Named, tensors: list[Tensor]
 ) -> tuple[Layout, ...]:
-    """Call the function on the primals, and return how torch lays out each tensor in the result."""
+    """Call the function on the primals, and return the layout of every tensor in its result."""
     devices = {t.device for t in tensors if t.device.type == "cuda"}
     with torch.no_grad(), torch.random.fork_rng(devices):
         result = function(*replace_tensors(args, _primal), **replace_tensors(kwargs, _primal))
-    places = {storage_id(tensor): n for n, tensor in reversed(list(enumerate(tensors)))}
-    places.pop(None, None)
+    sources = {storage_id(tensor): n for n, tensor in reversed(list(enumerate(tensors)))}
+    sources.pop(None, None)
     layouts = []
-    for part in iterate_tensors(result):
-        source = places.get(storage_id(part))
+    for part in iter_tensors(result):
+        source = sources.get(storage_id(part))
         start = 0 if source is None else _primal(tensors[source]).storage_offset()
         layouts.append(Layout(part.stride(), source, part.storage_offset() - start))
     return tuple(layouts)
 
 
 def _primal(tensor: Tensor) -> Tensor:
-    """Return the primal of a jet; of a deferred one, zeros, since reading it would compute it."""
+    """Return the primal of a jet; zeros for a deferred one, which stays deferred."""
     if not _is_jet(tensor):
         return tensor
     if tensor.streams_if_computed is None:
@@ -343,7 +346,7 @@ def _primal(tensor: Tensor) -> Tensor:
 
 
 def _match_layouts(result: object, layouts: Iterator[Layout], tensors: list[Tensor]) -> object:
-    """Return a result with each jet in its own layout."""
+    """Return a result with each jet in the layout of torch's tensor there."""
     if isinstance(result, Tensor):
         layout = next(layouts)
         return _match_layout(result, layout, tensors) if _is_jet(result) else result
@@ -355,6 +358,7 @@ def _match_layouts(result: object, layouts: Iterator[Layout], tensors: list[Tens
 
 
 def _match_layout(jet: Jet, layout: Layout, tensors: list[Tensor]) -> Jet:
+    """Return a jet with the strides, and in the storage, of torch's result."""
     if any(jet is tensor for tensor in tensors):
         return jet
     if jet.streams_if_computed is None and layout.source is None:
@@ -370,8 +374,8 @@ def _match_layout(jet: Jet, layout: Layout, tensors: list[Tensor]) -> Jet:
             or storage_id(jet) == storage_id(source)
         ):
             return jet
-        # Torch's result is a view of the argument and the rule's a copy: the same view of the stack
-        # takes the rule's place, so that a write into either shows in both.
+        # Torch returned a view of the argument, and the rule a copy: the same view of the
+        # argument's stack replaces the copy, so that a write into either shows in both.
         stack = source.streams
         sizes, strides = (len(stack), *jet.shape), (stack.stride(0), *layout.strides)
         return jet.with_streams(
@@ -385,7 +389,7 @@ def _match_layout(jet: Jet, layout: Layout, tensors: list[Tensor]) -> Jet:
 
 
 def _same_strides(shape: torch.Size, strides: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """Return whether strides mean the same; those of sizes 0 and 1 mean nothing."""
+    """Return whether strides are the same, apart from those of dimensions of size 1 or 0."""
     if 0 in shape:
         return True
     return all(size == 1 or a == b for size, a, b in zip(shape, strides, expected, strict=True))
@@ -396,15 +400,15 @@ def stack_with_strides(streams: Tensor, strides: tuple[int, ...], copy: bool = F
 
     Args:
         streams: the stack.
-        strides: strides of one stream; entries may overlap only where a stride is 0.
-        copy: whether the memory has to be new.
+        strides: strides of one stream; entries overlap only where a stride is 0.
+        copy: whether to use a new storage in any case.
     """
     shape = streams.shape
     for dim, (size, stride) in enumerate(zip(shape[1:], strides, strict=True), start=1):
-        if stride == 0 and size > 1:  # expanded: one entry stands for all
+        if stride == 0 and size > 1:  # expanded
             streams = streams.narrow(dim, 0, 1)
-    # Strides of a dense tensor, in any order of dimensions: a contiguous copy with the largest
-    # stride first, turned back.
+    # Of a dense tensor in any order of dimensions: a contiguous copy with the largest stride first,
+    # permuted back.
     order = sorted(range(1, streams.ndim), key=lambda dim: -strides[dim - 1])
     dense = streams.permute(0, *order)
     dense = dense.clone(memory_format=torch.contiguous_format) if copy else dense.contiguous()
@@ -412,15 +416,15 @@ def stack_with_strides(streams: Tensor, strides: tuple[int, ...], copy: bool = F
     laid_out = dense.permute(back).expand(shape)
     if transformed() or _same_strides(shape[1:], laid_out.stride()[1:], strides):
         return laid_out
-    # Strides with gaps, as of a slice: scattered into zeros, which has a gradient, too.
+    # Strides with gaps, as of a slice: scattered into zeros, which autograd follows.
     extent = 1 + sum((size - 1) * stride for size, stride in zip(shape[1:], strides, strict=True))
     stack = (shape, (extent, *strides))
     storage = streams.new_zeros(shape[0], extent)
     return storage.as_strided_scatter(streams, *stack).as_strided(*stack)
 
 
-# Functions whose results in torch may be strided, or share memory, though their arguments are
-# contiguous and their rules' results are contiguous, in memory of their own.
+# Functions of contiguous arguments whose results in torch may be strided, or views, where the
+# results of their rules are contiguous and new.
 _STRIDED = frozenset(
     [
         *spellings("to", "rot90", "triangular_solve", "orgqr"),

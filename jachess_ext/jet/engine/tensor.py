@@ -21,9 +21,8 @@ from .derivative import (
     check_complex,
     check_pass,
 )
-from .errors import missing_rule
 from .layout import JetLayout, Pass, replace_tensors
-from .registry import find_rule, original_function
+from .registry import original_function, require_rule
 from .strides import match_torch_layout
 from .types import Operand, T
 
@@ -31,16 +30,16 @@ from .types import Operand, T
 class JetTensor(DerivativeTensor):
     """Truncated Taylor expansion of a tensor along q directions, stacked ``[S, ...]``.
 
-    Shape, dtype and device are the primal's, so that unmodified model code runs on it; a rule of
-    the registry answers every torch function that is called with one.  Autograd sees the plain
-    tensor `streams`, never the wrapper: ``backward`` of what a rule returns is the double backward
-    of the model.
+    Shape, dtype and device are the primal's, so that unmodified model code runs on it; every torch
+    function that is called with a jet is answered by a rule of the registry.  Autograd records the
+    plain tensor `streams`, never the wrapper: ``backward`` of the result is the double backward of
+    the model.
 
     Args:
         streams: ``[S, *shape]`` floating-point tensor, S as ``layout.streams``.
         layout: which streams these are.
 
-    Example:
+    Examples:
         >>> jx.jet(lambda x: (print(x), x * x)[1], torch.zeros(3), torch.ones(2, 3)).first.shape
         JetTensor(shape=(3,), dtype=torch.float32, device=cpu, directions=2, order=2)
         torch.Size([2, 3])
@@ -58,7 +57,7 @@ class JetTensor(DerivativeTensor):
                 f"a jet of {layout.directions} directions at order {layout.order} has "
                 f"{layout.streams} streams, but the stack has {streams.shape[0]} in front"
             )
-        # The wrapper has a shape and no data; what torch computes with is the stack beside it.
+        # The wrapper has a shape and no data; the data are in the attribute `_streams`.
         wrapper = torch.Tensor._make_wrapper_subclass(
             ComplexJetTensor if streams.is_complex() else cls,
             streams.shape[1:],
@@ -96,7 +95,7 @@ class JetTensor(DerivativeTensor):
         return cast(Tensor, self._streams)
 
     def make_contiguous(self) -> None:
-        """Have a deferred jet compute contiguous streams, however its sources lie."""
+        """Have a deferred jet compute contiguous streams, whatever the strides of its sources."""
         assert self._deferred is not None
         self._deferred.contiguous = True
 
@@ -106,16 +105,17 @@ class JetTensor(DerivativeTensor):
         return self._streams
 
     def set_streams(self, streams: Tensor) -> None:
-        """Set the streams of a deferred jet, or of one that moves to new memory before a write."""
+        """Set the streams of a deferred jet, or of one that moves to a new storage before a
+        write."""
         self._streams, self._deferred = streams, None
         _PENDING.jets.pop(id(self), None)
 
     @property
     def pattern(self) -> Pattern | None:
-        """Return what a deferred jet computes; None once it has its streams.
+        """Return the pattern of a deferred jet; None once it has its streams.
 
         None in another gradient mode than where the jet was deferred: an operator that absorbed
-        it there would record gradients that the model switched off, or lose those it asked for.
+        it there would record gradients that the model switched off, or lose those that it needs.
         None, too, where a checkpoint begins or ends in between (`Deferred.make` says why).
         """
         deferred = self._deferred
@@ -123,7 +123,7 @@ class JetTensor(DerivativeTensor):
 
     @property
     def _metadata(self) -> Deferred | Tensor:
-        """Return what has the dtype and device, without computing the streams."""
+        """Return the object that has the dtype and device, without computing the streams."""
         return self._deferred if self._streams is None else self._streams  # type: ignore[return-value]
 
     @property
@@ -189,20 +189,17 @@ class JetTensor(DerivativeTensor):
         if len(types) > 1 and (out := ask_mask(func, types, args, kwargs)) is not NotImplemented:
             return out
         check_call(cls, func, types, args, kwargs)
-        # A rule would multiply a constant's tangent of 0 by a slope, which may be infinite.
         result = call_on_constants(func, args, kwargs, DerivativeTensor)
         if result is not NotImplemented:
             return result
-        rule = find_rule(func)
-        if rule is None:
-            raise missing_rule(func)
-        result = call_rule(func, rule, args, kwargs)
+        result = call_rule(func, require_rule(func), args, kwargs)
         check_pass(func, args, result)
         return match_torch_layout(func, args, kwargs, result)
 
 
 class ComplexJetTensor(JetTensor):
-    """A jet of complex numbers.  As a subclass it answers a call before the real jets in it."""
+    """A jet of complex numbers.  As the subclass, torch calls its ``__torch_function__`` before
+    that of real jets among the arguments."""
 
     @classmethod
     def __torch_function__(
@@ -226,13 +223,14 @@ _PENDING = _Pending()
 
 
 def compute_deferred() -> None:
-    """Compute the streams of every deferred jet of this thread, before a write changes a source."""
+    """Compute the streams of every deferred jet of this thread; called before a write, which may
+    change their sources."""
     for jet in list(_PENDING.jets.values()):
         jet.streams  # noqa: B018  reading computes them
 
 
 def forget_deferred(jet_pass: Pass | None) -> None:
-    """Forget the deferred jets of a pass that has ended: a write after it computes none of them."""
+    """Drop the deferred jets of a pass that has ended, so that no later write computes them."""
     for key, jet in list(_PENDING.jets.items()):
         if jet.jet_layout.jet_pass is jet_pass:
             del _PENDING.jets[key]
@@ -252,11 +250,11 @@ def common_layout(*values: object) -> JetLayout:
     if not layouts:
         raise TypeError("a jet rule was called without a jet in any of its tensor arguments")
     if len(layouts) > 1:
-        raise layout_mismatch_error(layouts)
+        raise layout_error(layouts)
     return layouts.pop()
 
 
-def layout_mismatch_error(layouts: set[JetLayout]) -> ValueError:
+def layout_error(layouts: set[JetLayout]) -> ValueError:
     """Return the error for jets of different layouts, or of different passes, in one operation."""
     names = sorted({f"{l.directions} directions at order {l.order}" for l in layouts})  # noqa: E741
     if len(names) == 1:
@@ -270,8 +268,8 @@ def layout_mismatch_error(layouts: set[JetLayout]) -> ValueError:
 def constant(value: Operand, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """Return a number as a tensor, and a tensor in this dtype on this device.
 
-    A number is written on the device, not copied there from the host: a CUDA graph that is being
-    captured allows no such copy.
+    A number is filled in on the device: a CUDA graph that is being captured allows no copy from the
+    host.
     """
     if isinstance(value, (bool, int, float, complex)):
         return torch.full((), value, dtype=dtype, device=device)
@@ -290,7 +288,7 @@ def lift(value: Operand, layout: JetLayout, like: Tensor | None = None) -> JetTe
     """
     if isinstance(value, JetTensor):
         if value.jet_layout != layout:
-            raise layout_mismatch_error({value.jet_layout, layout})
+            raise layout_error({value.jet_layout, layout})
         return value
     if not isinstance(value, Tensor):
         if like is None:
@@ -303,7 +301,8 @@ def lift(value: Operand, layout: JetLayout, like: Tensor | None = None) -> JetTe
 
 
 def aligned(jet: JetTensor, ndim: int) -> Tensor:
-    """Return the stack with dimensions of size 1 behind the streams, to broadcast to ``ndim``."""
+    """Return the stack ``[S, 1, ..., 1, *shape]`` with ``ndim`` dimensions behind S, for
+    broadcasting."""
     # Torch aligns shapes from the right: S of a stack [S, 3] would meet the 2 of a tensor [2, 3].
     missing = ndim - jet.ndim
     if missing <= 0:

@@ -9,12 +9,12 @@ from torch import Tensor
 
 T = TypeVar("T")
 Operand: TypeAlias = "Tensor | complex"
-"""What torch's arithmetic takes: a tensor, or a number (``complex`` includes int and float)."""
+"""An operand of torch's arithmetic: a tensor or a number (``complex`` includes int and float)."""
 Dims: TypeAlias = "int | Sequence[int] | None"
 Index: TypeAlias = "Tensor | int | slice | Sequence[int] | None"
 Function: TypeAlias = Callable[..., object]
-"""A torch function, or another whose arguments are a caller's business."""
+"""A torch function, or any other callable."""
 Args: TypeAlias = tuple[object, ...]
 Named: TypeAlias = Mapping[str, object]
 Rule: TypeAlias = Callable[..., Any]
-"""Returns what its torch function returns, with jets for tensors; so does the function itself."""
+"""A jet rule: called as its torch function, it returns the same with jets for tensors."""

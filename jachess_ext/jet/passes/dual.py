@@ -1,12 +1,11 @@
-"""`DualTensor`, a tensor with a tangent that autograd does not see.
+"""`DualTensor`, a primal with a tangent that has no graph, for `jx.jvp(..., differentiable=False)`.
 
-For `jx.jvp(..., differentiable=False)`.  The primal goes through torch's own functions, so that its
-graph is that of a plain call; the tangent is computed beside it without gradients, so that autograd
-saves nothing of it.
+The primal goes through torch's own functions, so that its graph is that of a plain call; the
+tangent is computed without gradients, so that autograd saves nothing of it.
 
-The tangent of a linear function, or of a product, is that function of tangents.  Everything else
-asks the rule of `JetTensor`, which computes the primal a second time; except for attention, these
-functions cost little beside matrix products.
+The tangent of a linear function, or of a product, is that function of tangents.  Other functions
+call the rule of `JetTensor`, which computes the primal a second time; except for attention, these
+cost little compared with matrix products.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ from ..engine.derivative import (
 )
 from ..engine.errors import missing_rule
 from ..engine.kinds import LINEAR, PRODUCTS, QUOTIENTS, SUMS, VIEWS
-from ..engine.layout import JetLayout, iterate_tensors, replace_tensors
-from ..engine.registry import R, attribute, find_rule, original_function, spellings
+from ..engine.layout import JetLayout, iter_tensors, replace_tensors
+from ..engine.registry import R, attribute, original_function, require_rule, spellings
 from ..engine.strides import record_storage, refuse_overlap, storage_id
 from ..engine.tensor import JetTensor, lift
 from ..engine.types import Function, T
@@ -45,12 +44,12 @@ from ..rules.collectives import register_wrappers
 
 
 class DualPass:
-    """State that the dual tensors of one call of `jvp` share.
+    """The state of one call of `jvp`.
 
     Attributes:
         layout: layout of the jets that rules are called with.
-        read_only: storages of primals that were expanded, or of which a view exists whose tangent
-            is a copy: a write into them would miss some tangents.
+        read_only: storages of primals into which no write is allowed, since it would miss some
+            tangents: of expanded primals, and of views whose tangent is a copy.
     """
 
     def __init__(self, layout: JetLayout) -> None:
@@ -68,7 +67,7 @@ class DualTensor(DerivativeTensor):
     Args:
         primal: x, a plain tensor, which may have a graph.
         tangent: t, of x's shape, dtype and device, without a graph.
-        dual_pass: the call of `jvp` it belongs to.
+        dual_pass: the call of `jvp` that it belongs to.
     """
 
     primal: Tensor
@@ -105,7 +104,8 @@ class DualTensor(DerivativeTensor):
         return DualTensor(value, torch.zeros_like(value, requires_grad=False), self.dual_pass)
 
     def with_primal(self, primal: Tensor) -> DualTensor:
-        """Return the same tangent with another primal of this shape, in its dtype."""
+        """Return a dual tensor with another primal of this shape and the same tangent, cast to its
+        dtype."""
         return DualTensor(primal, self.tangent.to(primal.dtype), self.dual_pass)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
@@ -130,10 +130,9 @@ class DualTensor(DerivativeTensor):
 
 
 def _match_strides(primal: Tensor, tangent: Tensor) -> Tensor:
-    """Return the tangent in the primal's strides, so that a function views or copies both alike."""
-    # The same function is called on both, and a reshape copies one of two tensors that lie
-    # differently: a write into the primal's view would then miss the tangent.  An expanded primal
-    # (stride 0) has no room for a tangent of its own at each place, and takes no writes.
+    """Return the tangent in the primal's strides."""
+    # With other strides a reshape could copy one and return a view of the other: a write into the
+    # view would then miss the tangent.  An expanded primal (stride 0) takes no writes.
     if tangent.stride() == primal.stride() or 0 in primal.stride():
         return tangent
     return tangent.new_empty_strided(primal.shape, primal.stride()).copy_(tangent)
@@ -143,8 +142,9 @@ def _match_strides(primal: Tensor, tangent: Tensor) -> Tensor:
 
 
 def _find_duals(*values: object) -> list[DualTensor]:
-    """Return every dual tensor in arguments; ValueError if they are of different calls of `jvp`."""
-    duals = [tensor for tensor in iterate_tensors(values) if isinstance(tensor, DualTensor)]
+    """Return all dual tensors among arguments; ValueError if they belong to different calls of
+    `jvp`."""
+    duals = [tensor for tensor in iter_tensors(values) if isinstance(tensor, DualTensor)]
     if any(dual.dual_pass is not duals[0].dual_pass for dual in duals):
         raise ValueError("tensors of two calls of jx.jvp met in one operation; run one at a time")
     return duals
@@ -166,9 +166,10 @@ TANGENTS: dict[Function, Callable] = {}
 
 
 def register_tangent(*functions: str | Function) -> Callable[[R], R]:
-    """Register ``(func, args, kwargs) -> result`` for functions or names of functions.
+    """Register the decorated ``(func, args, kwargs) -> result`` for functions, or names of
+    functions.
 
-    It may return NotImplemented, which leaves the call to the jet rule.
+    If it returns NotImplemented, the jet rule is called.
     """
 
     def register(tangent: R) -> R:
@@ -183,7 +184,7 @@ def register_tangent(*functions: str | Function) -> Callable[[R], R]:
 @register_tangent(*VIEWS, *LINEAR, "half", "bfloat16", "__neg__", attribute("T"), attribute("mT"))
 @register_tangent("avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d")
 def _linear(func: Callable, args: tuple, kwargs: dict) -> object:
-    """Apply the function to the tangent, if only its first argument has one."""
+    """Apply the function to primal and tangent, if its first argument alone is a dual tensor."""
     if len(_find_duals(args, kwargs)) != 1 or not args or not isinstance(args[0], DualTensor):
         return NotImplemented
     dual, *settings = args
@@ -194,7 +195,7 @@ def _linear(func: Callable, args: tuple, kwargs: dict) -> object:
 
 @register_tangent(*collectives.NAMES)
 def _collective(func: Callable, args: tuple, kwargs: dict) -> object:
-    """Run a collective that waits on both: the rule would wait for its own result alone."""
+    """Run a collective, which waits for its result, on primal and tangent."""
     register_wrappers()
     name = collectives.NAMES[func]
     dual, *settings = collectives.positional(func, args, kwargs)
@@ -205,7 +206,7 @@ def _collective(func: Callable, args: tuple, kwargs: dict) -> object:
 
 @register_tangent("view_as", "reshape_as", "expand_as", "type_as")
 def _like_another(func: Callable, args: tuple, kwargs: dict) -> object:
-    """Use the other tensor only for its shape or dtype."""
+    """Apply a function that reads only the shape or dtype of its second argument."""
     if not isinstance(args[0], DualTensor):
         return NotImplemented
     others, kwargs = _primals((args[1:], kwargs))
@@ -225,7 +226,7 @@ def _iterated(func: Callable, args: tuple, kwargs: dict) -> object:
 
 
 def _pair_results(primal: object, tangent: Tensor | Sequence[Tensor], source: DualTensor) -> object:
-    """Pair a linear function's results of a primal and of its tangent."""
+    """Combine the results of a linear function for a primal and for its tangent to dual tensors."""
     if isinstance(primal, list | tuple):
         pairs = zip(primal, tangent, strict=True)
         return type(primal)([_pair_results(x, t, source) for x, t in pairs])
@@ -236,14 +237,14 @@ def _pair_results(primal: object, tangent: Tensor | Sequence[Tensor], source: Du
 
 @register_tangent(*SUMS)
 def _sum(func: Callable, args: tuple, kwargs: dict) -> object:
-    """Apply the sum to the tangents; a constant's is zero."""
+    """Apply the sum to the tangents; that of a constant is zero."""
     duals = _find_duals(args, kwargs)
     if len(args) != 2 or len(duals) != sum(isinstance(a, DualTensor) for a in args):
         return NotImplemented
     primal = func(*_primals(args), **kwargs)
     with torch.no_grad():
-        # The tangent of a constant of any shape is a zero of no dimension, which broadcasts;
-        # shape and dtype of the sum are then the primal's.
+        # A 0-dimensional zero stands for the tangent of a constant; the sum is then expanded and
+        # cast to the primal's shape and dtype.
         zero = duals[0].tangent.new_zeros(())
         parts = [a.tangent if isinstance(a, DualTensor) else zero for a in args]
         tangent = func(*parts, **kwargs).to(primal.dtype).expand(primal.shape)
@@ -273,7 +274,7 @@ def _quotient(func: Callable, args: tuple, kwargs: dict) -> object:
 
 @register_tangent("cat", "concat", "concatenate", "stack")
 def _cat(func: Callable, args: tuple, kwargs: dict) -> object:
-    """Join the tangents; those of constants are zero."""
+    """Concatenate the tangents; those of constants are zero."""
     if not args or not isinstance(args[0], list | tuple) or _find_duals(args[1:], kwargs):
         return NotImplemented
     tensors, *settings = args
@@ -308,7 +309,7 @@ def _affine(func: Callable, args: tuple, kwargs: dict) -> object:
 
 @register_tangent("dropout", "dropout_")
 def _dropout(func: Callable, args: tuple, kwargs: dict) -> object:
-    """Draw one mask for both, as torch draws it."""
+    """Multiply primal and tangent by one mask, drawn as torch draws it."""
     options = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
     dual, p = options["input"], options.get("p", 0.5)
     training = options.get("training", True) and options.get("train", True)
@@ -326,22 +327,21 @@ def _dropout(func: Callable, args: tuple, kwargs: dict) -> object:
 
 @register_tangent("scaled_dot_product_attention")
 def _attention(func: Callable, args: tuple, kwargs: dict) -> object:
-    """Compute both by the jet rule, if there is dropout, since it draws the mask.
+    """Compute primal and tangent by the jet rule, if there is dropout, since the rule draws the
+    mask.
 
-    The primal's graph is then that of a jet with zero tangents, and takes its memory.
+    The primal's graph is then that of a jet with zero tangents, and needs its memory.
     """
     dropout_p = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
     if dropout_p == 0:
         return NotImplemented
-    rule = find_rule(func)
-    assert rule is not None
     # The rule runs twice from one state of the generator: without gradients for the tangent, and
     # with them for the primal, as stream 0 of a jet with zero tangents.
     tangent = _draw_tangent(func, args, kwargs)
     jet_args, jet_kwargs = _replace_duals(
         (args, kwargs), lambda d: lift(d.primal, d.dual_pass.layout)
     )
-    primal = call_rule(func, rule, jet_args, jet_kwargs).streams[0]
+    primal = call_rule(func, require_rule(func), jet_args, jet_kwargs).streams[0]
     return DualTensor(primal, tangent, _find_duals(args, kwargs)[0].dual_pass)
 
 
@@ -353,13 +353,12 @@ def _gumbel_softmax(func: Callable, args: tuple, kwargs: dict) -> object:
 
 
 def _draw_tangent(func: Callable, args: tuple, kwargs: dict) -> Tensor:
-    """Call the jet rule, and leave the generator as it was for the primal."""
-    dual, rule = _find_duals(args, kwargs)[0], find_rule(func)
-    assert rule is not None
+    """Return the tangent by the jet rule, and restore the generator for the primal."""
+    dual = _find_duals(args, kwargs)[0]
     devices = [dual.device] if dual.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
         jet_args, jet_kwargs = _replace_duals((args, kwargs), _as_jet)
-        return call_rule(func, rule, jet_args, jet_kwargs).streams[1]
+        return call_rule(func, require_rule(func), jet_args, jet_kwargs).streams[1]
 
 
 @register_tangent("bernoulli", "rand_like", "randn_like")
@@ -369,22 +368,18 @@ def _random_numbers(func: Callable, args: tuple, kwargs: dict) -> object:
 
 # ---- everything else, by the rules of jets ------------------------------------------------------
 
-# Their rules are called first, since they refuse training, which changes running statistics.
+# Their rules are called before the function, which would change running statistics: they refuse it.
 _UPDATES_STATISTICS = (F.batch_norm, F.instance_norm)
 
 
 @register_tangent(*collectives.OF_LISTS)
 def _call_jet_rule(func: Callable, args: tuple, kwargs: dict) -> object:
-    rule = find_rule(func)
-    assert rule is not None
-    return rule(*args, **kwargs)
+    return require_rule(func)(*args, **kwargs)
 
 
 def _ask_jet_rule(func: Callable, args: tuple, kwargs: dict) -> object:
-    """Call the plain function on the primals, and the jet rule, without gradients, for tangents."""
-    rule = find_rule(func)
-    if rule is None:
-        raise missing_rule(func)
+    """Call the function on the primals, and the jet rule, without gradients, for the tangents."""
+    rule = require_rule(func)
     duals = _find_duals(args, kwargs)
     if any(dual.dtype.is_complex for dual in duals):
         check_complex(func)
@@ -400,7 +395,7 @@ def _ask_jet_rule(func: Callable, args: tuple, kwargs: dict) -> object:
     def by_rule() -> object:
         return call_rule(func, rule, jet_args, jet_kwargs)
 
-    # What an autograd Function draws at random, it draws again for the primal.
+    # An autograd Function draws its random numbers twice, from the same state of the generator.
     draws = is_apply(func)
     rule_first = draws or func in _UPDATES_STATISTICS
     devices = [duals[0].device] if duals[0].device.type == "cuda" else []
@@ -429,7 +424,7 @@ def _as_jet(dual: DualTensor) -> JetTensor:
 def _attach_tangent(
     func: Callable, by_jets: object, plain: Any, sources: dict[int, DualTensor]
 ) -> object:
-    """Pair the plain function's results with the tangents of the rule's."""
+    """Return the function's results as dual tensors, with the tangents of the rule's results."""
     if isinstance(by_jets, JetTensor):
         if id(by_jets) in sources:  # the argument itself, perhaps written into
             return sources[id(by_jets)]
@@ -452,6 +447,7 @@ _PLAIN = (Tensor, bool, int, float, str, torch.dtype, torch.device, torch.Size, 
 
 
 def _check_writable(func: Callable, dual: DualTensor) -> None:
+    """Raise MissingJetRule if no write into the dual tensor is allowed."""
     if storage_id(dual.primal) in dual.dual_pass.read_only:
         raise missing_rule(
             func,

@@ -22,7 +22,7 @@ from ..engine.context import without_autocast, without_dynamo
 from ..engine.derivative import DerivativeTensor, carries_derivatives, stale_tensor_error
 from ..engine.layout import JetLayout, Second, make_layout, map_tensors
 from ..engine.strides import match_input_layout, overlaps, record_storage
-from ..engine.tensor import JetTensor, layout_mismatch_error, lift
+from ..engine.tensor import JetTensor, layout_error, lift
 from ..engine.types import Function
 from ..rules.collectives import register_wrappers as register_collective_wrappers
 from .dual import DualPass, DualTensor
@@ -42,7 +42,7 @@ class Jet:
             ``pairs`` in ``second[0]``.
         pairs: list of (i, j): i < j, of squares and their sum (i, i).  Empty at order 1.
 
-    Example:
+    Examples:
         >>> jet = jx.jet(torch.square, torch.tensor(3.0), torch.ones(2))
         >>> jet.primal, jet.first, jet.second
         (tensor(9.), tensor([6., 6.]), tensor([2.]))
@@ -79,12 +79,13 @@ def eager_jet(
 
 
 def can_read_values() -> bool:
-    """Return whether x can be looked at: torch.func, torch.export and CUDA graphs let NaN pass."""
+    """Return whether values of tensors can be read: not within torch.func, torch.export or a
+    capture of a CUDA graph."""
     return not (transformed() or torch.compiler.is_exporting() or library.capturing())
 
 
 def run_pass(fn: Function, inputs: Inputs, layout: JetLayout) -> Any:
-    """Return what ``fn`` returns of the inputs, with a `Jet` for every tensor."""
+    """Run ``fn`` on jets of the inputs; return its result with a `Jet` for every tensor."""
     with jets_through_fsdp(), open_pass(layout.jet_pass):
         return to_jets(fn(*inputs.jets(layout)), layout)
 
@@ -112,7 +113,7 @@ class Inputs:
         """Return the arguments of ``fn`` as jets of one pass.
 
         Args:
-            extra: of each tensor one direction more, ``shape``, which has no square.
+            extra: for each tensor another direction, ``shape``, which has no square.
         """
         extras: Sequence[Tensor | None] = extra or [None] * len(self.points)
         parts = zip(self.points, self.steps, extras, strict=True)
@@ -191,7 +192,7 @@ def jet_at(
     """Return x + Σ ε_i u_i, with zeros for the streams of second order.
 
     Args:
-        extra: one direction more, behind the others.
+        extra: another direction, ``shape``, behind the others.
     """
     # x + Σ ε_i u_i is linear in ε, so its streams of second order are 0; those of fn(x) are not.
     parts = [x.unsqueeze(0), directions, *([] if extra is None else [extra.unsqueeze(0)])]
@@ -199,8 +200,8 @@ def jet_at(
         parts.append(x.new_zeros(layout.seconds, *x.shape))
     with without_autocast(x.device.type):
         jet = JetTensor(match_input_layout(torch.cat(parts), x), layout)
-    # The stack of an expanded x is dense: a write into it would change one entry, where torch would
-    # change all that share its memory.  So rules refuse to write into what is noted here.
+    # The stack of an expanded x is dense: a write would change one entry, where torch changes all
+    # that share its address.  So writes into it are refused.
     if layout.jet_pass is not None and overlaps(x.shape, x.stride()):
         record_storage(jet, layout.jet_pass.overlapping)
     return jet
@@ -308,7 +309,7 @@ def check_output(tensor: Tensor, layout: JetLayout) -> None:
         jet_pass = tensor.pass_layout.jet_pass
         if jet_pass is not None and jet_pass.ended:
             raise stale_tensor_error("the function returned")
-        raise layout_mismatch_error({tensor.pass_layout, layout})
+        raise layout_error({tensor.pass_layout, layout})
 
 
 def to_jets(value: object, layout: JetLayout) -> Any:
@@ -317,7 +318,7 @@ def to_jets(value: object, layout: JetLayout) -> Any:
     Raises:
         RuntimeError, ValueError: as `check_output`.
     """
-    # A result is used after its pass, whose run would refuse it.
+    # A result belongs to no pass: jets of a pass that has ended are refused.
     result_layout = layout.without_pass()
 
     def as_jet(tensor: Tensor) -> Jet | Tensor:
@@ -334,8 +335,8 @@ def eager_jvp(
     fn: Function, primals: object, tangents: object, has_aux: bool, differentiable: bool
 ) -> tuple[Any, ...]:
     """Compute `jvp` outside ``torch.compile``."""
-    # Without gradients a jet has no graph either, and its operators are fused; dual tensors cannot
-    # work on the wrappers of torch.func.
+    # Without gradients a jet has no graph either, and uses fused operators; dual tensors cannot
+    # hold the wrappers of torch.func.
     as_jets = differentiable or not torch.is_grad_enabled() or transformed()
     arguments, layout = attach_tangents(primals, tangents, as_jets)
     with jets_through_fsdp(), open_pass(layout.jet_pass):
@@ -376,7 +377,7 @@ def attach_tangents(
 
 
 def _make_dual(point: Tensor, step: Tensor, dual_pass: DualPass) -> DualTensor:
-    """Return x + ε t of copies, since ``fn`` may write into its arguments."""
+    """Return the dual tensor x + ε t, of copies, since ``fn`` may write into its arguments."""
     copy = match_input_layout(point.clone().unsqueeze(0), point).squeeze(0)
     if overlaps(point.shape, point.stride()):
         dual_pass.forbid_writes(copy)
@@ -388,14 +389,14 @@ def _is_label(point: object) -> bool:
 
 
 def _is_zero(step: object, point: Tensor) -> bool:
-    """Return whether a step is a tensor of zeros; its shape alone counts where none is read."""
+    """Return whether a step is a tensor of zeros; its shape alone where values cannot be read."""
     if not isinstance(step, Tensor) or step.shape != point.shape:
         return False
     return torch.compiler.is_compiling() or not can_read_values() or not step.any()
 
 
 def _check_tangent(tangent: object, primal: Tensor, name: str) -> Tensor:
-    """Return a tangent of the primal's shape; a number fills it, and None is 0."""
+    """Return the tangent as a tensor of the primal's shape: a number is expanded, None is 0."""
     tangent = 0 if tangent is None else tangent
     if isinstance(tangent, int | float) and not isinstance(tangent, bool):
         return torch.full_like(primal, tangent, requires_grad=False)
@@ -420,7 +421,7 @@ def split_output(
         TypeError: the result is not of the form that `jvp` documents.
         RuntimeError, ValueError: as `check_output`.
     """
-    # The whole result, aux too: a tensor of another pass has the tangents of that.
+    # aux, too: a tensor of another pass has the tangents of that pass.
     map_tensors(result, lambda tensor: check_output(tensor, layout))
     output, *aux = output_and_aux(result) if has_aux else (result,)
     tangents = map_tensors(output, _tangent, refuse_non_tensor)

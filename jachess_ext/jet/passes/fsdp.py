@@ -23,8 +23,8 @@ _groups: dict[dist.ProcessGroup, None] = {}
 
 @contextmanager
 def collect_groups() -> Iterator[list[dist.ProcessGroup]]:
-    """Yield a list that has, once the context ends, the process groups whose ranks run together
-    the wrapped modules that jets went through within it."""
+    """Yield a list, filled when the context ends, of the process groups of the wrapped modules that
+    were called with jets within it."""
     groups: list[dist.ProcessGroup] = []
     _groups.clear()
     try:
@@ -46,11 +46,12 @@ def _sharded_modules() -> list[nn.Module]:
 
 @contextmanager
 def jets_through_fsdp() -> Iterator[None]:
-    """Give the hooks of `fully_shard` the plain tensors of jets, while the context lasts.
+    """Call the hooks of `fully_shard` with the plain tensors of jets, while the context lasts.
 
     The hooks gather and free weights when gradients of a module's inputs and outputs are computed,
-    and free weights after its forward.  Autograd knows only the stack of a jet, and the primal of a
-    dual tensor; and a deferred jet reads weights when its stack is computed.
+    and free weights after its forward.  Autograd records the stack of a jet, or the primal of a
+    dual tensor, not the wrapper; and a deferred jet has to be computed before its weights are
+    freed.
     """
     changed: list[tuple[dict[int, Function], int, Function]] = []
     for module in _sharded_modules():
@@ -76,10 +77,10 @@ def _dist_is_on() -> bool:
 
 @contextmanager
 def _jets_through_ddp() -> Iterator[None]:
-    """Give DistributedDataParallel the plain tensors of the jets that its module returns.
+    """Hand DistributedDataParallel the plain tensors of the jets that its module returns.
 
-    To find unused parameters, it follows the outputs' graphs, and it passes the outputs to an
-    autograd Function of its own.
+    To find unused parameters, it traverses the outputs' graphs and passes the outputs to an
+    autograd Function.
     """
     if not _dist_is_on():
         yield
@@ -94,9 +95,9 @@ def _jets_through_ddp() -> Iterator[None]:
                 value, rebuild[:] = _unwrap_jets(output)
                 return value
 
-            # DDP's forward calls the inner module, then asks its output for the graph: a hook on
-            # the inner module is the last place between. It stands behind the module's other
-            # hooks, which see jets.
+            # DDP's forward calls the inner module, then traverses the graph of its output: only a
+            # hook on the inner module runs in between. It runs after the module's other hooks,
+            # which are called with jets.
             open_modules.append((module.module.register_forward_hook(plain), rebuild))
             _groups[module.process_group] = None
 
@@ -138,7 +139,8 @@ def _wrap_hook(hook: Callable) -> Function:
 
 
 def _unwrap_jets(value: T) -> tuple[T, list[Rebuild]]:
-    """Return ``value`` with plain tensors for jets, and the functions that restore each tensor."""
+    """Replace jets by their plain tensors; also return the functions that wrap each tensor
+    again."""
     rebuild: list[Rebuild] = []
 
     def plain(tensor: Tensor) -> Tensor:
@@ -155,6 +157,6 @@ def _unwrap_jets(value: T) -> tuple[T, list[Rebuild]]:
 
 
 def _rewrap_jets(value: T, rebuild: list[Rebuild]) -> T:
-    # `map_tensors` meets the tensors in one order, so that the n-th comes back to the n-th.
+    # `map_tensors` has a fixed order, so that each tensor gets the function of its position.
     remaining = iter(rebuild)
     return map_tensors(value, lambda tensor: next(remaining)(tensor))

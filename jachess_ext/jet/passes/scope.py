@@ -1,4 +1,4 @@
-"""The time in which a pass runs, and what its function may not do meanwhile."""
+"""`open_pass`, the context in which a pass runs, and the functions of torch that it guards."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..engine.tensor import forget_deferred
 
 @contextmanager
 def open_pass(jet_pass: Pass | None) -> Iterator[None]:
-    """Keep a pass open in the context; when it is left, also by an exception, the pass ends.
+    """Keep a pass open in the context; it ends with the context, also by an exception.
 
-    The tensors of a pass that has ended are refused, and its deferred jets stay deferred.  While
+    Tensors of a pass that has ended are refused, and its deferred jets are never computed.  While
     any pass is open, `Tensor.requires_grad_` is `_guarded_requires_grad`, and `Tensor.data` takes
     no tensor of a pass.
     """
@@ -42,11 +42,11 @@ def open_pass(jet_pass: Pass | None) -> Iterator[None]:
         forget_deferred(jet_pass)
 
 
-# ---- a derivative inside of what was detached --------------------------------------------------
+# ---- derivatives of detached tensors ------------------------------------------------------------
 #
 # ``torch.autograd.functional.jacobian(g, x)``, or the gradient of an energy by
 # ``x.detach().requires_grad_()``, has derivatives by x that a pass cannot see: its tangent would
-# be 0 without a word.  torch.func refuses every `requires_grad_` inside a transform; here it is
+# silently be 0.  torch.func refuses every `requires_grad_` inside a transform; here it is
 # refused once the pass has detached something.  What sets it before, on hidden states of token
 # ids (gradient checkpointing with peft), is let through.
 
@@ -68,7 +68,7 @@ def _guarded_requires_grad(self: Tensor, requires_grad: bool = True) -> Tensor:
     """Set ``requires_grad``, unless the pass around has detached something.
 
     Raises:
-        RuntimeError: it has.
+        RuntimeError: a pass around the call has detached a tensor.
     """
     if isinstance(self, DerivativeTensor):  # torch would look for a rule of this function
         _requires_grad_(self.autograd_tensor, requires_grad)
@@ -91,7 +91,7 @@ def _set_data(self: Tensor, value: Tensor) -> None:
     """Set ``self.data``, unless the value carries derivatives.
 
     Raises:
-        RuntimeError: it does; torch would take its wrapper for memory, and the process would die.
+        RuntimeError: it does; torch would use the wrapper as memory, and the process would crash.
     """
     if isinstance(value, DerivativeTensor):
         raise RuntimeError(

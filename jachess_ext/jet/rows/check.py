@@ -1,17 +1,18 @@
 """The check that rows of a function do not depend on each other, and which calls are checked.
 
-A Laplacian by rows runs all N rows at once.  Of a function that mixes them, such as one with batch
-norm in training mode, it would add derivatives by other rows without an error.  The check:
+A Laplacian by rows runs all N rows at once.  For a function that mixes them, such as one with batch
+norm in training mode, it would silently add derivatives by other rows.  The check:
 
-1. Its pass carries one direction more, v_n = Σ_i a_ni u_ni with other numbers a_ni in each row n,
-   and a_ni = 0 in one row.  Where rows are apart, J v is Σ_i a_ni J u_i, but for rounding, and
-   exactly 0 in the row of zeros, since products and sums of zeros are (`RowCheck`).
-2. Rounding has no bound that holds for every function (its own terms may cancel).  What is off is
-   therefore run again along directions that are 0 in half of the rows.  A tangent there is exactly
+1. The pass carries another direction, v_n = Σ_i a_ni u_ni with different random factors a_ni in
+each
+   row n, and a_ni = 0 in one row.  If rows are independent, J v is Σ_i a_ni J u_i up to rounding,
+   and exactly 0 in the row of zeros (`RowCheck`).
+2. No bound on rounding holds for every function (its terms may cancel).  So where J v differs, the
+   function runs again along directions that are 0 in half of the rows.  A tangent there is exactly
    0, or comes from other rows (`Rows.are_mixed`).
 
-Along few directions a stream more is dear in a training loop, which calls the same function again
-and again: not every step is checked there (`History`).
+Along few directions another stream is expensive in a training loop, which calls the same function
+again and again: not every step is checked there (`History`).
 """
 
 from __future__ import annotations
@@ -46,25 +47,26 @@ _calls = itertools.count()
 
 
 def random_factors(count: int, rows: int, like: Tensor, *, zero: bool = False) -> Tensor:
-    """Return ``[count, rows]``: numbers that nothing relates, others at each call.
+    """Return random factors ``[count, rows]``, different ones at each call.
 
-    Torch's generators are left alone; under `torch.func.vmap` they would ask how to draw.
+    They are NumPy's: torch's generators keep their state, and `torch.func.vmap` restricts their
+    use.
 
     Args:
-        zero: whether those of one row are 0; of another row at each call.
+        zero: whether the factors of one row are 0; of another row at each call.
     """
     count, rows = int(count), int(rows)  # while torch.export traces they may be symbols
     make = _factor_table if count * rows < 2**16 else _factor_table.__wrapped__
     first = next(_calls) % rows
     table = torch.from_numpy(make(count, rows, like.dtype == torch.float64, zero))
-    # Another window of the table at each call, so that a mixture of rows that cancels with some
-    # numbers, or spares the row of zeros, is seen in the next.
+    # Another window of the table at each call: a dependence of rows that some factors miss is
+    # detected with the next.
     return table[:, first : first + rows].to(like.device, like.dtype)
 
 
 @functools.lru_cache(16)
 def _factor_table(count: int, rows: int, double: bool, zero: bool) -> np.ndarray:
-    """Return ``[count, 2 rows - 1]``, of which any ``rows`` columns are such factors."""
+    """Return ``[count, 2 rows - 1]``; any ``rows`` consecutive columns are `random_factors`."""
     generator = np.random.default_rng(0)
     table = generator.standard_normal((count, 2 * rows - 1), np.float64 if double else np.float32)
     if zero:
@@ -73,42 +75,43 @@ def _factor_table(count: int, rows: int, double: bool, zero: bool) -> np.ndarray
 
 
 def append_dims(factors: Tensor, ndim: int) -> Tensor:
-    """Return factors with dimensions of size 1 behind theirs, to multiply a tensor of ``ndim``."""
+    """Return factors with trailing dimensions of size 1, ``ndim`` in all, for broadcasting."""
     return factors.reshape(*factors.shape, *(1,) * (ndim - factors.ndim))
 
 
 def half_masks(rows: int, device: torch.device) -> Tensor:
-    """Return ``[h, rows]``, each true in half of the rows: for any two, one of the first alone."""
-    # Two rows differ in some bit of their numbers: the half of those with that bit, or the half
-    # without it, holds the first and not the second.
+    """Return masks ``[h, rows]`` of half of the rows, so that of any two rows a mask holds the
+    first and not the second."""
+    # Two row numbers differ in a bit: the mask of rows with that bit, or the one of rows without
+    # it, holds the first row alone.
     numbers = torch.arange(rows, device=device)
     bits = torch.stack([numbers >> bit & 1 for bit in range((rows - 1).bit_length())]).bool()
     return torch.stack([bits, ~bits], 1).flatten(0, 1)
 
 
 def any_true(tensors: Iterable[Tensor]) -> bool:
-    """Return whether an entry is true: of all functions that torch.func.vmap calls at once."""
+    """Return whether any entry is true, in any sample of a torch.func.vmap around."""
     return any(bool(unwrap(tensor).any()) for tensor in tensors)
 
 
 # ---- which calls are checked -------------------------------------------------------------------
 
 _ALWAYS_CHECKED = 16
-"""Along as many directions every call is checked: a stream more is less than a sixteenth."""
+"""From this number of directions on every call is checked: the stream costs less than 1/16."""
 _CHECK_INTERVAL = 64
 _MAX_KEYS = 16
 ROUNDINGS = 16.0
-"""How far tangents are off at most before it is looked into; of networks, up to 6."""
+"""The largest difference of tangents, in roundings, without another run; networks have up to 6."""
 
 
 class History:
-    """What is remembered of a function.
+    """The earlier calls of a function.
 
     Attributes:
-        steps: how many calls there were, by `call_key`.
-        trained: of which of them the last call's result went through a backward.
-        roundings: how far tangents of independent rows were off.
-        roundings_of_runs: how far several runs of the function in a call were.
+        steps: the number of calls, by `call_key`.
+        trained: the keys for which the last call's result went through a backward.
+        roundings: the largest difference of tangents that was rounding.
+        roundings_of_runs: the largest difference between runs of one call that was rounding.
     """
 
     def __init__(self) -> None:
@@ -117,19 +120,19 @@ class History:
         self.roundings = self.roundings_of_runs = ROUNDINGS
 
     def forget(self) -> None:
-        """Begin anew, so that the next call is checked."""
+        """Reset the history, so that the next call is checked."""
         self.steps.clear()
         self.roundings = ROUNDINGS
 
     def is_due(self, key: object) -> bool:
-        """Return whether a call is checked: of a training loop the first, second, fourth, and each
-        64th; of others each."""
+        """Return whether a call is checked: the first, second, fourth, ... and every 64th of a
+        training loop; every other call."""
         number = self.steps.get(key, 0) + 1
         is_power_of_two = not number & (number - 1)
         return key not in self.trained or is_power_of_two or number % _CHECK_INTERVAL == 0
 
     def count(self, key: object, result: Tensor) -> None:
-        """Count a call, and watch whether its result goes through a backward."""
+        """Count a call, and record whether its result goes through a backward."""
         with _LOCK:
             number = self.steps.pop(key, 0) + 1
             if len(self.steps) >= _MAX_KEYS:
@@ -145,9 +148,9 @@ _LOCK = threading.Lock()
 
 
 def find_history(fn: object) -> History:
-    """Return the history of a function; of one defined in a loop, that of its code.
+    """Return the history of a function, by its code, so that one defined in a loop has one history.
 
-    A new one for what can be no key of a dictionary.
+    A new history for a callable that cannot be hashed.
     """
     while isinstance(fn, functools.partial):
         fn = fn.func
@@ -158,7 +161,8 @@ def find_history(fn: object) -> History:
 
 
 def call_key(rows: Any) -> object | None:
-    """Return what calls have in common of which not each is checked; None for one that is."""
+    """Return the key of calls that share one count of steps; None for a call that is always
+    checked."""
     if (
         rows.count >= _ALWAYS_CHECKED
         or not torch.is_grad_enabled()
@@ -166,7 +170,7 @@ def call_key(rows: Any) -> object | None:
     ):
         return None
     shapes = tuple((point.shape, point.dtype, point.device) for point in rows.points)
-    # A list, which is no key, may hold something else than before.
+    # A list cannot be hashed: its items may have changed.
     with suppress(TypeError, ValueError, RecursionError):
         key = rows.count, shapes, _references(rows.fn)
         hash(key)
@@ -174,15 +178,16 @@ def call_key(rows: Any) -> object | None:
     return None
 
 
-# A training loop makes its function anew at each step, over the same network and other tensors.
+# A training loop defines its function anew at each step, as a closure over the same network.
 
 _TOKENS: weakref.WeakKeyDictionary[object, object] = weakref.WeakKeyDictionary()
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def _references(value: object) -> object:
-    """Return what tells a function from others of the same code: the objects, modes and numbers
-    that it closes over, not what these hold; equal for tensors, which change with every batch."""
+    """Return a key of a function among those of the same code: the objects, training modes and
+    numbers in its closure, not their attributes; tensors, which change with every batch, are all
+    equal."""
     if isinstance(value, functools.partial):
         return _references(value.func), _references((*value.args, *value.keywords.values()))
     if isinstance(value, types.MethodType):
@@ -204,7 +209,7 @@ def _references(value: object) -> object:
 
 
 class Generators:
-    """The states of torch's generators: of the CPU, and of the GPUs in use."""
+    """The states of torch's random generators, of the CPU and of all GPUs."""
 
     def __init__(self) -> None:
         self._cpu = torch.get_rng_state()
@@ -216,7 +221,7 @@ class Generators:
             torch.cuda.set_rng_state_all(self._cuda)
 
     def have_advanced(self) -> bool:
-        """Return whether something was drawn since."""
+        """Return whether random numbers were drawn since."""
         now = Generators()
         pairs = zip((self._cpu, *self._cuda), (now._cpu, *now._cuda), strict=False)
         return any(not torch.equal(before, after) for before, after in pairs)
@@ -224,7 +229,7 @@ class Generators:
 
 @contextmanager
 def restoring_state(fn: Function) -> Iterator[None]:
-    """Set torch's generators, and a module's buffers, as they were."""
+    """Restore torch's generators, and a module's buffers, when the context ends."""
     generators = Generators()
     buffers = list(fn.buffers()) if isinstance(fn, nn.Module) else []
     copies = [buffer.clone() for buffer in buffers]
@@ -248,23 +253,23 @@ class RowCheck:
         self._rows = rows
         self.generators = Generators()  # as they are when the call begins
         factors = random_factors(rows.count, rows.batch, rows.points[0], zero=True)
-        if torch.compiler.is_exporting():  # without rounding to look into: 0 in half of the rows
+        if torch.compiler.is_exporting():  # no second run is possible: 0 in half of the rows
             factors = factors * (factors[:1] > factors[:1].median())
         self._factors = factors  # [q, N]
-        # Of each result Σ a_ni J u_i, and Σ |a_ni J u_i|, by which rounding is measured: [N, ...].
+        # For each result Σ a_ni J u_i, and Σ |a_ni J u_i|, the scale of its rounding: [N, ...].
         self._sums: list[Tensor] = []
         self._sizes: list[Tensor] = []
 
     def direction(self) -> list[Tensor]:
-        """Return the direction that the last pass has beside its own, ``[N, ...]`` of each
-        tensor of x."""
+        """Return the additional direction of the last pass, ``[N, ...]`` of each tensor of x."""
         return self._rows.mixture(self._factors)
 
     def add(self, first: list[Tensor], numbers: list[int], roots: Tensor | None) -> None:
-        """Add the tangents of every result, ``[p, N, ...]``, along directions times their roots."""
+        """Add the tangents of every result, ``[p, N, ...]``, along directions multiplied by
+        ``roots``."""
         if roots is not None:
             factors = self._factors[numbers] / roots[numbers].unsqueeze(1)
-        else:  # numbers in a row, unlike those of groups by sign: a slice is no copy
+        else:  # consecutive, unlike those of groups by sign: a slice without a copy
             factors = self._factors[numbers[0] : numbers[-1] + 1]
         sums, sizes = [], []
         for tangents in first:
@@ -281,14 +286,15 @@ class RowCheck:
     def compare(self, tangents: list[Tensor]) -> None:
         """Raise ValueError where rows depend on each other.
 
-        While torch.export traces nothing is read: the exported program raises RuntimeError.
+        While torch.export traces, the exported program gets an assertion instead.
         """
         if torch.compiler.is_exporting():
             return self._assert_independent(tangents)
         is_mixed = False
         if not self._is_close(tangents):
             # Rounding, or a mixture: `Rows.are_mixed` tells, by more runs of fn.  What rounding
-            # alone came to is remembered, so that a function that rounds as much is not run again.
+            # alone came to is remembered, so that a function that rounds as much again is not run
+            # again.
             error, history = self._largest_error(tangents), find_history(self._rows.fn)
             if error > history.roundings:
                 is_mixed = error == torch.inf or self._rows.are_mixed(self.generators)
@@ -301,15 +307,15 @@ class RowCheck:
             raise ValueError(MIXED)
 
     def _is_close(self, tangents: list[Tensor]) -> bool:
-        """Return whether they are equal but for some rounding, and 0 in the row of zeros.
+        """Return whether the tangents match up to some rounding, and are 0 in the row of zeros.
 
-        Quickly; what is not may be more rounding, or not finite (`_largest_error`).
+        A quick test; `_largest_error` then allows for values that are not finite.
         """
         for tangent, total, size in zip(tangents, self._sums, self._sizes, strict=True):
             if tangent.numel():
                 bound = (size + size.median()) * (ROUNDINGS * torch.finfo(tangent.dtype).eps)
                 is_close = (tangent - total).abs() <= bound
-                # What is 0 along every direction is 0 in the row of zeros and where fn is constant.
+                # The sum of sizes is 0 in the row of zeros, and where fn is constant.
                 if not unwrap(torch.where(size == 0, tangent == 0, is_close)).all():
                     return False
         return True
@@ -318,8 +324,8 @@ class RowCheck:
         """Return the largest difference, in roundings; infinity where the row of zeros has a
         tangent.
 
-        Relative to a row's largest tangent and to that of half of the rows; what overflowed is left
-        out, and what rounds as the smallest numbers do is taken to be of their size.
+        Relative to the row's largest tangent plus the median of all rows'; entries that overflowed
+        are left out, and the smallest normal number is added for subnormal ones.
         """
         errors = [torch.zeros(())]
         for tangent, total, size in zip(tangents, self._sums, self._sizes, strict=True):
@@ -337,13 +343,12 @@ class RowCheck:
         return max(map(float, errors))
 
     def _assert_independent(self, tangents: list[Tensor]) -> None:
-        """Have a program that is being exported raise RuntimeError where a row of zeros has a
-        tangent."""
+        """Add an assertion to the exported program: no tangent in rows whose factors are 0."""
         for tangent in tangents:
             if tangent.numel():
                 torch_private.assert_async(~self._leaking_rows(tangent).any(), MIXED)
 
     def _leaking_rows(self, tangent: Tensor) -> Tensor:
-        """Return ``[N]``, the rows that have a tangent where their factors are 0."""
+        """Return the mask ``[N]`` of rows that have a tangent though their factors are 0."""
         zero = self._factors[0] == 0
         return zero & (tangent.abs() > 0).unsqueeze(-1).flatten(1).any(-1)

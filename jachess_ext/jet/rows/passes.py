@@ -55,15 +55,16 @@ _DIFFERS = (
 
 
 class Group(NamedTuple):
-    """Directions that go through one pass.
+    """The directions of one pass.
 
-    A pass can only add squares up, so a direction of weight w goes in times √|w|, and the sign of w
-    is that of its group: Σ w_i D²f[u_i, u_i] = Σ_groups sign Σ_i D²f[√|w_i| u_i, √|w_i| u_i].
+    A pass adds squares up without weights, so a direction of weight w is multiplied by √|w|, and
+    the sign of w is that of its group: Σ w_i D²f[u_i, u_i] = Σ_groups sign Σ_i D²f[√|w_i| u_i,
+    √|w_i| u_i].
 
     Attributes:
         sign: 1 or -1, the factor of the group's sum of squares.
-        numbers: which directions.
-        squares: how many of these, from the first, have D²f[u_i, u_i].
+        numbers: indices of the directions.
+        squares: how many of these, from the first on, have D²f[u_i, u_i].
     """
 
     sign: int
@@ -71,7 +72,7 @@ class Group(NamedTuple):
     squares: int
 
     def chunks(self, size: int | None) -> Iterator[Group]:
-        """Yield groups of ``size`` directions at most; a group without directions as it is."""
+        """Yield groups of at most ``size`` directions; an empty group as it is."""
         count = max(1, len(self.numbers))
         for start in range(0, count, size or count):
             numbers = self.numbers[start : start + (size or count)]
@@ -79,14 +80,14 @@ class Group(NamedTuple):
 
 
 class PassResult(NamedTuple):
-    """What a pass computes along p directions.
+    """The results of a pass along p directions.
 
     Attributes:
-        group: which directions.
+        group: the directions.
         steps: the directions, ``[p, N, ...]`` of each tensor of x.
-        jets: of each tensor that ``fn`` returns, along the directions as they went in.
+        jets: one for each tensor that ``fn`` returns.
         first: J u_i, ``[p, N, ...]`` of each; with weights, times √|w_i|.
-        assemble: puts as many tensors into a nest like the one that ``fn`` returned.
+        assemble: puts a list of tensors into a nest like the one that ``fn`` returned.
         aux: ``(aux,)`` with has_aux, else ``()``.
     """
 
@@ -109,14 +110,14 @@ class PassResult(NamedTuple):
 
 
 def square_roots(weights: Tensor) -> Tensor:
-    """Return √|w|, and 1 for a weight of 0, whose direction goes in as it is."""
+    """Return √|w|, and 1 for a weight of 0, whose direction is not scaled."""
     return torch.where(weights == 0, 1, weights.abs()).sqrt()
 
 
 def split_nest(
     nest: object, other: Callable[[object], object] | None = None
 ) -> tuple[Callable[[Sequence[Tensor]], Any], list[Tensor]]:
-    """Return what puts other tensors into the places of a nest's own, and its own tensors.
+    """Return a function that builds the same nest of other tensors, and the tensors of the nest.
 
     Args:
         other: as of `map_tensors`.
@@ -127,7 +128,7 @@ def split_nest(
         tensors.append(tensor)
         return torch.empty(0)
 
-    # Empty tensors keep the places, so that `assemble` holds no memory of the nest's own tensors.
+    # Empty tensors stand in, so that `assemble` holds no memory of the tensors.
     places = map_tensors(nest, place_of, other)
 
     def assemble(parts: Sequence[Tensor]) -> Any:
@@ -138,7 +139,7 @@ def split_nest(
 
 
 class Rows:
-    """A function of the rows of a batch, where it is expanded, and the directions.
+    """A function of the rows of a batch, its argument x, and the directions.
 
     Attributes:
         fn: the function.
@@ -184,7 +185,7 @@ class Rows:
         """Return the weights as a tensor ``[q]`` or ``[q, N]`` of x's dtype.
 
         Raises:
-            ValueError: they are not so many finite numbers.
+            ValueError: they have another shape, or are not finite.
         """
         like = self.points[0]
         factors = torch.as_tensor(weights, dtype=like.dtype, device=like.device)
@@ -199,16 +200,17 @@ class Rows:
     def passes(
         self, groups: list[Group], size: int | None, second: Second, weights: Tensor | None = None
     ) -> Iterator[PassResult]:
-        """Run ``fn`` once for each chunk of a group, each time with the same random numbers.
+        """Run ``fn`` once for each chunk of each group, with the same random numbers.
 
         Args:
-            size: of a chunk at most, in directions; None: all of a group.
+            size: the largest number of directions of a chunk; None: all of a group.
             second: squares one by one, or added up.
-            weights: of squares: a direction goes in times √|w|.
+            weights: ``[q]``; directions are multiplied by √|w|.
 
         Raises:
-            ValueError: rows depend on each other; the last pass has a direction more to see that.
-            RuntimeError: the passes are of different functions.
+            ValueError: rows depend on each other (the last pass carries another direction for
+                that).
+            RuntimeError: the values of two passes differ.
         """
         if size is not None and size < 1:
             raise ValueError(f"chunk_size is {size}; expected 1 direction at least, or None")
@@ -222,7 +224,7 @@ class Rows:
         is_checked = self._check and (key is None or history.is_due(key))
         check = RowCheck(self) if is_checked else None
         roots = None if weights is None else square_roots(weights)
-        # Dropout draws the same mask in each pass, so that derivatives of all are of one function.
+        # With one state of the generators, dropout draws the same mask in every pass.
         generators = check.generators if check else Generators() if len(plan) > 1 else None
         first: list[Tensor] = []  # the values of the first pass
         exporting = torch.compiler.is_exporting()
@@ -258,13 +260,13 @@ class Rows:
                     check.compare([jet.first[-1].detach() for jet in derivatives.jets])
             if key is not None and is_last:
                 history.count(key, derivatives.jets[0].streams)
-            # A tensor in aux is a view of all its streams, so those of one pass alone are kept.
+            # A tensor in aux is a view of its stack, so aux of the last pass alone is kept.
             yield derivatives if is_last else derivatives._replace(aux=())
 
     def groups(self, weights: Tensor | None) -> list[Group]:
         """Return the directions in groups of one sign of their weights ``[q]``.
 
-        Those of weight 0 stand at the end of the first group, without squares.
+        Directions of weight 0 are the last of the first group, without squares.
         """
         if weights is None:
             return [self.all_directions(self.count)]
@@ -276,14 +278,14 @@ class Rows:
         return [first, *(Group(sign, numbers, len(numbers)) for sign, numbers in others)]
 
     def all_directions(self, squares: int) -> Group:
-        """Return all directions, the first of them with their squares."""
+        """Return the group of all directions; the first ``squares`` have second derivatives."""
         return Group(1, list(range(self.count)), squares)
 
     def flatten_like_x(self, nest: object) -> list[Tensor]:
         """Return the tensors of an output in the order of x's.
 
         Raises:
-            ValueError: they are not nested as x is.
+            ValueError: the output is nested otherwise than x.
         """
         if self._has_one_argument and not isinstance(nest, tuple):
             nest = (nest,)
@@ -300,7 +302,7 @@ class Rows:
 
     def _steps(self, numbers: list[int]) -> list[Tensor]:
         """Return p of the directions, ``[p, N, ...]`` of each tensor of x."""
-        # Numbers in a row, as all are without weights, are made on the device: nothing is copied.
+        # Consecutive indices, as without weights, are made on the device without a copy.
         device, start = self.points[0].device, numbers[0] if numbers else 0
         if numbers == [*range(start, start + len(numbers))]:
             index = torch.arange(start, start + len(numbers), device=device)
@@ -308,8 +310,8 @@ class Rows:
             index = torch.tensor(numbers, dtype=torch.long, device=device)
         if self._directions is not None:
             return [step[index] for step in self._directions]
-        # Coordinates are numbered through all tensors of x: one of another tensor has a step of 0
-        # in this one.  The steps are the same in each row, so they are expanded, not copied.
+        # Coordinates are numbered through all tensors of x; the step of a coordinate is 0 in other
+        # tensors.  The steps of all rows are the same, and expanded without a copy.
         steps, start = [], 0
         for size, point in zip(self._sizes, self.points, strict=True):
             entries = torch.arange(start, start + size, device=index.device)
@@ -332,10 +334,10 @@ class Rows:
         Args:
             points: ``[N, ...]``, of the shapes of x.
             steps: the directions of the group, ``[p, N, ...]`` of each.
-            second: whether the pass adds the squares of the group up.
-            extra: a direction more without a square, ``[N, ...]`` of each.
+            second: squares one by one, or added up.
+            extra: another direction without a square, ``[N, ...]`` of each.
         """
-        # A jet has one direction at least: where there is none, zeros stand in.
+        # A jet has at least one direction: zeros stand in for none.
         is_plain = not len(steps[0])
         directions = [s.new_zeros(1, *s.shape[1:]) for s in steps] if is_plain else steps
         inputs = Inputs(points, directions, self._structure)
@@ -383,17 +385,18 @@ class Rows:
         ]
 
     def all_equal(self) -> bool:
-        """Return whether all rows are the same."""
-        last = any_true(point[-1] != point[0] for point in self.points)  # of most batches: quick
+        """Return whether all rows of x are equal."""
+        last = any_true(point[-1] != point[0] for point in self.points)  # differs in most batches
         return not last and not any_true((point != point[:1]).flatten() for point in self.points)
 
     def are_mixed(self, generators: Generators, *, nearby: bool = False) -> bool:
-        """Return whether tangents of some rows reach rows where they are zero; whatever two rows
-        these are, and to the bit.
+        """Return whether a tangent of one row changes the result of another, for any two rows.
+
+        Runs ``fn`` with tangents in half of the rows: those of the others have to be exactly 0.
 
         Args:
-            generators: as they were when the call began.
-            nearby: at other points, since what is the same in all rows may hide it.
+            generators: their state at the beginning of the call.
+            nearby: at points near x, since rows that are equal may hide a dependence.
         """
         points = [point.detach() for point in self.points]
         mixture = self.mixture(random_factors(self.count, self.batch, points[0]))
@@ -402,7 +405,7 @@ class Rows:
             points = [point + (1 + point.abs()) * part / 128 for point, part in pairs]
         with torch.no_grad(), restoring_state(self.fn):
             for masks in half_masks(self.batch, points[0].device).split(8):
-                # moved [8, N]: in direction h the rows with moved[h] have a tangent, others have 0
+                # masks [8, N]: in direction h the rows with masks[h] have a tangent, others 0
                 generators.restore()
                 steps = [append_dims(masks, 1 + part.ndim) * part for part in mixture]
                 group = Group(1, list(range(len(masks))), squares=0)
@@ -426,7 +429,7 @@ def rows_mix(fn: Function, x: Tensor) -> bool:
 
 
 def expand_rows(step: object, point: Tensor) -> Tensor:
-    """Return directions that are the same in each row, ``[q, ...]``, as ``[q, N, ...]``."""
+    """Return directions ``[q, N, ...]``; ``[q, ...]`` is expanded to the same in each row."""
     if not isinstance(step, Tensor):
         raise TypeError(f"directions must be a tensor [q, N, ...], not {type(step).__name__}")
     if step.ndim == point.ndim and step.shape[1:] == point.shape[1:]:

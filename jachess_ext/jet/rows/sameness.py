@@ -1,12 +1,12 @@
-"""Checks that a function which runs more than once in a call is the same function each time.
+"""Checks that a function that runs several times in a call is the same function each time.
 
-It may draw from a generator that nobody sets back, count its calls, or write what it reads.
+It may draw from a generator that is not restored, count its calls, or write what it reads.
 
-`require_same` compares what two runs have in common, such as the value.  Other kernels compute it
-in each, and their rounding has no bound that holds for every function; so where it is off, both
-runs are repeated: by the same kernels, a function that is the same gives the same.
+`require_same` compares the results that two runs have in common, such as the value.  Different
+kernels compute them, and no bound on their rounding holds for every function; so where they differ,
+both runs are repeated: with the same kernels, the same function gives the same results.
 
-No value can be read while a graph is made.  `refuse_irreproducible` refuses there what would make
+No value can be read while a graph is traced.  `refuse_irreproducible` refuses there what would make
 the runs differ: random numbers, and writes into buffers.
 """
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
 
 _MAX_ROUNDING = 1 / 8
-"""The largest relative difference that is taken for rounding without another look."""
+"""The largest relative difference that a function may have without being repeated in each call."""
 _GPU_FACTOR = 64
-"""How much more than a CPU a GPU may round from run to run, since it adds in any order."""
+"""The factor by which a GPU may round more than a CPU from run to run: it adds in any order."""
 CHANGES = (
     "it draws random numbers (dropout; a generator of its own, NumPy's or Python's; a lazy layer, "
     "until it was called), counts its calls, or writes what it reads (spectral_norm in training)"
@@ -53,11 +53,12 @@ def require_same(
     """Raise RuntimeError where two runs of ``fn`` differ by more than the rounding of kernels.
 
     Args:
-        first, other: what both computed.
-        repetitions: pairs of what a run computed and what its repetition does; read where needed.
-        message: of the error.
-        groups: process groups whose ranks run ``fn`` together.  One that repeated it alone would
-            wait for the others for ever.
+        first, other: the results of both runs.
+        repetitions: pairs of the results of a run and of its repetition; an iterator that computes
+            them when read.
+        message: the message of the error.
+        groups: process groups whose ranks run ``fn`` together.  A rank that repeated it alone would
+            wait forever.
     """
 
     def on_any_rank(flag: bool) -> bool:
@@ -73,14 +74,14 @@ def require_same(
     limit = ROUNDINGS * (_GPU_FACTOR if of_gpu else 1)
     if on_any_rank(max(distance(run, again) for run, again in repetitions) > limit):
         raise RuntimeError(message)
-    # So much was rounding; no function is let off more than `_MAX_ROUNDING` for good.
+    # The difference was rounding; later calls allow for it, up to `_MAX_ROUNDING`.
     largest = _MAX_ROUNDING / torch.finfo(_make_readable(first[0]).dtype).eps
     history.roundings_of_runs = max(history.roundings_of_runs, min(4 * off, largest))
 
 
 def distance(first: Sequence[Tensor], other: Sequence[Tensor]) -> float:
-    """Return how far lists of tensors are apart, in roundings of an entry's size and of the usual
-    one; NaN is the same as NaN, and infinity as infinity."""
+    """Return the largest difference of entries, in units of ε (|a| + median |a|); NaN equals NaN,
+    and infinity equals infinity."""
     largest = 0.0
     for a, b in zip(map(_make_readable, first), map(_make_readable, other), strict=True):
         if a.shape != b.shape:
@@ -94,7 +95,7 @@ def distance(first: Sequence[Tensor], other: Sequence[Tensor]) -> float:
 
 
 def _make_readable(tensor: Tensor) -> Tensor:
-    """Return a tensor that can be read: without wrappers, of 32 bits at least."""
+    """Return a tensor without wrappers of torch.func, of at least 32 bits."""
     return wide(unwrap(tensor.detach()))
 
 
@@ -103,7 +104,7 @@ def _make_readable(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def refuse_irreproducible(fn: Function) -> Iterator[None]:
-    """Refuse what makes a run that is traced here differ from another run of ``fn``.
+    """Refuse random numbers and writes into buffers while a run of ``fn`` is traced.
 
     Raises:
         RuntimeError: it draws random numbers, or is a module and writes a buffer.
@@ -122,15 +123,11 @@ def refuse_irreproducible(fn: Function) -> Iterator[None]:
 
 @cache
 def _no_random_mode() -> type:
-    """Return the class of a context in which torch draws no random numbers."""
+    """Return the class of a dispatch mode that refuses random numbers."""
 
     class NoRandom(torch_private.TorchDispatchMode):  # type: ignore[misc]  # looked up
         def __torch_dispatch__(
-            self,
-            func: OpOverload,
-            types: object,
-            args: Args,
-            kwargs: Named | None = None,
+            self, func: OpOverload, types: object, args: Args, kwargs: Named | None = None
         ) -> object:
             if draws_random_numbers(func, args, kwargs or {}):
                 raise _random_error(f"{func}")
@@ -142,7 +139,7 @@ def _no_random_mode() -> type:
 def draws_random_numbers(operator: OpOverload, args: Args, kwargs: Named) -> bool:
     """Return whether a call of an operator draws random numbers.
 
-    Kernels of attention and recurrent networks are tagged so for the sake of their dropout.
+    Attention and recurrent networks draw only with dropout, whatever their tags.
     """
     if torch.Tag.nondeterministic_seeded not in operator.tags:
         return False
@@ -154,4 +151,5 @@ def draws_random_numbers(operator: OpOverload, args: Args, kwargs: Named) -> boo
 
 
 def _random_error(what: str) -> RuntimeError:
+    """Return the error for a function that draws random numbers; ``what`` names their source."""
     return RuntimeError(f"fn draws random numbers ({what}), and runs twice")

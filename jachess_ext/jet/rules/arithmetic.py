@@ -11,25 +11,19 @@ from torch import Tensor
 
 from ...torch_private import release
 from ..engine.layout import replace_tensors
-from ..engine.registry import Functions, attribute, find_rule, general_rule, jet_rule, spellings
+from ..engine.registry import Functions, attribute, general_rule, jet_rule, require_rule, spellings
 from ..engine.strides import record_storage
 from ..engine.tensor import JetTensor, aligned, common_layout, constant, lift, primal_of
-from ..engine.types import Dims, Operand, Rule
+from ..engine.types import Dims, Operand
 from .pointwise import Derivatives, evaluate_in_float32, push_forward, wide
 from .reduce import euclidean_norm
-from .streamwise import (
-    add_to_primal,
-    bilinear,
-    lift_streams,
-    stack_dims,
-    varargs,
-)
+from .streamwise import add_to_primal, bilinear, lift_streams, stack_dims, varargs
 
 
 def promote(a: Operand, b: Operand) -> tuple[Operand, Operand]:
-    """Cast both to the dtype that torch would compute in, which depends on their dimensions.
+    """Cast both operands to the dtype in which torch computes, by its rules of type promotion.
 
-    A plain scalar tensor keeps its dtype, as torch keeps its precision beside a half.
+    A plain 0-dimensional tensor keeps its dtype, since torch keeps its precision next to float16.
     """
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or a.dtype == b.dtype:
         return a, b
@@ -67,7 +61,7 @@ def positive(input: JetTensor) -> JetTensor:
 @jet_rule("sub", "subtract", "__sub__")
 def sub(input: Operand, other: Operand, *, alpha: float = 1) -> JetTensor:
     if torch.bool in (getattr(input, "dtype", None), getattr(other, "dtype", None)):
-        torch.sub(primal_of(input), primal_of(other))  # raises torch's own explanation
+        torch.sub(primal_of(input), primal_of(other))  # raises torch's own error
     return add(input, other * -alpha)
 
 
@@ -170,7 +164,7 @@ def _power_of_jet(base: JetTensor, n: Operand) -> JetTensor:
 
 
 def _power_derivatives(x: Tensor, n: Operand) -> Derivatives:
-    """Return x^n, n x^(n−1), n (n−1) x^(n−2); 0 where a factor is 0 and a power is infinite."""
+    """Return x^n, n x^(n−1), n (n−1) x^(n−2); 0 for a factor of 0 times an infinite power."""
     value = torch.pow(x, n)
     x, n = wide(x), wide(n.to(value.dtype)) if isinstance(n, Tensor) else n
     first, second = n - 1, n - 2
@@ -185,8 +179,8 @@ def _power_derivatives(x: Tensor, n: Operand) -> Derivatives:
 
 
 def _detach_steep_zeros(x: Tensor, n: Operand) -> Tensor:
-    """Detach x where x^n is 0 and its slope infinite (0 < n < 1), so that a loss that does not
-    depend on it gets no 0 · ∞."""
+    """Detach x where x^n is 0 and its slope infinite (0 < n < 1), so that a cotangent of 0 does not
+    become 0 · ∞ in the backward."""
     if x.is_complex() or isinstance(n, complex) or not (isinstance(n, Tensor) or 0 < n < 1):
         return x
     steep = (x == 0) & (n > 0) & (n < 1)
@@ -201,14 +195,15 @@ def _power_to_jet(base: Tensor, exponent: JetTensor) -> JetTensor:
 
 
 def _has_tangent(jet: JetTensor) -> Tensor:
-    """Return where a tangent is not 0; elsewhere a formula may leave its domain without harm."""
+    """Return a mask of the primal's shape: whether any tangent of an entry is not 0."""
     return (jet.streams[1:] != 0).any(0)
 
 
 def _exponential(base: Tensor, exponent: JetTensor, value: Tensor) -> tuple[JetTensor, Tensor]:
-    """Compute b^y as a function of y, with derivatives b^y ln b and b^y (ln b)²; and ln b.
+    """Return the jet of b^y as a function of y, with derivatives b^y ln b and b^y (ln b)²; and ln
+    b.
 
-    ln b is 0 where b is 0, as in torch, and where b is negative and no tangent of y needs it.
+    ln b is set to 0 where b is 0, as in torch, and where b is negative and all tangents of y are 0.
     """
     needed = _has_tangent(exponent) | ((wide(base).real > 0) & value.isfinite())
     log = torch.where((base != 0) & needed, wide(base), 1).log()
@@ -228,17 +223,17 @@ def _power_of_jets(base: JetTensor, exponent: JetTensor) -> JetTensor:
     with torch.no_grad():
         finite = torch.stack([wide(part) for part in _power_derivatives(x, n)]).isfinite().all(0)
     needed = _has_tangent(base)
-    # Elsewhere the exponent 1, whose derivatives are finite; the tangents are 0 there.
+    # Where all tangents are 0, the exponent 1 stands in, whose derivatives are finite.
     _, slope, curvature = _power_derivatives(x, torch.where(needed | finite, n, 1))
     base_terms = push_forward(base, (value, slope, curvature))
     exponent_terms, log = _exponential(x, exponent, value)
     out = torch.cat([value.unsqueeze(0), base_terms.streams[1:] + exponent_terms.streams[1:]])
-    # Where it is infinite, only tangents ≠ 0 get it; at 0 it is 0, unless n is 0 or 1.
+    # An infinite mixed derivative is kept for tangents ≠ 0 alone; at x = 0 it is 0 (n ≠ 0, 1).
     mixed = wide(torch.where(x == 0, 1, x)) ** (n - 1) * (1 + n * log)
     is_zero = (x == 0) | ~((needed & _has_tangent(exponent)) | mixed.isfinite())
     mixed = mixed.masked_fill(is_zero, 0)
     out = _add_mixed_terms(out, mixed, base, exponent)
-    # At x = 0, n = 0 or 1 it is infinite: NaN, but for the pairs that have no x_i n_j + x_j n_i.
+    # At x = 0 and n = 0 or 1 it is infinite: NaN, except for pairs with x_i n_j + x_j n_i = 0.
     infinite = (x == 0) & ((n == 0) | (n == 1))
     undefined = torch.zeros_like(mixed.detach()).masked_fill(infinite, math.nan)
     with torch.no_grad():
@@ -249,7 +244,7 @@ def _power_of_jets(base: JetTensor, exponent: JetTensor) -> JetTensor:
 
 
 def _add_mixed_terms(streams: Tensor, mixed: Tensor, a: JetTensor, b: JetTensor) -> Tensor:
-    """Add the second order of a function's derivative ``mixed`` by both of two jets."""
+    """Add ``mixed`` (a_i b_j + a_j b_i) to the second-order streams."""
     layout = a.jet_layout
     if not layout.seconds:
         return streams
@@ -271,39 +266,31 @@ def float_power(input: Operand, exponent: Operand) -> JetTensor:
 # ---- extreme values ----------------------------------------------------------------------------
 
 
-@jet_rule("maximum")
-def maximum(input: Tensor, other: Tensor) -> Tensor:
-    """Share the derivative equally between ties, as torch's autograd does, and keep NaN."""
-    return _split_ties(input, other, (input > other) | torch.isnan(input))
-
-
-@jet_rule("minimum")
-def minimum(input: Tensor, other: Tensor) -> Tensor:
-    return _split_ties(input, other, (input < other) | torch.isnan(input))
-
-
-def _split_ties(input: Tensor, other: Tensor, first: Tensor) -> Tensor:
-    """Return ``input`` where ``first`` is true, else ``other``; half of each where they tie."""
-    choice, loser = torch.where(first, input, other), torch.where(first, other, input)
-    return torch.where(input == other, 0.5 * choice + 0.5 * loser, choice)
-
-
 _FMAX_SPLITS_TIES = release(torch.__version__) >= (2, 14)
 
 
-@jet_rule("fmax")
-def fmax(input: Tensor, other: Tensor) -> Tensor:
-    """Prefer numbers to NaN.  Ties share the derivative; before torch 2.14 ``input`` has it all."""
-    if not _FMAX_SPLITS_TIES:
-        return torch.where((input >= other) | torch.isnan(other), input, other)
-    return _split_ties(input, other, (input > other) | torch.isnan(other))
+def register_extremum(name: str, is_better: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Register ``maximum`` or ``minimum``, which return NaN of NaN, or ``fmax`` or ``fmin``, which
+    return a number of a number and NaN.
+
+    Ties share the derivative equally, as in torch's autograd; of ``fmax`` and ``fmin`` before torch
+    2.14 it is that of ``input``.
+    """
+    skips_nan = name.startswith("f")
+
+    @jet_rule(name)
+    def rule(input: Tensor, other: Tensor) -> Tensor:
+        ties = input == other
+        first = is_better(input, other) | torch.isnan(other if skips_nan else input)
+        if skips_nan and not _FMAX_SPLITS_TIES:
+            return torch.where(first | ties, input, other)
+        choice, loser = torch.where(first, input, other), torch.where(first, other, input)
+        return torch.where(ties, 0.5 * choice + 0.5 * loser, choice)
 
 
-@jet_rule("fmin")
-def fmin(input: Tensor, other: Tensor) -> Tensor:
-    if not _FMAX_SPLITS_TIES:
-        return torch.where((input <= other) | torch.isnan(other), input, other)
-    return _split_ties(input, other, (input < other) | torch.isnan(other))
+for _name, _is_better in (("max", torch.gt), ("min", torch.lt)):
+    register_extremum(f"{_name}imum", _is_better)
+    register_extremum(f"f{_name}", _is_better)
 
 
 @jet_rule("atan2", "arctan2")
@@ -315,7 +302,7 @@ def atan2(input: Tensor, other: Tensor) -> JetTensor:
     origin = (input == 0) & (other == 0)
     numerator = torch.where(steep, -other, input).masked_fill(origin, 0)
     denominator = torch.where(steep, input, other).masked_fill(origin, 1)
-    # Off by a constant from the angle: a quarter turn where steep, a half one where x < 0.
+    # It differs from the angle by a constant: a quarter turn where steep, a half turn for x < 0.
     angle = cast(JetTensor, torch.atan(numerator / denominator))
     streams = [value.unsqueeze(0), angle.streams[1:].to(value.dtype)]
     return angle.with_streams(torch.cat(streams))
@@ -390,6 +377,8 @@ register_xlogy("xlog1py", 1.0)
 
 
 def register_real_linear(function: Callable[[Tensor], Tensor], *other_names: Functions) -> None:
+    """Register a function that is linear over the real numbers: it is applied to every stream."""
+
     @jet_rule(function, *other_names)
     def rule(input: JetTensor) -> JetTensor:
         return input.with_streams(function(input.streams))
@@ -408,8 +397,8 @@ def view_as_complex(input: JetTensor) -> JetTensor:
     streams = input.streams
     *outer, last = streams.stride()
     if last != 1 or any(stride % 2 for stride in (*outer, streams.storage_offset())):
-        # The streams lie an odd number of entries apart; writes into a copy would be lost, so that
-        # they are refused of memory noted as `expanded`.
+        # The stride of the streams is odd, which no complex view has.  Torch's result is a view: a
+        # write into the copy would be lost, and is refused.
         copy = input.with_streams(torch.view_as_complex(streams.clone()))
         if input.jet_layout.jet_pass is not None:
             for jet in (input, copy):
@@ -421,7 +410,7 @@ def view_as_complex(input: JetTensor) -> JetTensor:
 @jet_rule("complex")
 def complex_(real: Tensor, imag: Tensor) -> JetTensor:
     parts = torch.broadcast_tensors(real, imag)
-    # Of empty constants, for torch's own refusals of two dtypes or of integers.
+    # Called on empty tensors for torch's errors about dtypes.
     torch.complex(*(part[:0].detach() if part.ndim else part.detach() for part in parts))
     stacks, jet = lift_streams(parts)
     return jet.with_streams(torch.complex(*stacks))
@@ -432,12 +421,12 @@ def polar(abs: Tensor, angle: Tensor) -> Tensor:
     return torch.complex(abs * torch.cos(angle), abs * torch.sin(angle))
 
 
-_real_abs = cast(Rule, find_rule(torch.abs))
+_real_abs = require_rule(torch.abs)
 
 
 @jet_rule("abs", "absolute", "__abs__")
 def modulus(input: JetTensor) -> Tensor:
-    """Compute the modulus of complex numbers as a norm (`euclidean_norm`)."""
+    """Compute the modulus of complex numbers by `euclidean_norm`."""
     if not input.dtype.is_complex:
         return _real_abs(input)
     return euclidean_norm(torch.view_as_real(input), -1)
@@ -451,9 +440,10 @@ def angle(input: JetTensor) -> Tensor:
 
 
 def register_step_function(function: Callable[..., Tensor]) -> None:
+    """Register a piecewise constant function, which is called on detached primals."""
+
     @jet_rule(function)
     def rule(*args: object, **kwargs: object) -> Tensor:
-        """Compute a constant between steps; torch has no backward of it."""
         args, kwargs = replace_tensors(primal_of((args, kwargs)), Tensor.detach)
         return function(*args, **kwargs)
 
@@ -466,6 +456,7 @@ for _function in spellings("floor_divide", "__floordiv__", "__rfloordiv__"):
 
 
 def register_fourier_transform(name: str, default: Dims) -> None:
+    """Register a Fourier transform along the dimensions ``default``, or all if None."""
     function: Callable[..., Tensor] = getattr(torch.fft, name)
 
     @jet_rule(function)
@@ -476,7 +467,7 @@ def register_fourier_transform(name: str, default: Dims) -> None:
         norm: str | None = None,
         s: Dims = None,
     ) -> JetTensor:
-        """Take the size as ``n`` along one dimension, as ``s`` along several."""
+        """Take the size as ``n`` for one dimension, or as ``s`` for several."""
         size = n if s is None else s
         if dim is None:
             dim = range(-(len(size) if isinstance(size, Sequence) else input.ndim), 0)
@@ -492,6 +483,8 @@ for _name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"):
 
 
 def register_fourier_shift(function: Callable[[Tensor, Sequence[int]], Tensor]) -> None:
+    """Register ``fftshift`` or ``ifftshift``."""
+
     @jet_rule(function)
     def rule(input: JetTensor, dim: Dims = None) -> JetTensor:
         dims = range(-input.ndim, 0) if dim is None else varargs(dim)

@@ -117,7 +117,7 @@ def _unrepeated_heads(key: JetTensor, value: JetTensor) -> tuple[Tensor, Tensor]
 def _scores(
     query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float
 ) -> Tensor:
-    """Compute q kᵀ · scale + mask; at once where the fused product covers the shapes."""
+    """Compute q kᵀ · scale + mask, by one fused product where the shapes allow it."""
     keys = key.transpose(-2, -1)
     shape = (*query.shape[:-1], key.shape[-2])
     bias = _additive_mask(mask, is_causal, shape[-2:], query)
@@ -134,7 +134,7 @@ def _scores(
 def _additive_mask(
     mask: Tensor | None, is_causal: bool, shape: Sequence[int], like: Tensor
 ) -> Tensor | None:
-    """Return the sum of all masks, as numbers to add to the scores, in the dtype of ``like``."""
+    """Return the sum of the masks as additive ones, ``shape``, in the dtype of ``like``."""
     if mask is not None:
         boolean = mask.dtype == torch.bool
         mask = _hide(mask.logical_not(), like) if boolean else mask.to(like.dtype)

@@ -1,4 +1,4 @@
-"""Functional collectives: one carries all streams."""
+"""Functional collectives: one communicates all streams."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ for _operators, _rule in ((collectives.NAMES, _collective), (collectives.OF_LIST
 
 
 def _wait(input: Tensor) -> Tensor:
-    return input  # for which the rule above has waited
+    return input  # the rule above has waited
 
 
 def register_wrappers() -> None:
-    """Register what modules define that may be imported by now."""
+    """Register the rules of functions in torch's optional modules, once these are imported."""
     jet_rule(*collectives.wrappers())(_wait)
     asking_functions()

@@ -1,4 +1,4 @@
-"""Functions composed of others' rules: torch's Python code, losses, recurrent layers."""
+"""Rules that call torch functions with rules: torch's Python code, losses, recurrent layers."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ for _name in _PYTHON_FUNCTIONS:
     composed_rule(getattr(F, _name))(torch_private.copy_without_override_check(getattr(F, _name)))
 
 
-# Formulas that torch's own transforms differentiate, too.  The Python functions of the same names
-# call those of C.
+# Formulas of `jachess_ext.differentiable`, for the C++ functions; the Python functions of the same
+# names call those.
 for _function, _formula in (
     (F.pdist, distances.pdist),
     (torch.ctc_loss, losses_formulas.ctc_loss),
@@ -58,7 +58,7 @@ for _name in ("ctc_loss", "embedding_bag", *_LOSSES):
 def nll_loss(
     input: JetTensor, target: Tensor, weight: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> JetTensor:
-    """Apply it to every stream: it is linear in the log-probabilities."""
+    """Apply the loss, which is linear in the log-probabilities, to every stream."""
     losses = [F.nll_loss(stream, target, weight, *args, **kwargs) for stream in input.streams]
     return input.with_streams(torch.stack(losses))
 
@@ -117,7 +117,7 @@ def binary_cross_entropy(
     product = x * (1 - x)
     spread = product.clamp_min(1e-12)
     slope = (x - target) / spread
-    # Where the spread is the bound, a constant, the slope is linear in x.
+    # Where the denominator is the bound, a constant, the slope is linear in x.
     curvature = (1 - slope * (1 - 2 * x) * (product > 1e-12)) / spread
     losses: Tensor = push_forward(input, (value, slope, curvature))
     return _reduce(losses if weight is None else losses * weight, reduction)
@@ -127,8 +127,8 @@ def binary_cross_entropy(
 def gumbel_softmax(
     logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
 ) -> Tensor:
-    """Draw once for all streams; with ``hard``, the derivatives are those of the softmax, as in
-    torch's backward."""
+    """Compute the softmax with one draw of noise for all streams; with ``hard``, the value is
+    one-hot and the derivatives are those of the softmax, as in torch's backward."""
     noise = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     soft = F.softmax((logits - noise.exponential_().log()) / tau, dim)
     if not hard:
@@ -145,7 +145,7 @@ gumbel_softmax.under_autocast = True  # type: ignore[attr-defined]
 def linear_cross_entropy(
     input: Tensor, linear_weight: Tensor, target: Tensor, **kwargs: object
 ) -> Tensor:
-    """Drop ``options``, which only ask for chunks: torch has no forward mode of those."""
+    """Compute it without ``options``, which only set chunk sizes: those have no forward mode."""
     rule = general_rule(F.linear_cross_entropy, "")
     return rule(input, linear_weight, target, **kwargs | {"options": None})
 
@@ -155,16 +155,16 @@ linear_cross_entropy.under_autocast = True  # type: ignore[attr-defined]
 
 # ---- recurrent layers ------------------------------------------------------------------------
 #
-# Formulas of torch.nn.LSTM, GRU and RNN, step by step, since torch's kernels have no second
-# derivative.  A packed sequence is ``[sum of lengths, C]``: all rows of the first step, the longest
-# sequence first, then those of the next; ``rows`` holds the number of rows of every step.
+# The formulas of torch.nn.LSTM, GRU and RNN, step by step, since torch's kernels have no second
+# derivative.  A packed sequence is ``[sum of lengths, C]``: the rows of the first step, the longest
+# sequence first, then those of the second, and so on; ``rows`` holds the number of rows per step.
 
 
 State: TypeAlias = tuple[Tensor, ...]
 """Hidden state ``[B, H]``; of an LSTM also the cell's, and the weight of a projection, if any."""
 Step: TypeAlias = Callable[[Tensor, State, Tensor, "Tensor | None"], State]
-"""From the input's part of the gates ``[B, n H]``, the state, and the hidden state's weight and
-bias, to the next state."""
+"""Maps the input's term of the gates ``[B, n H]``, the state, and the hidden state's weight and
+bias to the next state."""
 
 
 def _lstm_step(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
@@ -178,7 +178,7 @@ def _lstm_step(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None)
 
 def _gru_step(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
     (hidden,) = state
-    # Not the sum of both parts, as in an LSTM: r scales the hidden state's part of n alone.
+    # Not of the sum, as in an LSTM: r scales the hidden state's term of n alone.
     r, z, n = gates.chunk(3, -1)
     hr, hz, hn = F.linear(hidden, weight, bias).chunk(3, -1)
     update = torch.sigmoid(z + hz)
@@ -218,8 +218,8 @@ def _run_direction(
     order = range(len(gates))
     hidden = []
     for t in reversed(order) if backwards else order:
-        # Of a packed x the first rows take the step.  The others keep their state: forwards the
-        # last of a sequence that has ended, backwards the initial one of one that has not begun.
+        # Of a packed x the first rows take the step.  The others keep their state: of a sequence
+        # that has ended (forwards), or has not begun (backwards).
         count = len(gates[t])
         idle = [part[count:] for part in state]
         active = tuple(part[:count] for part in state) if len(idle[0]) else state
@@ -252,9 +252,9 @@ def _run_layers(
     for layer in range(num_layers):
         outputs = []
         for direction in range(directions):
-            place = layer * directions + direction
-            start = tuple(h[place] for h in hx)
-            weights = params[place * count : (place + 1) * count]
+            number = layer * directions + direction
+            start = tuple(h[number] for h in hx)
+            weights = params[number * count : (number + 1) * count]
             output, state = _run_direction(step, x, start, weights, direction == 1, rows)
             outputs.append(output)
             last.append(state)
@@ -266,10 +266,12 @@ def _run_layers(
 
 
 def register_recurrent(name: str, step: Step) -> None:
+    """Register a recurrent layer and its cell."""
+
     @composed_rule(getattr(torch, name))
     def layers(input: Tensor, hx: Tensor | State, *args: Any) -> tuple[Tensor, ...]:
         if isinstance(hx, Tensor) and not hx.is_floating_point():
-            # A packed sequence: the numbers of rows stand before the state.
+            # A packed sequence: the argument before the state holds the numbers of rows.
             rows = hx.tolist()
             hx, args = args[0], (*args[1:], False, rows)
         return _run_layers(step, input, (hx,) if isinstance(hx, Tensor) else hx, *args)
@@ -296,7 +298,8 @@ register_recurrent("rnn_relu", _relu_step)
 
 @composed_rule(built_in_functions("_pack_padded_sequence"))
 def pack_sequence(input: JetTensor, lengths: Tensor, batch_first: bool) -> tuple[JetTensor, Tensor]:
-    """Pack ``[T, B, ...]`` into ``[sum of lengths, ...]``; also return the rows of every step."""
+    """Pack ``[T, B, ...]`` into ``[sum of lengths, ...]``; also return the number of rows per
+    step."""
     packed, rows = torch_private.pack_padded_sequence(
         input.streams.movedim(0, 2), lengths, batch_first
     )

@@ -1,9 +1,9 @@
-"""A general rule for functions without a rule of their own: torch's forward mode, nested for
-order 2.
+"""The forward-mode rule, for functions without a rule of their own: torch's jvp, nested for order
+2.
 
-It serves only the functions listed in `forward_mode_kept.py`.  torch's forward mode can be silently
-wrong (through a layer norm it is), so `python -m python_tests.jet.keep_forward_mode` lists the
-functions for which all of torch's own samples agree with finite differences.
+It is registered for the functions listed in `forward_mode_kept.py`.  torch's forward mode can be
+silently wrong (through a layer norm it is), so `python -m python_tests.jet.keep_forward_mode` lists
+the functions for which all of torch's own samples agree with finite differences.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def forward_mode_rule(function: Function, gradients: bool) -> Rule:
-    """Return the general rule of ``function``.
+    """Return the forward-mode rule of ``function``.
 
     Args:
-        gradients: whether torch's backward through its own forward mode is right, too.
+        gradients: whether torch's backward through its forward mode is right, too.
     """
 
     def rule(*args: object, **kwargs: object) -> object:
@@ -47,7 +47,8 @@ def forward_mode_rule(function: Function, gradients: bool) -> Rule:
         outputs: list[Any] = []  # of the last call: its leaves and their structure
 
         def call_plain(*points: Tensor) -> Tensors:
-            """Return every output that is a tensor."""
+            """Call the function with tensors in the places of the jets; return the tensors of its
+            output."""
             inputs = list(leaves)
             for place, point in zip(places, points, strict=True):
                 inputs[place] = point
@@ -58,8 +59,8 @@ def forward_mode_rule(function: Function, gradients: bool) -> Rule:
         layout = common_layout(*tensors)
         values: Tensors = ()
         if any(is_half(tensor) for tensor in tensors):
-            # In halves torch's forward mode overflows where its backward does not, and subtracts
-            # rounded numbers: the tangents are computed in float32, the value is torch's own.
+            # In 16 bits torch's forward mode overflows and cancels where its backward does not: the
+            # tangents are computed in float32, and the value in the dtype of the call.
             values = call_plain(*(stack[0] for stack in stacks))
             leaves = [wide(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         try:
@@ -114,7 +115,7 @@ def _as_jet(streams: list[Tensor], layout: JetLayout) -> Tensor:
 def _nested_jvp(
     call_plain: Callable[..., Tensors], stacks: list[Tensor], layout: JetLayout
 ) -> list[list[Tensor]]:
-    """Return the streams of every output.
+    """Return the list of streams of every output.
 
     Order 2 is ``jvp`` of ``jvp``: the derivative of (x, v) ↦ f'(x) v at (x0, x_j) along (x_i, x_ij)
     is f''(x0) x_i x_j + f'(x0) x_ij, the stream ij of f(x).
@@ -129,7 +130,7 @@ def _nested_jvp(
 
     zeros = tuple(torch.zeros_like(stack[0]) for stack in stacks)
     for i, j, ij in layout.terms():
-        # A sum of squares carries the stream of second order along in the first of them.
+        # The stream of a sum of squares is the tangent of the first square; the others have none.
         last = zeros if ij in outputs else point(ij)
         nested: Any = jvp(first, (*point(0), *point(j)), (*point(i), *last))
         (value, by_j), (by_i, by_ij) = nested
@@ -148,14 +149,14 @@ for _name in (*WITH_GRADIENTS, *WITHOUT_GRADIENTS):
 
 
 def _refuse_views(function: Function, values: Iterable[Tensor], stacks: list[Tensor]) -> None:
-    """Refuse a view, which shares its memory with its source; a new stack would not."""
+    """Refuse a view: the stack of the result would not share the argument's storage."""
     sources = {unwrap(stack).untyped_storage()._cdata for stack in stacks}
     if any(unwrap(value).untyped_storage()._cdata in sources for value in values):
-        raise missing_rule(function, "it returned a view, which the general rule cannot give")
+        raise missing_rule(function, "it returned a view, which the forward-mode rule cannot give")
 
 
 def unwrap(tensor: Tensor) -> Tensor:
-    """Return the tensor inside the wrappers of torch.func; of a vmap, the whole batch."""
+    """Return the tensor inside the wrappers of torch.func; for a vmap, the batch."""
     functorch = torch_private.functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
@@ -182,7 +183,8 @@ _SPECTRAL = {torch_private.find(f"torch.{name}"): name for name in (*_SINGULAR, 
 
 
 def _refuse_repeated_values(function: Function, args: Args, kwargs: Named, matrix: Tensor) -> None:
-    """Raise MissingJetRule where values that the result depends on are equal, up to rounding."""
+    """Raise MissingJetRule where relevant singular values or eigenvalues are equal, up to
+    rounding."""
     values = _spectrum(_SPECTRAL[function], args, kwargs, matrix.detach())
     if values is None or not values.numel():
         return
@@ -200,14 +202,16 @@ def _refuse_repeated_values(function: Function, args: Args, kwargs: Named, matri
 
 
 def _only_value_is_finite(parts: list[Tensor]) -> bool:
+    """Return whether the value of an output is finite, but not all its derivatives."""
     value, *derivatives = (bool(part.detach().isfinite().all()) for part in parts)
     return value and not all(derivatives)
 
 
 def _spectrum(name: str, args: Args, kwargs: Named, matrix: Tensor) -> Tensor | None:
-    """Return the values ``[..., k]`` that must differ; None where the function has no spectrum.
+    """Return the eigenvalues or singular values ``[..., k]`` that must differ; None where the
+    function uses none.
 
-    A singular value of 0 counts twice, since its sign is free.
+    A singular value of 0 stands twice in the list, since its sign is arbitrary.
     """
     if name in _EIGEN:
         symmetric = name in ("linalg.eigh", "linalg.eigvalsh")

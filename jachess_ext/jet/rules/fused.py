@@ -1,4 +1,4 @@
-"""Sequences of functions by which models spell one operator, recognised function by function.
+"""Recognisers of the sequences of functions by which models spell one operator.
 
     RMS norm    x.pow(2).mean(-1, keepdim=True) + ε → rsqrt (or pow −½) → times x, times weight,
                 with casts to and from float32 anywhere; Llama's, T5's and Gemma's classes
@@ -6,8 +6,9 @@
     residual    a + b, before a layer norm or an RMS norm (rules/norm.py reads the pattern)
     GQA         expand and reshape of key and value heads (rules/attention.py reads the pattern)
 
-Each recogniser returns a jet, mostly a deferred one (`deferred.py`), or None.  The composed rules
-compute the same; `python_tests/jet/test_fused.py` compares them.
+Each recogniser is called with one function of the sequence, and returns a deferred jet, the jet of
+the operator at the end, or None.  The composed rules compute the same;
+`python_tests/jet/test_fused.py` compares them.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def residual_sum(rule: Rule, input: Operand, other: Operand, **kwargs: Operand) 
         return None
     if not fusable("rms_norm_jet", input, other):
         return None
-    # Both are computed now: the sum needs them anyway, and if it were computed after the end of a
-    # checkpointed block, the block could not drop what they save.
+    # Both are computed now: after the end of a checkpointed block, the block could not free the
+    # tensors that they save.
     input.streams, other.streams  # noqa: B018
     return defer(Sum(input, other), rule, (input, other), {}, input)
 
@@ -78,7 +79,7 @@ def gated_activation(rule: Rule, input: Operand, other: Operand) -> JetTensor | 
 
 
 def _uncast(jet: JetTensor) -> JetTensor:
-    """Return the jet behind a widening cast, which has the same mean square."""
+    """Return the jet before a widening cast, which has the same mean square."""
     return jet.pattern.source if isinstance(jet.pattern, Cast) else jet
 
 

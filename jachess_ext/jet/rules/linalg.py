@@ -1,9 +1,9 @@
-"""Linear algebra: systems, determinants and factors of matrices, by formulas of their own.
+"""Linear algebra: systems, determinants and factors of matrices.
 
-torch's own forward modes are wrong somewhere: nested, of solutions and determinants; of a
-Vandermonde matrix at 0, of a triangular factor whose tangent has entries outside the triangle, of
-right-hand sides whose shape could be that of a batch of vectors, and in the gradient of a condition
-number's tangent.  Halves are computed in float32, in which torch takes them under autocast.
+The formulas replace torch's forward mode, which is wrong for: solutions and determinants at order
+2; a Vandermonde matrix at 0; a triangular factor whose tangent has entries outside the triangle;
+right-hand sides whose shape could be that of a batch of vectors; the gradient of a condition
+number's tangent.  16-bit matrices are computed in float32, as torch does under autocast.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def triangular_solve(
 
 @jet_rule(torch.linalg.cond)
 def cond(input: Tensor, p: float | str | None = None) -> Tensor:
-    """Return ‖A‖ ‖A⁻¹‖; of p = 2 and −2 the ratio of the extreme singular values."""
+    """Return ‖A‖ ‖A⁻¹‖; for p = 2 and −2 the ratio of the extreme singular values."""
     input = wide(input)
     if p in (None, 2, -2):
         values = torch.linalg.svdvals(input)
@@ -125,10 +125,10 @@ def _solve_jets(A: Tensor, B: Tensor, value: Tensor, left: bool) -> Tensor:
     A ``[..., n, n]`` or B ``[..., n, k]`` may be constant.
 
     Args:
-        value: X itself.
+        value: X.
     """
     layout = common_layout(A, B)
-    # Where B could be both vectors and a matrix, torch takes it as a batch of vectors.
+    # B of the shape of a batch of vectors is one, as in torch, even if it could be a matrix.
     if B.ndim == 1 or B.shape == A.shape[:-1]:
         return _solve_jets(A, B.unsqueeze(-1), value.unsqueeze(-1), left).squeeze(-1)
     if not left:
@@ -150,7 +150,7 @@ def _solve_jets(A: Tensor, B: Tensor, value: Tensor, left: bool) -> Tensor:
 
 
 def _solve_stack(matrix: Tensor, right: Tensor) -> Tensor:
-    """Solve for a stack ``[N, ..., n, k]`` of right-hand sides.
+    """Return the solutions ``[N, ..., n, k]`` for a stack of right-hand sides of that shape.
 
     They become ``k N`` columns of one system, so that ``matrix [..., n, n]`` is factorised once.
     """
@@ -166,7 +166,7 @@ def _log_abs_det(matrix: JetTensor, value: Tensor) -> JetTensor:
     tr M_i;  tr M_ij − tr M_i M_j (Jacobi's formula, and A⁻¹_j = −A⁻¹ A_j A⁻¹).
 
     Args:
-        value: ln |det A| itself.
+        value: ln |det A|.
     """
     layout = matrix.jet_layout
 
@@ -211,9 +211,8 @@ def logdet(input: Tensor) -> Tensor:
 
 @jet_rule("det", torch.linalg.det)
 def det(A: JetTensor) -> Tensor:
-    """Turn A by its singular vectors, held constant, so that the smallest singular value stands
-    last: det A = ± det B (d − c B⁻¹ b) for the blocks [[B, b], [c, d]], of which B has an inverse
-    where A is singular, too.
+    """Compute det A = ± det B (d − c B⁻¹ b) from the blocks [[B, b], [c, d]] of Uᴴ A V, with the
+    singular vectors of A as constants.  B is invertible even if one singular value of A is 0.
     """
     A = wide(A)
     if not A.shape[-1]:

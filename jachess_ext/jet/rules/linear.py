@@ -1,4 +1,5 @@
-"""Linear maps and matrix products: one product for all streams, the bias on the primal only."""
+"""Linear maps and matrix products: one product of all streams, with the bias on the primal
+alone."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ from .streamwise import (
 
 @jet_rule("linear")
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    # A weight that is a jet moves along the directions, as in jx.jvp by parameters, or in a layer
-    # whose weight is computed from the input: then it is a product of two jets, and so not linear.
+    # The weight is a jet in jx.jvp by parameters, or where a layer computes its weight from the
+    # input: then this is a product of two jets.
     weight_is_jet = isinstance(weight, JetTensor)
     if weight_is_jet or not isinstance(input, JetTensor) or weight.layout is not torch.strided:
         out = torch.matmul(input, weight.mT if weight.ndim > 1 else weight)
@@ -49,7 +50,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def addmm(
     input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
-    """Compute ``beta·input + alpha·mat1 @ mat2``; GPT-2's Conv1D is one."""
+    """Compute ``beta·input + alpha·mat1 @ mat2``, as in GPT-2's Conv1D."""
     plain = not isinstance(input, JetTensor) and not isinstance(mat2, JetTensor)
     if plain and alpha == beta == 1 and input.ndim == 1:
         return linear(mat1, mat2.mT, input)
@@ -86,7 +87,7 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
 
 
 def _matmul_with_vector(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply vectors as matrices, and drop the extra dimension again."""
+    """Multiply vectors as matrices, and drop the extra dimensions."""
     row = a.unsqueeze(0) if a.ndim == 1 else a
     column = b.unsqueeze(-1) if b.ndim == 1 else b
     extra = [dim for dim, factor in ((-2, a), (-1, b)) if factor.ndim == 1]
@@ -98,11 +99,11 @@ jet_rule(torch.Tensor.__rmatmul__)(lambda self, other: matmul(other, self))
 
 @jet_rule("einsum")
 def einsum(equation: str, *operands: Tensor) -> Tensor:
-    """Contract stream by stream, of several operands the first two into one."""
+    """Contract one or two operands stream by stream; of more, the first two at first."""
     if len(operands) > 2:
         inputs, arrow, output = equation.replace(" ", "").partition("->")
         dots = "..." if "." in inputs else ""
-        if not arrow:  # what stands once, in the order of the alphabet, behind the dots
+        if not arrow:  # the indices that occur once, in alphabetical order, behind the dots
             output = dots + "".join(n for n in sorted({*inputs} - {*",."}) if inputs.count(n) == 1)
         first, second, *later = inputs.split(",")
         # Their contraction keeps the indices that a later operand or the output has.
@@ -119,13 +120,13 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
 
 
 def _rowwise_product(product: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
-    """Return the products of the rows of two stacks, ``[N, ...]`` or ``[1, ...]`` each."""
+    """Return the product of each pair of rows of two stacks, ``[N, ...]`` or ``[1, ...]`` each."""
     count = max(len(a), len(b))
     return torch.stack([product(a[i % len(a)], b[i % len(b)]) for i in range(count)])
 
 
 def _fold_streams(function: Callable[[Tensor], Tensor], jet: JetTensor, batched: bool) -> Tensor:
-    """Apply a linear function of images ``[N, C, ...]`` to all streams, as to more images.
+    """Apply a linear function of images to a batch ``[S N, C, ...]`` of all streams.
 
     Args:
         batched: whether the jet is ``[N, C, ...]``, not ``[C, ...]``.
@@ -136,6 +137,7 @@ def _fold_streams(function: Callable[[Tensor], Tensor], jet: JetTensor, batched:
 
 
 def register_convolution(name: str) -> None:
+    """Register a convolution or transposed convolution."""
     function: Callable[..., Tensor] = getattr(F, name)
 
     @jet_rule(name)
@@ -145,7 +147,7 @@ def register_convolution(name: str) -> None:
         def convolved(x: Tensor, w: Tensor = weight) -> Tensor:
             return function(x, w, None, *args, **kwargs)
 
-        if isinstance(weight, JetTensor):  # each stream of it has images of its own: no batch
+        if isinstance(weight, JetTensor):  # each stream has another weight: no common batch
             out: Tensor = bilinear(partial(_rowwise_product, convolved), input, weight)
         elif isinstance(input, JetTensor):
             out = input.with_streams(_fold_streams(convolved, input, input.ndim == weight.ndim))
@@ -164,7 +166,7 @@ for _name in (f"conv{_kind}{_n}d" for _kind in ("", "_transpose") for _n in (1, 
 
 
 def register_average_pooling(name: str, spatial: int) -> None:
-    """Register an average over windows of the last ``spatial`` dimensions."""
+    """Register an average pooling over the last ``spatial`` dimensions."""
     function: Callable[..., Tensor] = getattr(F, name)
 
     @jet_rule(name)
@@ -180,6 +182,7 @@ for _name in (f"{_kind}avg_pool{_n}d" for _kind in ("", "adaptive_") for _n in (
 
 
 def register_reduction(name: str) -> None:
+    """Register ``sum`` or ``mean``."""
     function: Callable[..., Tensor] = getattr(torch, name)
 
     @jet_rule(name)
@@ -193,7 +196,7 @@ def register_reduction(name: str) -> None:
         axis: Dims = None,
         keepdims: bool = False,
     ) -> JetTensor:
-        """Accept NumPy's names ``axis`` and ``keepdims``, as torch does."""
+        """Reduce; ``axis`` and ``keepdims`` are NumPy's names, which torch takes, too."""
         dims = reduced_dims(dim if axis is None else axis, input.ndim)
         stack_axes = stack_dims(dims, input.ndim)
         out = function(input.streams, stack_axes, keepdim=keepdim or keepdims, dtype=dtype)
@@ -220,7 +223,7 @@ def dropout(
     *,
     train: bool = True,
 ) -> JetTensor:
-    """Draw one mask for all streams, as torch draws it for the primal.
+    """Multiply all streams by one mask, drawn as torch draws it for the primal.
 
     ``train`` is torch.dropout's name for ``training``.
     """
@@ -235,7 +238,7 @@ def dropout(
 
 
 class _StackedLinear(torch.autograd.Function):
-    """``x Wᵀ + b`` as one product with S times the rows; the bias is added to stream 0.
+    """``x Wᵀ + b`` of all streams as rows of one product; the bias is added to stream 0.
 
     The backward is differentiable where gradients are enabled: there it calls torch's own product,
     since that of `rows_times` has no derivative.
@@ -250,7 +253,7 @@ class _StackedLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         streams, weight = ctx.saved_tensors
         needs_streams, needs_weight, needs_bias = ctx.needs_input_grad
-        # Not `flatten`, which many cotangents at once (`is_grads_batched`) do not know.
+        # Not `flatten`, which fails for batched cotangents (`is_grads_batched`).
         rows, columns = (x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) for x in (grad, streams))
         grad_streams = grad_weight = grad_bias = None
         if needs_streams:
@@ -305,19 +308,19 @@ def _accumulate(
     """Return the stack of alpha Σ a[i] b[j] over the terms (o, i, j) of each stream o.
 
     Args:
-        like: the factor that stands for several tensors where one does, as batched gradients do.
+        grad_like: the factor that may be a batched gradient, as which the result is allocated.
     """
     shape = len(a), a.shape[1], a.shape[-2], b.shape[-1]
     if watching() or transformed() or torch.is_grad_enabled():
         sums = [a.new_zeros(shape[1:])] * len(a)
-        left, right = a.unbind(), b.unbind()  # whose backward fills no stack for each slice
+        left, right = a.unbind(), b.unbind()  # slices would fill a stack each in the backward
         for o, i, j in terms:
             sums[o] = sums[o].baddbmm(left[i], right[j], alpha=alpha)
         return torch.stack(sums)
     out = grad_like.new_empty(shape)
     betas = [0] * len(out)
     for o, i, j in terms:
-        out[o].baddbmm_(a[i], b[j], beta=betas[o], alpha=alpha)  # 0 ignores what the memory held
+        out[o].baddbmm_(a[i], b[j], beta=betas[o], alpha=alpha)  # 0 ignores uninitialised memory
         betas[o] = 1
     return out
 
@@ -330,12 +333,7 @@ class _MatmulJets(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        a: Tensor,
-        b: Tensor,
-        bias: Tensor | None,
-        alpha: float,
-        layout: JetLayout,
+        ctx: Any, a: Tensor, b: Tensor, bias: Tensor | None, alpha: float, layout: JetLayout
     ) -> Tensor:
         ctx.save_for_backward(a, b)
         ctx.alpha, ctx.layout = alpha, layout
@@ -368,7 +366,7 @@ class _MatmulJets(torch.autograd.Function):
 
 
 def products_fuse(a: JetTensor, b: JetTensor) -> bool:
-    """Return whether `matmul_jets` covers two factors: jets of one dtype and the same batch."""
+    """Return whether `matmul_jets` takes two jets: of one dtype, layout and batch."""
     return (
         a.jet_layout == b.jet_layout
         and a.ndim == b.ndim >= 3
@@ -393,10 +391,10 @@ def matmul_jets(
 
 
 def register_image_map(function: Callable[..., Tensor], batched: int) -> None:
-    """Register a linear function of ``[N, C, ...]``, or of images without N.
+    """Register a linear function of images ``[N, C, ...]``, or of one image without N.
 
     Args:
-        batched: how many dimensions images with N have at least.
+        batched: number of dimensions from which on the first is N.
     """
 
     @jet_rule(function)
@@ -413,7 +411,7 @@ register_image_map(F.interpolate, 3)  # every mode is linear
 
 @jet_rule(F.grid_sample)
 def grid_sample(input: JetTensor, grid: Tensor, *args: Any, **kwargs: Any) -> JetTensor:
-    """Sample ``[N, C, ...]`` at constant places (others: `sampling`); the streams are further
-    channels."""
+    """Sample ``[N, C, ...]`` at a constant grid, with the streams as channels; `sampling` has the
+    rule for a grid that is a jet."""
     out = F.grid_sample(input.streams.transpose(0, 1).flatten(1, 2), grid, *args, **kwargs)
     return input.with_streams(out.unflatten(1, (len(input.streams), -1)).transpose(0, 1))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...ops.library import watching
 from ..engine.errors import missing_rule
-from ..engine.registry import attribute, find_rule, general_rule, jet_rule, spellings
+from ..engine.registry import attribute, general_rule, jet_rule, require_rule, spellings
 from ..engine.strides import copy_before_write, record_storage, refuse_overlap
 from ..engine.tensor import JetTensor, constant, lift, primal_of
 from ..engine.types import Function, Index, Operand
@@ -48,6 +48,8 @@ _ATTRIBUTES = [
 
 
 def _call_on_primals(function: Function) -> Function:
+    """Return the rule that calls the function on the primals."""
+
     def rule(*args: object, **kwargs: object) -> object:
         return function(*primal_of(args), **primal_of(kwargs))
 
@@ -60,10 +62,10 @@ for _function in [*_COMPARISONS, *_FACTORY, *_METADATA, *_ATTRIBUTES]:
 
 @jet_rule("detach", attribute("data"))
 def detach(self: JetTensor) -> Tensor:
-    """Return a constant that shares the jet's memory, as in torch: later writes must reach it."""
+    """Return the primal, which shares the jet's storage, so that later writes show in both."""
     if self.jet_layout.jet_pass is not None:
         if watching():
-            copy_before_write(self)  # which no later write can do
+            copy_before_write(self)  # not possible once the storage is shared
         self.jet_layout.jet_pass.detached = True
         record_storage(self, self.jet_layout.jet_pass.aliased)
     return self.primal.detach()
@@ -73,25 +75,25 @@ if hasattr(torch, "_nested_tensor_from_mask_left_aligned"):
 
     @jet_rule(torch._nested_tensor_from_mask_left_aligned)
     def left_aligned(*args: object) -> bool:
-        """Answer torch.nn.TransformerEncoder, so that it does not use nested tensors."""
+        """Return False, so that torch.nn.TransformerEncoder does not use nested tensors."""
         return False
 
 
 @jet_rule("requires_grad_")
 def requires_grad_(self: JetTensor, requires_grad: bool = True) -> JetTensor:
-    """Set it on the stack; gradient checkpointing calls it on hidden states."""
+    """Set ``requires_grad`` of the stack; gradient checkpointing does so for hidden states."""
     self.streams.requires_grad_(requires_grad)
     return self
 
 
 # ---- buffers ---------------------------------------------------------------------------------
 #
-# Tensors that a model creates like its hidden states and fills piece by piece.  They are jets with
-# zero tangents, since a plain tensor cannot hold part of a jet.
+# Tensors that a model creates like its hidden states, and fills.  They are constants
+# (`constants.py`), since a jet cannot be written into a plain tensor.
 
 
 def register_buffer_factory(name: str) -> None:
-    """Register a function that makes a constant like a jet."""
+    """Register a function such as ``zeros_like``, which returns a constant."""
     function: Callable[..., Tensor] = getattr(torch, name, None) or getattr(Tensor, name)
 
     @jet_rule(name)
@@ -105,7 +107,7 @@ for _name in ("zeros_like", "new_zeros", "empty_like", "new_empty", "full_like",
 
 
 def register_indexed_write(name: str) -> None:
-    """Register ``index_add`` or ``index_copy``."""
+    """Register ``index_add`` or ``index_copy``, which write at indices along a dimension."""
     function: Callable[..., Tensor] = getattr(torch, name)
 
     @jet_rule(name)
@@ -159,8 +161,8 @@ def scatter(
 
 # ---- writes in place -------------------------------------------------------------------------
 #
-# The result of the out-of-place rule is written into the jet's own storage, so that views of it
-# change, too; autograd's version counter reports a write over something that it saved.
+# The result of the out-of-place rule is written into the jet's storage, so that its views change,
+# too; autograd's version counter detects a write into a saved tensor.
 
 
 _IN_PLACE = (
@@ -182,7 +184,7 @@ _PLAIN_TARGET = (
 
 
 def _write(target: Tensor, value: Operand, function: Function) -> JetTensor:
-    """Write ``value``, broadcast and cast, over the whole of ``target``."""
+    """Overwrite ``target`` with ``value``, broadcast and cast."""
     if not isinstance(target, JetTensor):
         raise missing_rule(function, _PLAIN_TARGET)
     value = value if isinstance(value, Tensor) else constant(value, device=target.device)
@@ -200,6 +202,8 @@ def _write(target: Tensor, value: Operand, function: Function) -> JetTensor:
 
 
 def _write_result(function: Function, rule: Callable[..., Tensor]) -> Function:
+    """Return the rule of an in-place function from that of the out-of-place one."""
+
     def write(self: Tensor, *args: object, **kwargs: object) -> JetTensor:
         # A clone, since autograd saves the jet that the rule sees.
         return _write(self, rule(self.clone(), *args, **kwargs), function)
@@ -208,9 +212,9 @@ def _write_result(function: Function, rule: Callable[..., Tensor]) -> Function:
 
 
 def register_in_place(name: str, in_place_name: str) -> None:
+    """Register the in-place version of a function."""
     for function in spellings(in_place_name):
-        rule = find_rule(spellings(name)[0])
-        assert rule is not None, name
+        rule = require_rule(spellings(name)[0])
         jet_rule(function)(_write_result(function, rule))
 
 
@@ -222,20 +226,21 @@ for _operator, _name in _OPERATORS.items():
 
 @jet_rule("__setitem__")
 def setitem(self: Tensor, index: Index | tuple[Index, ...], value: Operand) -> None:
-    """Write stream by stream, so that every index means what it means on a plain tensor."""
+    """Write stream by stream, so that every index has the meaning that it has for a plain
+    tensor."""
     if not isinstance(self, JetTensor):
         raise missing_rule(torch.Tensor.__setitem__, _PLAIN_TARGET)
     index = primal_of(index)
     if isinstance(value, JetTensor):
-        # Not by iterating: of several views from one call, autograd gives none a gradient once
-        # their base is written into, and ``y[:, 0] += ...`` writes y's own view back into y.
+        # Not by iterating, which gives several views from one call: autograd allows no write into
+        # their base, and ``y[:, 0] += ...`` writes a view of y into y.
         stack = lift(value, self.jet_layout).streams
         sources: list[Operand] = [stack[stream] for stream in range(len(stack))]
     else:
         sources = [value, *[0] * (len(self.streams) - 1)]
     prepare_write(self)
-    for place, source in enumerate(sources):
-        self.streams[place][index] = source  # type: ignore[assignment]  # complex is left out
+    for stream, source in enumerate(sources):
+        self.streams[stream][index] = source  # type: ignore[assignment]  # complex is left out
 
 
 jet_rule("copy_")(lambda self, src, non_blocking=False: _write(self, src, Tensor.copy_))

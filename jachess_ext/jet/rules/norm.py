@@ -29,7 +29,7 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Tensor:
-    # The operators take parameters as constants: those that move multiply and shift as jets.
+    # The operators take constant parameters; jets among them multiply and shift afterwards.
     constant = not isinstance(weight, JetTensor) and not isinstance(bias, JetTensor)
     constant = constant and len(normalized_shape) == 1
     if constant and isinstance(input, JetTensor) and fusable("layer_norm_jet", input):
@@ -44,7 +44,8 @@ def _call_operator(
     sum_operator: Callable[..., tuple[Tensor, Tensor]],
     *settings: object,
 ) -> JetTensor:
-    """Call the operator; a deferred residual sum is computed by the operator that includes it."""
+    """Call ``operator``; for a deferred residual sum, ``sum_operator``, which also returns the
+    sum."""
     settings = (*settings, input.jet_layout.directions, input.jet_layout.squares)
     pattern = input.pattern
     if isinstance(pattern, Sum):
@@ -55,8 +56,10 @@ def _call_operator(
 
 
 def _normalise(input: Tensor, dimensions: int, eps: float, centred: bool) -> Tensor:
-    """Normalise a jet, or a plain tensor whose parameters move, over the last dimensions, without
-    parameters; halves in float32."""
+    """Normalise over the last dimensions, without parameters; 16-bit dtypes in float32.
+
+    The input is a jet, or a plain tensor if the parameters are jets.
+    """
     x = wide(input).flatten(-dimensions)
     name = "layer_norm_jet" if centred else "rms_norm_jet"
     if isinstance(x, JetTensor) and fusable(name, x):
@@ -120,7 +123,7 @@ def normalize(
 
 
 def _divide_by_norm(x: Tensor, dim: int, eps: float, p: float = 2.0) -> Tensor:
-    """Return x / max(‖x‖, ε), of halves in float32."""
+    """Return x / max(‖x‖, ε); in float32 for 16-bit dtypes."""
     x = wide(x)
     if p == 2:
         # Below ε the result is x / ε, without the norm, whose curvature 1 / ‖x‖ would overflow.
@@ -133,7 +136,7 @@ def _divide_by_norm(x: Tensor, dim: int, eps: float, p: float = 2.0) -> Tensor:
 @jet_rule("cosine_similarity")
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """Compute x1 · x2 / (max(‖x1‖, ε) max(‖x2‖, ε)), dividing each first, as torch does."""
-    x1, x2 = torch.broadcast_tensors(x1, x2)  # before the norms, which depend on it
+    x1, x2 = torch.broadcast_tensors(x1, x2)  # before the norms, which it changes
     dtype = torch.promote_types(x1.dtype, x2.dtype)
     return (_divide_by_norm(x1, dim, eps) * _divide_by_norm(x2, dim, eps)).sum(dim).to(dtype)
 
@@ -152,7 +155,7 @@ def group_norm(
     moving = isinstance(weight, JetTensor) or isinstance(bias, JetTensor)
     constant = weight is not None and not moving
     if constant and isinstance(x, JetTensor) and fusable("layer_norm_jet", x):
-        # A group is a row of the layer norm's operator, with parameters of its own.
+        # A group is a row of the layer norm's operator, with a weight and a bias for each.
         shape = (num_groups, input.shape[1] // num_groups, math.prod(input.shape[2:]))
         scale, shift = (
             None if v is None else v.reshape(*shape[:2], 1).expand(shape).flatten(1)
@@ -177,7 +180,8 @@ def instance_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Tensor:
-    """Normalise every channel of ``[N, C, ...]`` by its own, or by the running, statistics."""
+    """Normalise every channel of ``[N, C, ...]`` by the statistics of the sample, or running
+    ones."""
     constants = (running_mean, running_var, weight, bias)
     if any(t is not None and t.is_complex() for t in constants):
         raise missing_rule(F.instance_norm, "complex numbers")
@@ -189,7 +193,8 @@ def instance_norm(
 
 
 def _undo_batch_count() -> None:
-    """Undo the count of batches that a torch.nn module increased before a call that is refused."""
+    """Decrease ``num_batches_tracked`` again, which the module increased before the refused
+    call."""
     for module in calling_modules()[:1]:
         counts = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
         if counts and isinstance(module.num_batches_tracked, Tensor):
@@ -210,7 +215,7 @@ def batch_norm(
 ) -> Tensor:
     """Normalise channels of ``[N, C, ...]``; with running statistics, an affine map."""
     if training and running_mean is None and running_var is None:
-        # Statistics of the batch move with the input: a layer norm of rows ``[C, N ...]``.
+        # Statistics of the batch depend on the input: a layer norm of rows ``[C, N ...]``.
         out = _normalise(input.transpose(0, 1).flatten(1), 1, eps, centred=True)
         out = out.unflatten(1, (input.shape[0], *input.shape[2:])).transpose(0, 1)
         return _affine_channels(out, weight, bias, input.dtype)
@@ -227,7 +232,7 @@ def batch_norm(
 
 
 def register_parameters_first(function: Function, rule: Callable[..., Tensor]) -> None:
-    """Register a function of torch that takes weight and bias before the running statistics."""
+    """Register a function of C++, which takes weight and bias before the running statistics."""
 
     @jet_rule(function)
     def parameters_first(

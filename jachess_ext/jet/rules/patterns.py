@@ -1,4 +1,5 @@
-"""What deferred jets may compute, and how a rule defers one (`deferred.py`)."""
+"""Patterns, the formulas of deferred jets, and `defer`, by which a rule defers one
+(`deferred.py`)."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class Sum(Pattern):
 
 @dataclass(frozen=True)
 class UnaryPattern(Pattern):
-    """Something of one jet."""
+    """A function of one jet."""
 
     source: JetTensor
 
@@ -94,8 +95,7 @@ def defer(
     """
     jets = [arg for arg in args if isinstance(arg, JetTensor)]
     plain = [arg for arg in args if isinstance(arg, Tensor) and not isinstance(arg, JetTensor)]
-    # A jet that is deferred itself keeps watch over its own sources; reading its streams here would
-    # compute them.
+    # A deferred jet checks its own sources; reading its streams here would compute them.
     stacks = [jet.streams for jet in jets if jet.pattern is None]
     deferred = Deferred(
         pattern,
@@ -109,7 +109,8 @@ def defer(
 
 
 def _are_compatible(first: JetTensor, *operands: JetTensor) -> bool:
-    """Return whether the jets have one shape, dtype and layout, of which there are operators."""
+    """Return whether the jets have the same shape, dtype and layout, and operators take that
+    layout."""
     return (
         not first.jet_layout.composed
         and not first.dtype.is_complex
@@ -132,6 +133,5 @@ def fusable(operator: str, first: JetTensor, *operands: JetTensor) -> bool:
 
 
 def attention_fuses(jet: JetTensor) -> bool:
-    """Return whether `ops.attention_jet` takes the jet in memory linear in the tokens, which it
-    does with a kernel or without one, but not within transforms."""
+    """Return whether `ops.attention_jet` takes the jet; not within transforms of torch.func."""
     return _are_compatible(jet) and not transformed()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,17 +24,16 @@ from ...ops.activation import (
 from ...ops.library import wide as wide
 from ...torch_private import functional as F
 from ..engine.errors import missing_rule
-from ..engine.registry import find_rule, jet_rule, spellings
+from ..engine.registry import jet_rule, require_rule, spellings
 from ..engine.tensor import JetTensor, aligned
-from ..engine.types import Rule
 from .patterns import Activated, defer, fusable
 from .streamwise import write_in_place
 
 
 def push_forward(jet: JetTensor, derivatives: Derivatives) -> JetTensor:
-    """Return the jet of f(x), given ``(f, f', f'')`` at the primal, each of the primal's shape.
+    """Return the jet of f(x) from ``(f, f', f'')`` at the primal, each of the primal's shape.
 
-    Of halves the derivatives may be float32, which does not overflow where the streams do not.
+    For 16-bit jets the derivatives may be float32, whose range is wider.
     """
     ndim = derivatives[0].ndim
     if ndim > jet.ndim:  # broadcast against another argument, such as a clamp's bound
@@ -47,7 +46,7 @@ def is_half(x: Tensor) -> bool:
 
 
 def evaluate_in_float32(x: Tensor, derivatives: Callable[[Tensor], Derivatives]) -> Derivatives:
-    """Return ``derivatives(x)``, computed in float32 for halves, where 1 − t² would cancel."""
+    """Return ``derivatives(x)``, in float32 for 16-bit dtypes, in which 1 − t² cancels."""
     if not is_half(x):
         return derivatives(x)
     value, slope, curvature = derivatives(x.float())
@@ -57,9 +56,9 @@ def evaluate_in_float32(x: Tensor, derivatives: Callable[[Tensor], Derivatives])
 def pointwise(*names: str) -> Callable[[Callable[..., Derivatives]], Callable[..., Derivatives]]:
     """Register a function ``x -> (f, f', f'')`` as the rule of the torch functions ``names``.
 
-    It may take the torch function's further arguments; ``inplace=True`` is honoured.
+    It takes the torch function's other arguments, too; ``inplace=True`` writes into the input.
 
-    Example:
+    Examples:
         >>> @pointwise("cosh")
         ... def cosh(x):
         ...     return torch.cosh(x), torch.sinh(x), torch.cosh(x)
@@ -78,8 +77,8 @@ def pointwise(*names: str) -> Callable[[Callable[..., Derivatives]], Callable[..
             ):
                 raise missing_rule(function, "only its first argument may be a jet")
             inplace = options.pop("inplace", False)
-            # A clone, since autograd saves what the formula sees, and the result is then written
-            # into the memory of the input.
+            # A clone: autograd saves the argument of the formula, and the result is then written
+            # into the storage of the input.
             jet = input.with_streams(input.streams.clone()) if inplace else input
             if names[0] in ops.ACTIVATION_KINDS and all(
                 value == defaults.get(name) for name, value in options.items()
@@ -100,7 +99,7 @@ def apply_activation(
 ) -> JetTensor:
     """Call the compiled activation operator, or the composed rule where there is none.
 
-    The operator is deferred, so that a product with another jet makes it a gated activation.
+    The operator is deferred, so that a product with another jet can become a gated activation.
     """
     if fusable("activation_jet", jet):
 
@@ -233,28 +232,23 @@ def expm1(x: Tensor) -> Derivatives:
     return torch.expm1(x), e, e
 
 
-@pointwise("log")
-def log(x: Tensor) -> Derivatives:
-    inverse = 1 / x
-    return torch.log(x), inverse, -inverse * inverse
+def register_log(name: str, base: float) -> None:
+    """Register the logarithm to a base."""
+
+    @pointwise(name)
+    def log(x: Tensor) -> Derivatives:
+        slope = 1 / (x * math.log(base))
+        return getattr(torch, name)(x), slope, -slope / x
+
+
+for _name, _base in (("log", math.e), ("log2", 2), ("log10", 10)):
+    register_log(_name, _base)
 
 
 @pointwise("log1p")
 def log1p(x: Tensor) -> Derivatives:
     inverse = 1 / (1 + x)
     return torch.log1p(x), inverse, -inverse * inverse
-
-
-@pointwise("log2")
-def log2(x: Tensor) -> Derivatives:
-    slope = 1 / (x * math.log(2))
-    return torch.log2(x), slope, -slope / x
-
-
-@pointwise("log10")
-def log10(x: Tensor) -> Derivatives:
-    slope = 1 / (x * math.log(10))
-    return torch.log10(x), slope, -slope / x
 
 
 @pointwise("exp2")
@@ -326,8 +320,8 @@ Bound: TypeAlias = "Tensor | float | None"
 
 
 def register_clamp(name: str, first: str) -> None:
-    """Extend a clamp's rule to bounds that are jets, by `maximum` and `minimum`."""
-    constant_rule = cast(Rule, find_rule(getattr(torch, name)))
+    """Extend the rule of a clamp to bounds that are jets, by `maximum` and `minimum`."""
+    constant_rule = require_rule(getattr(torch, name))
 
     @jet_rule(name)
     def rule(input: Tensor, *args: Bound, **kwargs: Bound) -> Tensor:

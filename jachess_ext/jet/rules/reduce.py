@@ -25,8 +25,11 @@ Norm: TypeAlias = "float | str | None"
 
 
 def register_extremum(name: str) -> None:
-    """Register ``max`` or ``min``: along a dimension the entry at the index has the derivative; of
-    all entries, those that tie share it."""
+    """Register ``max`` or ``min``.
+
+    Along a dimension the derivative is that of the entry at the index; over all entries, ties share
+    it equally.
+    """
 
     @jet_rule(name)
     def rule(
@@ -63,8 +66,8 @@ def register_extreme_value(name: str) -> None:
     def rule(input: JetTensor, dim: Dims = (), keepdim: bool = False) -> JetTensor:
         dims = reduced_dims(dim, input.ndim)
         value = getattr(torch, name)(input.primal, dims, True)
-        # Of n entries that tie each has the slope 1/n; the second order is linear, too, since a
-        # maximum is linear wherever the order of the entries does not change.
+        # Each of n ties has the slope 1/n.  The second derivative is 0: a maximum is linear as long
+        # as the order of the entries does not change.
         ties = (input.primal == value).to(input.dtype)
         shares = ties / ties.sum(dims, True)
         stack_axes = stack_dims(dims, input.ndim)
@@ -97,8 +100,8 @@ def sort(input: JetTensor, dim: int = -1, descending: bool = False, stable: bool
 
 
 def _associative_scan(combine: Callable[[Tensor, Tensor], Tensor], x: Tensor, dim: int) -> Tensor:
-    """Return x_1, x_1 ∘ x_2, x_1 ∘ x_2 ∘ x_3, … along ``dim``, for an associative ∘, in ⌈log₂ n⌉
-    steps (Hillis and Steele 1986)."""
+    """Return the inclusive scan x_1, x_1 ∘ x_2, x_1 ∘ x_2 ∘ x_3, … along ``dim`` for an associative
+    ∘, in ⌈log₂ n⌉ steps (Hillis and Steele 1986)."""
     step, size = 1, x.shape[dim]
     while step < size:
         # Before this step entry i combines the last ``step`` entries up to x_i, or all where there
@@ -112,7 +115,7 @@ def _associative_scan(combine: Callable[[Tensor, Tensor], Tensor], x: Tensor, di
 @jet_rule("cumprod")
 @accept_scalars
 def cumprod(input: Tensor, dim: int, *, dtype: Dtype = None) -> Tensor:
-    """Multiply without dividing, so that a zero is an entry like any other."""
+    """Multiply by an associative scan: dividing by entries would fail at zeros."""
     dtype = dtype or input.dtype
     return _associative_scan(torch.mul, wide(input.to(dtype)) * 1, dim).to(dtype)
 
@@ -122,7 +125,7 @@ def cumprod(input: Tensor, dim: int, *, dtype: Dtype = None) -> Tensor:
 def prod(
     input: JetTensor, dim: int | None = None, keepdim: bool = False, *, dtype: Dtype = None
 ) -> Tensor:
-    """Multiply halves, without dividing."""
+    """Multiply one half of the entries by the other, again and again: no division by zeros."""
     dtype = dtype or input.dtype
     x = wide(input.to(dtype))
     x, dim = (x.flatten(), 0) if dim is None else (x, dim)
@@ -150,15 +153,14 @@ def euclidean_norm(
     """Compute n = ‖x‖ along ``dim``; with e = x / n and p_i = x_i − n_i e:
     n_i = Σ e x_i;  n_ij = Σ e x_ij + Σ p_i p_j / n.
 
-    At 0, where a norm has no derivative, the first order is 0, as torch's autograd has it. The
-    second, and gradients of the first, are NaN there, as torch's double backward has them, so that
-    no smooth function of a norm (its square, exp(−n²)) is finite and wrong; they are 0 along what
-    does not move.
+    At 0 a norm has no derivative.  There the first order is 0, as in torch's autograd.  The second,
+    and gradients of the first, are NaN, as in torch's double backward, so that no smooth function
+    of a norm (its square, exp(−n²)) is finite and wrong; but 0 along zero tangents.
 
     Args:
-        least: the derivatives are 0 for norms below, whose curvature may overflow; for callers that
-            raise such norms to ``floor``.
-        size: the norm of the primal with its dimensions kept, if it is known.
+        floor: norms below it get zero derivatives, since their curvature may overflow; for callers
+            that clamp norms at ``floor``.
+        size: the norm of the primal, if already computed, with the reduced dimensions kept.
     """
     if not isinstance(x, JetTensor):
         return torch.linalg.vector_norm(x, 2, dim, keepdim)
@@ -169,11 +171,11 @@ def euclidean_norm(
     else:
         size = torch.linalg.vector_norm(streams[:1], 2, dims, True)
     at_kink = (size == 0) | (size < floor)
-    # Which streams leave the kink at 0, [S-1, ...]; where norms are raised to ``floor``, none is at
-    # a kink.
+    # Whether a stream leaves the kink at 0, [S-1, ...]; norms that are clamped at ``floor`` have no
+    # kink there.
     moves = (streams[1:].detach() != 0).any(dim=dims, keepdim=True) if floor == 0 else None
     still = at_kink if moves is None else at_kink & ~moves.any(dim=0, keepdim=True)
-    # Divided by 0 at a kink, for the gradient to be NaN there.
+    # Division by 0 at a kink makes the gradient NaN there.
     unit = (streams[:1] / size.masked_fill(still, 1)).masked_fill(at_kink, 0)
 
     def along(tangents: Tensor) -> Tensor:
@@ -199,8 +201,8 @@ def euclidean_norm(
 
 @jet_rule("hypot")
 def hypot(input: Tensor, other: Tensor) -> Tensor:
-    """Compute the norm of the two, whose derivatives at the origin are 0."""
-    # torch's own value: it does not overflow where the squares would.
+    """Compute the Euclidean norm of the two arguments."""
+    # torch's own value, which does not overflow where the squares would.
     size = torch.hypot(primal_of(input), primal_of(other)).unsqueeze(0)
     return euclidean_norm(torch.stack(torch.broadcast_tensors(input, other)), 0, size=size)
 
@@ -214,7 +216,7 @@ def norm(
     out: None = None,
     dtype: Dtype = None,
 ) -> Tensor:
-    """Compute the norm of a vector; other norms go to the general rule."""
+    """Compute the norm of a vector; norms by name are left to the forward-mode rule."""
     p = 2 if p in ("fro", None) else p
     if isinstance(p, str):
         rule = general_rule(torch.norm, f"p={p!r} is not covered, only numbers")
@@ -235,7 +237,7 @@ def vector_norm(
         out = rule(x, ord, dim, keepdim, dtype=dtype)
         if not isinstance(out, JetTensor) or ord in (0, -math.inf):
             return out
-        # At 0, along what moves: there torch's forward mode says 0.
+        # At 0 torch's forward mode gives 0 where there is no derivative.
         undefined = cast(JetTensor, euclidean_norm(x, dim, keepdim)).streams.isnan()
         return out.with_streams(out.streams.masked_fill(undefined, math.nan))
     x = x if dtype is None else x.to(dtype)
@@ -272,8 +274,8 @@ def triplet_margin_loss(
 
 @jet_rule(*filter(None, [torch_private.find("torch._weight_norm")]))
 def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """Compute v g / ‖v‖, the norm over all dimensions but ``dim``; over all where it is −1."""
-    dims = [place for place in range(v.ndim) if dim == -1 or place != dim]
+    """Compute v g / ‖v‖ with the norm over all dimensions but ``dim``; over all for −1."""
+    dims = [d for d in range(v.ndim) if dim == -1 or d != dim]
     return v * (g / euclidean_norm(v, dims, True))
 
 

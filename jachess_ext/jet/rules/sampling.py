@@ -1,7 +1,7 @@
-"""``grid_sample`` at places that carry derivatives, and ``affine_grid``, which makes such places.
+"""``grid_sample`` with a grid that is a jet, and ``affine_grid``, which makes such grids.
 
-The formula is that of `differentiable/sampling.py`, as composed of the other rules.  Places that
-are constant are served by `rules/linear.py`.
+The formula is that of `differentiable/sampling.py`, composed of other rules.  The rule for a
+constant grid is in `rules/linear.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..engine.types import Rule
 
 
 @recognise(F.grid_sample)
-def grid_sample_by_places(
+def grid_sample_at_jets(
     rule: Rule,
     input: Tensor,
     grid: Tensor,
@@ -26,11 +26,12 @@ def grid_sample_by_places(
     padding_mode: str = "zeros",
     align_corners: bool | None = None,
 ) -> Tensor | None:
-    """Sample ``[N, C, ...]``: between centres of pixels it is a polynomial of the places."""
+    """Sample ``[N, C, ...]``: between the centres of pixels, a polynomial of the grid's
+    coordinates."""
     if not isinstance(grid, JetTensor):
         return None
     settings = mode, padding_mode, align_corners
-    # Checks the call as torch does.  The nearest pixels do not change with the places.
+    # For torch's checks of the call.  The nearest pixel does not change with the coordinates.
     sampled = F.grid_sample(primal_of(input).detach(), grid.primal.detach(), *settings)
     if mode == "nearest" or not sampled.numel():
         return F.grid_sample(input, grid.primal, *settings)
@@ -42,7 +43,7 @@ def grid_sample_by_places(
 def affine_grid(
     theta: JetTensor, size: Sequence[int], align_corners: bool | None = None
 ) -> JetTensor:
-    """Apply it to every stream: it is linear."""
+    """Apply the function, which is linear, to every stream."""
     streams = theta.streams
     sizes = [len(streams) * size[0], *size[1:]]
     out = F.affine_grid(streams.flatten(0, 1), sizes, align_corners)

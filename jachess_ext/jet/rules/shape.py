@@ -39,9 +39,11 @@ def reshape(self: JetTensor, *shape: Sizes, **kwargs: Sizes) -> JetTensor:
 
 
 def register_shape_like(name: str) -> None:
+    """Register ``view_as``, ``reshape_as`` or ``expand_as``, which read the other tensor's
+    shape."""
+
     @jet_rule(f"{name}_as")
     def rule(self: Tensor, other: Tensor) -> Tensor:
-        """Use only the shape of ``other``, so that a plain ``self`` stays plain."""
         return getattr(self, name)(other.shape)
 
 
@@ -151,6 +153,7 @@ def linalg_diagonal(A: JetTensor, *, offset: int = 0, dim1: int = -2, dim2: int 
 
 
 def register_atleast(name: str) -> None:
+    """Register ``atleast_1d``, ``atleast_2d`` or ``atleast_3d``, of one or several tensors."""
     function: Callable = getattr(torch, name)
 
     @jet_rule(function, built_in_functions(name))
@@ -171,12 +174,12 @@ for _name in ("atleast_1d", "atleast_2d", "atleast_3d"):
 def meshgrid(*tensors: Tensors, indexing: str = "ij") -> tuple[Tensor, ...]:
     """Return torch's grids, without its warning about the default of ``indexing``."""
     axes = varargs(*tensors)
-    if indexing == "xy":  # the grids of (y, x, ...), with the first two in the order of the call
+    if indexing == "xy":  # the grids of (y, x, ...), whose first two are exchanged again below
         axes[:2] = axes[1::-1]
     shape = [axis.numel() for axis in axes]
     grids = [
-        axis.reshape([-1 if n == place else 1 for n in range(len(shape))]).expand(shape)
-        for place, axis in enumerate(axes)
+        axis.reshape([-1 if n == number else 1 for n in range(len(shape))]).expand(shape)
+        for number, axis in enumerate(axes)
     ]
     if indexing == "xy":
         grids[:2] = grids[1::-1]
@@ -213,7 +216,7 @@ def getitem(self: JetTensor, index: object) -> JetTensor:
 
 
 def _is_scalar_index(part: object) -> TypeGuard[Tensor]:
-    """Return whether it is a tensor that torch reads as a number, so that the result is a view."""
+    """Return whether an index is a 0-dimensional integer tensor, which torch reads as a number."""
     # Its value cannot be read inside a transform of torch.func, and breaks a compiled graph.
     if not isinstance(part, Tensor) or part.ndim or transformed() or torch.compiler.is_compiling():
         return False
@@ -224,25 +227,26 @@ _SLICES = (slice, type(None), type(Ellipsis))
 
 
 def _is_plain_index(part: object) -> bool:
-    """Return whether it means the same behind another dimension.
+    """Return whether an index selects the same of the stack, one dimension to the right.
 
-    Lists, arrays, True and the like are given to torch for each stream.
+    Others (lists, arrays, True) are applied to each stream.
     """
     return isinstance(part, (Tensor, Integral, *_SLICES)) and not isinstance(part, bool)
 
 
 def _indices_are_separated(parts: Sequence[object]) -> bool:
     """Return whether a slice, None or ellipsis separates integer and tensor indices: torch then
-    puts the indexed dimensions first, before the streams."""
+    moves the indexed dimensions to the front, before the streams."""
     if not any(isinstance(part, Tensor) for part in parts):
         return False
     kinds = [isinstance(part, Tensor | Integral) for part in parts]
-    places = [place for place, advanced in enumerate(kinds) if advanced]
-    return places[-1] - places[0] + 1 != len(places)
+    advanced = [number for number, is_advanced in enumerate(kinds) if is_advanced]
+    return advanced[-1] - advanced[0] + 1 != len(advanced)
 
 
 def register_selection(name: str) -> None:
-    """Register a function of ``(input, dim, ...)`` that selects along one dimension."""
+    """Register ``select``, ``narrow`` or ``index_select``: along one dimension, ``(input, dim,
+    ...)``."""
     function: Callable = getattr(torch, name)
 
     @jet_rule(name)
@@ -260,7 +264,7 @@ for _name in ("select", "narrow", "index_select"):
 def gather(input: JetTensor, dim: int, index: Tensor, **kwargs: bool) -> JetTensor:
     if input.ndim == 0:
         return reshape(gather(flatten(input), dim, index.reshape(-1)), index.shape)
-    # The index of torch's gather has a size for every dimension: the streams share an expanded one.
+    # torch's gather takes an index of as many dimensions: it is expanded along the streams.
     indices = index.expand(len(input.streams), *index.shape)
     place = stack_dim(dim, input.ndim)
     return input.with_streams(input.streams.gather(place, indices, **kwargs))
@@ -275,16 +279,17 @@ def take_along_dim(input: JetTensor, indices: Tensor, dim: int | None = None) ->
 
 
 def _make_jets(jet: JetTensor, stacks: Sequence[Tensor]) -> Jets:
+    """Return a jet with the layout of ``jet`` for every stack."""
     return tuple(jet.with_streams(stack) for stack in stacks)
 
 
 def register_axis_split(name: str, dim: int) -> None:
-    """Register ``hsplit``, ``vsplit`` or ``dsplit``, a `tensor_split` along ``dim``."""
+    """Register ``hsplit``, ``vsplit`` or ``dsplit``: a `tensor_split` along ``dim``."""
 
     @jet_rule(name)
     def rule(input: JetTensor, indices_or_sections: Sizes) -> Jets:
         place = 0 if input.ndim == 1 and name == "hsplit" else dim
-        getattr(torch, name)(input.primal, indices_or_sections)  # checks what torch checks
+        getattr(torch, name)(input.primal, indices_or_sections)  # for torch's checks
         return tensor_split(input, indices_or_sections, place)
 
 
@@ -296,7 +301,7 @@ for _name, _dim in (("hsplit", 1), ("vsplit", 0), ("dsplit", 2)):
 def split(
     tensor: JetTensor, split_size_or_sections: Dims = None, dim: int = 0, *, split_size: Dims = None
 ) -> Jets:
-    """Accept ``split_size``, the name of the second argument in ``Tensor.split``."""
+    """Split as ``torch.split``, or as ``Tensor.split``, which names its argument ``split_size``."""
     size = split_size_or_sections if split_size is None else split_size
     return _make_jets(tensor, tensor.streams.split(size, stack_dim(dim, tensor.ndim)))
 
@@ -312,11 +317,11 @@ def chunk(input: JetTensor, chunks: int, dim: int = 0) -> Jets:
 
 
 def register_unsafe_split(name: str, rule: Callable[..., Jets]) -> None:
-    """Register an unsafe split, into whose parts torch allows writes, unlike those of a split."""
+    """Register a split whose results may be written into."""
 
     @jet_rule(name)
     def views(input: JetTensor, *args: object, **kwargs: object) -> Jets:
-        # One view each: autograd allows no write into several views from one call.
+        # A view by a call of its own for each: autograd allows no write into views from one call.
         parts = [part.streams for part in rule(input, *args, **kwargs)]
         return _make_jets(
             input,
@@ -377,6 +382,7 @@ def flip(input: JetTensor, *dims: Sizes, **kwargs: Sizes) -> JetTensor:
 
 
 def register_triangle(name: str) -> None:
+    """Register ``tril`` or ``triu``."""
     function: Callable = getattr(torch, name)
 
     @jet_rule(name)
@@ -404,7 +410,8 @@ def pad(
 
 @jet_rule("to", "type_as")
 def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Call ``to`` on the stack; a jet as an argument stands for its dtype and device."""
+    """Call ``to`` on the stack, or on its primal for an integer dtype; another jet as the argument
+    gives its dtype and device."""
     kwargs.pop("memory_format", None)  # it counts the primal's dimensions
     if not isinstance(self, JetTensor):  # plain.to(jet)
         example = args[0] if args else kwargs["other"]
@@ -428,6 +435,8 @@ def type_(self: JetTensor, dtype: str | torch.dtype | None = None, **kwargs: boo
 
 
 def register_cast(name: str) -> None:
+    """Register a method that casts or moves a tensor."""
+
     @jet_rule(name)
     def rule(self: JetTensor, *args: object, **kwargs: object) -> JetTensor:
         kwargs.pop("memory_format", None)  # it counts the primal's dimensions
@@ -442,7 +451,7 @@ for _name in ("float", "double", "half", "bfloat16", "cfloat", "cdouble", "cpu",
 def contiguous(self: JetTensor, **kwargs: torch.memory_format) -> JetTensor:
     if self.primal.is_contiguous(**kwargs):
         return self  # as torch does: a write into the result is one into the jet
-    # In the memory format of the call it is laid out afterwards (`strides.match_torch_layout`).
+    # `strides.match_torch_layout` applies the memory format afterwards.
     return self.with_streams(self.streams.contiguous())
 
 
@@ -477,7 +486,7 @@ def where(
     if primal.dtype.is_complex:  # torch has no gradient for a real side of a complex result
         sides = [s.to(primal.dtype) if isinstance(s, Tensor) else s for s in sides]
         primal = plain(condition, *sides)
-    # A constant side has the tangents 0, which are broadcast like the other's.
+    # The zero tangents of a constant side are broadcast like those of the other.
     zero = primal.new_zeros(())
     parts = [
         _align_tangents(s, primal) if isinstance(s, JetTensor) else zero for s in (input, other)

@@ -1,7 +1,7 @@
 """Softmax, its logarithm, and log-sum-exp (docs/how_it_works.md, softmax).
 
-c_i = s_i − Σ p s_i are centred scores.  In sums of products of two tangents both are centred, since
-what they have in common would cancel only after it has been squared.
+c_i = s_i − Σ p s_i are centred scores.  Sums of products of two tangents take centred ones, since a
+common shift would be squared before it cancels.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def _log_softmax_streams(streams: Tensor, layout: JetLayout, dim: int) -> Tensor
 
 
 def _negative_dim(dim: int, ndim: int) -> int:
-    """Return a dimension as a negative index, which is the same with and without the streams.
+    """Return a dimension as a negative index, which is the same for the primal and the stack.
 
     Raises:
-        IndexError: as torch does, if there is no such dimension.
+        IndexError: there is no such dimension.
     """
     return stack_dim(dim, ndim) - 1 - ndim if dim >= 0 else stack_dim(dim, ndim)
 
@@ -62,13 +62,15 @@ StreamFunction = Callable[[Tensor, JetLayout, int], Tensor]
 def softmax_along(
     input: JetTensor, dim: int, dtype: torch.dtype | None, stream_function: StreamFunction
 ) -> JetTensor:
-    """Apply ``stream_function`` along one dimension of a jet, in float32 for halves."""
+    """Apply ``stream_function`` along one dimension of a jet, in float32 for 16-bit dtypes."""
     streams = input.streams if dtype is None else input.streams.to(dtype)
     out = stream_function(wide(streams), input.jet_layout, _negative_dim(dim, input.ndim))
     return input.with_streams(out.to(dtype or input.dtype))
 
 
 def register_softmax(name: str, stream_function: StreamFunction) -> None:
+    """Register the spellings of ``softmax`` or ``log_softmax``."""
+
     # Only in torch.nn.functional is the third argument a warning's stack level.
     @jet_rule(getattr(F, name))
     def functional(
@@ -93,7 +95,7 @@ def logsumexp(input: JetTensor, dim: int | Sequence[int], keepdim: bool = False)
     dims = stack_dims(varargs(dim) or range(input.ndim), input.ndim)
     streams, layout = wide(input.streams), input.jet_layout
     logs = torch.logsumexp(streams[:1], dims, keepdim=True)
-    # Not exp(s − l): beside large scores l has lost the logarithm of their number.
+    # Not exp(s − l): next to large scores l has rounded away the logarithm of their number.
     scores = streams[:1].detach()
     largest = (scores.real if scores.is_complex() else scores).amax(dims, keepdim=True)
     exponentials = (streams[:1] - largest.masked_fill(largest.isinf(), 0)).exp()

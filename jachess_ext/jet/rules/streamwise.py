@@ -37,8 +37,8 @@ def stack_dims(dims: Sequence[int], ndim: int) -> list[int]:
 
 
 def accept_scalars(rule: R) -> R:
-    """Extend a rule to tensors of no dimension, of which torch accepts dimensions 0 and -1, by
-    calling it on vectors of one entry."""
+    """Extend a rule to 0-dimensional tensors, for which torch accepts dimensions 0 and -1: they are
+    reshaped to vectors of one entry, and the results back."""
 
     @functools.wraps(rule)
     def on_vector(input: Tensor, *args: object, **kwargs: object) -> Tensor | tuple[Tensor, ...]:
@@ -93,8 +93,8 @@ class _AddToPrimal(torch.autograd.Function):
 
 
 def add_to_fresh_primal(streams: Tensor, constant: Tensor) -> Tensor:
-    """Add a constant to the primal of a stack that nothing else reads, without a graph: in place,
-    unless a dispatch mode may keep the stack."""
+    """Add a constant to the primal of a new stack without a graph: in place, unless a dispatch mode
+    may hold the stack."""
     if watching():
         return streams.select_scatter(streams[0] + constant, 0, 0)
     streams[0].add_(constant)
@@ -102,7 +102,7 @@ def add_to_fresh_primal(streams: Tensor, constant: Tensor) -> Tensor:
 
 
 def add_to_primal(streams: Tensor, constant: Tensor | complex) -> Tensor:
-    """Add a constant to the primal of ``[S, ...]``; both may be broadcast."""
+    """Add a constant to the primal of ``[S, ...]``; each may be broadcast to the other."""
     if isinstance(constant, Tensor) and constant.device == streams.device:
         # The sum must keep the dtype and shape of the stack.
         same = torch.result_type(streams, constant) == streams.dtype
@@ -137,6 +137,8 @@ def bilinear(
 
 
 def _make_stack(value: Tensor, ndim: int | None) -> Tensor:
+    """Return the stack ``[S, ...]`` of a jet, or ``[1, ...]`` of a constant, with ``ndim``
+    dimensions behind the first."""
     if isinstance(value, JetTensor):
         return value.streams if ndim is None else aligned(value, ndim)
     if ndim is not None and value.ndim < ndim:
@@ -145,7 +147,7 @@ def _make_stack(value: Tensor, ndim: int | None) -> Tensor:
 
 
 def write_in_place(target: JetTensor, value: JetTensor) -> JetTensor:
-    """Write ``value`` into the storage of ``target``, which its views share."""
+    """Write the streams of ``value`` into the storage of ``target``; views of it change, too."""
     common_layout(target, value)
     prepare_write(target)
     target.streams.copy_(value.streams)
@@ -153,7 +155,8 @@ def write_in_place(target: JetTensor, value: JetTensor) -> JetTensor:
 
 
 def prepare_write(target: JetTensor) -> None:
-    """Compute deferred jets, and keep what backward needs, before a write into ``target``."""
+    """Prepare for a write into ``target``: refuse overlapping entries, compute deferred jets, and
+    leave the saved streams to the backward."""
     refuse_expanded(target)
     compute_deferred()
     copy_before_write(target)
@@ -161,7 +164,7 @@ def prepare_write(target: JetTensor) -> None:
 
 
 def lift_streams(values: Sequence[Operand]) -> tuple[list[Tensor], JetTensor]:
-    """Return the stacks of several values, constants lifted to jets; and the first jet."""
+    """Lift several values to jets; return their stacks, and the first jet."""
     layout = common_layout(*values)
     jets = [lift(value, layout) for value in values]
     return [jet.streams for jet in jets], jets[0]
