@@ -286,7 +286,7 @@ def rate_rows(options: Options, samples: int, tokens: int) -> list[Row]:
     """
     model, batch = _load(options, samples, tokens)
     job = Job(model, batch, None)
-    captured = capture(job._watched, job._outputs, job._left, list(range(samples)))
+    captured = capture(job._coverage, job._outputs, job._left, list(range(samples)))
     settings = job._settings
     operations = 0.0
     for choice in cost.plan(captured, (samples, samples), 2, True, settings):

@@ -29,6 +29,11 @@ DISTRIBUTIONS = {"sklearn": "scikit-learn"}
 """Module -> name of its distribution, where the two differ."""
 TRAINING = ("transformers", "accelerate")
 """Modules that `jachess_ext.training` needs beyond torch and numpy."""
+RUN_NEEDS = (
+    *("transformers", "accelerate", "safetensors", "scipy", "sklearn", "pandas", "joblib", "tqdm"),
+    *("matplotlib", "jinja2"),
+)
+"""Modules that runs of fine-tuning, their tables and their page need beyond torch and numpy."""
 
 
 class DataError(ValueError):

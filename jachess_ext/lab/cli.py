@@ -15,8 +15,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, TextIO
 
 from .. import __version__
-from .._io import DataError, quiet_libraries, require_all
-from .workbench import RUN_NEEDS
+from .._io import RUN_NEEDS, DataError, quiet_libraries, require_all
 
 
 class Command(NamedTuple):

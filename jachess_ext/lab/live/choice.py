@@ -7,9 +7,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..._io import DataError, finite, from_json, read_json, require, require_all, write_json
+from ..._io import (
+    RUN_NEEDS,
+    DataError,
+    finite,
+    from_json,
+    read_json,
+    require,
+    require_all,
+    write_json,
+)
 from ...scaling.search import Ask, Search
-from ..workbench import RUN_NEEDS
 from ..workbench.runs import Record, locked, read_results, run_all, write_results
 from ..workbench.tasks import Task
 from .plan import LiveSettings, Plan, make_plan
