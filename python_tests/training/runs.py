@@ -172,14 +172,17 @@ class Padder:
     def __init__(self, side: str) -> None:
         self.side = side
 
-    def pad(self, rows: list[dict], return_tensors: str = "pt") -> dict[str, torch.Tensor]:
+    def pad(
+        self, rows: list[dict], padding_side: str | None = None, return_tensors: str = "pt"
+    ) -> dict[str, torch.Tensor]:
+        side = padding_side or self.side
         total = max(len(row["input_ids"]) for row in rows) + 1
         batch = {}
         for key in ("input_ids", "attention_mask"):
             batch[key] = torch.zeros(len(rows), total, dtype=torch.long)
             for number, row in enumerate(rows):
                 length = len(row[key])
-                place = slice(0, length) if self.side == "right" else slice(total - length, total)
+                place = slice(0, length) if side == "right" else slice(total - length, total)
                 batch[key][number, place] = torch.as_tensor(row[key])
         return batch
 
