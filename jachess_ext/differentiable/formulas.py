@@ -62,8 +62,9 @@ def formula(
         wrong: nestings of forward mode in which torch's derivatives are wrong; if it refuses none,
             the formula is used in these alone.
         only: returns whether the formula is for a call, from its arguments; None: for all.
-        third: of what torch refuses nothing, returns whether the formula is for the third and
-            further derivatives in reverse mode; None: for no call.
+        third: for functions of which torch refuses no derivative: returns, from the arguments,
+            whether the formula replaces torch's third and further derivatives in reverse mode;
+            None: never.
         transforms: whether torch's operator runs within the transforms of `torch.func`.
     """
 

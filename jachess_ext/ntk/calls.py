@@ -108,7 +108,10 @@ def _take(args: Arguments, names: Names) -> Call | None:
 
 
 def _norm(kind: str, eps: float | None, args: Arguments, names: Names) -> Call | None:
-    """Read a norm; `eps` is the function's default."""
+    """Read a call of layer_norm or rms_norm whose weight or bias is a parameter.
+
+    `eps` is the function's default.
+    """
     if id(args["input"]) in names:
         return None
     options = {"shape": list(args["normalized_shape"]), "eps": args.get("eps", eps)}

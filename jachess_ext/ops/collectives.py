@@ -132,8 +132,8 @@ _WRAPPERS: list[Function] = []
 
 
 def wrappers() -> list[Function]:
-    """Return torch's functions that wait for a result at its first use; [] before their module is
-    imported."""
+    """Return torch's functions that wrap a collective's result in a tensor which waits at its first
+    use; [] before their module is imported."""
     module: Any = sys.modules.get("torch.distributed._functional_collectives")
     if module is not None and not _WRAPPERS:
         _WRAPPERS.extend(_operators("_wrap_tensor_autograd"))

@@ -235,7 +235,7 @@ def watching() -> "list[TorchDispatchMode]":
 
 @contextmanager
 def unwatched() -> Iterator[None]:
-    """Hide operators from the modes of `watching`."""
+    """Pop the dispatch modes of `watching`, which do not see the operators called meanwhile."""
     modes = watching()
     for _ in modes:
         torch_private.pop_dispatch_mode()

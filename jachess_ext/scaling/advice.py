@@ -69,8 +69,8 @@ def _component_regret(students: Student, order: Index, ratio: bool) -> Array:
     edges = edges[edges <= students.rows(order[:1]).quantile(np.array([1 - 1e-9]))[0, 0]]
     edges = edges[:: 1 + len(edges) // _MOST_CELLS]
     steps = np.diff(edges if ratio else np.exp(edges)) / 2
-    above, lowest = np.ones(len(edges)), np.empty(len(order))
+    survival, lowest = np.ones(len(edges)), np.empty(len(order))
     for rank, row in enumerate(order):
-        above *= 1 - students.rows(np.array([row])).cdf(edges)[0]
-        lowest[rank] = (above[1:] + above[:-1]) @ steps
+        survival *= 1 - students.rows(np.array([row])).cdf(edges)[0]
+        lowest[rank] = (survival[1:] + survival[:-1]) @ steps
     return lowest - lowest[-1]

@@ -189,12 +189,12 @@ def table_scale(blocks: Iterable[Array], log_weight: Array, points: int, prior: 
         log_weight, points: as in `log_marginal_likelihood`.
         prior: ln p(shape), [s].
     """
-    logs = np.zeros(len(TABLE_SCALES))
+    log_evidence = np.zeros(len(TABLE_SCALES))
     for squares in blocks:
-        for place, scale in enumerate(TABLE_SCALES):
+        for index, scale in enumerate(TABLE_SCALES):
             evidence = log_marginal_likelihood(squares, log_weight, points, scale) + prior
-            logs[place] += log_sum(log_sum(evidence, 2), 0).sum()
-    return float(np.exp(normalised(logs) @ np.log(TABLE_SCALES)))
+            log_evidence[index] += log_sum(log_sum(evidence, 2), 0).sum()
+    return float(np.exp(normalised(log_evidence) @ np.log(TABLE_SCALES)))
 
 
 def pattern_frequencies(log_evidence: Array) -> Array:

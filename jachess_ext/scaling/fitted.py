@@ -262,10 +262,10 @@ class FittedLaw:
         return self._match_sizes(np.exp(self._log_predict(_sizes(sizes))), sizes)
 
     def interval(self, sizes: npt.ArrayLike, level: float = 0.9) -> tuple[Values, Values]:
-        """Return where a loss measured at a size would lie with probability `level`.
+        """Return the prediction interval of a loss measured at each size.
 
-        Of a law that `fit` chose, wider the further beyond the sizes measured (`drift`); a law that
-        was named is taken as exact.
+        For a law that `fit` chose it widens with the distance beyond the sizes measured (`drift`);
+        a law that was named is taken as exact.
 
         Args:
             sizes: a number or [k].

@@ -218,10 +218,10 @@ def _read(item: Tables, metric: str | None) -> LossTable:
     return read_table(item, metric=metric)
 
 
-def _log_forecasts(read: LossTable, forecast: Forecast) -> Array:
+def _log_forecasts(table: LossTable, forecast: Forecast) -> Array:
     """Return ln of scores, forecasts and last losses, [n, 3]."""
     predicted = cast(Array, forecast.predicted)
-    return np.log(np.stack([forecast.score, predicted, read.last_losses], -1))
+    return np.log(np.stack([forecast.score, predicted, table.last_losses], -1))
 
 
 def _match_models(names: Sequence[str], others: Sequence[str]) -> tuple[Index, Index]:

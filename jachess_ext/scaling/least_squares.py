@@ -134,6 +134,6 @@ def _bounded_step(
 
 def _solve_free(matrix: Array, g: Array, free: Mask, held: Array) -> Array:
     """Return M s = −g in the free coordinates, with the others at `held`."""
-    right = np.where(free, -g - (matrix @ held[..., None])[..., 0], held)
+    rhs = np.where(free, -g - (matrix @ held[..., None])[..., 0], held)
     reduced = np.where(free[:, :, None] & free[:, None, :], matrix, np.eye(g.shape[1]))
-    return np.linalg.solve(reduced, right[..., None])[..., 0]
+    return np.linalg.solve(reduced, rhs[..., None])[..., 0]

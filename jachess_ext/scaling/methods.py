@@ -229,8 +229,8 @@ def forecast_models(
         group = np.flatnonzero(present[:, pattern].all(1))
         chosen = table.rows(group)
         common = replace(chosen, sizes=table.sizes[pattern], losses=chosen.losses[:, pattern])
-        alone = method == "blend" and len(group) == 1
-        ahead = _blend_ahead(table, int(rows[0]), target) if alone else None
+        is_single_blend = method == "blend" and len(group) == 1
+        ahead = _blend_ahead(table, int(rows[0]), target) if is_single_blend else None
         forecast = ahead or METHODS[method].forecast(common, target, settings)
         parts.append(forecast.rows(np.searchsorted(group, rows)))
         part_rows.append(rows)

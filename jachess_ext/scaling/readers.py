@@ -181,9 +181,9 @@ def _measurement(run: _Run, metric: str, value: str) -> float:
     values = [number for _, number in pairs]
     wrong = [number for number in values if not math.isfinite(number)]
     if wrong or not values:
-        content = f"no {quote(metric)} (it has {quote_all(list(run.values)) or 'none'})"
-        content = f"a {quote(metric)} of {wrong[0]}" if wrong else content
-        text = f"the run {quote(run.name)} has {content}; leave it out"
+        problem = f"no {quote(metric)} (it has {quote_all(list(run.values)) or 'none'})"
+        problem = f"a {quote(metric)} of {wrong[0]}" if wrong else problem
+        text = f"the run {quote(run.name)} has {problem}; leave it out"
         raise TableError(text, ignore=[run.name])
     for step in {step for step, _ in pairs if step is not None}:
         # With load_best_model_at_end a run is measured once more at its last step, and the numbers

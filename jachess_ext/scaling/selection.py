@@ -374,7 +374,7 @@ class Selection:
         return self.forecast.predicted
 
     def interval_ends(self, level: float = 0.9) -> tuple[Array, Array]:
-        """Return where the loss measured at the target lies with probability `level`.
+        """Return the prediction intervals of the losses measured at the target size.
 
         Returns:
             Lower and upper ends, [n] in the table's order; an upper end may be infinite.

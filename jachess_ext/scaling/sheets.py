@@ -97,7 +97,11 @@ class Questions:
         self.ignored = [*ignore]  # so far
 
     def add(self, text: str, **options: Any) -> None:
-        """Add a question; the first value of an argument counts, and those of `ignore` add up."""
+        """Add a question, and the reader's arguments that would answer it.
+
+        Where two questions suggest one argument, the first suggestion stands; lists of `ignore` are
+        joined.
+        """
         self.texts.append(text)
         self.options = options | self.options
         if "ignore" in options:

@@ -14,8 +14,8 @@ from ..differentiable.levels import is_batched, levels_of
 from ..differentiable.mode import differentiable, is_active
 
 NAME = "jachess"
-# What picks keys by their number: a model hands it over where the name is none it knows, and puts
-# it into the mask for "sdpa" and "eager" alone.
+# Arguments of sparse attention and of attention sinks.  A model passes them to a name that it does
+# not know, and puts them into the mask for "sdpa" and "eager" alone.
 _NOT_SERVED = ("indices", "block_indices", "s_aux")
 
 
@@ -30,7 +30,7 @@ def attention(
     """Compute a layer's attention, as transformers asks for it.
 
     Raises:
-        ValueError: the layer picks its keys by number.
+        ValueError: the layer has sparse attention (keys by their indices) or attention sinks.
         RuntimeError: forward mode meets another derivative outside of `jx.differentiable`, in a
             model that may have layer norms, through which torch's answer is wrong.
     """

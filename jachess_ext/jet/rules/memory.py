@@ -114,8 +114,8 @@ def register_indexed_write(name: str) -> None:
     @accept_scalars
     def rule(input: Tensor, dim: int, index: Tensor, source: Tensor, **kwargs: float) -> JetTensor:
         (stack, written), jet = lift_streams((input, source))
-        place = stack_dim(dim, input.ndim)
-        return jet.with_streams(function(stack, place, index, written, **kwargs))
+        stack_axis = stack_dim(dim, input.ndim)
+        return jet.with_streams(function(stack, stack_axis, index, written, **kwargs))
 
 
 for _name in ("index_add", "index_copy"):
@@ -148,15 +148,19 @@ def scatter(
     written = kwargs.pop("value", src)
     if kwargs or written is None or isinstance(index, JetTensor):
         raise missing_rule(torch.scatter, "covered are (input, dim, index, src) and (…, value)")
-    place = stack_dim(dim, input.ndim)
+    stack_axis = stack_dim(dim, input.ndim)
     if not isinstance(written, Tensor):
         return map_primal_and_tangents(
             cast(JetTensor, input),
             lambda primal: primal.scatter(dim, index, written),
-            lambda tangents: tangents.scatter(place, index.expand(len(tangents), *index.shape), 0),
+            lambda tangents: tangents.scatter(
+                stack_axis, index.expand(len(tangents), *index.shape), 0
+            ),
         )
     (stack, copied), jet = lift_streams((input, written))
-    return jet.with_streams(stack.scatter(place, index.expand(len(stack), *index.shape), copied))
+    return jet.with_streams(
+        stack.scatter(stack_axis, index.expand(len(stack), *index.shape), copied)
+    )
 
 
 # ---- writes in place -------------------------------------------------------------------------

@@ -198,8 +198,8 @@ def repeat_interleave(
 ) -> JetTensor:
     if dim is None or input.ndim == 0:
         input, dim = flatten(input), 0
-    place = stack_dim(dim, input.ndim)
-    return input.with_streams(input.streams.repeat_interleave(repeats, place, **kwargs))
+    stack_axis = stack_dim(dim, input.ndim)
+    return input.with_streams(input.streams.repeat_interleave(repeats, stack_axis, **kwargs))
 
 
 @jet_rule("__getitem__")
@@ -252,8 +252,8 @@ def register_selection(name: str) -> None:
     @jet_rule(name)
     @accept_scalars
     def rule(input: JetTensor, dim: int, *args: object, **kwargs: object) -> JetTensor:
-        place = stack_dim(dim, input.ndim)
-        return input.with_streams(function(input.streams, place, *args, **kwargs))
+        stack_axis = stack_dim(dim, input.ndim)
+        return input.with_streams(function(input.streams, stack_axis, *args, **kwargs))
 
 
 for _name in ("select", "narrow", "index_select"):
@@ -266,16 +266,16 @@ def gather(input: JetTensor, dim: int, index: Tensor, **kwargs: bool) -> JetTens
         return reshape(gather(flatten(input), dim, index.reshape(-1)), index.shape)
     # torch's gather takes an index of as many dimensions: it is expanded along the streams.
     indices = index.expand(len(input.streams), *index.shape)
-    place = stack_dim(dim, input.ndim)
-    return input.with_streams(input.streams.gather(place, indices, **kwargs))
+    stack_axis = stack_dim(dim, input.ndim)
+    return input.with_streams(input.streams.gather(stack_axis, indices, **kwargs))
 
 
 @jet_rule("take_along_dim")
 def take_along_dim(input: JetTensor, indices: Tensor, dim: int | None = None) -> JetTensor:
     if dim is None:
         return take_along_dim(flatten(input), indices.flatten(), 0)
-    place = stack_dim(dim, input.ndim)
-    return input.with_streams(input.streams.take_along_dim(indices.unsqueeze(0), place))
+    stack_axis = stack_dim(dim, input.ndim)
+    return input.with_streams(input.streams.take_along_dim(indices.unsqueeze(0), stack_axis))
 
 
 def _make_jets(jet: JetTensor, stacks: Sequence[Tensor]) -> Jets:
@@ -339,8 +339,8 @@ for _name, _rule in (
 
 @jet_rule("tensor_split")
 def tensor_split(input: JetTensor, indices_or_sections: Sizes, dim: int = 0) -> Jets:
-    place = stack_dim(dim, input.ndim)
-    return _make_jets(input, input.streams.tensor_split(indices_or_sections, place))
+    stack_axis = stack_dim(dim, input.ndim)
+    return _make_jets(input, input.streams.tensor_split(indices_or_sections, stack_axis))
 
 
 @jet_rule("unbind")

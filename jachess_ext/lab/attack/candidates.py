@@ -148,14 +148,21 @@ def _records(path: Path, parsed: Callable[[list[str]], Entry]) -> Iterator[Entry
 
 
 def _sense(fields: list[str]) -> tuple[str, list[str]]:
-    """Return offset and words: offset, file, type, count in hexadecimal, then word and number."""
+    """Return the offset and the words of a line of WordNet's data.
+
+    Its fields: offset, file, type, number of words in hexadecimal, then each word and a number.
+    """
     words = fields[4 : 4 + 2 * int(fields[3], 16) : 2]
     words = [re.sub(r"\((?:a|p|ip)\)$", "", word) for word in words]  # where an adjective stands
     return fields[0], [word for word in words if word.islower() and WORD.fullmatch(word)]
 
 
 def _lemma(fields: list[str]) -> tuple[str, list[str]]:
-    """Return word and offsets: word, part, senses, pointers …, senses, tagged ones, offsets."""
+    """Return the lemma of a line of WordNet's index, and the offsets of its tagged senses.
+
+    Its fields: lemma, part of speech, number of senses, number of pointers, pointers …, number of
+    senses, number of tagged senses, offsets.  Without tagged senses the first counts.
+    """
     pointers = int(fields[3])
     tagged, offsets = int(fields[5 + pointers]), fields[6 + pointers :]
     return fields[0], offsets[: max(1, tagged)]

@@ -137,7 +137,7 @@ def select_live(
 
 
 def _parsed(defaults: Settings, pairs: Mapping[str, str], option: str) -> Settings:
-    """Return settings with what an option gives in pairs.
+    """Return the default settings with the NAME=VALUE pairs of an option applied.
 
     Raises:
         DataError: an unknown name, or a value of another kind.
