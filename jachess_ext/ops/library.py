@@ -250,12 +250,12 @@ def unwatched() -> Iterator[None]:
 
 
 def in_passes(run: Callable[..., Y], jets: Sequence[Tensor], q: int, any_number: bool = False) -> Y:
-    """Return run(*jets, q), computed by calls with as many directions as the kernels take.
+    """Return run(*jets, q), by several calls where q is more directions than the kernels take.
 
     Args:
-        run: from stacked jets and their number of directions to a jet, or several.
+        run: maps stacked jets and their number of directions to a jet, or to a tuple of them.
         jets: stacked jets [S, ...] of the same S.
-        any_number: whether the CPU's kernel takes any number of directions at order 1, not 4.
+        any_number: whether the CPU's kernel takes any q at order 1, where others take 4 at most.
     """
     jet = jets[0]
     most = CUDA_DIRECTIONS if jet.device.type in IN_PASSES else MAX_DIRECTIONS

@@ -46,8 +46,8 @@ class History:
 
     Attributes:
         tables: losses, by the label of the table in errors.
-        forecasts: names of the models and `_log_forecasts` of a table's first sizes, or None where
-            the method has none; by id of the table, budget, target and settings.
+        forecasts: a cache: (id of the table, budget, target, settings) -> names of the models and
+            `_log_forecasts` of the table's first sizes; None where the method forecasts nothing.
     """
 
     tables: Mapping[str, LossTable]

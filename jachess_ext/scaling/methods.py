@@ -80,7 +80,7 @@ _ARRAYS = ("score", "trained", "fall", "deviation", "trust")
 
 
 def _concatenate(parts: Sequence[Forecast]) -> Forecast:
-    """Return the forecasts of several groups of models as one; what a group lacks, all lack."""
+    """Concatenate forecasts of groups of models; a field that one lacks is None in the result."""
 
     def join(values: Sequence[Array | None]) -> Array | None:
         arrays = [value for value in values if value is not None]

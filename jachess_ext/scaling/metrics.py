@@ -147,7 +147,7 @@ def to_loss(name: str, value: Values, rows: float = math.inf) -> Values:
 
 
 def from_loss(name: str, value: Values) -> Values:
-    """Return losses as values of a metric, the inverse of `to_loss`; scores from their worst up."""
+    """Return losses as values of a metric, as `to_loss` inverted; a score is its worst at least."""
     if higher_is_better(name):
         return np.maximum(1.0 - value, worst_value(name))
     return np.exp(value) if metric_word(name) in LOGARITHMIC else value

@@ -154,9 +154,9 @@ def raise_together(ranks: Ranks, check: Callable[[], object], device: torch.devi
 def zero_with_gradients(model: nn.Module) -> Tensor | None:
     """Return a zero loss with zero gradients that keeps DDP's reducer satisfied, or None.
 
-    DistributedDataParallel waits for a backward pass to reduce the gradients of earlier
-    micro-batches: those of the unsharded parameters that have a gradient.  None where there are
-    none.  The parameters' values do not matter, NaN included.
+    DistributedDataParallel reduces the gradients of earlier micro-batches in a backward pass alone.
+    The loss is a sum over the unsharded parameters that have a gradient, times zero; it is None
+    where there are none.  The parameters' values do not matter, NaN included.
     """
     trained = [real_pairs(p) for p in model.parameters() if p.requires_grad and p.grad is not None]
     zeros = [

@@ -33,7 +33,7 @@ TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 
 
 def opaque_to_dynamo(function: Callable[..., T]) -> Callable[..., T]:
-    """Decorate a function that dynamo calls as it is, and takes its result as a constant."""
+    """Decorate a function so that dynamo calls it untraced and takes its result for a constant."""
     outside_of_dynamo = torch._dynamo.disable(function)
 
     @constant_when_compiled

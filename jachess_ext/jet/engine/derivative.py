@@ -196,8 +196,8 @@ def _writes_in_place(func: Callable) -> bool:
 
 
 def convert_buffer(args: tuple, kwargs: Named) -> None:
-    """Turn the plain tensor that a call writes a jet into (``args[0]``) into a constant of the
-    pass.
+    """Turn ``args[0]``, a plain tensor that a call is about to write a jet into, into a jet with
+    tangents of zero.
 
     A model fills the result of `torch.zeros` or `torch.empty`; every variable that holds it has to
     see the derivatives.  A tensor stays plain if an object holds it, as a module does, since it may

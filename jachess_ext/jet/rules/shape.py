@@ -227,10 +227,8 @@ _SLICES = (slice, type(None), type(Ellipsis))
 
 
 def _is_plain_index(part: object) -> bool:
-    """Return whether an index selects the same of the stack, one dimension to the right.
-
-    Others (lists, arrays, True) are applied to each stream.
-    """
+    """Return whether an index can be applied to the whole stack [S, ...], one dimension further to
+    the right; lists, arrays and True are applied to each stream by itself."""
     return isinstance(part, (Tensor, Integral, *_SLICES)) and not isinstance(part, bool)
 
 

@@ -40,11 +40,11 @@ def add_text_noise(rows: Examples, change: str, share: float) -> Examples:
     Args:
         change: one of `settings.TEXT_NOISE`.
     """
-    pairs = rows.pairs
+    second_texts = rows.second_texts
     return replace(
         rows,
         texts=noisy_texts(rows.texts, change, share, 0),
-        pairs=None if pairs is None else noisy_texts(pairs, change, share, 1),
+        second_texts=None if second_texts is None else noisy_texts(second_texts, change, share, 1),
     )
 
 

@@ -60,7 +60,7 @@ class LiveSelection:
 
     @property
     def rank_by(self) -> str:
-        """The score forecast: "loss" or one of `CLASS_SCORES` or `NUMBER_SCORES`; of text "bpb"."""
+        """The metric forecast: "loss", one of `CLASS_SCORES` or `NUMBER_SCORES`, or "bpb"."""
         return str(self.search.metric)
 
     @property

@@ -23,7 +23,7 @@ from .settings import Columns
 
 @dataclass(frozen=True)
 class Examples:
-    """Texts, second texts (`pairs`) if the task has them, and labels.
+    """Texts, second texts if the task has them, and labels.
 
     Labels are indices of classes, or the numbers of a regression task.
 
@@ -33,7 +33,7 @@ class Examples:
     """
 
     texts: list[str]
-    pairs: list[str] | None
+    second_texts: list[str] | None
     labels: Sequence[float]
 
     def __len__(self) -> int:
@@ -43,7 +43,7 @@ class Examples:
         """Return the examples at `indices`, in that order."""
         return Examples(
             [self.texts[i] for i in indices],
-            None if self.pairs is None else [self.pairs[i] for i in indices],
+            None if self.second_texts is None else [self.second_texts[i] for i in indices],
             [self.labels[i] for i in indices],
         )
 
@@ -54,7 +54,7 @@ class Examples:
     @property
     def rows(self) -> list[tuple[str, ...]]:
         """The text, or both texts, of each example."""
-        columns = [self.texts] if self.pairs is None else [self.texts, self.pairs]
+        columns = [self.texts] if self.second_texts is None else [self.texts, self.second_texts]
         return list(zip(*columns, strict=True))
 
 
@@ -195,10 +195,10 @@ def folder_task(folder: Path, columns: Columns) -> Task:
 def read_records(path: Path) -> list[dict[str, Any]]:
     """Return the records of a csv, tsv, jsonl or txt file, perhaps with .gz, or of a parquet file.
 
-    Of a txt file each line is a ``text``, blank ones left out.  Cells of csv and tsv are texts:
-    "007", "NA" and "2024-01-01" stay as they are.  (Read by `datasets.load_dataset`, "01" and "1"
-    are one class, and where every row has a cell more than the header, each text is the cell after
-    it.)
+    Each line of a txt file that is not blank is a ``text``.  Cells of csv and tsv are texts: "007",
+    "NA" and "2024-01-01" stay as they are.  (`datasets.load_dataset` would infer types, so that
+    "01" and "1" were one class, and take a first cell without a name for an index, which moves each
+    text by a column.)
 
     Raises:
         DataError: another name, or a file that cannot be read or is not well-formed.
@@ -387,8 +387,8 @@ def _split_labels(
             if column != columns.label and not isinstance(record[column], str):
                 raise DataError(f"{where} has no text in column {column!r}")
         labels.append(_label(where, record[columns.label], columns, ids))
-    pairs = None if columns.pair is None else [record[columns.pair] for record in records]
-    return Examples([record[columns.text] for record in records], pairs, ()), labels
+    second_texts = None if columns.pair is None else [record[columns.pair] for record in records]
+    return Examples([record[columns.text] for record in records], second_texts, ()), labels
 
 
 def _label(where: str, value: object, columns: Columns, ids: Sequence[str] | None) -> str | float:
@@ -507,7 +507,7 @@ def hold_out(task: Task, share: float) -> Task:
 def digest(task: Task) -> str:
     """Return eight hexadecimal digits that change with any text or label of the task."""
     parts = [
-        [part.texts, part.pairs, list(part.labels)]
+        [part.texts, part.second_texts, list(part.labels)]
         for part in (task.train, task.unlabelled, task.dev, task.validation)
         if part is not None
     ]
@@ -534,5 +534,5 @@ def check_shift(source: Task, target: Task) -> None:
             f"{place}: the classes are {', '.join(source.classes)} against "
             f"{', '.join(target.classes)}; both tasks need the same, in the same order"
         )
-    if (source.train.pairs is None) != (target.dev.pairs is None):
+    if (source.train.second_texts is None) != (target.dev.second_texts is None):
         raise DataError(f"{place}: only one of them has text pairs")

@@ -57,7 +57,7 @@ def test_formats(tmp_path: Path, name: str, content: str | bytes) -> None:
     task = file_task(path, path, Columns())
     assert task.name == "d" and task.train.texts == ["good one", "bad one"]
     assert task.classes == ("no", "yes") and task.train.labels == [1, 0]
-    assert task.train.pairs is None
+    assert task.train.second_texts is None
 
 
 def test_numeric_labels_keep_their_order_and_json_numbers_work(tmp_path: Path) -> None:
@@ -70,9 +70,9 @@ def test_numeric_labels_keep_their_order_and_json_numbers_work(tmp_path: Path) -
 def test_pairs_by_default_name_and_by_choice(tmp_path: Path) -> None:
     path = write(tmp_path, "a.csv", 'text,text_pair,label\n"a, b",c,0\nd,e,1\n')
     task = file_task(path, path, Columns())
-    assert task.train.texts == ["a, b", "d"] and task.train.pairs == ["c", "e"]
+    assert task.train.texts == ["a, b", "d"] and task.train.second_texts == ["c", "e"]
     other = write(tmp_path, "b.csv", "q,p,y\na,b,0\nc,d,1\n")
-    assert file_task(other, other, Columns("q", "p", "y")).dev.pairs == ["b", "d"]
+    assert file_task(other, other, Columns("q", "p", "y")).dev.second_texts == ["b", "d"]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_glue_tasks_bring_their_columns_and_metric(monkeypatch: pytest.MonkeyPat
     rows = {"sentence1": ["a", "b"], "sentence2": ["c", "d"], "label": [1, 0]}
     task = load(monkeypatch, "glue/mrpc", made(train=rows, validation=rows))
     assert task.metric.name == "F1" and task.classes == ("0", "1")
-    assert (task.train.texts, task.train.pairs, task.dev.labels) == (
+    assert (task.train.texts, task.train.second_texts, task.dev.labels) == (
         ["a", "b"],
         ["c", "d"],
         [1, 0],
