@@ -16,14 +16,14 @@ PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
     "differentiable": 1185,
-    "jet": 6367,
-    "lab": 4126,
+    "jet": 6341,
+    "lab": 4122,
     "ntk": 2019,
     "ops": 2086,
     "scaling": 3516,
     "smoothness": 1068,
     "training": 1699,
-    ".": 994,
+    ".": 998,
 }
 """Lines of code of each folder's Python files at most, without imports, comments, docstrings and
 empty lines; ".": those beside the folders. A commit may lower a number; one that raises it says why
