@@ -136,6 +136,7 @@ class _Reader:
     Attributes:
         sheet: the cells, from which rows are removed step by step.
         questions: those about this sheet.
+        row_metric: metric of the rows, where a column names it.
         ignore: columns and models to leave out.
     """
 
@@ -167,7 +168,7 @@ class _Reader:
                 raise TableError(f"{self.sheet.name} has no {quote(str(value))} in {column}")
             self.sheet = self.sheet.keep_rows([text == str(value) for text in texts])
         self.chosen = set(rows)
-        row_metric = self._keep_one_metric(metric)
+        self.row_metric = self._keep_one_metric(metric)
         self._drop_row_numbers()
         # Three ways a table may lie.  Sizes in the header and a column of models: wide.  Else, if
         # one column holds sizes and all others hold numbers, without a word on what they measure,
@@ -183,7 +184,7 @@ class _Reader:
                 heads = quote_all(list(map(str, headers)))
                 text = f"the header of {self.sheet.name} has {heads}, which {doubt}; say so if they"
                 self.questions.add(f"{text} are numbers of training examples", size="headers")
-            return self._wide(sizes, model_at, seed, row_metric)
+            return self._wide(sizes, model_at, seed)
         size_at = self._column_of("size", size)
         sheet, labels = self.sheet, self.sheet.labels
         seeds = self._seeds(seed)
@@ -194,8 +195,8 @@ class _Reader:
         values = [p for p in others if metric_word(labels[p]) or is_named("value", labels[p])]
         across = model_at is None and len(others) > 1 and not values
         if size_at is not None and across and all(map(sheet.are_numbers, others)):
-            return self._sizes_down(size_at, sorted(others), seeds, row_metric)
-        return self._long(size_at, model_at, seeds, metric, row_metric)
+            return self._sizes_down(size_at, sorted(others), seeds)
+        return self._long(size_at, model_at, seeds, metric)
 
     def _drop_row_numbers(self) -> None:
         """Remove a first column without a name that only numbers the rows."""
@@ -334,9 +335,7 @@ class _Reader:
         self.sheet = self.sheet.keep_rows([name not in ignored for name in names])
         return self.sheet.texts(index)
 
-    def _wide(
-        self, sizes: Mapping[int, float], model_at: int, seed: Label, metric: Label
-    ) -> Records:
+    def _wide(self, sizes: Mapping[int, float], model_at: int, seed: Label) -> Records:
         seeds = self._seeds(seed)
         count_at = self._column_of("parameters", None)
         count_at = None if count_at == model_at else count_at
@@ -351,11 +350,11 @@ class _Reader:
         repeats = self._repeat_names(seeds)
         repeats = None if repeats is None else list(np.repeat(repeats, len(sizes)))
         counts, per_cent = _parameters(sheet, count_at, names), sheet.per_cent(list(sizes))
-        return Records(sheet.name, models, cell_sizes, values, repeats, counts, metric, per_cent)
+        return Records(
+            sheet.name, models, cell_sizes, values, repeats, counts, self.row_metric, per_cent
+        )
 
-    def _sizes_down(
-        self, size_at: int, columns: Sequence[int], seeds: Sequence[int], metric: Label
-    ) -> Records:
+    def _sizes_down(self, size_at: int, columns: Sequence[int], seeds: Sequence[int]) -> Records:
         """Melt a table with sizes down and models across into a long one, and return its values."""
         self._ask_unused({size_at, *columns, *seeds}, None, numbers=True)
         sheet, label = self.sheet, self.sheet.labels[size_at]
@@ -377,7 +376,7 @@ class _Reader:
         labels = ["model", *(sheet.labels[index] for index in heads), "value"]
         long = [list(column) for column in zip(*cells, strict=True)] or [[]] * len(labels)
         self.sheet = replace(self.sheet, labels=labels, headers=labels, columns=long)
-        return self._long(1, 0, range(2, 1 + len(heads)), None, metric)
+        return self._long(1, 0, range(2, 1 + len(heads)), None)
 
     def _size_column(self, others: Collection[Column]) -> int:
         """Return the column that looks most like sizes, where no name says so, and ask about it."""
@@ -414,14 +413,9 @@ class _Reader:
         return index
 
     def _long(
-        self,
-        size_at: Column,
-        model_at: Column,
-        seeds: Sequence[int],
-        metric: Label,
-        row_metric: Label,
+        self, size_at: Column, model_at: Column, seeds: Sequence[int], metric: Label
     ) -> Records:
-        """Return the values of a table with a row a run; a column `metric` said `row_metric`."""
+        """Return the values of a table with a row a run."""
         table, labels = self.sheet.name, self.sheet.labels
         if size_at is None:
             size_at = self._size_column({model_at, *seeds})
@@ -455,7 +449,7 @@ class _Reader:
             text += f" with seed {repeats[run]}" if repeats else ""
             text += f" is {values[run]:g} or empty; expected a number"
             raise TableError(f"{text}: leave that row out if the run is not to count")
-        metric = row_metric or (metric_word(label) and label)
+        metric = self.row_metric or (metric_word(label) and label)
         counts, per_cent = _parameters(sheet, count_at, names), sheet.per_cent([value_at])
         return Records(table, names, np.array(sizes), values, repeats, counts, metric, per_cent)
 
