@@ -20,7 +20,7 @@ LINES = {
     "lab": 4122,
     "ntk": 2019,
     "ops": 2086,
-    "scaling": 3516,
+    "scaling": 3509,
     "smoothness": 1068,
     "training": 1699,
     ".": 998,
