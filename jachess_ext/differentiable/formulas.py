@@ -114,6 +114,9 @@ def _answer(
             return compute(*args, **kwargs)
         if levels.reverse:
             return function(*args, **kwargs)
+        if torch_private.functorch.peek_interpreter_stack() is not None:
+            # A vmap around a plain graph, for which `_Twice` has no rule.
+            return compute(*args, **kwargs)
 
         # The closure holds no tensor that autograd saves, which a checkpoint has to free.
         constants = [None if i in smooth else x for i, x in enumerate(values)]

@@ -1012,3 +1012,22 @@ def test_the_third_and_fourth_derivatives_of_norms(name: str, way: str) -> None:
         expected = derivative(written_out, order)
         with jx.differentiable():
             torch.testing.assert_close(derivative(norm, order), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["layer", "batch"])
+def test_a_norm_under_vmap_whose_weights_have_a_graph(name: str) -> None:
+    weight = torch.linspace(1, 2, 3, dtype=torch.float64).requires_grad_()
+    x = torch.randn(4, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    norms: dict[str, Callable[[Tensor], Tensor]] = {
+        "layer": lambda x: F.layer_norm(x, (3,), weight),
+        "batch": lambda x: F.batch_norm(x, None, None, weight, training=True),
+    }
+
+    def gradients() -> list[Tensor]:
+        values = torch.func.vmap(norms[name])(x)
+        (slope,) = torch.autograd.grad(values.sin().sum(), weight, create_graph=True)
+        return [values, slope, *torch.autograd.grad(slope.square().sum(), weight)]
+
+    expected = gradients()
+    with jx.differentiable():
+        torch.testing.assert_close(gradients(), expected, rtol=1e-10, atol=1e-10)
