@@ -256,6 +256,18 @@ class Solver:
     __call__ = residual
 
 
+NET: nn.Module = nn.Identity()
+
+
+def by_global(x: Tensor) -> Tensor:
+    return NET(x)
+
+
+def set_global(net: nn.Module) -> None:
+    global NET
+    NET = net
+
+
 FORMS: dict[str, Callable[[Any], Rows]] = {
     "module": lambda net: net,
     "function": lambda net: lambda x: net(x),
@@ -264,6 +276,9 @@ FORMS: dict[str, Callable[[Any], Rows]] = {
     "object": lambda net: Solver(net),
     "object in a function": lambda net: functools.partial(lambda s, x: s.residual(x), Solver(net)),
     "list": in_a_list,
+    "default": lambda net: lambda x, *, net=net: net(x),
+    "global variable": lambda net: set_global(net) or by_global,
+    "global variable of a global function": lambda net: set_global(net) or (lambda x: by_global(x)),
 }
 
 

@@ -181,26 +181,42 @@ def call_key(rows: Any) -> object | None:
 # A training loop defines its function anew at each step, as a closure over the same network.
 
 _TOKENS: weakref.WeakKeyDictionary[object, object] = weakref.WeakKeyDictionary()
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 def _references(value: object) -> object:
     """Return a key of a function among those of the same code: the objects, training modes and
-    numbers in its closure, not their attributes; tensors, which change with every batch, are all
-    equal."""
+    numbers in its closure, its defaults and the global variables that it reads, not their
+    attributes; tensors, which change with every batch, are all equal."""
     if isinstance(value, functools.partial):
         return _references(value.func), _references((*value.args, *value.keywords.values()))
     if isinstance(value, types.MethodType):
         return _references(value.__func__), _references(value.__self__)
     if isinstance(value, types.FunctionType):
+        code, variables = value.__code__, value.__globals__
         cells = (cell.cell_contents for cell in value.__closure__ or ())
-        return value.__code__, _references((*cells, *(value.__defaults__ or ())))
+        defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        # Functions of other files are the same as long as they are the same object.
+        globals_read = tuple(
+            _token(item)
+            if isinstance(item := variables[name], types.FunctionType)
+            and item.__globals__ is not variables
+            else _references(item)
+            for name in code.co_names
+            if name in variables
+        )
+        return code, _references((*cells, *defaults)), globals_read
     if isinstance(value, tuple):
         return tuple(map(_references, value))
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, Tensor):
         return Tensor
+    return _token(value)
+
+
+def _token(value: object) -> object:
+    """Return a key of an object and its training mode."""
     with _LOCK:  # an id would be another object's, once this one is gone
         return _TOKENS.setdefault(value, object()), getattr(value, "training", None)
 
