@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
-    "differentiable": 1185,
-    "jet": 6341,
+    "differentiable": 1187,
+    "jet": 6354,
     "lab": 4122,
     "ntk": 2019,
     "ops": 2086,

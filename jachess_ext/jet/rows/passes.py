@@ -220,8 +220,9 @@ class Rows:
                 f"fn has to run {len(plan)} times with the same random numbers, whose state a CUDA "
                 "graph cannot set back: leave out chunk_size, and weights of both signs"
             )
-        key, history = call_key(self) if self._check else None, find_history(self.fn)
-        is_checked = self._check and (key is None or history.is_due(key))
+        key = call_key(self) if self._check else None
+        history = None if key is None else find_history(self.fn)
+        is_checked = self._check and (history is None or history.is_due(key))
         check = RowCheck(self) if is_checked else None
         roots = None if weights is None else square_roots(weights)
         # With one state of the generators, dropout draws the same mask in every pass.
@@ -258,7 +259,7 @@ class Rows:
                 check.add(derivatives.first, group.numbers, roots)
                 if is_last:
                     check.compare([jet.first[-1].detach() for jet in derivatives.jets])
-            if key is not None and is_last:
+            if history is not None and is_last:
                 history.count(key, derivatives.jets[0].streams)
             # A tensor in aux is a view of its stack, so aux of the last pass alone is kept.
             yield derivatives if is_last else derivatives._replace(aux=())
