@@ -88,7 +88,7 @@ def run(
 
 
 def results_of_ranks(module: str, *arguments: str, ranks: int = 2, **settings: Any) -> list[Any]:
-    """Return what every rank of a job leaves: `python -m MODULE ARGUMENTS FOLDER` under torchrun.
+    """Return what every rank of a job leaves: MODULE's `main(*arguments, folder)` on each.
 
     Args:
         settings: of `run`.
@@ -96,8 +96,8 @@ def results_of_ranks(module: str, *arguments: str, ranks: int = 2, **settings: A
     import torch
 
     with tempfile.TemporaryDirectory() as folder:
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
-        command = [sys.executable, *launch, "-m", module, *arguments, folder]
+        launch = ["-m", "python_tests.distributed.ranks", ranks]
+        command = [sys.executable, *launch, module, *arguments, folder]
         done = run(command, cwd=Path(__file__).resolve().parents[1], **settings)
         assert done.returncode == 0, done.stderr[-3000:]
         return torch.load(Path(folder) / "results.pt", weights_only=False)

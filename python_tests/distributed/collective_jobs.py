@@ -405,13 +405,9 @@ def late() -> bool:
         return torch.equal(vmap(program)(x), loop)
 
 
-def main(job: str, folder: Path) -> None:
+def main(job: str, folder: str) -> None:
     enter_group(timeout=timedelta(seconds=60))
     warnings.simplefilter("ignore")
     results: dict[str, Any] = {kind: measured(kind) for kind in JOBS[job]}
     results |= {"refusals": refusals(), "late": late()}
-    leave_results(folder, results)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    leave_results(Path(folder), results)

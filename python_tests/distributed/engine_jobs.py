@@ -222,7 +222,7 @@ def deepspeed_jobs(note: Callable[..., None], folder: Path) -> None:
         note(f"methods {stage}", of_every_method, stage)
 
 
-def main(jobs: str, folder: Path) -> None:
+def main(jobs: str, folder: str) -> None:
     enter_group()
     results: dict[str, Any] = {}
 
@@ -232,9 +232,5 @@ def main(jobs: str, folder: Path) -> None:
         except Exception:
             results[name] = {"error": traceback.format_exc()}
 
-    {"torch": torch_jobs, "deepspeed": deepspeed_jobs}[jobs](note, folder)
-    leave_results(folder, results)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    {"torch": torch_jobs, "deepspeed": deepspeed_jobs}[jobs](note, Path(folder))
+    leave_results(Path(folder), results)

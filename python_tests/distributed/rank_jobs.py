@@ -374,7 +374,7 @@ def leave_results(folder: Path, results: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
-def main(folder: Path) -> None:
+def main(folder: str) -> None:
     enter_group()
     results: dict[str, Any] = {}
     for engine in ENGINES:
@@ -393,8 +393,4 @@ def main(folder: Path) -> None:
         ]
         for job in (*jobs, skipped_micro_batch, bad_embeddings, bad_row):
             results[f"{engine} {job.__name__}"] = job(engine)
-    leave_results(folder, results)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    leave_results(Path(folder), results)
