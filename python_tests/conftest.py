@@ -52,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", default="1/1", metavar="K/N", help="every N-th test from the K-th")
 
 
-LONG = ("distributed", "test_compile.py", "test_cuda_shim_attention.py", "test_mutation.py")
+LONG = ("distributed", "test_compile.py", "test_cuda_shim_attention.py")
 """Files and folders of the longest files: a process that met one last would run alone."""
 
 

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from subprocess import CompletedProcess
 
+import pytest
+
 from python_tests import mutation, processes
 
 
@@ -14,6 +16,7 @@ def run(*arguments: str) -> CompletedProcess[str]:
     return processes.run(command)
 
 
+@pytest.mark.slow
 def test_a_mutant_survives_without_its_tests_and_is_noticed_with_them(tmp_path: Path) -> None:
     """Every break of one rule's derivatives.  What a log says was noticed is taken from it; what
     survived is tried again."""

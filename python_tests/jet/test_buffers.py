@@ -27,14 +27,12 @@ MAKERS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _nothing_frozen() -> Any:
     """`conftest.py` freezes what the tests import, so that nobody finds what holds a tensor."""
-    frozen = gc.get_freeze_count()
     gc.unfreeze()
     yield
-    if frozen:
-        gc.freeze()
+    gc.freeze()
 
 
 INDEX = torch.tensor([4, 0, 2])
@@ -223,8 +221,11 @@ def test_a_buffer_that_is_held_or_shared_is_refused(
 def test_a_buffer_is_refused_where_objects_are_hidden() -> None:
     x, w, u, _ = _tensors()
     gc.freeze()
-    with pytest.raises(jx.MissingJetRule, match="unless the pass made it"):
-        jx.jet(_program("zeros", "item", w), x.detach(), u[None])
+    try:
+        with pytest.raises(jx.MissingJetRule, match="unless the pass made it"):
+            jx.jet(_program("zeros", "item", w), x.detach(), u[None])
+    finally:
+        gc.unfreeze()
 
 
 def test_a_buffer_that_a_graph_knows_is_refused() -> None:
