@@ -110,6 +110,7 @@ def test_the_commit_travels_with_the_bundle(
     assert (tmp_path / "bundle" / "COMMIT").read_text() == common.commit() + "\n"
 
 
+@pytest.mark.slow
 def test_a_doctor_that_is_cut_builds_nothing(tmp_path: Path) -> None:
     summary, returned = run(tmp_path, 'case "$*" in *STATE*) sleep 60;; esac')
     assert "doctor: cut (exit 124)" in summary and "build: " not in summary and returned == 3
