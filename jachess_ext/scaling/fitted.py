@@ -226,7 +226,7 @@ class FittedLaw:
         # A perfect fit has no width; a positive scale keeps its quantiles defined.
         width = np.maximum(np.sqrt(variance), _LEAST_SCALE)
         exact = Student(self._log_predict(np.array([size]))[:, 0], width, self.dof)
-        return exact if self.drift is None else self.drift.added_to(exact, size)
+        return exact if self.drift is None else self.drift.widen(exact, size)
 
     @property
     def transition(self) -> Transitions:

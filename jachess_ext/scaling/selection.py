@@ -137,7 +137,7 @@ def select(
     read, forecast, unranked = forecast_up_to(losses, budget, target, settings, classes)
     ranked = losses.rows(np.flatnonzero([name not in unranked for name in losses.names]))
     earlier = History.read(history, losses.metric)
-    forecast, history_note = earlier.move(forecast, read, ranked, target, settings)
+    forecast, history_note = earlier.adjust(forecast, read, ranked, target, settings)
     n = np.full(len(read.names), np.nan) if read.parameters is None else read.parameters
     example = OPERATIONS * np.where(n > 0, n, np.nan) * (tokens or 1) * epochs
     # Shown beside the forecasts, and of no influence on them: `read` ends at the budget.

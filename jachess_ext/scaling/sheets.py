@@ -241,7 +241,7 @@ class Sheet:
                 raise TableError(f"{where} is no number{hint}", **answer) from None
         return np.array(values)
 
-    def per_cent(self, indices: Sequence[int]) -> bool:
+    def has_percent_signs(self, indices: Sequence[int]) -> bool:
         """Return whether the cells are written with a per cent sign.
 
         Raises:

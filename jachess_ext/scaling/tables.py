@@ -17,9 +17,9 @@ from .column_names import (
     NOT_MODEL_COLUMNS,
     SIZE_WORDS,
     doubt_about_sizes,
-    is_named,
+    has_role,
     is_summary_row,
-    says_unfinished,
+    marks_unfinished,
     snake_case,
 )
 from .loss_table import LossTable
@@ -192,7 +192,7 @@ class _Reader:
             size_at = 0
         others = {*range(len(labels))} - {size_at, *seeds}
         others = {p for p in others if sheet.are_numbers(p) or len(set(sheet.texts(p))) > 1}
-        values = [p for p in others if metric_word(labels[p]) or is_named("value", labels[p])]
+        values = [p for p in others if metric_word(labels[p]) or has_role("value", labels[p])]
         across = model_at is None and len(others) > 1 and not values
         if size_at is not None and across and all(map(sheet.are_numbers, others)):
             return self._sizes_down(size_at, sorted(others), seeds)
@@ -234,10 +234,10 @@ class _Reader:
         def doubtful(index: int) -> bool:  # "size" may be the models'
             name = labels[index]
             if kind == "size":
-                return is_named("parameters", name)
+                return has_role("parameters", name)
             return not snake_case(name).startswith(kind)
 
-        indices = [index for index, name in enumerate(labels) if is_named(kind, name)]
+        indices = [index for index, name in enumerate(labels) if has_role(kind, name)]
         if len(indices) > 1:
             names = quote_all([labels[index] for index in indices])
             first, *others = (labels[index] for index in sorted(indices, key=doubtful))
@@ -250,7 +250,7 @@ class _Reader:
         """Return the columns that distinguish repeated runs, such as seeds and folds."""
         first = [] if label is None else [self.sheet.index(label)]
         labels = enumerate(self.sheet.labels)
-        return first + [index for index, x in labels if is_named("seed", x) and index not in first]
+        return first + [index for index, x in labels if has_role("seed", x) and index not in first]
 
     def _repeat_names(self, indices: Sequence[int]) -> list[str] | None:
         rows = zip(*(self.sheet.texts(index) for index in indices), strict=True)
@@ -262,7 +262,7 @@ class _Reader:
         None: it holds sizes, and the header names models by larger ones, such as 7B.
         """
         sheet, label = self.sheet, self.sheet.labels[0]
-        named_size = is_named("size", label) and not is_named("parameters", label)
+        named_size = has_role("size", label) and not has_role("parameters", label)
         sized = 0 not in sizes and sheet.are_sizes(0)
         if sized and named_size and max(map(sheet.size, sheet.columns[0])) < min(sizes.values()):
             return None
@@ -299,7 +299,7 @@ class _Reader:
             # A word that is the same in all rows of a model describes the model.  One that differs
             # within a model splits its runs into kinds, whose losses lie on different curves.
             values = list(dict.fromkeys(texts))
-            unfinished = [value for value in values if says_unfinished(key, value)]
+            unfinished = [value for value in values if marks_unfinished(key, value)]
             usable = [x for x in values if not is_missing(x) and x not in unfinished]
             models = [""] * len(texts) if model_at is None else self.sheet.texts(model_at)
             varies = len(set(zip(models, texts, strict=True))) > len(set(models))
@@ -349,7 +349,7 @@ class _Reader:
         )
         repeats = self._repeat_names(seeds)
         repeats = None if repeats is None else list(np.repeat(repeats, len(sizes)))
-        counts, per_cent = _parameters(sheet, count_at, names), sheet.per_cent(list(sizes))
+        counts, per_cent = _parameters(sheet, count_at, names), sheet.has_percent_signs(list(sizes))
         return Records(
             sheet.name, models, cell_sizes, values, repeats, counts, self.row_metric, per_cent
         )
@@ -421,7 +421,7 @@ class _Reader:
             size_at = self._size_column({model_at, *seeds})
         if model_at is None:
             model_at = self._model_column({size_at, *seeds})
-        of_models = not is_named("parameters", labels[size_at])
+        of_models = not has_role("parameters", labels[size_at])
         count_at = self._column_of("parameters", None) if of_models else None
         value_at = self._value_column(metric, {size_at, model_at, *seeds, count_at})
         self._ask_unused({size_at, model_at, *seeds, value_at, count_at}, model_at, numbers=False)
@@ -450,14 +450,14 @@ class _Reader:
             text += f" is {values[run]:g} or empty; expected a number"
             raise TableError(f"{text}: leave that row out if the run is not to count")
         metric = self.row_metric or (metric_word(label) and label)
-        counts, per_cent = _parameters(sheet, count_at, names), sheet.per_cent([value_at])
+        counts, per_cent = _parameters(sheet, count_at, names), sheet.has_percent_signs([value_at])
         return Records(table, names, np.array(sizes), values, repeats, counts, metric, per_cent)
 
     def _value_column(self, metric: Label, used: Collection[Column]) -> int:
         """Return the column of values, by the metric or by its name."""
         table, labels = self.sheet.name, self.sheet.labels
         free = [p for p in range(len(labels)) if p not in used and self.sheet.are_numbers(p)]
-        indices = [p for p in free if is_named("value", labels[p])]
+        indices = [p for p in free if has_role("value", labels[p])]
         if metric is None:
             indices += [p for p in free if metric_word(labels[p]) is not None]
         elif names := matching_names(metric, [labels[p] for p in free]):
