@@ -110,7 +110,8 @@ def read_table(
         raise TableError(f"decimal is {quote(decimal)}; expected '.' or ','")
     questions = Questions(ignore)
     try:
-        cells = replace(read_sheet(source, decimal == ",", sheet, questions), full=full)
+        cells = read_sheet(source, sheet, questions)
+        cells = replace(cells, has_decimal_comma=decimal == ",", full=full)
         reader = _Reader(cells, questions, ignore)
         records = reader.records(metric, model, size, seed, rows)
         table = to_table(records, metric or records.metric, fewest, test_rows)
@@ -231,7 +232,7 @@ class _Reader:
             return self.sheet.index(label)
         labels = self.sheet.labels
 
-        def doubtful(index: int) -> bool:  # "size" may be the models'
+        def allow_doubtful(index: int) -> bool:  # "size" may be the models'
             name = labels[index]
             if kind == "size":
                 return has_role("parameters", name)
@@ -240,11 +241,11 @@ class _Reader:
         indices = [index for index, name in enumerate(labels) if has_role(kind, name)]
         if len(indices) > 1:
             names = quote_all([labels[index] for index in indices])
-            first, *others = (labels[index] for index in sorted(indices, key=doubtful))
+            first, *others = (labels[index] for index in sorted(indices, key=allow_doubtful))
             text = f"{self.sheet.name} has the columns {names}, any of which may be the one that"
             answer = {kind: first} if kind in ("model", "size") else {"ignore": others}
             self.questions.add(f"{text} holds the {kind}; say which", **answer)
-        return min(indices, key=doubtful, default=None)
+        return min(indices, key=allow_doubtful, default=None)
 
     def _seeds(self, label: Label) -> list[int]:
         """Return the columns that distinguish repeated runs, such as seeds and folds."""
@@ -386,7 +387,7 @@ class _Reader:
             p for p, label in enumerate(labels) if p not in others and not metric_word(label)
         ]
         # Cells that only may be sizes ("0.25", "1.000") count where the name speaks of a size.
-        indices = [p for p in indices if sheet.are_sizes(p, doubtful=bool(size_words[p]))]
+        indices = [p for p in indices if sheet.are_sizes(p, allow_doubtful=bool(size_words[p]))]
         text = f"{table} has no column named by a number of training examples, such as 1000 or 1k,"
         text += f" and none that holds them (rows, n, train_samples); it has {quote_all(labels)}"
         if not indices and len({*labels}) < len(labels):  # as `pivot_table` writes csv
