@@ -248,10 +248,8 @@ def same_runs(table: LossTable, other: LossTable) -> bool:
     """
     rows, other_rows = _match_models(table.names, other.names)
     _, sizes, other_sizes = np.intersect1d(table.trained, other.trained, return_indices=True)
-    losses, other_losses = (
-        table.trained_losses[rows][:, sizes],
-        other.trained_losses[other_rows][:, other_sizes],
-    )
+    losses = table.trained_losses[rows][:, sizes]
+    other_losses = other.trained_losses[other_rows][:, other_sizes]
     present = np.isfinite(losses) & np.isfinite(other_losses)
     equal = np.isclose(losses, other_losses, _RUN_TOLERANCE, 0.0)[present]
     return bool(equal.sum() >= max(0.5 * len(equal), 1))

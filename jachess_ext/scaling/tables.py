@@ -390,10 +390,8 @@ class _Reader:
         names, sheet = self._keep_models(model_col), self.sheet
         # A run for every cell, row by row.
         values = np.stack([sheet.numbers(index, names) for index in sizes], -1).ravel()
-        models, cell_sizes = (
-            [x for x in names for _ in sizes],
-            np.tile([*sizes.values()], len(names)),
-        )
+        models = [name for name in names for _ in sizes]
+        cell_sizes = np.tile([*sizes.values()], len(names))
         seed_texts = self._repeat_names(seeds)
         seed_texts = None if seed_texts is None else list(np.repeat(seed_texts, len(sizes)))
         percent, metric = sheet.has_percent_signs(list(sizes)), self.row_metric
