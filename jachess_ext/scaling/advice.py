@@ -40,8 +40,8 @@ def survivor_count(probabilities: Array) -> int:
     Args:
         probabilities: P(best), with the uniform distribution, in the order of the ranking, [n].
     """
-    least = (1 - UNIFORM_WEIGHT) * DROP_THRESHOLD + UNIFORM_WEIGHT / len(probabilities)
-    return 1 + int(np.flatnonzero(probabilities >= least).max(initial=0))
+    threshold = (1 - UNIFORM_WEIGHT) * DROP_THRESHOLD + UNIFORM_WEIGHT / len(probabilities)
+    return 1 + int(np.flatnonzero(probabilities >= threshold).max(initial=0))
 
 
 def expected_regret(mixture: Mixture, order: Index, *, ratio: bool) -> Array:

@@ -76,11 +76,11 @@ def accept_then_stop(x: Array, y: Array, gamma: int = 3, tau: float = 5.0) -> Li
         count = np.where(rejected, size, count)
         stopped |= rejected
     accepted = np.arange(points) >= points - count[:, None]
-    (intercept, slope, mean_x, square), residual = line_through(x, y, accepted, count)
+    (intercept, slope, mean_x, square_x), residual = line_through(x, y, accepted, count)
     with np.errstate(invalid="ignore", divide="ignore"):
         variance = np.where(count > 2, (residual**2).sum(-1) / (count - 2), np.nan)
     visited = np.where(stopped, count + 1, points)
-    return Line(intercept, slope, count, visited, mean_x, square, variance)
+    return Line(intercept, slope, count, visited, mean_x, square_x, variance)
 
 
 def line_through(
@@ -98,8 +98,8 @@ def line_through(
     """
     mean_x, mean_y = (x * mask).sum(-1) / count, (y * mask).sum(-1) / count
     centred = (x - mean_x[:, None]) * mask
-    square = (centred**2).sum(-1)
-    slope = (centred * y).sum(-1) / square
+    square_x = (centred**2).sum(-1)
+    slope = (centred * y).sum(-1) / square_x
     intercept = mean_y - slope * mean_x
     residual = (y - intercept[:, None] - slope[:, None] * x) * mask
-    return (intercept, slope, mean_x, square), residual
+    return (intercept, slope, mean_x, square_x), residual

@@ -218,7 +218,7 @@ def table_scale(blocks: Iterable[Array], log_weight: Array, points: int, prior: 
         for index, scale in enumerate(TABLE_SCALES):
             log_joint = log_marginal_likelihood(squares, log_weight, points, scale) + prior
             log_evidence[index] += log_sum(log_sum(log_joint, 2), 0).sum()
-    return float(np.exp(normalised(log_evidence) @ np.log(TABLE_SCALES)))
+    return float(np.exp(softmax(log_evidence) @ np.log(TABLE_SCALES)))
 
 
 def pattern_frequencies(log_evidence: Array) -> Array:
@@ -232,7 +232,7 @@ def pattern_frequencies(log_evidence: Array) -> Array:
     patterns, models = log_evidence.shape
     frequency = np.full(patterns, 1 / patterns)
     for _ in range(EM_STEPS):
-        counts = normalised((log_evidence + np.log(frequency)[:, None]).T).sum(0)
+        counts = softmax((log_evidence + np.log(frequency)[:, None]).T).sum(0)
         frequency = (counts + PATTERN_PRIOR_MODELS / patterns) / (models + PATTERN_PRIOR_MODELS)
     return frequency
 
@@ -268,7 +268,7 @@ def shared_prior(log_evidence: Array, theta: Array, floors: Array, x: Array) -> 
         # Expectation: posterior moments of each curve's shape.  Maximisation: the regression of the
         # posterior means on X, and the scatter of the posteriors around it (that of their means
         # alone would shrink S towards 0 from step to step).
-        moments = (normalised(log_evidence + prior) @ products).reshape(-1, 4, 4)
+        moments = (softmax(log_evidence + prior) @ products).reshape(-1, 4, 4)
         mean = (linear[:, :, 1:] @ moments[:, 1:, :1])[..., 0]
         coefficients = np.linalg.solve(normal, x.T @ mean + PRIOR_MODELS * start)
         linear[:, :, 0] = -x @ coefficients
@@ -277,7 +277,7 @@ def shared_prior(log_evidence: Array, theta: Array, floors: Array, x: Array) -> 
     return prior
 
 
-def normalised(logs: Array) -> Array:
+def softmax(logs: Array) -> Array:
     """Return the softmax over the last axis."""
     weights = np.exp(logs - logs.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True)
@@ -465,8 +465,8 @@ class Process:
         components = np.stack([line, bend, white])
         kriging = Kriging.solve(np.tensordot(self.deviations**2, components, 1)[None], len(sizes))
         residual = y - y[:, -1:] - self.slope * np.log2(sizes / sizes[-1])
-        ahead = self.slope * np.log2(targets / sizes[-1])[:, None]
-        return y[:, -1] + ahead + kriging.weights[0] @ residual.T, np.sqrt(kriging.variance[0])
+        change = self.slope * np.log2(targets / sizes[-1])[:, None]
+        return y[:, -1] + change + kriging.weights[0] @ residual.T, np.sqrt(kriging.variance[0])
 
 
 _DEVIATIONS = np.log([0.06, 0.02, 0.02])  # prior mean of ln `Process.deviations`
@@ -552,11 +552,11 @@ def trust_in_process(tests: Sequence[Backtest], weight: float) -> float:
     for test in tests:
         posterior, truth = test.posterior, _centred(test.truth)
         fall = test.last - posterior.mean
-        choice = _centred(posterior.mean + weight * _centred(fall))
+        score = _centred(posterior.mean + weight * _centred(fall))
         deviation = idiosyncratic_deviation(student_scale(posterior.variance), fall)
-        blend = ((truth - choice) / deviation) ** 2 / 2 + np.log(deviation)
-        process = ((truth - _centred(test.mean)) / test.deviation) ** 2 / 2
-        gains.append(np.mean(blend - process) - np.log(test.deviation))
+        blend_loss = ((truth - score) / deviation) ** 2 / 2 + np.log(deviation)
+        process_loss = ((truth - _centred(test.mean)) / test.deviation) ** 2 / 2
+        gains.append(np.mean(blend_loss - process_loss) - np.log(test.deviation))
     gain = np.clip(gains, -_MOST_EVIDENCE, _MOST_EVIDENCE).mean() if gains else 0.0
     odds = _PRIOR_ODDS + _EVIDENCE * gain * len({test.sizes for test in tests})
     return float(1 / (1 + np.exp(-odds)))
@@ -643,10 +643,10 @@ def forecast_ahead(
     Returns:
         The forecast of that curve alone.
     """
-    size, loss = last
+    size, log_loss = last[0], np.log(last[1])
     near, far = forecasts(sizes, losses, [size, target])
     remaining = np.sqrt(np.log(target / size) / np.log(target / sizes[-1]))
-    log_loss, index, student = np.log(loss), np.array([row]), far.predictive.rows(np.array([row]))
+    index, student = np.array([row]), far.predictive.rows(np.array([row]))
     location = student.location + log_loss - near.predictive.location[index]
     return BlendForecast(
         predictive=Student(location, student.scale * remaining, student.dof),

@@ -35,10 +35,10 @@ class Curves:
     sizes: Array
     losses: Array
     weights: Array
-    single: bool
+    is_single: bool
 
     @property
-    def above(self) -> Mask:
+    def counted(self) -> Mask:
         """Mask of the losses whose weight and size are above 0, [n, m]."""
         return (self.weights > 0) & (self.sizes > 0)
 
@@ -147,8 +147,8 @@ class FittedLaw:
     @property
     def size_range(self) -> Array:
         """The smallest and the largest size above 0 with a weight above 0, [n, 2]."""
-        sizes, above = self._curves.sizes, self._curves.above
-        low, high = np.where(above, sizes, np.inf).min(-1), np.where(above, sizes, 0).max(-1)
+        sizes, counted = self._curves.sizes, self._curves.counted
+        low, high = np.where(counted, sizes, np.inf).min(-1), np.where(counted, sizes, 0).max(-1)
         return np.stack([low, high], -1)
 
     @property
@@ -247,7 +247,7 @@ class FittedLaw:
             first, last = np.log(self.size_range.T)
             for row in np.flatnonzero((first < ends[:, 1]) & (ends[:, 2] < last)):
                 transitions[row] = Transition(*np.exp(ends[row]).tolist())
-        return transitions[0] if self._curves.single else transitions
+        return transitions[0] if self._curves.is_single else transitions
 
     def predict(self, sizes: npt.ArrayLike) -> Values:
         """Return the loss of the fitted law at each size.
@@ -316,8 +316,8 @@ class FittedLaw:
         ax = axes_or_new(ax)
         for row, curve in enumerate(predicted):
             (line,) = ax.plot(sizes, curve)
-            color, shown = line.get_color(), self._curves.above[row]
-            ax.plot(self._curves.sizes[shown], self._curves.losses[row, shown], "o", color=color)
+            color, mask = line.get_color(), self._curves.counted[row]
+            ax.plot(self._curves.sizes[mask], self._curves.losses[row, mask], "o", color=color)
             if ends:
                 ax.fill_between(sizes, *(end[row] for end in ends), color=color, alpha=0.2)
         ax.set(xscale="log", yscale="log", xlabel="training examples", ylabel="loss")
@@ -341,7 +341,7 @@ class FittedLaw:
 
     def _match_curves(self, values: Array) -> Values:
         """Drop the dimension n of [n] or [n, k] for a single curve."""
-        if not self._curves.single:
+        if not self._curves.is_single:
             return values
         return float(values[0]) if values.ndim == 1 else values[0]
 
@@ -365,9 +365,9 @@ def describe(fitted: FittedLaw) -> str:
     """
     first, last = fitted.size_range[:, 0].min(), fitted.size_range[:, 1].max()
     num_curves = len(fitted.size_range)
-    through = "" if num_curves == 1 else f"{num_curves} curves at "
-    sizes = f"{_size(first, 6)} to {_size(last, 6)}"
-    head = f"{fitted.law} law, {fitted.definition.formula}, through {through}sizes {sizes}"
+    location = "" if num_curves == 1 else f"{num_curves} curves at "
+    sizes = f"{_size_text(first, 6)} to {_size_text(last, 6)}"
+    title = f"{fitted.law} law, {fitted.definition.formula}, through {location}sizes {sizes}"
     if fitted.backtest:
         order = sorted(fitted.backtest, key=fitted.backtest.__getitem__)
         errors = ", ".join(f"{law} {fitted.backtest[law]:.2g}" for law in order)
@@ -376,7 +376,7 @@ def describe(fitted: FittedLaw) -> str:
         backtest_text = "none, too few sizes; the simplest law"
     else:
         backtest_text = "none, the law was named"
-    noise, dof = _range(fitted.noise, ".2g"), _range(fitted.dof, ".3g")
+    noise, dof = _range_text(fitted.noise, ".2g"), _range_text(fitted.dof, ".3g")
     residual_text = f"{noise} in ln L, degrees of freedom: {dof}"
     errors = "the backtest's errors and " if fitted.backtest else ""
     interval_text = f"of losses widen beyond the largest size, by {errors}the slope there"
@@ -391,7 +391,7 @@ def describe(fitted: FittedLaw) -> str:
         ("intervals", interval_text),
         ("forecasts", "of this law alone; select's, by default, are of many shapes and curves"),
     ]
-    return "\n".join([head, *(f"  {label:<12}{text}" for label, text in rows)])
+    return "\n".join([title, *(f"  {label:<12}{text}" for label, text in rows)])
 
 
 def _parameter_rows(fitted: FittedLaw) -> list[tuple[str, str]]:
@@ -403,7 +403,7 @@ def _parameter_rows(fitted: FittedLaw) -> list[tuple[str, str]]:
         intervals, transition = {}, "unknown, scipy is not installed"
     rows = []
     for name, value in fitted.params.items():
-        text = _range(np.ravel(value), ",.4g")
+        text = _range_text(np.ravel(value), ",.4g")
         if name in intervals and len(fitted.size_range) == 1:
             low, high = (f"{np.ravel(end)[0]:,.4g}" for end in intervals[name])
             text = f"{text:<12}[{low}, {high}]"
@@ -420,16 +420,17 @@ def _transition_text(fitted: FittedLaw) -> str:
         return f"seen in {len(transition) - transition.count(None)} of {len(transition)} curves"
     if transition is None:
         return "none seen within these sizes"
-    return f"{_size(transition.size):<12}[{_size(transition.low)}, {_size(transition.high)}]"
+    size, low, high = map(_size_text, (transition.size, transition.low, transition.high))
+    return f"{size:<12}[{low}, {high}]"
 
 
-def _range(values: Array, form: str) -> str:
+def _range_text(values: Array, form: str) -> str:
     """Format one value, or "lowest to highest" of several, with the format specification `form`."""
     low, high = (f"{end:{form}}" for end in (values.min(), values.max()))
     return low if low == high else f"{low} to {high}"
 
 
-def _size(value: float, digits: int = 3) -> str:
+def _size_text(value: float, digits: int = 3) -> str:
     """Format a size rounded to significant digits, with commas or as a power of ten."""
     rounded = float(f"{value:.{digits}g}")
     return f"{rounded:,.0f}" if 100 <= rounded < 1e12 else f"{rounded:.{digits}g}"

@@ -112,7 +112,7 @@ def fit(
     if counted < free.sum():
         text = f"the {definition.name} law has {int(free.sum())} free parameters"
         raise ValueError(f"{text} and there are {counted} losses; give more, or fix parameters")
-    return _summary(problem, curves, scale, *_solve(problem))
+    return _fitted_law(problem, curves, scale, *_solve(problem))
 
 
 def _fit_line(curves: Curves, gamma: int, tau: float) -> FittedLaw:
@@ -171,34 +171,34 @@ def _fit_best(
         laws.remove("lensllm")  # with F free it is the rectified law
     if (curves.weights != curves.weights[:, :1]).any():
         laws.remove("ats")
-    counts, half = curves.above.cumsum(-1).min(0), (len(curves.sizes) + 1) // 2
-    cuts = [k for k in range(half, len(curves.sizes)) if counts[k - 1] >= _FEWEST_TO_JUDGE]
+    counts, half = curves.counted.cumsum(-1).min(0), (len(curves.sizes) + 1) // 2
+    lengths = [k for k in range(half, len(curves.sizes)) if counts[k - 1] >= _FEWEST_TO_JUDGE]
 
     def fit_first(k: int, law: str) -> FittedLaw:
-        first = np.arange(len(curves.sizes)) < k
+        mask = np.arange(len(curves.sizes)) < k
         if law == "power":
-            first &= curves.sizes > 0
+            mask &= curves.sizes > 0
         options: dict[str, object] = {}
         if law == "lensllm":
             # Θ and r are either the same for all sizes, or sequences with one entry per size, as t.
             options = {n: v[:k] if isinstance(v, Sequence) else v for n, v in kernel.items()}
             options["t"] = np.asarray(kernel["t"])[:k]
-        options["weights"] = None if law == "ats" else curves.weights[:, first]
-        return fit_one(curves.sizes[first], curves.losses[:, first], law, **options)
+        options["weights"] = None if law == "ats" else curves.weights[:, mask]
+        return fit_one(curves.sizes[mask], curves.losses[:, mask], law, **options)
 
     def log_errors(k: int, law: str) -> Array:
         return np.log(fit_first(k, law).predict(curves.sizes[k:]) / curves.losses[:, k:])
 
-    def median(errors: Mapping[int, Array]) -> float:
-        held_out = [np.abs(error)[curves.weights[:, k:] > 0] for k, error in errors.items()]
+    def median(by_length: Mapping[int, Array]) -> float:
+        held_out = [np.abs(error)[curves.weights[:, k:] > 0] for k, error in by_length.items()]
         return float(np.median(np.concatenate(held_out)))
 
-    law_errors = {law: {k: log_errors(k, law) for k in cuts} for law in (laws if cuts else ())}
-    backtest = {law: median(errors) for law, errors in law_errors.items()}
+    errors = {law: {k: log_errors(k, law) for k in lengths} for law in (laws if lengths else ())}
+    backtest = {law: median(by_length) for law, by_length in errors.items()}
     # `min` returns the first of equals, and the simplest law comes first.
     best = min(backtest, key=lambda law: round(backtest[law], _DIGITS), default=laws[0])
     chosen = fit_first(len(curves.sizes), best)
-    drift = measure_drift(curves.sizes, curves.losses, curves.above, law_errors.get(best, {}))
+    drift = measure_drift(curves.sizes, curves.losses, curves.counted, errors.get(best, {}))
     return replace(chosen, backtest=backtest, drift=drift, _curves=curves)
 
 
@@ -452,7 +452,7 @@ def _gaussian_variance(delta: Array) -> Array:
     return (inside - 2 * k * density + k**2 * (1 - inside)) / inside**2
 
 
-def _summary(
+def _fitted_law(
     problem: _Problem, curves: Curves, scale: Scale, solution: Solution, delta: Array
 ) -> FittedLaw:
     """Return the fitted law with the noise and the covariance of its parameters."""
@@ -463,19 +463,19 @@ def _summary(
     noise = np.sqrt((weights * residuals**2).sum(-1) / remaining)
     # Variance of Huber's estimator: Σ ψ² / (m − p), divided by the squared fraction of residuals
     # within the threshold.  If the threshold is far below the noise, only the p residuals that the
-    # fit makes 0 are within it: then the variance is computed for the usual threshold, `wide`, and
+    # fit makes 0 are within it: then the variance is computed for the usual `limit`, and
     # multiplied by the ratio of both variances under Gaussian noise.
     deviation = _robust_deviation(residuals, weights, int(free.sum()))
-    wide = np.maximum(delta, _EFFICIENT * deviation)[:, None]
-    inside = np.maximum((weights * (np.abs(residuals) <= wide)).sum(-1) / weights.sum(-1), 0.5)
-    spread = (weights * np.clip(residuals, -wide, wide) ** 2).sum(-1) / remaining / inside**2
+    limit = np.maximum(delta, _EFFICIENT * deviation)[:, None]
+    inside = np.maximum((weights * (np.abs(residuals) <= limit)).sum(-1) / weights.sum(-1), 0.5)
+    variance = (weights * np.clip(residuals, -limit, limit) ** 2).sum(-1) / remaining / inside**2
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = _gaussian_variance(delta / deviation) / _gaussian_variance(wide[:, 0] / deviation)
-    spread *= np.where(deviation > 0, ratio, 1.0)
+        ratio = _gaussian_variance(delta / deviation) / _gaussian_variance(limit[:, 0] / deviation)
+    variance *= np.where(deviation > 0, ratio, 1.0)
     return FittedLaw(
         definition=problem.law,
         coordinates=solution.u,
-        covariance=_covariance(jacobian, weights, spread, free, problem.high - problem.low),
+        covariance=_covariance(jacobian, weights, variance, free, problem.high - problem.low),
         noise=np.where(dof > 0, noise, np.nan),
         dof=dof,
         objective=solution.objective,
@@ -485,7 +485,7 @@ def _summary(
     )
 
 
-def _covariance(jacobian: Array, weights: Array, spread: Array, free: Mask, width: Array) -> Array:
+def _covariance(jacobian: Array, weights: Array, noise: Array, free: Mask, width: Array) -> Array:
     """Return (JᵀWJ/s² + 12/width²)⁻¹, [n, p, p], over the free coordinates; 0 for the others.
 
     12/width² is the precision of a uniform prior between the bounds.
@@ -493,12 +493,12 @@ def _covariance(jacobian: Array, weights: Array, spread: Array, free: Mask, widt
     Args:
         jacobian: J, [n, m, p].
         weights: W, [n, m].
-        spread: variance s² of the noise, [n]; for 0 (a perfect fit) the covariance is about 0.
+        noise: variance s² of the noise, [n]; for 0 (a perfect fit) the covariance is about 0.
         free: which coordinates are free, [p].
         width: distance between the bounds of the coordinates, [n, p].
     """
     information = np.einsum("nmp,nm,nmq->npq", jacobian, weights, jacobian)
-    s = np.maximum(spread, _NO_NOISE)[:, None, None]
+    s = np.maximum(noise, _NO_NOISE)[:, None, None]
     prior = 12 * s[..., 0] / np.maximum(width, 1e-9) ** 2
     matrix = information + np.einsum("np,pq->npq", prior, np.eye(len(free)))
     # Rows and columns of fixed coordinates are those of the identity, so that they do not affect

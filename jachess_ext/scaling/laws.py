@@ -203,7 +203,7 @@ class Rectified(Law):
         result[..., 1] = np.clip(beta * transition, np.log(bounds.low), np.log(bounds.high))
         result[..., 2] = np.log(beta)
         result[..., 3] = fraction * lowest_loss(log_losses, weights)[:, None]
-        result[..., 0] = _scale_for(result, sizes, log_losses, weights)
+        result[..., 0] = _fit_log_scale(result, sizes, log_losses, weights)
         return result
 
     def log_transition(self, u: Array) -> tuple[Array, Array]:
@@ -212,7 +212,7 @@ class Rectified(Law):
         return log_size, np.stack([zeros, inverse, -log_size, zeros], -1)
 
 
-def _scale_for(u: Array, sizes: Array, log_losses: Array, weights: Array) -> Array:
+def _fit_log_scale(u: Array, sizes: Array, log_losses: Array, weights: Array) -> Array:
     """Fit ln B, [n, k], given the other coordinates u, [n, k, 4], of the rectified law.
 
     It is the weighted mean of ln(L − E) + ln(D_l + D^β) over the sizes.
@@ -351,7 +351,7 @@ class MeasuredLens(Rectified):
         with_kernel = starts.copy()
         kernel = self._shift(np.zeros((1, 4)), sizes)[0].mean()
         with_kernel[..., 1] = np.log(max(float(kernel), 1e-13))
-        starts[..., 0] = _scale_for(with_kernel, sizes, log_losses, weights)
+        starts[..., 0] = _fit_log_scale(with_kernel, sizes, log_losses, weights)
         return np.unique(starts, axis=1)
 
 

@@ -38,8 +38,8 @@ def huber(residuals: Array, weights: Array, delta: Array) -> Array:
         delta: threshold δ of each row, [n].
     """
     size, delta = np.abs(residuals), delta[..., None]
-    inside = np.minimum(size, delta)
-    return (weights * inside * (size - inside / 2)).sum(-1)
+    clipped = np.minimum(size, delta)
+    return (weights * clipped * (size - clipped / 2)).sum(-1)
 
 
 def huber_weights(residuals: Array, weights: Array, delta: Array) -> Array:
@@ -86,7 +86,7 @@ def minimise(
     for _ in range(iterations):
         if not len(rows):
             break
-        current, before, g, a = u[rows], objective[rows], gradient[rows], curvature[rows]
+        current, old, g, a = u[rows], objective[rows], gradient[rows], curvature[rows]
         box = low[rows], high[rows]
         trial = np.clip(current + _bounded_step(current, *box, g, a, damping[rows]), *box)
         step = trial - current
@@ -94,21 +94,21 @@ def minimise(
         # step is rejected like any other that is too long, and the damping grows.
         with np.errstate(all="ignore"):
             r, jacobian = residuals(trial, rows, True)
-            after = huber(r, weights[rows], delta[rows])
-        better = after < before
-        fall = np.where(better, before - after, 0.0)
+            new = huber(r, weights[rows], delta[rows])
+        better = new < old
+        decrease = np.where(better, old - new, 0.0)
         predicted = -(g * step).sum(-1) - 0.5 * np.einsum("ni,nij,nj->n", step, a, step)
-        gain = np.minimum(fall / np.maximum(predicted, 1e-300), 2.0)
+        gain = np.minimum(decrease / np.maximum(predicted, 1e-300), 2.0)
         shrink = np.clip(1 - (2 * gain - 1) ** 3, 1 / 5, 2.0)
         damping[rows] *= np.where(better, shrink, growth[rows])
         damping[rows] = np.clip(damping[rows], 1e-12, 10 * _STALLED)
         growth[rows] = np.where(better, 2.0, np.minimum(growth[rows] * 2, 64.0))
         improved = rows[better]
-        u[improved], objective[improved] = trial[better], after[better]
+        u[improved], objective[improved] = trial[better], new[better]
         gradient[improved], curvature[improved] = _normal_equations(
             r[better], jacobian[better], weights[improved], delta[improved]
         )
-        done = better & (fall <= tolerance * before) | (damping[rows] >= _STALLED)
+        done = better & (decrease <= tolerance * old) | (damping[rows] >= _STALLED)
         rows = rows[~done & (step != 0).any(-1)]
     return Solution(u, objective)
 

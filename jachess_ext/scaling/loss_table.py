@@ -68,13 +68,13 @@ class LossTable:
         if not smallest <= budget <= largest:
             text = f"the budget {budget:g} is outside the table's sizes"
             raise TableError(f"{text}, {smallest:g} to {largest:g}")
-        within = self.sizes <= budget
-        self._check(within, counted=~np.isnan(self.losses[:, within]))
-        within &= ~np.isnan(self.losses).all(0)
-        if not within.any():
+        mask = self.sizes <= budget
+        self._check(mask, counted=~np.isnan(self.losses[:, mask]))
+        mask &= ~np.isnan(self.losses).all(0)
+        if not mask.any():
             raise TableError(f"no model has a loss at a size up to {budget:g}")
-        noise = None if self.noise is None else self.noise[:, within]
-        return replace(self, sizes=self.sizes[within], losses=self.losses[:, within], noise=noise)
+        noise = None if self.noise is None else self.noise[:, mask]
+        return replace(self, sizes=self.sizes[mask], losses=self.losses[:, mask], noise=noise)
 
     def rows(self, index: Index) -> LossTable:
         """Return the table of the models at the rows `index`."""

@@ -249,8 +249,8 @@ def forecast_models(
         subset = table.rows(group)
         common = replace(subset, sizes=table.sizes[pattern], losses=subset.losses[:, pattern])
         is_single_blend = method == "blend" and len(group) == 1
-        ahead = _blend_ahead(table, int(rows[0]), target) if is_single_blend else None
-        forecast = ahead or METHODS[method].forecast(common, target, settings)
+        single_forecast = _blend_ahead(table, int(rows[0]), target) if is_single_blend else None
+        forecast = single_forecast or METHODS[method].forecast(common, target, settings)
         group_forecasts.append(forecast.rows(np.searchsorted(group, rows)))
         group_rows.append(rows)
     forecast = _concatenate(group_forecasts).rows(np.argsort(np.concatenate(group_rows)))

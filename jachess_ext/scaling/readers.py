@@ -126,10 +126,10 @@ def read_runs(
         raise TableError(f"{text}; it has {quote_all(names)}")
     runs = [run for run in runs if run.name not in ignore]
     folders = {run.directory for run in runs}
-    inner = [run.name for run in runs if not folders.isdisjoint(run.directory.parents)]
-    if inner:
-        text = f"the runs {quote_all(inner)} of {folder} lie in folders of other runs"
-        raise TableError(f"{text}; leave out the ones or the others", ignore=[*ignore, *inner])
+    nested = [run.name for run in runs if not folders.isdisjoint(run.directory.parents)]
+    if nested:
+        text = f"the runs {quote_all(nested)} of {folder} lie in folders of other runs"
+        raise TableError(f"{text}; leave out the ones or the others", ignore=[*ignore, *nested])
     column = _metric(folder, runs, metric)
     values = np.array([_measurement(run, column, value) for run in runs])
     sizes = [_run_size(run, size) for run in runs]

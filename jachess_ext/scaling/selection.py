@@ -22,7 +22,7 @@ from .methods import DEFAULT, METHODS, Forecast, MethodSettings, forecast_up_to
 from .predictive import Array, Index
 from .selection_text import (
     advice_text,
-    aligned,
+    align_rows,
     chance_note,
     compares_ratios,
     difference_text,
@@ -222,7 +222,7 @@ class Selection:
             f"{self.method}: {len(self.names)} models, sizes up to {self.budget:,.0f}, "
             f"{100 * self.share:.3g} % of the target {self.target:,.0f}"
         )
-        lines = [head, *aligned(self.cells(level)), self.advice, *self.notes]
+        lines = [head, *align_rows(self.cells(level)), self.advice, *self.notes]
         return "\n".join([*lines, *self.unranked.values()])
 
     def cells(self, level: float = 0.9) -> list[list[str]]:

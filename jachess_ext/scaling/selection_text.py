@@ -27,7 +27,7 @@ _MOST_NAMES = 4
 """Largest number of models listed by name; of a longer list only the length is printed."""
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def align_rows(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rows as lines of text with aligned columns.
 
     The second column, the names of the models, is aligned to the left, the others to the right.

@@ -540,13 +540,13 @@ class _Reader:
             TableError: no column can be that of the values.
         """
         table, labels = self.sheet.name, self.sheet.labels
-        free = [p for p in range(len(labels)) if p not in used and self.sheet.are_numbers(p)]
-        indices = [p for p in free if has_role("value", labels[p])]
+        candidates = [p for p in range(len(labels)) if p not in used and self.sheet.are_numbers(p)]
+        indices = [p for p in candidates if has_role("value", labels[p])]
         if metric is None:
-            indices += [p for p in free if metric_word(labels[p]) is not None]
-        elif names := matching_names(metric, [labels[p] for p in free]):
-            indices = [p for p in free if labels[p] in names]
-        columns = quote_all([labels[p] for p in indices or free], 3)
+            indices += [p for p in candidates if metric_word(labels[p]) is not None]
+        elif names := matching_names(metric, [labels[p] for p in candidates]):
+            indices = [p for p in candidates if labels[p] in names]
+        columns = quote_all([labels[p] for p in indices or candidates], 3)
         if len(indices) > 1:
             text = f"{table} has several columns of values, {columns}; say which"
             self.questions.add(text, metric=labels[indices[0]])
@@ -554,12 +554,12 @@ class _Reader:
             wanted = "" if metric is None else f" for the metric {quote(metric)}"
             text = f"{table} has no column named by a size, nor one of values that is known"
             text += f"{wanted}, among the numbers {columns or 'of no other column'}; call one value"
-            if metric is not None or not free:
+            if metric is not None or not candidates:
                 raise TableError(text)
-            label = labels[free[0]]
+            label = labels[candidates[0]]
             text += f", or say {quote(label + ':higher')} (the best is 1, or 100 %), or ':lower'"
             self.questions.add(text, metric=f"{label}:higher|lower")
-            indices = free
+            indices = candidates
         return indices[0]
 
     def _size(self, value: object, label: str = "") -> float:

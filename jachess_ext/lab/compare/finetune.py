@@ -370,12 +370,12 @@ def _without_autocast(model: Model) -> Iterator[None]:
     """Context manager: remove the autocast that accelerate wraps the model's forward in."""
     # accelerate sets model.forward on the instance, where it hides that of the class; without it,
     # the epochs of a bf16 run are evaluated in float32, as the model after the last epoch is
-    wrapped = model.__dict__.pop("forward", None) if hasattr(model, "_original_forward") else None
+    forward = model.__dict__.pop("forward", None) if hasattr(model, "_original_forward") else None
     try:
         yield
     finally:
-        if wrapped is not None:
-            model.__dict__["forward"] = wrapped
+        if forward is not None:
+            model.__dict__["forward"] = forward
 
 
 def run(
@@ -608,10 +608,10 @@ def run_grid(
     with locked(folder), bar:
         write_json(out / "grid.json", asdict(grid))
         bar.set_description("choosing strengths")
-        tried = run_jobs(tuning, None)
+        tuning_records = run_jobs(tuning, None)
         bar.set_description("fine-tuning")
-        final = final_jobs(loaded, choose(tried))
-        return tried + run_jobs(final, out / "models" if save_models else None)
+        jobs = final_jobs(loaded, choose(tuning_records))
+        return tuning_records + run_jobs(jobs, out / "models" if save_models else None)
 
 
 def _run_record(job: Job, **settings: Any) -> Record:

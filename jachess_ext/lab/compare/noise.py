@@ -93,10 +93,10 @@ def _typo(word: str, rng: random.Random) -> str:
 
 def _toggle_punctuation(word: str, rng: random.Random) -> str:
     """Remove punctuation from the ends of a word, or append a random mark if there is none."""
-    bare = word.strip(_MARKS)
-    if bare == word:
+    stripped = word.strip(_MARKS)
+    if stripped == word:
         return word + rng.choice(_MARKS)
-    return bare or rng.choice(_MARKS)
+    return stripped or rng.choice(_MARKS)
 
 
 Change = Callable[[list[str], float, random.Random], list[str]]

@@ -151,8 +151,8 @@ def by_pair(runs: DataFrame, figure: str) -> DataFrame:
     """Return a figure of the finished runs: rows are (task, seed), columns are methods."""
     # "last": if a run was repeated, the later one counts
     finished = runs[runs["score"].notna()].astype({figure: float})
-    wide = finished.pivot_table(figure, ["task", "seed"], "method", aggfunc="last")
-    return wide.reindex(columns=methods_of(runs))
+    pivoted = finished.pivot_table(figure, ["task", "seed"], "method", aggfunc="last")
+    return pivoted.reindex(columns=methods_of(runs))
 
 
 def by_seed(runs: DataFrame, figure: str, tasks: Sequence[str] | None = None) -> DataFrame:
@@ -475,8 +475,8 @@ def best_control_tables(runs: DataFrame) -> list[Table]:
     by_figure = {f: differences(runs, f.column) for f in TESTED if controls and f.column in runs}
     rows = []
     for method in (m for m in compared_methods(runs) if m not in controls):
-        limit = 1.05 * cost_of_method.get(method, np.inf)
-        cheap = [control for control in controls if cost_of_method.get(control, 0.0) <= limit]
+        max_cost = 1.05 * cost_of_method.get(method, np.inf)
+        cheap = [control for control in controls if cost_of_method.get(control, 0.0) <= max_cost]
         for figure, differences_from_plain in by_figure.items():
             means = figure.better * differences_from_plain.loc[cheap, "mean"].dropna()
             if len(means):
