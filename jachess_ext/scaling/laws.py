@@ -303,7 +303,7 @@ class MeasuredLens(Rectified):
         x, y = np.log(self._sizes[trained]), np.log(self._times[trained])
         log_size = float(np.log(size))
         segment = int(np.clip(np.searchsorted(x, log_size) - 1, 0, max(len(x) - 2, 0)))
-        slopes = np.diff(y) / np.diff(x) if len(x) > 1 else [1.0]  # in proportion to the data
+        slopes = np.diff(y) / np.diff(x) if len(x) > 1 else [1.0]  # time in proportion to size
         return float(np.exp(y[segment] + slopes[segment] * (log_size - x[segment])))
 
     def kernel_loss(self, size: float, log_stretch: Array) -> tuple[Array, Array]:

@@ -190,7 +190,7 @@ def _metric(folder: Path, runs: Sequence[_Run], metric: str | None) -> str:
     if metric is None:
         names = [name for name in recorded if metric_word(name)]
     else:
-        names = matching_names(metric, recorded) or [metric]  # `_measurement` raises for a run
+        names = matching_names(metric, recorded) or [metric]  # if unknown, `_measurement` raises
     if len(names) != 1:
         text = f"{folder} has the measurements {quote_all(names or recorded)}; say which"
         raise TableError(text, metric=(names or recorded)[0])

@@ -45,9 +45,6 @@ OF_ALL = "of all in full"
 """Unit of costs that are divided by the cost of training all models in full."""
 
 
-# The choice -------------------------------------------------------------------------------------
-
-
 def select(
     table: Source | LossTable,
     budget: float | None = None,

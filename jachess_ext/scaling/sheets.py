@@ -264,11 +264,11 @@ class Sheet:
             except (TypeError, ValueError):
                 text = str(cell).strip()
 
-                no_hint = self.has_decimal_comma or re.fullmatch(r"[1-9]\d{0,2},\d{3}", text)
-                may_have_comma = not no_hint and _WITH_COMMA.fullmatch(text)
+                unambiguous = self.has_decimal_comma or re.fullmatch(r"[1-9]\d{0,2},\d{3}", text)
+                is_decimal_comma = not unambiguous and _WITH_COMMA.fullmatch(text)
                 hint = _SPREAD if "±" in str(cell) or "+/-" in str(cell) else ""
                 cell_text = f"{quote(cell)} in column {quote(self.labels[index])} of {quote(name)}"
-                hint, options = (_DECIMAL, {"decimal": ","}) if may_have_comma else (hint, {})
+                hint, options = (_DECIMAL, {"decimal": ","}) if is_decimal_comma else (hint, {})
                 raise TableError(f"{cell_text} is no number{hint}", **options) from None
         return np.array(values)
 

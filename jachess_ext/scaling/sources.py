@@ -20,8 +20,6 @@ from .table_error import TableError, quote
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# From a source -----------------------------------------------------------------------------------
-
 
 def read_sheet(source: Source, number: int | None, questions: Questions) -> Sheet:
     """Read the cells of a file, a DataFrame or a Series as a sheet.
@@ -64,6 +62,7 @@ def read_sheet(source: Source, number: int | None, questions: Questions) -> Shee
 
 
 def _from_file(path: Path, number: int | None, questions: Questions) -> Sheet:
+    """Read the cells of a file as a sheet, see `read_sheet`."""
     if path.is_dir():
         raise TableError(f"{path} is a folder; jx.scaling.read_runs reads folders of runs")
     table = str(path)
