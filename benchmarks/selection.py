@@ -752,7 +752,7 @@ def judge_history(cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
                 tables = [others[n] for n in generator.permutation(len(others))[:count]]
                 history = History({f"{n}": t for n, t in enumerate(tables)}, forecasts)
                 settings = MethodSettings("blend")
-                moved, _ = history.move(today.forecast, today.table, case.table, target, settings)
+                moved, _ = history.adjust(today.forecast, today.table, case.table, target, settings)
                 row = {"family": case.family, "source": case.source, "budget": budget}
                 row["tables"] = "all" if count == len(others) else str(count)
                 row |= {f"{name}, today": value for name, value in before.items()}

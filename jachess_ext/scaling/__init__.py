@@ -1,6 +1,6 @@
 """Scaling laws of fine-tuning, and choosing a model to fine-tune from small subsets.
 
-Nothing here imports torch before a fit reads a kernel: the command line reads `selection` without.
+torch is imported only when a fit is given a kernel, so that `jachess select` starts without it.
 """
 
 from .fitted import FittedLaw, Transition

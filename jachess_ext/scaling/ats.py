@@ -1,4 +1,4 @@
-"""Accept-then-Stop (AtS): a line in ln L over ln D through the last points of a curve."""
+"""Accept-then-Stop (AtS): a line of ln L over ln D through the last points of a curve."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ class Line:
 
     Attributes:
         intercept, slope: a and b, [n].
-        count: points used, [n].
-        visited: points that Algorithm 1 trains on: those used and the first refused, [n].
+        count: number of points used, [n].
+        visited: number of points that Algorithm 1 trains on, the points used and the first one
+            rejected, [n].
         mean_x, square_x: mean of x and Σ (x − mean)² over the points used, [n].
         variance: Σ residual² / (count − 2), [n]; NaN for two points.
     """
@@ -30,29 +31,29 @@ class Line:
     variance: Array
 
 
-_ROUNDING = 1e-12  # of ln L: points of an exact line deviate by less, and are not refused
+_ROUNDING = 1e-12  # rounding error of ln L: smaller deviations from a line never reject a point
 
 
 def accept_then_stop(x: Array, y: Array, gamma: int = 3, tau: float = 5.0) -> Line:
     """Fit a line to the last points of each curve, accepted from the largest size down.
 
-    Lin et al. 2024, "Accept then Stop", and LensLLM's Algorithm 1: points are accepted while the
-    next lies within `tau` standard deviations of the line through those accepted so far, `gamma` at
-    least.  Algorithm 1 as printed divides the deviation by √σ, which is no standardised deviation
-    and changes with the unit of ln L; here, as in AtS, it is divided by σ, the population standard
-    deviation of the residuals of the line before.
+    Lin et al. 2024, "Accept then Stop", and LensLLM's Algorithm 1: after the first `gamma` points,
+    the next point is accepted while it lies within `tau` standard deviations of the line through
+    the points accepted so far.  Algorithm 1 as printed divides the deviation by √σ, which is not a
+    standardised deviation and changes with the unit of ln L; here, as in AtS, it is divided by σ,
+    the population standard deviation of the residuals of that line.
 
-    As published, the walk always ends a point short: with no point refused the line goes through
-    all points but the smallest, unless there are only `gamma` of them.
+    As published, the last point is never used: if no point is rejected, the line goes through all
+    points but that of the smallest size, unless there are only `gamma` points.
 
     Args:
         x: ln D, ascending, [m] or [n, m].
         y: ln L, [n, m].
-        gamma: points accepted unseen; 3 or more (a line through two has no residual).
-        tau: deviations that stop the walk (AtS: k = gamma, δ = tau).
+        gamma: number of points accepted without a test, 3 or more (k in AtS).
+        tau: largest accepted deviation from the line, in standard deviations (δ in AtS).
 
     Raises:
-        ValueError: gamma below 3, tau not positive, or fewer than 2 points.
+        ValueError: gamma below 3, tau not positive, or fewer than 2 sizes.
     """
     if gamma < 3:
         raise ValueError(f"gamma is {gamma}; expected 3 or more points for a line with residuals")
@@ -66,34 +67,39 @@ def accept_then_stop(x: Array, y: Array, gamma: int = 3, tau: float = 5.0) -> Li
     stopped = np.zeros(curves, dtype=bool)
     for size in range(gamma, points):
         line, residual = line_through(x[:, -size:], y[:, -size:], 1.0, size)
-        # The walk goes down in size, so that it meets the pre-power phase, where the curve is flat,
-        # after the line through the power phase is known.  Algorithm 1 stops there.
+        # Sizes descend, so that the pre-power phase, where the curve is flat, is reached after the
+        # line through the power phase is known.  Algorithm 1 stops there.
         index = points - size - 1
         deviation = np.abs(y[:, index] - line[0] - line[1] * x[:, index])
-        allowed = np.maximum(tau * residual.std(-1), _ROUNDING)
-        refused = ~stopped & (deviation > allowed)
-        count = np.where(refused, size, count)
-        stopped |= refused
+        tolerance = np.maximum(tau * residual.std(-1), _ROUNDING)
+        rejected = ~stopped & (deviation > tolerance)
+        count = np.where(rejected, size, count)
+        stopped |= rejected
     accepted = np.arange(points) >= points - count[:, None]
-    (intercept, slope, mean_x, square), residual = line_through(x, y, accepted, count)
+    (intercept, slope, mean_x, square_x), residual = line_through(x, y, accepted, count)
     with np.errstate(invalid="ignore", divide="ignore"):
         variance = np.where(count > 2, (residual**2).sum(-1) / (count - 2), np.nan)
     visited = np.where(stopped, count + 1, points)
-    return Line(intercept, slope, count, visited, mean_x, square, variance)
+    return Line(intercept, slope, count, visited, mean_x, square_x, variance)
 
 
 def line_through(
     x: Array, y: Array, mask: Mask | float, count: Index | int
 ) -> tuple[tuple[Array, Array, Array, Array], Array]:
-    """Fit a line by least squares to the `count` points of each row where the mask holds.
+    """Fit a line to the masked points of each row by least squares.
+
+    Args:
+        x, y: [n, m].
+        mask: which points are used, [n, m]; 1.0 for all.
+        count: number of points used, [n] or one number.
 
     Returns:
         Intercept, slope, mean of x and Σ (x − mean)², [n] each; and the residuals, [n, m].
     """
     mean_x, mean_y = (x * mask).sum(-1) / count, (y * mask).sum(-1) / count
     centred = (x - mean_x[:, None]) * mask
-    square = (centred**2).sum(-1)
-    slope = (centred * y).sum(-1) / square
+    square_x = (centred**2).sum(-1)
+    slope = (centred * y).sum(-1) / square_x
     intercept = mean_y - slope * mean_x
     residual = (y - intercept[:, None] - slope[:, None] * x) * mask
-    return (intercept, slope, mean_x, square), residual
+    return (intercept, slope, mean_x, square_x), residual

@@ -1,4 +1,4 @@
-"""Vocabularies of tables: names of columns, of rows that are no models, of runs that failed."""
+"""Vocabularies of tables: names of columns, of summary rows, and marks of unfinished runs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ COLUMN_NAMES = {
     "value": r"value|score",
     "metric": r"metric",
 }
-"""Patterns of the names of columns, in lower case with _ between words, by the role of a column."""
+"""Role of a column -> pattern of the names of such columns, in snake case."""
 _STATUS = vocabulary("state status finished completed success converged")
 FILTER_COLUMNS = _STATUS | vocabulary(
     "task tasks dataset data data_set language lang domain benchmark split subset eval_set "
     "test_set corpus"
 )
-"""Names of columns of words of which a table should hold one value, for all models."""
+"""Names of text columns that should have the same value in all rows of a table."""
 NOT_MODEL_COLUMNS = FILTER_COLUMNS | vocabulary(
     "step steps epoch epochs iteration iterations group optimizer layer layers year date time run "
     "lr k shots"
@@ -37,11 +37,11 @@ _UNFINISHED = vocabulary(
     "cancelled canceled aborted pending queued waiting scheduled preempted preempting oom "
     "diverged stopped interrupted terminated incomplete unfinished partial suspended paused"
 )
-"""Words of a cell that say that its run did not finish."""
+"""Words of a status cell that mark its run as unfinished."""
 _SPREADS = vocabulary(
     "std stdev stddev sd stderr sem ci variance delta diff difference gap improvement pvalue"
 )
-"""A row whose name ends in one of these is no model."""
+"""Last words of the names of rows of spreads or differences, which are no models."""
 _SUMMARIES = _SPREADS | vocabulary(
     "se var mean average avg median min minimum max maximum best worst total sum count all "
     "overall gain change rank time runtime seconds hours gpu n ntest ntrain rows samples size "
@@ -54,33 +54,34 @@ _FILLERS = vocabulary(
     "of the over across in on per models model name names seeds runs p value test train training "
     "dev num number score scores macro micro geometric harmonic rate quantile percentile t and"
 )
-"""A row whose name has only these and summaries' words, one at least, summarises other rows."""
+"""Words allowed beside those of `_SUMMARIES` in the name of a summary row."""
 
 
 def snake_case(label: str) -> str:
-    """Return a column's name as words with _ between: train_size of "Train Size" or "trainSize"."""
+    """Return a column's name in snake case, without prefixes: "Train Size", "trainSize" ->
+    train_size."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", label).lower().replace("%", " percent")
     words = re.sub(r"^(params|metrics|config|summary|hparams|tags)[\W_]+", "", words)
     return "_".join(re.findall(r"[^\W_]+", words))
 
 
-def is_named(kind: str, label: str) -> bool:
-    """Return whether a column's name matches a role of `COLUMN_NAMES`."""
-    return re.fullmatch(COLUMN_NAMES[kind], snake_case(label)) is not None
+def has_role(role: str, label: str) -> bool:
+    """Return whether the name of a column matches a role, a key of `COLUMN_NAMES`."""
+    return re.fullmatch(COLUMN_NAMES[role], snake_case(label)) is not None
 
 
 def is_summary_row(name: str) -> bool:
-    """Return whether a row of this name summarises other rows, and is no model."""
+    """Return whether a row of this name summarises other rows, rather than being a model."""
     text = name.lower().replace("p-value", "pvalue")
     words = re.findall(r"[^\W_]+", text)
-    outside = re.findall(r"[^\W_]*[^\W\d_][^\W_]*", re.sub(r"\(.*?\)", "", text))
+    outer_words = re.findall(r"[^\W_]*[^\W\d_][^\W_]*", re.sub(r"\(.*?\)", "", text))
     marks = name.endswith("%") or re.search(r"±|∆|\bδ\b|\bσ\b", name.lower())
     if marks or is_missing(name) or not re.search(r"\w", name):
         return True
-    # "max" sums up and "maxvit" is a model; so is "mean-pooled bert", as "pooled" is no summary's
-    # word.  Only a name of nothing but such words, parentheses aside, is taken for one.
-    alone = not _SUMMARIES.isdisjoint(outside) and set(outside) <= _SUMMARIES | _FILLERS
-    return alone or not _SPREADS.isdisjoint(words[-1:]) or is_named("model", name)
+    # "max" is a summary but "maxvit" is a model, and so is "mean-pooled bert", as "pooled" is not
+    # in the vocabularies.  All words outside parentheses have to be.
+    summary = not _SUMMARIES.isdisjoint(outer_words) and set(outer_words) <= _SUMMARIES | _FILLERS
+    return summary or not _SPREADS.isdisjoint(words[-1:]) or has_role("model", name)
 
 
 SIZE_WORDS = vocabulary(
@@ -89,16 +90,29 @@ SIZE_WORDS = vocabulary(
 )
 
 
-def says_unfinished(key: str, value: str) -> bool:
-    """Return whether a cell, of a column whose snake case is `key`, says that a run failed."""
-    no = key in _STATUS and value.lower() in ("false", "no")
-    return no or not _UNFINISHED.isdisjoint(re.findall(r"[a-z]+", value.lower()))
+def marks_unfinished(column: str, value: str) -> bool:
+    """Return whether a cell marks its run as failed or unfinished.
+
+    Args:
+        column: the column's name in snake case.
+        value: text of the cell.
+    """
+    denied = column in _STATUS and value.lower() in ("false", "no")
+    return denied or not _UNFINISHED.isdisjoint(re.findall(r"[a-z]+", value.lower()))
 
 
 def doubt_about_sizes(headers: Sequence[object], sizes: Sequence[float]) -> str | None:
-    """Return what else than sizes bare numbers may be (years, layers, …), None if nothing else."""
+    """Return what plain numbers may mean instead of training set sizes; None if nothing.
+
+    Args:
+        headers: the column names (or cells) that were read as sizes.
+        sizes: their values.
+
+    Returns:
+        An end of a sentence, such as "may be years".
+    """
     # 7B, 13B are models as often as sizes; 2, 4, 8 are shots, 1, 2, 3 layers and 2021, 2022 years.
-    # Only what no other reading fits is taken for numbers of examples without asking.
+    # Only numbers with no other likely meaning are taken for sizes without asking the user.
     texts = [str(header).strip() for header in headers]
     steps = np.diff(sorted(sizes))
     if all(re.fullmatch(r"\d+(\.\d+)?\s*[mMbB]", text) for text in texts) and texts:

@@ -1,4 +1,4 @@
-"""`FittedLaw`: a law's parameters, predictions and intervals, its plot and its description."""
+"""`FittedLaw`: the parameters, predictions and intervals of a law, its plot and its description."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class Curves:
 
     Attributes:
         sizes: strictly increasing, [m]; the first may be 0.
-        losses: positive, [n, m]; those of weight 0 are replaced by the curve's lowest.
-        weights: not negative, [n, m]; the mean of those above 0 is 1.
-        single: whether the caller gave one curve as [m].
+        losses: positive, [n, m]; losses of weight 0 are replaced by the lowest of the curve.
+        weights: not negative, [n, m]; the positive ones of a curve have mean 1.
+        single: whether the losses were passed as one curve, [m].
     """
 
     sizes: Array
     losses: Array
     weights: Array
-    single: bool
+    is_single: bool
 
     @property
-    def above(self) -> Mask:
-        """Mask of the losses with a weight and a size above 0, [n, m]."""
+    def counted(self) -> Mask:
+        """Mask of the losses whose weight and size are above 0, [n, m]."""
         return (self.weights > 0) & (self.sizes > 0)
 
 
@@ -58,20 +58,20 @@ class Scale:
     def unit(self, exponents: Exponents) -> Array:
         """Return the unit of a parameter, [n]; an exponent may be NaN where its base is 1."""
         pairs = zip(exponents, (self.loss, self.size), strict=True)
-        loss, size = (np.where(base == 1, 0.0, power * np.log(base)) for power, base in pairs)
-        return np.exp(loss + size)
+        logs = [np.where(base == 1, 0.0, power * np.log(base)) for power, base in pairs]
+        return np.exp(logs[0] + logs[1])
 
 
-NO_UNIT = (0.0, 0.0)
+NO_UNIT = (0.0, 0.0)  # exponents of a parameter without a unit
 
 
 @dataclass(frozen=True)
 class Transition:
-    """The size D* where the pre-power phase of a curve ends, with an interval.
+    """The size D* where the pre-power phase of a curve ends, with a 90 % interval.
 
     Attributes:
-        size: the estimate.
-        low, high: the interval.
+        size: estimate of D*.
+        low, high: ends of the interval.
 
     Examples:
         >>> import jachess_ext as jx
@@ -87,32 +87,32 @@ class Transition:
 
 
 Transitions = Transition | None | list[Transition | None]
-"""Of a single curve, or a list with one entry a curve; None where no transition is seen."""
+"""Transition of a single curve, or a list with an entry per curve; None if there is none."""
 
 
 @dataclass(frozen=True, repr=False)
 class FittedLaw:
-    """A law fitted to n curves; of a single curve ([m]) the shapes below have no leading n.
+    """A law fitted to n curves; results for a single curve ([m]) have no dimension n.
 
     Intervals are Student's t around the fit with m − p degrees of freedom; the variance is that of
-    the noise plus that of the parameters by the law's gradient (delta method).  The covariance of
-    the parameters is the inverse curvature at the optimum, with a weak prior over each parameter's
-    bounds, without which a parameter that the data do not determine would have an infinite
-    variance.  Intervals of ats are the exact ones of a straight line through the accepted points.
+    the noise plus that of the parameters (delta method).  The covariance of the parameters is the
+    inverse curvature at the optimum, with a weak prior over the bounds of each parameter, without
+    which a parameter that the data do not determine would have infinite variance.  Intervals of
+    ats are the exact ones of a straight line through the accepted points.
 
     Attributes:
         definition: the law, with its `formula`.
-        coordinates: [n, p], in units of `scale`; logarithms where the parameter says so.
-        covariance: of the coordinates, [n, p, p]; zero for fixed ones.
+        coordinates: fitted coordinates, [n, p], in units of `scale`; logarithms if `Parameter.log`.
+        covariance: covariance of the coordinates, [n, p, p]; zero for fixed ones.
         noise: standard deviation of ln L around the law, [n]; NaN without degrees of freedom.
-        dof: sizes that count minus free parameters, [n].
-        objective: the minimised Σ w h_δ(r), [n]; the mean of the weights above 0 is 1.
+        dof: number of losses with a weight above 0 minus that of free parameters, [n].
+        objective: minimum of Σ w h_δ(r), [n]; the weights above 0 have mean 1.
         delta: Huber's threshold δ in ln L, [n].
-        scale: the units of the fit.
-        backtest: where `fit` chose the law, the median |ln error| of each law's forecasts of the
-            larger sizes from the smaller ones; empty otherwise.
-        drift: error of the law beyond the sizes measured, where `fit` chose it; None: a law that
-            was named is taken as exact.
+        scale: units of the fit.
+        backtest: if `fit` chose the law, name of each law -> median |ln error| of its forecasts of
+            the larger sizes from the smaller ones; otherwise empty.
+        drift: if `fit` chose the law, its error beyond the measured sizes; None if the law was
+            named, as it is then assumed to be exact.
 
     Examples:
         >>> import jachess_ext as jx
@@ -146,20 +146,21 @@ class FittedLaw:
 
     @property
     def size_range(self) -> Array:
-        """The smallest and the largest size above 0 of weight above 0, [n, 2]."""
-        sizes, above = self._curves.sizes, self._curves.above
-        low, high = np.where(above, sizes, np.inf).min(-1), np.where(above, sizes, 0).max(-1)
+        """The smallest and the largest size above 0 with a weight above 0, [n, 2]."""
+        sizes, counted = self._curves.sizes, self._curves.counted
+        low, high = np.where(counted, sizes, np.inf).min(-1), np.where(counted, sizes, 0).max(-1)
         return np.stack([low, high], -1)
 
     @property
     def params(self) -> dict[str, Values]:
-        """Parameters by name in the units that were given, [n]."""
+        """Name -> value of each parameter, [n], in the units of the losses and sizes."""
         return {
             name: self._match_curves(value)
             for name, value in self._values(self.coordinates).items()
         }
 
     def _values(self, coordinates: Array) -> dict[str, Array]:
+        """Convert coordinates, [n, p], to name -> value of each parameter, [n]."""
         columns = zip(self.definition.parameters, coordinates.T, strict=True)
         values = {p.name: p.value(column) for p, column in columns}
         units = self.definition.units(values)
@@ -167,16 +168,17 @@ class FittedLaw:
         return {name: value * scales[name] for name, value in values.items()}
 
     def parameter_intervals(self, level: float = 0.9) -> dict[str, tuple[Values, Values]]:
-        """Return where the parameters lie with probability `level` if the law is exact.
+        """Return confidence intervals of the free parameters, assuming that the law is exact.
 
         Args:
-            level: in (0, 1).
+            level: probability of the intervals, in (0, 1).
 
         Returns:
-            Lower and upper ends by name, [n]; fixed parameters have none.
+            Name -> lower and upper ends, [n] each.
 
         Raises:
-            ValueError: a bad level, or no degree of freedom left to know the noise from.
+            ValueError: `level` is outside (0, 1), or no degree of freedom is left to estimate the
+                noise.
             MissingExtra: scipy is not installed.
         """
         self._require_noise()
@@ -185,14 +187,14 @@ class FittedLaw:
             if not self.covariance[:, column, column].any():
                 continue
 
-            # ln value where that is the coordinate: its unit may depend on other parameters.
-            def form(u: Array, p: Parameter = p) -> Array:
+            # The coordinate in the units of the data, which may depend on other parameters.
+            def coordinate(u: Array, p: Parameter = p) -> Array:
                 return np.asarray(p.coordinate(self._values(u)[p.name]))
 
-            gradient = central_gradient(form, self.coordinates, _STEP)
-            error = np.sqrt(self._variance(gradient))
-            spread = Student(form(self.coordinates), np.maximum(error, _LEAST_SCALE), self.dof)
-            low, high = spread.exp_interval(level) if p.log else spread.interval(level)
+            gradient = central_gradient(coordinate, self.coordinates, _STEP)
+            error = np.maximum(np.sqrt(self._variance(gradient)), _LEAST_SCALE)
+            student = Student(coordinate(self.coordinates), error, self.dof)
+            low, high = student.exp_interval(level) if p.log else student.interval(level)
             low = low if p.log else np.maximum(low, p.low)
             result[p.name] = self._match_curves(low), self._match_curves(high)
         return result
@@ -207,75 +209,76 @@ class FittedLaw:
         return bool((self.dof >= 1).all())
 
     def _require_noise(self) -> None:
+        """Raise ValueError if no degree of freedom is left to estimate the noise."""
         if not self.has_intervals:
             text = f"the {self.law} law has as many free parameters as there are sizes"
             raise ValueError(f"{text}, so nothing tells the noise; fix a parameter, or give more")
 
     def predictive(self, size: float) -> Student:
-        """Return the distribution of ln L that a measurement at `size` would give, one a curve.
+        """Return the predictive distribution of the measured ln L at a size, for each curve, [n].
 
         Raises:
             ValueError: no degree of freedom is left to estimate the noise from.
         """
         self._require_noise()
-        # Beyond the largest size the drift stands for the parameters' uncertainty, too.
+        # Beyond the largest size, the drift includes the uncertainty of the parameters.
         last = math.inf if self.drift is None else float(np.exp(self.drift.last.max()))
-        within = self._scaled(np.array([min(size, last)]))
-        _, gradient = self.definition.log_loss(self.coordinates, within)
+        clipped = self._scaled(np.array([min(size, last)]))
+        _, gradient = self.definition.log_loss(self.coordinates, clipped)
         variance = self.noise**2 + self._variance(gradient[:, 0])
-        # A perfect fit has no width; a positive scale keeps its quantiles defined.
-        width = np.maximum(np.sqrt(variance), _LEAST_SCALE)
-        exact = Student(self._log_predict(np.array([size]))[:, 0], width, self.dof)
-        return exact if self.drift is None else self.drift.added_to(exact, size)
+        # A perfect fit has no variance; quantiles need a positive scale.
+        scale = np.maximum(np.sqrt(variance), _LEAST_SCALE)
+        exact = Student(self._log_predict(np.array([size]))[:, 0], scale, self.dof)
+        return exact if self.drift is None else self.drift.widen(exact, size)
 
     @property
     def transition(self) -> Transitions:
-        """D* with its 90 % interval.
+        """The transition D* of each curve with its 90 % interval.
 
-        None where no transition is seen: the law has none, or its interval leaves the sizes above 0
-        that were measured.
+        None if the law has no transition, or the interval is not within the measured sizes above 0.
         """
-        seen: list[Transition | None] = [None] * len(self.coordinates)
-        transition = self.definition.log_transition(self.coordinates)
-        if transition is not None and self.has_intervals:
-            value, gradient = transition
+        transitions: list[Transition | None] = [None] * len(self.coordinates)
+        log_transition = self.definition.log_transition(self.coordinates)
+        if log_transition is not None and self.has_intervals:
+            log_size, gradient = log_transition
             error = np.sqrt(self._variance(gradient))
-            spread = Student(value + np.log(self.scale.size), error, self.dof)
-            ends = np.stack([spread.location, *spread.interval(0.9)], -1)
+            student = Student(log_size + np.log(self.scale.size), error, self.dof)
+            ends = np.stack([student.location, *student.interval(0.9)], -1)
             first, last = np.log(self.size_range.T)
             for row in np.flatnonzero((first < ends[:, 1]) & (ends[:, 2] < last)):
-                seen[row] = Transition(*np.exp(ends[row]).tolist())
-        return seen[0] if self._curves.single else seen
+                transitions[row] = Transition(*np.exp(ends[row]).tolist())
+        return transitions[0] if self._curves.is_single else transitions
 
     def predict(self, sizes: npt.ArrayLike) -> Values:
-        """Return the fitted loss.
+        """Return the loss of the fitted law at each size.
 
         Args:
-            sizes: training examples D, a number or [k].
+            sizes: numbers of training examples D, one number or [k].
 
         Returns:
-            [n, k]; without k for a number, without n for a single curve.
+            [n, k]; without the dimension k for one number, and without n for a single curve.
 
         Raises:
-            ValueError: a size that is negative, infinite or NaN.
+            ValueError: a size is negative, infinite or NaN.
         """
         return self._match_sizes(np.exp(self._log_predict(_sizes(sizes))), sizes)
 
     def interval(self, sizes: npt.ArrayLike, level: float = 0.9) -> tuple[Values, Values]:
         """Return the prediction interval of a loss measured at each size.
 
-        For a law that `fit` chose it widens with the distance beyond the sizes measured (`drift`);
-        a law that was named is taken as exact.
+        If `fit` chose the law, the interval widens with the distance beyond the measured sizes
+        (`drift`); a law that was named is assumed to be exact.
 
         Args:
-            sizes: a number or [k].
-            level: in (0, 1).
+            sizes: one number or [k].
+            level: probability of the interval, in (0, 1).
 
         Returns:
-            Lower and upper ends, shaped as `predict`.
+            Lower and upper ends, of the shape of `predict`.
 
         Raises:
-            ValueError: a bad size or level, or no degree of freedom left to know the noise from.
+            ValueError: a size is negative or not finite, `level` is outside (0, 1), or no degree of
+                freedom is left to estimate the noise.
             MissingExtra: scipy is not installed.
         """
         ends = [self.predictive(float(size)).exp_interval(level) for size in _sizes(sizes)]
@@ -283,19 +286,17 @@ class FittedLaw:
         return self._match_sizes(low, sizes), self._match_sizes(high, sizes)
 
     def plot(self, ax: Axes | None = None, level: float = 0.9) -> Axes:
-        """Draw the losses that were fitted, the curves and, where they have any, their intervals.
-
-        The curves reach to four times the largest size.
+        """Plot the fitted losses, the curves up to four times the largest size, and intervals.
 
         Args:
-            ax: matplotlib axes to draw on; None: new axes.
-            level: of the intervals.
+            ax: matplotlib axes to draw on; None creates new ones.
+            level: probability of the intervals, in (0, 1).
 
         Returns:
             The axes.
 
         Raises:
-            ValueError: a bad level.
+            ValueError: `level` is outside (0, 1).
             MissingExtra: matplotlib or scipy is not installed.
 
         Examples:
@@ -315,8 +316,8 @@ class FittedLaw:
         ax = axes_or_new(ax)
         for row, curve in enumerate(predicted):
             (line,) = ax.plot(sizes, curve)
-            color, shown = line.get_color(), self._curves.above[row]
-            ax.plot(self._curves.sizes[shown], self._curves.losses[row, shown], "o", color=color)
+            color, mask = line.get_color(), self._curves.counted[row]
+            ax.plot(self._curves.sizes[mask], self._curves.losses[row, mask], "o", color=color)
             if ends:
                 ax.fill_between(sizes, *(end[row] for end in ends), color=color, alpha=0.2)
         ax.set(xscale="log", yscale="log", xlabel="training examples", ylabel="loss")
@@ -324,74 +325,77 @@ class FittedLaw:
         return ax
 
     def _log_predict(self, sizes: Array) -> Array:
-        """Return ln L at sizes [k]: [n, k]."""
+        """Return ln L, [n, k], at sizes, [k]."""
         if not self.definition.reads_zero and (sizes == 0).any():
             raise ValueError(f"the {self.law} law has no value at size 0; ask for sizes above 0")
         value, _ = self.definition.log_loss(self.coordinates, self._scaled(sizes), gradient=False)
         return value + np.log(self.scale.loss)[:, None]
 
     def _scaled(self, sizes: Array) -> Array:
+        """Return sizes, [k], in units of the fit, [n, k]."""
         return sizes / self.scale.size[:, None]
 
     def _match_sizes(self, values: Array, sizes: npt.ArrayLike) -> Values:
-        """Return [n, k] in the shape of the input: no k for a number, no n for a single curve."""
+        """Drop the dimension k of [n, k] if `sizes` is one number, and n for a single curve."""
         return self._match_curves(values[:, 0] if np.ndim(sizes) == 0 else values)
 
     def _match_curves(self, values: Array) -> Values:
-        if not self._curves.single:
+        """Drop the dimension n of [n] or [n, k] for a single curve."""
+        if not self._curves.is_single:
             return values
         return float(values[0]) if values.ndim == 1 else values[0]
 
 
 def _sizes(sizes: npt.ArrayLike) -> Array:
+    """Convert sizes to an array [k]; raise ValueError for one that is negative or not finite."""
     array = np.atleast_1d(np.asarray(sizes, dtype=np.float64))
     if array.ndim != 1 or not (np.isfinite(array) & (array >= 0)).all():
         raise ValueError(f"sizes is {sizes!r}; expected one or more finite numbers, from 0 up")
     return array
 
 
-_STEP = 1e-6  # of a coordinate, for derivatives of what has no formula here
-_LEAST_SCALE = 1e-12  # the least scale of a distribution of ln L or of a parameter
+_STEP = 1e-6  # step of central differences in a coordinate
+_LEAST_SCALE = 1e-12  # smallest scale of the distribution of ln L or of a parameter
 
 
 def describe(fitted: FittedLaw) -> str:
-    """Return a law, its parameters, transition, residual, backtest and kind of intervals as text.
+    """Describe a fitted law as text: parameters, transition, residual, backtest and intervals.
 
-    One curve comes with 90 % intervals of its parameters, several with the range of theirs.
+    Parameters of a single curve have 90 % intervals; for several curves, their range is printed.
     """
     first, last = fitted.size_range[:, 0].min(), fitted.size_range[:, 1].max()
-    curves = len(fitted.size_range)
-    through = "" if curves == 1 else f"{curves} curves at "
-    sizes = f"{_size(first, 6)} to {_size(last, 6)}"
-    head = f"{fitted.law} law, {fitted.definition.formula}, through {through}sizes {sizes}"
+    num_curves = len(fitted.size_range)
+    location = "" if num_curves == 1 else f"{num_curves} curves at "
+    sizes = f"{_size_text(first, 6)} to {_size_text(last, 6)}"
+    title = f"{fitted.law} law, {fitted.definition.formula}, through {location}sizes {sizes}"
     if fitted.backtest:
         order = sorted(fitted.backtest, key=fitted.backtest.__getitem__)
         errors = ", ".join(f"{law} {fitted.backtest[law]:.2g}" for law in order)
-        chosen = f"median |ln error| of larger sizes forecast from smaller ones: {errors}"
+        backtest_text = f"median |ln error| of larger sizes forecast from smaller ones: {errors}"
     elif fitted.drift is not None:
-        chosen = "none, too few sizes; the simplest law"
+        backtest_text = "none, too few sizes; the simplest law"
     else:
-        chosen = "none, the law was named"
-    noise, dof = _range(fitted.noise, ".2g"), _range(fitted.dof, ".3g")
-    residual = f"{noise} in ln L, degrees of freedom: {dof}"
+        backtest_text = "none, the law was named"
+    noise, dof = _range_text(fitted.noise, ".2g"), _range_text(fitted.dof, ".3g")
+    residual_text = f"{noise} in ln L, degrees of freedom: {dof}"
     errors = "the backtest's errors and " if fitted.backtest else ""
-    width = f"of losses widen beyond the largest size, by {errors}the slope there"
+    interval_text = f"of losses widen beyond the largest size, by {errors}the slope there"
     if not fitted.has_intervals:
-        residual = width = "unknown, no degree of freedom is left"
+        residual_text = interval_text = "unknown, no degree of freedom is left"
     elif fitted.drift is None:
-        width = "of losses take the law as exact, and are too narrow where it is not"
+        interval_text = "of losses take the law as exact, and are too narrow where it is not"
     rows = [
         *_parameter_rows(fitted),
-        ("residual", residual),
-        ("backtest", chosen),
-        ("intervals", width),
+        ("residual", residual_text),
+        ("backtest", backtest_text),
+        ("intervals", interval_text),
         ("forecasts", "of this law alone; select's, by default, are of many shapes and curves"),
     ]
-    return "\n".join([head, *(f"  {label:<12}{text}" for label, text in rows)])
+    return "\n".join([title, *(f"  {label:<12}{text}" for label, text in rows)])
 
 
 def _parameter_rows(fitted: FittedLaw) -> list[tuple[str, str]]:
-    """Return the names of the parameters and of the transition, each with its estimate."""
+    """Return (name, text of the estimate) of each parameter and of the transition."""
     try:
         intervals = fitted.parameter_intervals() if fitted.has_intervals else {}
         transition = _transition_text(fitted)
@@ -399,7 +403,7 @@ def _parameter_rows(fitted: FittedLaw) -> list[tuple[str, str]]:
         intervals, transition = {}, "unknown, scipy is not installed"
     rows = []
     for name, value in fitted.params.items():
-        text = _range(np.ravel(value), ",.4g")
+        text = _range_text(np.ravel(value), ",.4g")
         if name in intervals and len(fitted.size_range) == 1:
             low, high = (f"{np.ravel(end)[0]:,.4g}" for end in intervals[name])
             text = f"{text:<12}[{low}, {high}]"
@@ -408,23 +412,25 @@ def _parameter_rows(fitted: FittedLaw) -> list[tuple[str, str]]:
 
 
 def _transition_text(fitted: FittedLaw) -> str:
+    """Format the transition with its interval, or the number of curves that have one."""
     if fitted.definition.log_transition(fitted.coordinates) is None:
         return "the law has none"
-    seen = fitted.transition
-    if isinstance(seen, list):
-        return f"seen in {len(seen) - seen.count(None)} of {len(seen)} curves"
-    if seen is None:
+    transition = fitted.transition
+    if isinstance(transition, list):
+        return f"seen in {len(transition) - transition.count(None)} of {len(transition)} curves"
+    if transition is None:
         return "none seen within these sizes"
-    return f"{_size(seen.size):<12}[{_size(seen.low)}, {_size(seen.high)}]"
+    size, low, high = map(_size_text, (transition.size, transition.low, transition.high))
+    return f"{size:<12}[{low}, {high}]"
 
 
-def _range(values: Array, form: str) -> str:
-    """Return one number, or the lowest and the highest of several, as text."""
+def _range_text(values: Array, form: str) -> str:
+    """Format one value, or "lowest to highest" of several, with the format specification `form`."""
     low, high = (f"{end:{form}}" for end in (values.min(), values.max()))
     return low if low == high else f"{low} to {high}"
 
 
-def _size(value: float, digits: int = 3) -> str:
-    """Return a size rounded to a number of digits: with commas, or as a power of ten if shorter."""
+def _size_text(value: float, digits: int = 3) -> str:
+    """Format a size rounded to significant digits, with commas or as a power of ten."""
     rounded = float(f"{value:.{digits}g}")
     return f"{rounded:,.0f}" if 100 <= rounded < 1e12 else f"{rounded:.{digits}g}"

@@ -1,4 +1,4 @@
-"""`fit`: one law through one curve or many at once, by a batched Levenberg–Marquardt."""
+"""`fit`: fit a scaling law to one curve or many at once, by batched Levenberg–Marquardt."""
 
 from __future__ import annotations
 
@@ -42,34 +42,37 @@ def fit(
 ) -> FittedLaw:
     """Fit a law to losses over sizes.
 
-    All curves and all starts are one batch; the result does not depend on what else is in it.  The
-    residual is ln L(D) − ln loss, under Huber's loss whose threshold is narrowed in stages to 1.345
-    robust standard deviations of a curve's residuals, or 0.001.
+    All curves are fitted as one batch; the result for a curve does not depend on the others.  The
+    residual is ln L(D) − ln loss, under Huber's loss, whose threshold is decreased in stages to the
+    larger of 0.001 and 1.345 robust standard deviations of the curve's residuals.
 
     Args:
-        sizes: training examples D, strictly increasing, [m].  0 (before fine-tuning) may come
-            first; the laws with F or D_l use it, the others refuse it.
+        sizes: numbers of training examples D, strictly increasing, [m].  The first may be 0 (before
+            fine-tuning) for the laws lensllm and rectified.
         losses: positive, [m] or [n, m].
-        law: "lensllm" (Eq. 10; F free, or measured when `theta` is given), "rectified", "power"
-            (Eq. 2) or "ats" (the last points on a line; `gamma`, `tau`).  None: of ats, power,
-            rectified and, with a kernel, lensllm the one that would have forecast these losses
-            best, the same for all rows; `FittedLaw.backtest` has the errors.
-        fixed: values of parameters that are not to be fitted, in the units of `sizes` and `losses`.
-        bounds: (low, high) instead of a law's own, in the same units.
-        weights: [m] or [n, m], not negative; 0 leaves a loss out.  Only their ratios count.
-        gamma, tau: AtS's stop rule.
-        theta, residual, t, lr: as `jx.ntk_loss` takes them, for a single curve: F(Θ, t) is then
-            computed.  One Θ and r, or one a size; t has one time a size.  The first stage holds the
-            times, the second stretches them by one common factor, the parameter "t".
+        law: "lensllm" (Eq. 10; F is a fitted number, or computed from `theta`), "rectified",
+            "power" (Eq. 2) or "ats" (a line through the last points).  None chooses, for all curves
+            together, the one of ats, power, rectified and, with a kernel, lensllm that would have
+            forecast the larger sizes best; the errors are in `FittedLaw.backtest`.
+        fixed: name -> value of parameters that are not fitted, in the units of `sizes` and
+            `losses`.
+        bounds: name -> (low, high) in place of the bounds of the law, in the same units.
+        weights: [m] or [n, m], not negative; 0 leaves a loss out.  Only ratios within a curve
+            matter.
+        gamma, tau: for ats, the number of points that are accepted without a test, and the largest
+            accepted deviation from the line in standard deviations.
+        theta, residual, t, lr: kernel, residual, training times and learning rate as in
+            `jx.ntk_loss`, for a single curve: F(Θ, t) is then computed.  There is one Θ and r, or
+            one per size; t has one time per size.  The first stage of the fit keeps the times, the
+            second multiplies them by a common factor, the parameter "t".
 
     Returns:
-        A FittedLaw: .law, .params, .predict(D), .interval(D, level), .transition; its repr says
-        what was fitted and why.
+        The fitted law; its repr describes what was fitted and why.
 
     Raises:
-        ValueError: a loss that is not positive or NaN, sizes that do not increase, fewer sizes than
-            free parameters, an unknown law or parameter, bounds that it cannot have, or arguments
-            of another law.
+        ValueError: a loss that is not positive, sizes that do not increase, fewer sizes than free
+            parameters, an unknown law or parameter, `bounds` or `fixed` outside the parameter's
+            domain, or arguments of another law.
 
     Examples:
         >>> import jachess_ext as jx
@@ -99,38 +102,42 @@ def fit(
         definition = MeasuredLens(curves.sizes, *kernel.values())  # type: ignore[arg-type]
     if not definition.reads_zero and curves.sizes[0] == 0:
         raise ValueError(f"the {law} law has no value at size 0; leave that size out")
-    ends = _user_bounds(definition, fixed or {}, bounds or {})
+    user_bounds = _user_bounds(definition, fixed or {}, bounds or {})
     free = np.array([parameter.name not in (fixed or {}) for parameter in definition.parameters])
-    scale, low, high = _scale_and_bounds(definition, curves, ends)
-    scaled = curves.sizes / scale.size[:, None]
+    scale, low, high = _scale_and_bounds(definition, curves, user_bounds)
+    scaled_sizes = curves.sizes / scale.size[:, None]
     log_losses = np.log(curves.losses / scale.loss[:, None])
-    problem = _Problem(definition, scaled, log_losses, curves.weights, low, high, free)
+    problem = _Problem(definition, scaled_sizes, log_losses, curves.weights, low, high, free)
     counted = int((curves.weights > 0).sum(-1).min())
     if counted < free.sum():
         text = f"the {definition.name} law has {int(free.sum())} free parameters"
         raise ValueError(f"{text} and there are {counted} losses; give more, or fix parameters")
-    return _summary(problem, curves, scale, *_solve(problem))
+    return _fitted_law(problem, curves, scale, *_solve(problem))
 
 
 def _fit_line(curves: Curves, gamma: int, tau: float) -> FittedLaw:
-    """Return AtS's line, with the covariance of a line of least squares (Student's t is exact)."""
+    """Fit the line of AtS, with the covariance of linear least squares (for which t is exact).
+
+    Raises:
+        ValueError: weights that differ within a curve.
+    """
     if (curves.weights != curves.weights[:, :1]).any():
         raise ValueError("the ats law takes no weights; give it the sizes that count")
     trained = curves.sizes > 0
     x, y = np.log(curves.sizes[trained]), np.log(curves.losses[:, trained])
     line = accept_then_stop(x, y, gamma, tau)
-    slope = np.maximum(line.variance, _NO_NOISE) / line.square_x
-    level = np.maximum(line.variance, _NO_NOISE) / line.count + slope * line.mean_x**2
-    cross = -slope * line.mean_x
-    ones, dof = np.ones(len(slope)), line.count - 2.0
+    slope_var = np.maximum(line.variance, _NO_NOISE) / line.square_x
+    intercept_var = np.maximum(line.variance, _NO_NOISE) / line.count + slope_var * line.mean_x**2
+    cross = -slope_var * line.mean_x
+    ones, dof = np.ones(len(slope_var)), line.count - 2.0
     return FittedLaw(
         definition=StraightLine(),
         coordinates=np.stack([line.intercept, line.slope], -1),
-        covariance=np.stack([level, cross, cross, slope], -1).reshape(-1, 2, 2),
+        covariance=np.stack([intercept_var, cross, cross, slope_var], -1).reshape(-1, 2, 2),
         noise=np.sqrt(line.variance),
         dof=dof,
         objective=np.where(dof > 0, line.variance * dof / 2, 0.0),
-        delta=np.full(len(slope), math.inf),
+        delta=np.full(len(slope_var), math.inf),
         scale=Scale(ones, ones),
         _curves=curves,
     )
@@ -139,8 +146,8 @@ def _fit_line(curves: Curves, gamma: int, tau: float) -> FittedLaw:
 # The law that forecasts best --------------------------------------------------------------------
 
 _SIMPLEST_FIRST = ("ats", "power", "rectified", "lensllm")
-_FEWEST_TO_JUDGE = 5  # sizes above 0: one more than a law has parameters
-_DIGITS = 9  # after the point; smaller differences of errors are rounding
+_FEWEST_TO_JUDGE = 5  # smallest number of sizes above 0 of a backtest: one more than parameters
+_DIGITS = 9  # decimals to which errors are compared, as smaller differences are due to rounding
 
 
 def _fit_best(
@@ -148,51 +155,62 @@ def _fit_best(
 ) -> FittedLaw:
     """Fit the law that would have forecast the larger sizes best from the smaller ones.
 
-    Every law is fitted to the first k sizes, for every k of at least five sizes above 0 and half of
-    all, and judged on the others.  The law with the lowest median |ln error| over all k, sizes held
-    back and curves is chosen: a mean would be dominated by a few wild forecasts.  Of equals, and
-    where there are too few sizes to hold any back, the law with the fewest parameters that takes
-    the input is fitted.  The errors of that law widen its intervals.
+    Every law is fitted to the first k sizes, for every k with at least five sizes above 0 and half
+    of all sizes, and evaluated on the others.  The law with the lowest median |ln error| over all
+    k, held-out sizes and curves is chosen: a mean would be dominated by a few extreme forecasts.
+    Among equals, and if there are too few sizes for a backtest, the simplest applicable law is
+    fitted.  The errors of that law widen its intervals.
+
+    Args:
+        curves: the losses.
+        kernel: arguments `theta`, `residual`, `t` and `lr` of `fit`; empty without a kernel.
+        fit_one: (sizes, losses, law, weights and kernel by keyword) -> fitted law.
     """
     laws = list(_SIMPLEST_FIRST)
     if not kernel:
         laws.remove("lensllm")  # with F free it is the rectified law
     if (curves.weights != curves.weights[:, :1]).any():
         laws.remove("ats")
-    counts, half = curves.above.cumsum(-1).min(0), (len(curves.sizes) + 1) // 2
-    cuts = [k for k in range(half, len(curves.sizes)) if counts[k - 1] >= _FEWEST_TO_JUDGE]
+    counts, half = curves.counted.cumsum(-1).min(0), (len(curves.sizes) + 1) // 2
+    lengths = [k for k in range(half, len(curves.sizes)) if counts[k - 1] >= _FEWEST_TO_JUDGE]
 
     def fit_first(k: int, law: str) -> FittedLaw:
-        first = np.arange(len(curves.sizes)) < k
+        mask = np.arange(len(curves.sizes)) < k
         if law == "power":
-            first &= curves.sizes > 0
-        weights = None if law == "ats" else curves.weights[:, first]
-        parts: dict[str, object] = {}
+            mask &= curves.sizes > 0
+        options: dict[str, object] = {}
         if law == "lensllm":
-            # One Θ and r may stand for all sizes; a sequence has one a size, as t always does.
-            parts = {n: v[:k] if isinstance(v, Sequence) else v for n, v in kernel.items()}
-            parts["t"] = np.asarray(kernel["t"])[:k]
-        return fit_one(curves.sizes[first], curves.losses[:, first], law, weights=weights, **parts)
+            # Θ and r are either the same for all sizes, or sequences with one entry per size, as t.
+            options = {n: v[:k] if isinstance(v, Sequence) else v for n, v in kernel.items()}
+            options["t"] = np.asarray(kernel["t"])[:k]
+        options["weights"] = None if law == "ats" else curves.weights[:, mask]
+        return fit_one(curves.sizes[mask], curves.losses[:, mask], law, **options)
 
-    def errors(k: int, law: str) -> Array:
+    def log_errors(k: int, law: str) -> Array:
         return np.log(fit_first(k, law).predict(curves.sizes[k:]) / curves.losses[:, k:])
 
-    def median(errors: Mapping[int, Array]) -> float:
-        judged = [np.abs(error)[curves.weights[:, k:] > 0] for k, error in errors.items()]
-        return float(np.median(np.concatenate(judged)))
+    def median(by_length: Mapping[int, Array]) -> float:
+        held_out = [np.abs(error)[curves.weights[:, k:] > 0] for k, error in by_length.items()]
+        return float(np.median(np.concatenate(held_out)))
 
-    law_errors = {law: {k: errors(k, law) for k in cuts} for law in (laws if cuts else ())}
-    backtest = {law: median(errors) for law, errors in law_errors.items()}
-    # `min` takes the first of equals, and the simplest law comes first.
+    errors = {law: {k: log_errors(k, law) for k in lengths} for law in (laws if lengths else ())}
+    backtest = {law: median(by_length) for law, by_length in errors.items()}
+    # `min` returns the first of equals, and the simplest law comes first.
     best = min(backtest, key=lambda law: round(backtest[law], _DIGITS), default=laws[0])
     chosen = fit_first(len(curves.sizes), best)
-    drift = measure_drift(curves.sizes, curves.losses, curves.above, law_errors.get(best, {}))
+    drift = measure_drift(curves.sizes, curves.losses, curves.counted, errors.get(best, {}))
     return replace(chosen, backtest=backtest, drift=drift, _curves=curves)
 
 
 def _check_curves(
     sizes: npt.ArrayLike, losses: npt.ArrayLike, weights: npt.ArrayLike | None
 ) -> Curves:
+    """Validate the arguments of `fit` and return them as arrays, with normalised weights.
+
+    Raises:
+        ValueError: wrong shapes, sizes that do not increase, weights that are negative or all 0, or
+            a loss with a weight that is not positive.
+    """
     d, y = np.asarray(sizes, dtype=np.float64), np.asarray(losses, dtype=np.float64)
     if d.ndim != 1 or y.ndim not in (1, 2) or y.shape[-1] != len(d) or not y.size:
         raise ValueError(f"sizes has shape {list(d.shape)} and losses {list(y.shape)}")
@@ -215,45 +233,56 @@ def _check_curves(
 def _user_bounds(
     law: Law, fixed: Mapping[str, float], bounds: Mapping[str, tuple[float, float]]
 ) -> dict[str, tuple[float, float]]:
-    """Return name -> (low, high) of `bounds` and `fixed`, in the units of the input, checked."""
+    """Merge `fixed` and `bounds` into name -> (low, high), in the units of the input.
+
+    Raises:
+        ValueError: an unknown parameter, or ends that it cannot have.
+    """
     parameters = {parameter.name: parameter for parameter in law.parameters}
-    ends = dict(bounds) | {name: (value, value) for name, value in fixed.items()}
-    for name, (low, high) in ends.items():
+    merged = dict(bounds) | {name: (value, value) for name, value in fixed.items()}
+    for name, (low, high) in merged.items():
         if name not in parameters:
             raise ValueError(f"the {law.name} law has no parameter {name!r} among {[*parameters]}")
-        pair = np.array([parameters[name].coordinate(end) for end in (low, high)])
-        if not (np.isfinite(pair).all() and pair[0] <= pair[1]) or low < 0:
+        coordinates = np.array([parameters[name].coordinate(end) for end in (low, high)])
+        if not (np.isfinite(coordinates).all() and coordinates[0] <= coordinates[1]) or low < 0:
             kind = "positive numbers" if parameters[name].log else "numbers"
             text = f"{name} is to lie in [{low}, {high}]"
             raise ValueError(f"{text}; expected two finite {kind}, the lower first")
-    return ends
+    return merged
 
 
 def _scale_and_bounds(
-    law: Law, curves: Curves, ends: Mapping[str, tuple[float, float]]
+    law: Law, curves: Curves, user_bounds: Mapping[str, tuple[float, float]]
 ) -> tuple[Scale, Array, Array]:
-    """Return the units to fit in, and the bounds of the coordinates in these units, [n, p].
+    """Return the units of the fit, and the bounds of the coordinates in these units, [n, p] each.
 
-    Where the user bounds a parameter whose unit has a fitted exponent (B of loss · size^β), that
-    unit stays 1: the bound cannot be converted before β is fitted.
+    If the user bounds a parameter whose unit depends on a fitted exponent (that of B is
+    loss · size^β), that unit stays 1: the bound cannot be converted before β is fitted.
+
+    Args:
+        law: the law.
+        curves: the losses.
+        user_bounds: (low, high) of the parameters that the user bounds or fixes, by name.
     """
     # The unit of a parameter is loss^a · size^b, where a and b may be other parameters: numbers
-    # where those are fixed, NaN where they are fitted.  NaN in the unit of a bound other than 0 is
-    # the case above.
-    fixed = {name: low if low == high else np.nan for name, (low, high) in ends.items()}
+    # if these are fixed, NaN if they are fitted.  NaN in the unit of a bound other than 0 is the
+    # case above.
+    fixed = {name: low if low == high else np.nan for name, (low, high) in user_bounds.items()}
     units = law.units({p.name: fixed.get(p.name, np.nan) for p in law.parameters})
-    powers = [units.get(name, NO_UNIT) for name, pair in ends.items() if any(pair)]
-    loss, size = (not np.isnan(power).any() for power in zip(*powers, NO_UNIT, strict=True))
+    powers = [units.get(name, NO_UNIT) for name, pair in user_bounds.items() if any(pair)]
+    is_convertible = (not np.isnan(power).any() for power in zip(*powers, NO_UNIT, strict=True))
+    has_loss_unit, has_size_unit = is_convertible
+    has_size_unit &= not law.sizes_are_examples
     counted, ones = curves.weights > 0, np.ones(len(curves.losses))
     largest = np.where(counted, curves.sizes, 0.0).max(-1)
     scale = Scale(
-        loss=np.where(counted, curves.losses, np.inf).min(-1) if loss else ones,
-        size=np.where(largest > 0, largest, 1.0) if size and not law.sizes_are_examples else ones,
+        loss=np.where(counted, curves.losses, np.inf).min(-1) if has_loss_unit else ones,
+        size=np.where(largest > 0, largest, 1.0) if has_size_unit else ones,
     )
     low, high = np.empty((2, len(ones), len(law.parameters)))
     for column, p in enumerate(law.parameters):
-        unit: Values = scale.unit(units.get(p.name, NO_UNIT)) if p.name in ends else 1.0
-        pair = ends.get(p.name, (p.low, p.high))
+        unit: Values = scale.unit(units.get(p.name, NO_UNIT)) if p.name in user_bounds else 1.0
+        pair = user_bounds.get(p.name, (p.low, p.high))
         low[:, column], high[:, column] = (p.coordinate(end and end / unit) for end in pair)
     return scale, low, high
 
@@ -261,29 +290,31 @@ def _scale_and_bounds(
 # The fit ----------------------------------------------------------------------------------------
 
 Limits: TypeAlias = tuple[int, float]
-"""Iterations at most, and the tolerance of `minimise`."""
+"""Largest number of iterations, and tolerance, of `minimise`."""
 _HELD_LIMITS, _SQUARES_LIMITS, _STAGE_LIMITS, _LAST_LIMITS = (
     (15, 1e-2),
     (60, 1e-7),
     (20, 1e-4),
     (200, 1e-10),
 )
-"""Of stages that only lead to the next one a rough minimum is enough."""
+"""Limits of the stages: with held parameters, least squares, larger thresholds, and the last.  Only
+the last stage needs an exact minimum."""
 _ANNEALING = (8.0, 3.0)
 """Huber's threshold in the stages before the last, in multiples of the last."""
-_STARTS = 8
+_STARTS = 8  # number of starts of each curve
 _EFFICIENT = 1.345  # Huber's threshold in noise deviations: 95 % efficient under Gaussian noise
-_NARROWEST = 1e-3
-_NORMAL_MEDIAN = 0.6745  # median of |z|
-_NO_NOISE = 1e-30  # variance of ln L, of a perfect fit
+_NARROWEST = 1e-3  # smallest threshold
+_NORMAL_MEDIAN = 0.6745  # median of |z| for a standard normal z
+_NO_NOISE = 1e-30  # least variance of ln L, for a perfect fit
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """Residuals of a law at the points of a batch of curves, started several times each.
+    """The fit of a law to a batch of n curves, with any number of starts (rows) of each curve.
 
     Attributes:
-        law, sizes, log_losses, weights: what is fitted to what, [n, m].
+        law: the law.
+        sizes, log_losses, weights: sizes, ln of losses and weights of the curves, [n, m].
         low, high: bounds of the coordinates, [n, p].
         free: which coordinates are not fixed, [p].
     """
@@ -296,104 +327,124 @@ class _Problem:
     high: Array
     free: Mask
 
-    def residuals(self, owner: Index) -> Residuals:
-        """Return the residual function of rows that belong to the curves `owner`."""
+    def residuals(self, curve_ids: Index) -> Residuals:
+        """Return the function of the residuals for rows whose curves are `curve_ids`."""
 
         def residuals(u: Array, rows: Index, gradient: bool) -> tuple[Array, Array]:
-            # In ln L an error of 1 % weighs the same at a loss of 3 and at 0.03, and the unit of
-            # the losses drops out.  Residuals in L would fit the largest losses, which are those of
-            # the smallest sizes, and it is the other end that is extrapolated.
-            chosen = owner[rows]
-            value, jacobian = self.law.log_loss(u, self.sizes[chosen], gradient)
-            return value - self.log_losses[chosen], jacobian
+            # In ln L, an error of 1 % has the same weight at a loss of 3 and at 0.03, whatever the
+            # unit.  Residuals in L would be dominated by the largest losses, at the smallest sizes,
+            # but the curve is extrapolated from its largest sizes.
+            curves = curve_ids[rows]
+            log_losses, jacobian = self.law.log_loss(u, self.sizes[curves], gradient)
+            return log_losses - self.log_losses[curves], jacobian
 
         return residuals
 
     def evaluate(self, u: Array) -> tuple[Array, Array]:
-        """Return the residuals, [n, m], and their Jacobian with the coordinates u, [n, p]."""
+        """Return the residuals, [n, m], and their Jacobian, [n, m, p], at coordinates u, [n, p]."""
         rows = np.arange(len(u))
         return self.residuals(rows)(u, rows, True)
 
     def minimise(
-        self, u: Array, owner: Index, delta: Array, limits: Limits, held: Mask | bool = False
+        self, u: Array, curve_ids: Index, delta: Array, limits: Limits, held: Mask | bool = False
     ) -> Solution:
-        """Minimise from u, a row a start; delta: one number a curve; `held` stay as they are."""
-        low, high = (np.where(held, u, end[owner]) for end in (self.low, self.high))
-        return minimise(
-            self.residuals(owner), u, low, high, self.weights[owner], delta[owner], *limits
-        )
+        """Minimise Huber's objective from each of P starts.
+
+        Args:
+            u: starts, [P, p].
+            curve_ids: curve of each start, [P].
+            delta: Huber's threshold of each curve, [n].
+            limits: number of iterations and tolerance.
+            held: which coordinates stay at their start, [p].
+        """
+        low, high = (np.where(held, u, end[curve_ids]) for end in (self.low, self.high))
+        weights, residuals = self.weights[curve_ids], self.residuals(curve_ids)
+        return minimise(residuals, u, low, high, weights, delta[curve_ids], *limits)
 
 
 def _solve(problem: _Problem) -> tuple[Solution, Array]:
-    """Return the best of several starts and Huber's threshold [n], for every curve."""
-    curves = len(problem.log_losses)
-    u, owner = _best_starts(problem)
-    # Under a narrow threshold a law that meets any p losses exactly and ignores the others is a
-    # minimum.  Least squares has no such minima: the starts go there first, and the threshold then
-    # comes down in stages.
-    squares = np.full(curves, np.inf)
+    """Return the best of several fits of each curve, [n, p], and Huber's thresholds, [n]."""
+    num_curves = len(problem.log_losses)
+    u, curve_ids = _best_starts(problem)
+    # With a small threshold, any curve through p of the losses is a local minimum, as the other
+    # residuals hardly count.  Least squares has no such minima: it comes first, and the threshold
+    # is then decreased in stages.
+    infinite = np.full(num_curves, np.inf)
     for names in problem.law.stages:
         held = np.array([parameter.name in names for parameter in problem.law.parameters])
         limits = _HELD_LIMITS if names else _SQUARES_LIMITS
-        stage = problem.minimise(u, owner, squares, limits, held)
+        stage = problem.minimise(u, curve_ids, infinite, limits, held)
         u = stage.u
-    delta = _robust_delta(problem, _best_solution(stage, curves).u)
+    delta = _robust_delta(problem, _best_solution(stage, num_curves).u)
     for factor in _ANNEALING:
-        u = problem.minimise(u, owner, factor * delta, _STAGE_LIMITS).u
-    best = _best_solution(problem.minimise(u, owner, delta, _LAST_LIMITS), curves)
+        u = problem.minimise(u, curve_ids, factor * delta, _STAGE_LIMITS).u
+    best = _best_solution(problem.minimise(u, curve_ids, delta, _LAST_LIMITS), num_curves)
     return replace(best, u=problem.law.canonical(best.u, problem.low, problem.high)), delta
 
 
 def _best_starts(problem: _Problem) -> tuple[Array, Index]:
-    """Return the best points of the law's grid for each curve, by least squares."""
-    # One start is not enough: a single bend can be the end of the flat phase or the way into the
-    # floor E.  Each reading has its own minimum, and only following both tells the lower one.
+    """Return the points of the law's grid with the lowest squared error, for each curve.
+
+    Returns:
+        The `_STARTS` best starts of each curve, [P, p], and the curve of each, [P].
+    """
+    # One start is not enough: a single bend may be the end of the flat phase or the approach to the
+    # floor E.  Either gives a local minimum, and both have to be followed to find the lower one.
     candidates = problem.law.candidates(problem.sizes, problem.log_losses, problem.weights)
     candidates = np.clip(candidates, problem.low[:, None], problem.high[:, None])
-    curves, count, p = candidates.shape
-    owner = np.repeat(np.arange(curves), count)
+    num_curves, count, p = candidates.shape
+    curve_ids = np.repeat(np.arange(num_curves), count)
     with np.errstate(all="ignore"):
-        value, _ = problem.residuals(owner)(candidates.reshape(-1, p), np.arange(len(owner)), False)
-    objective = (problem.weights[owner] * value**2).sum(-1)
-    objective = np.where(np.isfinite(objective), objective, np.inf).reshape(curves, count)
+        u, rows = candidates.reshape(-1, p), np.arange(len(curve_ids))
+        residuals, _ = problem.residuals(curve_ids)(u, rows, False)
+    objective = (problem.weights[curve_ids] * residuals**2).sum(-1)
+    objective = np.where(np.isfinite(objective), objective, np.inf).reshape(num_curves, count)
     best = np.argsort(objective, axis=1, kind="stable")[:, :_STARTS]
-    chosen = np.take_along_axis(candidates, best[..., None], axis=1)
-    return chosen.reshape(-1, p), np.repeat(np.arange(curves), best.shape[1])
+    starts = np.take_along_axis(candidates, best[..., None], axis=1)
+    return starts.reshape(-1, p), np.repeat(np.arange(num_curves), best.shape[1])
 
 
-def _best_solution(starts: Solution, curves: int) -> Solution:
-    """Return the start with the lowest objective, for every curve."""
-    objective = starts.objective.reshape(curves, -1)
+def _best_solution(solutions: Solution, curves: int) -> Solution:
+    """Return the solution with the lowest objective of each curve, from all its starts."""
+    objective = solutions.objective.reshape(curves, -1)
     best = objective.argmin(-1) + np.arange(curves) * objective.shape[1]
-    return Solution(starts.u[best], starts.objective[best])
+    return Solution(solutions.u[best], solutions.objective[best])
 
 
 def _robust_delta(problem: _Problem, u: Array) -> Array:
-    """Return 1.345 robust standard deviations of the residuals, [n]."""
-    # p parameters bend the law towards m points, so that residuals are smaller than the noise by
-    # √((m − p)/m), if not by more.
-    value = np.abs(problem.evaluate(u)[0])
+    """Return Huber's threshold of each curve, 1.345 robust deviations of its residuals, [n]."""
+    # As p parameters are fitted to m points, residuals are smaller than the noise by about
+    # √((m − p)/m).
+    size = np.abs(problem.evaluate(u)[0])
     counted = problem.weights > 0
-    median = np.nanmedian(np.where(counted, value, np.nan), -1)
-    points = counted.sum(-1)
-    inflation = np.sqrt(points / np.maximum(points - problem.free.sum(), 1))
+    median = np.nanmedian(np.where(counted, size, np.nan), -1)
+    num_points = counted.sum(-1)
+    inflation = np.sqrt(num_points / np.maximum(num_points - problem.free.sum(), 1))
     return np.maximum(_EFFICIENT * median / _NORMAL_MEDIAN * inflation, _NARROWEST)
 
 
-def _robust_deviation(value: Array, weights: Array, free: int) -> Array:
+def _robust_deviation(residuals: Array, weights: Array, free: int) -> Array:
     """Return the robust standard deviation of the residuals, [n], from the m − p largest.
 
-    Of a fit by absolute residuals, which a small δ comes to, the p smallest are 0.
+    The p smallest are left out, as a fit with a small δ, hence of absolute residuals, makes them 0.
+
+    Args:
+        residuals: [n, m].
+        weights: [n, m].
+        free: number of free parameters, p.
     """
-    size = np.sort(np.where(weights > 0, np.abs(value), np.nan), -1)  # NaN last
+    size = np.sort(np.where(weights > 0, np.abs(residuals), np.nan), -1)  # NaN last
     size[:, : min(free, size.shape[1] - 1)] = np.nan
     return np.nanmedian(size, -1) / _NORMAL_MEDIAN
 
 
 def _gaussian_variance(delta: Array) -> Array:
-    """Return the variance of Huber's location under Gaussian noise, the unit of the thresholds.
+    """Return the variance of Huber's location estimator for standard normal noise.
 
-    E ψ² over the squared probability inside: from 1 at infinity to π/2 at 0, the median's.
+    It is E ψ² / P(|z| ≤ δ)²: 1 for an infinite threshold, π/2 (that of the median) for 0.
+
+    Args:
+        delta: thresholds, in standard deviations of the noise.
     """
     k = np.clip(delta, 1e-3, 10.0)
     inside = np.vectorize(math.erf)(k / math.sqrt(2))
@@ -401,28 +452,30 @@ def _gaussian_variance(delta: Array) -> Array:
     return (inside - 2 * k * density + k**2 * (1 - inside)) / inside**2
 
 
-def _summary(
+def _fitted_law(
     problem: _Problem, curves: Curves, scale: Scale, solution: Solution, delta: Array
 ) -> FittedLaw:
-    value, jacobian = problem.evaluate(solution.u)
+    """Return the fitted law with the noise and the covariance of its parameters."""
+    residuals, jacobian = problem.evaluate(solution.u)
     weights, free = problem.weights, problem.free
     dof = (weights > 0).sum(-1) - float(free.sum())
     remaining = np.maximum(dof, 1)
-    noise = np.sqrt((weights * value**2).sum(-1) / remaining)
-    # Variance of Huber's estimator: Σ ψ² / (m − p) over the squared fraction of residuals inside.
-    # Inside a threshold far below the noise are only the residuals that the fit makes 0: there the
-    # variance is that at the usual threshold, times the ratio of both under Gaussian noise.
-    deviation = _robust_deviation(value, weights, int(free.sum()))
-    wide = np.maximum(delta, _EFFICIENT * deviation)[:, None]
-    inside = np.maximum((weights * (np.abs(value) <= wide)).sum(-1) / weights.sum(-1), 0.5)
-    spread = (weights * np.clip(value, -wide, wide) ** 2).sum(-1) / remaining / inside**2
+    noise = np.sqrt((weights * residuals**2).sum(-1) / remaining)
+    # Variance of Huber's estimator: Σ ψ² / (m − p), divided by the squared fraction of residuals
+    # within the threshold.  If the threshold is far below the noise, only the p residuals that the
+    # fit makes 0 are within it: then the variance is computed for the usual `limit`, and
+    # multiplied by the ratio of both variances under Gaussian noise.
+    deviation = _robust_deviation(residuals, weights, int(free.sum()))
+    limit = np.maximum(delta, _EFFICIENT * deviation)[:, None]
+    inside = np.maximum((weights * (np.abs(residuals) <= limit)).sum(-1) / weights.sum(-1), 0.5)
+    variance = (weights * np.clip(residuals, -limit, limit) ** 2).sum(-1) / remaining / inside**2
     with np.errstate(divide="ignore", invalid="ignore"):
-        loss = _gaussian_variance(delta / deviation) / _gaussian_variance(wide[:, 0] / deviation)
-    spread *= np.where(deviation > 0, loss, 1.0)
+        ratio = _gaussian_variance(delta / deviation) / _gaussian_variance(limit[:, 0] / deviation)
+    variance *= np.where(deviation > 0, ratio, 1.0)
     return FittedLaw(
         definition=problem.law,
         coordinates=solution.u,
-        covariance=_covariance(jacobian, weights, spread, free, problem.high - problem.low),
+        covariance=_covariance(jacobian, weights, variance, free, problem.high - problem.low),
         noise=np.where(dof > 0, noise, np.nan),
         dof=dof,
         objective=solution.objective,
@@ -432,17 +485,24 @@ def _summary(
     )
 
 
-def _covariance(jacobian: Array, weights: Array, spread: Array, free: Mask, width: Array) -> Array:
-    """Return (JᵀJ/s² + 12/width²)⁻¹ over the free coordinates.
+def _covariance(jacobian: Array, weights: Array, noise: Array, free: Mask, width: Array) -> Array:
+    """Return (JᵀWJ/s² + 12/width²)⁻¹, [n, p, p], over the free coordinates; 0 for the others.
 
-    That is a uniform prior's variance where JᵀJ is 0; s² → 0 (a perfect fit) gives 0.
+    12/width² is the precision of a uniform prior between the bounds.
+
+    Args:
+        jacobian: J, [n, m, p].
+        weights: W, [n, m].
+        noise: variance s² of the noise, [n]; for 0 (a perfect fit) the covariance is about 0.
+        free: which coordinates are free, [p].
+        width: distance between the bounds of the coordinates, [n, p].
     """
     information = np.einsum("nmp,nm,nmq->npq", jacobian, weights, jacobian)
-    s = np.maximum(spread, _NO_NOISE)[:, None, None]
+    s = np.maximum(noise, _NO_NOISE)[:, None, None]
     prior = 12 * s[..., 0] / np.maximum(width, 1e-9) ** 2
     matrix = information + np.einsum("np,pq->npq", prior, np.eye(len(free)))
-    # A fixed coordinate's row and column are the unit matrix's, so that the others' inverse is
-    # what it would be without it; pinv, since two parameters may do the same to every loss.
-    keep = free[:, None] & free
-    matrix = np.where(keep, matrix, np.eye(len(free)))
-    return np.where(keep, s * np.linalg.pinv(matrix, hermitian=True, rcond=1e-15), 0.0)
+    # Rows and columns of fixed coordinates are those of the identity, so that they do not affect
+    # the inverse for the others.  pinv, as two parameters may have the same effect on every loss.
+    both_free = free[:, None] & free
+    matrix = np.where(both_free, matrix, np.eye(len(free)))
+    return np.where(both_free, s * np.linalg.pinv(matrix, hermitian=True, rcond=1e-15), 0.0)

@@ -1,4 +1,4 @@
-"""`history=` of `select` and `Search`: what the same models did on earlier tables."""
+"""`History`: earlier tables of the same models, which adjust the forecasts for a new table."""
 
 from __future__ import annotations
 
@@ -26,17 +26,15 @@ _Key: TypeAlias = tuple[int, float, float, MethodSettings]
 _Logs: TypeAlias = tuple[Sequence[str], Array]
 
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".xlsx")
-"""Of the files of a folder that are read."""
+"""Suffixes of the files that are read from a folder."""
 PRIOR_WEIGHTS = np.array([1.0, 0.0, 0.0, 0.6])
-"""Weights of score, forecast, last loss and standing before any table is read.  They and the next
-four are from the development halves; see benchmarks.selection."""
-PRIOR_TABLES = 5.0  # tables that the prior weights count as
-STANDING_TABLES = 5.0  # tables of standing 0 that the prior of a model's mean standing counts as
-TOP_DECAY = (
-    2.0  # ln of a model's weight falls by this with each deviation of its score from the best
-)
-NEAR_RATIO = 2.0  # largest ratio of target / budget between tables that learn from each other
-_RUN_TOLERANCE = 1e-3  # relative difference of losses of one run, written with fewer digits
+"""Prior of the regression weights of score, forecast, last loss and standing.  It and the next four
+constants were chosen on the development halves; see benchmarks.selection."""
+PRIOR_TABLES = 5.0  # weight of the prior, in tables
+STANDING_TABLES = 5.0  # tables of standing 0 that are added to each mean standing (shrinkage)
+TOP_DECAY = 2.0  # a model's weight is exp(−TOP_DECAY · standardised score above the best)
+NEAR_RATIO = 2.0  # largest ratio between the budget / target of an earlier table and of this one
+_RUN_TOLERANCE = 1e-3  # relative difference of two losses of one run, rounded differently
 _LEAST_SPREAD = 1e-9  # standard deviation of ln scores below which they are equal
 
 
@@ -45,9 +43,9 @@ class History:
     """Earlier tables of models, matched by name.
 
     Attributes:
-        tables: losses, by the label of the table in errors.
-        forecasts: a cache: (id of the table, budget, target, settings) -> names of the models and
-            `_log_forecasts` of the table's first sizes; None where the method forecasts nothing.
+        tables: label used in error messages -> table.
+        forecasts: a cache, (table id, budget, target, settings) -> model names and `_log_forecasts`
+            from the sizes up to the budget; None if the method gives no forecast there.
     """
 
     tables: Mapping[str, LossTable]
@@ -58,13 +56,13 @@ class History:
         """Read tables; a History is returned as it is.
 
         Args:
-            sources: what `read_table` reads, folders (their files with `SUFFIXES`), LossTables and
-                items of `state`; one, or a list.
-            metric: of files and DataFrames that do not tell theirs.
+            sources: a table or a list of tables: anything that `read_table` reads, a folder (its
+                files with `SUFFIXES`), a LossTable or an item of `state`.
+            metric: metric of files and DataFrames that do not name their own.
 
         Raises:
-            TableError: a table that cannot be read, with its file's name, a folder without any, or
-                two tables of the same runs.
+            TableError: a table that cannot be read, a folder without tables, or two tables that
+                hold the same runs.
         """
         if isinstance(sources, History):
             return sources
@@ -76,99 +74,110 @@ class History:
             try:
                 table = _read(item, metric)
                 tables[label] = table.up_to(table.sizes[-1])  # checks every loss
-            except TableError as error:  # its options are not of the table to choose from
+            except TableError as error:  # its options concern an earlier table, not the new one
                 hint = " (give the LossTable of read_table, told so)" if error.options else ""
                 raise TableError(f"the history's {label}: {error.args[0]}{hint}") from error
-        for (first, one), (second, other) in combinations(tables.items(), 2):
-            if same_runs(one, other):
-                raise TableError(f"the history's {first} and {second} hold the same runs")
+        for (label, table), (other_label, other) in combinations(tables.items(), 2):
+            if same_runs(table, other):
+                raise TableError(f"the history's {label} and {other_label} hold the same runs")
         return cls(tables)
 
     def state(self) -> list[dict[str, object]]:
-        """Return the tables as values that become JSON."""
+        """Return the tables as a list of dicts; `finite` makes their values serialisable as JSON.
+
+        `read` accepts such a list.
+        """
         names = ("names", "sizes", "losses", "metric")
         return [{name: getattr(t, name) for name in names} for t in self.tables.values()]
 
-    def move(
+    def adjust(
         self,
         forecast: Forecast,
-        read: LossTable,
         table: LossTable,
+        full_table: LossTable,
         target: float,
         settings: MethodSettings,
     ) -> tuple[Forecast, str]:
-        """Move scores and forecasts by what the models did on earlier tables.
+        """Adjust scores and forecasts by the standings of the models on earlier tables.
 
-        A model's standing is its ln loss at a table's last size, standardised over the models that
-        both tables have; its mean is over tables, and `STANDING_TABLES` more of standing 0.  The
-        standardised true ln loss is taken to be linear in score, forecast, last loss and mean
-        standing, the first three in units of the score's deviation, see `_regression`.  The mean
-        shift of the models that earlier tables have is 0, and so is that of each other model.
+        A model's standing on a table is its ln loss at the table's last size, standardised over the
+        models that both tables have.  Its mean over tables is shrunk towards 0 by adding
+        `STANDING_TABLES` tables of standing 0.  The standardised true ln loss is modelled as linear
+        in score, forecast, last loss and mean standing, the first three in units of the score's
+        standard deviation, see `_regression`.  The shifts of ln L have mean 0 over the models with
+        a standing and are 0 for the others.
 
         Args:
-            forecast: of the n models of `read`; returned as it is if it predicts no loss.
-            read: losses up to the budget.
-            table: losses of the same models, also above the budget.
-            target: the size predicted for.
-            settings: of the method that forecast them.
+            forecast: forecast of the n models; returned unchanged if it predicts no loss.
+            table: losses of the models up to the budget, from which the forecast was made.
+            full_table: losses of the same models at all sizes.
+            target: size of the forecast.
+            settings: method that made the forecast, and its settings.
 
         Returns:
-            The forecasts, and a sentence on what changed, "" without tables.
+            The adjusted forecast, and a note on what changed ("" without earlier tables).
 
         Raises:
-            TableError: a table of the history holds runs of this one.
+            TableError: an earlier table holds runs of `full_table`.
         """
         if not self.tables:
             return forecast, ""
         if not forecast.is_loss:
             return forecast, f"History: {settings.method} predicts no loss; nothing moved."
-        names, features = read.names, _log_forecasts(read, forecast)
+        names, features = table.names, _log_forecasts(table, forecast)
         for label, earlier in self.tables.items():
-            if same_runs(earlier, table):
-                text = f"the history's {label} holds runs of the table to choose from"
-                raise TableError(f"{text}, and may tell the answer: leave it out")
-        ends = np.array([_final_standings(earlier, names) for earlier in self.tables.values()])
-        metrics = [plain_name(t.metric or "loss") for t in (table, *self.tables.values())]
-        ends[[metric != metrics[0] for metric in metrics[1:]], 0] = np.nan  # for no regression
-        present = np.isfinite(ends[:, 1:])
-        shift, matched = np.zeros(len(names)), np.flatnonzero(present.any(0))
-        text = f"History: {present.any(1).sum()} of {len(ends)} earlier tables hold "
-        text += f"{len(matched)} of the {len(names)} models"
+            if same_runs(earlier, full_table):
+                note = f"the history's {label} holds runs of the table to choose from"
+                raise TableError(f"{note}, and may tell the answer: leave it out")
+        standings = np.array([_final_standings(earlier, names) for earlier in self.tables.values()])
+        metrics = [plain_name(t.metric or "loss") for t in (full_table, *self.tables.values())]
+        standings[[metric != metrics[0] for metric in metrics[1:]], 0] = np.nan  # for no regression
+        has_standing = np.isfinite(standings[:, 1:])
+        log_shift, matched = np.zeros(len(names)), np.flatnonzero(has_standing.any(0))
+        note = f"History: {has_standing.any(1).sum()} of {len(standings)} earlier tables hold "
+        note += f"{len(matched)} of the {len(names)} models"
         if not len(matched):
-            return forecast, f"{text}; nothing moved."
-        fraction = float(read.sizes[-1]) / target
-        weights, count = self._regression(ends, names, fraction, settings)
-        x, unit = _regressors(features[matched], _mean_standing(ends[:, 1:])[matched])
-        move = unit * (x @ weights - x[:, 0])
-        shift[matched] = move - move.mean()
+            return forecast, f"{note}; nothing moved."
+        fraction = float(table.sizes[-1]) / target
+        weights, count = self._regression(standings, names, fraction, settings)
+        x, unit = _regressors(features[matched], _mean_standing(standings[:, 1:])[matched])
+        adjustment = unit * (x @ weights - x[:, 0])
+        log_shift[matched] = adjustment - adjustment.mean()
         scores = features[:, 0]
-        before, after = (names[int(score.argmin())] for score in (scores, scores + shift))
-        first = f"{after} stays first" if after == before else f"{after} is first, not {before}"
-        text += f", and {count} tell how well such forecasts do; with them {first}."
-        moved = replace(forecast, score=forecast.score * np.exp(shift))
+        old_best, new_best = (names[int(score.argmin())] for score in (scores, scores + log_shift))
+        change = "stays first" if new_best == old_best else f"is first, not {old_best}"
+        note += f", and {count} tell how well such forecasts do; with them {new_best} {change}."
+        adjusted = replace(forecast, score=forecast.score * np.exp(log_shift))
         if forecast.predictive is None or forecast.mixture is None:
-            return moved, text
+            return adjusted, note
         predictive, *components = (
-            replace(student, location=student.location + shift)
+            replace(student, location=student.location + log_shift)
             for student in (forecast.predictive, *forecast.mixture.components)
         )
         mixture = replace(forecast.mixture, components=tuple(components))
-        return replace(moved, predictive=predictive, mixture=mixture), text
+        return replace(adjusted, predictive=predictive, mixture=mixture), note
 
     def _regression(
-        self, ends: Array, names: Sequence[str], fraction: float, settings: MethodSettings
+        self, standings: Array, names: Sequence[str], fraction: float, settings: MethodSettings
     ) -> tuple[Array, int]:
         """Return the weights of `_regressors`, [4], and the number of tables they are fitted to.
 
-        A ridge regression towards `PRIOR_WEIGHTS` of the standings in each table on its forecasts
-        and the mean standings in the *others*.  Each table is cut so that the method sees about as
-        small a fraction of it as here (`NEAR_RATIO`), or left out, as one of another metric is; it
-        counts as one, its first models most (`TOP_DECAY`).
+        They are a ridge regression, with prior `PRIOR_WEIGHTS`, of the standings in each earlier
+        table on the forecasts for it and the mean standings in the *other* tables.  The forecasts
+        see only the sizes of a table up to about `fraction` of its last size (within `NEAR_RATIO`);
+        a table without such a size, or of another metric, is left out.  All tables have the same
+        total weight, most of it on the models with the best scores (`TOP_DECAY`).
+
+        Args:
+            standings: last size and standings (`_final_standings`) of each table, [tables, 1 + n].
+            names: the n models of the new table.
+            fraction: budget / target of the new table.
+            settings: forecasting method.
         """
         prior = np.column_stack([np.eye(len(PRIOR_WEIGHTS)), PRIOR_WEIGHTS])
         sums, count = PRIOR_TABLES * prior, 0
-        for number, table in enumerate(self.tables.values()):
-            size, standing = float(ends[number, 0]), ends[number, 1:]
+        for index, table in enumerate(self.tables.values()):
+            size, table_standing = float(standings[index, 0]), standings[index, 1:]
             smaller = table.trained[table.trained < size]
             distance = abs(np.log(smaller / size / max(fraction, 1e-12)))
             if distance.min(initial=np.inf) > np.log(NEAR_RATIO) + 1e-9:
@@ -176,27 +185,27 @@ class History:
             key = id(table), float(smaller[distance.argmin()]), size, settings
             if key not in self.forecasts:
                 self.forecasts[key] = None
-                with suppress(ValueError):  # too few sizes, or curves it has no number for
-                    read, forecast, _ = forecast_up_to(table, *key[1:])
-                    self.forecasts[key] = read.names, _log_forecasts(read, forecast)
-            ranked, features = self.forecasts[key] or ((), np.empty((0, 3)))
-            rows, models = _match_models(ranked, names)
-            rows, models = (index[np.isfinite(standing[models])] for index in (rows, models))
+                with suppress(ValueError):  # too few sizes, or curves without a forecast
+                    truncated, forecast, _ = forecast_up_to(table, *key[1:])
+                    self.forecasts[key] = truncated.names, _log_forecasts(truncated, forecast)
+            forecast_names, features = self.forecasts[key] or ((), np.empty((0, 3)))
+            rows, models = _match_models(forecast_names, names)
+            rows, models = (index[np.isfinite(table_standing[models])] for index in (rows, models))
             if len(rows) < 2:
                 continue
-            mean_standing = _mean_standing(np.delete(ends[:, 1:], number, 0))[models]
+            mean_standing = _mean_standing(np.delete(standings[:, 1:], index, 0))[models]
             x, unit = _regressors(features[rows], mean_standing)
             if unit > _LEAST_SPREAD:
-                weight = np.exp(-TOP_DECAY * (x[:, 0] - x[:, 0].min()))
-                columns = np.column_stack([x, standing[models]])
-                columns -= np.average(columns, 0, weight)
-                sums += (weight / weight.sum() * columns[:, :-1].T) @ columns
+                model_weights = np.exp(-TOP_DECAY * (x[:, 0] - x[:, 0].min()))
+                columns = np.column_stack([x, table_standing[models]])
+                columns -= np.average(columns, 0, model_weights)
+                sums += (model_weights / model_weights.sum() * columns[:, :-1].T) @ columns
                 count += 1
         return np.linalg.solve(sums[:, :-1], sums[:, -1]), count
 
 
 def _files(item: Tables) -> Sequence[Tables]:
-    """Return the files of a folder, or a list of the item if it is no folder."""
+    """Return the files of a folder that have one of `SUFFIXES`; any other item in a list."""
     if not isinstance(item, (str, PathLike)) or not Path(item).is_dir():
         return [item]
     files = sorted(file for file in Path(item).iterdir() if file.suffix in SUFFIXES)
@@ -213,58 +222,71 @@ def _read(item: Tables, metric: str | None) -> LossTable:
         losses = np.array(item["losses"], dtype=np.float64).reshape(len(names), len(sizes))
         return LossTable(names, sizes, losses, None, cast(str | None, item["metric"]))
     with suppress(TableError):
-        if (table := read_table(item)).metric is not None:  # its own, which may be another
+        if (table := read_table(item)).metric is not None:  # its own goes before `metric`
             return table
     return read_table(item, metric=metric)
 
 
 def _log_forecasts(table: LossTable, forecast: Forecast) -> Array:
-    """Return ln of scores, forecasts and last losses, [n, 3]."""
+    """Return the logarithms of scores, forecast losses and last losses, [n, 3]."""
     predicted = cast(Array, forecast.predicted)
     return np.log(np.stack([forecast.score, predicted, table.last_losses], -1))
 
 
-def _match_models(names: Sequence[str], others: Sequence[str]) -> tuple[Index, Index]:
-    """Return the indices in each sequence of the names that both have, in the others' order."""
+def _match_models(names: Sequence[str], other_names: Sequence[str]) -> tuple[Index, Index]:
+    """Return the indices, in each sequence, of the names that both have, in the second's order."""
     rows = {name.strip(): row for row, name in enumerate(names)}
-    pairs = [(rows[n.strip()], at) for at, n in enumerate(others) if n.strip() in rows]
-    first, second = np.array(pairs, dtype=np.intp).reshape(-1, 2).T
-    return first, second
+    pairs = [(rows[n.strip()], row) for row, n in enumerate(other_names) if n.strip() in rows]
+    matched, other_matched = np.array(pairs, dtype=np.intp).reshape(-1, 2).T
+    return matched, other_matched
 
 
 def same_runs(table: LossTable, other: LossTable) -> bool:
-    """Return whether half or more of the losses of the same models at the same sizes are equal."""
+    """Return whether two tables hold the same runs.
+
+    True if at least half of the losses of common models at common sizes are equal.
+    """
     rows, other_rows = _match_models(table.names, other.names)
     _, sizes, other_sizes = np.intersect1d(table.trained, other.trained, return_indices=True)
-    first, second = (
-        table.trained_losses[rows][:, sizes],
-        other.trained_losses[other_rows][:, other_sizes],
-    )
-    both = np.isfinite(first) & np.isfinite(second)
-    return bool(both.any() and np.isclose(first, second, _RUN_TOLERANCE, 0.0)[both].mean() >= 0.5)
+    losses = table.trained_losses[rows][:, sizes]
+    other_losses = other.trained_losses[other_rows][:, other_sizes]
+    present = np.isfinite(losses) & np.isfinite(other_losses)
+    equal = np.isclose(losses, other_losses, _RUN_TOLERANCE, 0.0)[present]
+    return bool(equal.sum() >= max(0.5 * len(equal), 1))
 
 
 def _final_standings(table: LossTable, names: Sequence[str]) -> Array:
-    """Return a table's last size, then the standings of the n models there, [1 + n], or NaN.
+    """Return the last size of a table and the standings of the n models there, [1 + n].
 
-    The last size is the largest that at least half of the matched models, and two, were run on.
+    The last size is the largest that at least half of the matched models, and at least two, were
+    run on.  A standing is the standardised ln loss; NaN for models that the table does not have.
     """
-    end = np.full(1 + len(names), np.nan)
+    standings = np.full(1 + len(names), np.nan)
     rows, models = _match_models(table.names, names)
-    losses = np.log(table.trained_losses[rows])
-    counts = np.isfinite(losses).sum(0)
-    ends = np.flatnonzero(counts >= max(2, len(rows) / 2))
-    if len(ends) and (spread := np.nanstd(last := losses[:, ends[-1]])) > _LEAST_SPREAD:
-        end[0], end[1 + models] = table.trained[ends[-1]], (last - np.nanmean(last)) / spread
-    return end
+    log_losses = np.log(table.trained_losses[rows])
+    counts = np.isfinite(log_losses).sum(0)
+    usable = np.flatnonzero(counts >= max(2, len(rows) / 2))
+    if len(usable) and (spread := np.nanstd(last := log_losses[:, usable[-1]])) > _LEAST_SPREAD:
+        standings[0] = table.trained[usable[-1]]
+        standings[1 + models] = (last - np.nanmean(last)) / spread
+    return standings
 
 
 def _mean_standing(standings: Array) -> Array:
-    """Return mean standings over tables, [n], `STANDING_TABLES` tables of standing 0 added."""
+    """Return the mean of [tables, n] over tables, [n], shrunk to 0 by `STANDING_TABLES`."""
     return np.nansum(standings, 0) / (np.isfinite(standings).sum(0) + STANDING_TABLES)
 
 
 def _regressors(features: Array, standing: Array) -> tuple[Array, float]:
-    """Return (score, forecast, last loss, standing), [n, 4], and the unit of the first three."""
+    """Return the standardised regressors and their unit.
+
+    Args:
+        features: `_log_forecasts` of the models, [n, 3].
+        standing: their mean standings, [n].
+
+    Returns:
+        Score, forecast, last loss (centred, divided by the unit) and standing, [n, 4]; and the
+        unit, the standard deviation of the scores.
+    """
     unit = max(float(features[:, 0].std()), _LEAST_SPREAD)
     return np.column_stack([(features - features.mean(0)) / unit, standing]), unit

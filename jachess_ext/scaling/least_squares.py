@@ -1,4 +1,4 @@
-"""Batched Levenberg–Marquardt with Huber's loss and bounds: thousands of small fits at once."""
+"""Batched Levenberg–Marquardt with Huber's loss and bounds, for thousands of small fits at once."""
 
 from __future__ import annotations
 
@@ -10,28 +10,40 @@ import numpy as np
 from .predictive import Array, Index, Mask
 
 Residuals = Callable[[Array, Index, bool], tuple[Array, Array]]
-"""(coordinates [n, p], rows [n], gradient?) -> residuals [n, m] and their Jacobian [n, m, p]."""
+"""(coordinates [n, p], row numbers [n], whether the Jacobian is needed) -> residuals [n, m] and
+their Jacobian [n, m, p]."""
 
-_STALLED = 1e12  # damping of a row that no step lowers any more
+_STALLED = 1e12  # damping above which a row is done, as no step lowers its objective
 
 
 @dataclass(frozen=True)
 class Solution:
-    """Coordinates [P, p], and the objective there, [P]."""
+    """The result of P minimisations.
+
+    Attributes:
+        u: coordinates of the minima, [P, p].
+        objective: objective at the minima, [P].
+    """
 
     u: Array
     objective: Array
 
 
 def huber(residuals: Array, weights: Array, delta: Array) -> Array:
-    """Return Σ_j w_j h_δ(r_j) over the last axis; `delta` has one number a row."""
+    """Return Huber's objective Σ_j w_j h_δ(r_j), [n].
+
+    Args:
+        residuals: r, [n, m].
+        weights: w, [n, m].
+        delta: threshold δ of each row, [n].
+    """
     size, delta = np.abs(residuals), delta[..., None]
-    inside = np.minimum(size, delta)
-    return (weights * inside * (size - inside / 2)).sum(-1)
+    clipped = np.minimum(size, delta)
+    return (weights * clipped * (size - clipped / 2)).sum(-1)
 
 
 def huber_weights(residuals: Array, weights: Array, delta: Array) -> Array:
-    """Return w_j min(1, δ/|r_j|)."""
+    """Return the weights of reweighted least squares, w_j min(1, δ/|r_j|), [n, m]."""
     size, delta = np.abs(residuals), delta[..., None]
     outside = size > delta  # δ may be infinite
     return weights * np.where(outside, delta, 1.0) / np.where(outside, size, 1.0)
@@ -47,7 +59,7 @@ def minimise(
     iterations: int = 200,
     tolerance: float = 1e-10,
 ) -> Solution:
-    """Minimise Σ_j w_j h_δ(r_j) over a box, for every row.
+    """Minimise Σ_j w_j h_δ(r_j) over a box, for each of P rows.
 
     h_δ(r) = r²/2 for |r| ≤ δ and δ (|r| − δ/2) beyond.  A step solves (A + λ diag A) s = −g with
     g = Jᵀ W r and A = Jᵀ W J, where W = w · min(1, δ/|r|) (iteratively reweighted least squares: g
@@ -55,59 +67,59 @@ def minimise(
     follows the gain ratio (Nielsen 1999).
 
     Args:
-        residuals: called with the coordinates of some rows, their numbers, and whether the Jacobian
-            is wanted.
-        start: [P, p]; put inside the box first.
-        low, high: [P, p]; a coordinate with low = high is fixed there.
-        weights: [P, m], 0 leaves a residual out.
-        delta: Huber's threshold, [P]; infinite for least squares.
-        iterations: at most.
-        tolerance: a row is done when an accepted step lowers its objective by less than this
-            share, or when no step lowers it.
+        residuals: returns the residuals and their Jacobian for some of the rows.
+        start: initial coordinates, [P, p]; clipped to the box.
+        low, high: bounds of the box, [P, p]; a coordinate with low = high is fixed.
+        weights: w, [P, m]; 0 leaves a residual out.
+        delta: Huber's threshold δ, [P]; infinite for least squares.
+        iterations: largest number of iterations.
+        tolerance: a row is done when an accepted step lowers its objective by a smaller fraction
+            than this, or when no step lowers it.
     """
     u = np.clip(start, low, high)
-    rows = np.arange(len(u))  # still at work
-    value, jacobian = residuals(u, rows, True)
-    objective = huber(value, weights, delta)
+    rows = np.arange(len(u))  # that are not done
+    r, jacobian = residuals(u, rows, True)
+    objective = huber(r, weights, delta)
     objective = np.where(np.isfinite(objective), objective, np.inf)
-    gradient, curvature = _normal_equations(value, jacobian, weights, delta)
+    gradient, curvature = _normal_equations(r, jacobian, weights, delta)
     damping, growth = np.full(len(u), 1e-2), np.full(len(u), 2.0)
     for _ in range(iterations):
         if not len(rows):
             break
-        place, before, g, a = u[rows], objective[rows], gradient[rows], curvature[rows]
+        current, old, g, a = u[rows], objective[rows], gradient[rows], curvature[rows]
         box = low[rows], high[rows]
-        trial = np.clip(place + _bounded_step(place, *box, g, a, damping[rows]), *box)
-        moved = trial - place
-        # A wild trial may overflow.  Infinity and NaN are not below the objective, so such a step
-        # is refused as any other that is too long, and the damping grows.
+        trial = np.clip(current + _bounded_step(current, *box, g, a, damping[rows]), *box)
+        step = trial - current
+        # A trial far away may overflow.  Infinity and NaN are not below the objective, so that the
+        # step is rejected like any other that is too long, and the damping grows.
         with np.errstate(all="ignore"):
-            value, jacobian = residuals(trial, rows, True)
-            after = huber(value, weights[rows], delta[rows])
-        better = after < before
-        fall = np.where(better, before - after, 0.0)
-        predicted = -(g * moved).sum(-1) - 0.5 * np.einsum("ni,nij,nj->n", moved, a, moved)
-        gain = np.minimum(fall / np.maximum(predicted, 1e-300), 2.0)
+            r, jacobian = residuals(trial, rows, True)
+            new = huber(r, weights[rows], delta[rows])
+        better = new < old
+        decrease = np.where(better, old - new, 0.0)
+        predicted = -(g * step).sum(-1) - 0.5 * np.einsum("ni,nij,nj->n", step, a, step)
+        gain = np.minimum(decrease / np.maximum(predicted, 1e-300), 2.0)
         shrink = np.clip(1 - (2 * gain - 1) ** 3, 1 / 5, 2.0)
         damping[rows] *= np.where(better, shrink, growth[rows])
         damping[rows] = np.clip(damping[rows], 1e-12, 10 * _STALLED)
         growth[rows] = np.where(better, 2.0, np.minimum(growth[rows] * 2, 64.0))
-        won = rows[better]
-        u[won], objective[won] = trial[better], after[better]
-        gradient[won], curvature[won] = _normal_equations(
-            value[better], jacobian[better], weights[won], delta[won]
+        improved = rows[better]
+        u[improved], objective[improved] = trial[better], new[better]
+        gradient[improved], curvature[improved] = _normal_equations(
+            r[better], jacobian[better], weights[improved], delta[improved]
         )
-        done = better & (fall <= tolerance * before) | (damping[rows] >= _STALLED)
-        rows = rows[~done & (moved != 0).any(-1)]
+        done = better & (decrease <= tolerance * old) | (damping[rows] >= _STALLED)
+        rows = rows[~done & (step != 0).any(-1)]
     return Solution(u, objective)
 
 
 def _normal_equations(
-    value: Array, jacobian: Array, weights: Array, delta: Array
+    r: Array, jacobian: Array, weights: Array, delta: Array
 ) -> tuple[Array, Array]:
-    weighted = huber_weights(value, weights, delta)[..., None] * jacobian
+    """Return the gradient Jᵀ W r, [n, p], and the curvature Jᵀ W J, [n, p, p]."""
+    weighted = huber_weights(r, weights, delta)[..., None] * jacobian
     transposed = weighted.swapaxes(-1, -2)
-    return (transposed @ value[..., None])[..., 0], transposed @ jacobian
+    return (transposed @ r[..., None])[..., 0], transposed @ jacobian
 
 
 def _bounded_step(
@@ -115,25 +127,25 @@ def _bounded_step(
 ) -> Array:
     """Return −(A + λ diag A)⁻¹ g over the coordinates that are free to move, within the box.
 
-    Where that step leaves the box, the coordinates that would are put on their bounds and the
-    others are solved for again, given those.
+    If that step leaves the box, the coordinates that leave it are put on their bounds, and the
+    system is solved again for the other coordinates.
     """
     held = ((u <= low) & (g >= 0)) | ((u >= high) & (g <= 0))
     diagonal = np.einsum("nii->ni", curvature)
     floor = 1e-14 * diagonal.max(-1, keepdims=True) + 1e-300
-    added = damping[:, None] * diagonal + floor
-    matrix = curvature + added[:, :, None] * np.eye(u.shape[1])
+    damped = damping[:, None] * diagonal + floor
+    matrix = curvature + damped[:, :, None] * np.eye(u.shape[1])
     step = _solve_free(matrix, g, ~held, np.zeros_like(g))
-    room = np.clip(step, low - u, high - u)
-    out = (room != step).any(-1)
-    if out.any():
-        stopped = held[out] | (room[out] != step[out])
-        step[out] = _solve_free(matrix[out], g[out], ~stopped, np.where(stopped, room[out], 0.0))
+    clipped = np.clip(step, low - u, high - u)
+    rows = (clipped != step).any(-1)
+    if rows.any():
+        bound = held[rows] | (clipped[rows] != step[rows])
+        step[rows] = _solve_free(matrix[rows], g[rows], ~bound, np.where(bound, clipped[rows], 0.0))
     return step
 
 
 def _solve_free(matrix: Array, g: Array, free: Mask, held: Array) -> Array:
-    """Return M s = −g in the free coordinates, with the others at `held`."""
+    """Solve M s = −g for the free coordinates of s, with the others equal to `held`."""
     rhs = np.where(free, -g - (matrix @ held[..., None])[..., 0], held)
     reduced = np.where(free[:, :, None] & free[:, None, :], matrix, np.eye(g.shape[1]))
     return np.linalg.solve(reduced, rhs[..., None])[..., 0]

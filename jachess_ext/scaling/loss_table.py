@@ -1,4 +1,4 @@
-"""`LossTable`: losses of models over sizes."""
+"""`LossTable`: the losses of several models at several training set sizes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ _ZERO = " (an error rate of 0 has no logarithm; write half a test example, 0.5 /
 
 @dataclass(frozen=True)
 class LossTable:
-    """Losses, a row for each model.
+    """The losses of n models at m training set sizes.
 
     Attributes:
-        names: the models, [n], all different.
-        sizes: training examples, increasing, [m]; the first may be 0.
+        names: names of the models, [n], all different.
+        sizes: numbers of training examples, increasing, [m]; 0 is the model before fine-tuning.
         losses: [n, m]; NaN where the table has no number.
-        parameters: N of every model, [n]; NaN where unknown, None without the column.
-        metric: of the values that the losses were computed from, see `to_metric`; None: losses.
-        scale: 100 where its scores were in per cent.
-        noise: standard errors of the losses, [n, m], NaN where unknown: over seeds, and of an
-            accuracy from the number of its test rows; None where there are none.
+        parameters: number of parameters of every model, [n], NaN where unknown; None if the table
+            has no such column.
+        metric: the metric that the losses were computed from, see `to_metric`; None if the table
+            held losses.
+        scale: 100 if the table's scores were in per cent, else 1.
+        noise: standard errors of the losses, [n, m], over seeds and, for accuracies and error
+            rates, from the number of test examples; NaN where unknown, None if all are unknown.
 
     Examples:
         >>> import numpy as np
@@ -47,35 +49,35 @@ class LossTable:
     noise: Array | None = None
 
     def to_metric(self, losses: Values) -> Values:
-        """Return losses as values of the table's metric, in per cent where its scores were."""
+        """Convert losses to values of the table's metric, in per cent if its scores were."""
         return losses if self.metric is None else self.scale * from_loss(self.metric, losses)
 
     @property
     def label(self) -> str:
-        """Name and unit of what `to_metric` returns."""
+        """Name and unit of the values that `to_metric` returns."""
         return f"{self.metric or 'loss'}{' (per cent)' if self.scale == 100 else ''}"
 
     def up_to(self, budget: float) -> LossTable:
-        """Return the sizes up to the budget at which a model has a loss, and check all losses.
+        """Return the table of the sizes up to the budget that have a loss of any model.
 
         Raises:
-            TableError: a budget below the first size or above the last, no loss up to it, or one
-                that is not positive.
+            TableError: the budget is below the first size above 0 or above the last size, there is
+                no loss up to it, or one of the losses is not positive.
         """
         smallest, largest = self.trained[0], self.sizes[-1]
         if not smallest <= budget <= largest:
             text = f"the budget {budget:g} is outside the table's sizes"
             raise TableError(f"{text}, {smallest:g} to {largest:g}")
-        within = self.sizes <= budget
-        self._check(within, counted=~np.isnan(self.losses[:, within]))
-        within &= ~np.isnan(self.losses).all(0)
-        if not within.any():
+        mask = self.sizes <= budget
+        self._check(mask, counted=~np.isnan(self.losses[:, mask]))
+        mask &= ~np.isnan(self.losses).all(0)
+        if not mask.any():
             raise TableError(f"no model has a loss at a size up to {budget:g}")
-        noise = None if self.noise is None else self.noise[:, within]
-        return replace(self, sizes=self.sizes[within], losses=self.losses[:, within], noise=noise)
+        noise = None if self.noise is None else self.noise[:, mask]
+        return replace(self, sizes=self.sizes[mask], losses=self.losses[:, mask], noise=noise)
 
     def rows(self, index: Index) -> LossTable:
-        """Return the models at these rows."""
+        """Return the table of the models at the rows `index`."""
         return replace(
             self,
             names=tuple(self.names[row] for row in index),
@@ -85,10 +87,11 @@ class LossTable:
         )
 
     def losses_at(self, size: float) -> Array:
-        """Return the losses at a size, [n].
+        """Return the losses at one size, [n].
 
         Raises:
-            TableError: no such column, or a loss in it that is missing or not positive.
+            TableError: the table does not have this size, or a loss there is missing or not
+                positive.
         """
         column = self.sizes == size
         if not column.any():
@@ -98,12 +101,12 @@ class LossTable:
 
     @property
     def trained(self) -> Array:
-        """The sizes above 0."""
+        """The sizes above 0, [k]."""
         return self.sizes[self.sizes > 0]
 
     @property
     def trained_losses(self) -> Array:
-        """Losses at the sizes above 0, [n, number of them]."""
+        """The losses at the sizes above 0, [n, k]."""
         return self.losses[:, self.sizes > 0]
 
     @property
@@ -120,14 +123,15 @@ class LossTable:
 
     @property
     def _last(self) -> tuple[Index, Index]:
+        """Row and column of each model's loss at its largest size, [n] each."""
         columns = [np.flatnonzero(np.isfinite(row))[-1] for row in self.losses]
         return np.arange(len(columns)), np.array(columns, dtype=np.intp)
 
     def known_parameters(self) -> Array:
-        """Return N of every model, [n].
+        """Return the number of parameters of every model, [n].
 
         Raises:
-            TableError: the column is missing, or a number in it.
+            TableError: the table has no such column, or a number in it is missing or not positive.
         """
         if self.parameters is None:
             raise TableError("this needs numbers of parameters; the table has no column 'size'")
@@ -138,6 +142,7 @@ class LossTable:
         return self.parameters
 
     def _check(self, columns: Mask, counted: Mask | bool = True) -> None:
+        """Raise TableError for a loss in the columns that is not positive or, if counted, NaN."""
         losses, sizes = self.losses[:, columns], self.sizes[columns]
         perfect = np.argwhere(losses == 0)
         if len(perfect) and self.metric is not None and higher_is_better(self.metric):
@@ -149,7 +154,7 @@ class LossTable:
 
 
 def check_sizes(sizes: Array) -> None:
-    """Raise ValueError for sizes that are negative, not finite or not strictly increasing."""
+    """Raise ValueError if the sizes are not finite, non-negative and strictly increasing."""
     usable = np.isfinite(sizes) & (np.diff(sizes, prepend=-1.0) > 0) & (sizes >= 0)
     if not usable.all():
         wrong = sizes[~usable][0]
@@ -159,7 +164,14 @@ def check_sizes(sizes: Array) -> None:
 def check_losses(
     losses: Array, sizes: Array, counted: Mask | bool = True, names: Sequence[str] | None = None
 ) -> None:
-    """Raise TableError for a loss that is not a positive finite number, saying which."""
+    """Raise TableError for the first loss that is not a positive finite number.
+
+    Args:
+        losses: [n, m].
+        sizes: [m].
+        counted: which losses are checked, [n, m]; True for all.
+        names: names of the curves for the message; None numbers them.
+    """
     wrong = np.argwhere(counted & ~(np.isfinite(losses) & (losses > 0)))
     if len(wrong):
         row, column = wrong[0]

@@ -1,6 +1,6 @@
-"""The methods of `select`, and what each forecasts of every model from its own sizes.
+"""The methods of `select`, and the forecasts of each model from its own sizes.
 
-Importing this imports no torch: the command line's choices come from `METHODS`.
+This module must not import torch: the choices of the command line come from `METHODS`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .predictive import Array, Index, Mixture, Student, idiosyncratic_deviation
 from .table_error import TableError
 
 DEFAULT = "blend"
-"""The method where none is named."""
+"""The default method."""
 _LATE_FALL = 0.15
-"""Standard deviation of ln L per doubling and nat of ln C, for a classifier that may not have begun
-to learn; chosen by benchmarks.live_selection."""
+"""Standard deviation of ln L per doubling and per nat of ln C, for a classifier of C classes that
+may still be at the level of guessing; chosen by benchmarks.live_selection."""
 
 
 class MethodSettings(NamedTuple):
-    """A method of `select`, and Algorithm 1's γ and τ."""
+    """The name of a method of `select`, and γ and τ of the method ats, see `fit`."""
 
     method: str
     gamma: int = 3
@@ -37,19 +37,20 @@ class MethodSettings(NamedTuple):
 
 @dataclass(frozen=True)
 class Forecast:
-    """A method's scores and forecasts, a row for each model.
+    """A method's scores and forecasts for n models.
 
     Attributes:
-        score: what models are ranked by, lower is better, [n]; for "blend" not the forecast itself.
-        trained: examples every model was trained on for this, over all its runs, [n].
-        predictive: the distribution of ln L at the target, or None.
+        score: the score that models are ranked by, lower is better, [n]; for "blend" it differs
+            from the forecast loss.
+        trained: number of examples each model was trained on, summed over the runs used, [n].
+        predictive: the distribution of ln L at the target; None if the method gives none.
         fall: predicted fall of ln L from each model's last size to the target, [n]; None without a
             distribution.
         deviation: for "blend", the Gaussian process's standard deviation of ln L, [n].
         trust: for "blend", the probability that the process describes this table, [n].
         is_loss: whether the score is a loss at the target.
-        mixture: the distribution of the losses without the error that all models share, from which
-            P(best) is computed; set once all models are forecast.
+        mixture: the distribution of ln L without the error common to all models, from which P(best)
+            is computed; None until all models have been forecast.
     """
 
     score: Array
@@ -63,34 +64,37 @@ class Forecast:
 
     @property
     def predicted(self) -> Array | None:
-        """The loss at the target, [n]; None where the method predicts none."""
+        """The forecast loss at the target, [n]; None if the method forecasts no loss."""
         if self.predictive is not None:
             return np.exp(self.predictive.location)
         return self.score if self.is_loss else None
 
     def rows(self, index: Index) -> Forecast:
-        """Return the forecasts of the models at these rows."""
+        """Return the forecasts of the models at the rows `index`."""
         arrays = {name: getattr(self, name) for name in _ARRAYS}
-        chosen = {name: value[index] for name, value in arrays.items() if value is not None}
+        indexed = {name: value[index] for name, value in arrays.items() if value is not None}
         predictive = self.predictive and self.predictive.rows(index)
-        return replace(self, predictive=predictive, **chosen)  # type: ignore[arg-type]
+        return replace(self, predictive=predictive, **indexed)  # type: ignore[arg-type]
 
 
 _ARRAYS = ("score", "trained", "fall", "deviation", "trust")
 
 
-def _concatenate(parts: Sequence[Forecast]) -> Forecast:
-    """Concatenate forecasts of groups of models; a field that one lacks is None in the result."""
+def _concatenate(groups: Sequence[Forecast]) -> Forecast:
+    """Concatenate the forecasts of several groups of models.
+
+    A field that is None in any group is None in the result.
+    """
 
     def join(values: Sequence[Array | None]) -> Array | None:
         arrays = [value for value in values if value is not None]
         return np.concatenate(arrays) if len(arrays) == len(values) else None
 
-    arrays = {name: join([getattr(part, name) for part in parts]) for name in _ARRAYS}
-    students = [part.predictive for part in parts if part.predictive is not None]
+    arrays = {name: join([getattr(group, name) for group in groups]) for name in _ARRAYS}
+    students = [group.predictive for group in groups if group.predictive is not None]
     columns = zip(*((s.location, s.scale, s.dof) for s in students), strict=True)
-    predictive = Student(*map(np.concatenate, columns)) if len(students) == len(parts) else None
-    return replace(parts[0], predictive=predictive, **arrays)  # type: ignore[arg-type]
+    predictive = Student(*map(np.concatenate, columns)) if len(students) == len(groups) else None
+    return replace(groups[0], predictive=predictive, **arrays)  # type: ignore[arg-type]
 
 
 # Methods ----------------------------------------------------------------------------------------
@@ -98,17 +102,17 @@ def _concatenate(parts: Sequence[Forecast]) -> Forecast:
 
 @dataclass(frozen=True)
 class Method:
-    """A way to rank models.
+    """A method of ranking models.
 
     Attributes:
-        forecast: (losses up to the budget, target, settings) -> its forecast.
-        needs: what it reads: "losses" of fine-tuned models, "zero" (losses before fine-tuning) or
-            "parameters" (numbers of them).
-        trains: the subsets every model is fine-tuned on for it: "all" up to the budget, the "last"
-            alone, those a "walk" down from the budget visits, or "none".
-        points: losses of a model it needs, the loss before fine-tuning counted where it
-            `reads_zero`.
-        reads_zero: whether the loss before fine-tuning is read where it is known.
+        forecast: (losses up to the budget, target, settings) -> forecast.
+        needs: the data it needs: "losses" of fine-tuned models, "zero" (losses before fine-tuning)
+            or "parameters" (numbers of parameters).
+        trains: the sizes that every model has to be fine-tuned on: "all" up to the budget, the
+            "last" only, those that a "walk" down from the budget visits, or "none".
+        points: number of losses needed of each model; if `reads_zero`, the loss before fine-tuning
+            is one of them.
+        reads_zero: whether it uses the loss before fine-tuning if it is known.
     """
 
     forecast: Callable[[LossTable, float, MethodSettings], Forecast]
@@ -117,9 +121,16 @@ class Method:
     points: int = 0
     reads_zero: bool = False
 
-    def fewest_sizes(self, *, zero: bool) -> int:
-        """Return how many subsets it needs, where the loss before fine-tuning is known (or not)."""
-        return self.points - (zero and self.reads_zero)
+    def fewest_sizes(self, *, has_zero: bool) -> int:
+        """Return the smallest number of sizes above 0 that the method needs of a model.
+
+        Args:
+            has_zero: whether the loss before fine-tuning is known.
+        """
+        return self.points - (has_zero and self.reads_zero)
+
+
+# The functions below are the `forecast` of one method each, and their helpers.
 
 
 def _blend(table: LossTable, target: float, settings: MethodSettings) -> Forecast:
@@ -128,6 +139,7 @@ def _blend(table: LossTable, target: float, settings: MethodSettings) -> Forecas
 
 
 def _from_blend(blend: BlendForecast, trained: Array) -> Forecast:
+    """Convert the forecast of "blend" to a `Forecast`; trained as in `Forecast`."""
     score = np.exp(blend.choice)
     return Forecast(score, trained, blend.predictive, blend.fall, blend.deviation, blend.trust)
 
@@ -141,7 +153,7 @@ def _power(table: LossTable, target: float, settings: MethodSettings) -> Forecas
 
 
 def _from_law(table: LossTable, target: float, fitted: FittedLaw) -> Forecast:
-    """Forecast by a fitted law, with a distribution where degrees of freedom are left."""
+    """Forecast with a fitted law, with a distribution if degrees of freedom are left."""
     predicted = np.atleast_1d(fitted.predict(target))
     predictive = fitted.predictive(target) if fitted.has_intervals else None
     fall = np.log(table.trained_losses[:, -1] / predicted)
@@ -149,13 +161,13 @@ def _from_law(table: LossTable, target: float, fitted: FittedLaw) -> Forecast:
 
 
 def _ats(table: LossTable, target: float, settings: MethodSettings) -> Forecast:
-    """Halve the budget until a point leaves the line (Algorithm 1); continue the line."""
+    """Extrapolate the line of Accept-then-Stop (Algorithm 1)."""
     sizes, losses = table.trained, table.trained_losses
     _, gamma, tau = settings
     forecast = _from_law(table, target, fit(sizes, losses, "ats", gamma=gamma, tau=tau))
     visited = accept_then_stop(np.log(sizes), np.log(losses), gamma, tau).visited
-    last = np.arange(len(sizes)) >= len(sizes) - visited[:, None]
-    return replace(forecast, trained=(last * sizes).sum(-1))
+    is_visited = np.arange(len(sizes)) >= len(sizes) - visited[:, None]
+    return replace(forecast, trained=(is_visited * sizes).sum(-1))
 
 
 def _subtuning(table: LossTable, target: float, settings: MethodSettings) -> Forecast:
@@ -175,12 +187,13 @@ def _modelsize(table: LossTable, target: float, settings: MethodSettings) -> For
 
 
 def _all_sizes(table: LossTable) -> Array:
+    """Return the number of training examples of runs on all sizes, for each model, [n]."""
     return np.full(len(table.names), table.trained.sum())
 
 
 METHODS: dict[str, Method] = {
     "blend": Method(_blend, "losses", "all", FEWEST_SIZES),
-    # Eq. 10 with F free: a number, as D_l is, so that both are one.
+    # Without a kernel, F of Eq. 10 is a free number as D_l is, so that both laws are the same.
     "lensllm": Method(_rectified, "losses", "all", 4, reads_zero=True),
     "rectified": Method(_rectified, "losses", "all", 4, reads_zero=True),
     "power": Method(_power, "losses", "all", 4),
@@ -192,16 +205,16 @@ METHODS: dict[str, Method] = {
 
 
 def unranked_reasons(table: LossTable, method: str) -> dict[str, str]:
-    """Return why models cannot be ranked by a method: model -> a sentence on its sizes."""
+    """Return the models that a method cannot rank, model -> reason, a sentence."""
     present = np.isfinite(table.losses)
-    trained = present[:, table.sizes > 0].sum(1)
-    zero = present[:, table.sizes == 0].sum(1) > 0
+    counts = present[:, table.sizes > 0].sum(1)
+    zero_present = present[:, table.sizes == 0].sum(1) > 0
     reasons = {}
-    for name, count, has_zero in zip(table.names, trained, zero, strict=True):
-        needed = METHODS[method].fewest_sizes(zero=bool(has_zero))
+    for name, count, has_zero in zip(table.names, counts, zero_present, strict=True):
+        needed = METHODS[method].fewest_sizes(has_zero=bool(has_zero))
         if count < needed:
             reasons[name] = f"{method} needs {needed} sizes above 0 or more, and {name} has {count}"
-        elif METHODS[method].needs == "zero" and zero.any() and not has_zero:
+        elif METHODS[method].needs == "zero" and zero_present.any() and not has_zero:
             reasons[name] = f"{method} needs the loss before fine-tuning, and {name} has none"
     return reasons
 
@@ -209,47 +222,52 @@ def unranked_reasons(table: LossTable, method: str) -> dict[str, str]:
 def forecast_models(
     table: LossTable, target: float, settings: MethodSettings, classes: int | None = None
 ) -> Forecast:
-    """Forecast every model from its own sizes, where losses of some are missing (NaN).
+    """Forecast every model from its own sizes; losses may be missing (NaN).
 
-    blend learns what curves share from all models that have a model's sizes, so that models that
-    were stopped early stay comparable.  With `classes`, C, intervals widen: a classifier stays at
-    ln C until it learns anything, then falls fast, and no subset tells when that is.
+    For each set of sizes, "blend" fits its hyperparameters to all models that have these sizes, so
+    that models that were stopped early stay comparable.
+
+    Args:
+        table: losses up to the budget.
+        target: size of the forecast.
+        settings: the method.
+        classes: number of classes, C, or None.  With it intervals are wider: the loss of a
+            classifier stays at ln C until it begins to learn, and it is not known when that is.
 
     Raises:
-        ValueError: a model has fewer sizes than the method needs.
+        ValueError: a model has fewer sizes than the method needs, or a forecast overflows.
     """
     present, method = np.isfinite(table.losses), settings.method
     if reasons := unranked_reasons(table, method):
         raise ValueError(next(iter(reasons.values())))
-    # One forecast for each set of sizes.  The models with just these sizes are forecast together
-    # with those that have them and more, cut to the same sizes, and only the former are kept.
-    parts, part_rows = [], []
+    # One forecast for each set of sizes: of all models that have these sizes, at these sizes.  It
+    # is kept for the models that have no other size.
+    group_forecasts, group_rows = [], []
     for pattern in np.unique(present, axis=0):
         rows = np.flatnonzero((present == pattern).all(1))
         group = np.flatnonzero(present[:, pattern].all(1))
-        chosen = table.rows(group)
-        common = replace(chosen, sizes=table.sizes[pattern], losses=chosen.losses[:, pattern])
+        subset = table.rows(group)
+        common = replace(subset, sizes=table.sizes[pattern], losses=subset.losses[:, pattern])
         is_single_blend = method == "blend" and len(group) == 1
-        ahead = _blend_ahead(table, int(rows[0]), target) if is_single_blend else None
-        forecast = ahead or METHODS[method].forecast(common, target, settings)
-        parts.append(forecast.rows(np.searchsorted(group, rows)))
-        part_rows.append(rows)
-    forecast = _concatenate(parts).rows(np.argsort(np.concatenate(part_rows)))
+        single_forecast = _blend_ahead(table, int(rows[0]), target) if is_single_blend else None
+        forecast = single_forecast or METHODS[method].forecast(common, target, settings)
+        group_forecasts.append(forecast.rows(np.searchsorted(group, rows)))
+        group_rows.append(rows)
+    forecast = _concatenate(group_forecasts).rows(np.argsort(np.concatenate(group_rows)))
     predicted = forecast.predicted
     if predicted is not None:
-        numbers = np.stack([predicted, forecast.score])
-        wrong = ~((numbers > 0) & (numbers < math.inf)).all(0)  # NaN, 0 by underflow, overflow
-        if wrong.any():
+        values = np.stack([predicted, forecast.score])
+        invalid = ~((values > 0) & (values < math.inf)).all(0)  # NaN, 0 by underflow, overflow
+        if invalid.any():
             raise ValueError(
                 f"{method} forecasts no number for the target {target:g} of "
-                f"{table.names[int(wrong.argmax())]}: expected one nearer to the largest size, "
+                f"{table.names[int(invalid.argmax())]}: expected one nearer to the largest size, "
                 f"{table.sizes[-1]:g}, and losses nearer to each other than "
                 f"{np.nanmin(table.losses):g} and {np.nanmax(table.losses):g}"
             )
     if forecast.predictive is None or forecast.fall is None:
         return forecast
-    # A mean over seeds, or over a sample of test rows, is off by its standard error, and so is what
-    # is forecast from it.
+    # The standard error of the last loss (over seeds or test examples) widens the distribution.
     predictive = forecast.predictive.with_noise(table.last_noise)
     last = np.where(present, table.sizes, 0.0).max(1)
     doublings = np.log2(target / last) if last.all() else np.ones(len(last))
@@ -267,9 +285,18 @@ def forecast_models(
 
 
 def _blend_ahead(table: LossTable, row: int, target: float) -> Forecast | None:
-    """Forecast a model that was run on larger sizes than all others; None: it was not.
+    """Forecast a model that no other model matches at all its sizes, with the method "blend".
 
-    Only its largest size is read: those below it are left out until another model has the rest.
+    It is forecast from the most of its first sizes that another model has too, and from its largest
+    size; sizes in between are left out.
+
+    Args:
+        table: losses of all models.
+        row: row of the model.
+        target: size of the forecast.
+
+    Returns:
+        The forecast of that model; None if it shares fewer than `FEWEST_SIZES` sizes.
     """
     present = np.isfinite(table.losses) & (table.sizes > 0)
     columns = np.flatnonzero(present[row])
@@ -296,20 +323,21 @@ def forecast_up_to(
     """Forecast the models that have enough sizes up to a budget.
 
     Args:
-        table: losses, also above the budget.
-        budget, target: the largest size read, and the one predicted for.
-        settings: of the method.
-        classes: see `forecast_models`.
+        table: losses at all sizes.
+        budget: largest size used.
+        target: size of the forecast.
+        settings: the method.
+        classes: number of classes or None, see `forecast_models`.
 
     Returns:
-        The losses that were read, the forecasts, and the models without, see `unranked_reasons`.
+        The losses used, the forecasts, and model -> reason of the models that are not forecast.
 
     Raises:
-        ValueError: too few sizes of every model, or as `forecast_models`.
+        ValueError: no model has enough sizes, or a forecast overflows.
     """
-    read = table.up_to(budget)
-    unranked = unranked_reasons(read, settings.method)
-    if len(unranked) == len(read.names):
+    used = table.up_to(budget)
+    unranked = unranked_reasons(used, settings.method)
+    if len(unranked) == len(used.names):
         raise ValueError(next(iter(unranked.values())))
-    read = read.rows(np.flatnonzero([name not in unranked for name in read.names]))
-    return read, forecast_models(read, target, settings, classes), unranked
+    used = used.rows(np.flatnonzero([name not in unranked for name in used.names]))
+    return used, forecast_models(used, target, settings, classes), unranked

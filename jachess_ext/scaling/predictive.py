@@ -16,49 +16,56 @@ Mask = npt.NDArray[np.bool_]
 
 _TAIL = np.geomspace(1e-9, 0.004, 75)
 _LEVELS = np.concatenate([_TAIL, np.linspace(0.005, 0.995, 199), 1 - _TAIL[::-1]])
-"""Quantiles of every distribution that cut its range into cells of 0.5 % at most, finer in the
-tails: the lowest of many lies in the lower tail of each."""
-_MOST_EDGES = 12_000  # of all distributions together
-_BLOCK_CELLS = 200_000  # pairs of a quantity and a cell that are in memory at a time
+"""Probabilities whose quantiles are the edges of the integration cells: at most 0.5 % apart, closer
+in the tails, as the lowest of many quantities lies in the lower tail of each."""
+_MOST_EDGES = 12_000  # largest number of edges, over all distributions
+_BLOCK_CELLS = 200_000  # number of (quantity, cell) pairs that are in memory at a time
 
 _SCALE_FACTOR, _FALL_FACTOR = 0.55, 1.3
-"""Contributions of the candidates' median scale and of the spread of their falls to the standard
-deviation of the idiosyncratic forecast error.  From the development halves, as is the weight in
-P(best) of the uniform distribution over the candidates:"""
+"""Factors of the candidates' median scale and of the standard deviation of their falls in
+`idiosyncratic_deviation`.  Chosen on the development halves."""
 UNIFORM_WEIGHT = 0.1
+"""Weight in P(best) of the uniform distribution over the candidates; chosen likewise."""
 
 
 @dataclass(frozen=True)
 class Student:
-    """Independent quantities, location + scale · t_dof, [n]; dof may be infinite (a Gaussian)."""
+    """Independent Student t distributions of n quantities, location + scale · t_dof.
+
+    Attributes:
+        location, scale, dof: [n] each; infinite degrees of freedom are a Gaussian.
+    """
 
     location: Array
     scale: Array
     dof: Array
 
     def rows(self, index: Index) -> Student:
-        """Return the quantities at these rows."""
+        """Return the distributions of the quantities at `index`."""
         return Student(self.location[index], self.scale[index], self.dof[index])
 
     def with_noise(self, noise: Array) -> Student:
-        """Return the quantities with independent noise of these standard errors, [n], added."""
+        """Return the distributions with independent noise of standard errors `noise`, [n], added.
+
+        Degrees of freedom stay as they are.
+        """
         return replace(self, scale=np.hypot(self.scale, noise))
 
     def cdf(self, values: Array) -> Array:
-        """Return P(quantity ≤ value): [n, k] (or [k] for all) -> [n, k]."""
+        """Return P(quantity ≤ value), [n, k], for values [n, k], or [k] for all quantities."""
         standard = (values - self.location[:, None]) / self.scale[:, None]
         return require("scipy.special").stdtr(self.dof[:, None], standard)
 
     def quantile(self, probabilities: Array) -> Array:
-        """Return quantiles: [k] -> [n, k]."""
+        """Return the quantiles, [n, k], at probabilities [k]."""
         standard = require("scipy.special").stdtrit(self.dof[:, None], probabilities)
         return self.location[:, None] + self.scale[:, None] * standard
 
     def interval(self, level: float) -> tuple[Array, Array]:
-        """Return the ends of the central interval of a level, [n] and [n].
+        """Return the lower and upper ends, [n] each, of the central interval of a probability.
 
         Raises:
-            ValueError: a level outside (0, 1).
+            ValueError: `level` is not between 0 and 1.
         """
         if not 0 < level < 1:
             text = f"level is {level}; expected a probability"
@@ -67,18 +74,18 @@ class Student:
         return low, high
 
     def exp_interval(self, level: float) -> tuple[Array, Array]:
-        """Return `interval` of exp(quantities); an end beyond the largest double is infinite."""
+        """Return `interval` of the exponentials of the quantities; ends that overflow are inf."""
         with np.errstate(over="ignore"):
             low, high = np.exp(self.interval(level))
         return low, high
 
     def edges(self) -> Array:
-        """Return ends of cells for integrals, ascending: quantiles of all the distributions.
+        """Return the edges of the integration cells, ascending: quantiles of all the distributions.
 
-        So no cell has a large part of any of them, however different their widths and tails.
+        So no cell holds much of the mass of any distribution, whatever their widths and tails.
         """
-        # An integral over one fixed grid would lose a narrow distribution between two points, and
-        # one over the quantiles of a single distribution the tails of all others.
+        # A fixed grid would miss a narrow distribution between two points, and the quantiles of one
+        # distribution would miss the tails of the others.
         edges = np.unique(self.quantile(_LEVELS))
         return edges[:: 1 + len(edges) // _MOST_EDGES]
 
@@ -91,24 +98,24 @@ class Student:
         lowest, count = np.zeros(len(self.location)), 1 + _BLOCK_CELLS // len(self.location)
         for first in range(0, len(edges) - 1, count):
             cumulative = self.cdf(edges[first : first + count + 1])
-            # Within a cell half of another quantity's mass is taken to be above; the floor keeps
-            # the logarithm of cells that nothing lies above, which then add nothing.
-            above = 1 - (cumulative[:, 1:] + cumulative[:, :-1]) / 2
-            logs = np.log(np.maximum(above, 1e-300))
-            lowest += (np.diff(cumulative) * np.exp(logs.sum(0) - logs)).sum(-1)
+            # Survival functions are averaged over the edges of each cell; the floor keeps the
+            # logarithm finite in cells where one is 0, which then add nothing.
+            survival = 1 - (cumulative[:, 1:] + cumulative[:, :-1]) / 2
+            log_survival = np.log(np.maximum(survival, 1e-300))
+            lowest += (np.diff(cumulative) * np.exp(log_survival.sum(0) - log_survival)).sum(-1)
         return lowest / lowest.sum()
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """A mixture of joint distributions of the candidates' ln L, without the error that all share.
+    """A mixture of joint distributions of the candidates' ln L, without their common error.
 
-    Curves of one recipe, on one data set, err together: that widens every interval and decides
-    nothing between the candidates.
+    Forecasts for one recipe on one data set have an error in common, which widens every interval
+    but does not affect which candidate is best.
 
     Attributes:
-        weights: probabilities of the components, [w], of sum 1.
-        components: w Students of n quantities.
+        weights: probabilities of the components, [w], which sum to 1.
+        components: w distributions of the n candidates' ln L.
     """
 
     weights: Array
@@ -118,25 +125,27 @@ class Mixture:
     def gaussian(
         cls, location: Array, deviations: Array, weights: Array, doublings: Array
     ) -> Mixture:
-        """Return Gaussians around one location, with one standard deviation in each component.
+        """Return a mixture of Gaussians of equal location, with one standard deviation a component.
 
-        How uncertain a single candidate is, is not known well enough to prefer an uncertain one: so
-        the first of the ranking is the most probable to be the best.
+        The uncertainty of a single candidate is not known well enough to prefer an uncertain one,
+        so that the first of the ranking has the largest probability of being the best.
 
         Args:
-            location: what candidates are ranked by, [n].
-            deviations, weights: of the components, [w].
-            doublings: of the size from each candidate's last one to the target, [n]: errors are a
-                random walk over them, so that a candidate with a larger last size errs by less.
+            location: ln of the scores that the candidates are ranked by, [n].
+            deviations: standard deviation of each component, [w].
+            weights: probability of each component, [w].
+            doublings: log2(target / last size) of each candidate, [n]: errors are a random walk
+                over doublings, so that they are smaller for a candidate with a larger last size.
         """
-        walk, dof = np.sqrt(doublings / np.median(doublings)), np.full(len(location), np.inf)
-        students = [Student(location, max(scale, 1e-12) * walk, dof) for scale in deviations]
+        factor, dof = np.sqrt(doublings / np.median(doublings)), np.full(len(location), np.inf)
+        students = [Student(location, max(scale, 1e-12) * factor, dof) for scale in deviations]
         return cls(weights, tuple(students))
 
     def prob_best(self) -> Array:
-        """Return P(candidate i has the lowest loss), [n], uniform with weight `UNIFORM_WEIGHT`.
+        """Return P(candidate i has the lowest loss), [n].
 
-        The mixture may be wrong for a table; no candidate's P(best) is below `UNIFORM_WEIGHT` / n.
+        As the mixture may be wrong for a table, the uniform distribution is mixed in with weight
+        `UNIFORM_WEIGHT`: no probability is below `UNIFORM_WEIGHT` / n.
         """
         lowest = self.weights @ np.stack([student.prob_lowest() for student in self.components])
         return (1 - UNIFORM_WEIGHT) * lowest + UNIFORM_WEIGHT / len(lowest)
@@ -146,8 +155,8 @@ def idiosyncratic_deviation(scale: Array, fall: Array) -> float:
     """Return the standard deviation of the idiosyncratic forecast error of ln L.
 
     Args:
-        scale: of the candidates' own predictive distributions, [n].
-        fall: predicted fall of ln L of each candidate from its last size to the target, [n].
+        scale: scales of the candidates' predictive distributions of ln L, [n].
+        fall: predicted fall of ln L from each candidate's last size to the target, [n].
     """
     deviation = np.hypot(_SCALE_FACTOR * np.median(scale), _FALL_FACTOR * np.std(fall))
     return max(float(deviation), 1e-12)

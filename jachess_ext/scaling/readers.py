@@ -1,4 +1,4 @@
-"""`read_runs`: a table of losses from a folder of runs of Trainer, or of lm-eval's results."""
+"""`read_runs`: a `LossTable` from a folder of runs of transformers' Trainer, or lm-eval results."""
 
 from __future__ import annotations
 
@@ -21,24 +21,26 @@ from .sheets import parse_size, quote_all
 from .table_error import TableError, quote
 
 _RECIPE = ("learning_rate", "num_train_epochs", "max_steps", "train_batch_size")
-"""Settings that repeated runs of a model and size must share."""
+"""Settings of Trainer that repeated runs of a model and size must have in common."""
 
 
 State: TypeAlias = Mapping[str, Any]
-"""A trainer_state.json, as JSON has it."""
+"""The parsed content of a trainer_state.json."""
 
 
 @dataclass(frozen=True)
 class _Run:
-    """A run, as the files in its folder record it.
+    """A run, as recorded by the files in its folder.
 
     Attributes:
-        directory: its folder, or its file.
-        name: its path in the folder that is read.
-        rows: training examples; None where no file says.
-        recipe: the recorded settings of `_RECIPE`, and lm-eval's.
-        trial: hyperparameters of a trial of a search, without seeds; None without a search.
-        values: metric -> (step, measurement) in their order, NaN where it is no number.
+        directory: folder of the run, or its file for lm-eval.
+        name: path relative to the folder that is read.
+        rows: number of training examples; None if it is not recorded.
+        recipe: recorded settings of `_RECIPE` or of lm-eval, by name.
+        trial: hyperparameters of a trial of a hyperparameter search, without seeds; None if the
+            run is not a trial.
+        values: metric -> (step, measurement) in the order of the log, NaN for a measurement that is
+            not a number.
     """
 
     directory: Path
@@ -49,7 +51,7 @@ class _Run:
     values: Mapping[str, Sequence[tuple[int | None, float]]]
 
     def differences(self, other: _Run) -> dict[str, tuple[object, object]]:
-        """Return the settings in which two runs differ, of those that both record."""
+        """Return the settings recorded by both runs that differ, name -> (this run's, other's)."""
         pairs = {
             name: (self.recipe[name], other.recipe[name])
             for name in self.recipe
@@ -58,7 +60,7 @@ class _Run:
         if self.trial is not None and other.trial is not None:
             names = sorted({*self.trial, *other.trial})
             pairs |= {name: (self.trial.get(name), other.trial.get(name)) for name in names}
-        return {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours != theirs}
+        return {name: (a, b) for name, (a, b) in pairs.items() if a != b}
 
 
 def read_runs(
@@ -72,28 +74,32 @@ def read_runs(
     test_rows: int | None = None,
     fewest: int = 2,
 ) -> LossTable:
-    """Return the table of losses of runs of transformers' Trainer, a folder each.
+    """Read a table of losses from a folder of runs of transformers' Trainer.
 
-    A run is a folder with a trainer_state.json, its own or its checkpoints'.  Where there is none,
-    each results*.json of lm-evaluation-harness is one, with metrics such as "rte/acc".  Several
-    runs of a model and size are repeats: their mean counts, with its standard error in `noise`.
-    Trials of a hyperparameter search are none.
+    A run is a folder with a trainer_state.json, or with checkpoints that have one.  If there is
+    none, each results*.json of lm-evaluation-harness is a run, with metrics such as "rte/acc".
+    Several runs of a model and size are repeats: their losses are averaged, with standard errors in
+    `noise`.  Trials of a hyperparameter search are not repeats and raise an error.
 
     Args:
-        folder: the runs, at any depth.
-        metric: such as "eval_accuracy"; None: the only one there is.
-        model: a regular expression whose one group is the model in a run's path in the folder.
-        size: the same for the number of training rows; None: train_samples of train_results.json.
-        value: "last" or "best" of a run's measurements, all of which have to be finite.
-        ignore: paths in the folder of runs to leave out, and settings, such as "learning_rate", in
-            which repeats may differ.
-        test_rows, fewest: as for `read_table`.
+        folder: folder that contains the runs, at any depth.
+        metric: name of the metric, such as "eval_accuracy"; None if there is only one.
+        model: regular expression with one group, which matches the model in the relative path of a
+            run.
+        size: regular expression with one group, which matches the number of training examples in
+            the path; None uses train_samples of train_results.json.
+        value: "last" or "best" of the measurements of a run, all of which have to be finite.
+        ignore: relative paths of runs to leave out, and settings, such as "learning_rate", in which
+            repeats may differ.
+        test_rows: number of test examples, see `read_table`.
+        fewest: smallest number of models accepted.
 
     Raises:
-        TableError: as `read_table`; no runs, a run whose size or metric is not known or of which a
-            measurement is not finite, two measurements at one step that differ, a run inside
-            another's folder, or a folder with the checkpoints of several runs.
-        DataError: a file that cannot be read, or is no JSON.
+        TableError: as `read_table`; no runs, a run without a size or the metric or with a
+            measurement that is not finite, two different measurements at one step, repeats with
+            different settings, a run inside the folder of another, or a folder with checkpoints of
+            several runs.
+        DataError: a file is not valid text or JSON.
 
     Examples:
         >>> import json, tempfile
@@ -120,10 +126,10 @@ def read_runs(
         raise TableError(f"{text}; it has {quote_all(names)}")
     runs = [run for run in runs if run.name not in ignore]
     folders = {run.directory for run in runs}
-    inner = [run.name for run in runs if not folders.isdisjoint(run.directory.parents)]
-    if inner:
-        text = f"the runs {quote_all(inner)} of {folder} lie in folders of other runs"
-        raise TableError(f"{text}; leave out the ones or the others", ignore=[*ignore, *inner])
+    nested = [run.name for run in runs if not folders.isdisjoint(run.directory.parents)]
+    if nested:
+        text = f"the runs {quote_all(nested)} of {folder} lie in folders of other runs"
+        raise TableError(f"{text}; leave out the ones or the others", ignore=[*ignore, *nested])
     column = _metric(folder, runs, metric)
     values = np.array([_measurement(run, column, value) for run in runs])
     sizes = [_run_size(run, size) for run in runs]
@@ -135,7 +141,16 @@ def read_runs(
 
 
 def _path_group(run: _Run, pattern: str, argument: str) -> str:
-    """Return the one group of a pattern, the value of `argument`, in a run's path."""
+    """Return the match of the pattern's only group in the path of a run.
+
+    Args:
+        run: the run.
+        pattern: regular expression.
+        argument: argument of `read_runs` that the pattern is of, for messages.
+
+    Raises:
+        TableError: the pattern is invalid, does not match, or has not exactly one group.
+    """
     try:
         match = re.search(pattern, run.name)
     except re.error as error:
@@ -148,6 +163,7 @@ def _path_group(run: _Run, pattern: str, argument: str) -> str:
 
 
 def _run_size(run: _Run, pattern: str | None) -> float:
+    """Return the number of training examples of a run, see `size` of `read_runs`."""
     if pattern is None and run.rows is None:
         text = f"the number of training examples of the run {quote(run.name)} is not known: say"
         raise TableError(f"{text} by a regular expression where it is", size=r"(\d+)\D*$")
@@ -158,25 +174,40 @@ def _run_size(run: _Run, pattern: str | None) -> float:
 
 
 def _metric(folder: Path, runs: Sequence[_Run], metric: str | None) -> str:
-    """Return the name of the measurement `metric`, or of the only one.
+    """Return the recorded name of a metric, the same for all runs.
 
-    It is one name for all runs: a run without it must not be judged by another measurement.
+    Args:
+        folder: the folder, for messages.
+        runs: all runs.
+        metric: name of the metric, which may lack a prefix; None if only one is recorded.
+
+    Raises:
+        TableError: there is no measurement, or several match.
     """
-    every = list(dict.fromkeys(name for run in runs for name in run.values))
-    if not every:
+    recorded = list(dict.fromkeys(name for run in runs for name in run.values))
+    if not recorded:
         raise TableError(f"no run of {folder} has a measurement that can be read")
     if metric is None:
-        names = [name for name in every if metric_word(name)]
+        names = [name for name in recorded if metric_word(name)]
     else:
-        names = matching_names(metric, every) or [metric]  # `_measurement` says which run lacks it
+        names = matching_names(metric, recorded) or [metric]  # if unknown, `_measurement` raises
     if len(names) != 1:
-        text = f"{folder} has the measurements {quote_all(names or every)}; say which"
-        raise TableError(text, metric=(names or every)[0])
+        text = f"{folder} has the measurements {quote_all(names or recorded)}; say which"
+        raise TableError(text, metric=(names or recorded)[0])
     return names[0]
 
 
 def _measurement(run: _Run, metric: str, value: str) -> float:
-    """Return the last or best measurement of a metric."""
+    """Return a run's measurement of a metric.
+
+    Args:
+        run: the run.
+        metric: recorded name of the metric.
+        value: "last" or "best".
+
+    Raises:
+        TableError: a measurement is missing or not finite, or two at one step differ.
+    """
     pairs = run.values.get(metric, ())
     values = [number for _, number in pairs]
     wrong = [number for number in values if not math.isfinite(number)]
@@ -186,17 +217,18 @@ def _measurement(run: _Run, metric: str, value: str) -> float:
         text = f"the run {quote(run.name)} has {problem}; leave it out"
         raise TableError(text, ignore=[run.name])
     for step in {step for step, _ in pairs if step is not None}:
-        # With load_best_model_at_end a run is measured once more at its last step, and the numbers
-        # are those of an earlier step: no second data set, but not of the last weights either.
-        elsewhere = {number for other, number in pairs if other != step}
+        # With load_best_model_at_end, the best weights are measured again at the last step, and the
+        # numbers equal those of an earlier step.  Then "best" is well defined but "last" is not.
+        # Otherwise two numbers at one step are of different data sets.
+        at_other_steps = {number for other, number in pairs if other != step}
         at_step = {number for other, number in pairs if other == step}
-        again = len(at_step - elsewhere) < 2
-        if len(at_step) > 1 and not (again and value == "best"):
+        is_best_again = len(at_step - at_other_steps) < 2
+        if len(at_step) > 1 and not (is_best_again and value == "best"):
             numbers = quote_all(sorted(map(str, at_step)))
             text = f"the run {quote(run.name)} has several {metric} at step {step}, {numbers}:"
             text += " of other data, or of the best model; leave it out or say that the best counts"
-            answer = {"value": "best"} if again else {"ignore": [run.name]}
-            raise TableError(text, **answer)
+            options = {"value": "best"} if is_best_again else {"ignore": [run.name]}
+            raise TableError(text, **options)
     if value == "last":
         return values[-1]
     return max(values) if higher_is_better(metric) else min(values)
@@ -205,13 +237,13 @@ def _measurement(run: _Run, metric: str, value: str) -> float:
 def _refuse_other_recipes(
     runs: Sequence[_Run], models: Sequence[str], sizes: Sequence[float], ignore: Sequence[str]
 ) -> None:
-    """Raise TableError where repeats of a model and size differ in more than their seeds."""
-    first: dict[tuple[str, float], _Run] = {}
+    """Raise TableError if two runs of a model and size differ in a setting that is not ignored."""
+    first_runs: dict[tuple[str, float], _Run] = {}
     for run, model, size in zip(runs, models, sizes, strict=True):
-        other = first.setdefault((model, size), run)
+        other = first_runs.setdefault((model, size), run)
         different = {
-            name: f"{name} is {theirs} and {ours}"
-            for name, (ours, theirs) in run.differences(other).items()
+            name: f"{name} is {other_value} and {value}"
+            for name, (value, other_value) in run.differences(other).items()
             if name not in ignore
         }
         if different:
@@ -222,29 +254,35 @@ def _refuse_other_recipes(
 
 
 def _trainer_runs(folder: Path) -> list[_Run]:
-    """Return the runs of a folder, with checkpoints in them or without."""
+    """Return the runs of Trainer in a folder, or those of lm-eval if there are none.
+
+    A run's state is the last one in its folder or its checkpoints.
+
+    Raises:
+        TableError: a damaged file, a folder with checkpoints of several runs, or no runs.
+    """
     states: dict[Path, list[tuple[bool, int, Path, State]]] = {}
     for path in sorted(folder.rglob("trainer_state.json")):
         state = parse_json(read_text(path), str(path), lenient=True)
         if not isinstance(state, dict) or "log_history" not in state:
             raise TableError(f"{path} is no state of transformers' Trainer (no log_history)")
-        final = not re.fullmatch(r"checkpoint-\d+", path.parent.name)
-        directory = path.parent if final else path.parent.parent
+        is_final = not re.fullmatch(r"checkpoint-\d+", path.parent.name)
+        directory = path.parent if is_final else path.parent.parent
         with _refuse_damaged(path):
             step = int(state.get("global_step", 0))
-        states.setdefault(directory, []).append((final, step, path.parent, state))
+        states.setdefault(directory, []).append((is_final, step, path.parent, state))
     if not states:
         return _lm_eval_runs(folder)
     runs = []
     for directory, all_states in states.items():
         with _refuse_damaged(directory):
-            # A folder that two runs wrote to has checkpoints of both: the state with the most steps
-            # may be the older run's, and then its log does not begin as the others' do.
-            *earlier, (final, _, last, state) = sorted(all_states, key=lambda one: one[:2])
-            for _, _, earlier_folder, before in earlier:
-                begun = before["log_history"]  # compared as text, where NaN is NaN
-                goes_on = repr(state["log_history"][: len(begun)]) == repr(begun)
-                if not final and not goes_on:
+            # If two runs wrote to one folder, the state with the most steps may be of the older
+            # run, and then its log does not continue the logs of the other checkpoints.
+            *earlier, (is_final, _, last, state) = sorted(all_states, key=lambda entry: entry[:2])
+            for _, _, earlier_folder, earlier_state in earlier:
+                log = earlier_state["log_history"]  # compared as text, as NaN does not equal NaN
+                continues = repr(state["log_history"][: len(log)]) == repr(log)
+                if not is_final and not continues:
                     text = f"{last} does not go on from {earlier_folder.name}: {directory}"
                     text += " holds checkpoints of several runs; remove the earlier one's"
                     raise TableError(text)
@@ -253,19 +291,23 @@ def _trainer_runs(folder: Path) -> list[_Run]:
 
 
 def _lm_eval_runs(folder: Path) -> list[_Run]:
-    """Return a run for each file of lm-evaluation-harness's results."""
+    """Return a run for each results*.json of lm-evaluation-harness in a folder.
+
+    Raises:
+        TableError: a damaged file, or no such file.
+    """
     runs = []
     for path in sorted(folder.rglob("results*.json")):
-        content = parse_json(read_text(path), str(path), lenient=True)
+        results = parse_json(read_text(path), str(path), lenient=True)
         with _refuse_damaged(path):
             values = {
                 f"{task}/{metric.removesuffix(',none')}": [(None, float(number))]
-                for task, metrics in content["results"].items()
+                for task, metrics in results["results"].items()
                 for metric, number in metrics.items()
                 if isinstance(number, (int, float))
             }
-            recipe = {name: content[name] for name in ("n-shot", "versions") if name in content}
-            config = content.get("config", {})
+            recipe = {name: results[name] for name in ("n-shot", "versions") if name in results}
+            config = results.get("config", {})
             recipe |= {name: config[name] for name in ("limit", "gen_kwargs") if name in config}
         name = path.relative_to(folder).as_posix()
         runs.append(_Run(path, name, None, recipe, None, values))
@@ -276,22 +318,26 @@ def _lm_eval_runs(folder: Path) -> list[_Run]:
 
 
 def _trainer_run(folder: Path, directory: Path, state: State) -> _Run:
-    """Return the run of a folder from its last state."""
+    """Return the run of Trainer in `directory`, from its last state and its results files.
+
+    Raises:
+        TableError: the results files are of another training than the state.
+    """
     results: dict[str, Any] = {}
     for name in ("train_results.json", "eval_results.json", "all_results.json"):
         if (directory / name).exists():
             results |= parse_json(read_text(directory / name), str(directory / name), lenient=True)
     log = state["log_history"]
-    ends = [entry["train_runtime"] for entry in log if "train_runtime" in entry]
-    if ends and results.get("train_runtime", ends[-1]) != ends[-1]:
+    runtimes = [entry["train_runtime"] for entry in log if "train_runtime" in entry]
+    if runtimes and results.get("train_runtime", runtimes[-1]) != runtimes[-1]:
         text = f"the results in {directory} are of another training than its trainer_state.json"
         raise TableError(f"{text} (train_runtime differs); remove the files of the earlier one")
     values: dict[str, list[tuple[int | None, float]]] = {}
     for entry in [*log, {"step": log[-1].get("step") if log else None, **results}]:
         for name, number in entry.items():
-            if re.match(r"eval_|test_|predict_", name):  # empty or told in words: no number
-                real = isinstance(number, (int, float)) and not isinstance(number, bool)
-                pair = entry.get("step"), float(number) if real else math.nan
+            if re.match(r"eval_|test_|predict_", name):
+                is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
+                pair = entry.get("step"), float(number) if is_number else math.nan
                 values.setdefault(name, []).append(pair)
     recipe = {name: state[name] for name in _RECIPE if state.get(name) is not None}
     trial = state.get("trial_params")  # of Trainer.hyperparameter_search
@@ -306,7 +352,7 @@ def _trainer_run(folder: Path, directory: Path, state: State) -> _Run:
 
 @contextmanager
 def _refuse_damaged(path: Path) -> Iterator[None]:
-    """Raise TableError for files that are not as Trainer or lm-eval writes them."""
+    """Context manager: turn errors while a file's content is processed into TableError."""
     try:
         yield
     except (DataError, TableError):

@@ -1,4 +1,4 @@
-"""Values of runs, and the `LossTable` of their means over seeds."""
+"""Records of runs, and the conversion of their means over seeds to a `LossTable`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from .table_error import TableError, quote
 
 @dataclass(frozen=True)
 class Records:
-    """Values of runs.
+    """The model, size and measured value of each of k runs.
 
     Attributes:
-        name: the table's name in errors.
-        models, sizes, values: of every run, [k].
-        seeds: of every run, or None: no run is repeated.
-        parameters: by model; None where no column tells.
-        metric: as the table tells it, or None.
-        per_cent: whether the values have per cent signs.
+        name: the name of the table in error messages.
+        models, sizes, values: model name, number of training examples and measured value of each
+            run, [k].
+        seeds: seed of each run, [k]; None if no run is repeated.
+        parameters: model name -> number of parameters; None if the table has no such column.
+        metric: name of the measured metric; None if the table does not name it.
+        has_percent_signs: whether the values are written with per cent signs.
     """
 
     name: str
@@ -35,26 +36,28 @@ class Records:
     seeds: Sequence[str] | None = None
     parameters: dict[str, float] | None = None
     metric: str | None = None
-    per_cent: bool = False
+    has_percent_signs: bool = False
 
     @property
     def names(self) -> list[str]:
-        """The models in the table's order."""
+        """The names of the models, without repeats, in the table's order."""
         return list(dict.fromkeys(self.models))
 
 
 def to_table(
     records: Records, metric: str | None, fewest: int = 2, test_rows: int | None = None
 ) -> LossTable:
-    """Return the losses of runs by model and size, as means over seeds.
+    """Return a table of losses by model and size, averaged over seeds.
 
     Args:
         records: the runs.
-        metric: of the values; None: they are losses, unless they rise.
-        fewest, test_rows: as for `read_table`.
+        metric: name of the metric of the values; None if they are losses.
+        fewest: smallest number of models accepted.
+        test_rows: number of test examples, see `read_table`.
 
     Raises:
-        TableError: as `read_table`.
+        TableError: too few models, a run that occurs twice, a value outside the metric's range,
+            or, without a metric, values that rise with size.
     """
     table = records.name
     if len(records.names) < fewest:
@@ -68,15 +71,15 @@ def to_table(
     sizes, columns = np.unique(records.sizes, return_inverse=True)
     losses, noise = _pivot(replace(records, values=values), columns, sizes)
     if metric is None:
-        _refuse_rising(table, losses, records.per_cent)
+        _refuse_rising(table, losses, records.has_percent_signs)
     elif test_rows is not None:
         if test_rows < 1:
             raise TableError(f"test_rows is {test_rows}; expected a number of examples")
-        least = np.maximum(losses, 0.5 / test_rows)
-        sampling = sampling_noise(metric, least, test_rows)
+        floored_losses = np.maximum(losses, 0.5 / test_rows)
+        sampling = sampling_noise(metric, floored_losses, test_rows)
         if sampling is not None:
             noise = sampling if noise is None else np.hypot(sampling, np.nan_to_num(noise))
-        losses = least if sampling is not None or higher_is_better(metric) else losses
+        losses = floored_losses if sampling is not None or higher_is_better(metric) else losses
     parameters = None
     if records.parameters is not None:
         parameters = np.array([records.parameters[name] for name in records.names])
@@ -84,32 +87,43 @@ def to_table(
 
 
 def _scale(records: Records, metric: str) -> float:
-    """Return 100 for scores in per cent, else 1, and check the values' range."""
-    score, worst = higher_is_better(metric), worst_value(metric)
+    """Return 100 if the values are scores in per cent, else 1.
+
+    Raises:
+        TableError: a value outside the metric's range, or scores of some models in per cent and
+            of others as fractions.
+    """
+    is_score, worst_score = higher_is_better(metric), worst_value(metric)
     finite = np.isfinite(records.values)
     highest = float(np.max(records.values, where=finite, initial=-math.inf))
-    scale = 100.0 if score and (records.per_cent or highest > 1) else 1.0
-    wrong = np.isinf(records.values) | (records.values < scale * worst)
-    if score:
+    scale = 100.0 if is_score and (records.has_percent_signs or highest > 1) else 1.0
+    wrong = np.isinf(records.values) | (records.values < scale * worst_score)
+    if is_score:
         wrong |= records.values > scale
     if wrong.any():
         run = int(wrong.argmax())
-        expected = "up to 1, or 100 in per cent" if score else f"from {worst:g} up"
-        where = f"{quote(records.models[run])} at size {records.sizes[run]:g}"
-        value = f"{records.values[run]:g}; expected one {expected}"
-        raise TableError(f"the {metric} of {where} is {value}")
-    if scale == 100 and not records.per_cent:
+        expected = "up to 1, or 100 in per cent" if is_score else f"from {worst_score:g} up"
+        run_label = f"{quote(records.models[run])} at size {records.sizes[run]:g}"
+        value_text = f"{records.values[run]:g}; expected one {expected}"
+        raise TableError(f"the {metric} of {run_label} is {value_text}")
+    if scale == 100 and not records.has_percent_signs:
         for name in records.names:
             scores = records.values[finite & (np.array(records.models) == name)]
             if len(scores) and 0 < scores.max() <= 1:
-                up_to = f"at most {scores.max():g} and that of others up to {highest:g}"
-                text = f"the {metric} of {quote(name)} is {up_to}"
+                ranges = f"at most {scores.max():g} and that of others up to {highest:g}"
+                text = f"the {metric} of {quote(name)} is {ranges}"
                 raise TableError(f"{text}; write all as fractions or all in per cent")
     return scale
 
 
 def _pivot(records: Records, columns: Index, sizes: Array) -> tuple[Array, Array | None]:
-    """Return losses by model and size, [n, m], NaN where missing, and standard errors."""
+    """Return the means over seeds by model and size, [n, m], and their standard errors, [n, m].
+
+    NaN marks cells without a run.  The standard errors are None if the records have no seeds.
+
+    Raises:
+        TableError: two runs of the same model, size and seed.
+    """
     seeds = records.seeds or [""] * len(columns)
     runs = Counter(zip(records.models, records.sizes.tolist(), seeds, strict=True))
     (name, size, seed), count = runs.most_common(1)[0]
@@ -120,36 +134,36 @@ def _pivot(records: Records, columns: Index, sizes: Array) -> tuple[Array, Array
         raise TableError(f"{text} of repeated runs")
     rows = {name: row for row, name in enumerate(records.names)}
     shape = len(rows), len(sizes)
-    cells = np.ravel_multi_index(([rows[name] for name in records.models], columns), shape)
+    cell_indices = np.ravel_multi_index(([rows[name] for name in records.models], columns), shape)
     present = ~np.isnan(records.values)
-    cells, values = cells[present], records.values[present]
+    cell_indices, values = cell_indices[present], records.values[present]
 
     def cell_sums(values: Array) -> Array:
-        return np.bincount(cells, values, len(rows) * len(sizes)).astype(np.float64)
+        return np.bincount(cell_indices, values, len(rows) * len(sizes)).astype(np.float64)
 
     with np.errstate(invalid="ignore", divide="ignore"):
         repeats = cell_sums(np.ones_like(values))
         means = cell_sums(values) / repeats
-        errors = np.sqrt(cell_sums((values - means[cells]) ** 2) / (repeats - 1) / repeats)
+        errors = np.sqrt(cell_sums((values - means[cell_indices]) ** 2) / (repeats - 1) / repeats)
     return means.reshape(shape), None if records.seeds is None else errors.reshape(shape)
 
 
-def _refuse_rising(name: str, losses: Array, per_cent: bool) -> None:
-    """Raise TableError where at least as many curves rise as fall, or numbers are in per cent.
+def _refuse_rising(name: str, losses: Array, has_percent_signs: bool) -> None:
+    """Raise TableError for a table without a metric whose values are probably not losses.
 
-    Rising numbers are scores rather than losses, and per cents are scores or error rates.
+    Values are taken for scores if at least as many curves rise with size as fall, and for scores or
+    error rates if they have per cent signs.
 
-    Of LCDB's accuracies 97 % of the tables are noticed so, and 7 % of those of its log-losses (in
-    which models that overfit rise) are asked about for nothing; of tables with three models and
-    four sizes 91 % and 31 %.
+    This detects 97 % of LCDB's tables of accuracies, with 7 % false alarms on its log-losses (where
+    models that overfit rise); for tables of three models and four sizes, 91 % and 31 %.
     """
-    numbers = [curve[np.isfinite(curve)] for curve in losses]
-    steps = [curve[-1] - curve[0] for curve in numbers if len(curve)]
-    rise, fall = sum(step > 0 for step in steps), sum(step < 0 for step in steps)
-    if rise and rise >= fall:
-        text = f"the numbers of {name} rise with size in {rise} of {rise + fall} models, and losses"
-        text += " fall; say what they are: accuracy, f1, matthews, …, or loss if they are losses"
+    finite_curves = [curve[np.isfinite(curve)] for curve in losses]
+    changes = [curve[-1] - curve[0] for curve in finite_curves if len(curve)]
+    rising, falling = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
+    if rising and rising >= falling:
+        text = f"the numbers of {name} rise with size in {rising} of {rising + falling} models, "
+        text += "and losses fall; say what they are: accuracy, f1, matthews, …, or loss"
         raise TableError(text, metric="accuracy")
-    if per_cent:
+    if has_percent_signs:
         text = f"the numbers of {name} are in per cent, and fall with size; say whether they are"
         raise TableError(f"{text} error rates or what else", metric="error|accuracy")

@@ -1,4 +1,4 @@
-"""`Search`: the next run that a choice of a model needs, by ask and tell, for any trainer."""
+"""`Search`: choosing a model by ask and tell, with runs by any trainer."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ STRATEGIES = ("growing", "dropping")
 
 @dataclass(frozen=True)
 class Ask:
-    """A run to do: fine-tune `model` on the first `rows` training rows and measure its loss.
+    """A request for a run: fine-tune `model` on the first `rows` examples and measure its loss.
 
     Attributes:
-        model: a candidate.
-        rows: training examples; 0 is the model before fine-tuning.
+        model: name of a candidate.
+        rows: number of training examples; 0 is the model before fine-tuning.
 
     Examples:
         >>> import jachess_ext as jx
@@ -44,8 +44,10 @@ class Result:
     """The result of a run, see `Search.tell`.
 
     Attributes:
-        loss: the metric as a loss, see `metrics.to_loss`; None: the run failed, with `error`.
-        added: whether it came from `Search.add`.
+        loss: measured value converted to a loss by `metrics.to_loss`; None if the run failed.
+        cost: cost of the run.
+        error: why the run failed; None if it did not.
+        added: whether the result was recorded by `Search.add` rather than `tell`.
     """
 
     loss: float | None = None
@@ -59,44 +61,44 @@ Results = dict[Ask, Result]
 
 @dataclass
 class Search:
-    """A search for the best candidate: which runs it needs next, and the ranking so far.
+    """A search for the best candidate, which returns the runs that are needed next.
 
-    Results one already has are added (`add`, `add_table`) and not asked for again.  The state is
-    the settings and the results (`state`, `from_state`): the rounds follow from them, and the order
-    in which the runs of a round are told does not matter.
+    Results that exist already are recorded by `add` or `add_table`, and not requested again.  The
+    state consists of the settings and the results (`state`, `from_state`): the rounds follow from
+    them, and the order of the results of a round does not matter.
 
     Attributes:
-        models: the candidates, two or more.
-        sizes: subsets, increasing.
-        target: training examples to predict for, above the sizes.
-        metric: of the results, such as "accuracy" or "loss"; None: losses.  Of a score whose best
-            is 1 the methods extrapolate 1 − score, and `selection` shows scores.
-        test_rows: examples the metric is measured on: a perfect score counts as half an error, and
-            an accuracy or error rate has binomial noise.
-        classes: number of classes, C: no subset tells when a curve leaves the loss of guessing,
-            ln C, and intervals widen by that; None: no such start.
-        method: of the ranking, its probabilities and the stops; a name of `METHODS`.
-        strategy: "growing": every model on the smallest subset, then every model on the next;
-            "dropping": the same, but only with the models that are worth a further run
-            (`Selection.survivors`), and of these the first that the budget pays for; a dropped
+        models: names of the candidates, two or more.
+        sizes: numbers of training examples of the runs, increasing.
+        target: number of training examples to predict for, above the sizes.
+        metric: name of the metric of the results, such as "accuracy"; None for losses.  For a score
+            whose best value is 1 the methods extrapolate 1 − score, and `selection` shows scores.
+        test_rows: number of test examples: a perfect score counts as half an error, and an
+            accuracy or error rate has binomial noise; None if unknown.
+        classes: number of classes, C, of a classification task: intervals are wider, as it is not
+            known when a curve leaves the loss of guessing, ln C; None for other tasks.
+        method: name in `METHODS` of the method that ranks the models, computes probabilities and
+            drops models.
+        strategy: "growing" runs every model on the smallest size, then every model on the next;
+            "dropping" continues only with the models that are worth a further run
+            (`Selection.survivors`), and of these with the best that the budget pays for.  A dropped
             model is not ranked.
-        budget: limit of the sum of all costs, in their unit: a round that is expected to exceed it
-            is not begun, by "dropping" not with fewer than two models.
-        costs: model -> expected cost (of any run, of a row more); None: in proportion to the rows
-            of the model's last run.
-        unit: of all costs ("FLOPs", "s", "€"), as `Selection` shows it.
-        parameters: model -> N, for the method modelsize.
-        gamma, tau: of the method ats (Algorithm 1): points accepted unseen, deviations that stop.
-        unusable: candidate -> why no run of it is asked for, and it is not ranked.
-        history: earlier tables of some of the candidates, as `select` takes them.
+        budget: limit of the sum of all costs, in `unit`; a round that is expected to exceed it is
+            not begun.  "dropping" drops models to stay below it, down to two.  None for no limit.
+        costs: model -> expected (cost of every run, additional cost of each row); None assumes
+            costs in proportion to the rows, from the model's last run.
+        unit: unit of all costs ("FLOPs", "s", "€"), which `Selection` prints.
+        parameters: model -> number of parameters, for the method modelsize.
+        gamma, tau: settings of the method ats, see `fit`.
+        unusable: candidate -> reason; it is neither run nor ranked.
+        history: earlier tables of some of the candidates, see `select`.
         results: run -> its result, in the order of `tell` and `add`.
-        stops: model -> why no further size is run of it.
-        failed: models whose runs failed, and those that are unusable; they are not ranked.
-        stop: why the search ended, a sentence; None while it goes on.
+        stops: model -> why it is not run on further sizes.
+        failed: models that failed or are unusable; they are not ranked.
+        stop: why the search ended, a sentence; None while it continues.
 
     Raises:
-        ValueError: a setting that cannot be used, or a metric whose name does not tell which
-            direction is better.
+        ValueError: a setting that cannot be used, or an unknown metric.
 
     Examples:
         >>> import jachess_ext as jx
@@ -148,27 +150,27 @@ class Search:
         parameters: Mapping[str, int],
         unusable: Mapping[str, str],
     ) -> None:
-        """Set the attributes that are known once the candidates are loaded."""
+        """Set the attributes that are known only after the candidates have been loaded."""
         self.test_rows, self.costs = test_rows, costs
         self.parameters, self.unusable = parameters, unusable
         self._replay()
 
     @property
     def rounds(self) -> tuple[int, ...]:
-        """Sizes in the order they are run; first 0, before fine-tuning, if the method reads it."""
+        """Sizes in the order of the rounds; the first is 0 if the method uses the initial loss."""
         method = METHODS[self.method]
         if method.trains == "none":
             return (0,)
-        # Of sizes that double each costs about as much as all below it, so that going up and ending
-        # early saves most.
+        # If sizes double, each costs about as much as all smaller ones, so that ascending and
+        # stopping early saves most.
         return (0, *self.sizes) if method.reads_zero else tuple(self.sizes)
 
     def ask(self) -> Ask | None:
-        """Return the next run; the same until it is told.  None: the search has ended."""
+        """Return the next run to do, the same one until its result is told; None at the end."""
         return next(iter(self.open_runs()), None)
 
     def open_runs(self) -> list[Ask]:
-        """Return all runs that may be done at the same time; none: the search has ended."""
+        """Return all runs that can be done in parallel; an empty list at the end of the search."""
         return [ask for ask in self._round if ask not in self.results]
 
     def tell(
@@ -177,14 +179,14 @@ class Search:
         """Record the result of a run.
 
         Args:
-            ask: a run that is open.
-            loss: positive, lower is better, such as a mean negative log-likelihood or an error; the
-                metric's value where the search has a `metric`.
-            cost: of training and judging, in any unit (FLOPs, GPU seconds, money).
-            error: why the run has no loss; its model is given up.
+            ask: a run that `ask` or `open_runs` returned.
+            loss: value of the search's `metric`; without one a positive loss, lower is better, such
+                as a mean negative log-likelihood or an error rate.
+            cost: cost of training and evaluation, in any unit (FLOPs, GPU seconds, money).
+            error: why the run failed, if it did; its model is not run again.
 
         Raises:
-            DataError: the run is not open, or a score is out of the metric's range.
+            DataError: `ask` is not an open run, or `loss` is outside the metric's range.
         """
         if ask not in self.open_runs():
             raise DataError(f"{ask} is not an open run; tell results of what `ask` returned")
@@ -195,19 +197,19 @@ class Search:
         self._advance()
 
     def add(self, model: str, rows: int, loss: float, *, cost: float = 0.0) -> None:
-        """Record a result that one already has, of any size below the target.
+        """Record an existing result, at any size below the target.
 
-        This model and size are not asked for again, and all rounds are decided again.
+        The run is not requested again, and all rounds are computed anew.
 
         Args:
-            model: a candidate.
-            rows: training examples.
-            loss: as for `tell`; of several seeds their mean.
-            cost: of the run; counted as that of any other.
+            model: name of a candidate.
+            rows: number of training examples.
+            loss: as for `tell`; the mean, if there are several seeds.
+            cost: cost of the run, which counts towards the budget.
 
         Raises:
-            DataError: no such candidate, a size that is not below the target, a loss that is not
-                positive, or a run whose result is known.
+            DataError: `model` is not a candidate, `rows` is not below the target, `loss` is not
+                positive, or the run has a result already.
 
         Examples:
             >>> import jachess_ext as jx
@@ -221,17 +223,16 @@ class Search:
     def add_table(
         self, source: Source | LossTable, metric: str | None = None, **reading: Any
     ) -> None:
-        """Record the results of a table, see `add`.
+        """Record all results of a table, see `add`; either all are recorded or none.
 
         Args:
-            source: what `read_table` reads, or a LossTable of `read_runs`; the mean counts of
-                several seeds.
-            metric: of what is to be read; None: the search's.
+            source: anything that `read_table` reads, or a LossTable; seeds are averaged.
+            metric: metric of a source to be read; None for the search's.
             reading: other arguments of `read_table`.
 
         Raises:
-            DataError: as `add`, and a table of another metric; nothing was added.
-            TableError: it cannot be read.
+            DataError: the table has another metric, or a result that `add` refuses.
+            TableError: `source` cannot be read as a table.
 
         Examples:
             >>> import pandas as pd
@@ -246,9 +247,9 @@ class Search:
         else:
             metric = metric or self.metric
             table = read_table(source, 1, metric=metric, test_rows=self.test_rows, **reading)
-        theirs, ours = (name or "losses" for name in (table.metric, self.metric))
         if plain_name(table.metric or "loss") != plain_name(self.metric or "loss"):
-            raise DataError(f"the table holds {theirs}, and this search is told {ours}")
+            text = f"the table holds {table.metric or 'losses'}"
+            raise DataError(f"{text}, and this search is told {self.metric or 'losses'}")
         losses = {
             Ask(model, size): (float(loss), 0.0)
             for model, row in zip(table.names, table.losses, strict=True)
@@ -258,7 +259,12 @@ class Search:
         self._add(losses, are_losses=True)
 
     def _add(self, values: Mapping[Ask, tuple[float, float]], are_losses: bool = False) -> None:
-        """Record values of the metric (or losses) and costs, all or none."""
+        """Record (value, cost) of each run, all or none.
+
+        Args:
+            values: run -> (value of the metric, or loss if `are_losses`; cost).
+            are_losses: whether the values have been converted to losses.
+        """
         results = {}
         for ask, (value, cost) in values.items():
             if ask.model not in self.models:
@@ -278,26 +284,32 @@ class Search:
         self._replay()
 
     def _invalid_loss(self, value: float | None) -> str:
+        """Return the error message for a value that cannot be converted to a loss."""
         return f"the {self.metric or 'loss'} is {value}; expected a positive number"
 
     def _to_loss(self, value: float | None) -> float | None:
-        """Return a value of the metric as a loss; None where it has no logarithm."""
+        """Convert a value of the metric to a loss; None if it is not positive and finite.
+
+        Raises:
+            DataError: a boolean, a value outside the metric's range, or a perfect score without
+                `test_rows`.
+        """
         name, loss = self.metric, value
         if isinstance(value, (bool, np.bool_)):
             raise DataError(f"the {name or 'loss'} is {value}; expected a number")
         if name is not None and value is not None and math.isfinite(value):
-            worst, score = worst_value(name), higher_is_better(name)
-            if value < worst or (score and value > 1):
-                most = " and at most 1, no per cent" if score else ""
-                raise DataError(f"the {name} is {value:g}; expected {worst:g} or more{most}")
+            worst, is_score = worst_value(name), higher_is_better(name)
+            if value < worst or (is_score and value > 1):
+                limit = " and at most 1, no per cent" if is_score else ""
+                raise DataError(f"the {name} is {value:g}; expected {worst:g} or more{limit}")
             loss = float(to_loss(name, value, self.test_rows or math.inf))
-            if score and loss == 0:
+            if is_score and loss == 0:
                 text = f"the {name} is {value:g}, the best there is; give Search test_rows="
                 raise DataError(f"{text}, and half an example counts as missing")
         return float(loss) if loss is not None and 0 < loss < math.inf else None
 
     def state(self) -> dict[str, Any]:
-        """Return settings and results as JSON values."""
+        """Return the settings and results as a dict that is serialisable as JSON."""
         settings = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
         settings["history"] = History.read(self.history).state()
         results = [asdict(ask) | asdict(result) for ask, result in self.results.items()]
@@ -305,22 +317,22 @@ class Search:
 
     @classmethod
     def from_state(cls, state: Any) -> Search:
-        """Return the search that had this `state`.
+        """Restore a search from its `state`.
 
         Raises:
-            DataError: it is no such state.
+            DataError: `state` is not the state of a search.
         """
         try:
             settings = dict(state)
             results = list(settings.pop("results"))
             search = cls(**settings)
             for saved in results:
-                content = dict(saved)
-                ask = {f.name: content.pop(f.name) for f in fields(Ask)}
-                run, result = from_json(ask, Ask, "a run"), from_json(content, Result, "a result")
-                possible = range(search.target) if result.added else (0, *search.sizes)
-                usable = (result.loss is None) != (result.error is None)
-                if run.model not in search.models or run.rows not in possible or not usable:
+                record = dict(saved)
+                ask = {f.name: record.pop(f.name) for f in fields(Ask)}
+                run, result = from_json(ask, Ask, "a run"), from_json(record, Result, "a result")
+                allowed_rows = range(search.target) if result.added else (0, *search.sizes)
+                consistent = (result.loss is None) != (result.error is None)
+                if run.model not in search.models or run.rows not in allowed_rows or not consistent:
                     raise ValueError(f"a result is {saved}")
                 search.results[run] = result
             search._replay()
@@ -331,23 +343,25 @@ class Search:
         return search
 
     def best(self) -> str:
-        """Return the model to fine-tune; errors are those of `selection`."""
+        """Return the first model of the ranking of `selection`, which raises the same errors."""
         return self.selection().ranking[0]
 
     def selection(self, method: str | None = None) -> Selection:
-        """Rank the candidates by a method, from the results so far.
+        """Rank the candidates from the results so far.
 
-        A model's prediction comes from all its own sizes, also where it was stopped early.
+        Each model is forecast from all its own sizes, even if it was stopped early.
 
         Args:
-            method: None: the search's.
+            method: name in `METHODS`; None for the search's own.
 
         Raises:
-            ValueError: no model, or a model with fewer sizes than the method needs.
+            ValueError: there is no model with a result that the method uses, or a model has fewer
+                sizes than the method needs.
         """
-        return self._selected(self.results, method or self.method)
+        return self._select(self.results, method or self.method)
 
-    def _selected(self, results: Results, name: str) -> Selection:
+    def _select(self, results: Results, name: str) -> Selection:
+        """Rank the candidates from some of the results by the method `name`."""
         target = float(self.target)
         curves, dropped = {}, {}
         for model in self.models:
@@ -361,20 +375,20 @@ class Search:
         if not curves:
             raise ValueError(f"no run has been told that {name} could read")
         sizes = sorted({size for curve in curves.values() for size in curve})
-        n = self.parameters or {}
+        counts = self.parameters or {}
         losses = np.array([[c.get(size, np.nan) for size in sizes] for c in curves.values()])
         table = LossTable(
             names=tuple(curves),
             sizes=np.array(sizes, dtype=np.float64),
             losses=losses,
-            parameters=np.array([float(n.get(model, np.nan)) for model in curves]),
+            parameters=np.array([float(counts.get(model, np.nan)) for model in curves]),
             metric=self.metric,
             noise=sampling_noise(self.metric or "loss", losses, self.test_rows),
         )
         settings = MethodSettings(name, self.gamma, self.tau)
         forecast = forecast_models(table, target, settings, self.classes)
         history = History.read(self.history)
-        forecast, note = history.move(forecast, table, table, target, settings)
+        forecast, note = history.adjust(forecast, table, table, target, settings)
         return Selection(
             method=name,
             budget=float(sizes[-1]),
@@ -390,35 +404,38 @@ class Search:
         )
 
     def curve(self, model: str) -> dict[int, float]:
-        """Return a model's size -> loss, sizes ascending."""
+        """Return the losses of a model so far, size -> loss, sizes ascending."""
         return _curve(self.results, model)
 
     # Rounds
 
     def _replay(self) -> None:
-        """Decide all rounds again from the results."""
+        """Compute all rounds anew from the results."""
         self.stops, self.failed, self.stop = dict(self.unusable), set(self.unusable), None
         self._round_index, self._asked, self._ranked = -1, set(), []
         self._next_round()
         self._advance()
 
     def _advance(self) -> None:
+        """End all rounds whose results are complete."""
         while self.stop is None and not self.open_runs():
             self._end_round()
 
-    # Everything is decided from the results, so that a search goes on from its saved state, and the
-    # runs of a round may end in any order: a round is decided once all its results are known, by
-    # those of the rounds up to it (`_seen`) and never by later ones that were added.
+    # All decisions depend on the results alone, so that a search continues from its saved state,
+    # and the runs of a round may end in any order: models are dropped once all results of a round
+    # are known, by the results of the rounds so far and those that were added (`_seen`).
 
     @property
     def _seen(self) -> Results:
-        """The results that the rounds so far asked for, and those added."""
+        """The results of the rounds so far, and those recorded by `add`."""
         return {a: r for a, r in self.results.items() if r.added or a in self._asked}
 
     def _active(self) -> list[str]:
+        """Return the models that have not been stopped."""
         return [model for model in self.models if model not in self.stops]
 
     def _next_round(self) -> None:
+        """Begin the next round, without models that the budget does not pay for, or stop."""
         self._round_index += 1
         self._round = []
         if self._round_index == len(self.rounds):
@@ -432,11 +449,11 @@ class Search:
             added = {ask.model for ask, r in self.results.items() if r.added and ask.rows == size}
             asks = [Ask(model, size) for model in self._active() if model not in added]
             unpaid = []
-            last = [ask for model in self._ranked[2:] if (ask := Ask(model, size)) in asks]
-            while not (paid := self._can_pay(asks)) and last:
-                unpaid.append(last.pop())
+            droppable = [ask for model in self._ranked[2:] if (ask := Ask(model, size)) in asks]
+            while not (can_pay := self._can_pay(asks)) and droppable:
+                unpaid.append(droppable.pop())
                 asks.remove(unpaid[-1])
-            if not paid:
+            if not can_pay:
                 self.stop = f"the budget {self.budget:g} does not pay for the next size, {size}"
                 return
             reason = f"dropped before {size} rows, which the budget does not pay"
@@ -445,7 +462,7 @@ class Search:
             self._asked.update(asks)
 
     def _end_round(self) -> None:
-        """Stop models after a finished round, and begin the next round."""
+        """Stop failed and dropped models after a round, and begin the next round."""
         size = self.rounds[self._round_index]
         for ask in self._round:
             if error := self.results[ask].error:
@@ -456,27 +473,27 @@ class Search:
         self._next_round()
 
     def _can_pay(self, asks: Sequence[Ask]) -> bool:
-        """Return whether the budget pays for these runs at their expected costs."""
+        """Return whether the budget covers the runs at their expected costs, after all so far."""
         trained = [ask for ask in asks if ask.rows]
         if self.budget is None or not trained:
             return True
-        seen, before = self._seen, self.rounds[: self._round_index]
-        costs = sum(r.cost for a, r in self.results.items() if a in seen or a.rows in before)
+        seen, earlier_sizes = self._seen, self.rounds[: self._round_index]
+        costs = sum(r.cost for a, r in self.results.items() if a in seen or a.rows in earlier_sizes)
         costs += sum(self._expected_cost(seen, ask.model, ask.rows) for ask in trained)
         return costs <= self.budget
 
     def _expected_cost(self, results: Results, model: str, rows: float) -> float:
-        """Return the expected cost of a run, 0 where it is unknown."""
+        """Return the expected cost of a run of a model on some rows; 0 if unknown."""
         if self.costs is not None:
-            once, a_row = self.costs[model]
-            return once + a_row * rows
+            per_run, per_row = self.costs[model]
+            return per_run + per_row * rows
         runs = [(a, r) for a, r in results.items() if a.model == model and a.rows and r.cost]
         return runs[-1][1].cost / runs[-1][0].rows * rows if runs else 0.0
 
     def _drop(self, size: int) -> None:
         """Drop the models that are not worth a further run."""
         try:
-            selection = self._selected(self._seen, self.method)
+            selection = self._select(self._seen, self.method)
         except ValueError:
             return  # too few sizes yet
         self._ranked, count = selection.ranking, len(selection.survivors)
@@ -486,16 +503,17 @@ class Search:
     # Settings
 
     def _check(self) -> None:
+        """Raise ValueError for a setting that cannot be used."""
         models = list(self.models)
-        if twice := [model for model in models if models.count(model) > 1]:
-            raise DataError(f"the model {twice[0]!r} is given twice; expected each model once")
+        if repeated := [model for model in models if models.count(model) > 1]:
+            raise DataError(f"the model {repeated[0]!r} is given twice; expected each model once")
         if len(models) < 2:
             raise DataError(f"{len(models)} model to choose from; expected two or more")
         for name, choices in {"method": list(METHODS), "strategy": list(STRATEGIES)}.items():
             if (value := getattr(self, name)) not in choices:
                 raise DataError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
         if self.metric is not None:
-            higher_is_better(self.metric)  # raises where its name does not tell
+            higher_is_better(self.metric)  # raises for an unknown metric
         for name, least in (("test_rows", 1), ("classes", 2), ("gamma", 3)):
             count = getattr(self, name)
             if count is not None and count < least:
@@ -510,31 +528,30 @@ class Search:
         if self.sizes[-1] >= self.target:
             largest = f"the largest subset, {self.sizes[-1]} rows, is not below the target"
             raise DataError(f"{largest} {self.target}: nothing would be left to predict")
-        needed = METHODS[self.method].fewest_sizes(zero=0 in self.rounds)
+        needed = METHODS[self.method].fewest_sizes(has_zero=0 in self.rounds)
         if len(self.sizes) < needed:
             count = f"{self.method} needs {needed} sizes or more, and there are {len(self.sizes)}"
             raise DataError(f"{count} ({', '.join(map(str, self.sizes))})")
 
 
 def _curve(results: Results, model: str) -> dict[int, float]:
-    """Return a model's size -> loss, sizes ascending."""
+    """Return the losses of a model, size -> loss, sizes ascending."""
     losses = {a.rows: r.loss for a, r in results.items() if a.model == model and r.loss is not None}
     return dict(sorted(losses.items()))
 
 
 def _method_cost(results: Results, model: str, method: str) -> float:
-    """Return the cost of a model's runs that a method reads.
+    """Return the total cost of the runs of a model that a method (by name) uses.
 
-    Losses before fine-tuning are charged to the methods that read them; ats is taken to visit every
-    size.
+    The loss before fine-tuning counts if the method uses it; ats counts every size.
     """
-    reads = METHODS[method]
+    trains = METHODS[method].trains
     costs = {ask.rows: result.cost for ask, result in results.items() if ask.model == model}
     largest = max(costs, default=0)
 
-    def is_read(size: int) -> bool:
+    def is_used(size: int) -> bool:
         if not size:
-            return reads.reads_zero
-        return reads.trains in ("all", "walk") or (reads.trains == "last" and size == largest)
+            return METHODS[method].reads_zero
+        return trains in ("all", "walk") or (trains == "last" and size == largest)
 
-    return sum(cost for size, cost in costs.items() if is_read(size))
+    return sum(cost for size, cost in costs.items() if is_used(size))

@@ -1,6 +1,6 @@
-"""`select`: which model will be best at the target, from losses up to a budget.
+"""`select`: forecast which model will be best at a target size, from losses up to a budget.
 
-Importing this imports no torch.
+This module must not import torch, so that the command line starts fast.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .methods import DEFAULT, METHODS, Forecast, MethodSettings, forecast_up_to
 from .predictive import Array, Index
 from .selection_text import (
     advice_text,
-    aligned,
+    align_rows,
     chance_note,
     compares_ratios,
     difference_text,
@@ -40,12 +40,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 OPERATIONS = 6.0
-"""Per parameter and token: 2 forward, 4 backward (Kaplan et al. 2020)."""
+"""FLOPs of training per parameter and token: 2 forward, 4 backward (Kaplan et al. 2020)."""
 OF_ALL = "of all in full"
-"""The unit of costs that are shares of training all models in full."""
-
-
-# The choice -------------------------------------------------------------------------------------
+"""Unit of costs that are divided by the cost of training all models in full."""
 
 
 def select(
@@ -65,38 +62,40 @@ def select(
     tolerance: float = TOLERANCE,
     **reading: Any,
 ) -> Selection:
-    """Rank models by the loss they will have at the target.
+    """Rank models by their forecast loss at the target size.
 
-    Only losses at sizes up to the budget are read.  A model is forecast from its own sizes; one
-    that has too few for the method is not ranked but listed in `unranked`.
+    Only losses at sizes up to the budget are used.  A model is forecast from its own sizes; one
+    with fewer sizes than the method needs is not ranked but listed in `unranked`.
 
     Args:
         table: csv path, pandas DataFrame or `LossTable` of losses or scores; see `read_table`.
-        budget: training examples a model may be trained on, up to the table's largest size; None:
-            the largest size below the target.
-        target: training examples to predict for, above the budget.
-        method: a name of `METHODS`.  lensllm and rectified read a column 0 where there is one, and
-            zeroshot needs it; modelsize needs the column `size`.
-        metric: of the table's numbers, such as "accuracy"; see `read_table`.
-        test_rows: examples that the metric was measured on; see `read_table`.
-        classes: number of classes, C: models still at the level of guessing are named, and
-            intervals widen, since no subset tells when a curve leaves it; None: no such level.
-        history: earlier tables of some of these models (of other data, in any metric): csv paths
-            and their like, folders of them, DataFrames or LossTables, one or a list.  Files and
-            DataFrames have the metric of `table` unless they name another.  Models are matched by
-            name, and scores and forecasts move by their results there; more with more tables.
-        gamma, tau: ats (Algorithm 1): points accepted unseen, and the deviation that stops.
-        tokens, epochs: tokens an example (1 where sizes are tokens) and passes over every subset,
-            for FLOPs; tokens None: costs are shares of training all models in full.
+        budget: largest number of training examples whose losses are used; None for the largest
+            size below the target.
+        target: number of training examples to predict for, above the budget.
+        method: a name in `METHODS`.  lensllm and rectified use the column 0 if there is one, and
+            zeroshot needs it; modelsize needs numbers of parameters.
+        metric: name of the metric of the table's values, such as "accuracy"; see `read_table`.
+        test_rows: number of test examples of the metric; see `read_table`.
+        classes: number of classes of a classification task: models still at the level of guessing
+            are listed, and intervals are wider, as it is not known when a curve leaves that level.
+            None for other tasks.
+        history: earlier tables of some of the models, with other data and any metric: a table, a
+            folder or a list of them, see `History.read`.  Files and DataFrames have the metric of
+            `table` unless they name another.  Models are matched by name, and scores and forecasts
+            are adjusted by their earlier results; see `History.adjust`.
+        gamma, tau: settings of the method ats, see `fit`.
+        tokens: tokens per example (1 if sizes are tokens), for costs in FLOPs; None for costs
+            divided by that of training all models in full.
+        epochs: passes over the training examples of every run.
         tolerance: largest expected regret of the shortlist: relative for a loss, absolute for a
             score.
         reading: other arguments of `read_table`.
 
     Raises:
-        TableError: the table cannot be read or lacks what the method needs, or a table of the
+        TableError: the table cannot be read or lacks data that the method needs, or a table of the
             history cannot be read or holds runs of `table`.
-        ValueError: an unknown method, a target not above the budget or so far that the method has
-            no number for it, or too few sizes of every model.
+        ValueError: an unknown method, a missing target or one that is not above the budget, a
+            target for which the forecast overflows, or no model with enough sizes.
 
     Examples:
         >>> import pandas as pd
@@ -122,11 +121,11 @@ def select(
         raise ValueError(f"the target {target:g} is not above the budget {budget:g}")
     try:
         losses = read_table(table, metric=metric, test_rows=test_rows, **reading)
-    except TableError as error:  # whose arguments would be taken for those of `select`
-        taken = {"budget", "target", "method", "tokens", "epochs"} & error.options.keys()
-        if not taken:
+    except TableError as error:  # some suggested arguments have the name of one of `select`
+        ambiguous = {"budget", "target", "method", "tokens", "epochs"} & error.options.keys()
+        if not ambiguous:
             raise
-        text = f"{error.args[0]} (of {quote_all([*taken])} to read_table, and what it returns here)"
+        text = f"{error.args[0]} (pass {quote_all([*ambiguous])} to read_table, and its table here)"
         raise TableError(text, **error.options) from None
     if budget is None:
         below = losses.trained[losses.trained < target]
@@ -134,22 +133,22 @@ def select(
             raise TableError(f"the table has no size below the target {target:g}")
         budget = float(below[-1])
     target, settings = float(target), MethodSettings(method, gamma, tau)
-    read, forecast, unranked = forecast_up_to(losses, budget, target, settings, classes)
+    used, forecast, unranked = forecast_up_to(losses, budget, target, settings, classes)
     ranked = losses.rows(np.flatnonzero([name not in unranked for name in losses.names]))
-    earlier = History.read(history, losses.metric)
-    forecast, history_note = earlier.move(forecast, read, ranked, target, settings)
-    n = np.full(len(read.names), np.nan) if read.parameters is None else read.parameters
-    example = OPERATIONS * np.where(n > 0, n, np.nan) * (tokens or 1) * epochs
-    # Shown beside the forecasts, and of no influence on them: `read` ends at the budget.
+    earlier_tables = History.read(history, losses.metric)
+    forecast, history_note = earlier_tables.adjust(forecast, used, ranked, target, settings)
+    n = np.full(len(used.names), np.nan) if used.parameters is None else used.parameters
+    flops_per_example = OPERATIONS * np.where(n > 0, n, np.nan) * (tokens or 1) * epochs
+    # Losses at the target are printed beside the forecasts but not used: `used` ends at the budget.
     measured = ranked.losses[:, losses.sizes == target].reshape(-1)
     return Selection(
         method=method,
-        budget=float(read.sizes[-1]),
+        budget=float(used.sizes[-1]),
         target=target,
-        table=read,
+        table=used,
         forecast=forecast,
-        costs=example * forecast.trained,
-        full_costs=example * target,
+        costs=flops_per_example * forecast.trained,
+        full_costs=flops_per_example * target,
         unranked=unranked,
         unit=OF_ALL if tokens is None else "FLOPs",
         measured=measured if np.isfinite(measured).any() else None,
@@ -161,24 +160,25 @@ def select(
 
 @dataclass(frozen=True, repr=False)
 class Selection:
-    """A ranking of candidates by a method, from losses up to a budget.
+    """A ranking of n candidates, from losses up to a budget.
 
     Attributes:
-        method: its name.
+        method: name of the method.
         budget: the largest size used.
-        target: the size predicted for.
-        table: the losses that were read.
-        forecast: the method's scores and forecasts of them.
-        costs: operations spent on each candidate (6 N D an epoch), [n], with one token an example
-            where `tokens` is None; NaN where the number of parameters is unknown.
-        full_costs: operations of training each on the target's data once (FullTuning), [n].
-        unranked: the models that have too few sizes for the method, each with a sentence.
-        unit: of the costs as they are shown; "" where it is unknown; `OF_ALL`: as shares.
-        measured: losses at the target that the table holds, [n], NaN where it has none, or None;
-            they were not read.
+        target: the size of the forecasts.
+        table: the losses up to the budget.
+        forecast: scores and forecasts of the method.
+        costs: cost of the runs used of each candidate, [n]: FLOPs from `select`, 6 N D per epoch,
+            with one token per example if `tokens` is None; NaN where it is unknown.
+        full_costs: cost of training each candidate on the target size (FullTuning), [n].
+        unranked: model -> reason, of the models that have too few sizes for the method.
+        unit: unit of the costs, "" if unknown; `OF_ALL` prints them divided by the sum of
+            `full_costs`.
+        measured: losses of the table at the target, [n], NaN where there is none; None if there
+            are none.  They are not used.
         classes: number of classes, or None; see `select`.
-        tolerance: of `shortlist`, see `select`.
-        history_note: a sentence on what the earlier tables changed; "" without any.
+        tolerance: largest expected regret of `shortlist`, see `select`.
+        history_note: what the earlier tables changed, a sentence; "" without a history.
 
     Examples:
         >>> import pandas as pd
@@ -214,16 +214,20 @@ class Selection:
         return self.text()
 
     def text(self, level: float = 0.9) -> str:
-        """Return the ranking with intervals of a level, the advice, the notes, and the unranked."""
+        """Return the ranking with intervals of a level, the advice and the notes as text."""
         head = (
             f"{self.method}: {len(self.names)} models, sizes up to {self.budget:,.0f}, "
             f"{100 * self.share:.3g} % of the target {self.target:,.0f}"
         )
-        lines = [head, *aligned(self.cells(level)), self.advice, *self.notes]
+        lines = [head, *align_rows(self.cells(level)), self.advice, *self.notes]
         return "\n".join([*lines, *self.unranked.values()])
 
     def cells(self, level: float = 0.9) -> list[list[str]]:
-        """Return the ranking as text: a row of column names, then a row a model, best first."""
+        """Return the ranking as a table of texts: a header, then a row for each model, best first.
+
+        Args:
+            level: probability of the intervals.
+        """
         order, ranks = self._order, range(1, 1 + len(self.names))
         columns = [["", *map(str, ranks)], ["model", *self.ranking]]
         if self.has_intervals:
@@ -234,8 +238,8 @@ class Selection:
         else:
             columns.append(["score", *map(number, self.scores[order])])
         if self.has_intervals:
-            ends = zip(*(end[order] for end in self._metric_interval(level)), strict=True)
-            intervals = [" … ".join(map(number, pair)) for pair in ends]
+            interval_rows = zip(*(end[order] for end in self._metric_interval(level)), strict=True)
+            intervals = [" … ".join(map(number, pair)) for pair in interval_rows]
             columns.append([f"{100 * level:g} % interval", *intervals])
         if self.measured is not None:
             measured = self.table.to_metric(self.measured[order])
@@ -246,7 +250,8 @@ class Selection:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on a history, an order that is not the forecasts', losses at the target."""
+        """Sentences on the history, models ranked against their forecasts or still at the level of
+        guessing, and losses measured at the target."""
         predicted, measured = self.forecast.predicted, self.measured
         notes = [
             self.history_note,
@@ -258,7 +263,7 @@ class Selection:
 
     @property
     def advice(self) -> str:
-        """The fewest models to train in full, the expected regret, and the next runs, in words."""
+        """Sentences on the models to train in full, their expected regret, and the next runs."""
         if not self.has_intervals:
             return f"{self.method} gives no probabilities here; it says nothing of what is out."
         *regrets, tolerance = (
@@ -268,17 +273,22 @@ class Selection:
         return advice_text(shortlist, len(self.names), regrets, tolerance, price, self.next_runs)
 
     def _price(self, names: Sequence[str], size: float | None = None) -> float:
-        """Return what runs of models on a size (the target) cost, as a share of all in full."""
+        """Return the cost of runs of models, divided by that of training all models in full.
+
+        Args:
+            names: the models.
+            size: number of training examples; None for the target.
+        """
         total = float(self.full_costs.sum())
         costs = sum(float(self.full_costs[self.names.index(name)]) for name in names)
         return costs / total * (size or self.target) / self.target if total > 0 else math.nan
 
     @cached_property
     def expected_regret(self) -> Array:
-        """Expected excess loss of the best of the ranking's first k over the best of all, [n].
+        """Expected excess loss of the best of the first k models over the best of all, [n].
 
-        For k = 1 … n: the expected difference of ln L; of L for a score (L is 1 − score) and for a
-        perplexity (L is its logarithm).
+        For k = 1 … n, it is the expected difference of ln L; for a score (L is 1 − score) and a
+        perplexity (L is its logarithm), that of L.
 
         Raises:
             ValueError: the method gives no distribution.
@@ -291,20 +301,20 @@ class Selection:
 
     @property
     def shortlist(self) -> list[str]:
-        """The fewest first models whose best is expected within `tolerance` of the best of all.
+        """The shortest prefix of the ranking whose expected regret is within `tolerance`.
 
         Raises:
             ValueError: the method gives no distribution.
         """
-        near = self.expected_regret <= self.tolerance
-        near[-1] = True  # nothing is lost by all, also where the distribution has no such mean
-        return self.ranking[: 1 + int(near.argmax())]
+        sufficient = self.expected_regret <= self.tolerance
+        sufficient[-1] = True  # all models have no regret, even if the distribution has no mean
+        return self.ranking[: 1 + int(sufficient.argmax())]
 
     @property
     def survivors(self) -> list[str]:
-        """The first models of the ranking, which are worth a further run: see `survivor_count`.
+        """The first models of the ranking, which are worth a further run, see `survivor_count`.
 
-        The better half of it, where the method gives no probabilities.
+        If the method gives no probabilities, they are the better half of the ranking.
         """
         count = (len(self.names) + 1) // 2
         if self.has_intervals:
@@ -313,7 +323,7 @@ class Selection:
 
     @property
     def next_runs(self) -> NextRuns | None:
-        """The models worth a run on twice the largest size; None: it is above half the target."""
+        """Runs of the survivors on twice the budget; None if that is above half the target."""
         size = 2 * self.budget
         if size > self.target / 2:
             return None
@@ -321,50 +331,51 @@ class Selection:
         return NextRuns(tuple(names), size, self._price(names, size))
 
     def in_unit(self, flops: Values) -> Values:
-        """Return costs in `unit`."""
+        """Convert costs, as in `costs`, to `unit`."""
         return flops / self.full_costs.sum() if self.unit == OF_ALL else flops
 
     def _cost_number(self, flops: float) -> str:
-        """Return a cost in `unit` without it: 1.23 × 10¹⁵, 17 %."""
+        """Format a cost without its unit: 1.23 × 10¹⁵, 17 %."""
         cost = self.in_unit(flops)
         if not math.isfinite(cost):
             return DASH
         return share(cost) if self.unit == OF_ALL else scientific(cost)
 
     def cost_text(self, flops: float) -> str:
-        """Return a cost in words: 1.23 × 10¹⁵ FLOPs, 17 % of all."""
+        """Format a cost with its unit: 1.23 × 10¹⁵ FLOPs, 17 % of all in full."""
         cost = self._cost_number(flops)
         return cost if cost == DASH else f"{cost} {self.unit}".rstrip()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The models in the table's order, [n]."""
+        """The names of the models in the table's order, [n]."""
         return self.table.names
 
     @property
     def scores(self) -> Array:
-        """Ranking scores, lower is better, [n] in the table's order.
+        """The scores that the models are ranked by, lower is better, [n] in the table's order.
 
-        These are the predicted losses of a method that predicts any, except "blend", which shrinks
-        the differences between its forecasts towards those between the last losses, as far as that
-        would have helped at the table's smaller sizes.
+        They are the predicted losses if the method predicts losses.  "blend" shrinks the
+        differences between these towards those between the last losses, as far as that would have
+        helped at the table's smaller sizes.
         """
         return self.forecast.score
 
     @property
     def ranking(self) -> list[str]:
-        """Names, best first; ties in the table's order."""
+        """The names of the models, best first; ties in the table's order."""
         return [self.names[row] for row in self._order]
 
     @property
     def _order(self) -> Index:
+        """Rows of the models, best first."""
         return np.argsort(self.scores, kind="stable")
 
     @property
     def predicted_losses(self) -> Array:
-        """Losses at the target, [n] in the table's order; see `to_frame`.
+        """The forecast losses at the target, [n] in the table's order; see `to_frame`.
 
-        subtuning and zeroshot predict that the loss stays what it is.
+        subtuning and zeroshot forecast the last loss, or that before fine-tuning.
 
         Raises:
             ValueError: the method ranks without predicting a loss (modelsize).
@@ -380,22 +391,23 @@ class Selection:
             Lower and upper ends, [n] in the table's order; an upper end may be infinite.
 
         Raises:
-            ValueError: a bad level, or a method without a distribution (see `has_intervals`).
+            ValueError: `level` is not between 0 and 1, or the method gives no distribution (see
+                `has_intervals`).
         """
         return self._distribution(self.forecast.predictive).exp_interval(level)
 
     @property
     def has_intervals(self) -> bool:
-        """Whether there is a distribution; if not, intervals and probabilities raise ValueError."""
+        """Whether the method gives a distribution, for intervals and probabilities."""
         return self.forecast.predictive is not None
 
     @cached_property
     def best_probabilities(self) -> Array:
-        """Probability of having the lowest loss at the target, [n] in the table's order.
+        """Each model's probability of having the lowest loss at the target, [n], in table order.
 
-        Errors that all models share widen `interval_ends` and do not count here; the idiosyncratic
-        errors have one standard deviation for all (`predictive.Mixture`), so that the first of the
-        ranking has the largest probability.
+        The error common to all models widens `interval_ends` but does not count here; the
+        idiosyncratic errors have one standard deviation for all models (`predictive.Mixture`), so
+        that the first of the ranking has the largest probability.
 
         Raises:
             ValueError: the method gives no distribution.
@@ -406,16 +418,16 @@ class Selection:
 
     @property
     def flops(self) -> float:
-        """Operations spent on all candidates for this ranking.
+        """FLOPs of all runs used for this ranking.
 
         Raises:
-            TableError: the table does not tell the models' sizes.
+            TableError: the number of parameters of a model is unknown.
         """
         return self._sum(np.where(self.forecast.trained == 0, 0.0, self.costs))
 
     @property
     def full_flops(self) -> float:
-        """Operations of training every candidate on the target's data once (FullTuning).
+        """FLOPs of training every candidate on the target size once (FullTuning).
 
         Raises:
             TableError: as `flops`.
@@ -423,28 +435,31 @@ class Selection:
         return self._sum(self.full_costs)
 
     def _sum(self, costs: Array) -> float:
+        """Return the sum of costs; raise TableError if one is unknown."""
         if np.isnan(costs).any():
-            self.table.known_parameters()  # says what is missing
+            self.table.known_parameters()  # raises for the model without parameters
         return float(costs.sum())
 
     @property
     def share(self) -> float:
-        """Largest subset used, as a share of the target."""
+        """The largest size used, divided by the target."""
         return self.budget / self.target
 
     def _metric_interval(self, level: float) -> tuple[Array, Array]:
-        """Return `interval_ends` as values of the metric, the lower first."""
+        """Return `interval_ends` as values of the metric, the lower ends first."""
         ends = [self.table.to_metric(end) for end in self.interval_ends(level)]
         return np.minimum(*ends), np.maximum(*ends)
 
     def to_frame(self, level: float = 0.9) -> DataFrame:
         """Return a pandas DataFrame with a row for each candidate, best first.
 
-        Columns: rank, name, score, predicted, low, high (of the interval with probability `level`),
-        prob_best, cost, full_cost (in `unit`); NaN where there is none.  predicted, low and
-        high are in the metric's own terms where the table has one; `measured`, what the table holds
-        at the target, is there where it holds any.  Models that are not ranked come
-        last, and a column `reason` says why.
+        Columns: rank, name, score, predicted, low, high (ends of the interval), prob_best, cost,
+        full_cost (in `unit`); NaN where unknown.  predicted, low and high are values of the table's
+        metric.  A column `measured` holds the table's values at the target, if there are any.
+        Models that are not ranked come last, with a column `reason`.
+
+        Args:
+            level: probability of the interval.
 
         Raises:
             MissingExtra: pandas is not installed.
@@ -477,14 +492,14 @@ class Selection:
         return frame.reset_index(drop=True)
 
     def plot(self, ax: Axes | None = None, level: float = 0.9) -> Axes:
-        """Draw every candidate's losses over sizes, and its predicted loss with its interval.
+        """Plot every candidate's losses over sizes, and its predicted loss with its interval.
 
-        A score, whose best is 1, is drawn as such.  The predictions stand side by side around the
-        target, and what was measured there as crosses.
+        All are values of the table's metric.  The predictions are side by side around the target;
+        crosses are values measured there.
 
         Args:
-            ax: matplotlib axes to draw on; None: new axes.
-            level: of the intervals.
+            ax: matplotlib axes to draw on; None creates new ones.
+            level: probability of the intervals.
 
         Returns:
             The axes.
@@ -498,6 +513,7 @@ class Selection:
         return plot_selection(ax, self.table, self.to_frame(level), self.target, title)
 
     def _distribution(self, distribution: T | None) -> T:
+        """Return the distribution; raise ValueError if it is None."""
         if distribution is None:
             text = f"{self.method} gives no distribution here, of intervals and probabilities"
             raise ValueError(f"{text}; {DEFAULT} does, and laws with more sizes than parameters")

@@ -1,4 +1,4 @@
-"""The words and the plot of a selection: its ranking, its advice and its notes."""
+"""Text and plot of a `Selection`: formatting of its ranking, its advice and its notes."""
 
 from __future__ import annotations
 
@@ -21,29 +21,41 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _CHANCE_MARGIN = 0.02
-"""Of ln L: a loss this near to that of guessing counts as guessing where its noise is unknown."""
+"""Distance in ln L from the loss of guessing below which a model counts as guessing, even if the
+noise of its loss is smaller or unknown."""
 _MOST_NAMES = 4
-"""A longer list of models is told by its length."""
+"""Largest number of models listed by name; of a longer list only the length is printed."""
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a line of text for each row of cells; the second column, the models, to the left."""
+def align_rows(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows as lines of text with aligned columns.
+
+    The second column, the names of the models, is aligned to the left, the others to the right.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    align = [str.rjust, str.ljust, *[str.rjust] * (len(widths) - 2)]
+    justify = [str.rjust, str.ljust, *[str.rjust] * (len(widths) - 2)]
     lines = []
     for row in rows:
-        cells = [f(cell, width) for f, cell, width in zip(align, row, widths, strict=True)]
+        cells = [f(cell, width) for f, cell, width in zip(justify, row, widths, strict=True)]
         lines.append("  ".join(cells).rstrip())
     return lines
 
 
 def compares_ratios(metric: str | None) -> bool:
-    """Return whether losses are compared by their ratio: neither scores nor logarithms are."""
+    """Return whether losses of a metric are compared by ratio, rather than by difference.
+
+    Scores and logarithms (of a perplexity) are compared by difference.
+    """
     return metric is None or from_loss(metric, 1.0) == 1.0
 
 
 def difference_text(metric: str | None, difference: float) -> str:
-    """Return a difference of ln L, or of L where ratios do not count, as 3 % or 2 points."""
+    """Format the difference between two models as "3 %" or "2 points".
+
+    Args:
+        metric: name of the metric; None for losses.
+        difference: of ln L where `compares_ratios`, else of L.
+    """
     is_score = metric is not None and higher_is_better(metric)
     with np.errstate(over="ignore"):
         text = share(max(difference if is_score else float(np.expm1(difference)), 0.001))
@@ -59,32 +71,33 @@ def advice_text(
     price: float,
     next_runs: NextRuns | None,
 ) -> str:
-    """Return the fewest models to train in full, the expected regret and the next runs as text.
+    """Format which models to train in full, their expected regret, and the next runs.
 
     Args:
-        shortlist: the fewest first models whose best is expected within the tolerance.
-        count: all models.
-        regrets: the expected regret of the first k, k = 1 … count.
-        tolerance: see `Selection`.
-        price: of training the shortlist in full, as a share of training all; NaN where unknown.
-        next_runs: see `Selection.next_runs`.
+        shortlist: the shortest prefix of the ranking whose expected regret is within the tolerance.
+        count: number of all models.
+        regrets: text of the expected regret of the first k models, for k = 1 … count.
+        tolerance: text of `Selection.tolerance`.
+        price: cost of training the shortlist in full, divided by that of training all models in
+            full; NaN if unknown.
+        next_runs: the runs recommended before that, see `Selection.next_runs`.
     """
-    first, *others = shortlist
+    first, *runners_up = shortlist
     cost = "" if math.isnan(price) else f" costs {share(price)} of all {count}"
-    if not others:
+    if not runners_up:
         cost = cost and f" (training it{cost})"
         text = f"{first} is expected within {regrets[0]} of the best{cost}"
         return f"{text}: no further run is needed."
     text = f"The best of {_names_text(shortlist, count)} is expected within "
-    text += f"{regrets[len(others)]} of the best; training these {len(shortlist)} in full"
+    text += f"{regrets[-1 + len(shortlist)]} of the best; training these {len(shortlist)} in full"
     text += cost or " would tell"
     if len(shortlist) == count:
         text = f"Only training all {count} in full is expected within {tolerance} of the best"
     text += f". {first} alone: within {regrets[0]}."
     if next_runs is None:
         return text
-    out = count - len(next_runs.names)
-    dropped = f"; the other {out} {'is' if out == 1 else 'are'} out" if out else ""
+    num_out = count - len(next_runs.names)
+    dropped = f"; the other {num_out} {'is' if num_out == 1 else 'are'} out" if num_out else ""
     price = next_runs.price
     cost = "" if math.isnan(price) else f" ({share(price)} of training all in full)"
     names = _names_text(next_runs.names, count)
@@ -92,29 +105,40 @@ def advice_text(
 
 
 def _names_text(names: Sequence[str], count: int) -> str:
-    """Return "A, B and C", or how far many names go in the ranking of `count` models."""
+    """Return "A, B and C", or, if there are many names, "the first N" (or "all N").
+
+    Args:
+        names: the first models of a ranking.
+        count: number of models in the ranking.
+    """
     if len(names) > _MOST_NAMES:
         return f"all {count}" if len(names) == count else f"the first {len(names)}"
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def order_note(table: LossTable, scores: Array, predicted: Array) -> str:
-    """Return why a model is ranked before one with a better forecast; "" where none is."""
+    """Explain why a model is ranked before one with a better forecast; "" if there is none.
+
+    Args:
+        table: the losses read.
+        scores: what the models are ranked by, lower is better, [n].
+        predicted: forecast losses at the target, [n].
+    """
     order = np.argsort(scores, kind="stable")
     forecasts = predicted[order]
     lowest_after = np.minimum.accumulate(forecasts[::-1])[::-1]
-    late = forecasts > 1.001 * lowest_after  # a difference that the printed digits show
-    if not late.any():
+    out_of_order = forecasts > 1.001 * lowest_after  # a difference that the printed digits show
+    if not out_of_order.any():
         return ""
-    first = int(late.argmax())
+    first = int(out_of_order.argmax())
     pair = order[[first, first + int(forecasts[first:].argmin())]]
 
     def excess(high: float, low: float) -> float:
         return math.log(high / low) if compares_ratios(table.metric) else float(high - low)
 
     ahead, behind = (table.names[row] for row in pair)
-    worse = difference_text(table.metric, excess(*predicted[pair]))
-    text = f"{ahead} is ahead of {behind} though its forecast is {worse} worse"
+    excess_text = difference_text(table.metric, excess(*predicted[pair]))
+    text = f"{ahead} is ahead of {behind} though its forecast is {excess_text} worse"
     losses = table.losses[pair]
     common = np.flatnonzero(np.isfinite(losses).all(0) & (table.sizes > 0))
     if not len(common) or (lead := excess(*losses[::-1, common[-1]])) <= 0:
@@ -125,19 +149,29 @@ def order_note(table: LossTable, scores: Array, predicted: Array) -> str:
 
 
 def chance_note(table: LossTable, classes: int | None) -> str:
-    """Return which models are still at the level of guessing among the classes, "" for none."""
-    level = None if classes is None else chance_loss(table.metric, classes)
-    if level is None:
+    """List the models whose last loss is no better than guessing; "" if there are none.
+
+    Args:
+        table: the losses read.
+        classes: number of classes; None if unknown, which returns "".
+    """
+    chance = None if classes is None else chance_loss(table.metric, classes)
+    if chance is None:
         return ""
-    near = level * np.exp(-np.maximum(2 * table.last_noise, _CHANCE_MARGIN))
-    names = [table.names[row] for row in np.flatnonzero(table.last_losses >= near)]
-    text = f"Still at the level of guessing, {number(float(table.to_metric(level)))}"
+    threshold = chance * np.exp(-np.maximum(2 * table.last_noise, _CHANCE_MARGIN))
+    names = [table.names[row] for row in np.flatnonzero(table.last_losses >= threshold)]
+    text = f"Still at the level of guessing, {number(float(table.to_metric(chance)))}"
     noise = "Leads among such models may be noise."
     return f"{text}: {quote_all(names)}. {noise}" if names else ""
 
 
 def measured_note(table: LossTable, measured: Array) -> str:
-    """Return the best of the losses at the target, which the forecasts did not read."""
+    """Name the model with the best measured loss at the target, which no forecast has used.
+
+    Args:
+        table: the losses of the table, for the names and the metric.
+        measured: losses measured at the target, [n], NaN where there is none.
+    """
     row = int(np.nanargmin(measured))
     return (
         f"The table holds losses at the target, which were not read: {table.names[row]} "
@@ -148,17 +182,25 @@ def measured_note(table: LossTable, measured: Array) -> str:
 def plot_selection(
     ax: Axes | None, table: LossTable, frame: DataFrame, target: float, title: str
 ) -> Axes:
-    """Draw the losses of a table and the forecasts of a frame, see `Selection.plot`."""
+    """Plot losses over sizes and the forecasts at the target, see `Selection.plot`.
+
+    Args:
+        ax: matplotlib axes; None creates new ones.
+        table: the losses read.
+        frame: `Selection.to_frame`.
+        target: size of the forecasts.
+        title: of the legend.
+    """
     ax = axes_or_new(ax)
     losses = dict(zip(table.names, table.to_metric(table.trained_losses), strict=True))
     count = len(table.names)
     step = min(1.06, 1.6 ** (1 / count))
     for rank, row in enumerate(frame.head(count).itertuples()):
         (line,) = ax.plot(table.trained, losses[row.name], "o-", label=row.name)
-        ends = [[row.predicted - row.low], [row.high - row.predicted]]
-        bars = ends if np.isfinite(ends).all() else None
+        bars = [[row.predicted - row.low], [row.high - row.predicted]]
+        yerr = bars if np.isfinite(bars).all() else None
         x, color = target * step ** (rank - (count - 1) / 2), line.get_color()
-        ax.errorbar(x, row.predicted, bars, fmt="D", color=color)
+        ax.errorbar(x, row.predicted, yerr, fmt="D", color=color)
         if "measured" in frame:
             ax.plot(x, row.measured, "x", color=color)
     ax.set_xscale("log")

@@ -1,4 +1,4 @@
-"""Cells of a table, and the numbers and sizes that they hold."""
+"""`Sheet`: the cells of a table, and their conversion to numbers and training set sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 Source: TypeAlias = "str | PathLike[str] | DataFrame | Series"
-"""What a table is read from: a file's path, or pandas' objects."""
+"""Source of a table: the path of a file, or a pandas object."""
 MISSING = ("", "-", "–", "—", "nan", "na", "n/a", "#n/a", "<na>", "null", "none")
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
 SIZE_PATTERN = re.compile(
@@ -42,23 +42,23 @@ _COMMA_FOR_POINT, _DECIMAL_COMMA = str.maketrans(",.", ".,"), str.maketrans(",",
 
 
 class DoubtfulSize(TableError):
-    """A cell that may mean two sizes, or a share of the data."""
+    """Raised for a cell that is ambiguous as a size: "1.000", or 0.25, a share of the data."""
 
 
 def is_missing(cell: object) -> bool:
-    """Return whether a cell is empty or says so: "-", "n/a", …."""
+    """Return whether a cell is empty or holds a mark of a missing value, such as "-" or "n/a"."""
     return str(cell).strip().lower() in MISSING
 
 
 def parse_size(value: object) -> float:
-    """Return a number of training examples (or parameters) as people write them.
+    """Parse a number of training examples (or parameters).
 
     1000, 1000.0, "1e3", "1k", "1,000", "1 000", "1_000", "n=1000" and "1k rows" are the same; k, m
     and b stand for thousands, millions and billions.
 
     Raises:
-        DoubtfulSize: "1.000", which may mean 1 or 1000, or a number that is no whole one: 0.25.
-        TableError: it is no number of examples.
+        DoubtfulSize: `value` is like "1.000", which may mean 1 or 1000, or not whole, like 0.25.
+        TableError: `value` is not a number of examples.
     """
     size = math.nan
     if isinstance(value, str):
@@ -68,7 +68,8 @@ def parse_size(value: object) -> float:
             if mark is not None and number[0] != "0":
                 digits = number.replace(mark, "")
                 # A size is a whole number, so the comma of "1,000" groups digits.  The point of
-                # "1.000" may do so too, or be of a 1 printed as a float; two points can only group.
+                # "1.000" may group digits too, or be the decimal point of a 1 printed as a float;
+                # two points can only group digits.
                 if mark == "." and number.count(".") == 1:
                     text = f"{quote(value.strip())} may mean {number.split('.')[0]} or {digits}"
                     raise DoubtfulSize(f"{text}; write it without a point")
@@ -86,21 +87,26 @@ def parse_size(value: object) -> float:
 
 
 class Questions:
-    """Ambiguities of a table, each with an argument that would resolve it.
+    """Ambiguities of a table, each with an argument of `read_table` that would resolve it.
 
-    The reader goes on with these arguments, and raises all questions in one error at the end.
+    The reader continues with these arguments, and reports all questions in one error at the end.
+
+    Attributes:
+        texts: the questions.
+        options: the suggested arguments, by name.
+        ignored: columns that the user or a suggestion ignores.
     """
 
     def __init__(self, ignore: Sequence[str]) -> None:
         self.texts: list[str] = []
         self.options: dict[str, Any] = {}
-        self.ignored = [*ignore]  # so far
+        self.ignored = [*ignore]
 
     def add(self, text: str, **options: Any) -> None:
-        """Add a question, and the reader's arguments that would answer it.
+        """Add a question and the arguments of `read_table` that would resolve it.
 
-        Where two questions suggest one argument, the first suggestion stands; lists of `ignore` are
-        joined.
+        If two questions suggest the same argument, the first suggestion is kept; the lists for
+        `ignore` are concatenated.
         """
         self.texts.append(text)
         self.options = options | self.options
@@ -111,39 +117,40 @@ class Questions:
 
 @dataclass(frozen=True)
 class Sheet:
-    """Columns of cells as they were read.
+    """The columns of a table, before their cells are converted.
 
     Attributes:
-        name: the table's name in errors.
-        labels: the columns' names; "" of an index without one.
-        headers: the same as they were, perhaps numbers.
-        columns: their cells.
-        comma: whether a comma is the decimal mark of text, and a point marks thousands.
-        full: what sizes are shares of; None: they are examples.
+        name: the name of the table in error messages.
+        labels: names of the columns as text; "" for an index without a name.
+        headers: names of the columns before conversion to text, perhaps numbers.
+        columns: the cells of each column.
+        has_decimal_comma: whether numbers in text have a decimal comma, and points between
+            thousands.
+        full: number of examples that sizes are shares of; None if sizes are numbers of examples.
     """
 
     name: str
     labels: Sequence[str]
     headers: Sequence[object]
     columns: Sequence[Sequence[object]]
-    comma: bool = False
+    has_decimal_comma: bool = False
     full: int | None = None
 
     def keep_columns(self, mask: Sequence[bool]) -> Sheet:
-        """Return the columns where the mask holds."""
+        """Return the sheet with the columns where the mask is true."""
         labels, headers = list(compress(self.labels, mask)), list(compress(self.headers, mask))
         columns = list(compress(self.columns, mask))
         return replace(self, labels=labels, headers=headers, columns=columns)
 
     def keep_rows(self, mask: Sequence[bool]) -> Sheet:
-        """Return the rows where the mask holds."""
+        """Return the sheet with the rows where the mask is true."""
         return replace(self, columns=[list(compress(column, mask)) for column in self.columns])
 
     def index(self, label: str) -> int:
-        """Return the index of the column of this name.
+        """Return the index of the column named `label`.
 
         Raises:
-            TableError: there is none, or more than one.
+            TableError: there is no such column, or more than one.
         """
         if label not in self.labels:
             labels = quote_all(self.labels)
@@ -153,45 +160,64 @@ class Sheet:
         return list(self.labels).index(label)
 
     def texts(self, index: int) -> list[str]:
-        """Return the cells of a column as text."""
+        """Return the cells of the column at an index as stripped text."""
         return [str(cell).strip() for cell in self.columns[index]]
 
     def size(self, value: object, label: str = "") -> float:
-        """Return the number of examples of a cell in a column of this name, or of a header."""
-        text = str(value).strip().translate(_DECIMAL_COMMA if self.comma else {})
+        """Convert a cell or a column's name to a number of examples.
+
+        Args:
+            value: the cell or name; a share of the data is multiplied by `full`.
+            label: name of the cell's column; per cents are shares, see `_PER_CENT`.
+
+        Raises:
+            DoubtfulSize: `value` is a share but `full` is None, or is no share although it is set.
+            TableError: `value` is not a size.
+        """
+        text = str(value).strip().translate(_DECIMAL_COMMA if self.has_decimal_comma else {})
         match = _SHARE.fullmatch(text)
-        sign = match is not None and bool(match["sign"] or _PER_CENT.search(label))
-        fraction = float(match["number"]) / (100 if sign else 1) if match else math.inf
-        if self.full is None and match and (sign or 0 < fraction < 1):
+        in_percent = match is not None and bool(match["sign"] or _PER_CENT.search(label))
+        fraction = float(match["number"]) / (100 if in_percent else 1) if match else math.inf
+        if self.full is None and match and (in_percent or 0 < fraction < 1):
             text = f"{quote(value)} is a share of the data: say of how many examples"
             raise DoubtfulSize(text, full="N")
         if self.full is None or match is None:
-            fraction = self.parse_count(
-                value
-            )  # raises where it is no number at all, such as another name
+            fraction = self.parse_count(value)  # raises for text that is not a number
         if self.full is not None and (match is None or fraction > 1):
             text = f"{quote(value)} is no share of the data"
             raise DoubtfulSize(f"{text}, from 0 to 1 or in per cent")
         return fraction * (self.full or 1)
 
-    def are_sizes(self, index: int, doubtful: bool = True) -> bool:
-        """Return whether all cells of a column are sizes, doubtful ones included or not."""
+    def are_sizes(self, index: int, allow_doubtful: bool = True) -> bool:
+        """Return whether a column has cells and all of them are sizes.
+
+        Args:
+            index: of the column.
+            doubtful: whether a cell that raises DoubtfulSize counts as a size.
+        """
         for cell in self.columns[index]:
             try:
                 self.size(cell)
             except TableError as error:
-                if not (doubtful and isinstance(error, DoubtfulSize)):
+                if not (allow_doubtful and isinstance(error, DoubtfulSize)):
                     return False
         return bool(self.columns[index])
 
     def parse_count(self, value: object) -> float:
-        """Return `parse_size` of a cell or a column's name, with this table's decimal mark."""
-        if self.comma and isinstance(value, str):
+        """Parse a cell or a column's name by `parse_size`, with this table's decimal mark."""
+        if self.has_decimal_comma and isinstance(value, str):
             value = value.translate(_COMMA_FOR_POINT)
         return parse_size(value)
 
     def parse_number(self, cell: object) -> float:
-        """Return a cell as a number, NaN where it is empty; raise ValueError for anything else."""
+        """Parse a cell as a number.
+
+        Returns:
+            The number, NaN for an empty cell.
+
+        Raises:
+            TypeError, ValueError: `cell` is neither a number nor empty.
+        """
         if not isinstance(cell, str):
             if isinstance(cell, (bool, np.bool_)):  # float(True) is 1.0
                 raise ValueError("a truth value")
@@ -201,8 +227,8 @@ class Sheet:
         if text.lower() in MISSING:
             return math.nan
         if "_" in text:  # float("1_5") is 15.0
-            raise ValueError("not a number as tables write it")
-        return float(text.translate(_COMMA_FOR_POINT) if self.comma else text)
+            raise ValueError("not a number")
+        return float(text.translate(_COMMA_FOR_POINT) if self.has_decimal_comma else text)
 
     def are_numbers(self, index: int) -> bool:
         """Return whether a column holds a number, and otherwise only numbers and empty cells."""
@@ -213,19 +239,23 @@ class Sheet:
             except (TypeError, ValueError):
                 if not _WITH_COMMA.fullmatch(str(cell).strip()):
                     return False
-                any_number = True  # which `numbers` refuses, and says how it is read
+                any_number = True  # `numbers` raises for it, with a suggestion
         return any_number
 
     def are_counts(self, index: int) -> bool:
-        """Return whether a column holds sizes such as 300M or 25%, and empty cells, only."""
+        """Return whether a column holds only sizes such as 300M or 25%, and empty cells."""
         texts = [text for text in self.texts(index) if not is_missing(text)]
         return bool(texts) and all(SIZE_PATTERN.fullmatch(text.rstrip("% ")) for text in texts)
 
     def numbers(self, index: int, names: Sequence[str]) -> Array:
-        """Return a column's cells as numbers; empty ones as NaN.
+        """Return the cells of a column as numbers, [rows], NaN for empty cells.
+
+        Args:
+            index: of the column.
+            names: name of the model of each row, for the error message.
 
         Raises:
-            TableError: a cell that is no number; the error tells its model, one of `names`.
+            TableError: a cell is neither a number nor empty.
         """
         values = []
         for cell, name in zip(self.columns[index], names, strict=True):
@@ -233,19 +263,20 @@ class Sheet:
                 values.append(self.parse_number(cell))
             except (TypeError, ValueError):
                 text = str(cell).strip()
-                thousand = re.fullmatch(r"[1-9]\d{0,2},\d{3}", text)
-                comma = not (self.comma or thousand) and _WITH_COMMA.fullmatch(text)
+
+                unambiguous = self.has_decimal_comma or re.fullmatch(r"[1-9]\d{0,2},\d{3}", text)
+                is_decimal_comma = not unambiguous and _WITH_COMMA.fullmatch(text)
                 hint = _SPREAD if "±" in str(cell) or "+/-" in str(cell) else ""
-                where = f"{quote(cell)} in column {quote(self.labels[index])} of {quote(name)}"
-                hint, answer = (_DECIMAL, {"decimal": ","}) if comma else (hint, {})
-                raise TableError(f"{where} is no number{hint}", **answer) from None
+                cell_text = f"{quote(cell)} in column {quote(self.labels[index])} of {quote(name)}"
+                hint, options = (_DECIMAL, {"decimal": ","}) if is_decimal_comma else (hint, {})
+                raise TableError(f"{cell_text} is no number{hint}", **options) from None
         return np.array(values)
 
-    def per_cent(self, indices: Sequence[int]) -> bool:
-        """Return whether the cells are written with a per cent sign.
+    def has_percent_signs(self, indices: Sequence[int]) -> bool:
+        """Return whether the cells of the columns at `indices` are written with per cent signs.
 
         Raises:
-            TableError: some are and others are not.
+            TableError: some cells have a per cent sign and others have none.
         """
         cells = [text for index in indices for text in self.texts(index)]
         signs = {text.endswith("%") for text in cells if not is_missing(text)}
@@ -255,6 +286,11 @@ class Sheet:
 
 
 def quote_all(labels: Sequence[str], most: int = 10) -> str:
-    """Return names in quotes; of many or of long ones the first."""
+    """Return the names in quotes; if they are many or long, only the first few.
+
+    Args:
+        labels: the names.
+        most: largest number of names listed.
+    """
     text = ", ".join(map(quote, labels[:most])) + (", …" if len(labels) > most else "")
     return text if len(text) < 200 or most == 1 else quote_all(labels, most - 1)

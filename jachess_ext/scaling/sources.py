@@ -20,28 +20,30 @@ from .table_error import TableError, quote
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# From a source -----------------------------------------------------------------------------------
 
-
-def read_sheet(source: Source, comma: bool, number: int | None, questions: Questions) -> Sheet:
-    """Return the cells of a file's table, a DataFrame or a Series; errors are `read_table`'s.
+def read_sheet(source: Source, number: int | None, questions: Questions) -> Sheet:
+    """Read the cells of a file, a DataFrame or a Series as a sheet.
 
     The index of a DataFrame becomes a column, unless it only numbers the rows.
 
     Args:
-        source: as for `read_table`.
-        comma: see `Sheet`.
-        number: of the table in a file with several tables; None: asked in `questions`.
-        questions: those about the table.
+        source: path of a file, DataFrame or Series.
+
+        number: position, from 1, of the table in a file with several tables; None takes one and
+            adds a question.
+        questions: ambiguities of the table, which may be added to.
+
+    Raises:
+        TableError: the source holds no table, or cannot be parsed.
     """
     if isinstance(source, (str, PathLike)):
-        return _from_file(Path(source), comma, number, questions)
+        return _from_file(Path(source), number, questions)
     if not hasattr(source, "index") or not hasattr(source, "reset_index"):
         raise TableError(f"the table is {type(source).__name__}; expected a path or a DataFrame")
     frame = source
-    if not hasattr(frame, "columns"):  # a Series, as of `DataFrame.stack` or a `groupby`
+    if not hasattr(frame, "columns"):  # a Series, the result of `DataFrame.stack` or `groupby`
         frame = source.rename("value" if source.name is None else source.name).to_frame()
-    elif frame.columns.nlevels > 1:  # `pivot_table`'s
+    elif frame.columns.nlevels > 1:  # the result of `pivot_table`
         levels = ["metric" if name is None else name for name in frame.columns.names]
         index = [name or "model" for name in frame.index.names]
         if "model" in index and all(str(name).isdigit() for name in frame.index):
@@ -56,10 +58,11 @@ def read_sheet(source: Source, comma: bool, number: int | None, questions: Quest
     columns = [list(frame.iloc[:, column]) for column in range(len(labels))]
     if list(index) != [*range(len(index))]:
         labels, headers, columns = ["", *labels], ["", *headers], [list(index), *columns]
-    return Sheet("the table", labels, headers, columns, comma)
+    return Sheet("the table", labels, headers, columns)
 
 
-def _from_file(path: Path, comma: bool, number: int | None, questions: Questions) -> Sheet:
+def _from_file(path: Path, number: int | None, questions: Questions) -> Sheet:
+    """Read the cells of a file as a sheet, see `read_sheet`."""
     if path.is_dir():
         raise TableError(f"{path} is a folder; jx.scaling.read_runs reads folders of runs")
     table = str(path)
@@ -71,7 +74,7 @@ def _from_file(path: Path, comma: bool, number: int | None, questions: Questions
             raise TableError(f"{path} is empty; expected a header and one line a model")
         is_json = re.match(r"\s*(\{|\[\s*[\[{])", text) and path.suffix not in (".md", ".csv")
         if path.suffix in (".json", ".jsonl", ".ndjson") or is_json:
-            return replace(read_sheet(_json_frame(path, text), comma, None, questions), name=table)
+            return replace(read_sheet(_json_frame(path, text), None, questions), name=table)
         tables = _markdown_tables(text)
         if not tables:
             try:
@@ -89,41 +92,56 @@ def _from_file(path: Path, comma: bool, number: int | None, questions: Questions
             cut = f"line {line} of {path} has {len(cells)} cells where the header has {len(labels)}"
             raise TableError(f"{cut}; the file may be half written")
     columns = list(zip(*(cells for _, cells in rows[1:]), strict=True)) or [()] * len(labels)
-    return Sheet(table, labels, labels, columns, comma)
+    return Sheet(table, labels, labels, columns)
 
 
 Rows = list[tuple[int, list[str]]]
-"""Numbers of lines and their cells, the header first."""
+"""The lines of a table, the header first: the line's number in the file, and its cells."""
 
 
 def _pick_table(
     name: str, tables: Mapping[str, Rows], number: int | None, questions: Questions
 ) -> Rows:
-    """Return the `number`th of a file's tables; None: the one with most sizes in its header."""
+    """Pick a table of a file.
+
+    Args:
+        name: of the file, for messages.
+        tables: title -> lines of the table.
+        number: position of the table, from 1; None picks the one with the most sizes in its
+            header and, if there are several, adds a question.
+        questions: ambiguities of the file.
+
+    Raises:
+        TableError: the file has fewer than `number` tables.
+    """
     if number is not None and not 0 < number <= len(tables):
         raise TableError(f"{name} has {len(tables)} tables, and sheet is {number}")
     if number is None and len(tables) > 1:
-        sizes = [
+        num_sizes = [
             sum(map(bool, map(SIZE_PATTERN.fullmatch, rows[0][1]))) for rows in tables.values()
         ]
-        number = 1 + sizes.index(max(sizes))
-        heads = [
-            f"{count} {title or 'of line ' + str(rows[0][0])}"
-            for count, (title, rows) in enumerate(tables.items(), 1)
+        number = 1 + num_sizes.index(max(num_sizes))
+        titles = [
+            f"{index} {title or 'of line ' + str(rows[0][0])}"
+            for index, (title, rows) in enumerate(tables.items(), 1)
         ]
-        text = f"{name} has {len(tables)} tables, {quote_all(heads)}; say which"
+        text = f"{name} has {len(tables)} tables, {quote_all(titles)}; say which"
         questions.add(text, sheet=number)
     return list(tables.values())[(number or 1) - 1]
 
 
 def _workbook_tables(path: Path) -> dict[str, Rows]:
-    """Return the tables of a workbook by the names of its sheets, without empty ones."""
+    """Return the tables of a workbook, name of the sheet -> lines, without empty sheets.
+
+    Raises:
+        TableError: the file is damaged, or all its sheets are empty.
+    """
     tables = {}
     try:
         frames = require("pandas").read_excel(path, sheet_name=None, header=None, dtype=object)
-    except ImportError:  # pandas says which library it needs
+    except ImportError:  # the message of pandas names the library that is missing
         raise
-    except Exception as error:  # of a damaged file its readers raise anything
+    except Exception as error:  # for a damaged file, the parsers raise errors of any type
         raise TableError(f"{path} cannot be read as a workbook ({error})") from None
     for name, frame in frames.items():
         cells = frame.dropna(how="all").dropna(how="all", axis=1)
@@ -137,7 +155,15 @@ def _workbook_tables(path: Path) -> dict[str, Rows]:
 
 
 def _json_frame(path: Path, text: str) -> DataFrame:
-    """Return a DataFrame of JSON: lines or a list of objects, or columns by name."""
+    """Parse a JSON table: an object a line, a list of objects, or a dict of columns.
+
+    Args:
+        path: of the file; its suffix marks JSON Lines.
+        text: content of the file.
+
+    Raises:
+        TableError: the text is not such a table.
+    """
     pandas = require("pandas")
     if path.suffix in (".jsonl", ".ndjson"):
         lines = filter(str.strip, text.split("\n"))
@@ -153,16 +179,17 @@ def _json_frame(path: Path, text: str) -> DataFrame:
     raise TableError(f"{path} is no table; expected a list of objects, or columns by their names")
 
 
+# Patterns of code blocks and comments, of lines that end a table, and of the rule below a header.
 _HIDDEN = re.compile(r"^ {0,3}(```|~~~).*?^ {0,3}\1|<!--.*?-->", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(r"[#>]|([-*_])\1\1+$")
 _RULE = re.compile(r"\|?(\s*:?-+:?\s*\|)*\s*:?-+:?\s*\|?")
 
 
 def _markdown_tables(text: str) -> dict[str, Rows]:
-    """Return the tables of a markdown text, by the headings above them.
+    """Return the tables of a markdown text, heading above the table -> lines.
 
-    As GitHub's specification has them: a header, a rule of as many cells, and lines until an empty
-    one or another block; bars at the ends may be missing.  Code and comments hold none.
+    As in GitHub's specification, a table is a header, a rule of as many cells, and lines until an
+    empty line or another block; bars at the ends may be missing.  Code and comments are skipped.
     """
     text = _HIDDEN.sub(lambda match: "\n" * match[0].count("\n"), text)
     lines = [line.strip() for line in text.splitlines()]
@@ -186,7 +213,7 @@ def _markdown_tables(text: str) -> dict[str, Rows]:
 
 
 def _markdown_cells(line: str) -> list[str]:
-    """Return the cells of a line of markdown as text: no emphasis, code, link or escape."""
+    """Return the cells of a line of a markdown table as text, without markup and escapes."""
     line = re.sub(r"^\||(?<!\\)\|$", "", line.strip())
     cells = []
     for cell in re.split(r"(?<!\\)\|", line):
@@ -197,13 +224,13 @@ def _markdown_cells(line: str) -> list[str]:
 
 
 def _csv_rows(text: str) -> Rows:
-    """Return the lines' numbers and cells, separated by tabs, semicolons or commas.
+    """Split a text with tabs, semicolons or commas between cells into lines of cells.
 
-    The first of these that splits all lines into equally many cells, two or more; if there is none,
-    the one that splits the header into most.
+    The separator is the first of these that splits all lines into the same number of cells, at
+    least two; if there is none, the one that splits the header into the most cells.
     """
-    # The comma comes last: it stands in numbers too ("0,5;0,4" is two cells), while tabs and
-    # semicolons hardly stand in cells.
+    # The comma comes last: it occurs in numbers too ("0,5;0,4" is two cells), while tabs and
+    # semicolons hardly occur within cells.
     tables = []
     for separator in ("\t", ";", ","):
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
@@ -217,15 +244,15 @@ def _csv_rows(text: str) -> Rows:
 
 
 def _strip_preamble(rows: Rows) -> Rows:
-    """Return a table without the titles and comments above its header."""
+    """Return the lines of a table without titles and comments above its header."""
     start = 0
     for start, (_, cells) in enumerate(rows):
-        title = bool(cells[0].strip()) and not any(map(str.strip, cells[1:]))
-        remark = cells[0].lstrip().startswith("#")
-        ahead = [len(row) for _, row in rows[start + 1 : start + 2]]
-        if remark and ahead == [len(cells)] and not title:
+        is_title = bool(cells[0].strip()) and not any(map(str.strip, cells[1:]))
+        is_comment = cells[0].lstrip().startswith("#")
+        next_width = [len(row) for _, row in rows[start + 1 : start + 2]]
+        if is_comment and next_width == [len(cells)] and not is_title:
             cells[0] = cells[0].strip("# ")  # the header itself
             break
-        if not (title and len(rows[-1][1]) > 1) and not remark:
+        if not (is_title and len(rows[-1][1]) > 1) and not is_comment:
             break
     return rows[start:]

@@ -8,14 +8,15 @@ from typing import Any
 _SHORT = Repr()
 _SHORT.maxstring = 100
 quote = _SHORT.repr
-"""Quotes what a user wrote, of long text the ends alone: damaged files have names of any length."""
+"""Quotes a text of the user, shortened in the middle if it is long, as in damaged files."""
 
 
 class TableError(ValueError):
-    """A table that cannot be used: what is wrong, and what was expected.
+    """Raised for a table that cannot be used.
 
     Attributes:
-        options: the arguments of `read_table` or `read_runs` that would answer it, by name.
+        options: suggested keyword arguments of `read_table` or `read_runs` that would resolve the
+            error, by name; the message ends with them.
     """
 
     def __init__(self, message: str, **options: Any) -> None:
@@ -23,8 +24,8 @@ class TableError(ValueError):
         self.options = options
 
     def __str__(self) -> str:
-        call = []
+        hints = []
         for name, value in self.options.items():
-            text = value if value == "N" else repr(value)  # N is the reader's to fill in
-            call.append(f"{name}={text}" if name.isidentifier() else f"**{{{name!r}: {text}}}")
-        return f"{self.args[0]}: {', '.join(call)}" if call else str(self.args[0])
+            text = value if value == "N" else repr(value)  # N is a number for the user to fill in
+            hints.append(f"{name}={text}" if name.isidentifier() else f"**{{{name!r}: {text}}}")
+        return f"{self.args[0]}: {', '.join(hints)}" if hints else str(self.args[0])

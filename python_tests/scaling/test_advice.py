@@ -99,7 +99,7 @@ def test_the_fewest_within_the_tolerance_are_named_with_their_price() -> None:
         runs = found.next_runs
         assert runs is not None and runs.size == 1600
         chances = found.to_frame().prob_best
-        on = [p >= 0.9 * module.OUT + 0.1 / 12 for p in chances]
+        on = [p >= 0.9 * module.DROP_THRESHOLD + 0.1 / 12 for p in chances]
         assert list(runs.names) == found.ranking[: sum(on)] and count < len(runs.names) < 12
         ours = sum(n[table.names.index(name)] for name in runs.names)
         assert runs.price == pytest.approx(ours / n.sum() / 64)

@@ -702,7 +702,7 @@ def test_select_takes_what_its_errors_say() -> None:
     with pytest.raises(TableError) as caught:
         select(frame, target=1_000_000)
     assert select(frame, target=1_000_000, **caught.value.options).ranking
-    with pytest.raises(TableError, match=r"\(of 'method' to read_table, and what it ret"):
+    with pytest.raises(TableError, match=r"\(pass 'method' to read_table, and its table"):
         select(frame.rename(columns={"task": "method"}), target=1_000_000)
 
 

@@ -99,7 +99,7 @@ def test_who_cannot_be_the_best_is_dropped() -> None:
         losses = np.array([[fanned(Ask(m, s)) for s in SIZES[: place + 1]] for m in left])
         sizes = np.array(SIZES[: place + 1], dtype=float)
         found = select(LossTable(tuple(left), sizes, losses, None), float(size), 512)
-        least = 0.9 * advice.OUT + 0.1 / len(left)
+        least = 0.9 * advice.DROP_THRESHOLD + 0.1 / len(left)
         chances = dict(zip(found.names, found.best_probabilities, strict=True))
         out = [m for m in found.ranking if chances[m] < least]
         assert out == found.ranking[len(left) - len(out) :]
@@ -136,7 +136,7 @@ def test_without_probabilities_dropping_is_successive_halving() -> None:
 
 def test_a_budget_drops_the_last_and_pays_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the eight, whoever the forecasts put last, until the next size is paid for."""
-    monkeypatch.setattr(advice, "OUT", 0.0)  # nobody is dropped for P(best)
+    monkeypatch.setattr(advice, "DROP_THRESHOLD", 0.0)  # nobody is dropped for P(best)
     free = dropping(sizes=(4, 8, 16, 32))
     ranking = dropping(sizes=(4, 8, 16)).selection().ranking
     before = 8 * (4 + 8 + 16)

@@ -318,7 +318,7 @@ def test_fewest_sizes_are_the_fewest(name: str) -> None:
     more = name != "blend"  # than the fewest, for a width
     for zero in (True, False) if METHODS[name].reads_zero else (True,):
         table = SIX if zero else LossTable(SIX.names, SIX.trained, SIX.trained_losses, None)
-        fewest = METHODS[name].fewest_sizes(zero=zero)
+        fewest = METHODS[name].fewest_sizes(has_zero=zero)
         if fewest > 1:
             with pytest.raises(ValueError, match="size"):
                 select(table, SIX.trained[fewest - 2], TARGET, name)

@@ -1,1 +1,1 @@
-"""Methods compared over tasks and seeds: data, runs that can be killed, judgement, report."""
+"""Comparison of fine-tuning methods over tasks and seeds: resumable runs, evaluation, report."""

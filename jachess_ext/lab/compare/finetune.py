@@ -1,4 +1,4 @@
-"""Fine-tune by methods × tasks × seeds: the jobs of a grid, one run, and the whole grid."""
+"""Fine-tuning with methods × tasks × seeds: the jobs of a grid, a single run, the whole grid."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-_EDITION = 5  # of records: raised by a change of the code that changes them, older runs are redone
+_EDITION = 5  # version of the records: increase it with a change of code that changes the results
 
 
 # The grid's runs
@@ -69,15 +69,20 @@ _EDITION = 5  # of records: raised by a change of the code that changes them, ol
 
 @dataclass(frozen=True)
 class Job:
-    """One fine-tuning and its evaluation: everything that the result depends on.
+    """Specification of a run: everything that its result depends on.
 
     Attributes:
-        kind: tuning runs choose a strength; final runs are reported.
-        version: changes with the model's files.
-        method: its text in the grid, which is its name in tables.
-        value: of the method's knob; None: as the method has it.
-        shift: tasks on whose dev rows the model is judged as well.
-        label_noise: share of wrong labels in `task`, for the record.
+        kind: "tuning" for runs that choose a hyperparameter, "final" for those that are reported.
+        model: path or hub id of the model.
+        version: digest or commit of the model's files.
+        task: the task with the rows to use.
+        method: the method's text in the grid, which is its name in tables.
+        value: value of the method's hyperparameter (knob); None for the method's own.
+        seed: seed of the run.
+        recipe: settings of fine-tuning.
+        conditions: conditions of the evaluation.
+        shift: other tasks on whose dev rows the model is evaluated as well.
+        label_noise: share of wrong labels in `task`, for the record only.
     """
 
     kind: Literal["tuning", "final"]
@@ -93,60 +98,64 @@ class Job:
     label_noise: float = 0.0
 
     @property
-    def configured(self) -> Method:
-        """The method with its knob set to `value`."""
+    def tuned_method(self) -> Method:
+        """The method with its hyperparameter set to `value`."""
         method = parse_method(self.method)
         return method if self.value is None else _set_knob(method, self.value)
 
     @cached_property
     def name(self) -> str:
-        """Words and a digest of everything the run depends on; serves as a file name."""
-        # The name is the run's file: equal names mean "already done", so that whatever can change
-        # a figure has to be in the digest.  Rows count by their texts and labels, models and
-        # synonyms by their files, since the user may edit a file under the same path.
+        """File name of the run: kind, task, method, seed, and a digest of the specification."""
+        # A run whose file exists is not repeated, so that everything that can change a figure has
+        # to be in the digest.  It includes the texts and labels of the rows, and the contents of
+        # the files of models and synonyms, as the user may edit a file under the same path.
         identity = {
             "edition": _EDITION,
             "task": digest(self.task),
             "shift": [digest(task) for task in self.shift],
-            "settings": self.configured.settings,
+            "settings": self.tuned_method.settings,
             "recipe": asdict(self.recipe),
             "conditions": self.conditions.identity,
         }
-        sources = _synonyms(self.conditions, [self.configured])
+        sources = _synonyms(self.conditions, [self.tuned_method])
         if files := [Path(source) for source in sources if source != NEAREST]:
             identity["synonyms"] = [content_digest(file) for file in files]
         names = ("kind", "model", "version", "method", "value", "seed")
-        content = json.dumps(finite(identity | {name: getattr(self, name) for name in names}))
-        key = hashlib.sha256(content.encode()).hexdigest()[:10]
+        text = json.dumps(finite(identity | {name: getattr(self, name) for name in names}))
+        key = hashlib.sha256(text.encode()).hexdigest()[:10]
         words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.task.name}-{self.method}")[:60]
         return f"{self.kind}-{words}-s{self.seed}-{key}"
 
 
 def _set_knob(method: Method, value: float) -> Method:
+    """Return the method with its hyperparameter set to a value, if it has one."""
     return method if method.knob is None else method.replace(**{method.knob: value})
 
 
 @dataclass(frozen=True)
 class LoadedGrid:
-    """A grid with its tasks, all checked: no run fails because of the user's input.
+    """A grid with its tasks loaded and validated, so that no run fails because of the user's input.
 
     Attributes:
-        shift: task's name -> other tasks that its models are judged on as well.
-        by_seed: seed -> the tasks with the wrong labels that this seed draws.
+        grid: the grid.
+        version: digest or commit of the model's files.
+        tasks: the tasks, with the rows that the grid uses.
+        shift: name of a task -> other tasks that its models are evaluated on as well.
+        tasks_of_seed: seed -> the tasks with the label noise of this seed.
     """
 
     grid: Grid
     version: str
     tasks: tuple[Task, ...]
     shift: Mapping[str, tuple[Task, ...]]
-    by_seed: Mapping[int, tuple[Task, ...]]
+    tasks_of_seed: Mapping[int, tuple[Task, ...]]
 
 
 def load(grid: Grid) -> LoadedGrid:
-    """Load all data and check methods, model and shifts, before any training starts.
+    """Load all data and validate the methods, the model and the shifts of a grid.
 
     Raises:
-        DataError: a task, method, size or shift that cannot be used.
+        DataError: a task, method, size, shift or tuning that cannot be used.
     """
     tokenizer, config = load_tokenizer(grid.model), load_config(grid.model)
     try:
@@ -159,18 +168,18 @@ def load(grid: Grid) -> LoadedGrid:
     except ValueError as error:
         raise DataError(str(error)) from error
     _check_conditions(grid, tokenizer)
-    whole = [load_task(spec, grid.columns) for spec in grid.tasks]
-    tasks = tuple(_draw_task(task, grid, tokenizer) for task in whole)
+    full_tasks = [load_task(spec, grid.columns) for spec in grid.tasks]
+    tasks = tuple(_draw_task(task, grid, tokenizer) for task in full_tasks)
     names = [task.name for task in tasks]
     if len(set(names)) != len(names):
         raise DataError(
             f"two tasks have one name: {', '.join(names)}; give another with name=<task>"
         )
-    open_ = {text: parse_method(text).label for text in grid.methods if _has_open_knob(text)}
-    if untried := sorted(set(grid.tuning.methods) - {*open_, *open_.values()}):
+    open_methods = {text: parse_method(text).label for text in grid.methods if _has_open_knob(text)}
+    if unknown := sorted(set(grid.tuning.methods) - {*open_methods, *open_methods.values()}):
         raise DataError(
-            f"tuning names the method {untried[0]!r}, which is none of the grid's with a value to "
-            f"choose; expected one of: {'; '.join(open_) or 'none'}"
+            f"tuning names the method {unknown[0]!r}, which is none of the grid's with a value to "
+            f"choose; expected one of: {'; '.join(open_methods) or 'none'}"
         )
     shift = {
         name: tuple(_draw_dev_rows(target, grid, tokenizer) for target in targets)
@@ -179,24 +188,24 @@ def load(grid: Grid) -> LoadedGrid:
     if any(tuning_values(method, grid) for method in grid.methods):
         for task in tasks:
             hold_out(task, grid.tuning.validation)
-    by_seed = dict.fromkeys(grid.seeds, tasks)
+    tasks_of_seed = dict.fromkeys(grid.seeds, tasks)
     if grid.label_noise:
         for seed in grid.seeds:
-            drawn_by = mix_seed(grid.data_seed, seed, 1)
-            by_seed[seed] = tuple(
-                add_label_noise(task, grid.label_noise, drawn_by) for task in tasks
+            noise_seed = mix_seed(grid.data_seed, seed, 1)
+            tasks_of_seed[seed] = tuple(
+                add_label_noise(task, grid.label_noise, noise_seed) for task in tasks
             )
-    return LoadedGrid(grid, model_version(grid.model), tasks, shift, by_seed)
+    return LoadedGrid(grid, model_version(grid.model), tasks, shift, tasks_of_seed)
 
 
 def _synonyms(conditions: Conditions, methods: Iterable[Method]) -> list[str]:
-    """Return the sources of candidates of the attack and of methods, without duplicates."""
+    """Return the sources of synonyms of the attack and of the methods, sorted, without repeats."""
     sources = [conditions.attack, *(getattr(method, "synonyms", None) for method in methods)]
     return sorted({source for source in sources if source is not None})
 
 
 def _check_conditions(grid: Grid, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer without an unknown token, and synonyms that cannot be read."""
+    """Raise DataError if the tokenizer has no token to corrupt with, or synonyms are unreadable."""
     if grid.conditions.corruption and unknown_token_id(tokenizer) is None:
         raise DataError(
             f"{grid.model}: the tokenizer has no unknown and no mask token to corrupt texts with; "
@@ -210,22 +219,27 @@ def _check_conditions(grid: Grid, tokenizer: PreTrainedTokenizerBase) -> None:
 def _check_method(
     method: Method, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
 ) -> None:
+    """Raise ValueError for a method that the tokenizer or the layers of the model do not allow."""
     if method.name == "tapt" and is_masked(config) and tokenizer.mask_token is None:
         raise ValueError("method 'tapt' masks tokens, and the tokenizer has no mask token")
-    count = getattr(config, "num_hidden_layers", None)
-    if not isinstance(method, JacHess) or count is None:
+    num_layers = getattr(config, "num_hidden_layers", None)
+    if not isinstance(method, JacHess) or num_layers is None:
         return
     regulariser = method.build_regulariser(nn.Module())
     layers = regulariser.settings.layers
-    chosen = 1 if layers == "logits" else len(layer_indices(layers, count))
-    if isinstance(regulariser.weights, Tensor) and len(regulariser.weights) != chosen:
+    count = 1 if layers == "logits" else len(layer_indices(layers, num_layers))
+    if isinstance(regulariser.weights, Tensor) and len(regulariser.weights) != count:
         raise ValueError(
-            f"method {method.label!r} has {len(regulariser.weights)} weights for {chosen} layers"
+            f"method {method.label!r} has {len(regulariser.weights)} weights for {count} layers"
         )
 
 
 def _shift_targets(grid: Grid, tasks: Sequence[Task]) -> dict[str, list[Task]]:
-    """Return for each task's name the other tasks that it is judged on."""
+    """Load the other tasks that models are evaluated on, name of the task -> other tasks.
+
+    Raises:
+        DataError: `grid.shift` names an unknown task, or a task that has other classes.
+    """
     names = [task.name for task in tasks]
     if unknown := sorted(set(grid.shift) - set(names)):
         raise DataError(f"shift names the task {unknown[0]!r}; the tasks are {', '.join(names)}")
@@ -239,7 +253,7 @@ def _shift_targets(grid: Grid, tasks: Sequence[Task]) -> dict[str, list[Task]]:
 
 
 def _draw_task(task: Task, grid: Grid, tokenizer: PreTrainedTokenizerBase) -> Task:
-    """Return the task with the rows that the grid uses."""
+    """Return the task with the rows that the grid uses, and validation rows if it needs them."""
     size = grid.train_size
     if size is not None and grid.fewer:
         size = min(size, len(task.train))
@@ -249,20 +263,25 @@ def _draw_task(task: Task, grid: Grid, tokenizer: PreTrainedTokenizerBase) -> Ta
 
 
 def _draw_dev_rows(target: Task, grid: Grid, tokenizer: PreTrainedTokenizerBase) -> Task:
-    """Return the task with its dev rows and, since a task has some, one training row."""
+    """Return the task with the dev rows of a shift and one training row (a task must have one)."""
     drawn = draw_rows(target, None, 1, grid.shift_size, grid.data_seed)
     check_tokens(drawn, target, tokenizer, ["dev"])
     return replace(drawn, train=drawn.train.slice(0, 1))
 
 
 def _has_open_knob(text: str) -> bool:
-    """Return whether a method has a knob that its text leaves open."""
+    """Return whether a method has a knob (hyperparameter) that its text in the grid leaves open."""
     knob = parse_method(text).knob
     return knob is not None and f"{knob}=" not in text
 
 
 def tuning_values(text: str, grid: Grid) -> tuple[float, ...]:
-    """Return the values to try for a method, see `Tuning`: none where its text sets the knob."""
+    """Return the values to try for the hyperparameter of a method, ascending; see `Tuning`.
+
+    Args:
+        text: the method's text in the grid; if it sets the hyperparameter, there are no values.
+        grid: the grid.
+    """
     method, tuning = parse_method(text), grid.tuning
     if not _has_open_knob(text):
         return ()
@@ -277,24 +296,31 @@ def tuning_values(text: str, grid: Grid) -> tuple[float, ...]:
 
 
 def tuning_jobs(loaded: LoadedGrid) -> list[Job]:
-    """Return a run for every method, task and value to try, judged on clean training rows."""
+    """Return the tuning runs: one for every method, task, value to try and seed.
+
+    They are evaluated on held-out training rows without noise.
+    """
     grid = loaded.grid
     job = partial(Job, "tuning", grid.model, loaded.version)
     return [
-        job(part, method, value, seed, grid.recipe, grid.conditions.clean_only)
+        job(tuning_task, method, value, seed, grid.recipe, grid.conditions.clean_only)
         for task in loaded.tasks
         for method in grid.methods
         if (values := tuning_values(method, grid))
-        for part in [hold_out(task, grid.tuning.validation)]
+        for tuning_task in [hold_out(task, grid.tuning.validation)]
         for value in values
         for seed in grid.tuning.seeds
     ]
 
 
 def final_jobs(loaded: LoadedGrid, chosen: Mapping[tuple[str, str], float]) -> list[Job]:
-    """Return a run for every method, task and seed, with the knobs `chosen` by (task, method).
+    """Return the final runs: one for every method, task and seed.
 
-    A seed's runs come together, so that a grid that is cut short has whole pairs to compare.
+    They are sorted by seed, so that an interrupted grid has complete pairs to compare.
+
+    Args:
+        loaded: the grid.
+        chosen: (task, method) -> value of the method's hyperparameter.
     """
     grid = loaded.grid
     job = partial(
@@ -309,26 +335,30 @@ def final_jobs(loaded: LoadedGrid, chosen: Mapping[tuple[str, str], float]) -> l
     return [
         job(task, method, chosen.get((task.name, method)), seed, shift=loaded.shift[task.name])
         for seed in grid.seeds
-        for task in loaded.by_seed[seed]
+        for task in loaded.tasks_of_seed[seed]
         for method in grid.methods
     ]
 
 
 def choose(records: Iterable[RunRecord]) -> dict[tuple[str, str], float]:
-    """Choose the value of the knob by (task, method) from records of tuning runs; see `Tuning`."""
-    # Pairs (score, -Brier) in lexicographic order: equal scores, which few dev rows often give, are
-    # decided by calibration.  Values are sorted, and max takes the first: equal in both, the
-    # smaller.
-    tried: dict[tuple[str, str], dict[float, list[tuple[float, float]]]] = {}
+    """Choose the hyperparameter of each method on each task from the records of tuning runs.
+
+    Returns:
+        (task, method) -> best value; see `Tuning`.
+    """
+    # Pairs (score, -Brier) are compared lexicographically: equal scores are frequent with few rows.
+    # If both are equal, the smaller value is chosen, as values are sorted and max returns the
+    # first.
+    scores: dict[tuple[str, str], dict[float, list[tuple[float, float]]]] = {}
     for record in records:
-        assert record.value is not None  # a tuning run tries one
-        by_value = tried.setdefault((record.task, record.method), {})
+        assert record.value is not None  # a tuning run has one
+        by_value = scores.setdefault((record.task, record.method), {})
         score = -np.inf if record.score is None else record.score
         brier = 0.0 if record.brier is None else record.brier
         by_value.setdefault(record.value, []).append((score, -brier))
     return {
         key: max(sorted(by_value), key=lambda value: tuple(np.mean(by_value[value], axis=0)))
-        for key, by_value in tried.items()
+        for key, by_value in scores.items()
     }
 
 
@@ -337,38 +367,42 @@ def choose(records: Iterable[RunRecord]) -> dict[tuple[str, str], float]:
 
 @contextmanager
 def _without_autocast(model: Model) -> Iterator[None]:
-    """Remove the autocast that accelerate wraps the model's forward in, within a block."""
-    # accelerate sets model.forward on the instance, where it hides the class's; without it, the
-    # epochs of a bf16 run are judged in float32, as the model after the last epoch is
-    wrapped = model.__dict__.pop("forward", None) if hasattr(model, "_original_forward") else None
+    """Context manager: remove the autocast that accelerate wraps the model's forward in."""
+    # accelerate sets model.forward on the instance, where it hides that of the class; without it,
+    # the epochs of a bf16 run are evaluated in float32, as the model after the last epoch is
+    forward = model.__dict__.pop("forward", None) if hasattr(model, "_original_forward") else None
     try:
         yield
     finally:
-        if wrapped is not None:
-            model.__dict__["forward"] = wrapped
+        if forward is not None:
+            model.__dict__["forward"] = forward
 
 
 def run(
     job: Job, *, models: Path | None = None, report_to: Sequence[str] = (), logs: Path | None = None
 ) -> RunRecord:
-    """Fine-tune and judge; return the record, the same on every call but for its ``seconds``.
-
-    A run whose loss is not finite is recorded with its ``error`` and without figures.
+    """Fine-tune and evaluate a model.
 
     Args:
-        models: folder to save the fine-tuned model in, below the run's name; None: not saved.
-        report_to: trackers that transformers' Trainer knows.
-        logs: folder of TensorBoard's files, below the run's name; what is there is replaced.
+        job: specification of the run.
+        models: folder of saved models, in which one named as the run is created; None saves none.
+        report_to: trackers of transformers' Trainer.
+        logs: folder of TensorBoard logs, in which one named as the run is replaced; None for
+            TensorBoard's default.
+
+    Returns:
+        The record, reproducible except for its ``seconds``.  If the loss is not finite, it has an
+        ``error`` and no figures.
     """
     if logs is not None and "tensorboard" in report_to:
         shutil.rmtree(logs / job.name, ignore_errors=True)
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(logs / job.name)
     tokenizer = load_tokenizer(job.model)
     task = job.task
-    whole = load_model(job.model, task.outputs, tokenizer, job.seed, regression=task.regression)
-    scale = embedding_scale(whole)
-    model = with_lora(whole, seed=job.seed) if job.recipe.lora else whole
-    method = job.configured
+    base = load_model(job.model, task.outputs, tokenizer, job.seed, regression=task.regression)
+    scale = embedding_scale(base)
+    model = with_lora(base, seed=job.seed) if job.recipe.lora else base
+    method = job.tuned_method
     record = RunRecord(
         run=job.name,
         kind=job.kind,
@@ -385,8 +419,8 @@ def run(
         settings={"method": method.name, **method.settings},
         recipe=asdict(job.recipe),
     )
-    plain = job.method == REFERENCE and task.validation is not None
-    best = BestEpoch(job, tokenizer) if plain else None
+    needs_best_epoch = job.method == REFERENCE and task.validation is not None
+    best = BestEpoch(job, tokenizer) if needs_best_epoch else None
     start = _clock()
     try:
         fine_tune(
@@ -407,11 +441,11 @@ def run(
     except FloatingPointError as error:
         return replace(record, error=str(error))
     finally:
-        if "wandb" in report_to:  # whose callback leaves its run open for the next Trainer
+        if "wandb" in report_to:  # its callback leaves the run open for the next Trainer
             importlib.import_module("wandb").finish()
-    aside = np.zeros(2) if best is None else best.seconds
-    training, processor = (trained - start - aside).tolist()
-    judging = float((_clock() - trained + aside)[0])
+    best_seconds = np.zeros(2) if best is None else best.seconds
+    training, processor = (trained - start - best_seconds).tolist()
+    judging = float((_clock() - trained + best_seconds)[0])
     if models is not None:
         _save(model, tokenizer, job, models / job.name)
     return replace(
@@ -424,27 +458,29 @@ def run(
 
 
 def _save(model: Model, tokenizer: PreTrainedTokenizerBase, job: Job, path: Path) -> None:
+    """Save the model (only the adapters with LoRA) and the tokenizer atomically in a folder."""
     with whole_folder(path) as folder:
         # TAPT changes the weights below LoRA's adapters, too
-        below = job.recipe.lora and job.configured.name == "tapt"
-        whole = cast("PeftModel", model).merge_and_unload() if below else model
-        whole.save_pretrained(str(folder))
+        has_new_base = job.recipe.lora and job.tuned_method.name == "tapt"
+        merged = cast("PeftModel", model).merge_and_unload() if has_new_base else model
+        merged.save_pretrained(str(folder))
         tokenizer.save_pretrained(folder)
 
 
 def _clock() -> np.ndarray:
-    """Return the time in seconds [2]: of the clock, and of this process on all its processors."""
+    """Return wall-clock time and processor time of this process, in seconds, [2]."""
     return np.array([time.perf_counter(), time.process_time()])
 
 
 class BestEpoch(transformers.TrainerCallback):
-    """Judge the model after each epoch, and keep the one with the best score on validation rows.
+    """Evaluates the model after each epoch, and finds the epoch with the best validation score.
 
-    Of epochs with equal scores it is the one with the least loss there, then the first.
+    Among epochs with equal scores it is the one with the lowest validation loss, then the first.
 
     Attributes:
-        figures: those of `RunRecord.best_epoch`; None before the first epoch has ended.
-        seconds: time spent [2], see `_clock`.
+        figures: figures of the best epoch, see `RunRecord.best_epoch`; None before the end of the
+            first epoch.
+        seconds: time spent on the evaluation, [2], see `_clock`.
     """
 
     def __init__(self, job: Job, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -452,7 +488,7 @@ class BestEpoch(transformers.TrainerCallback):
         self.seconds = np.zeros(2)
         self._job = job
         self._best = (-np.inf, -np.inf)
-        assert job.task.validation is not None  # there is no best epoch without them
+        assert job.task.validation is not None  # `run` creates no BestEpoch without them
         self._dev = encode(job.task.dev, tokenizer, job.recipe.max_length)
         self._validation = encode(job.task.validation, tokenizer, job.recipe.max_length)
 
@@ -463,25 +499,25 @@ class BestEpoch(transformers.TrainerCallback):
         control: transformers.TrainerControl,
         **kwargs: Any,
     ) -> None:
-        """Judge the validation rows, and the dev rows if no epoch before was better."""
+        """Evaluate the validation rows and, if the epoch is the best so far, the dev rows."""
         start = _clock()
         model: Model = kwargs["model"]
         with _without_autocast(model):
-            held = self._judged(model, self._validation)
-            assert held.score is not None  # judge raises where an output is not finite
-            reached = (held.score, -(held.nll or 0.0))
-            if reached > self._best:
-                self._best = reached
-                dev = self._judged(model, self._dev, self._validation)
+            validation = self._judge(model, self._validation)
+            assert validation.score is not None  # judge raises where an output is not finite
+            key = (validation.score, -(validation.nll or 0.0))
+            if key > self._best:
+                self._best = key
+                dev = self._judge(model, self._dev, self._validation)
                 names = ("score", "nll", "brier")
                 self.figures = {"epoch": state.epoch} | {n: getattr(dev, n) for n in names}
                 self.figures["brier_scaled"] = (dev.scaled or {}).get("brier")
         self.seconds = self.seconds + _clock() - start
 
-    def _judged(self, model: Model, rows: Encoded, validation: Encoded | None = None) -> Figures:
+    def _judge(self, model: Model, rows: Encoded, validation: Encoded | None = None) -> Figures:
         metric, regression = self._job.task.metric, self._job.task.regression
-        bare = self._job.conditions.clean_only
-        return judge(model, rows, metric, 1.0, bare, regression=regression, validation=validation)
+        clean = self._job.conditions.clean_only
+        return judge(model, rows, metric, 1.0, clean, regression=regression, validation=validation)
 
 
 # The whole grid
@@ -498,24 +534,25 @@ def run_grid(
     report_to: Sequence[str] = (),
     progress: bool = False,
 ) -> list[RunRecord]:
-    """Run the jobs of a grid that the folder has no record of; return all records in order.
+    """Run all jobs of a grid that have no record in a folder; return the records of all jobs.
 
-    ``<out>/grid.json`` has what was asked for last, ``runs`` a file a run, ``results.jsonl`` the
-    records of all finished runs.  After a kill at any moment the same call goes on, and ends with
-    the same records.
+    ``<out>/grid.json`` holds the grid of the last call, ``<out>/runs`` a file for each run, and
+    ``<out>/results.jsonl`` the records of all finished runs.  If the process is killed, the same
+    call continues, and returns the same records.
 
     Args:
-        grid: what to compare.
+        grid: the comparison.
         out: folder of the runs; created if needed.
         processes, threads, backend: see `run_all`.
-        save_models: keep the models below ``<out>/models``; runs that lack one are repeated.
+        save_models: whether to save the models in ``<out>/models``; runs without a saved model are
+            then repeated.
         report_to: trackers of transformers' Trainer for the new runs, each under its name
-            (TensorBoard's files are below ``<out>/logs``).
-        progress: whether a bar on stderr shows the runs and the time left.
+            (TensorBoard's files are in ``<out>/logs``).
+        progress: whether to show a progress bar on stderr.
 
     Raises:
-        DataError: the grid cannot be run, or another process works in `out`.
-        MissingExtra: a library that is asked for is not installed.
+        DataError: the grid cannot be run, or another process uses `out`.
+        MissingExtra: a required library is not installed.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -539,18 +576,18 @@ def run_grid(
             raise DataError(f"--report-to {name}: {error}") from error
     loaded = load(grid)
     tuning = tuning_jobs(loaded)
-    folder, asked, lines = out / "runs", list[Job](), dict[str, Record]()
+    folder, all_jobs, records = out / "runs", list[Job](), dict[str, Record]()
     bar = require("tqdm").tqdm(
         total=len(tuning) + len(final_jobs(loaded, {})), unit="run", disable=not progress
     )
 
-    def write_lines() -> None:
-        write_results(out / RESULTS, [lines[job.name] for job in asked if job.name in lines])
+    def write_records() -> None:
+        write_results(out / RESULTS, [records[j.name] for j in all_jobs if j.name in records])
 
     def run_jobs(jobs: Sequence[Job], models: Path | None) -> list[RunRecord]:
-        asked.extend(jobs)
-        stored = {path.stem for path in folder.glob("*.json")}
-        for job, line in run_all(
+        all_jobs.extend(jobs)
+        finished = {path.stem for path in folder.glob("*.json")}
+        for job, record in run_all(
             jobs,
             partial(_run_record, models=models, report_to=report_to, logs=out.resolve() / "logs"),
             folder,
@@ -559,34 +596,35 @@ def run_grid(
             backend=backend,
             usable=partial(_is_usable, models=models),
         ):
-            lines[job.name] = line
+            records[job.name] = record
             bar.update()
-            if job.name not in stored:
-                write_lines()
-        write_lines()
-        return [_parse(lines[job.name]) for job in jobs]
+            if job.name not in finished:
+                write_records()
+        write_records()
+        return [_parse(records[job.name]) for job in jobs]
 
-    # Two stages, since the final runs have the strengths that the tuning runs choose.  In each,
-    # jobs whose file is there are read, not run: a kill costs the runs under way.
+    # There are two stages, as the tuning runs choose hyperparameters of the final runs.  In each,
+    # jobs whose file exists are read rather than run, so that a kill costs only the current runs.
     with locked(folder), bar:
         write_json(out / "grid.json", asdict(grid))
         bar.set_description("choosing strengths")
-        tried = run_jobs(tuning, None)
+        tuning_records = run_jobs(tuning, None)
         bar.set_description("fine-tuning")
-        final = final_jobs(loaded, choose(tried))
-        return tried + run_jobs(final, out / "models" if save_models else None)
+        jobs = final_jobs(loaded, choose(tuning_records))
+        return tuning_records + run_jobs(jobs, out / "models" if save_models else None)
 
 
 def _run_record(job: Job, **settings: Any) -> Record:
-    """Run a job; return its line of the results file."""
+    """Run a job; return its record as JSON values."""
     return finite(asdict(run(job, **settings)))  # type: ignore[no-any-return]
 
 
 def _parse(line: Record) -> RunRecord:
+    """Convert JSON values to the record of a run."""
     return from_json(line, RunRecord, "the record")  # type: ignore[no-any-return]
 
 
 def _is_usable(job: Job, record: Record, models: Path | None) -> bool:
-    """Return whether a run has its saved model, if models are saved; failed runs need none."""
+    """Return whether the record of a job need not be repeated for want of a saved model."""
     failed = _parse(record).error is not None
     return models is None or failed or (models / job.name).is_dir()

@@ -1,4 +1,4 @@
-"""Judge a fine-tuned model: score, calibration, robustness, smoothness, other tasks' rows."""
+"""Evaluate a fine-tuned model: score, calibration, robustness, smoothness, domain shift."""
 
 from __future__ import annotations
 
@@ -38,42 +38,45 @@ def judge_task(
     conditions: Conditions,
     max_length: int,
 ) -> Figures:
-    """Return the figures of a model on a task, see `judge`, and on the clean rows of other tasks.
+    """Evaluate a model on a task, on other tasks, and under a word attack.
 
     Args:
-        scale: embedding noise of δ = 1, in the units of the embedding's entries.
-        shift: the other tasks.
-        conditions: how the model is judged, under an attack as well.
-        max_length: tokens that texts are cut to.
+        model: a sequence classifier or regressor.
+        tokenizer: tokenizer of the model.
+        scale: standard deviation of the embedding noise for δ = 1.
+        task: the task.
+        shift: other tasks, on whose dev rows the model is evaluated without noise.
+        conditions: conditions of the evaluation, including the attack.
+        max_length: number of tokens that texts are truncated to.
     """
 
-    def encoded(examples: Examples) -> Encoded:
+    def encode_rows(examples: Examples) -> Encoded:
         return encode(examples, tokenizer, max_length)
 
-    def on(target: Task) -> dict[str, float | None]:
-        rows, bare = encoded(target.dev), conditions.clean_only
-        figures = judge(model, rows, target.metric, scale, bare, regression=target.regression)
+    def judge_shift(target: Task) -> dict[str, float | None]:
+        rows, clean = encode_rows(target.dev), conditions.clean_only
+        figures = judge(model, rows, target.metric, scale, clean, regression=target.regression)
         return {"score": figures.score, "brier": figures.brier, "ece": figures.ece}
 
     figures = judge(
         model,
-        encoded(task.dev),
+        encode_rows(task.dev),
         task.metric,
         scale,
         conditions,
         regression=task.regression,
-        validation=None if task.validation is None else encoded(task.validation),
+        validation=None if task.validation is None else encode_rows(task.validation),
         perturbed={
-            noise: encoded(add_text_noise(task.dev, noise, conditions.text_share))
+            noise: encode_rows(add_text_noise(task.dev, noise, conditions.text_share))
             for noise in conditions.texts
         },
     )
-    figures = replace(figures, shift={target.name: on(target) for target in shift})
+    figures = replace(figures, shift={target.name: judge_shift(target) for target in shift})
     if conditions.attack is None:
         return figures
     candidates = candidates_from(conditions.attack, model, tokenizer)
-    done = attack_figures(model, tokenizer, task.dev, candidates, conditions, max_length)
-    return replace(figures, attack=finite(done), attack_candidates=candidates.source)
+    attack = attack_figures(model, tokenizer, task.dev, candidates, conditions, max_length)
+    return replace(figures, attack=finite(attack), attack_candidates=candidates.source)
 
 
 def attack_figures(
@@ -84,14 +87,23 @@ def attack_figures(
     conditions: Conditions,
     max_length: int,
 ) -> dict[str, float | None]:
-    """Return the figures of a word attack on the rows that the conditions name.
+    """Attack `conditions.attack_rows` of the examples; return figures of the attack.
 
-    These are `Attacked.figures`, and ``of``, the number of rows they are of.
+    Args:
+        model: a sequence classifier.
+        tokenizer: tokenizer of the model.
+        examples: rows to choose from, evenly spaced.
+        candidates: candidates of the replacement of words.
+        conditions: settings of the attack.
+        max_length: number of tokens that texts are truncated to.
+
+    Returns:
+        `Attacked.figures`, and ``of``, the number of rows chosen.
     """
-    # at even distances, since files are often sorted by class
+    # evenly spaced, as files are often sorted by class
     count = min(conditions.attack_rows or len(examples), len(examples))
     rows = examples.take([i * len(examples) // count for i in range(count)])
-    done = attack_words(
+    attacked = attack_words(
         model,
         tokenizer,
         rows.rows,
@@ -102,7 +114,7 @@ def attack_figures(
         max_length=max_length,
         batch=conditions.batch,
     )
-    return {"of": float(count), **done.figures}
+    return {"of": float(count), **attacked.figures}
 
 
 def judge(
@@ -116,17 +128,17 @@ def judge(
     validation: Encoded | None = None,
     perturbed: Mapping[str, Encoded] | None = None,
 ) -> Figures:
-    """Return the figures of a model on dev rows, all but ``shift`` and ``attack``.
+    """Evaluate a model on dev rows; return all figures but ``shift`` and ``attack``.
 
     Args:
         model: a sequence classifier or regressor.
-        dev: rows to judge on.
-        metric: the task's score.
-        scale: embedding noise of δ = 1, in the units of the embedding's entries.
-        conditions: how the model is judged.
+        dev: rows to evaluate on.
+        metric: metric of the score.
+        scale: standard deviation of the embedding noise for δ = 1.
+        conditions: conditions of the evaluation.
         regression: whether the model predicts a number.
-        validation: rows neither trained nor judged on, for the temperature.
-        perturbed: the rows of `dev` with changed texts, by the change.
+        validation: rows to fit the temperature to; None for no temperature scaling.
+        perturbed: kind of change of the texts -> the rows of `dev` with changed texts.
 
     Examples:
         >>> from jachess_ext.lab.workbench.metrics import ACCURACY
@@ -139,61 +151,61 @@ def judge(
         >>> list(figures.corrupted), len(figures.jacobian) == model.config.num_hidden_layers
         (['0.2'], True)
     """
-    # Every model is judged on the same batches with the same draws: rows in one order, seeds by the
-    # draw's number alone.  A difference between two methods is then theirs, not the noise's.
+    # Every model is evaluated on the same batches with the same random draws: seeds depend only on
+    # the number of the draw.  So differences between methods are not due to different noise.
     dev = dev.by_length()
     clean = list(dev.in_order(conditions.batch))
     labels = np.asarray(dev.labels)
     accuracies: dict[str, float] = {}
 
-    def score(drawn: list[Floats], condition: str = "", rows: Labels = labels) -> float:
-        """Return the mean score over draws, and keep a condition's mean accuracy."""
-        classes = [p[:, 0] if regression else p.argmax(1) for p in drawn]
+    def score(draws: list[Floats], condition: str = "", labels: Labels = labels) -> float:
+        """Return the mean score over draws of outputs, and store the accuracy of the condition."""
+        predictions = [p[:, 0] if regression else p.argmax(1) for p in draws]
         if condition and not regression:
-            accuracies[condition] = float(np.mean([(c == rows).mean() for c in classes]))
-        return float(np.mean([metric(c, rows) for c in classes]))
+            accuracies[condition] = float(np.mean([(p == labels).mean() for p in predictions]))
+        return float(np.mean([metric(p, labels) for p in predictions]))
 
     def outputs_of(batches: Iterable[Batch]) -> Floats:
         device = next(model.parameters()).device.type
         with torch.autocast(device, torch.bfloat16, enabled=conditions.bf16):
             return model_outputs(model, batches, regression)
 
-    def corrupted(share: float) -> float:
-        drawn = (corrupt_batches(clean, dev.tokenizer, share, d) for d in range(conditions.draws))
-        return score([outputs_of(batches) for batches in drawn], f"corrupted {share}")
+    def corrupted_score(share: float) -> float:
+        draws = (corrupt_batches(clean, dev.tokenizer, share, d) for d in range(conditions.draws))
+        return score([outputs_of(batches) for batches in draws], f"corrupted {share}")
 
-    def noisy(delta: float) -> float:
-        drawn = []
+    def noisy_score(delta: float) -> float:
+        draws = []
         for draw in range(conditions.draws):
             generator = torch.Generator().manual_seed(2000 + draw)
             with perturbed_embeddings(model, delta * scale, generator):
-                drawn.append(outputs_of(clean))
-        return score(drawn, f"noisy {delta}")
+                draws.append(outputs_of(clean))
+        return score(draws, f"noisy {delta}")
 
-    def changed(noise: str, rows: Encoded) -> float:
+    def perturbed_score(noise: str, rows: Encoded) -> float:
         rows = rows.by_length()
         outputs = outputs_of(rows.in_order(conditions.batch))
         return score([outputs], noise, np.asarray(rows.labels))
 
     outputs = model_outputs(model, clean, regression)  # never under autocast
-    base = score([outputs])
+    clean_score = score([outputs])
     scaled = None
     if validation is not None and not regression:
-        # the temperature comes from rows that are not judged on: fitted on these it would hide what
-        # calibration is to measure
+        # the temperature is fitted to other rows: fitted to the dev rows, it would hide some of
+        # their miscalibration
         rows = validation.by_length()
         probabilities = model_outputs(model, rows.in_order(conditions.batch), False)
         temperature = fit_temperature(probabilities, np.asarray(rows.labels))
-        at_fitted = class_figures(apply_temperature(outputs, temperature), labels)
-        scaled = {"temperature": temperature, **at_fitted}
+        scaled_figures = class_figures(apply_temperature(outputs, temperature), labels)
+        scaled = {"temperature": temperature, **scaled_figures}
     norms = layer_norms(model, dev, conditions.sequences) if conditions.layers else ([], [])
     figures = {
-        "score": base,
+        "score": clean_score,
         **({} if regression else class_figures(outputs, labels)),
         "scaled": scaled,
-        "corrupted": {str(share): corrupted(share) for share in conditions.corruption},
-        "noisy": {str(delta): noisy(delta) if delta else base for delta in conditions.deltas},
-        "perturbed": {noise: changed(noise, rows) for noise, rows in (perturbed or {}).items()},
+        "corrupted": {str(share): corrupted_score(share) for share in conditions.corruption},
+        "noisy": {str(d): noisy_score(d) if d else clean_score for d in conditions.deltas},
+        "perturbed": {k: perturbed_score(k, rows) for k, rows in (perturbed or {}).items()},
         "accuracies": accuracies,
         "jacobian": norms[0],
         "hessian": norms[1],
@@ -206,12 +218,13 @@ def judge(
 def corrupt_batches(
     batches: Sequence[Batch], tokenizer: PreTrainedTokenizerBase, share: float, draw: int
 ) -> list[Batch]:
+    """Replace a share of the tokens of batches by the unknown token; `draw` gives the seed."""
     generator = torch.Generator().manual_seed(1000 + draw)
     special = torch.tensor(tokenizer.all_special_ids)
     unknown = unknown_token_id(tokenizer)
     assert unknown is not None  # `finetune.load` refuses the grid otherwise
 
-    def corrupted(batch: Batch) -> torch.Tensor:
+    def corrupt_ids(batch: Batch) -> torch.Tensor:
         return corrupt_tokens(
             batch["input_ids"],
             batch["attention_mask"],
@@ -222,21 +235,27 @@ def corrupt_batches(
             padding=tokenizer.pad_token_id,
         )
 
-    return [{**batch, "input_ids": corrupted(batch)} for batch in batches]
+    return [{**batch, "input_ids": corrupt_ids(batch)} for batch in batches]
 
 
-def slopes(model: Model, data: Encoded, sequences: int = 32) -> dict[str, float]:
-    """Return `decision_slopes` of the model on rows at even distances; {} for 0 sequences."""
-    batch = _sample(model, data, sequences)
+def slopes(model: Model, rows: Encoded, sequences: int = 32) -> dict[str, float]:
+    """Return `decision_slopes` on `sequences` evenly spaced rows; {} for 0 sequences."""
+    batch = _sample(model, rows, sequences)
     return {} if batch is None else decision_slopes(model, batch)
 
 
 @torch.no_grad()
 def layer_norms(
-    model: Model, data: Encoded, sequences: int = 32
+    model: Model, rows: Encoded, sequences: int = 32
 ) -> tuple[list[float], list[float]]:
-    """Return ‖J‖ and ‖H‖ of each layer, means over `sequences` rows, with fixed directions."""
-    batch = _sample(model, data, sequences)
+    """Return the mean ‖J‖ and ‖H‖ of each of K layers, [K] each, over evenly spaced rows.
+
+    Args:
+        model: the model.
+        rows: rows to choose from.
+        sequences: number of rows; 0 returns empty lists.
+    """
+    batch = _sample(model, rows, sequences)
     if batch is None:
         return [], []
     with in_mode(model, training=False):
@@ -245,9 +264,9 @@ def layer_norms(
     return norms.jacobian.tolist(), norms.hessian.tolist()
 
 
-def _sample(model: Model, data: Encoded, sequences: int) -> Batch | None:
-    """Return a batch of rows at even distances, which in sorted data have all lengths."""
-    count = min(sequences, len(data))
+def _sample(model: Model, rows: Encoded, sequences: int) -> Batch | None:
+    """Return a batch of evenly spaced rows (of all lengths, if sorted); None for 0 rows."""
+    count = min(sequences, len(rows))
     if count == 0:
         return None
-    return on_device_of(model, data.batch([i * len(data) // count for i in range(count)]))
+    return on_device_of(model, rows.batch([i * len(rows) // count for i in range(count)]))

@@ -1,4 +1,4 @@
-"""Score predictions, measure their calibration, and test differences over seeds."""
+"""Scores and calibration of predictions, and significance tests of differences over seeds."""
 
 from __future__ import annotations
 
@@ -14,14 +14,20 @@ from ..workbench.metrics import Floats, brier_score, probabilities_and_labels
 # Calibration of class probabilities
 
 BINS = 8  # as in the JacHess paper
-_TEMPERATURES = (0.05, 20.0)  # bounds: where all of a few rows are right, the NLL is least at 0
+_TEMPERATURES = (0.05, 20.0)  # bounds: if all rows are predicted correctly, the optimum is 0
 _TINY = np.finfo(np.float64).tiny
 Labels = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """Reliability diagram: `edges` [bins + 1]; the others [bins], NaN in bins without examples."""
+    """A reliability diagram.
+
+    Attributes:
+        edges: edges of the bins of confidence, [bins + 1].
+        confidence, accuracy: means over the examples of each bin, [bins]; NaN in empty bins.
+        counts: number of examples in each bin, [bins].
+    """
 
     edges: Floats
     confidence: Floats
@@ -32,7 +38,39 @@ class Reliability:
 def reliability(
     probabilities: npt.ArrayLike, labels: npt.ArrayLike, bins: int = BINS
 ) -> Reliability:
-    """Return confidence and accuracy of the predicted class, means in equal bins (lower, upper].
+    """Return the mean confidence and accuracy of the predicted class in bins of equal width.
+
+    Args:
+        probabilities: [N, C], rows sum to 1.
+        labels: [N], integers in 0 … C − 1.
+        bins: number of bins on [0, 1]; a bin is an interval (lower, upper].
+
+    Raises:
+        ValueError: as `brier_score`.
+
+    Examples:
+        >>> reliability([[0.7, 0.3], [0.2, 0.8]], [0, 1], bins=2).counts.tolist()
+        [0, 2]
+    """
+    p, y = probabilities_and_labels(probabilities, labels)
+    confidence, is_correct = p.max(axis=1), p.argmax(axis=1) == y
+    # (lower, upper]: with two classes, a confidence of exactly 0.5 is in the lower bin
+    edges = np.linspace(0.0, 1.0, bins + 1)
+    index = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
+    counts = np.bincount(index, minlength=bins)
+    with np.errstate(invalid="ignore"):
+        return Reliability(
+            edges,
+            np.bincount(index, weights=confidence, minlength=bins) / counts,
+            np.bincount(index, weights=is_correct, minlength=bins) / counts,
+            counts,
+        )
+
+
+def expected_calibration_error(
+    probabilities: npt.ArrayLike, labels: npt.ArrayLike, bins: int = BINS
+) -> float:
+    """Return Σ_b (n_b / N) |accuracy_b − confidence_b| (Guo et al. 2017, Eq. 3).
 
     Args:
         probabilities: [N, C], rows sum to 1.
@@ -43,48 +81,22 @@ def reliability(
         ValueError: as `brier_score`.
 
     Examples:
-        >>> reliability([[0.7, 0.3], [0.2, 0.8]], [0, 1], bins=2).counts.tolist()
-        [0, 2]
-    """
-    p, y = probabilities_and_labels(probabilities, labels)
-    confidence, right = p.max(axis=1), p.argmax(axis=1) == y
-    # (lower, upper]: a confidence of exactly 0.5 of two classes is in the lower bin
-    edges = np.linspace(0.0, 1.0, bins + 1)
-    index = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
-    counts = np.bincount(index, minlength=bins)
-    with np.errstate(invalid="ignore"):
-        return Reliability(
-            edges,
-            np.bincount(index, weights=confidence, minlength=bins) / counts,
-            np.bincount(index, weights=right, minlength=bins) / counts,
-            counts,
-        )
-
-
-def expected_calibration_error(
-    probabilities: npt.ArrayLike, labels: npt.ArrayLike, bins: int = BINS
-) -> float:
-    """Return Σ_b (n_b / N) |accuracy_b − confidence_b| (Guo et al. 2017, Eq. 3).
-
-    Arguments and errors are those of `reliability`.
-
-    Examples:
         >>> round(expected_calibration_error([[0.7, 0.3], [0.2, 0.8]], [0, 1]), 3)
         0.25
     """
     diagram = reliability(probabilities, labels, bins)
-    filled = diagram.counts > 0
-    gap = np.abs(diagram.accuracy[filled] - diagram.confidence[filled])
-    return float(np.sum(gap * diagram.counts[filled]) / diagram.counts.sum())
+    nonempty = diagram.counts > 0
+    gap = np.abs(diagram.accuracy[nonempty] - diagram.confidence[nonempty])
+    return float(np.sum(gap * diagram.counts[nonempty]) / diagram.counts.sum())
 
 
 def class_figures(probabilities: Floats, labels: Labels) -> dict[str, float | None]:
-    """Return accuracy, AUC, NLL, both Brier scores and ECE by name.
+    """Return accuracy, AUC, NLL, both Brier scores and ECE, by name.
 
-    `auc`: area under the ROC curve of class 1; of more classes, the mean of each against the rest;
-    None where a class is missing among the labels.  `nll`: mean −log p of the label, nats.
-    `brier_binary`: the JacHess paper's, mean (p₁ − y)², half of `brier`; None with more than two
-    classes.  `ece`: of the predicted class, 8 bins.
+    `auc` is the area under the ROC curve of class 1, or the mean over classes against the rest if
+    there are more than two; None if a class does not occur among the labels.  `nll` is the mean
+    −log p of the label in nats.  `brier_binary` is that of the JacHess paper, mean (p₁ − y)², half
+    of `brier`; None with more than two classes.  `ece` is that of the predicted class, in 8 bins.
 
     Args:
         probabilities: [N, C], rows sum to 1.
@@ -110,41 +122,47 @@ def class_figures(probabilities: Floats, labels: Labels) -> dict[str, float | No
 
 
 def nll(probabilities: Floats, labels: Labels) -> float:
-    """Return the mean of −log p of the label in nats, p clipped at the smallest normal number."""
+    """Return the mean −log p of the label in nats; p is clipped at the smallest normal number.
+
+    Args:
+        probabilities: [N, C].
+        labels: [N].
+    """
     p = probabilities[np.arange(len(labels)), labels]
     return float(-np.mean(np.log(np.maximum(p, _TINY))))
 
 
 def _auc(probabilities: Floats, labels: Labels) -> float | None:
-    count = probabilities.shape[1]
-    if len(np.unique(labels)) < count:
+    """Return the AUC, see `class_figures`."""
+    num_classes = probabilities.shape[1]
+    if len(np.unique(labels)) < num_classes:
         return None
-    area = require("sklearn.metrics").roc_auc_score
-    if count == 2:
-        return float(area(labels, probabilities[:, 1]))
-    return float(area(labels, probabilities, multi_class="ovr", average="macro"))
+    roc_auc_score = require("sklearn.metrics").roc_auc_score
+    if num_classes == 2:
+        return float(roc_auc_score(labels, probabilities[:, 1]))
+    return float(roc_auc_score(labels, probabilities, multi_class="ovr", average="macro"))
 
 
 def apply_temperature(probabilities: Floats, temperature: float) -> Floats:
-    """Return softmax(z / T) [N, C], where the probabilities are softmax(z)."""
-    # log p is z up to a constant of the row, which the softmax removes
+    """Return softmax(z / T), [N, C], for probabilities softmax(z), [N, C]."""
+    # log p is z plus a constant for each row, which the softmax removes
     logits = np.log(np.maximum(probabilities, _TINY)) / temperature
     return require("scipy.special").softmax(logits, axis=1)  # type: ignore[no-any-return]
 
 
 def fit_temperature(probabilities: Floats, labels: Labels) -> float:
-    """Return the temperature of least NLL (Guo et al. 2017), between 0.05 and 20.
+    """Return the temperature T with the lowest NLL (Guo et al. 2017), between 0.05 and 20.
 
     Args:
-        probabilities: [N, C] of rows that are neither trained nor judged on.
+        probabilities: [N, C], of validation rows.
         labels: [N].
 
     Examples:
-        >>> sure = np.array([[0.9, 0.1]] * 4)
-        >>> round(fit_temperature(sure, np.array([0, 0, 0, 1])), 2)
+        >>> confident = np.array([[0.9, 0.1]] * 4)
+        >>> round(fit_temperature(confident, np.array([0, 0, 0, 1])), 2)
         2.0
     """
-    # over ln T, where the bounds 0.05 and 20 are equally far from T = 1
+    # ln T is minimised over, in which the bounds 0.05 and 20 are equally far from T = 1
     least = require("scipy.optimize").minimize_scalar(
         lambda log_t: nll(apply_temperature(probabilities, np.exp(log_t)), labels),
         bounds=tuple(np.log(_TEMPERATURES)),
@@ -156,11 +174,14 @@ def fit_temperature(probabilities: Floats, labels: Labels) -> float:
 
 # Tests over runs
 
-_MAX_EXACT = 16  # clusters; of more, only a sample of the flips of signs is drawn
+_MAX_EXACT = 16  # largest number of clusters for which all sign flips are enumerated
 
 
 def sign_test(differences: Sequence[float]) -> float:
-    """Return the two-sided p-value of the sign test; differences of zero are left out.
+    """Return the two-sided p-value of the sign test; zero differences are left out.
+
+    Raises:
+        ValueError: a difference is NaN.
 
     Examples:
         >>> sign_test([0.1, 0.2, 0.1, -0.1])
@@ -176,14 +197,18 @@ def sign_test(differences: Sequence[float]) -> float:
 
 
 def cluster_flip_test(clusters: Sequence[Sequence[float]]) -> float:
-    """Return the two-sided p-value of the mean difference, flipping signs of whole clusters.
+    """Return the two-sided p-value of a permutation test of the mean difference.
 
-    A permutation test: under the hypothesis of no effect each cluster's differences are as likely
-    as their negatives.  Differences within a cluster (all tasks of a seed, say) may depend on each
-    other.  All 2^n flips up to n = 16 clusters, beyond that 65,536 random ones.
+    Signs are flipped for whole clusters: under the null hypothesis, the differences of a cluster
+    are as likely as their negatives.  Differences within a cluster (such as all tasks of a seed)
+    may be dependent.  All 2^n flips are enumerated for n ≤ 16 clusters; for more, 65,536 random
+    flips are drawn.
+
+    Args:
+        clusters: the differences of each cluster.
 
     Raises:
-        ValueError: no clusters, or NaN.
+        ValueError: there are no clusters, or a difference is NaN.
 
     Examples:
         >>> cluster_flip_test([[0.1, 0.2], [0.1], [0.3]])
@@ -197,7 +222,7 @@ def cluster_flip_test(clusters: Sequence[Sequence[float]]) -> float:
     else:
         signs = np.random.default_rng(0).choice([-1, 1], (2**_MAX_EXACT, len(sums)))
         signs[0] = 1
-    # sums, not means: all flips have the same number of differences.  The margin lets rounding not
-    # decide whether a flip that is as large counts.
-    flipped = np.abs(signs @ sums)
-    return float(np.mean(flipped >= np.abs(sums.sum()) * (1 - 1e-12)))
+    # Sums serve as well as means, as all flips have the same number of differences.  The margin
+    # makes flips with an equal sum count in spite of rounding.
+    flipped_sums = np.abs(signs @ sums)
+    return float(np.mean(flipped_sums >= np.abs(sums.sum()) * (1 - 1e-12)))

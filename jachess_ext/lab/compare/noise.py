@@ -1,4 +1,4 @@
-"""Noise in a task's rows: wrong labels to train on, and texts with typing mistakes to judge on."""
+"""Noise in the rows of a task: wrong labels for training, and changed texts for evaluation."""
 
 from __future__ import annotations
 
@@ -16,29 +16,36 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def add_label_noise(task: Task, share: float, seed: int) -> Task:
-    """Return the task with round(share · N) training rows labelled as another class, drawn evenly.
+    """Change the labels of a random share of the training rows to another class.
+
+    Args:
+        task: a classification task.
+        share: share of the training rows that get a wrong label, drawn uniformly.
+        seed: seed of the draw.
 
     Raises:
-        DataError: it is a regression task.
+        DataError: `task` is a regression task.
     """
     if task.regression:
         raise DataError(f"{task.name}: label noise is of classes, and its labels are numbers")
     generator = torch.Generator().manual_seed(seed)
     count = len(task.train)
-    wrong = torch.randperm(count, generator=generator)[: round(share * count)].tolist()
-    # from 1 up: a move of 0 would leave a label right that was drawn to be wrong
-    moves = torch.randint(1, task.outputs, (len(wrong),), generator=generator).tolist()
+    wrong_rows = torch.randperm(count, generator=generator)[: round(share * count)].tolist()
+    # offsets are at least 1, as 0 would keep the right label
+    offsets = torch.randint(1, task.outputs, (len(wrong_rows),), generator=generator).tolist()
     labels = list(task.train.labels)
-    for row, move in zip(wrong, moves, strict=True):
-        labels[row] = (int(labels[row]) + move) % task.outputs
+    for row, offset in zip(wrong_rows, offsets, strict=True):
+        labels[row] = (int(labels[row]) + offset) % task.outputs
     return replace(task, train=replace(task.train, labels=labels))
 
 
 def add_text_noise(rows: Examples, change: str, share: float) -> Examples:
-    """Return the rows with about `share` of their words changed, second texts by another seed.
+    """Change about a share of the words of each row, with another seed for second texts.
 
     Args:
-        change: one of `settings.TEXT_NOISE`.
+        rows: the rows.
+        change: kind of change, one of `settings.TEXT_NOISE`.
+        share: probability that a word is changed.
     """
     second_texts = rows.second_texts
     return replace(
@@ -49,63 +56,76 @@ def add_text_noise(rows: Examples, change: str, share: float) -> Examples:
 
 
 def noisy_texts(texts: Sequence[str], change: str, share: float, seed: int) -> list[str]:
-    """Return the texts, words separated by blanks, with about `share` of their words changed.
+    """Change about a share of the words of each text; words are separated by whitespace.
+
+    Args:
+        texts: the texts.
+        change: kind of change, one of `settings.TEXT_NOISE`.
+        share: probability that a word is changed.
+        seed: seed of the changes.
+
+    Returns:
+        The changed texts, with single spaces between words.
 
     Examples:
         >>> noisy_texts(["a good film"], "case", 1.0, seed=0)
         ['A GOOD FILM']
     """
-    draw = random.Random(f"{seed} {change}")
-    return [" ".join(_CHANGES[change](text.split(), share, draw)) for text in texts]
+    rng = random.Random(f"{seed} {change}")
+    return [" ".join(_CHANGES[change](text.split(), share, rng)) for text in texts]
 
 
-def _typo(word: str, draw: random.Random) -> str:
-    """Swap a letter with the next, drop, double or replace it; keep words of two letters."""
+def _typo(word: str, rng: random.Random) -> str:
+    """Swap a random letter with the next, or drop, double or replace it; words of up to two
+    letters are unchanged."""
     if len(word) < 3:
         return word
-    at = draw.randrange(len(word) - 1)
-    return draw.choice(
+    index = rng.randrange(len(word) - 1)
+    return rng.choice(
         (
-            word[:at] + word[at + 1] + word[at] + word[at + 2 :],
-            word[:at] + word[at + 1 :],
-            word[: at + 1] + word[at:],
-            word[:at] + draw.choice(_LETTERS) + word[at + 1 :],
+            word[:index] + word[index + 1] + word[index] + word[index + 2 :],
+            word[:index] + word[index + 1 :],
+            word[: index + 1] + word[index:],
+            word[:index] + rng.choice(_LETTERS) + word[index + 1 :],
         )
     )
 
 
-def _toggle_punctuation(word: str, draw: random.Random) -> str:
-    """Remove punctuation at a word's ends, or append a mark if there is none."""
-    bare = word.strip(_MARKS)
-    if bare == word:
-        return word + draw.choice(_MARKS)
-    return bare or draw.choice(_MARKS)
+def _toggle_punctuation(word: str, rng: random.Random) -> str:
+    """Remove punctuation from the ends of a word, or append a random mark if there is none."""
+    stripped = word.strip(_MARKS)
+    if stripped == word:
+        return word + rng.choice(_MARKS)
+    return stripped or rng.choice(_MARKS)
 
 
 Change = Callable[[list[str], float, random.Random], list[str]]
+"""(words, share, random generator) -> changed words."""
 
 
 def _word_by_word(change: Callable[[str, random.Random], str]) -> Change:
-    def changed(words: list[str], share: float, draw: random.Random) -> list[str]:
-        return [change(word, draw) if draw.random() < share else word for word in words]
+    """Return a function that applies `change` to each word with probability `share`."""
 
-    return changed
+    def change_words(words: list[str], share: float, rng: random.Random) -> list[str]:
+        return [change(word, rng) if rng.random() < share else word for word in words]
+
+    return change_words
 
 
-def _swap_words(words: list[str], share: float, draw: random.Random) -> list[str]:
-    """Swap words with their right neighbours, none of them twice."""
-    words, at = list(words), 0
-    while at + 1 < len(words):
-        if draw.random() < share:
-            words[at : at + 2] = words[at + 1], words[at]
-            at += 1
-        at += 1
+def _swap_words(words: list[str], share: float, rng: random.Random) -> list[str]:
+    """Swap words with the next word with probability `share`; no word is swapped twice."""
+    words, index = list(words), 0
+    while index + 1 < len(words):
+        if rng.random() < share:
+            words[index : index + 2] = words[index + 1], words[index]
+            index += 1
+        index += 1
     return words
 
 
 _CHANGES: dict[str, Change] = {
     "typos": _word_by_word(_typo),
-    "case": _word_by_word(lambda word, draw: word.swapcase()),
+    "case": _word_by_word(lambda word, rng: word.swapcase()),
     "punctuation": _word_by_word(_toggle_punctuation),
     "swaps": _swap_words,
 }

@@ -1,4 +1,4 @@
-"""The record of a run: one class, from the run to the results file and to the tables."""
+"""`RunRecord`: the settings and results of a run, as stored in the results file."""
 
 from __future__ import annotations
 
@@ -17,24 +17,29 @@ Numbers = Mapping[str, float | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Figures of a model, as `judge.judge_task` measures them; None or empty: not measured.
+    """Figures of a model, measured by `judge.judge_task`; None or empty if not measured.
 
     Attributes:
-        score: in the task's metric.
-        accuracy, auc, nll, brier, brier_binary, ece: of a classifier, see `metrics.class_figures`.
-        scaled: the same at the ``temperature`` fitted on validation rows.
-        corrupted, noisy, perturbed: score by the share of unknown tokens, by the δ of noise on the
-            embeddings, and by the change of the texts.
+        score: value of the task's metric.
+        accuracy, auc, nll, brier, brier_binary, ece: figures of a classifier, see
+            `metrics.class_figures`.
+        scaled: the figures of a classifier after temperature scaling, with the ``temperature``
+            fitted on validation rows.
+        corrupted: share of unknown tokens -> score.
+        noisy: δ of the noise on the embeddings -> score.
+        perturbed: kind of change of the texts -> score.
         accuracies: accuracy under each of these conditions ("corrupted 0.2", "noisy 1.0", "typos").
-        jacobian, hessian: norms of the derivatives of each layer [K], means over rows.
-        slopes: those of `smoothness.decision_slopes`.
-        reliability: ``edges`` [bins + 1]; ``confidence``, ``accuracy`` and ``counts`` [bins].
-        shift: score, Brier score and ECE on other tasks' rows, by the task's name.
+        jacobian, hessian: mean norms over rows of the derivatives of each of K layers, [K].
+        slopes: result of `smoothness.decision_slopes`.
+        reliability: reliability diagram: ``edges`` [bins + 1]; ``confidence``, ``accuracy`` and
+            ``counts`` [bins].
+        shift: name of another task -> score, Brier score and ECE on its rows.
         attack: figures of the word attack, see `judge.attack_figures`.
-        attack_candidates: where its candidates come from.
+        attack_candidates: source of the candidates of the attack.
 
     Raises:
-        ValueError: a share or δ that is no number, or a diagram whose parts do not fit.
+        ValueError: a share or δ is not a number, or the lengths of a reliability diagram do not
+            match.
     """
 
     score: float | None = None
@@ -58,7 +63,7 @@ class Figures:
     attack_candidates: str | None = None
 
     def __post_init__(self) -> None:
-        # keys come from a file, and tables sort and print them as numbers
+        # the keys may come from a file, and tables sort and print them as numbers
         for condition in (*self.corrupted, *self.noisy):
             if not math.isfinite(float(condition)):
                 raise ValueError(f"a run is judged under {condition!r}; expected a finite number")
@@ -72,17 +77,17 @@ class Figures:
 
     @property
     def jacobian_sum(self) -> float | None:
-        """Σ‖J‖ over the layers; None where a norm was not measured, or not finite."""
+        """Σ‖J‖ over the layers; None if a norm was not measured or not finite."""
         return _sum(self.jacobian)
 
     @property
     def hessian_sum(self) -> float | None:
-        """Σ‖H‖ over the layers, as `jacobian_sum`."""
+        """Σ‖H‖ over the layers; None if a norm was not measured or not finite."""
         return _sum(self.hessian)
 
     @property
     def most_corrupted(self) -> float | None:
-        """Accuracy at the largest share of unknown tokens; where none is known, the score."""
+        """Accuracy at the largest share of unknown tokens, or the score without an accuracy."""
         if not self.corrupted:
             return None
         share = max(self.corrupted, key=float)
@@ -90,31 +95,36 @@ class Figures:
 
 
 def _sum(norms: list[float | None]) -> float | None:
+    """Return the sum of norms; None if there are none, or one is None."""
     numbers = [norm for norm in norms if norm is not None]
     return sum(numbers) if numbers and len(numbers) == len(norms) else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord(Figures):
-    """A run of a comparison: what was run, and its figures.
+    """The settings of a run of a comparison, and its figures.
 
     Attributes:
-        run: name of its `finetune.Job`.
-        kind: tuning runs choose a strength; final runs are reported.
-        method: its text in the grid.
-        control: whether it is a control or a placebo, which the other methods have to beat.
-        value: of the method's knob; None: as the method has it.
-        metric: name of the score.
-        rows: trained on, unlabelled, and judged on.
-        validation_rows: rows neither trained nor judged on.
+        run: name of the run, `finetune.Job.name`.
+        kind: "tuning" for runs that choose a hyperparameter, "final" for those that are reported.
+        task: name of the task.
+        method: the method's text in the grid.
+        control: whether the method is a control or a placebo, a baseline for the other methods.
+        value: value of the method's hyperparameter (knob); None for the method's own.
+        seed: seed of the run.
+        model: path or hub id of the model.
+        metric: name of the metric of the score.
+        rows: numbers of training, unlabelled and dev rows.
+        validation_rows: number of validation rows, neither trained nor evaluated on.
         label_noise: share of the training labels that are wrong.
-        settings, recipe: of the method and of the fine-tuning.
-        error: why a run that failed has no figures.
-        embedding_growth: root mean square entry of the embedding table, after over before.
-        best_epoch: of the plain model, the ``epoch`` with the best score on validation rows, and
-            the dev rows' ``score``, ``nll``, ``brier`` and ``brier_scaled`` after it.
-        seconds: of ``training`` and ``judging``, and the ``processor`` seconds of training, which
-            depend less on other work on the machine.
+        settings, recipe: settings of the method and of the fine-tuning.
+        error: why the run failed, and has no figures; None if it did not.
+        embedding_growth: root mean square entry of the embedding table after training, divided by
+            that before.
+        best_epoch: for the plain model, the ``epoch`` with the best score on validation rows, and
+            ``score``, ``nll``, ``brier`` and ``brier_scaled`` of the dev rows after it.
+        seconds: wall-clock seconds of ``training`` and ``judging``, and the ``processor`` seconds
+            of training, which depend less on other work on the machine.
 
     Examples:
         >>> run = RunRecord(run="a", task="cola", method="sam", control=True, value=None, seed=0,
@@ -150,11 +160,11 @@ class RunRecord(Figures):
 
 
 def read_records(path: Path) -> list[RunRecord]:
-    """Return the records of a results file, or of the results file in a folder.
+    """Read the records of a results file, or of the results file in a folder.
 
     Raises:
-        DataError: there is none, a line is not the record of a run, or the records have reliability
-            diagrams of different bins, which cannot be drawn together.
+        DataError: there is no results file, a line is not the record of a run, or the reliability
+            diagrams of the records have different bins.
     """
     path = path / RESULTS if path.is_dir() else path
     records: list[RunRecord] = [

@@ -1,4 +1,4 @@
-"""The page of a comparison and its figures."""
+"""The report of a comparison: an HTML page with tables and figures, and text for a terminal."""
 
 from __future__ import annotations
 
@@ -38,47 +38,52 @@ if TYPE_CHECKING:
 # --- figures
 
 
-def forest_figure(apart: DataFrame, across: str, styles: Styles) -> MatplotlibFigure:
-    """Draw differences from a reference, a row for each method, and a line at zero.
+def forest_figure(differences: DataFrame, x_label: str, styles: Styles) -> MatplotlibFigure:
+    """Draw a forest plot of differences from a reference, with a row for each method.
 
     Args:
-        apart: By method "mean" and "±", as `tables.differences` has them.
-        across: Label of the horizontal axis.
+        differences: Result of `tables.differences`: "mean" and "±" of each method.
+        x_label: Label of the horizontal axis.
         styles: Styles of all methods, in the order of the rows.
     """
-    names = [name for name in styles if name in apart.index]
+    names = [name for name in styles if name in differences.index]
     labels = [break_name(name) for name in names]
     lines = 1 + max(label.count("\n") for label in labels)
     figure, (panel,) = panels(width=4.6, height=0.8 + (0.12 + 0.16 * lines) * len(names))
     panel.axvline(0, color="#999999", linewidth=1, linestyle="--")
     for row, name in enumerate(names):
-        mean, half = apart.loc[name, ["mean", "±"]]
-        width = None if np.isnan(half) else [half]
-        panel.errorbar([mean], [row], xerr=width, capsize=3, markersize=6, **styles[name])
+        mean, half_width = differences.loc[name, ["mean", "±"]]
+        xerr = None if np.isnan(half_width) else [half_width]
+        panel.errorbar([mean], [row], xerr=xerr, capsize=3, markersize=6, **styles[name])
     panel.set_ylim(len(names) - 0.5, -0.5)
     panel.set_yticks(range(len(names)), labels)
     panel.locator_params(axis="x", nbins=4)
-    figure.supxlabel(across, fontsize="medium")  # the panel alone may be narrower than its label
+    figure.supxlabel(x_label, fontsize="medium")  # the panel alone may be narrower than its label
     return figure
 
 
 def reliability_figure(diagrams: Mapping[str, Reliability], styles: Styles) -> MatplotlibFigure:
-    """Draw a panel for each method: accuracy of the predicted class over its mean confidence.
+    """Draw reliability diagrams, with a panel for each method.
 
-    Bars show the share of the examples in each bin.
+    The line is the accuracy of the predicted class over its mean confidence; bars are the shares of
+    the examples in each bin.
+
+    Args:
+        diagrams: Method -> its reliability diagram.
+        styles: Styles of all methods.
     """
-    columns = min(2, len(diagrams))  # more could not be read on a phone
+    columns = min(2, len(diagrams))  # more would be illegible on a phone
     rows = -(-len(diagrams) // columns)
     figure, axes = panels(rows, columns, width=3.0 * columns, height=3.1 * rows)
     for panel in axes[len(diagrams) :]:
         panel.set_visible(False)
     for panel, (name, diagram) in zip(axes, diagrams.items(), strict=False):
         colour = styles[name]["color"]
-        share, full = diagram.counts / diagram.counts.sum(), diagram.counts > 0
+        share, nonempty_bins = diagram.counts / diagram.counts.sum(), diagram.counts > 0
         edges, widths = diagram.edges[:-1], np.diff(diagram.edges)
         panel.bar(edges, share, widths, align="edge", color=colour, alpha=0.2)
         panel.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle="--")
-        line = diagram.confidence[full], diagram.accuracy[full]
+        line = diagram.confidence[nonempty_bins], diagram.accuracy[nonempty_bins]
         panel.plot(*line, "o-", color=colour, markersize=4)
         panel.set(xlabel="confidence", xlim=(0, 1), ylim=(0, 1))
         panel.set_title(break_name(name), fontsize="medium")
@@ -91,24 +96,26 @@ def reliability_figure(diagrams: Mapping[str, Reliability], styles: Styles) -> M
 
 
 def write_report(path: Path, records: Iterable[RunRecord]) -> None:
-    """Write the page of a comparison, whole or not at all.
+    """Write the page of a comparison atomically, so that no incomplete file is left.
 
     Args:
-        records: Of all runs, see `records.read_records`.
+        path: Path of the HTML file.
+        records: Records of all runs, see `records.read_records`.
     """
     write_html(path, "Comparison of regularisation methods", sections(records))
 
 
 def print_report(records: Iterable[RunRecord], width: int | None = None) -> None:
-    """Print the answer and every table, whole also on a narrow terminal.
+    """Print the answer and every table, without truncating a table on a narrow terminal.
 
     Args:
-        width: In characters; None: the terminal's.
+        records: Records of all runs.
+        width: Width in characters; None for that of the terminal.
     """
     width = width or shutil.get_terminal_size().columns
-    first, *others = sections(records)
+    first, *rest = sections(records)
     print_section(first, width)
-    for section in others:
+    for section in rest:
         if section.tables:
             print_section(replace(section, paragraphs=()), width)
     for note in (PAIRED_NOTE, OVERALL_NOTE):
@@ -116,7 +123,7 @@ def print_report(records: Iterable[RunRecord], width: int | None = None) -> None
 
 
 def sections(records: Iterable[RunRecord]) -> list[Section]:
-    """Return the sections of a comparison's page, the answer first."""
+    """Return the sections of the page of a comparison, that with the answer first."""
     runs = tables.to_frame(records)
     styles = styles_of(tables.methods_of(runs))
     settings = {
@@ -157,18 +164,19 @@ def _attack_note(runs: DataFrame) -> list[str]:
 
 
 def _run_summary(runs: DataFrame) -> list[str]:
+    """Return paragraphs on the model, the seeds and the numbers of rows of each task."""
     first = runs.iloc[0]
     seeds = ", ".join(map(str, sorted(runs["seed"].unique())))
-    rows = []
-    for task, of in runs.groupby("task", sort=False):
-        last = of.iloc[-1]
+    row_counts = []
+    for task, task_runs in runs.groupby("task", sort=False):
+        last = task_runs.iloc[-1]
         text = "{}: {} training, {} unlabelled, {} judged".format(task, *last["rows"])
-        validation = last["validation_rows"]
-        more = f", {validation} for temperature and epoch" if validation else ""
-        rows.append(text + more)
+        if validation := last["validation_rows"]:
+            text += f", {validation} for temperature and epoch"
+        row_counts.append(text)
     noise = first["label_noise"]
     return [
-        f"Model: {first['model']}. Seeds: {seeds}. {'; '.join(rows)}.",
+        f"Model: {first['model']}. Seeds: {seeds}. {'; '.join(row_counts)}.",
         "All methods start from the same weights and see the same labelled rows in the same order; "
         "epochs and learning rate are the same for all.",
         *([f"{100 * noise:.0f} % of the training labels are wrong."] if noise > 0 else []),
@@ -176,84 +184,95 @@ def _run_summary(runs: DataFrame) -> list[str]:
 
 
 _HEADLINES = (SCORE._replace(digits=1), BRIER._replace(digits=3))
-_MAX_NAMED = 4  # undecided methods; of more, only the one with the largest difference is named
+_MAX_NAMED = 4  # if more methods are undecided, only the one with the largest difference is named
 
 
 def answer(runs: DataFrame) -> list[str]:
     """Return paragraphs on the better and worse methods by each figure, and on their cost.
 
-    There are none without a pair of runs to compare.
+    The list is empty without a pair of runs to compare.
     """
     if not tables.compared_methods(runs):
         return []
     texts = [text for figure in _HEADLINES if (text := _answer_paragraph(runs, figure))]
-    cost = {m: ratio for m, ratio in tables.costs(runs).items() if m != tables.REFERENCE}
-    if texts and cost:
-        low, high = min(cost, key=cost.__getitem__), max(cost, key=cost.__getitem__)
+    costs = {m: ratio for m, ratio in tables.costs(runs).items() if m != tables.REFERENCE}
+    if texts and costs:
+        low, high = min(costs, key=costs.__getitem__), max(costs, key=costs.__getitem__)
         texts.append(
-            f"Training took {cost[low]:.1f} ({low}) to {cost[high]:.1f} ({high}) times the plain "
+            f"Training took {costs[low]:.1f} ({low}) to {costs[high]:.1f} ({high}) times the plain "
             "one's processor time."
-            if len(cost) > 1
-            else f"Training took {cost[low]:.1f} times the plain one's processor time ({low})."
+            if len(costs) > 1
+            else f"Training took {costs[low]:.1f} times the plain one's processor time ({low})."
         )
     return texts
 
 
 def _answer_paragraph(runs: DataFrame, figure: Figure) -> str | None:
-    """Return a paragraph on the methods whose intervals lie on one side of zero."""
+    """Return a paragraph on the methods that are better, worse or undecided by a figure.
+
+    A method is better or worse than the plain model if its interval is on one side of zero.  None
+    if no method has a pair of runs to compare.
+    """
     tasks = tables.tasks_with(runs, figure.column)
-    apart = tables.differences(runs, figure.column) if tasks else runs.iloc[:0]
-    apart = apart[apart["seeds"] > 0] if tasks else apart
-    if not len(apart):
+    differences = tables.differences(runs, figure.column) if tasks else runs.iloc[:0]
+    differences = differences[differences["seeds"] > 0] if tasks else differences
+    if not len(differences):
         return None
-    seeds = int(apart["seeds"].max())
+    seeds = int(differences["seeds"].max())
     groups: dict[str, list[tuple[float, str]]] = {"better": [], "worse": [], "open": []}
-    for method, row in apart.iterrows():
-        mean, half = figure.scale * row["mean"], figure.scale * row["±"]
-        place = "open"  # the interval has zero in it, or there is none (NaN, of one seed)
-        if abs(mean) > half:  # not of NaN
-            place = "better" if mean * figure.better > 0 else "worse"
-        signed = f"{round(mean, figure.digits) + 0.0:+.{figure.digits}f}"  # no minus before a zero
+    for method, row in differences.iterrows():
+        mean, half_width = figure.scale * row["mean"], figure.scale * row["±"]
+        group = "open"  # the interval contains zero, or is NaN, as there is only one seed
+        if abs(mean) > half_width:  # false for NaN
+            group = "better" if mean * figure.better > 0 else "worse"
+        signed = f"{round(mean, figure.digits) + 0.0:+.{figure.digits}f}"  # never −0
         text = f"{method} ({signed.replace('-', '−')}"
-        text += "" if np.isnan(half) else f" ± {half:.{figure.digits}f}"
+        text += "" if np.isnan(half_width) else f" ± {half_width:.{figure.digits}f}"
         text += f", {pluralise(int(row['seeds']), 'seed')}" if row["seeds"] < seeds else ""
-        groups[place].append((abs(mean), text + ")"))
-    over = f"{len(tasks)} tasks" if len(tasks) > 1 else tasks[0]
-    where = f"{figure.title[0].upper()}{figure.title[1:]}, {over}, {pluralise(seeds, 'seed')}: "
+        groups[group].append((abs(mean), text + ")"))
+    scope = f"{len(tasks)} tasks" if len(tasks) > 1 else tasks[0]
+    head = f"{figure.title[0].upper()}{figure.title[1:]}, {scope}, {pluralise(seeds, 'seed')}: "
     parts = [
         f"{name} than the plain model: {', '.join(text for _, text in groups[name])}"
         for name in ("better", "worse")
         if groups[name]
     ]
-    if few := groups["open"]:
-        listed = ", ".join(text for _, text in few)
-        if len(few) > _MAX_NAMED:
-            listed = f"{len(few)} methods, the largest difference {max(few)[1]}"
+    if undecided := groups["open"]:
+        listed = ", ".join(text for _, text in undecided)
+        if len(undecided) > _MAX_NAMED:
+            listed = f"{len(undecided)} methods, the largest difference {max(undecided)[1]}"
         parts.append(f"not told apart from {'it' if parts else 'the plain model'}: {listed}")
     note = (
         " One seed cannot tell a difference from chance."
         if seeds < 2
         else " ± is half of a 95 % interval over seeds, not adjusted for the number of methods."
     )
-    return where + "; ".join(parts) + "." + note * (figure is _HEADLINES[0])
+    return head + "; ".join(parts) + "." + note * (figure is _HEADLINES[0])
 
 
 def forests(runs: DataFrame, styles: Styles) -> list[Picture]:
-    """Draw differences from the plain model for each task: of the score, then the Brier score."""
+    """Return forest plots of the differences from the plain model for each task.
+
+    Those of the score come first, then those of the Brier score.
+
+    Args:
+        runs: Table of the runs, see `tables.to_frame`.
+        styles: Styles of all methods.
+    """
     pictures = []
     for figure in _HEADLINES if tables.compared_methods(runs) else ():
         side = "right" if figure.better > 0 else "left"
+        x_label = f"{figure.title}, difference from the plain model"
         for task in tables.tasks_with(runs, figure.column):
-            apart = tables.differences(runs, figure.column, tasks=[task])
-            apart = figure.scale * apart[apart["seeds"] > 0]
-            if len(apart):
-                across = f"{figure.title}, difference from the plain model"
-                several = apart["±"].notna().any()
-                shown = (
-                    "mean and 95 % interval over seeds" if several else "the one seed's difference"
-                )
-                caption = f"{task}, {figure.title}: {shown}; better to the {side}."
-                pictures.append(Picture(caption, partial(forest_figure, apart, across, styles)))
+            differences = tables.differences(runs, figure.column, tasks=[task])
+            differences = figure.scale * differences[differences["seeds"] > 0]
+            if len(differences):
+                has_interval = differences["±"].notna().any()
+                text = "mean and 95 % interval over seeds"
+                text = text if has_interval else "the one seed's difference"
+                caption = f"{task}, {figure.title}: {text}; better to the {side}."
+                draw = partial(forest_figure, differences, x_label, styles)
+                pictures.append(Picture(caption, draw))
     return pictures
 
 
@@ -265,9 +284,9 @@ _RELIABILITY = (
 
 
 def _reliability_pictures(runs: DataFrame, styles: Styles) -> list[Picture]:
-    """Draw the methods' reliability diagrams, four in a picture."""
-    judged = runs[runs["reliability"].notna()].groupby("method", sort=False)["reliability"]
-    diagrams = {method: pool_reliability(list(of)) for method, of in judged}
+    """Return the reliability diagrams of the methods, up to four in a picture."""
+    by_method = runs[runs["reliability"].notna()].groupby("method", sort=False)["reliability"]
+    diagrams = {method: pool_reliability(list(column)) for method, column in by_method}
     names = list(diagrams)
     return [
         Picture(
@@ -279,9 +298,12 @@ def _reliability_pictures(runs: DataFrame, styles: Styles) -> list[Picture]:
 
 
 def pool_reliability(diagrams: Sequence[Mapping[str, list[float]]]) -> Reliability:
-    """Average reliability diagrams of the same bins, weighted by the counts."""
-    # Bins with few examples must not weigh as much as full ones; an empty bin has NaN, and 0 · NaN
-    # is NaN, so that it is left out before it is weighed.
+    """Average reliability diagrams with the same bins, weighted by the counts of each bin.
+
+    Args:
+        diagrams: Diagrams as in `RunRecord.reliability`.
+    """
+    # an empty bin has NaN, and 0 · NaN is NaN, so that it is replaced by 0 first
     counts = np.array([diagram["counts"] for diagram in diagrams])
 
     def mean(name: str) -> np.ndarray:

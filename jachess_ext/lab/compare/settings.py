@@ -1,4 +1,4 @@
-"""Settings of a comparison, as plain dataclasses; importing them imports no torch."""
+"""Settings of a comparison, as plain dataclasses; this module must not import torch."""
 
 from __future__ import annotations
 
@@ -9,29 +9,32 @@ from ..._io import DataError
 from ..workbench.settings import Columns, Recipe, check
 
 TEXT_NOISE = ("typos", "case", "punctuation", "swaps")
+"""Kinds of changes of texts, see `noise.add_text_noise`."""
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """Conditions under which a model is judged, with the same draws for every model.
+    """Conditions under which models are evaluated, with the same random draws for every model.
 
     Attributes:
         corruption: shares of tokens replaced by the unknown token, as in the JacHess paper; see
             `corrupt_tokens` for tokenizers whose unknown token is the padding.
-        deltas: sizes of the embedding noise, in units of the entries' root mean square.
-        texts: changes of the texts: typos, case, punctuation, swaps.
+        deltas: standard deviations δ of the noise on the embeddings, in units of the root mean
+            square entry of the embedding table.
+        texts: kinds of changes of the texts, of `TEXT_NOISE`.
         text_share: share of the words that `texts` changes.
-        attack: where the candidates of a word attack come from: a file with a word and its
-            synonyms on each line, a folder with WordNet's files, or "embeddings", the nearest rows
-            of the model's own embedding table; None: no attack.
-        attack_share: the most words of a row that the attack may replace, as a share.
-        attack_tries: texts that each of its steps asks the model about.
-        attack_rows: rows that it is tried on, at even distances; None: all.
-        draws: random corruptions and noises averaged; `texts` has one draw.
-        sequences: number of examples that the norms are measured on; 0: no norms.
-        layers: whether norms of all layers are measured, not only the logits'.
-        batch: examples at a time.
-        bf16: whether corrupted and noisy rows are judged under bf16 autocast; clean ones never are.
+        attack: source of the candidates of a word attack: a file with a word and its synonyms on
+            each line, a folder with WordNet's files, or "embeddings" for the nearest rows of the
+            model's own embedding table; None for no attack.
+        attack_share: largest share of the words of a row that the attack may replace.
+        attack_tries: number of texts that the model evaluates in each step of the attack.
+        attack_rows: number of rows attacked, evenly spaced; None for all.
+        draws: number of random corruptions and noises averaged; `texts` has one draw.
+        sequences: number of examples that norms of derivatives are measured on; 0 for no norms.
+        layers: whether norms of all layers are measured, rather than of the logits only.
+        batch: number of examples per batch.
+        bf16: whether the evaluation under corruption and noise uses bf16 autocast; that of the
+            unchanged rows never does.
 
     Raises:
         ValueError: a setting is out of range; the message names it.
@@ -65,13 +68,13 @@ class Conditions:
 
     @property
     def clean_only(self) -> Conditions:
-        """These conditions without noise, attack and norms."""
+        """The same conditions without corruption, noise, attack and norms."""
         return replace(self, corruption=(), deltas=(), texts=(), attack=None, sequences=0)
 
     @property
     def identity(self) -> dict[str, object]:
-        """The settings that figures depend on: those of the attack only if there is one."""
-        # part of a run's name: runs from before there were attacks keep theirs
+        """The settings that the figures depend on, for the digest in a run's name."""
+        # without an attack, its settings are left out: runs older than attacks keep their names
         return {
             name: value
             for name, value in asdict(self).items()
@@ -81,21 +84,21 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Tuning:
-    """Values to try for a method's knob (`Method.knob`), from which training rows choose.
+    """Values to try for the hyperparameter of each method (`Method.knob`).
 
-    For each task and method, models trained on the rest of the training rows are judged on the
-    `validation` share of them.  The value with the best mean score over `seeds` wins; of equal ones
-    the better calibrated, then the smaller.  A knob without values stays as the method has it.
+    For each task and method, models are trained on a part of the training rows and evaluated on the
+    others.  The value with the best mean score over `seeds` is chosen; among equals, the one with
+    the lower Brier score, then the smaller one.  Without values, the method's default is used.
 
     Attributes:
         strength: values for methods that penalise derivatives (jacobian, cross-holder, jachess).
-        factors: multiples of the default strength to try for the other methods if `strength` is
-            given: the strengths of l2 and r3f have scales of their own.
+        factors: multiples of the default strength for the other methods, used if `strength` is not
+            empty; their strengths (of l2, r3f) have different scales.
         unlab_lr_ratio: values for mode unlab.
-        validation: share of the training rows to judge on.
+        validation: share of the training rows that the tuning runs are evaluated on.
         seeds: seeds of the tuning runs.
-        methods: values that replace all these for a method, by its text in the grid or its name
-            with the mode ("l2", "jachess-train").
+        methods: values in place of all these for single methods, by the method's text in the grid
+            or its name with the mode ("l2", "jachess-train").
     """
 
     strength: tuple[float, ...] = ()
@@ -115,28 +118,32 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Grid:
-    """Methods × tasks × seeds of one model; `from_json(read_json(path), Grid, ...)` reads a file.
+    """A comparison of methods × tasks × seeds for one model.
+
+    `from_json(read_json(path), Grid, ...)` reads it from a file.
 
     Attributes:
         model: path or hub id of the model.
-        tasks: glue/cola, hub:owner/name, a folder or train.csv:dev.csv, perhaps with name= before
-            it (`load_task`).
-        methods: none, sam,rho=0.1, jachess-unlab,weights=norm and so on (`parse_method`).
+        tasks: tasks in the syntax of `load_task`: glue/cola, hub:owner/name, a folder or
+            train.csv:dev.csv, optionally after name=.
+        methods: methods in the syntax of `parse_method`: none, sam,rho=0.1,
+            jachess-unlab,weights=norm and so on.
         seeds: seeds of the final runs.
-        shift: by a task's name, tasks whose dev rows its models are judged on as well.
-        train_size: training rows; None: all.
-        unlabelled_size: unlabelled rows; None: all.
-        dev_size: rows to judge on; None: all.
-        shift_size: rows of each task of `shift`; None: all.
-        fewer: whether a task with fewer training rows than `train_size` is used with all its rows.
-        data_seed: draws the rows.
-        label_noise: share of the training labels changed to another class, drawn by the seed.
-        validation: share of the dev rows that are set aside to fit temperatures and to find the
-            plain model's best epoch; 0: neither.
-        columns: columns of the tasks' files.
-        recipe: how every method fine-tunes.
-        tuning: how strengths are chosen.
-        conditions: how models are judged.
+        shift: name of a task -> other tasks on whose dev rows its models are evaluated as well.
+        train_size: number of training rows; None for all.
+        unlabelled_size: number of unlabelled rows; None for all.
+        dev_size: number of dev rows; None for all.
+        shift_size: number of dev rows of each task of `shift`; None for all.
+        fewer: whether a task with fewer training rows than `train_size` is used with all its rows,
+            rather than refused.
+        data_seed: seed of the random choice of rows.
+        label_noise: share of the training labels changed to another class, drawn for each seed.
+        validation: share of the dev rows set aside to fit temperatures and to find the best epoch
+            of the plain model; 0 for neither.
+        columns: names of the columns of the tasks' files.
+        recipe: settings of fine-tuning, the same for every method.
+        tuning: how hyperparameters of methods are chosen.
+        conditions: how models are evaluated.
 
     Examples:
         >>> Grid(model="gpt2", tasks=("glue/cola",), methods=("none", "sam"), seeds=(0, 0))

@@ -1,4 +1,4 @@
-"""The tables of a comparison, from the records of its runs."""
+"""Tables of a comparison, computed from the records of its runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .records import RunRecord
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-REFERENCE = "none"
+REFERENCE = "none"  # the unregularised method, which the others are compared with
 
 PAIRED_NOTE = (
     "Differences from the unregularised model of the same seed, mean ± half of the 95 % interval "
@@ -33,7 +33,15 @@ OVERALL_NOTE = (
 
 
 class Figure(NamedTuple):
-    """A column of the runs, how it is printed, and whether more (1) or less (-1) is better."""
+    """A figure of the runs and its format.
+
+    Attributes:
+        title: Title in tables.
+        column: Column of `to_frame`.
+        scale: Factor that values are multiplied by.
+        digits: Number of decimals.
+        better: 1 if higher is better, -1 if lower is.
+    """
 
     title: str
     column: str
@@ -62,17 +70,17 @@ PAIRED = (
 )
 TESTED = (SCORE, BRIER, BRIER_SCALED, CORRUPTED, ATTACKED)
 
-# Fields of a record that stay one column.
+# Fields of a record that are not split into several columns.
 _UNFLATTENED = ("settings", "recipe", "reliability", "rows")
 
 
 def to_frame(records: Iterable[RunRecord]) -> DataFrame:
-    """Return the final runs as a table with a row for each run and a column for each figure.
+    """Return the final runs as a DataFrame with a row for each run and a column for each figure.
 
-    Figures in a record's mappings become columns such as "scaled.brier" or "shift.imdb.score".
+    Mappings in a record become columns such as "scaled.brier" or "shift.imdb.score".
 
     Raises:
-        DataError: no final run is among them.
+        DataError: there is no final run among the records.
 
     Examples:
         >>> common = {"run": "", "task": "cola", "control": False, "value": None, "model": "m",
@@ -80,7 +88,7 @@ def to_frame(records: Iterable[RunRecord]) -> DataFrame:
         >>> scores = {"none": (0.5, 0.6, 0.7), "sam": (0.55, 0.65, 0.75)}
         >>> runs = to_frame(
         ...     RunRecord(method=method, seed=seed, score=score, **common)
-        ...     for method, of in scores.items() for seed, score in enumerate(of)
+        ...     for method, values in scores.items() for seed, score in enumerate(values)
         ... )
         >>> float(differences(runs, "score")["mean"]["sam"].round(3))
         0.05
@@ -95,9 +103,9 @@ def to_frame(records: Iterable[RunRecord]) -> DataFrame:
 
 
 def _row(record: RunRecord) -> dict[str, Any]:
-    """Return a record with the sums of its norms, and its figures under each condition by title.
+    """Return the fields of a record, with sums of norms and the figures under each condition.
 
-    Under noise and on changed texts these are accuracies, or scores where a record has none.
+    Under noise and on changed texts the figures are accuracies, or scores without an accuracy.
     """
     row = {name: value for name, value in vars(record).items() if name not in _UNFLATTENED}
     row["corruption"] = {"clean": record.score}
@@ -109,54 +117,55 @@ def _row(record: RunRecord) -> dict[str, Any]:
         row["corruption"][f"drop at {100 * float(shares[-1]):.0f} %"] = drop
     row["most corrupted"] = record.most_corrupted
     accuracies = record.accuracies
-    row["noise"] = {f"δ = {d}": accuracies.get(f"noisy {d}", of) for d, of in record.noisy.items()}
-    row["texts"] = {name: accuracies.get(name, of) for name, of in record.perturbed.items()}
+    row["noise"] = {f"δ = {d}": accuracies.get(f"noisy {d}", s) for d, s in record.noisy.items()}
+    row["texts"] = {name: accuracies.get(name, s) for name, s in record.perturbed.items()}
     row["Σ‖J‖"], row["Σ‖H‖"] = record.jacobian_sum, record.hessian_sum
     row["other accuracy"] = None if record.metric == "accuracy" else record.accuracy
     return row
 
 
 def methods_of(runs: DataFrame) -> list[str]:
-    """Return the methods, in the order of the runs."""
+    """Return the names of the methods, in the order of the runs."""
     return list(runs["method"].unique())
 
 
 def compared_methods(runs: DataFrame) -> list[str]:
-    """Return the methods other than the unregularised one; none if that was not run."""
+    """Return the methods other than the unregularised one; [] if that was not run."""
     methods = methods_of(runs)
     return [m for m in methods if m != REFERENCE] if REFERENCE in methods else []
 
 
 def tasks_with(runs: DataFrame, *figures: str) -> list[str]:
-    """Return the tasks that have one of the figures in some run, in the order of the runs."""
-    having = runs.reindex(columns=figures).notna().any(axis=1)
-    return list(runs.loc[having, "task"].unique())
+    """Return the tasks with a run that has one of the figures, in the order of the runs."""
+    mask = runs.reindex(columns=figures).notna().any(axis=1)
+    return list(runs.loc[mask, "task"].unique())
 
 
 def task_groups(tasks: list[str]) -> list[tuple[str, list[str]]]:
-    """Return (title, tasks) of each task, then of all of them where there are several."""
+    """Return (title, tasks) for each single task and, if there are several, for their average."""
     single = [(task, [task]) for task in tasks]
     return [*single, ("average", tasks)] if len(single) > 1 else single
 
 
 def by_pair(runs: DataFrame, figure: str) -> DataFrame:
-    """Return a figure of the finished runs by task and seed (rows) and method (columns)."""
-    # the last of several: a run that was repeated replaces the one before
+    """Return a figure of the finished runs: rows are (task, seed), columns are methods."""
+    # "last": if a run was repeated, the later one counts
     finished = runs[runs["score"].notna()].astype({figure: float})
-    wide = finished.pivot_table(figure, ["task", "seed"], "method", aggfunc="last")
-    return wide.reindex(columns=methods_of(runs))
+    pivoted = finished.pivot_table(figure, ["task", "seed"], "method", aggfunc="last")
+    return pivoted.reindex(columns=methods_of(runs))
 
 
 def by_seed(runs: DataFrame, figure: str, tasks: Sequence[str] | None = None) -> DataFrame:
-    """Return a figure's mean over the tasks with a row for each seed and a column for each method.
+    """Return the mean of a figure over tasks: rows are seeds, columns are methods.
 
-    A seed's mean is missing (NaN) unless the method has the figure on all of the tasks.
+    The mean is NaN unless the method has the figure for that seed on all of the tasks.
 
     Args:
-        tasks: Tasks to average over; None: all that have the figure.
+        runs: From `to_frame`.
+        figure: One of its columns.
+        tasks: Tasks to average over; None for all that have the figure.
     """
-    # A seed counts where no task is missing: a mean over other tasks would compare tasks, not
-    # methods.
+    # Means over different tasks would compare tasks rather than methods.
     tasks = tasks_with(runs, figure) if tasks is None else tasks
     pairs = by_pair(runs, figure)
     seeds = pairs[pairs.index.isin(tasks, level="task")].groupby("seed")
@@ -166,17 +175,18 @@ def by_seed(runs: DataFrame, figure: str, tasks: Sequence[str] | None = None) ->
 def differences(
     runs: DataFrame, figure: str, reference: str = REFERENCE, tasks: Sequence[str] | None = None
 ) -> DataFrame:
-    """Return the differences of every method from `reference`, paired by task and seed.
+    """Return the differences of every method from a reference, paired by task and seed.
 
     Args:
         runs: From `to_frame`, or with its columns method, task, seed, score and the figure.
         figure: One of its columns.
-        tasks: Tasks to average over; None: all that have the figure.
+        reference: Name of the reference method.
+        tasks: Tasks to average over; None for all that have the figure.
 
     Returns:
-        By method: the mean, half of its 95 % interval by Student's t ("±", NaN for one seed), how
-        many seeds both have ("seeds"), and on how many the method has more ("more") or less
-        ("less").
+        A row for each method: the mean difference over seeds ("mean"), half of its 95 % interval by
+        Student's t ("±", NaN for one seed), the number of seeds that both have ("seeds"), and of
+        those on which the method has the higher ("more") or lower ("less") value.
 
     Examples:
         >>> import pandas
@@ -186,26 +196,27 @@ def differences(
         [0.0, 1.0, 2.0]
     """
     pandas, stats = require("pandas"), require("scipy.stats")
-    # Two methods of one seed share the head's first weights and the order of rows, which scatter
-    # the scores more than the methods do: the interval is of the differences within seeds, mean ±
-    # t₀.₉₇₅(n − 1) · s / √n.
+    # Runs of one seed have the same initial head and order of rows, which affect scores more than
+    # the methods do: the interval is that of the differences within seeds,
+    # mean ± t₀.₉₇₅(n − 1) · s / √n.
     means = by_seed(runs, figure, tasks)
-    apart = means.drop(columns=reference).sub(means[reference], axis=0)
+    paired = means.drop(columns=reference).sub(means[reference], axis=0)
     return pandas.DataFrame(
         {
-            "mean": apart.mean(),
-            "±": stats.t.ppf(0.975, apart.count() - 1) * apart.sem(),
-            "more": (apart > 0).sum(),
-            "less": (apart < 0).sum(),
-            "seeds": apart.count(),
+            "mean": paired.mean(),
+            "±": stats.t.ppf(0.975, paired.count() - 1) * paired.sem(),
+            "more": (paired > 0).sum(),
+            "less": (paired < 0).sum(),
+            "seeds": paired.count(),
         }
     )
 
 
 def costs(runs: DataFrame) -> dict[str, float]:
-    """Return by method training's processor seconds over the plain run's, mean over the pairs.
+    """Return the training cost of each method relative to the plain model.
 
-    A pair has the same task and seed; methods without a pair are left out.
+    It is the ratio of processor seconds of runs of the same task and seed, averaged over these
+    pairs; methods without a pair are left out.
     """
     if "seconds.processor" not in runs or REFERENCE not in methods_of(runs):
         return {}
@@ -219,20 +230,23 @@ def costs(runs: DataFrame) -> dict[str, float]:
 
 
 def mean_cell(values: Series, scale: float = 1.0, digits: int = 3) -> str:
-    """Return the mean ± the sample standard deviation, or a dash if there is no value."""
-    mean, spread = scale * values.mean(), scale * values.std()
+    """Format the mean ± the sample standard deviation, times `scale`; a dash without values."""
+    mean, std = scale * values.mean(), scale * values.std()
     if np.isnan(mean):
         return DASH
-    return f"{mean:.{digits}f}" + ("" if np.isnan(spread) else f" ± {spread:.{digits}f}")
+    return f"{mean:.{digits}f}" + ("" if np.isnan(std) else f" ± {std:.{digits}f}")
 
 
 def mean_table(
     caption: str, columns: Sequence[tuple[str, DataFrame]], *, scale: float, digits: int
 ) -> Table:
-    """Return a table of methods: mean ± sample standard deviation over seeds, times `scale`.
+    """Return a table of mean ± sample standard deviation over seeds, with a row for each method.
 
     Args:
-        columns: A title, and a figure as `by_seed` has it.
+        caption: Caption of the table.
+        columns: Title and values (from `by_seed`) of each column.
+        scale: Factor of the values.
+        digits: Number of decimals.
     """
     cells = {method: [method] for method in columns[0][1]}
     for _, values in columns:
@@ -241,13 +255,17 @@ def mean_table(
     return Table(caption, ["method", *(title for title, _ in columns)], list(cells.values()))
 
 
-def task_tables(runs: DataFrame, wanted: Iterable[tuple[str, str, float, int]]) -> list[Table]:
-    """Return a table for each (caption, figure, scale, digits) that some task has.
+def task_tables(runs: DataFrame, specs: Iterable[tuple[str, str, float, int]]) -> list[Table]:
+    """Return a table for each of several figures that a task has.
 
-    A column for each of these tasks, then their average where there are several.
+    It has a column for each task with the figure and, if there are several, for their average.
+
+    Args:
+        runs: From `to_frame`.
+        specs: (caption, column of `runs`, scale, digits) of each table.
     """
     tables = []
-    for caption, figure, scale, digits in wanted:
+    for caption, figure, scale, digits in specs:
         columns = [
             (name, by_seed(runs, figure, tasks))
             for name, tasks in task_groups(tasks_with(runs, figure))
@@ -258,21 +276,21 @@ def task_tables(runs: DataFrame, wanted: Iterable[tuple[str, str, float, int]]) 
 
 
 def score_tables(runs: DataFrame) -> list[Table]:
-    """Return scores × 100, and accuracy and AUC where some task has them beside its score."""
+    """Return the tables of scores, of accuracy and AUC where they differ, and of best epochs."""
     tasks = list(runs["task"].unique())
     metrics = dict(zip(runs["task"], runs["metric"], strict=True))
     columns = [
         (f"{name} ({metrics[name]})" if name in metrics else name, by_seed(runs, "score", group))
         for name, group in task_groups(tasks)
     ]
-    others = [
+    specs = [
         ("Accuracy × 100.", "other accuracy", 100, 1),
         ("AUC × 100 (more than two classes: mean one-vs-rest).", "auc", 100, 1),
         (BEST_EPOCH, "best_epoch.score", 100, 1),
     ]
     caption = "Scores × 100, mean ± sample standard deviation over seeds."
     scores = mean_table(caption, columns, scale=100, digits=1)
-    return [scores, *task_tables(runs, others)]
+    return [scores, *task_tables(runs, specs)]
 
 
 BEST_EPOCH = "Score × 100 after the epoch with the best score on validation rows (plain model)."
@@ -323,10 +341,11 @@ CONDITIONS = {
 
 
 def condition_tables(runs: DataFrame, name: str) -> list[Table]:
-    """Return a table × 100 for each task, their average last, with a column for each condition.
+    """Return a table for each task, and their average, with a column for each condition.
 
     Args:
-        name: One of `CONDITIONS`.
+        runs: From `to_frame`.
+        name: Kind of the conditions, one of `CONDITIONS`.
     """
     figures = [column for column in runs if column.startswith(f"{name}.")]
     tasks = tasks_with(runs, *(figure for figure in figures if figure != "corruption.clean"))
@@ -342,7 +361,7 @@ def condition_tables(runs: DataFrame, name: str) -> list[Table]:
 
 
 def shift_tables(runs: DataFrame) -> list[Table]:
-    """Return the table of scores on other domains, of which no row was trained on."""
+    """Return the table of scores on other tasks, without training on them; [] if there are none."""
     targets = [c[6:-6] for c in runs if c.startswith("shift.") and c.endswith(".score")]
     columns = [
         (f"{task} → {target}", by_seed(runs, f"shift.{target}.score", [task]))
@@ -355,7 +374,7 @@ def shift_tables(runs: DataFrame) -> list[Table]:
 
 
 def failed_tables(runs: DataFrame) -> list[Table]:
-    """Return the table of the runs that failed, and why."""
+    """Return the table of failed runs with their errors; [] if there are none."""
     failed = runs.loc[runs["error"].notna(), ["method", "task", "seed", "error"]].astype(str)
     header, rows = ["method", "task", "seed", "why"], failed.to_numpy().tolist()
     return [Table("Runs that failed", header, rows, frozenset({3}))] if rows else []
@@ -364,20 +383,27 @@ def failed_tables(runs: DataFrame) -> list[Table]:
 # --- against the unregularised model, pair by pair
 
 
-def difference_cell(apart: DataFrame, method: str, figure: Figure) -> str:
-    """Return mean ± half of the interval, and on how many seeds the method is to the better."""
-    row = apart.loc[method]
+def difference_cell(paired: DataFrame, method: str, figure: Figure) -> str:
+    """Format the mean difference of a method ± half of the interval (seeds won / seeds).
+
+    Args:
+        paired: From `differences`.
+        method: Name of the method.
+        figure: The figure.
+    """
+    row = paired.loc[method]
     if not row["seeds"]:
         return DASH
-    half = "" if row["seeds"] < 2 else f" ± {figure.scale * row['±']:.{figure.digits}f}"
+    interval = "" if row["seeds"] < 2 else f" ± {figure.scale * row['±']:.{figure.digits}f}"
+    mean = f"{figure.scale * row['mean']:+.{figure.digits}f}"
     wins = row["more" if figure.better > 0 else "less"]
-    return f"{figure.scale * row['mean']:+.{figure.digits}f}{half} ({wins:.0f}/{row['seeds']:.0f})"
+    return f"{mean}{interval} ({wins:.0f}/{row['seeds']:.0f})"
 
 
 def paired_tables(runs: DataFrame) -> list[Table]:
-    """Return each method's differences from the plain model on the same seeds.
+    """Return tables of the differences of each method from the plain model on the same seeds.
 
-    On average over the tasks where there are several, then on each task.
+    If there are several tasks, the average comes first, then each task.
     """
     methods = compared_methods(runs)
     if not methods:
@@ -387,12 +413,12 @@ def paired_tables(runs: DataFrame) -> list[Table]:
     tables = []
     for title, tasks in (average, *single):
         columns = {}
-        for figure, having in figures.items():
-            shared = [task for task in having if task in tasks]
-            if shared:
-                apart = differences(runs, figure.column, tasks=shared)
-                columns[figure.title] = [difference_cell(apart, m, figure) for m in methods]
-            elif having:
+        for figure, tasks_with_figure in figures.items():
+            common = [task for task in tasks_with_figure if task in tasks]
+            if common:
+                paired = differences(runs, figure.column, tasks=common)
+                columns[figure.title] = [difference_cell(paired, m, figure) for m in methods]
+            elif tasks_with_figure:
                 columns[figure.title] = [DASH] * len(methods)
         tables.append(
             Table(
@@ -406,23 +432,23 @@ def paired_tables(runs: DataFrame) -> list[Table]:
 
 
 def overall_tables(runs: DataFrame) -> list[Table]:
-    """Return a table for each figure: tests of each method over all pairs of task and seed."""
+    """Return a table for each figure of tests of each method over all pairs of task and seed."""
     tables = []
     for figure in TESTED:
         if figure.column not in runs or not compared_methods(runs):
             continue
         pairs, rows = by_pair(runs, figure.column), []
         for method in compared_methods(runs):
-            apart = (pairs[method] - pairs[REFERENCE]).dropna()
-            if len(apart) > 1:
-                # The pairs of one seed, or of one task, are not independent: signs are flipped for
-                # all of them together, once with the seeds as the sample and once with the tasks.
-                tests = [sign_test(apart)]
+            paired = (pairs[method] - pairs[REFERENCE]).dropna()
+            if len(paired) > 1:
+                # The pairs of one seed, or of one task, are dependent: their signs are flipped
+                # together, once with the seeds as clusters and once with the tasks.
+                p_values = [sign_test(paired)]
                 for level in ("seed", "task"):
-                    tests.append(cluster_flip_test([list(of) for _, of in apart.groupby(level)]))
-                mean = f"{figure.scale * apart.mean():+.{figure.digits}f}"
-                wins = f"{(figure.better * apart > 0).sum()}/{len(apart)}"
-                rows.append([method, mean, wins, *(f"{p:.3g}" for p in tests)])
+                    p_values.append(cluster_flip_test([list(d) for _, d in paired.groupby(level)]))
+                mean = f"{figure.scale * paired.mean():+.{figure.digits}f}"
+                wins = f"{(figure.better * paired > 0).sum()}/{len(paired)}"
+                rows.append([method, mean, wins, *(f"{p:.3g}" for p in p_values)])
         if rows:
             caption = f"{figure.title}: difference from the plain model"
             header = ["method", "mean", "better", "p, sign", "p, seeds", "p, tasks"]
@@ -431,7 +457,7 @@ def overall_tables(runs: DataFrame) -> list[Table]:
 
 
 def cost_tables(runs: DataFrame) -> list[Table]:
-    """Return the table of training costs."""
+    """Return the table of training costs relative to the plain model; [] without other methods."""
     rows = [[method, f"{cost:.2f}"] for method, cost in costs(runs).items()]
     caption = (
         "Training: processor seconds over the plain run's of the same task and seed, mean ratio."
@@ -440,16 +466,19 @@ def cost_tables(runs: DataFrame) -> list[Table]:
 
 
 def best_control_tables(runs: DataFrame) -> list[Table]:
-    """Return the table of methods against the best control that costs no more."""
-    cost = costs(runs)
+    """Return the table of differences of each method from the best control that costs no more.
+
+    The list is empty without a method and a control to compare.
+    """
+    cost_of_method = costs(runs)
     controls = [m for m in compared_methods(runs) if runs.loc[runs["method"] == m, "control"].any()]
-    apart = {f: differences(runs, f.column) for f in TESTED if controls and f.column in runs}
+    by_figure = {f: differences(runs, f.column) for f in TESTED if controls and f.column in runs}
     rows = []
     for method in (m for m in compared_methods(runs) if m not in controls):
-        limit = 1.05 * cost.get(method, np.inf)
-        cheap = [control for control in controls if cost.get(control, 0.0) <= limit]
-        for figure, from_plain in apart.items():
-            means = figure.better * from_plain.loc[cheap, "mean"].dropna()
+        max_cost = 1.05 * cost_of_method.get(method, np.inf)
+        cheap = [control for control in controls if cost_of_method.get(control, 0.0) <= max_cost]
+        for figure, differences_from_plain in by_figure.items():
+            means = figure.better * differences_from_plain.loc[cheap, "mean"].dropna()
             if len(means):
                 best = means.idxmax()
                 cell = difference_cell(differences(runs, figure.column, best), method, figure)

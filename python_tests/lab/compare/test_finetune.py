@@ -224,7 +224,7 @@ def test_choice(records: list[dict], value: float) -> None:
 def test_a_value_in_the_methods_text_is_not_tuned(grid: MakeGrid) -> None:
     loaded = load(grid(methods=("jachess-train,strength=0.3", "none", "tapt"), tuning=TUNING))
     assert tuning_jobs(loaded) == []
-    assert final_jobs(loaded, {})[0].configured.strength == 0.3
+    assert final_jobs(loaded, {})[0].tuned_method.strength == 0.3
 
 
 def test_values_for_one_method(grid: MakeGrid) -> None:
@@ -244,7 +244,7 @@ def test_strengths_on_other_scales_are_tried_around_their_default(grid: MakeGrid
     tried: dict[str, list[float]] = {}
     for job in tuning_jobs(load(made)):
         tried.setdefault(job.method, []).append(job.value or 0.0)
-        assert job.configured.strength == job.value or job.method == "jachess-unlab"
+        assert job.tuned_method.strength == job.value or job.method == "jachess-unlab"
     assert tried == {
         "jacobian-train": [0.01, 0.1],
         "jachess-unlab": [0.5],
@@ -464,7 +464,7 @@ def test_models_trained_in_bf16_are_judged_in_their_own_precision(grid: MakeGrid
     tokenizer = load_tokenizer(job.model)
     model = load_model(job.model, 2, tokenizer, 0)
     train = encode(job.task.train, tokenizer, job.recipe.max_length)
-    fine_tune(model, train, job.recipe, seed=job.seed, method=job.configured)
+    fine_tune(model, train, job.recipe, seed=job.seed, method=job.tuned_method)
     fresh = load_model(job.model, 2, tokenizer, 0)
     fresh.load_state_dict(model.state_dict())
     batch = tokenizer(["a good film"], return_tensors="pt")
