@@ -8,7 +8,6 @@ Rank 0 leaves the results of all ranks in FOLDER/results.pt.
 from __future__ import annotations
 
 import copy
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path

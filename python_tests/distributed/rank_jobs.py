@@ -4,7 +4,6 @@ under torchrun's environment.  Rank 0 leaves the results in FOLDER."""
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

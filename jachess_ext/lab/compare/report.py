@@ -113,9 +113,9 @@ def print_report(records: Iterable[RunRecord], width: int | None = None) -> None
         width: Width in characters; None for that of the terminal.
     """
     width = width or shutil.get_terminal_size().columns
-    first, *rest = sections(records)
-    print_section(first, width)
-    for section in rest:
+    answer, *details = sections(records)
+    print_section(answer, width)
+    for section in details:
         if section.tables:
             print_section(replace(section, paragraphs=()), width)
     for note in (PAIRED_NOTE, OVERALL_NOTE):
