@@ -15,6 +15,9 @@ import torch
 
 import python_tests.smoothness.exact  # noqa: F401  adds engine="exact"
 
+if not torch.cuda.is_available():  # before anything imports Triton
+    os.environ["TRITON_INTERPRET"] = "1"
+
 # torch.manual_seed notes the seed for a device that is not there, with the whole stack as text:
 # under pytest that takes a millisecond and more, thousands of times.
 for backend in (torch.cuda, torch.xpu, torch.mtia):

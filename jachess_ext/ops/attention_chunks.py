@@ -13,6 +13,7 @@ T × Tk tensors.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -343,22 +344,30 @@ def composite_backward(gy: Tensor, call: Call) -> Gradients:
     return _gradients(compute, gy, call, _most_scores(call))
 
 
-def hybrid_backward(gy: Tensor, call: Call, y: Tensor, statistics: Tensor) -> Gradients:
-    """Return the gradients of query, key and value, from the CUDA forward's two results."""
-    operators, settings = torch.ops.jachess, call.settings
-    delta = operators.attention_jet_delta(gy, y, settings.q)
+ComputeScores: TypeAlias = Callable[[int, int, int, int, int], tuple[Tensor, Tensor]]
+"""From the first head b · H + h and the number of heads, the first row and the number of rows, and
+the number of keys to the weights and the gradients of q kᵀ, [S, heads, rows, keys] each."""
+
+
+def backward_from_scores(scores: ComputeScores, gy: Tensor, call: Call) -> Gradients:
+    """Return the gradients of query, key and value from weights and gradients of a kernel."""
 
     def compute(chunk: Chunk) -> tuple[Tensor, ...]:
         batch, heads, rows = chunk.batch, chunk.heads, chunk.rows
         count = (batch.stop - batch.start) * (heads.stop - heads.start)
-        both = operators.attention_jet_scores(
-            *(gy, *call[:5], statistics, delta, *settings),
-            *(batch.start * call.query.shape[2] + heads.start, count),
-            *(rows.start, rows.stop - rows.start, chunk.keys),
-        )
+        first = batch.start * call.query.shape[2] + heads.start
+        both = scores(first, count, rows.start, rows.stop - rows.start, chunk.keys)
         return tuple(x.unflatten(1, (-1, chunk.group)).flatten(2, 3) for x in both)
 
     return _gradients(compute, gy, call, HYBRID_SCORES)
+
+
+def hybrid_backward(gy: Tensor, call: Call, y: Tensor, statistics: Tensor) -> Gradients:
+    """Return the gradients of query, key and value, from the CUDA forward's two results."""
+    operators, settings = torch.ops.jachess, call.settings
+    delta = operators.attention_jet_delta(gy, y, settings.q)
+    arguments = (gy, *call[:5], statistics, delta, *settings)
+    return backward_from_scores(partial(operators.attention_jet_scores, *arguments), gy, call)
 
 
 def _gradients(compute: ComputeChunk, gy: Tensor, call: Call, scores: int) -> Gradients:

@@ -1,0 +1,193 @@
+"""Attention on jets of a value and its tangent by Triton's kernels (attention_triton_kernels.py).
+
+They store what the C++ kernels do, so that either backward takes either forward. The backward of
+heads of at most 64 numbers is three kernels; for larger ones a kernel stores weights and scores'
+gradients, and large matrix products do the rest (attention_chunks.py).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .attention_chunks import Gradients, backward_from_scores, empty_by_token
+from .attention_reference import Call
+from .library import OLDEST_GPU
+
+LARGEST_HEAD = 128
+"""Numbers of a head at most: tiles of larger ones do not fit a program's registers."""
+LARGEST_HEAD_WITHOUT_SCORES = 64
+"""Numbers of a head at most in the backward that stores no scores."""
+
+
+class Tile(NamedTuple):
+    """Queries and keys of a tile, a program's warps, tiles in flight."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+Tiles: TypeAlias = Mapping[tuple[str, int], tuple[Tile, Tile]]
+TILES: Tiles = {
+    ("forward", 64): (Tile(64, 32, 4, 2), Tile(64, 64, 4, 2)),
+    ("forward", 128): (Tile(128, 32, 8, 2), Tile(128, 64, 8, 2)),
+    ("query_gradient", 64): (Tile(64, 32, 4, 2), Tile(64, 32, 4, 2)),
+    ("key_gradient", 64): (Tile(32, 64, 4, 2), Tile(32, 64, 4, 2)),
+    ("value_gradient", 64): (Tile(32, 128, 8, 2), Tile(32, 128, 8, 2)),
+    ("score_jets", 128): (Tile(64, 32, 4, 2), Tile(128, 32, 8, 2)),
+}
+"""By kernel and the numbers of a head at most: the tile by pointers, and by tensor descriptors.
+Registers and instructions chose them, not a clock."""
+
+
+@cache
+def installed() -> bool:
+    """Return whether Triton is installed."""
+    return find_spec("triton") is not None
+
+
+def takes(call: Call) -> bool:
+    """Return whether the kernels compute a call.
+
+    That is a value and its tangent in bfloat16, with heads of at most `LARGEST_HEAD` numbers, on a
+    GPU that the C++ kernels, too, run on."""
+    query, _, value = call[:3]
+    return (
+        query.is_cuda
+        and query.dtype == torch.bfloat16
+        and len(query) == 2
+        and max(query.shape[-1], value.shape[-1]) <= LARGEST_HEAD
+        and installed()
+        and torch.cuda.get_device_capability(query.device) >= OLDEST_GPU
+    )
+
+
+class Launcher:
+    """Launches the kernels of one call.
+
+    Args:
+        jets: query, key and value; in the backward also the result's cotangent.
+        tiles: as `TILES`.
+    """
+
+    def __init__(self, call: Call, jets: Sequence[Tensor], tiles: Tiles) -> None:
+        query, key, value, mask, seed, settings = call
+        _, batch, heads, rows, size = query.shape
+        key_heads, keys = key.shape[2:4]
+        self.call, self.tiles, self.largest = call, tiles, max(size, value.shape[4])
+        self.jets = [x if x.stride(-1) == 1 else x.contiguous() for x in jets]
+        self.descriptors = all(map(_takes_descriptor, self.jets))
+        mask_kind = 0 if mask is None else 1 + mask.is_floating_point()
+        mask = query[0] if mask is None else mask.expand(batch, heads, rows, keys)
+        self.mask = mask.view(torch.uint8) if mask_kind == 1 else mask
+        self.seed = query if seed is None else seed
+        self.sizes = (batch * heads, heads, heads // max(key_heads, 1), rows, keys)
+        p = settings.dropout_p  # a weight is kept where (word >> 8) · 2⁻²⁴ ≥ p
+        self.numbers = (settings.scale, settings.softcap, math.ceil(p * 2**24), 1 / (1 - p))
+        self.plan: dict[str, Any] = {
+            "size": size,
+            "value_size": value.shape[4],
+            "mask": mask_kind,
+            "left": settings.left,
+            "right": 0 if settings.causal else settings.right,
+            "softcap": settings.softcap > 0,
+            "dropout": p > 0,
+            "descriptors": self.descriptors,
+            "scale_first": settings.scale <= 0,
+        }
+
+    def run(
+        self,
+        name: str,
+        strided: Sequence[Tensor],
+        contiguous: Sequence[Tensor],
+        heads: int,
+        count: int,
+        *rectangle: int,
+    ) -> None:
+        """Launch a kernel of `TILES`.
+
+        Args:
+            strided, contiguous: what it loads and stores beside jets and mask, in its order.
+            heads, count: its programs have the tiles of so many heads of so many rows or keys.
+            rectangle: of `score_jets`.
+        """
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        from . import attention_triton_kernels as kernels
+
+        owns_keys = name in ("key_gradient", "value_gradient")
+        width = 64 if self.largest <= 64 and (name, 64) in self.tiles else 128
+        tile = self.tiles[name, width][self.descriptors]
+        programs = -(-count // (tile.keys if owns_keys else tile.rows)) * heads
+        if not programs:
+            return
+        jets: list[Any] = self.jets
+        if self.descriptors:
+            boxes = zip(jets, (tile.rows, tile.keys, tile.keys, tile.rows), strict=False)
+            jets = [TensorDescriptor.from_tensor(x, [1, 1, 1, n, x.shape[-1]]) for x, n in boxes]
+        with_strides = (*self.jets[:3], self.mask, *self.jets[3:], *strided)
+        kernel = kernels.key_gradient if owns_keys else getattr(kernels, name)
+        kernel[(programs,)](
+            *(*jets[:3], self.mask, *jets[3:], *strided, *contiguous, self.seed),
+            tuple(x.stride()[:4] for x in with_strides),
+            *(self.sizes, self.numbers, *((rectangle,) if rectangle else ())),
+            **({"VALUE": name == "value_gradient"} if owns_keys else {}),
+            P=kernels.Plan(tile.rows, tile.keys, stages=tile.stages, **self.plan),
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+
+    def output_products(self, y: Tensor) -> Tensor:
+        """Return Σ_d g₀ y₀ + g₁ y₁ and Σ_d g₁ y₀ of the result and its cotangent, [2, B, H, T]."""
+        g, y = self.jets[3].float(), y.float()
+        return torch.stack([(g * y).sum((0, -1)), (g[1] * y[0]).sum(-1)])
+
+
+def forward(call: Call, tiles: Tiles = TILES) -> tuple[Tensor, Tensor]:
+    """Return y, [2, B, H, T, Dv], and the jet of log Σ exp(s), [2, B, H, T] float32."""
+    query, _, value = call[:3]
+    heads, rows = query.shape[2:4]
+    y = empty_by_token(query, heads, rows, value.shape[4])
+    statistics = query.new_empty(query.shape[:-1], dtype=torch.float32)
+    launcher = Launcher(call, call[:3], tiles)
+    launcher.run("forward", [y], [statistics], launcher.sizes[0], rows)
+    return y, statistics
+
+
+def backward(
+    gy: Tensor, call: Call, y: Tensor, statistics: Tensor, tiles: Tiles = TILES
+) -> Gradients:
+    """Return the gradients of query, key and value from the forward's results."""
+    launcher = Launcher(call, (*call[:3], gy), tiles)
+    numbers = [statistics, launcher.output_products(y)]
+    if launcher.largest > LARGEST_HEAD_WITHOUT_SCORES:
+
+        def scores(head: int, heads: int, row: int, rows: int, keys: int) -> tuple[Tensor, Tensor]:
+            line = -(-keys // 8) * 8  # whole units of 16 bytes, as cuBLAS wants them
+            p, gs = (gy.new_empty(2, heads, rows, line) for _ in range(2))
+            rectangle = (head, row, rows, keys, line)
+            launcher.run("score_jets", [], [p, gs, *numbers], heads, rows, *rectangle)
+            return p[..., :keys], gs[..., :keys]
+
+        return backward_from_scores(scores, gy, call)
+    query, key, value = (empty_by_token(x, *x.shape[2:]) for x in call[:3])
+    all_heads, _, group, rows, keys = launcher.sizes
+    launcher.run("query_gradient", [query], numbers, all_heads, rows)
+    launcher.run("key_gradient", [key], numbers, all_heads // group, keys)
+    launcher.run("value_gradient", [value], numbers, all_heads // group, keys)
+    return query, key, value
+
+
+def _takes_descriptor(x: Tensor) -> bool:
+    """Return whether a tensor descriptor takes a jet: its strides are multiples of 16 bytes."""
+    hopper = not x.is_cuda or torch.cuda.get_device_capability(x.device) >= (9, 0)
+    whole = x.shape[-1] in (16, 32, 64, 128) and x.data_ptr() % 16 == 0
+    unit = 16 // x.element_size()
+    return hopper and whole and all(n > 0 and n % unit == 0 for n in x.stride()[:4])

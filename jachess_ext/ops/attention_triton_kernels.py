@@ -1,0 +1,527 @@
+"""Triton's kernels for attention on jets of a value and its tangent (streams 0 and 1).
+
+    s = scale · q kᵀ;  softcap · tanh(s / softcap);  + mask;  p = softmax(s);  y = p v
+
+`forward` computes y and the jet of log Σ exp(s), from which the backward computes the weights anew:
+
+    gs₁ = p₀ G₁,  gs₀ = p₀ G₀ + p₁ G₁,  G₀ = g₀ v₀ᵀ + g₁ v₁ᵀ − δ₀,  G₁ = g₁ v₀ᵀ − δ₁
+    δ₀ = Σ_d g₀ y₀ + g₁ y₁,  δ₁ = Σ_d g₁ y₀
+
+A program of `forward` and `query_gradient` has a tile of queries of one head and goes over the keys
+that they see; one of `key_gradient` has a tile of keys and goes over the queries of all heads that
+share it.  Tiles in which every query sees every key skip the mask.
+
+What the kernels take:
+    q, k, v, y, gy: [2, B, H, T, D] and alike, pointers; what is read, with `plan.descriptors`
+        tensor descriptors.
+    mask: [B, H, T, Tk], bytes (not 0: visible) or numbers to be added.
+    statistics, delta: [2, B, H, T] float32, contiguous.
+    seed: a pointer to dropout's int64.
+    strides: of each tensor (stream, batch, head, token), of the mask (batch, head, query, key).
+    sizes: (B · H, H, query heads that share a key head, T, Tk).
+    numbers: (scale, softcap, the least word of 24 bits that dropout keeps, the weight it gets).
+    P: a `Plan`.
+
+What the functions below them share: operand, (tensor, its strides); call, (mask and its strides,
+dropout's seed, sizes, numbers); place, (b, h, the first row of the program's tile).
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+DROPOUT_COUNTER = tl.constexpr(0x4A414354)  # as in attention_reference.py
+NO_MASK, BYTES, NUMBERS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a kernel is compiled for.
+
+    Attributes:
+        rows, keys: queries and keys of a tile.
+        size, value_size: D and Dv.
+        mask: 0 for none, 1 for bytes, 2 for numbers.
+        left, right: the window, −1 for no limit; right is 0 for causal attention.
+        softcap, dropout: whether there is one.
+        descriptors: whether tiles are loaded by tensor descriptors.
+        scale_first: whether scores are scaled before their maximum is taken (a scale ≤ 0).
+        stages: tiles that are in flight at once.
+    """
+
+    rows: int
+    keys: int
+    size: int
+    value_size: int
+    mask: int = 0
+    left: int = -1
+    right: int = -1
+    softcap: bool = False
+    dropout: bool = False
+    descriptors: bool = False
+    scale_first: bool = False
+    stages: int = 2
+
+    @property
+    def value(self) -> Plan:
+        """Return the plan: `P.value` is it in compiled kernels and in Triton's interpreter."""
+        return self
+
+
+# ---- tiles -----------------------------------------------------------------------------------
+
+
+@triton.jit
+def load(operand, b, h, first, count, N: tl.constexpr, D: tl.constexpr, P: tl.constexpr):
+    """Return both streams of rows [N, width] of a head, zeros beyond `count` rows of D numbers."""
+    x, strides = operand
+    W: tl.constexpr = max(16, triton.next_power_of_2(D))
+    if P.value.descriptors:
+        x0 = tl.reshape(x.load([0, b, h, first, 0]), [N, W])
+        x1 = tl.reshape(x.load([1, b, h, first, 0]), [N, W])
+    else:
+        rows, columns = (first + tl.arange(0, N))[:, None], tl.arange(0, W)[None, :]
+        x += b.to(tl.int64) * strides[1] + h.to(tl.int64) * strides[2]
+        at = x + rows.to(tl.int64) * strides[3] + columns
+        inside = rows < count
+        if W != D:
+            inside = inside & (columns < D)
+        x0 = tl.load(at, mask=inside, other=0.0)
+        x1 = tl.load(at + strides[0], mask=inside, other=0.0)
+    return x0, x1
+
+
+@triton.jit
+def store(operand, place, count, x0, x1, D: tl.constexpr):
+    """Store both streams of rows [N, width] of a head."""
+    x, strides = operand
+    b, h, first = place
+    rows = (first + tl.arange(0, x0.shape[0]))[:, None]
+    columns = tl.arange(0, x0.shape[1])[None, :]
+    x += b.to(tl.int64) * strides[1] + h.to(tl.int64) * strides[2]
+    at = x + rows.to(tl.int64) * strides[3] + columns
+    inside = (rows < count) & (columns < D)
+    tl.store(at, x0.to(x.dtype.element_ty), mask=inside)
+    tl.store(at + strides[0], x1.to(x.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_numbers(x, place, sizes, N: tl.constexpr):
+    """Return both streams [N] of rows of [2, B, H, T]."""
+    b, h, first = place
+    rows = first + tl.arange(0, N)
+    at = x + (b * sizes[1] + h).to(tl.int64) * sizes[3] + rows
+    second = at + tl.cast(sizes[0], tl.int64) * sizes[3]
+    inside = rows < sizes[3]
+    return tl.load(at, mask=inside, other=0.0), tl.load(second, mask=inside, other=0.0)
+
+
+@triton.jit
+def store_numbers(x, place, sizes, x0, x1):
+    """Store both streams [N] of rows of [2, B, H, T]."""
+    b, h, first = place
+    rows = first + tl.arange(0, x0.shape[0])
+    at = x + (b * sizes[1] + h).to(tl.int64) * sizes[3] + rows
+    tl.store(at, x0, mask=rows < sizes[3])
+    tl.store(at + tl.cast(sizes[0], tl.int64) * sizes[3], x1, mask=rows < sizes[3])
+
+
+@triton.jit
+def limits(first, N, T, TK, BEFORE: tl.constexpr, AFTER: tl.constexpr, STEP: tl.constexpr):
+    """Return (lo, whole_lo, whole_hi, hi): rows [first, first + N) meet columns [lo, hi), and in
+    the tiles of STEP columns in [whole_lo, whole_hi) every row meets every column.
+
+    Row i of T meets columns i − BEFORE ≤ j ≤ i + AFTER of TK; −1 for no limit.
+    """
+    last = tl.minimum(first + N, T) - 1
+    lo, hi = 0, TK
+    whole_lo, whole_hi = 0, TK // STEP * STEP
+    if BEFORE >= 0:
+        lo = tl.maximum(first - BEFORE, 0) // STEP * STEP
+        whole_lo = tl.maximum(tl.cdiv(tl.maximum(last - BEFORE, 0), STEP) * STEP, lo)
+    if AFTER >= 0:
+        hi = tl.maximum(tl.minimum(TK, last + AFTER + 1), lo)
+        whole_hi = tl.minimum(whole_hi, (first + AFTER + 1) // STEP * STEP)
+    whole_lo = tl.minimum(whole_lo, tl.cdiv(hi, STEP) * STEP)
+    return lo, whole_lo, tl.maximum(whole_hi, whole_lo), hi
+
+
+@triton.jit
+def visible(call, b, h, rows, keys, P: tl.constexpr):
+    """Return which scores take part, and what the mask adds to them.
+
+    rows and keys: positions, [N, 1] and [1, M], or [1, N] and [M, 1].
+    """
+    masked, _, sizes, _ = call
+    mask, strides = masked
+    seen = (rows < sizes[3]) & (keys < sizes[4])
+    if P.value.left >= 0:
+        seen = seen & (keys >= rows - P.value.left)
+    if P.value.right >= 0:
+        seen = seen & (keys <= rows + P.value.right)
+    offset = 0.0
+    if P.value.mask > 0:
+        mask += b.to(tl.int64) * strides[0] + h.to(tl.int64) * strides[1]
+        at = mask + rows.to(tl.int64) * strides[2] + keys.to(tl.int64) * strides[3]
+        if P.value.mask == 1:
+            seen = (tl.load(at, mask=seen, other=0) != 0) & seen
+        else:
+            offset = tl.load(at, mask=seen, other=float("-inf")).to(tl.float32)
+            seen = seen & (offset != float("-inf"))
+    return seen, offset
+
+
+@triton.jit
+def dropout_factor(call, b, h, rows, first_key, M: tl.constexpr, P: tl.constexpr):
+    """Return dropout's factors [N, M] of rows [N], from the words of attention_reference.py; 1
+    without dropout."""
+    if P.value.dropout:
+        _, seed, sizes, numbers = call
+        N: tl.constexpr = rows.shape[0]
+        zero = tl.zeros([N, M // 4], tl.uint32)
+        head, row = zero + (b * sizes[1] + h), zero + rows[:, None].to(tl.uint32)
+        quad = zero + (first_key // 4 + tl.arange(0, M // 4))[None, :].to(tl.uint32)
+        x, y, z, w = tl.philox(seed, head, row, quad, zero + DROPOUT_COUNTER)
+        words = tl.reshape(tl.join(tl.join(x, z), tl.join(y, w)), [N, M])
+        return tl.where((words >> 8) >= numbers[2], numbers[3], 0.0)
+    else:
+        return 1.0
+
+
+@triton.jit
+def capped(s, softcap):
+    """Return tanh(s / softcap) and its derivative in s / softcap."""
+    t = 2.0 / (1.0 + tl.exp2(s * (-2.0 * LOG2E) / softcap)) - 1.0
+    return t, 1.0 - t * t
+
+
+@triton.jit
+def products(x, y):
+    """Return both streams of x yᵀ."""
+    y0, y1 = tl.trans(y[0]), tl.trans(y[1])
+    return tl.dot(x[0], y0), tl.dot(x[0], y1, tl.dot(x[1], y0))
+
+
+@triton.jit
+def place_of_queries(sizes, N: tl.constexpr):
+    """Return (b, h, first row) of this program's tile of queries.
+
+    A head's last rows, which see most keys where attention is causal, begin first."""
+    tiles = tl.cdiv(sizes[3], N)
+    head, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    return head // sizes[1], head % sizes[1], (tiles - 1 - tile) * N
+
+
+# ---- forward ---------------------------------------------------------------------------------
+
+
+@triton.jit
+def forward_tiles(sums, q, k, v, place, lo, hi, call, P: tl.constexpr, HIDES: tl.constexpr):
+    """Add the keys [lo, hi) to the sums of a tile of queries.
+
+    sums: n₀ and n₁, of the values by exp(s); l₀ and l₁, of the weights; m, the largest score so
+    far; c, the tangents' centre: their mean over the first tile in which the query sees anything.
+    Were they not centred, an offset that all tangents share would cost bfloat16 its digits.
+    """
+    n0, n1, l0, l1, m, c = sums
+    _, _, sizes, numbers = call
+    b, h, first = place
+    key_head = h // sizes[2]
+    scale, softcap = numbers[0], numbers[1]
+    N: tl.constexpr = P.value.rows
+    M: tl.constexpr = P.value.keys
+    rows = first + tl.arange(0, N)
+    for start in tl.range(lo, hi, M, num_stages=P.value.stages):
+        s0, s1 = products(q, load(k, b, key_head, start, sizes[4], M, P.value.size, P))
+        by0, by1 = scale, scale  # what s0 and s1 are still to be multiplied by
+        if P.value.softcap:
+            t, slope = capped(s0 * scale, softcap)
+            s0, s1, by0, by1 = softcap * t, s1 * (slope * scale), 1.0, 1.0
+        elif P.value.mask == 2 or P.value.scale_first:
+            s0, by0 = s0 * scale, 1.0
+        if P.value.mask > 0 or HIDES:
+            keys = start + tl.arange(0, M)
+            seen, offset = visible(call, b, h, rows[:, None], keys[None, :], P)
+            s0 = tl.where(seen, s0 + offset, float("-inf"))
+            s1 = tl.where(seen, s1, 0.0)
+        new = tl.maximum(m, tl.max(s0, 1) * (by0 * LOG2E))
+        base = new
+        if P.value.mask > 0 or HIDES:
+            base = tl.where(new == float("-inf"), 0.0, new)
+        shrink = tl.exp2(m - base)
+        e0 = tl.exp2(s0 * (by0 * LOG2E) - base[:, None])
+        t0, t1 = tl.sum(e0, 1), tl.sum(e0 * s1, 1) * by1
+        c = tl.where((l0 == 0.0) & (t0 > 0.0), t1 / t0, c)
+        e1 = e0 * (s1 * by1 - c[:, None])
+        l1 = l1 * shrink + (t1 - c * t0)
+        l0 = l0 * shrink + t0
+        m = new
+        factor = dropout_factor(call, b, h, rows, start, M, P)
+        v0, v1 = load(v, b, key_head, start, sizes[4], M, P.value.value_size, P)
+        p0, p1 = (e0 * factor).to(v0.dtype), (e1 * factor).to(v0.dtype)
+        n0 = tl.dot(p0, v0, n0 * shrink[:, None])
+        n1 = tl.dot(p1, v0, tl.dot(p0, v1, n1 * shrink[:, None]))
+    return n0, n1, l0, l1, m, c
+
+
+@triton.jit
+def forward(q, k, v, mask, y, statistics, seed, strides, sizes, numbers, P: tl.constexpr):
+    """Compute y, [2, B, H, T, Dv], and the jet of log Σ exp(s), [2, B, H, T].
+
+    strides: of q, k, v, mask and y.  A query that sees no key gets zeros, and the jet (−inf, 0).
+    """
+    N: tl.constexpr = P.value.rows
+    W: tl.constexpr = max(16, triton.next_power_of_2(P.value.value_size))
+    _, _, _, T, TK = sizes
+    place = place_of_queries(sizes, N)
+    b, h, first = place
+    call = ((mask, strides[3]), tl.load(seed) if P.value.dropout else 0, sizes, numbers)
+    keys, values = (k, strides[1]), (v, strides[2])
+    queries = load((q, strides[0]), b, h, first, T, N, P.value.size, P)
+    zeros, zero = tl.zeros([N, W], tl.float32), tl.zeros([N], tl.float32)
+    sums = (zeros, zeros, zero, zero, zero + float("-inf"), zero)
+    lo, whole_lo, whole_hi, hi = limits(first, N, T, TK, P.value.left, P.value.right, P.value.keys)
+    if P.value.left >= 0:
+        sums = forward_tiles(sums, queries, keys, values, place, lo, whole_lo, call, P, True)
+    sums = forward_tiles(sums, queries, keys, values, place, whole_lo, whole_hi, call, P, False)
+    n0, n1, l0, l1, m, c = forward_tiles(
+        sums, queries, keys, values, place, whole_hi, hi, call, P, True
+    )
+    empty = l0 == 0.0
+    inverse = tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, l0))
+    y0 = n0 * inverse[:, None]
+    y1 = (n1 - y0 * l1[:, None]) * inverse[:, None]
+    store((y, strides[4]), place, T, y0, y1, P.value.value_size)
+    log_sum = tl.where(empty, float("-inf"), m / LOG2E + tl.log(tl.where(empty, 1.0, l0)))
+    slope = tl.where(empty, 0.0, c + l1 * inverse)
+    store_numbers(statistics, place, sizes, log_sum, slope)
+
+
+# ---- backward --------------------------------------------------------------------------------
+
+
+@triton.jit
+def weights(s, logs, seen, offset, numbers, P: tl.constexpr, HIDES: tl.constexpr):
+    """Return the weights' streams, from those of q kᵀ and of log Σ exp(s), and what the soft cap's
+    gradient needs: the scaled tangent, tanh and its slope."""
+    s0, s1 = s[0] * numbers[0], s[1] * numbers[0]
+    z0, z1, t, slope = s0, s1, s0, s0
+    if P.value.softcap:
+        t, slope = capped(s0, numbers[1])
+        z0, z1 = numbers[1] * t, s1 * slope
+    if P.value.mask == 2:
+        z0 += offset
+    p0, z1 = tl.exp2((z0 - logs[0]) * LOG2E), z1 - logs[1]
+    if P.value.mask > 0 or HIDES:
+        p0, z1 = tl.where(seen, p0, 0.0), tl.where(seen, z1, 0.0)
+    return p0, p0 * z1, (s1, t, slope)
+
+
+@triton.jit
+def score_gradients(p0, p1, w, d, factor, cap, numbers, P: tl.constexpr):
+    """Return the gradients of q kᵀ from w, those of the weights that dropout leaves."""
+    G0, G1 = w[0] * factor - d[0], w[1] * factor - d[1]
+    g0, g1 = p0 * G0 + p1 * G1, p0 * G1
+    if P.value.softcap:
+        s1, t, slope = cap
+        g0 = g0 * slope - g1 * s1 * (2.0 * t * slope / numbers[1])
+        g1 = g1 * slope
+    return g0 * numbers[0], g1 * numbers[0]
+
+
+@triton.jit
+def weight_gradients(g, v):
+    """Return both streams' gradients of the weights: g₀ v₀ᵀ + g₁ v₁ᵀ and g₁ v₀ᵀ."""
+    v0 = tl.trans(v[0])
+    return tl.dot(g[1], tl.trans(v[1]), tl.dot(g[0], v0)), tl.dot(g[1], v0)
+
+
+@triton.jit
+def load_queries(q, gy, statistics, delta, place, sizes, P: tl.constexpr):
+    """Return both streams of a tile of queries, of their cotangents, statistics and δ."""
+    N: tl.constexpr = P.value.rows
+    b, h, first = place
+    queries = load(q, b, h, first, sizes[3], N, P.value.size, P)
+    cotangents = load(gy, b, h, first, sizes[3], N, P.value.value_size, P)
+    logs = load_numbers(statistics, place, sizes, N)
+    return queries, cotangents, logs, load_numbers(delta, place, sizes, N)
+
+
+@triton.jit
+def tile_gradients(q, g, logs, d, k, v, place, start, call, P: tl.constexpr, HIDES: tl.constexpr):
+    """Return both streams of a tile's weights, as dropout leaves them, and of the gradients of its
+    scores q kᵀ."""
+    b, h, first = place
+    N: tl.constexpr = P.value.rows
+    M: tl.constexpr = P.value.keys
+    rows, keys = first + tl.arange(0, N), start + tl.arange(0, M)
+    seen, offset = visible(call, b, h, rows[:, None], keys[None, :], P)
+    columns = (logs[0][:, None], logs[1][:, None])
+    p0, p1, cap = weights(products(q, k), columns, seen, offset, call[3], P, HIDES)
+    factor = dropout_factor(call, b, h, rows, start, M, P)
+    deltas = (d[0][:, None], d[1][:, None])
+    gs = score_gradients(p0, p1, weight_gradients(g, v), deltas, factor, cap, call[3], P)
+    return (p0 * factor, p1 * factor), gs
+
+
+@triton.jit
+def query_tiles(
+    a0, a1, q, g, logs, d, k, v, place, lo, hi, call, P: tl.constexpr, HIDES: tl.constexpr
+):  # fmt: skip
+    """Add the keys [lo, hi) to the gradient of a tile of queries."""
+    M: tl.constexpr = P.value.keys
+    b, h, sizes = place[0], place[1], call[2]
+    for start in tl.range(lo, hi, M, num_stages=P.value.stages):
+        keys = load(k, b, h // sizes[2], start, sizes[4], M, P.value.size, P)
+        values = load(v, b, h // sizes[2], start, sizes[4], M, P.value.value_size, P)
+        gs = tile_gradients(q, g, logs, d, keys, values, place, start, call, P, HIDES)[1]
+        gs0, gs1 = gs[0].to(q[0].dtype), gs[1].to(q[0].dtype)
+        a0 = tl.dot(gs1, keys[1], tl.dot(gs0, keys[0], a0))
+        a1 = tl.dot(gs1, keys[0], a1)
+    return a0, a1
+
+
+@triton.jit
+def query_gradient(
+    q, k, v, mask, gy, gq, statistics, delta, seed, strides, sizes, numbers, P: tl.constexpr
+):  # fmt: skip
+    """Compute gq, [2, B, H, T, D]; strides of q, k, v, mask, gy and gq."""
+    N: tl.constexpr = P.value.rows
+    W: tl.constexpr = max(16, triton.next_power_of_2(P.value.size))
+    _, _, _, T, TK = sizes
+    place = place_of_queries(sizes, N)
+    first = place[2]
+    call = ((mask, strides[3]), tl.load(seed) if P.value.dropout else 0, sizes, numbers)
+    Q, K, V, G = (q, strides[0]), (k, strides[1]), (v, strides[2]), (gy, strides[4])
+    x, g, logs, d = load_queries(Q, G, statistics, delta, place, sizes, P)
+    a0 = tl.zeros([N, W], tl.float32)
+    a1 = a0
+    lo, whole_lo, whole_hi, hi = limits(first, N, T, TK, P.value.left, P.value.right, P.value.keys)
+    if P.value.left >= 0:
+        a0, a1 = query_tiles(a0, a1, x, g, logs, d, K, V, place, lo, whole_lo, call, P, True)
+    a0, a1 = query_tiles(a0, a1, x, g, logs, d, K, V, place, whole_lo, whole_hi, call, P, False)
+    a0, a1 = query_tiles(a0, a1, x, g, logs, d, K, V, place, whole_hi, hi, call, P, True)
+    store((gq, strides[5]), place, T, a0, a1, P.value.size)
+
+
+@triton.jit
+def score_jets(
+    q, k, v, mask, gy, p, gs, statistics, delta, seed, strides, sizes, numbers, rectangle,
+    P: tl.constexpr,
+):  # fmt: skip
+    """Store the weights and the scores' gradients of a rectangle, [2, heads, rows, keys] each;
+    strides of q, k, v, mask and gy.
+
+    rectangle: (first head b · H + h, first row, rows, keys, distance between rows in memory).
+    """
+    N: tl.constexpr = P.value.rows
+    M: tl.constexpr = P.value.keys
+    _, H, group, T, TK = sizes
+    first_head, first_row, count, width, line_step = rectangle
+    tiles = tl.cdiv(count, N)
+    local_head, line = tl.program_id(0) // tiles, tl.program_id(0) % tiles * N
+    b, h = (first_head + local_head) // H, (first_head + local_head) % H
+    place = (b, h, first_row + line)
+    call = ((mask, strides[3]), tl.load(seed) if P.value.dropout else 0, sizes, numbers)
+    Q, G = (q, strides[0]), (gy, strides[4])
+    x, g, logs, d = load_queries(Q, G, statistics, delta, place, sizes, P)
+    lo, _, _, hi = limits(first_row + line, N, T, TK, P.value.left, P.value.right, M)
+    lines = (line + tl.arange(0, N))[:, None]
+    at = (local_head.to(tl.int64) * count + lines) * line_step
+    stream = (tl.num_programs(0) // tiles).to(tl.int64) * count * line_step
+    zero = tl.zeros([N, M], tl.float32)
+    for start in tl.range(0, width, M, num_stages=P.value.stages):
+        keys = (start + tl.arange(0, M))[None, :]
+        inside = (lines < count) & (keys < width)
+        jets = ((zero, zero), (zero, zero))
+        if (start >= lo) & (start < hi):
+            K = load((k, strides[1]), b, h // group, start, TK, M, P.value.size, P)
+            V = load((v, strides[2]), b, h // group, start, TK, M, P.value.value_size, P)
+            jets = tile_gradients(x, g, logs, d, K, V, place, start, call, P, True)
+        for n in tl.static_range(2):
+            target = (p if n == 0 else gs) + at + keys
+            tl.store(target, jets[n][0].to(p.dtype.element_ty), mask=inside)
+            tl.store(target + stream, jets[n][1].to(p.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def key_tiles(
+    a0, a1, k, v, queries, place, b, h, lo, hi, call, P: tl.constexpr, HIDES: tl.constexpr,
+    VALUE: tl.constexpr,
+):  # fmt: skip
+    """Add the queries [lo, hi) of head h to the gradient of a tile of keys, or with VALUE of the
+    values."""
+    q, gy, statistics, delta = queries
+    N: tl.constexpr = P.value.rows
+    M: tl.constexpr = P.value.keys
+    _, _, sizes, numbers = call
+    keys = place[2] + tl.arange(0, M)
+    for start in tl.range(lo, hi, N, num_stages=P.value.stages):
+        rows = start + tl.arange(0, N)
+        x, g, logs, d = load_queries(q, gy, statistics, delta, (b, h, start), sizes, P)
+        seen, offset = visible(call, b, h, rows[None, :], keys[:, None], P)
+        lines = (logs[0][None, :], logs[1][None, :])
+        p0, p1, cap = weights(products(k, x), lines, seen, offset, numbers, P, HIDES)
+        factor = dropout_factor(call, b, h, rows, place[2], M, P)
+        if P.value.dropout:
+            factor = tl.trans(factor)
+        if VALUE:
+            z0, z1 = g
+            c0, c1 = (p0 * factor).to(z0.dtype), (p1 * factor).to(z0.dtype)
+            a0 = tl.dot(c1, z1, tl.dot(c0, z0, a0))
+            a1 = tl.dot(c0, z1, a1)
+        else:
+            z0, z1 = x
+            w = (
+                tl.dot(v[1], tl.trans(g[1]), tl.dot(v[0], tl.trans(g[0]))),
+                tl.dot(v[0], tl.trans(g[1])),
+            )
+            deltas = (d[0][None, :], d[1][None, :])
+            gs0, gs1 = score_gradients(p0, p1, w, deltas, factor, cap, numbers, P)
+            c0, c1 = gs0.to(z0.dtype), gs1.to(z0.dtype)
+            a0 = tl.dot(c1, z1, tl.dot(c0, z0, a0))
+            a1 = tl.dot(c1, z0, a1)
+    return a0, a1
+
+
+@triton.jit
+def key_gradient(
+    q, k, v, mask, gy, out, statistics, delta, seed, strides, sizes, numbers, P: tl.constexpr,
+    VALUE: tl.constexpr,
+):  # fmt: skip
+    """Compute gk, [2, B, Hk, Tk, D], or with VALUE gv; strides of q, k, v, mask, gy and of that."""
+    N: tl.constexpr = P.value.keys
+    D: tl.constexpr = P.value.value_size if VALUE else P.value.size
+    W: tl.constexpr = max(16, triton.next_power_of_2(D))
+    _, H, group, T, TK = sizes
+    tiles, key_heads = tl.cdiv(TK, N), H // group
+    head, first = tl.program_id(0) // tiles, tl.program_id(0) % tiles * N
+    b, key_head = head // key_heads, head % key_heads
+    place = (b, key_head, first)
+    call = ((mask, strides[3]), tl.load(seed) if P.value.dropout else 0, sizes, numbers)
+    queries = ((q, strides[0]), (gy, strides[4]), statistics, delta)
+    K = load((k, strides[1]), b, key_head, first, TK, N, P.value.size, P)
+    V = load((v, strides[2]), b, key_head, first, TK, N, P.value.value_size, P)
+    a0 = tl.zeros([N, W], tl.float32)
+    a1 = a0
+    # Query i sees keys i − left ≤ j ≤ i + right: key j is seen by queries j − right ≤ i ≤ j + left.
+    lo, whole_lo, whole_hi, hi = limits(first, N, TK, T, P.value.right, P.value.left, P.value.rows)
+    if first + N > TK:  # what is beyond the last key is hidden
+        whole_hi = whole_lo
+    for n in range(group):
+        h = key_head * group + n
+        if P.value.right >= 0:
+            a0, a1 = key_tiles(
+                a0, a1, K, V, queries, place, b, h, lo, whole_lo, call, P, True, VALUE
+            )
+        a0, a1 = key_tiles(
+            a0, a1, K, V, queries, place, b, h, whole_lo, whole_hi, call, P, False, VALUE
+        )
+        a0, a1 = key_tiles(a0, a1, K, V, queries, place, b, h, whole_hi, hi, call, P, True, VALUE)
+    store((out, strides[5]), place, TK, a0, a1, D)

@@ -1,0 +1,162 @@
+"""Triton's kernels for attention in its interpreter, against attention written out in float64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from jachess_ext.ops import attention_triton
+from jachess_ext.ops.attention_reference import Call, Settings, dropout_mask
+from jachess_ext.ops.attention_triton import Tile
+from python_tests.ops import triton_interpreter  # noqa: F401  mends it
+from python_tests.ops.cases import random_jet, relative_error
+
+BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
+SEED = torch.tensor(-(2**40) - 7)
+SHAPE = {"heads": 2, "key_heads": 2, "rows": 48, "keys": 48, "size": 32, "value_size": 32}
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True},
+    "causal, more keys": {"causal": True, "rows": 33, "keys": 90},
+    "causal, more queries": {"causal": True, "rows": 90, "keys": 33},
+    "window": {"window": (9, 5)},
+    "left window": {"window": (20, 0)},
+    "padding": {"mask": "padding"},
+    "bias": {"mask": "bias"},
+    "causal bias": {"mask": "bias", "causal": True},
+    "queries that see nothing": {"mask": "holes"},
+    "shared keys": {"key_heads": 1},
+    "soft cap": {"softcap": 3.0},
+    "scale": {"scale": 0.5},
+    "negative scale": {"scale": -0.4},
+    "dropout": {"dropout_p": 0.3},
+    "sizes": {"size": 24, "value_size": 40, "rows": 37, "keys": 53},
+    "few keys": {"keys": 5},
+    "one query": {"rows": 1, "heads": 1, "key_heads": 1},
+    "one key": {"keys": 1, "causal": True},
+    "all at once": {
+        **{"mask": "bias", "causal": True, "softcap": 3.0, "dropout_p": 0.2, "key_heads": 1},
+        **{"rows": 45, "keys": 61, "size": 40, "value_size": 24},
+    },
+}
+FEW = ("plain", "window", "all at once")
+"""Cases that run fast and with every tile."""
+STEPS = ((16, 16), (16, 32), (32, 16))
+
+
+def make_mask(kind: str | None, batch: int, heads: int, rows: int, keys: int) -> Tensor | None:
+    generator = torch.Generator().manual_seed(5)
+    if kind == "padding":
+        return (torch.arange(keys) < torch.tensor([[keys], [keys - 7]])).view(batch, 1, 1, keys)
+    if kind == "bias":
+        bias = torch.randn(1, heads, rows, keys, generator=generator)
+        bias[..., 2::5] = -math.inf
+        return bias
+    if kind == "holes":
+        seen = torch.rand(batch, 1, rows, keys, generator=generator) < 0.4
+        seen[:, :, 3], seen[:, :, 20:40] = False, False
+        return seen
+    return None
+
+
+def problem(name: str, dtype: torch.dtype) -> tuple[Call, Tensor]:
+    """A call of two entries, and the result's cotangent."""
+    case = SHAPE | CASES[name]
+    heads, key_heads, rows, keys, size, value_size = (case.pop(key) for key in SHAPE)
+    mask = make_mask(case.pop("mask", None), 2, heads, rows, keys)
+    shapes = [(heads, rows, size), (key_heads, keys, size), (key_heads, keys, value_size)]
+    jets = [random_jet(2, 2, *shape, dtype=dtype, seed=n) for n, shape in enumerate(shapes)]
+    gy = random_jet(2, 2, heads, rows, value_size, dtype=dtype, seed=9)
+    settings = Settings(
+        *(1, case.get("scale", size**-0.5), case.get("causal", False)),
+        *case.get("window", (-1, -1)),
+        *(case.get("softcap", 0.0), case.get("dropout_p", 0.0), 0),
+    )
+    seed = SEED if settings.dropout_p else None
+    return Call(jets[0], jets[1], jets[2], mask, seed, settings), gy
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seed: Tensor, settings: Settings
+) -> tuple[Tensor, Tensor]:
+    """Attention in torch's own words, and log Σ exp(s); 0 and −inf where a query sees nothing."""
+    group = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(group, 1) for x in (key, value))
+    s = settings.scale * query @ key.mT
+    if settings.softcap:
+        s = settings.softcap * torch.tanh(s / settings.softcap)
+    ahead = torch.arange(s.shape[-1]) - torch.arange(s.shape[-2])[:, None]
+    right = 0 if settings.causal else settings.right
+    seen = (ahead >= -settings.left) | (settings.left < 0)
+    seen = (seen & ((ahead <= right) | (right < 0))).expand(s.shape)
+    if mask is not None and mask.dtype == torch.bool:
+        seen = seen & mask
+    elif mask is not None:
+        seen = seen & (mask != -math.inf)
+        s = s + mask.masked_fill(mask == -math.inf, 0.0)
+    # −10³⁰ and not −inf, of which torch's derivatives are NaN
+    s = s.masked_fill(~seen, -1e30)
+    e = torch.exp(s - s.detach().amax(-1, keepdim=True)).where(seen, 0.0)
+    total = e.sum(-1, keepdim=True)
+    p = e / total.where(total > 0, 1.0)
+    if settings.dropout_p:
+        p = p * dropout_mask(*p.shape, settings.dropout_p, seed, p.device) / (1 - settings.dropout_p)
+    logs = (s.detach().amax(-1, keepdim=True) + total.log()).where(total > 0, -math.inf)
+    return p @ value, logs.squeeze(-1)
+
+
+def expected(call: Call, gy: Tensor) -> list[Tensor]:
+    """The jets of the result and of log Σ exp(s), and three gradients, by torch in float64."""
+    leaves = [x.double().requires_grad_() for x in call[:3]]
+    mask = call.mask if call.mask is None or call.mask.dtype == torch.bool else call.mask.double()
+
+    def function(*heads: Tensor) -> tuple[Tensor, Tensor]:
+        return attend(*heads, mask, SEED, call.settings)
+
+    primals, tangents = zip(*(x.unbind(0) for x in leaves), strict=True)
+    (y0, l0), (y1, l1) = torch.func.jvp(function, primals, tangents)
+    y, logs = torch.stack([y0, y1]), torch.stack([l0, l1.where(l0 > -math.inf, 0.0)])
+    return [y, logs, *torch.autograd.grad(y, leaves, gy.double())]
+
+
+def errors(got: list[Tensor], wanted: list[Tensor]) -> float:
+    """The largest error of a stream; what is not finite has to be equal."""
+    largest = 0.0
+    for x, reference in zip(got, wanted, strict=True):
+        assert x.shape == reference.shape
+        for a, b in zip(x.double(), reference, strict=True):
+            finite = b.isfinite()
+            assert torch.equal(a[~finite], b[~finite]) and a[finite].isfinite().all()
+            largest = max(largest, relative_error(a[finite], b[finite]))
+    return largest
+
+
+def launched(call: Call, gy: Tensor, rows: int, keys: int, scores: bool = False) -> list[Tensor]:
+    """Everything by the kernels, in tiles of `rows` by `keys`."""
+    tile = Tile(rows, keys, 4, 2)
+    tiles = {name: (tile, tile) for name in attention_triton.TILES}
+    y, logs = attention_triton.forward(call, tiles)
+    largest = 0 if scores else attention_triton.LARGEST_HEAD_WITHOUT_SCORES
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention_triton, "LARGEST_HEAD_WITHOUT_SCORES", largest)
+        return [y, logs, *attention_triton.backward(gy, call, y, logs, tiles)]
+
+
+@pytest.mark.parametrize("scores", [False, True], ids=["no scores", "scores"])
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FEW else pytest.mark.slow) for name in CASES]
+)
+def test_agrees_with_attention_written_out(
+    name: str, steps: tuple[int, int], dtype: torch.dtype, scores: bool
+) -> None:
+    call, gy = problem(name, dtype)
+    got = launched(call, gy, *steps, scores)
+    assert errors(got, expected(call, gy)) < BOUNDS[dtype]
