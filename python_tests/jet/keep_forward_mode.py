@@ -70,16 +70,16 @@ def try_operator(op: Any, limit: int) -> tuple[set[str], str, str]:
     met: set[str] = set()
     values = gradients = "right"
     tried = False
-    before = registry.GENERAL
+    before = registry.GENERAL_RULES
     for call in calls(op, limit):
-        registry.GENERAL = trial = Trial()
+        registry.GENERAL_RULES = trial = Trial()
         try:
             if not _meets(call, trial):
                 continue
             met |= trial.met
             found = judge(call, independent=False, gradients=gradients == "right")
         finally:
-            registry.GENERAL = before
+            registry.GENERAL_RULES = before
         if found.kind in ("right", "skipped", "no rule"):
             tried |= found.kind == "right"
         elif found.detail.startswith(("gradient", "in the backward")):

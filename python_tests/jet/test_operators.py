@@ -50,14 +50,14 @@ class _Met(dict):
 
 def _verdicts(op: Any, limit: int | None, dtype: torch.dtype = torch.float64) -> Iterator[Verdict]:
     for call in calls(op, limit, dtype):
-        rules = _Met(registry.GENERAL)
-        registry.GENERAL, before = rules, registry.GENERAL
+        rules = _Met(registry.GENERAL_RULES)
+        registry.GENERAL_RULES, before = rules, registry.GENERAL_RULES
         try:
             found = judge(call, independent=True)
             if found.kind == "right" and rules.met:
                 found = judge(call, independent=False)
         finally:
-            registry.GENERAL = before
+            registry.GENERAL_RULES = before
         yield found
 
 
@@ -185,7 +185,7 @@ def test_what_draws_at_random_is_refused() -> None:
 
 
 def test_a_view_by_the_general_rule_is_refused() -> None:
-    assert registry.GENERAL.get(torch.narrow_copy) is not None
+    assert registry.GENERAL_RULES.get(torch.narrow_copy) is not None
     rule = forward_mode_rule(torch.Tensor.as_strided, gradients=True)
     with pytest.raises(jx.MissingJetRule, match="view"):
         _jet(lambda x: rule(x, (2,), (1,)), gradients=False)
@@ -203,7 +203,7 @@ class _Own(torch.Tensor):
 
 def test_tensors_of_other_classes_are_refused() -> None:
     own = torch.ones(3, dtype=torch.float64).as_subclass(_Own)
-    rule = registry.GENERAL[torch.kron]
+    rule = registry.GENERAL_RULES[torch.kron]
     with pytest.raises(jx.MissingJetRule, match="class of its own"):
         _jet(lambda x: rule(x, own), gradients=False)
 

@@ -150,7 +150,7 @@ def _flatten(functions: Iterable[Functions]) -> Iterator[Function]:
 def find_rule(function: Function) -> Rule | None:
     """Return the rule of a torch function: its own, else the forward-mode rule; None if there is
     neither."""
-    rule = RULES.get(function) or GENERAL.get(function) or OTHER_NAMES.get(function)
+    rule = RULES.get(function) or GENERAL_RULES.get(function) or OTHER_NAMES.get(function)
     if rule is None and is_apply(function):
         return functools.partial(APPLY_RULE[0], function.__self__)  # type: ignore[attr-defined]
     if rule is None and getattr(function, "__name__", "") == "custom_function_call":
@@ -169,7 +169,7 @@ def require_rule(function: Function) -> Rule:
 
 def original_function(function: Function) -> Function:
     """Return torch's own function if ``function`` is a user's patch of it, else ``function``."""
-    has_rule = function in RULES or function in GENERAL or function in OTHER_NAMES
+    has_rule = function in RULES or function in GENERAL_RULES or function in OTHER_NAMES
     return function if has_rule else torch_private.original_of(function)
 
 
@@ -183,7 +183,7 @@ def general_rule(function: Function, detail: str) -> Rule:
     Raises:
         MissingJetRule: the function has no forward-mode rule.
     """
-    rule = GENERAL.get(function)
+    rule = GENERAL_RULES.get(function)
     if rule is None:
         raise missing_rule(function, detail)
     return rule
@@ -191,7 +191,7 @@ def general_rule(function: Function, detail: str) -> Rule:
 
 def register_general_rule(function: Function, rule: Rule) -> None:
     """Register the forward-mode rule (`rules/forward_mode.py`) of a function."""
-    GENERAL[function] = rule
+    GENERAL_RULES[function] = rule
 
 
 def registered_functions() -> tuple[Rule, ...]:
@@ -210,11 +210,11 @@ def rule_kinds() -> dict[Function, tuple[str, ...]]:
         (('recogniser', 'formula'), ('value',), ('forward mode',))
     """
     kinds = {}
-    for function in {**RULES, **GENERAL, **OTHER_NAMES}:
+    for function in {**RULES, **GENERAL_RULES, **OTHER_NAMES}:
         rule = RULES.get(function)
         ordinary = getattr(rule, "ordinary", rule)
         words = ["recogniser"] if ordinary is not rule else []
         words += [_KINDS[function]] if function in _KINDS else []
-        words += ["forward mode"] if function in GENERAL else []
+        words += ["forward mode"] if function in GENERAL_RULES else []
         kinds[function] = tuple(words) or ("other name",)
     return kinds

@@ -13,7 +13,7 @@ from ...torch_private import release
 from ..engine.layout import replace_tensors
 from ..engine.registry import Functions, attribute, general_rule, jet_rule, require_rule, spellings
 from ..engine.strides import record_storage
-from ..engine.tensor import JetTensor, aligned, common_layout, constant, lift, primal_of
+from ..engine.tensor import JetTensor, align_streams, common_layout, lift, primal_of, to_tensor
 from ..engine.types import Dims, Operand
 from .pointwise import Derivatives, evaluate_in_float32, push_forward, wide
 from .reduce import euclidean_norm
@@ -43,7 +43,7 @@ def add(input: Operand, other: Operand, *, alpha: float = 1) -> JetTensor:
     layout = common_layout(a, b)
     if isinstance(a, JetTensor) and isinstance(b, JetTensor):
         ndim = max(a.ndim, b.ndim)
-        return JetTensor(aligned(a, ndim) + aligned(b, ndim), layout)
+        return JetTensor(align_streams(a, ndim) + align_streams(b, ndim), layout)
     jet, addend = (a, b) if isinstance(a, JetTensor) else (cast(JetTensor, b), a)
     return JetTensor(add_to_primal(jet.streams, addend), layout)
 
@@ -100,11 +100,11 @@ def _quotient(a: Operand, b: JetTensor) -> Tensor:
     # need powers of b, which overflow where y and its derivatives do not.
     layout = b.jet_layout
     ndim = max(b.ndim, a.ndim) if isinstance(a, Tensor) else b.ndim
-    denominator = aligned(b, ndim)
+    denominator = align_streams(b, ndim)
     primal = primal_of(a) / b.primal
     residual = -primal * denominator[1:]  # becomes a_i − y b_i, and a_ij − y b_ij
     if isinstance(a, JetTensor):
-        residual = residual + aligned(a, ndim)[1:]
+        residual = residual + align_streams(a, ndim)[1:]
     first = residual[: layout.directions] / b.primal
     second = residual[layout.directions :]
     if layout.seconds:
@@ -153,14 +153,14 @@ def power(input: Operand, exponent: Operand) -> JetTensor:
     if not isinstance(n, JetTensor):
         return _power_of_jet(cast(JetTensor, a), n)
     if not isinstance(a, JetTensor):
-        return _power_to_jet(constant(a, dtype=n.dtype, device=n.device), n)
+        return _power_to_jet(to_tensor(a, dtype=n.dtype, device=n.device), n)
     return _power_of_jets(a, n)
 
 
 def _power_of_jet(base: JetTensor, n: Operand) -> JetTensor:
     x = base.primal
     ndim = max(x.ndim, n.ndim) if isinstance(n, Tensor) else x.ndim
-    return push_forward(base.with_streams(aligned(base, ndim)), _power_derivatives(x, n))
+    return push_forward(base.with_streams(align_streams(base, ndim)), _power_derivatives(x, n))
 
 
 def _power_derivatives(x: Tensor, n: Operand) -> Derivatives:
@@ -190,7 +190,7 @@ def _detach_steep_zeros(x: Tensor, n: Operand) -> Tensor:
 def _power_to_jet(base: Tensor, exponent: JetTensor) -> JetTensor:
     """Compute b^y as a function of y; constant where b is 0."""
     value = torch.pow(base, exponent.primal)
-    widened = exponent.with_streams(aligned(exponent, value.ndim))
+    widened = exponent.with_streams(align_streams(exponent, value.ndim))
     return _exponential(base.to(value.dtype), widened, value)[0]
 
 
@@ -217,7 +217,7 @@ def _power_of_jets(base: JetTensor, exponent: JetTensor) -> JetTensor:
     # `_add_mixed_terms` adds f_xn (x_i n_j + x_j n_i).  A derivative that is infinite or undefined
     # must not meet a tangent of 0, with which its product would be NaN.
     ndim = max(base.ndim, exponent.ndim)
-    base, exponent = (jet.with_streams(aligned(jet, ndim)) for jet in (base, exponent))
+    base, exponent = (jet.with_streams(align_streams(jet, ndim)) for jet in (base, exponent))
     x, n = base.primal, exponent.primal
     value = torch.pow(x, n)
     with torch.no_grad():
@@ -321,7 +321,7 @@ def register_logaddexp(name: str, base: float) -> None:
         x, y = promote(input, other)
         value = getattr(torch, name)(primal_of(x), primal_of(y))
         layout = common_layout(x, y)
-        a, b = (JetTensor(aligned(lift(v, layout), value.ndim), layout) for v in (x, y))
+        a, b = (JetTensor(align_streams(lift(v, layout), value.ndim), layout) for v in (x, y))
         infinite = (a.primal == b.primal) & a.primal.isinf()
         gap = torch.where(infinite, 0, a.primal - b.primal)
         tangents = a.streams[1:] - b.streams[1:]
@@ -353,7 +353,7 @@ def register_xlogy(name: str, shift: float) -> None:
     def rule(input: Operand, other: Operand) -> JetTensor:
         value = function(primal_of(input), primal_of(other))
         layout = common_layout(input, other)
-        stacks = (aligned(lift(v, layout, value), value.ndim) for v in (input, other))
+        stacks = (align_streams(lift(v, layout, value), value.ndim) for v in (input, other))
         x, y = (JetTensor(stack.to(value.dtype), layout) for stack in stacks)
         z = wide(y.primal) + shift
         is_zero = (x.primal == 0) & (z <= 0)

@@ -18,7 +18,7 @@ from ...differentiable import linalg
 from ...ops.library import transformed
 from ..engine.errors import missing_rule
 from ..engine.registry import jet_rule
-from ..engine.tensor import JetTensor, aligned, common_layout, lift, primal_of
+from ..engine.tensor import JetTensor, align_streams, common_layout, lift, primal_of
 from .pointwise import push_forward, wide
 
 
@@ -134,10 +134,10 @@ def _solve_jets(A: Tensor, B: Tensor, value: Tensor, left: bool) -> Tensor:
     if not left:
         return _solve_jets(A.mT, B.mT, value.mT, True).mT
     matrix = primal_of(A)
-    right = aligned(lift(B, layout), value.ndim)
+    right = align_streams(lift(B, layout), value.ndim)
     first, second = right[layout.first], right[layout.second]
     if isinstance(A, JetTensor):
-        streams = aligned(A, value.ndim)
+        streams = align_streams(A, value.ndim)
         first = first - streams[layout.first] @ value
         second = second - streams[layout.second] @ value
     first = _solve_stack(matrix, first.expand(-1, *value.shape))

@@ -15,7 +15,7 @@ from ...ops.library import watching
 from ..engine.errors import missing_rule
 from ..engine.registry import attribute, general_rule, jet_rule, require_rule, spellings
 from ..engine.strides import copy_before_write, record_storage, refuse_overlap
-from ..engine.tensor import JetTensor, constant, lift, primal_of
+from ..engine.tensor import JetTensor, lift, primal_of, to_tensor
 from ..engine.types import Function, Index, Operand
 from .streamwise import (
     accept_scalars,
@@ -191,7 +191,7 @@ def _write(target: Tensor, value: Operand, function: Function) -> JetTensor:
     """Overwrite ``target`` with ``value``, broadcast and cast."""
     if not isinstance(target, JetTensor):
         raise missing_rule(function, _PLAIN_TARGET)
-    value = value if isinstance(value, Tensor) else constant(value, device=target.device)
+    value = value if isinstance(value, Tensor) else to_tensor(value, device=target.device)
     if torch.broadcast_shapes(value.shape, target.shape) != target.shape:
         raise missing_rule(
             function, f"a result of shape {tuple(value.shape)} does not fit {tuple(target.shape)}"

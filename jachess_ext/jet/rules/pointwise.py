@@ -25,7 +25,7 @@ from ...ops.library import wide as wide
 from ...torch_private import functional as F
 from ..engine.errors import missing_rule
 from ..engine.registry import jet_rule, require_rule, spellings
-from ..engine.tensor import JetTensor, aligned
+from ..engine.tensor import JetTensor, align_streams
 from .patterns import Activated, defer, fusable
 from .streamwise import write_in_place
 
@@ -37,7 +37,7 @@ def push_forward(jet: JetTensor, derivatives: Derivatives) -> JetTensor:
     """
     ndim = derivatives[0].ndim
     if ndim > jet.ndim:  # broadcast against another argument, such as a clamp's bound
-        jet = jet.with_streams(aligned(jet, ndim))
+        jet = jet.with_streams(align_streams(jet, ndim))
     return jet.with_streams(pointwise_jet(derivatives, jet.streams, jet.jet_layout))
 
 

@@ -14,7 +14,7 @@ from ...ops.library import transformed
 from ...torch_private import functional as F
 from ..engine.errors import missing_rule
 from ..engine.registry import attribute, built_in_functions, general_rule, jet_rule
-from ..engine.tensor import JetTensor, aligned, common_layout, primal_of
+from ..engine.tensor import JetTensor, align_streams, common_layout, primal_of
 from ..engine.types import Dims, Operand
 from .streamwise import (
     accept_scalars,
@@ -112,7 +112,7 @@ def squeeze(input: JetTensor, dim: Dims = None) -> JetTensor:
 @jet_rule("expand")
 def expand(self: JetTensor, *sizes: Sizes, implicit: bool = False, **kwargs: Sizes) -> JetTensor:
     target = varargs(*sizes, *kwargs.values())
-    return self.with_streams(aligned(self, len(target)).expand(len(self.streams), *target))
+    return self.with_streams(align_streams(self, len(target)).expand(len(self.streams), *target))
 
 
 @jet_rule("broadcast_to")
@@ -123,7 +123,7 @@ def broadcast_to(input: JetTensor, size: Sequence[int]) -> JetTensor:
 @jet_rule("repeat")
 def repeat(self: JetTensor, *sizes: Sizes, **kwargs: Sizes) -> JetTensor:
     counts = varargs(*sizes, *kwargs.values())
-    return self.with_streams(aligned(self, len(counts)).repeat(1, *counts))
+    return self.with_streams(align_streams(self, len(counts)).repeat(1, *counts))
 
 
 @jet_rule("tile")
@@ -465,7 +465,7 @@ def masked_fill(input: Tensor, mask: Tensor, value: Operand) -> JetTensor:
         fill = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=input.dtype)
         return where(mask, fill, input)
     return map_primal_and_tangents(
-        input.with_streams(aligned(input, max(input.ndim, mask.ndim))),
+        input.with_streams(align_streams(input, max(input.ndim, mask.ndim))),
         lambda primal: primal.masked_fill(mask, value),
         lambda tangents: tangents.masked_fill(mask, 0),
     )
@@ -498,4 +498,4 @@ jet_rule(Tensor.where)(lambda self, condition, other: where(condition, self, oth
 
 def _align_tangents(jet: JetTensor, primal: Tensor) -> Tensor:
     """Return x_i and x_ij in the dtype of a result's primal, to broadcast against it."""
-    return aligned(jet, primal.ndim)[1:].to(primal.dtype)
+    return align_streams(jet, primal.ndim)[1:].to(primal.dtype)

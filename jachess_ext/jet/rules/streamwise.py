@@ -13,7 +13,7 @@ from ...ops.activation import product_jet
 from ...ops.library import transformed, watching
 from ..engine.constants import unmark_constant
 from ..engine.strides import copy_before_write, refuse_expanded
-from ..engine.tensor import JetTensor, aligned, common_layout, compute_deferred, lift
+from ..engine.tensor import JetTensor, align_streams, common_layout, compute_deferred, lift
 from ..engine.types import Dims, Operand, T
 
 R = TypeVar("R", bound=Callable[..., Tensor | tuple[Tensor, ...]])
@@ -140,7 +140,7 @@ def _make_stack(value: Tensor, ndim: int | None) -> Tensor:
     """Return the stack ``[S, ...]`` of a jet, or ``[1, ...]`` of a constant, with ``ndim``
     dimensions behind the first."""
     if isinstance(value, JetTensor):
-        return value.streams if ndim is None else aligned(value, ndim)
+        return value.streams if ndim is None else align_streams(value, ndim)
     if ndim is not None and value.ndim < ndim:
         value = value.reshape(*(1,) * (ndim - value.ndim), *value.shape)
     return value.unsqueeze(0)
