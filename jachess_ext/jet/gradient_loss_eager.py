@@ -15,7 +15,7 @@ from .engine.context import without_dynamo
 from .passes.eager import can_read_values
 from .passes.fsdp import collect_groups
 from .rows.check import Generators
-from .rows.sameness import CHANGES, require_same
+from .rows.sameness import CAUSES, require_same
 
 
 class GradientLoss(NamedTuple):
@@ -36,7 +36,7 @@ class GradientLoss(NamedTuple):
 Loss = Callable[[Tensor, Any], Tensor]
 _ALTERNATIVE = "use torch.autograd.grad(..., create_graph=True) within jx.differentiable"
 _CHANGED = (
-    f"gradient_loss: fn runs twice, and is not the same function each time: {CHANGES}. Call "
+    f"gradient_loss: fn runs twice, and is not the same function each time: {CAUSES}. Call "
     f"eval(), or draw, count and write outside of it; or {_ALTERNATIVE}, which runs it once"
 )
 
