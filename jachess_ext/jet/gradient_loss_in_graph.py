@@ -35,7 +35,7 @@ def traced_gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> Gr
     cotangents, total = torch.func.grad_and_value(loss, argnums=(0, 1))(value, gradient)
     cotangent, gradient_cotangents = torch_private.pytree.tree_map(Tensor.detach, cotangents)
     directions = gradient_cotangents if isinstance(x, tuple) else (gradient_cotangents,)
-    derivatives = jvp_in_graph(fn, args, directions, False, True, repeats=True)
+    derivatives = jvp_in_graph(fn, args, directions, False, True, is_second_run=True)
     return GradientLoss(_attach_gradients(total, cotangent, *derivatives), value, gradient)
 
 
