@@ -147,7 +147,8 @@ def bilinear(
     if not (isinstance(a, JetTensor) and isinstance(b, JetTensor)):
         # The stack [1, ...] of a constant is broadcast: each stream is multiplied by it.
         return JetTensor(product(*stacks), layout)
-    return JetTensor(product_jet(*stacks, layout, product), layout)
+    stack_a, stack_b = stacks
+    return JetTensor(product_jet(stack_a, stack_b, layout, product), layout)
 
 
 def _make_stack(value: Tensor, ndim: int | None) -> Tensor:
