@@ -144,7 +144,7 @@ def _asks_for_the_general_rule(rule: Any) -> bool:
 
 
 def test_functions_whose_own_rules_cover_every_call_are_not_listed() -> None:
-    listed = (*forward_mode_kept.WITH_GRADIENTS, *forward_mode_kept.WITHOUT_GRADIENTS)
+    listed = (*forward_mode_kept.FORWARD_REVERSE, *forward_mode_kept.FORWARD_ONLY)
     rules = {name: registry.RULES.get(torch_private.find(name)) for name in listed}
     own = {name: rule for name, rule in rules.items() if rule is not None}
     assert not {name for name, rule in own.items() if not _asks_for_the_general_rule(rule)}
@@ -155,7 +155,7 @@ def test_a_layer_norm_by_torch_s_forward_mode_is_noticed() -> None:
     (op,) = [op for op in _operators() if op.name == "nn.functional.layer_norm"]
     function = torch.nn.functional.layer_norm
     before = registry.RULES[function]
-    registry.RULES[function] = forward_mode_rule(function, gradients=True)
+    registry.RULES[function] = forward_mode_rule(function, has_gradients=True)
     try:
         kinds = {judge(call, independent=False).kind for call in calls(op, 2)}
     finally:
@@ -169,7 +169,7 @@ def _jet(function: Any, *, gradients: bool) -> Any:
 
 
 def test_gradients_that_would_be_wrong_are_refused() -> None:
-    assert "torch.copysign" in forward_mode_kept.WITHOUT_GRADIENTS
+    assert "torch.copysign" in forward_mode_kept.FORWARD_ONLY
     y = torch.ones(3, dtype=torch.float64)
     assert _jet(lambda x: torch.copysign(x, y), gradients=False).second.isfinite().all()
     with pytest.raises(jx.MissingJetRule, match="backward"):
@@ -178,7 +178,7 @@ def test_gradients_that_would_be_wrong_are_refused() -> None:
 
 def test_what_draws_at_random_is_refused() -> None:
     """The general rule runs a function once for each pair of directions."""
-    for name in (*forward_mode_kept.WITH_GRADIENTS, *forward_mode_kept.WITHOUT_GRADIENTS):
+    for name in (*forward_mode_kept.FORWARD_REVERSE, *forward_mode_kept.FORWARD_ONLY):
         assert "rrelu" not in name and "fractional" not in name and "lowrank" not in name
     with pytest.raises(jx.MissingJetRule, match="rrelu"):
         _jet(lambda x: torch.nn.functional.rrelu(-x, training=True), gradients=False)
@@ -186,13 +186,13 @@ def test_what_draws_at_random_is_refused() -> None:
 
 def test_a_view_by_the_general_rule_is_refused() -> None:
     assert registry.GENERAL_RULES.get(torch.narrow_copy) is not None
-    rule = forward_mode_rule(torch.Tensor.as_strided, gradients=True)
+    rule = forward_mode_rule(torch.Tensor.as_strided, has_gradients=True)
     with pytest.raises(jx.MissingJetRule, match="view"):
         _jet(lambda x: rule(x, (2,), (1,)), gradients=False)
 
 
 def test_what_forward_mode_does_not_know_is_a_missing_rule() -> None:
-    rule = forward_mode_rule(torch.nn.functional.huber_loss, gradients=True)
+    rule = forward_mode_rule(torch.nn.functional.huber_loss, has_gradients=True)
     with pytest.raises(jx.MissingJetRule, match="forward mode"):
         _jet(lambda x: rule(x, torch.zeros(3, dtype=torch.float64)), gradients=False)
 

@@ -23,7 +23,7 @@ from ..engine.registry import register_general_rule
 from ..engine.strides import stack_with_strides
 from ..engine.tensor import JetTensor, common_layout
 from ..engine.types import Args, Function, Named, Rule
-from .forward_mode_kept import WITH_GRADIENTS, WITHOUT_GRADIENTS
+from .forward_mode_kept import FORWARD_ONLY, FORWARD_REVERSE
 from .pointwise import is_half, wide
 
 Tensors = tuple[Tensor, ...]
@@ -147,9 +147,9 @@ def _nested_jvp(
     return [[outputs[s][n] for s in range(layout.streams)] for n in range(len(outputs[0]))]
 
 
-for _name in (*WITH_GRADIENTS, *WITHOUT_GRADIENTS):
+for _name in (*FORWARD_REVERSE, *FORWARD_ONLY):
     if (_function := torch_private.find(_name)) is not None:
-        register_general_rule(_function, forward_mode_rule(_function, _name in WITH_GRADIENTS))
+        register_general_rule(_function, forward_mode_rule(_function, _name in FORWARD_REVERSE))
 
 
 def _refuse_views(function: Function, values: Iterable[Tensor], stacks: list[Tensor]) -> None:
