@@ -59,8 +59,8 @@ def eager_gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> Gra
             value = fn(*torch_private.pytree.tree_unflatten(points, structure))
             return value.detach(), _gradients(value.sum(), points)
 
-    readable = can_read_values()
-    generators = Generators() if readable else None
+    can_read = can_read_values()
+    generators = Generators() if can_read else None
     value, gradients = run()
     if generators and generators.have_advanced():
         raise RuntimeError(_CHANGED)
@@ -72,7 +72,7 @@ def eager_gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> Gra
     directions = torch_private.pytree.tree_unflatten(gradient_cotangents, structure)
     with collect_groups() as groups:
         derivatives = jvp(fn, args, directions)
-    if readable:
+    if can_read:
         slope, size = _slope(gradients, gradient_cotangents)
 
         def common_results() -> list[Tensor]:

@@ -188,16 +188,16 @@ def _rebind_names(namespace: dict[Any, Any], replacements: dict[int, object]) ->
 def apply_to_jets(function: AutogradFunction, *args: object, **kwargs: object) -> object:
     """Compute ``function.apply(*args, **kwargs)``, where some arguments are jets."""
     jet_pass = common_layout(*args, *kwargs.values()).jet_pass
-    named = around.FORWARD_CODE.get() | (jet_pass.forward_code if jet_pass else set())
-    if function in named or has_known_code(function):
+    forward_functions = around.FORWARD_CODE.get() | (jet_pass.forward_code if jet_pass else set())
+    if function in forward_functions or has_known_code(function):
         return _run_forward(function, args, kwargs)
-    library, accepted, rule = _LIBRARY_RULES.get(function.__name__, ("", set(), None))
+    library, accepted_names, rule = _LIBRARY_RULES.get(function.__name__, ("", set(), None))
     if rule is not None and library in function.__module__:
         options = _name_arguments(function, args, kwargs)
-        if refused := [n for n in options if not (n in accepted or is_unset(options[n]))]:
-            raise function_refusal(function, f"was called with {refused[0]}, which has no rule")
+        if unsupported := [n for n in options if not (n in accepted_names or is_unset(options[n]))]:
+            raise function_refusal(function, f"was called with {unsupported[0]}, which has no rule")
         with without_autocast(next(iter_tensors(args)).device.type):
-            return rule({name: value for name, value in options.items() if name in accepted})
+            return rule({name: value for name, value in options.items() if name in accepted_names})
     if function.jvp is not torch.autograd.Function.jvp:
         return _apply_with_jvp(function, args, kwargs)
     raise function_refusal(function)

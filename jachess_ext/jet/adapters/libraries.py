@@ -178,8 +178,8 @@ def liger_rope(options: Options) -> tuple[Tensor, Tensor]:
     cos, sin = ((a.squeeze(head_dim) if a.ndim == 4 else a).unsqueeze(-3) for a in angles)
 
     def rotate(x: Tensor) -> Tensor:
-        first, second, rest = x.split([half, half, x.shape[-1] - size], -1)
-        pieces = [first * cos - second * sin, second * cos + first * sin, rest]
+        first, second, remainder = x.split([half, half, x.shape[-1] - size], -1)
+        pieces = [first * cos - second * sin, second * cos + first * sin, remainder]
         out = torch.cat(pieces, -1).to(x.dtype)
         return out.transpose(1, 2).contiguous().transpose(1, 2)  # the strides of Liger's result
 

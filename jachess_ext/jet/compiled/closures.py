@@ -136,7 +136,7 @@ def _pack_builder(
 def _record_object(value: object, objects: list[object]) -> object:
     """Append a module or an object to ``objects``, and return it; raise JetGraphError if it has an
     attribute that dynamo cannot guard."""
-    if not any(value is known for known in objects):
+    if not any(value is other for other in objects):
         if reason := unreadable_attribute(value):
             raise JetGraphError(reason)
         objects.append(value)
@@ -151,7 +151,7 @@ def _unpack(value: Any, objects: list[object]) -> Any:
             return None if isinstance(packed, str) and packed == NONE else packed
         name = packed[_BUILDER]
         built = _BUILDERS[name](*(_unpack(value, objects) for value in packed["arguments"]))
-        if name.startswith(_OBJECT_BUILDERS) and not any(built is known for known in objects):
+        if name.startswith(_OBJECT_BUILDERS) and not any(built is other for other in objects):
             objects.append(built)
         return built
 

@@ -38,9 +38,7 @@ def is_constant(tensor: Tensor) -> bool:
     return bool(_STORAGES) and storage_id(tensor) in _STORAGES
 
 
-def call_on_constants(
-    func: Function, args: Args, kwargs: Named, derivative_class: type[Any]
-) -> object:
+def call_on_constants(func: Function, args: Args, kwargs: Named, base_class: type[Any]) -> object:
     """Call a function on the primals, if all jets among its arguments are constants, and return the
     result as constants.
 
@@ -48,11 +46,11 @@ def call_on_constants(
     a view, into which a derivative may still be written.
 
     Args:
-        derivative_class: `DerivativeTensor`, whose file imports this one.
+        base_class: `DerivativeTensor`, whose file imports this one.
     """
     if not _STORAGES:
         return NotImplemented
-    constants = [t for t in iter_tensors((args, kwargs)) if isinstance(t, derivative_class)]
+    constants = [t for t in iter_tensors((args, kwargs)) if isinstance(t, base_class)]
     if not all(tensor.is_constant() for tensor in constants):
         return NotImplemented
     primals = {id(t): t.primal for t in constants}  # type: ignore[attr-defined]  # all have one

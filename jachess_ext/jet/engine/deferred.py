@@ -112,15 +112,15 @@ def _without_saving_hooks() -> Iterator[None]:
     The hooks are removed, not overridden by other hooks: while any hooks are set, autograd does not
     detect writes into saved tensors.
     """
-    removed = []
+    removed_hooks = []
     while (hooks := _saving_hooks()) is not None:
-        removed.append(hooks)
+        removed_hooks.append(hooks)
         torch_private.autograd._pop_saved_tensors_default_hooks()
     try:
         with unwatched():
             yield
     finally:
-        for hooks in reversed(removed):
+        for hooks in reversed(removed_hooks):
             torch_private.autograd._push_saved_tensors_default_hooks(*hooks)
 
 

@@ -73,18 +73,16 @@ def missing_rule(function: object, detail: str = "") -> MissingJetRule:
     """
     name = function_name(function)
     reason = f": {detail}" if detail else ""
-    default_advice = (
+    fallback = (
         f"Register a rule with @jet_rule({name}), after 'from jachess_ext.jet import jet_rule' "
         f"(recipe: jachess_ext/jet/README.md)."
     )
     if isinstance(function, torch.ScriptMethod | torch.jit.ScriptFunction):
-        default_advice = (
-            "It is a scripted or traced program: pass the plain module that it was made of."
-        )
+        fallback = "It is a scripted or traced program: pass the plain module that it was made of."
     advice = next(
         (advice for substring, advice in _ADVICE.items() if substring in name), library_advice(name)
     )
-    advice = advice.strip() or default_advice
+    advice = advice.strip() or fallback
     return MissingJetRule(
         f"no jet rule for {name}{reason} (called in {_calling_module()}). Derivatives through it "
         f"would be wrong, so the pass stops here. {advice[0].upper()}{advice[1:]}"

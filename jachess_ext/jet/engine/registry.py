@@ -61,10 +61,10 @@ def spellings(*names: str) -> list[Rule]:
     for name in names:
         # torch.half is a dtype, torch.cpu a module, torch.__eq__ compares modules.
         spaces = (torch.Tensor,) if name.startswith("__") else _NAMESPACES
-        spelled = [f for space in spaces if callable(f := getattr(space, name, None))]
-        if not spelled:
+        matches = [f for space in spaces if callable(f := getattr(space, name, None))]
+        if not matches:
             raise AttributeError(f"torch has no function named {name!r} to register a jet rule for")
-        functions.extend(spelled)
+        functions.extend(matches)
     return functions
 
 

@@ -74,8 +74,8 @@ def eager_jet(
     fn: Function, x: object, directions: object, order: int, second: Second = "pairs"
 ) -> Any:
     """Compute `jet` outside ``torch.compile``."""
-    readable = can_read_values()
-    inputs = check_inputs(x, directions, check_values=readable)
+    can_read = can_read_values()
+    inputs = check_inputs(x, directions, check_values=can_read)
     return run_pass(fn, inputs, begin_pass(inputs.count, order, second))
 
 
@@ -118,8 +118,8 @@ class Inputs:
                 derivative is not computed.
         """
         extras: Sequence[Tensor | None] = extra or [None] * len(self.points)
-        rows = zip(self.points, self.steps, extras, strict=True)
-        jets = [jet_at(point, steps, layout, last_step) for point, steps, last_step in rows]
+        triples = zip(self.points, self.steps, extras, strict=True)
+        jets = [jet_at(point, steps, layout, last_step) for point, steps, last_step in triples]
         if self.structure is None:
             return (jets[0],)
         nest = torch_private.pytree.tree_unflatten(jets, self.structure)
@@ -165,8 +165,8 @@ def paired_leaves(
     """
     leaves, structure = torch_private.pytree.tree_flatten_with_path(points)
     if not leaves:
-        holds = "hold" if name.endswith("s") else "holds"
-        raise TypeError(f"{name} {holds} no tensor; expected at least one floating-point tensor")
+        verb = "hold" if name.endswith("s") else "holds"
+        raise TypeError(f"{name} {verb} no tensor; expected at least one floating-point tensor")
     named_points = [(name + torch_private.pytree.keystr(path), leaf) for path, leaf in leaves]
     for leaf_name, leaf in named_points:
         if not (labels and _is_label(leaf)):

@@ -53,7 +53,7 @@ def jets_through_fsdp() -> Iterator[None]:
     jet, or the primal of a dual tensor, not the wrapper.  And a deferred jet has to be computed
     before its weights are freed.
     """
-    replaced: list[tuple[dict[int, Function], int, Function]] = []
+    replaced_hooks: list[tuple[dict[int, Function], int, Function]] = []
     for module in _sharded_modules():
         for hooks, wrap_hook in (
             (module._forward_pre_hooks, _wrap_pre_hook),
@@ -61,13 +61,13 @@ def jets_through_fsdp() -> Iterator[None]:
         ):
             for number, hook in hooks.items():
                 if getattr(hook, "__module__", "").startswith("torch.distributed.fsdp"):
-                    replaced.append((hooks, number, hook))
+                    replaced_hooks.append((hooks, number, hook))
                     hooks[number] = wrap_hook(hook)
     try:
         with _jets_through_ddp():
             yield
     finally:
-        for hooks, number, hook in replaced:
+        for hooks, number, hook in replaced_hooks:
             hooks[number] = hook
 
 

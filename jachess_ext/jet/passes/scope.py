@@ -75,8 +75,8 @@ def _guarded_requires_grad(self: Tensor, requires_grad: bool = True) -> Tensor:
     if isinstance(self, DerivativeTensor):  # torch would look for a rule of this function
         _requires_grad_(self.autograd_tensor, requires_grad)
         return self
-    begins = requires_grad and not self.requires_grad
-    if begins and any(p is not None and p.detached for p in _OPEN.passes):
+    turns_on = requires_grad and not self.requires_grad
+    if turns_on and any(p is not None and p.detached for p in _OPEN.passes):
         raise RuntimeError(
             "requires_grad_() was called, perhaps by torch.autograd.functional, on a tensor inside "
             "jx.jet, jx.jvp or a penalty after a detach: the derivative taken there would count as "

@@ -174,9 +174,9 @@ class Rows:
             pairs = zip(step_leaves, self.points, strict=True)
             self._directions = [expand_rows(step, point) for step, point in pairs]
             self.count = len(self._directions[0])
-        readable = can_read_values()
+        can_read = can_read_values()
         for number, (name, point) in enumerate(points):
-            if readable:
+            if can_read:
                 check_finite(point, name)
             if self._directions is not None:
                 check_directions(self._directions[number], point, name, self._directions[0])
@@ -278,8 +278,8 @@ class Rows:
             return [self.all_directions(self.count)]
         signs = weights.detach().sign().tolist()
         plus, zero, minus = ([i for i, s in enumerate(signs) if s == sign] for sign in (1, 0, -1))
-        curved = [(sign, numbers) for sign, numbers in ((1, plus), (-1, minus)) if numbers]
-        (sign, numbers), *second = curved or [(1, [])]
+        signed_numbers = [(sign, numbers) for sign, numbers in ((1, plus), (-1, minus)) if numbers]
+        (sign, numbers), *second = signed_numbers or [(1, [])]
         first = Group(sign, numbers + zero, len(numbers))
         return [first, *(Group(sign, numbers, len(numbers)) for sign, numbers in second)]
 

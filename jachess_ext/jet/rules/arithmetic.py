@@ -297,8 +297,8 @@ def register_extremum(name: str, is_better: Callable[[Tensor, Tensor], Tensor]) 
         is_first = is_better(input, other) | torch.isnan(other if skips_nan else input)
         if skips_nan and not _FMAX_SPLITS_TIES:
             return torch.where(is_first | ties, input, other)
-        best, rest = torch.where(is_first, input, other), torch.where(is_first, other, input)
-        return torch.where(ties, 0.5 * best + 0.5 * rest, best)
+        better, worse = torch.where(is_first, input, other), torch.where(is_first, other, input)
+        return torch.where(ties, 0.5 * better + 0.5 * worse, better)
 
 
 for _name, _is_better in (("max", torch.gt), ("min", torch.lt)):

@@ -116,10 +116,10 @@ def binary_cross_entropy(
     x = input.primal
     value = F.binary_cross_entropy(x, target, reduction="none")
     product = x * (1 - x)
-    spread = product.clamp_min(1e-12)
-    slope = (x - target) / spread
+    denominator = product.clamp_min(1e-12)
+    slope = (x - target) / denominator
     # Where the denominator is clamped, a constant, the slope is linear in x.
-    curvature = (1 - slope * (1 - 2 * x) * (product > 1e-12)) / spread
+    curvature = (1 - slope * (1 - 2 * x) * (product > 1e-12)) / denominator
     losses: Tensor = push_forward(input, (value, slope, curvature))
     return _reduce(losses if weight is None else losses * weight, reduction)
 

@@ -102,7 +102,7 @@ def pointwise(*names: str) -> Callable[[Callable[..., Derivatives]], Callable[..
 
 
 def apply_activation(
-    kind: str, jet: JetTensor, composed: Callable[[Tensor], Derivatives]
+    kind: str, jet: JetTensor, formula: Callable[[Tensor], Derivatives]
 ) -> JetTensor:
     """Compute an activation by the compiled operator, or by its formula if there is no operator.
 
@@ -110,7 +110,7 @@ def apply_activation(
 
     Args:
         kind: the name of the activation in `ops.ACTIVATION_KINDS`.
-        composed: the formula, ``x -> (f, f', f'')``.
+        formula: the formula, ``x -> (f, f', f'')``.
     """
     if fusable("activation_jet", jet):
 
@@ -121,7 +121,7 @@ def apply_activation(
             )
 
         return defer(Activated(jet, kind), operator, (jet,), {}, jet)
-    return push_forward(jet, evaluate_in_float32(jet.primal, composed))
+    return push_forward(jet, evaluate_in_float32(jet.primal, formula))
 
 
 # ---- activations -------------------------------------------------------------------------------
@@ -185,8 +185,8 @@ def softsign(x: Tensor) -> Derivatives:
 def hardtanh(
     x: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
 ) -> Derivatives:
-    inside = (x > min_val) & (x < max_val)
-    return F.hardtanh(x, min_val, max_val), inside.to(x.dtype), torch.zeros_like(x)
+    is_inside = (x > min_val) & (x < max_val)
+    return F.hardtanh(x, min_val, max_val), is_inside.to(x.dtype), torch.zeros_like(x)
 
 
 @pointwise("relu6")
@@ -196,8 +196,8 @@ def relu6(x: Tensor, inplace: bool = False) -> Derivatives:
 
 @pointwise("hardsigmoid")
 def hardsigmoid(x: Tensor, inplace: bool = False) -> Derivatives:
-    inside = ((x > -3) & (x < 3)).to(x.dtype)
-    return F.hardsigmoid(x), inside / 6, torch.zeros_like(x)
+    is_inside = ((x > -3) & (x < 3)).to(x.dtype)
+    return F.hardsigmoid(x), is_inside / 6, torch.zeros_like(x)
 
 
 @pointwise("hardswish")
@@ -223,14 +223,14 @@ def glu(input: Tensor, dim: int = -1) -> Tensor:
 @pointwise("logit")
 def logit(x: Tensor, eps: float | None = None) -> Derivatives:
     """Compute ln(x / (1 − x)); its derivatives are 0 where ``eps`` clamps x."""
-    value, outside = torch.logit(x, eps), None
+    value, is_outside = torch.logit(x, eps), None
     if eps is not None:
-        outside = (x < eps) | (x > 1 - eps)
-        x = x.masked_fill(outside, 0.5)  # infinite slopes would make the backward NaN
+        is_outside = (x < eps) | (x > 1 - eps)
+        x = x.masked_fill(is_outside, 0.5)  # infinite slopes would make the backward NaN
     slope = 1 / (x * (1 - x))
     curvature = (2 * x - 1) * slope * slope
-    if outside is not None:
-        slope, curvature = slope.masked_fill(outside, 0), curvature.masked_fill(outside, 0)
+    if is_outside is not None:
+        slope, curvature = slope.masked_fill(is_outside, 0), curvature.masked_fill(is_outside, 0)
     return value, slope, curvature
 
 

@@ -19,7 +19,7 @@ from .pointwise import wide
 from .streamwise import accept_scalars, reduced_dims, stack_dims
 
 Dtype: TypeAlias = "torch.dtype | None"
-Parts: TypeAlias = "tuple[Tensor, ...]"
+Pair: TypeAlias = "tuple[Tensor, Tensor]"
 Norm: TypeAlias = "float | str | None"
 """The order of a norm, or its name."""
 
@@ -38,13 +38,13 @@ def register_extremum(name: str) -> None:
         keepdim: bool = False,
         *,
         other: Tensor | None = None,
-    ) -> Tensor | Parts:
+    ) -> Tensor | Pair:
         if isinstance(dim, Tensor) or other is not None:
             return getattr(torch, f"{name}imum")(input, dim if other is None else other)
         return reduce_dim(input, dim, keepdim)
 
     @accept_scalars
-    def reduce_dim(input: Tensor, dim: int | None, keepdim: bool) -> Tensor | Parts:
+    def reduce_dim(input: Tensor, dim: int | None, keepdim: bool) -> Tensor | Pair:
         if dim is None:
             return getattr(torch, f"a{name}")(input)
         values, index = getattr(torch, name)(primal_of(input), dim, keepdim=True)
@@ -84,14 +84,14 @@ for _name in ("amax", "amin"):
 @accept_scalars
 def topk(
     input: JetTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
-) -> Parts:
+) -> Pair:
     _, index = torch.topk(input.primal, k, dim, largest, sorted)
     return torch.return_types.topk((torch.gather(input, dim, index), index))
 
 
 @jet_rule("sort")
 @accept_scalars
-def sort(input: JetTensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Parts:
+def sort(input: JetTensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Pair:
     _, index = torch.sort(input.primal, dim=dim, descending=descending, stable=stable)
     return torch.return_types.sort((torch.gather(input, dim, index), index))
 
@@ -240,8 +240,8 @@ def vector_norm(
         if not isinstance(out, JetTensor) or ord in (0, -math.inf):
             return out
         # At 0, where there is no derivative, torch's forward mode gives 0.
-        undefined = cast(JetTensor, euclidean_norm(x, dim, keepdim)).streams.isnan()
-        return out.with_streams(out.streams.masked_fill(undefined, math.nan))
+        is_undefined = cast(JetTensor, euclidean_norm(x, dim, keepdim)).streams.isnan()
+        return out.with_streams(out.streams.masked_fill(is_undefined, math.nan))
     x = x if dtype is None else x.to(dtype)
     return euclidean_norm(x, dim, keepdim)
 
@@ -327,7 +327,7 @@ def register_variance(name: str) -> None:
         keepdim: bool = False,
         *,
         correction: float | None = None,
-    ) -> Tensor | Parts:
+    ) -> Tensor | Pair:
         if isinstance(dim, bool):
             unbiased, dim = dim, None
         if correction is None:
