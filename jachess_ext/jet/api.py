@@ -1,4 +1,4 @@
-"""`jx.jet` and `jx.jvp`: a function's value and its directional derivatives, in one pass."""
+"""`jx.jet` and `jx.jvp`: the value and directional derivatives of a function, in one pass."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def _calling_module() -> str:
     return f"module {type(inner).__name__}{location}"
 
 
-# Substring of a Function's module, or of an operator's name → the library, and how to avoid it.
+# Substring of the full name of a Function or an operator → the library, and how to avoid it.
 _LIBRARIES = {
     "flash_attn": (
         "FlashAttention",

@@ -112,8 +112,9 @@ def jet_rule(*functions: Functions, kind: Kind = "formula") -> Callable[[R], R]:
 def recognise(*functions: Functions) -> Callable[[R], R]:
     """Decorate a function, the recogniser, to call it before the rules of ``functions``.
 
-    It is called as ``recogniser(rule, *args, **kwargs)`` with the ordinary rule, and returns a jet
-    (deferred, or the result of a fused operator), or None to leave the call to the rule.
+    The recogniser is called as ``recogniser(rule, *args, **kwargs)`` with the ordinary rule.  It
+    returns a jet (deferred, or the result of a fused operator), or None to leave the call to the
+    rule.
 
     Examples:
         >>> @recognise(torch.square)

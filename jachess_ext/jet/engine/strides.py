@@ -156,10 +156,10 @@ def _has_new_storage(result: Jet, storages: set[int | None]) -> bool:
 def copy_before_write(target: Jet) -> None:
     """Move a jet that is about to be written into, and all its views, to a new storage, if needed.
 
-    It is needed if the jet was an argument of a function: the function's rule may have saved the
-    streams for backward where torch's function saves nothing, and autograd would refuse the
-    backward after the write.  Or if a dispatch mode may keep the streams.  The jet stays in its
-    storage if a plain tensor shares it, which would miss the write.
+    A move is needed if the jet was an argument of a function: the function's rule may have saved
+    the streams for backward where torch's function saves nothing, and autograd would refuse the
+    backward after the write.  A move is also needed if a dispatch mode may keep the streams.  The
+    jet stays in its storage if a plain tensor shares it, which would miss the write.
     """
     jet_pass, storage = target.jet_layout.jet_pass, storage_id(target)
     if jet_pass is None or storage is None:

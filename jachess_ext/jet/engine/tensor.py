@@ -1,4 +1,5 @@
-"""`JetTensor`: a tensor that shows its primal's shape and carries every stream of a 2-jet."""
+"""`JetTensor`: a tensor with its primal's shape, dtype and device that carries the streams of a
+jet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Functions of the primal alone (comparisons, metadata), creation of buffers, and writes in place.
+"""Functions that return plain values of the primal (comparisons, metadata), creation of buffers,
+and writes in place.
 
 Import this file after those of the out-of-place rules, which the rules of in-place functions call.
 """

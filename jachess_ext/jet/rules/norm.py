@@ -1,4 +1,5 @@
-"""Normalisations: compiled operators where they exist, else the formula of their references."""
+"""Normalisations: by compiled operators if there are any for the jet, else by the formulas of
+`ops/norm.py`."""
 
 from __future__ import annotations
 
