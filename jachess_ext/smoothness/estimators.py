@@ -25,7 +25,7 @@ from ..jet.passes.eager import make_input
 from ..jet.passes.fsdp import jets_through_fsdp
 from ..jet.passes.scope import open_pass
 from ..jet.rows.check import Generators
-from ..jet.rows.sameness import CHANGES, require_same
+from ..jet.rows.sameness import CAUSES, require_same
 from ..models import TWO_STACKS, backbone_of, hooked_embeddings, padding_mask, unwrapped
 from ..ops import jet_mean_squares, library
 from ..torch_private import functional as F
@@ -48,7 +48,7 @@ from .settings import (
 Replace = Callable[[Tensor, Tensor], Tensor]
 _DIFFERS = (
     f"more than {MAX_DIRECTIONS} directions take several passes, and the model is not the same "
-    f"function in each: {CHANGES}. Call eval(), or take {MAX_DIRECTIONS} directions at most"
+    f"function in each: {CAUSES}. Call eval(), or take {MAX_DIRECTIONS} directions at most"
 )
 _NO_HIDDEN_STATES = (
     "the model returned no hidden states; expected a transformers model (or one like it) that "
