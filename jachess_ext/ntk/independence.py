@@ -206,9 +206,7 @@ class Separation:
         least = round_off(dtype) * max(self._sizes.values(), default=0.0)
         for call, sum_of_passes in self._sums.items():
             limit = max(tolerance(dtype) * self._sizes[call], least)
-            if (
-                float(sum_of_passes.abs().max()) > limit
-            ):  # False for NaN, which is refused elsewhere
+            if float(sum_of_passes.abs().max()) > limit:  # NaN is refused elsewhere
                 samples.add(int(sum_of_passes.abs().argmax()))
         return samples
 

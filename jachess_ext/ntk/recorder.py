@@ -268,7 +268,7 @@ class _InputLinear(torch.autograd.Function):
 
 
 def fast_linear(func: Function, args: Args, kwargs: Named) -> Tensor | None:
-    """Return ``func(*args, **kwargs)`` if it is a linear layer that oneDNN computes faster, or None.
+    """Return ``func(*args, **kwargs)`` for a linear layer that oneDNN computes faster, else None.
 
     The weight and the bias must be leaves, and the input must require gradients.
     """
