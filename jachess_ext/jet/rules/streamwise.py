@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...ops.activation import product_jet
-from ...ops.library import transformed, watching
+from ...ops.library import dispatch_modes, transformed
 from ..engine.constants import unmark_constant
 from ..engine.strides import copy_before_write, refuse_expanded
 from ..engine.tensor import JetTensor, aligned, common_layout, compute_deferred, lift
@@ -95,7 +95,7 @@ class _AddToPrimal(torch.autograd.Function):
 def add_to_fresh_primal(streams: Tensor, constant: Tensor) -> Tensor:
     """Add a constant to the primal of a new stack without a graph: in place, unless a dispatch mode
     may hold the stack."""
-    if watching():
+    if dispatch_modes():
         return streams.select_scatter(streams[0] + constant, 0, 0)
     streams[0].add_(constant)
     return streams
