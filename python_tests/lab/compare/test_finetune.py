@@ -310,8 +310,8 @@ def test_the_plain_models_best_epoch(
     last["brier_scaled"] = scaled["brier"]
     assert ({name: best[name] for name in last} == last) == (epoch == 3)
     monkeypatch.setattr(finetune.BestEpoch, "on_epoch_end", lambda *_, **__: None)
-    without_dispatch_modes = finetune.run(jobs[0])
-    assert timeless([replace(record, best_epoch=None)]) == timeless([without_dispatch_modes])
+    unwatched = finetune.run(jobs[0])
+    assert timeless([replace(record, best_epoch=None)]) == timeless([unwatched])
     assert set(record.perturbed) == {"typos", "case"}
     assert set(record.slopes) == {"logit_jacobian", "margin_over_slope"}
     assert (record.validation_rows, record.jacobian) == (8, [])
