@@ -264,7 +264,7 @@ def hooked_embeddings(
 def _real_tokens(x: Tensor, batch: Mapping[str, Tensor], of_decoder: bool) -> Tensor:
     """Return the mask of real tokens ``[B, T]`` for the embeddings x ``[B, T, d]`` of a stack."""
     mask, labels = batch.get("attention_mask"), batch.get("labels")
-    # The decoder's inputs are its own tokens, or the labels or the encoder's tokens, shifted by one.
+    # A decoder's inputs are its own tokens, or the labels or encoder's tokens, shifted by one.
     if of_decoder:
         if isinstance(labels, Tensor) and labels.ndim == 2 and not labels.is_floating_point():
             mask = labels != -100
