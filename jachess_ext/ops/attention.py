@@ -1,9 +1,9 @@
-"""Jets through scaled dot-product attention, in memory linear in the number of tokens.
+"""Jets of scaled dot-product attention, in memory linear in the number of tokens.
 
-`backend_of` chooses what computes a call: the kernels, in passes where they take fewer directions
-than there are; on a GPU, for many scores, the kernels' forward and a backward by large matrix
-products (`attention_chunks`); matrix products alone where no kernel takes the call; within
-transforms the pure-torch reference, which builds T × Tk tensors.
+`backend_of` chooses the backend of a call: the kernels, in several passes if there are more
+directions than they support; on a GPU, for many scores, the kernels' forward and a backward by
+large matrix products (`attention_chunks`); matrix products only, if no kernel supports the call;
+within transforms the pure-torch reference, which builds T × Tk tensors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,14 +40,22 @@ from .library import (
     wide_dtype,
 )
 
-# ---- what the CUDA kernels take ------------------------------------------------------------
+# ---- calls that the CUDA kernels support ---------------------------------------------------
 
 _CUDA_HEAD = 256
 
 
 @constant_when_compiled
 def _tile_fits(device: int, element: int, streams: int, size: int, value_size: int) -> bool:
-    """Return whether the smallest tile of such heads fits a block's shared memory on this GPU."""
+    """Return whether the kernel's smallest tile, for heads of these sizes, fits into this GPU's
+    shared memory per block.
+
+    Args:
+        device: number of the GPU.
+        element: bytes of an element.
+        streams: number of streams of a pass.
+        size, value_size: head sizes of query and value.
+    """
     from .._C import attention_jet_bytes
 
     properties = torch.cuda.get_device_properties(device)
@@ -56,15 +64,15 @@ def _tile_fits(device: int, element: int, streams: int, size: int, value_size: i
 
 
 def _kernels_take(query: Tensor, value: Tensor, q: int) -> bool:
-    """Return whether the kernels of query's device take these heads, in passes or at once."""
+    """Return whether the kernels of query's device support these heads, in one pass or several."""
     if query.device.type != "cuda":
         return True
     size, value_size = int(query.shape[-1]), int(value.shape[-1])
     if query.dtype == torch.float64 or max(size, value_size) > _CUDA_HEAD:
         return False
-    # The tile of one pass is what has to fit, and passes take at most two directions.
-    one_pass = min(q, CUDA_DIRECTIONS)
-    streams = 1 + one_pass + (query.shape[0] > 1 + q)
+    # The tile of one pass has to fit, and a pass has at most two directions.
+    pass_directions = min(q, CUDA_DIRECTIONS)
+    streams = 1 + pass_directions + (query.shape[0] > 1 + q)
     device = torch.cuda.current_device() if query.device.index is None else query.device.index
     return _tile_fits(device, query.element_size(), streams, size, value_size)
 
@@ -72,16 +80,16 @@ def _kernels_take(query: Tensor, value: Tensor, q: int) -> bool:
 # ---- backends ------------------------------------------------------------------------------
 
 HYBRID_FROM = 2**24
-"""Scores of a stream from which on a backward by large products is faster; a quarter of them with
-heads above 64, and a quarter in CUDA graphs, whose launches need no host."""
+"""Number of scores of a stream from which on a backward by large products is faster; a quarter of
+it for heads above 64, and a quarter in CUDA graphs, whose launches cost the host nothing."""
 
 
 class Backend(NamedTuple):
     """A row of `BACKENDS`: which calls a backend computes, unless an earlier row applies.
 
     Attributes:
-        calls: these calls, as a phrase.
-        applies: returns whether a call is one of them.
+        calls: description of these calls, for the table in the documentation.
+        applies: returns whether a call is one of these calls.
         name: "fused": the kernels. "hybrid": their forward, and a backward by large products.
             "composite": products and the softmax's operator. "reference": pure torch.
     """
@@ -97,7 +105,8 @@ def _no_kernel(call: Call) -> bool:
 
 
 def _takes_pairs_only(settings: Settings) -> bool:
-    """Return whether the kernels take at most four directions at once, and no sum of squares."""
+    """Return whether, with these settings, the kernels support at most four directions at once and
+    no sum of squares: with a soft cap or dropout."""
     return bool(settings.softcap or settings.dropout_p)
 
 
@@ -110,9 +119,9 @@ def _large_enough_for_hybrid(call: Call) -> bool:
     query, key, value = call[:3]
     if query.dtype != torch.bfloat16 or not available("attention_jet_scores", query.device):
         return False
-    wide = max(int(query.shape[-1]), int(value.shape[-1])) > 64
+    has_wide_heads = max(int(query.shape[-1]), int(value.shape[-1])) > 64
     scores = query.shape[1:4].numel() * key.shape[3]
-    return scores * (4 if wide else 1) * (4 if _capturing() else 1) >= HYBRID_FROM
+    return scores * (4 if has_wide_heads else 1) * (4 if _capturing() else 1) >= HYBRID_FROM
 
 
 BACKENDS = (
@@ -182,7 +191,7 @@ def attention_jet(
     dropout_seed: int | Tensor = 0,
     summed: int = 0,
 ) -> Tensor:
-    """Push a 2-jet through softmax(scale · q kᵀ + mask) v without a T × Tk tensor.
+    """Return the 2-jet of attention, softmax(scale · q kᵀ + mask) v, without a T × Tk tensor.
 
     A query that sees no key gives zeros in every stream, as in torch's attention.
 
@@ -191,17 +200,17 @@ def attention_jet(
         key: [S, B, Hk, Tk, D] of query's dtype; Hk divides H, query head h uses key head
             h // (H / Hk).
         value: [S, B, Hk, Tk, Dv] of query's dtype.
-        mask: broadcastable to [B, H, T, Tk], of the primal scores only: bool (True takes part) or
-            of a float dtype (added; −inf allowed); carries no gradient.
+        mask: broadcastable to [B, H, T, Tk], applied to the primal scores only: bool (True: the key
+            is visible) or floating point (added; −inf allowed); it has no gradient.
         q, summed: as for `activation_jet`.
-        scale: of the scores; None: D^(−1/2).
+        scale: factor of the scores; None: D^(−1/2).
         causal: query i sees keys j ≤ i, both counted from the first.
         window: (left, right): query i sees keys i − left ≤ j ≤ i + right; −1 for no limit.
         softcap: scores become softcap · tanh(scores / softcap) before the masks; 0 for none.
-        dropout_p: probability that a weight is dropped, the others being divided by 1 − dropout_p;
-            one mask for all streams, forward and backward.
-        dropout_seed: 64 bits that decide which weights (`dropout_mask`): a number, or an int64
-            scalar on query's device, which a CUDA graph reads anew at each replay.
+        dropout_p: probability that a weight is dropped; the others are divided by 1 − dropout_p.
+            All streams, forward and backward, have the same mask.
+        dropout_seed: 64-bit seed of dropout's mask (`dropout_mask`): a number, or an int64 scalar
+            on query's device, which may change between replays of a CUDA graph.
 
     Returns:
         [S, B, H, T, Dv] of query's dtype, laid out as [S, B, T, H, Dv], so that
@@ -209,7 +218,7 @@ def attention_jet(
         (the second backward builds T × Tk tensors).
 
     Raises:
-        ValueError: a mask that requires a gradient.
+        ValueError: ``mask`` requires a gradient.
 
     Examples:
         >>> heads = torch.ones(2, 1, 1, 3, 4)  # one direction, three tokens
@@ -247,10 +256,10 @@ _POSITIONAL = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
 def with_plain_mask(args: Sequence, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return attention's arguments by name, with `is_causal` or a boolean mask in place of a
-    `CausalBias`; None where the mask is another.
+    """Return the arguments by name of a call of torch's attention whose mask is a `CausalBias`,
+    with `is_causal` or a boolean mask in its place; None for any other mask.
 
-    A `CausalBias` is a tensor of uninitialised memory, whose meaning its class alone knows.
+    A `CausalBias` is a tensor of uninitialised memory, to be interpreted by its class only.
     """
     call: dict[str, Any] = {**dict(zip(_POSITIONAL, args, strict=False)), **kwargs}
     bias: Any = call.get("attn_mask")
@@ -273,16 +282,18 @@ def second_backward(
     cotangents: Sequence[Tensor | None],
     attention: Callable[..., Tensor],
 ) -> list[Tensor | None]:
-    """Return the gradients of Σ_k <cotangents_k, g_k> in [gy, *inputs], where (g_1, g_2, g_3) is
-    attention's backward of gy at inputs, in memory linear in the tokens.
+    """Return the gradients of Σ_k <cotangents_k, g_k> with respect to [gy, *inputs], where
+    (g_1, g_2, g_3) are attention's gradients for gy at inputs; in memory linear in the tokens.
 
-    That sum is <gy, J c>, J c the derivative of attention along the cotangents c: a stream of a jet
-    of one order more, linear in gy, and its gradients in inputs are that jet's own backward.
+    The sum equals <gy, J c>, where J c is the derivative of attention along the cotangents c. J c
+    is a stream of a jet of the next order: it is the gradient with respect to gy, and that jet's
+    backward gives the gradients with respect to inputs.
 
     Args:
-        gy: [S, B, H, T, Dv]; S = 1, attention itself, or S = 2, the operator with q = 1.
+        gy: gradient of the result, [S, B, H, T, Dv]; S = 1 for attention itself, S = 2 for the
+            operator with q = 1.
         inputs: query, key and value, [S, ...].
-        cotangents: of their gradients; None is 0.
+        cotangents: cotangents of the gradients g_k; None: zero.
         attention: `attention_jet` with all arguments but the jets and q.
     """
     keep_graph, streams = torch.is_grad_enabled(), len(gy)
@@ -303,8 +314,8 @@ def _second_backward(
     cotangents: Sequence[Tensor | None],
     constants: Sequence[Any],
 ) -> list[Tensor | None] | None:
-    """Return `second_backward` for one direction without second order, else None: the reference's
-    second backward, which builds T × Tk tensors, is used then."""
+    """Return `second_backward` for at most one direction and no second order; otherwise None, for
+    the second backward of the reference, which builds T × Tk tensors."""
     settings, (gy,), (*jets, mask, seed) = Settings(*constants), gradients, inputs
     if len(gy) > 2:
         return None
@@ -324,7 +335,7 @@ def _second_backward(
 # ---- registration --------------------------------------------------------------------------
 
 _TENSORS = "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? dropout_seed"
-_SETTINGS = (  # no default: the dispatcher would leave it out of what it hands to Python
+_SETTINGS = (  # without defaults: the dispatcher does not pass default values to Python kernels
     "int q, float scale, bool causal, int window_left, int window_right, float softcap, "
     "float dropout_p, int summed"
 )
@@ -345,12 +356,12 @@ def _fake_backward(gy: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
 
 
 def _call(arguments: Sequence) -> Call:
-    """Return a call from the tensors and numbers of an operator."""
+    """Return the call of an operator's arguments: five tensors, then the settings."""
     query, key, value, mask, seed, *numbers = arguments
     return Call(query, key, value, mask, seed, Settings(*numbers))
 
 
-def _register(name: str, fake: Callable[..., Results], statistics: bool) -> None:
+def _register(name: str, fake: Callable[..., Results], has_statistics: bool) -> None:
     register_operator(
         name,
         lambda *arguments: reference(_call(arguments)),
@@ -358,7 +369,7 @@ def _register(name: str, fake: Callable[..., Results], statistics: bool) -> None
         differentiable=3,
         fake=fake,
         fake_backward=_fake_backward,
-        statistics=statistics,
+        has_statistics=has_statistics,
         second_backward=_second_backward,
     )
 
@@ -385,6 +396,6 @@ define_operator(
         gy, _call((q, k, v, mask, seed, *settings)), y, statistics
     ),
 )
-_register("attention_jet", _fake, statistics=True)
-_register("attention_jet_hybrid", _fake, statistics=True)
-_register("attention_jet_composite", _fake_result, statistics=False)
+_register("attention_jet", _fake, has_statistics=True)
+_register("attention_jet_hybrid", _fake, has_statistics=True)
+_register("attention_jet_composite", _fake_result, has_statistics=False)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ... import torch_private
-from ...ops.library import unwatched
+from ...ops.library import without_dispatch_modes
 from .context import without_autocast
 from .types import Function
 
@@ -117,7 +117,7 @@ def _without_saving_hooks() -> Iterator[None]:
         removed_hooks.append(hooks)
         torch_private.autograd._pop_saved_tensors_default_hooks()
     try:
-        with unwatched():
+        with without_dispatch_modes():
             yield
     finally:
         for hooks in reversed(removed_hooks):

@@ -15,7 +15,7 @@ from torch.autograd.graph import Node
 
 from ... import torch_private
 from ...ops.attention import with_plain_mask
-from ...ops.library import forward_mode_is_on, unwatched
+from ...ops.library import forward_mode_is_on, without_dispatch_modes
 from .autograd_functions import is_apply, refuse_opaque_functions
 from .complex_rules import takes_complex
 from .errors import function_name, missing_rule
@@ -175,7 +175,7 @@ def refuse_number_reads(func: Callable, args: tuple, kwargs: Named) -> None:
         return torch.full((), 0.3, dtype=tensor.dtype, device=tensor.device, requires_grad=True)
 
     devices = {t.device for t in iter_tensors((args, kwargs)) if t.device.type == "cuda"}
-    with unwatched(), torch.random.fork_rng(devices), torch.enable_grad():
+    with without_dispatch_modes(), torch.random.fork_rng(devices), torch.enable_grad():
         try:
             func(*replace_tensors(args, stand_in), **replace_tensors(kwargs, stand_in))
         except TypeError as error:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ... import torch_private
 from ...ops import collectives
-from ...ops.library import transformed, unwatched, watching
+from ...ops.library import dispatch_modes, transformed, without_dispatch_modes
 from .autograd_functions import is_apply
 from .errors import MissingJetRule, missing_rule
 from .kinds import VIEWS
@@ -42,7 +42,7 @@ _STACK_VIEWS = frozenset(
         *spellings("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk"),
         *(attribute(name) for name in ("T", "mT", "H", "mH")),
         torch.linalg.diagonal,
-        *(*collectives.NAMES, *collectives.OF_LISTS),
+        *(*collectives.NAMES, *collectives.LISTWISE),
     ]
 )
 _BASIC_INDEX_TYPES = (int, slice, type(None), type(Ellipsis))
@@ -164,7 +164,7 @@ def copy_before_write(target: Jet) -> None:
     jet_pass, storage = target.jet_layout.jet_pass, storage_id(target)
     if jet_pass is None or storage is None:
         return
-    if not watching() and (
+    if not dispatch_modes() and (
         storage not in jet_pass.saved_for_backward or not torch.is_grad_enabled()
     ):
         return
@@ -333,7 +333,7 @@ def _shared_storages(tensors: list[Tensor]) -> tuple[tuple[int, int, int | torch
     return tuple(shared)
 
 
-@unwatched()
+@without_dispatch_modes()
 def _torch_layouts(
     function: Function, args: Args, kwargs: Named, tensors: list[Tensor]
 ) -> tuple[Layout, ...]:

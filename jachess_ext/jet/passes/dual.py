@@ -375,7 +375,7 @@ def _random_numbers(func: Callable, args: tuple, kwargs: dict) -> object:
 _UPDATES_STATISTICS = (F.batch_norm, F.instance_norm)
 
 
-@register_tangent(*collectives.OF_LISTS)
+@register_tangent(*collectives.LISTWISE)
 def _call_jet_rule(func: Callable, args: tuple, kwargs: dict) -> object:
     return require_rule(func)(*args, **kwargs)
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ...ops import collectives
-from ...ops.forward_code import asking_functions
+from ...ops.forward_code import overridable_functions
 from ..engine.errors import missing_rule
 from ..engine.registry import jet_rule
 from ..engine.tensor import JetTensor
@@ -30,10 +30,10 @@ def _collective(operator: Function, *args: Any, **kwargs: Any) -> JetTensor:
 def _collectives(operator: Function, *args: Any, **kwargs: Any) -> list[Tensor]:
     """Run a collective of a list of tensors, one tensor at a time."""
     inputs, *settings = collectives.positional(operator, args, kwargs)
-    return [collectives.OF_LISTS[operator](x, *settings) for x in inputs]
+    return [collectives.LISTWISE[operator](x, *settings) for x in inputs]
 
 
-for _operators, _rule in ((collectives.NAMES, _collective), (collectives.OF_LISTS, _collectives)):
+for _operators, _rule in ((collectives.NAMES, _collective), (collectives.LISTWISE, _collectives)):
     for _operator in _operators:
         jet_rule(_operator)(partial(_rule, _operator))
 
@@ -46,4 +46,4 @@ def register_wrappers() -> None:
     """Register the rules of the functions that wait for a collective's result, if torch's module of
     functional collectives has been imported."""
     jet_rule(*collectives.wrappers())(_wait)
-    asking_functions()
+    overridable_functions()

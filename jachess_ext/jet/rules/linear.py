@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...ops.gemm import rows_times
-from ...ops.library import transformed, watching
+from ...ops.library import dispatch_modes, transformed
 from ...torch_private import functional as F
 from ..engine.layout import JetLayout
 from ..engine.registry import jet_rule
@@ -318,7 +318,7 @@ def _accumulate(
             result is allocated.
     """
     shape = len(a), a.shape[1], a.shape[-2], b.shape[-1]
-    if watching() or transformed() or torch.is_grad_enabled():
+    if dispatch_modes() or transformed() or torch.is_grad_enabled():
         sums = [a.new_zeros(shape[1:])] * len(a)
         # Not slices, whose backward would allocate a stack for each.
         streams_a, streams_b = a.unbind(), b.unbind()

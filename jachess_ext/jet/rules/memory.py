@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ...ops.library import watching
+from ...ops.library import dispatch_modes
 from ..engine.errors import missing_rule
 from ..engine.registry import attribute, general_rule, jet_rule, require_rule, spellings
 from ..engine.strides import copy_before_write, record_storage, refuse_overlap
@@ -65,8 +65,8 @@ for _function in [*_COMPARISONS, *_FACTORY, *_METADATA, *_ATTRIBUTES]:
 def detach(self: JetTensor) -> Tensor:
     """Return the primal, which shares the jet's storage, so that later writes change both."""
     if self.jet_layout.jet_pass is not None:
-        if watching():
-            copy_before_write(self)  # a later write could not, once the storage is shared
+        if dispatch_modes():
+            copy_before_write(self)  # not possible once the storage is shared
         self.jet_layout.jet_pass.detached = True
         record_storage(self, self.jet_layout.jet_pass.aliased)
     return self.primal.detach()

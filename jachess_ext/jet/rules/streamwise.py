@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...ops.activation import product_jet
-from ...ops.library import transformed, watching
+from ...ops.library import dispatch_modes, transformed
 from ..engine.constants import unmark_constant
 from ..engine.strides import copy_before_write, refuse_expanded
 from ..engine.tensor import JetTensor, align_streams, common_layout, compute_deferred, lift
@@ -106,9 +106,9 @@ class _AddToPrimal(torch.autograd.Function):
 
 
 def add_to_fresh_primal(streams: Tensor, constant: Tensor) -> Tensor:
-    """Add a constant to the primal of a new stack without a graph; in place, unless a dispatch mode
-    may keep the stack."""
-    if watching():
+    """Add a constant to the primal of a new stack without a graph: in place, unless a dispatch mode
+    may hold the stack."""
+    if dispatch_modes():
         return streams.select_scatter(streams[0] + constant, 0, 0)
     streams[0].add_(constant)
     return streams
