@@ -33,22 +33,22 @@ RUN_NEEDS = (
     *("transformers", "accelerate", "safetensors", "scipy", "sklearn", "pandas", "joblib", "tqdm"),
     *("matplotlib", "jinja2"),
 )
-"""Modules that runs of fine-tuning, their tables and their page need beyond torch and numpy."""
+"""Modules that fine-tuning runs, their tables and their page need beyond torch and numpy."""
 
 
 class DataError(ValueError):
-    """The input cannot be used; the message is a sentence for the user."""
+    """Error for input that cannot be used; the message is a sentence for the user."""
 
 
 class MissingExtra(ImportError):
-    """A library is needed and not installed; the message says how to install it."""
+    """Error for a library that is not installed; the message has the command that installs it."""
 
 
 def require(module: str) -> types.ModuleType:
     """Import and return a module.
 
     Raises:
-        MissingExtra: it is not installed; the message has the command that installs it.
+        MissingExtra: the module is not installed.
     """
     try:
         return importlib.import_module(module)
@@ -71,15 +71,15 @@ def is_installed(module: str) -> bool:
     """Return whether a module can be imported, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
-    except ValueError:  # its entry of sys.modules is None: an import would fail
+    except ValueError:  # sys.modules[module] is None: an import would fail
         return False
 
 
 def require_all(user: str, modules: Iterable[str]) -> None:
-    """Raise MissingExtra, with one command for all, where modules are not installed.
+    """Raise MissingExtra, with one command that installs them all, if modules are not installed.
 
     Args:
-        user: what needs them, for the message.
+        user: name of the command or module that needs them, for the message.
     """
     if names := missing(modules):
         verb = "is" if len(names) == 1 else "are"
@@ -90,12 +90,13 @@ def require_all(user: str, modules: Iterable[str]) -> None:
 
 
 def axes_or_new(ax: Axes | None) -> Axes:
-    """Return the given matplotlib axes, or new ones for None."""
+    """Return the matplotlib axes ``ax``, or new ones if it is None."""
     return require("matplotlib.pyplot").figure(figsize=(7, 4.5)).add_subplot() if ax is None else ax
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically: on any error the old file stays, and no partial file."""
+    """Write a file atomically: on any error the old file is unchanged, and no partial file is
+    left."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, since a rename is atomic within one file system only.
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -120,14 +121,14 @@ def write_json(path: Path, value: object) -> None:
     """Write a value as strict JSON, after `finite`, atomically.
 
     Raises:
-        TypeError: JSON cannot hold the value; the file is not touched.
+        TypeError: the value cannot be written as JSON; the file is unchanged.
     """
     text = json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False)
     write_text(path, text + "\n")
 
 
 def finite(value: object) -> Any:
-    """Return a value as plain JSON has it: arrays as lists, NaN and infinities as None."""
+    """Return a value as plain JSON data: arrays as lists, NaN and infinities as None."""
     if isinstance(value, dict):
         return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -141,10 +142,10 @@ def finite(value: object) -> Any:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Replace a folder atomically: yield an empty one to fill, and move it to `path` at the end.
+    """Replace a folder atomically: yield an empty folder to fill, and move it to `path` at the end.
 
-    On any error the old folder stays, and no partial folder.  What a killed process left is removed
-    at the next call; two processes must not write the same folder at a time.
+    On any error the old folder is unchanged, and no partial folder is left.  The partial folder of
+    a killed process is removed by the next call; two processes must not write one folder at a time.
     """
     partial = path.with_name(f".partial-{path.name}")
     shutil.rmtree(partial, ignore_errors=True)
@@ -163,7 +164,7 @@ def read_json(path: Path) -> Any:
     """Read a JSON file in UTF-8 as `parse_json` does.
 
     Raises:
-        DataError: it cannot be read, is not UTF-8, or is not JSON.
+        DataError: the file cannot be read, is not UTF-8, or is not JSON.
     """
     return parse_json(read_text(path), str(path))
 
@@ -172,7 +173,7 @@ def read_text(path: Path) -> str:
     """Read a text file in UTF-8.
 
     Raises:
-        DataError: it cannot be read, or is not UTF-8.
+        DataError: the file cannot be read, or is not UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8-sig")
@@ -186,11 +187,11 @@ def parse_json(text: str, source: str, *, lenient: bool = False) -> Any:
     """Parse JSON more strictly than `json.loads`, which accepts NaN and repeated names.
 
     Args:
-        source: name of the text in messages.
-        lenient: accept NaN, and line breaks in strings.
+        source: name of the text, for messages.
+        lenient: whether to accept NaN, and line breaks in strings.
 
     Raises:
-        DataError: it is not JSON, has a name twice in an object, or is nested too deeply.
+        DataError: the text is not JSON, an object has a name twice, or it is nested too deeply.
     """
 
     def refuse(name: str) -> float:
@@ -203,7 +204,7 @@ def parse_json(text: str, source: str, *, lenient: bool = False) -> Any:
             parse_constant=None if lenient else refuse,
             strict=not lenient,
         )
-        json.dumps(value, ensure_ascii=False).encode()  # refuses a lone surrogate
+        json.dumps(value, ensure_ascii=False).encode()  # raises ValueError for a lone surrogate
         return value
     except RecursionError:
         raise DataError(f"{source} is nested too deeply") from None
@@ -219,16 +220,16 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def from_json(value: Any, hint: Any, place: str) -> Any:
-    """Convert plain data to a type: lists to tuples, objects to dataclasses.
+    """Return plain data converted to a type: lists to tuples, objects to dataclasses.
 
     Args:
-        hint: int, float (finite; an int will do), str, bool, None, Any, a union or Literal of
-            them, tuple[X, ...], list[X], Mapping[str, X], a dataclass or a TypedDict.
-        place: name of the value in messages.
+        hint: the type: int, float (finite; may be an int), str, bool, None, Any, a union or Literal
+            of them, tuple[X, ...], list[X], Mapping[str, X], a dataclass or a TypedDict.
+        place: name of the value, for messages.
 
     Raises:
-        DataError: the value is of another type, an object has an unknown name or lacks a name, or
-            the dataclass raises a ValueError.
+        DataError: the value has another type, an object has an unknown name or lacks a name, or the
+            dataclass raises a ValueError.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any or (dataclasses.is_dataclass(hint) and isinstance(value, hint)):  # type: ignore[arg-type]
@@ -275,7 +276,7 @@ def _union_from_json(value: object, hints: tuple[object, ...], place: str) -> ob
             return from_json(value, hint, place)
         except DataError as error:
             faults.append((hint is type(None), error))
-    _, fault = min(faults, key=lambda pair: pair[0])  # says more than "expected null"
+    _, fault = min(faults, key=lambda pair: pair[0])  # preferably not "expected null"
     raise DataError(f"{fault} or null" if type(None) in hints else str(fault))
 
 
@@ -305,13 +306,13 @@ def _expect(valid: bool, value: object, expected: str, place: str) -> None:
 
 
 def shown(value: object) -> str:
-    """Return the repr of a value for a message, at most 60 characters of it."""
+    """Return the repr of a value for a message, shortened to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-# Logger → start of messages to suppress: they tell of binaries of torchao and bitsandbytes for
-# another GPU, Python or torch, about which a user can do nothing.
+# Logger → pattern of the start of messages to suppress: they are about binaries of torchao and
+# bitsandbytes for another GPU, Python or torch, which a user cannot change.
 _SUPPRESSED = {
     "torchao": r"Failed to load .*\.so|Skipping import of cpp extensions",
     "torch.utils._pytree": r"<enum '\w+'> is an Enum subclass and is now natively supported",
@@ -321,12 +322,12 @@ _SUPPRESSED = {
 
 
 def quiet_libraries() -> None:
-    """Suppress the messages of `_SUPPRESSED`, and no others; import nothing."""
+    """Suppress the log messages in `_SUPPRESSED`, without importing the libraries."""
     for name in _SUPPRESSED:
         logging.getLogger(name).addFilter(_message_filter(name))
 
 
-@functools.cache  # one object a logger, which adds it once
+@functools.cache  # one filter object per logger, which then adds it only once
 def _message_filter(name: str) -> Callable[[logging.LogRecord], bool]:
     pattern = re.compile(_SUPPRESSED[name])
     return lambda record: record.levelno > logging.WARNING or not pattern.match(record.getMessage())

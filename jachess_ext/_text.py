@@ -1,4 +1,4 @@
-"""Numbers as tables and reports print them."""
+"""Formatting of numbers in tables and reports."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ DASH = "–"
 
 
 def number(value: float | None) -> str:
-    """Return 0.2500, 1,500, 20,000; a dash where there is no number."""
+    """Return a number as text, such as 0.2500, 1,500 or 20,000; a dash for None, NaN or
+    infinity."""
     if value is None or not math.isfinite(value):
         return DASH
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.4g}"
 
 
 def share(probability: float) -> str:
-    """Return 0.314 as 31 %."""
+    """Return a probability in per cent, such as "31 %" for 0.314; a dash for NaN."""
     if math.isnan(probability):
         return DASH
     if 0 < probability < 0.001:
@@ -24,7 +25,7 @@ def share(probability: float) -> str:
 
 
 def scientific(value: float) -> str:
-    """Return 1.23 × 10¹⁵."""
+    """Return a positive number in scientific notation, such as 1.23 × 10¹⁵."""
     if not (math.isfinite(value) and value > 0):
         return f"{value:g}"
     mantissa, power = f"{value:.2e}".split("e")

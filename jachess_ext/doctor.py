@@ -15,7 +15,7 @@ from .ops.library import OLDEST_GPU, STATE
 from .torch_private import TORCH_FLOOR, release
 
 _SHOWN = ("transformers", "accelerate", "peft", "datasets", "scipy", "pandas", "matplotlib")
-"""Distributions whose versions are shown beside torch's and numpy's."""
+"""Distributions whose versions are shown, besides torch and numpy."""
 _FLOORS = {"torch": TORCH_FLOOR, "transformers": (5, 2)}
 
 
@@ -27,7 +27,8 @@ def _version(distribution: str) -> str | None:
 
 
 def _below_floor(name: str, version: str | None) -> str | None:
-    """Return a sentence with the fix if a package is older than the oldest supported version."""
+    """Return a sentence with the fix if a package is older than the oldest supported version;
+    otherwise None."""
     if version is None or name not in _FLOORS or release(version) >= _FLOORS[name]:
         return None
     floor = ".".join(map(str, _FLOORS[name]))
@@ -56,8 +57,8 @@ def _gpu() -> _Gpu:
 def _runs_on(archs: str, capability: str) -> bool:
     """Return whether code built for `archs` ('8.0 9.0a 10.0+PTX') runs on a GPU of `capability`.
 
-    A binary runs on its version and later minor versions ("9.0a": on 9.0 alone), PTX on its version
-    and all later ones.
+    A binary runs on its own version and later minor versions ("9.0a": only on 9.0), PTX on its own
+    version and all later ones.
     """
     gpu = tuple(map(int, capability.split(".")))
     for arch in archs.split():
@@ -70,7 +71,7 @@ def _runs_on(archs: str, capability: str) -> bool:
 
 
 def _cuda_problems(built: dict[str, str], gpu: _Gpu) -> list[str]:
-    """Return a sentence with its fix for each GPU, driver or toolkit that goes unused."""
+    """Return a sentence with the fix for each GPU, driver or toolkit that is not used."""
     if not gpu["visible"]:
         if shutil.which("nvidia-smi") and gpu["torch_cuda"] is None:
             return [
@@ -98,16 +99,16 @@ def _too_old(device: _Device) -> bool:
 
 
 def report(commands: Mapping[str, Sequence[str]] = {}) -> dict[str, Any]:
-    """Collect what `jachess doctor` prints.
+    """Return the facts that `jachess doctor` prints.
 
     Args:
-        commands: modules that each command needs.
+        commands: command -> modules that it needs.
 
     Returns:
-        versions of python and packages, None where missing; platform; built, the build
-        information, {} where there is none; operators: their library, whether it is loaded, its
-        kernels; pure: whether this installation has no compiled operators; gpu; problems and notes
-        (of what is merely absent), sentences with the fix.
+        A dict with the keys versions (of python and packages, None if missing); platform; built
+        (the build information, {} if there is none); operators (path of their library, whether it
+        is loaded, its kernels); pure (whether this installation has no compiled operators); gpu;
+        and problems and notes (on optional things that are missing): sentences with the fix.
     """
     versions: dict[str, str | None] = {
         "python": platform.python_version(),
@@ -117,17 +118,17 @@ def report(commands: Mapping[str, Sequence[str]] = {}) -> dict[str, Any]:
     versions.update({name: _version(name) for name in _SHOWN})
     built, gpu = build_info(), _gpu()
     problems = [text for name, v in versions.items() if (text := _below_floor(name, v))]
-    # Without the library's file there was never a build: slower, and no problem to fix.
-    pure = not STATE.path.is_file()
-    if STATE.problem is not None and not pure:
+    # Without the library's file there was no build, which is slower, but not a problem.
+    is_pure = not STATE.path.is_file()
+    if STATE.problem is not None and not is_pure:
         problems.append(STATE.problem[0].upper() + STATE.problem[1:])
-    elif not built and not pure:
+    elif not built and not is_pure:
         problems.append(
             "The module jachess_ext._C is missing or broken: rebuild it with `make build`, or "
             "`pip install --no-build-isolation -e .`."
         )
     problems += _cuda_problems(built, gpu)
-    # Users that lack the same packages share one line, and one command.
+    # Commands and modules that lack the same packages share one line, and one command to install.
     users: dict[str, list[str]] = {}
     for user, modules in {"jachess_ext.training": TRAINING, **commands}.items():
         users.setdefault(" ".join(missing(modules)), []).append(user)
@@ -142,7 +143,7 @@ def report(commands: Mapping[str, Sequence[str]] = {}) -> dict[str, Any]:
         for device in gpu["visible"]
         if _too_old(device)
     ]
-    if pure:
+    if is_pure:
         notes.append(
             "This is the installation without compiled operators: everything works, by formulas in "
             "torch, slower. To compile them: `make build` in a checkout, or a wheel for this "
@@ -159,7 +160,7 @@ def report(commands: Mapping[str, Sequence[str]] = {}) -> dict[str, Any]:
             "loaded": STATE.problem is None,
             "kernels": sorted(f"{name} ({device})" for name, device in STATE.kernels),
         },
-        "pure": pure,
+        "pure": is_pure,
         "gpu": gpu,
         "problems": problems,
         "notes": notes,
@@ -167,7 +168,11 @@ def report(commands: Mapping[str, Sequence[str]] = {}) -> dict[str, Any]:
 
 
 def main(commands: Mapping[str, Sequence[str]] = {}) -> int:
-    """Print the report and return the exit code: 0 where nothing is broken, else 1."""
+    """Print the report and return the exit code: 0 if there are no problems, else 1.
+
+    Args:
+        commands: command -> modules that it needs.
+    """
     facts = report(commands)
     built, gpu = facts["built"], facts["gpu"]
     lines = [f"platform      {facts['platform']}"]

@@ -1,4 +1,4 @@
-"""`jx.graphed`: a training step as a CUDA graph, whose kernels the host launches at once."""
+"""`jx.graphed`: a training step as a CUDA graph, all of whose kernels are launched at once."""
 
 from __future__ import annotations
 
@@ -36,44 +36,46 @@ def graphed(
     warmup: int = 3,
     check_every: int = 100,
 ) -> Callable[P, R]:
-    """Return a function that takes the same steps, from a CUDA graph after the first few.
+    """Return a function that computes the same steps, after the first few by a CUDA graph.
 
-    A penalty's step launches hundreds of small kernels, for which a GPU waits most of the time; a
-    graph launches them at once.  Each call is one step: the first ``warmup`` run as they are, on a
-    stream of their own, and the next is captured.  From then on the arguments are copied into those
-    of the capture and the graph is replayed, with new random numbers: dropout, and directions of a
-    `JacHess`, whose step is moved to the GPU.  Replays give what eager steps give, to the bit where
-    both get the same mask: that of a batch without padding transformers drops only eagerly.
+    A step with a penalty launches hundreds of small kernels, for which a GPU waits most of the
+    time; a graph launches them at once.  Each call is one step: the first ``warmup`` calls run the
+    step eagerly, on a side stream, and the next call captures it.  From then on the arguments are
+    copied into those of the capture and the graph is replayed, with new random numbers for dropout
+    and for the directions of a `JacHess`, whose step counter is moved to the GPU.  Replays equal
+    eager steps bit for bit, if both have the same attention mask (eagerly, transformers drops the
+    mask of a batch without padding).
 
-    A graph is a list of kernels: Python does not run again.  Numbers of Python are those of the
-    capture (a penalty's strength), memory has to stay where it was (load weights with
-    ``load_state_dict``, leave the optimizer), and nothing is read: a step that is not finite is
-    neither refused nor skipped.  Refused are changed arguments on the host (numbers, arrays,
-    tensors on the CPU), changed numbers of an optimizer, one that counts on the host, and
-    ``train()`` or ``requires_grad_()`` of a model that the step trains.
-    On the CPU the steps run as they are, which a warning says once.
+    A graph is a list of kernels: Python code does not run again.  Python numbers (a penalty's
+    strength) keep their values of the capture, tensors must not be replaced by others (load weights
+    by ``load_state_dict``, keep the optimizer), and no result is copied to the host: a step that is
+    not finite is neither refused nor skipped.  Errors are raised for changed arguments on the host
+    (numbers, arrays, CPU tensors), changed numbers of an optimizer, an optimizer that counts steps
+    on the host, and calls of ``train()`` or ``requires_grad_()`` of a model that the step trains.
+    Without a GPU the steps run eagerly, with one warning.
 
-    ``torch.cuda.make_graphed_callables`` makes a graph of a module's forward, and one of its
-    backward.  It takes no jets (their stack is not an argument of the module), runs the warm-up as
-    further steps, and leaves the loss, its penalty and the optimizer outside.
+    ``torch.cuda.make_graphed_callables`` captures a module's forward and backward as two graphs.
+    It does not support jets (their stack is not an argument of the module), runs the warm-up as
+    additional steps, and does not include the loss, its penalty and the optimizer.
 
     Args:
-        step: takes nests of tensors of fixed shapes on one GPU (batches padded to one length, the
-            last one dropped) and returns a nest of tensors.  It calls ``zero_grad``, ``backward``
-            and an optimizer's ``step``, which needs ``capturable=True`` where it has that setting,
-            and a tensor as its learning rate where that changes.
-        parameters: of a step that leaves gradients to an optimizer outside of it; they are set to
-            the call's own, and have to be None when it begins.  None: step leaves none.
-        warmup: calls before the capture, 1 at least; 3 and more for a compiled model.
+        step: function of nests of tensors of fixed shapes on one GPU (batches padded to one length,
+            without a smaller last batch), which returns a nest of tensors.  It calls ``zero_grad``,
+            ``backward`` and an optimizer's ``step``, which needs ``capturable=True`` if it has that
+            setting, and a tensor as its learning rate if that changes.
+        parameters: parameters whose gradients the step leaves for an optimizer outside of it; their
+            gradients are set by each call, and must be None when it begins.  None: the step leaves
+            no gradients.
+        warmup: number of calls before the capture, at least 1; at least 3 for a compiled model.
         check_every: number of calls between two checks that results are finite, each of which
             waits for the GPU.
 
     Raises:
-        ValueError: a call differs from the capture; gradients add up over calls (accumulation); an
-            optimizer's step is not capturable; ``warmup`` or ``check_every`` is not positive.
+        ValueError: a call differs from the capture; gradients accumulate over calls; an optimizer's
+            step is not capturable; ``warmup`` or ``check_every`` is not positive.
         TypeError: step returns something other than tensors.
         FloatingPointError: a result is not finite.
-        RuntimeError: torch's own, where step reads a tensor's value (``.item()``).
+        RuntimeError: step copies a tensor's value to the host (``.item()``); raised by torch.
 
     Examples:
         >>> reg = jx.JacHess(model, weights="uniform")
@@ -99,7 +101,7 @@ _step_is_running = False
 
 
 def is_graphed_step() -> bool:
-    """Return whether a step of `graphed` runs: in the warm-up or the capture."""
+    """Return whether a step of `graphed` is running, in the warm-up or the capture."""
     return _step_is_running
 
 
@@ -110,13 +112,14 @@ def on_gpu(leaves: Sequence[object]) -> bool:
 
 @cache
 def _stream(device: int) -> torch.cuda.Stream:
-    """Return the stream of all warm-ups; a single one, since cuBLAS allocates memory per stream."""
+    """Return the side stream of a GPU; one for all warm-ups, since cuBLAS allocates memory for each
+    stream."""
     return torch.cuda.Stream(device)
 
 
 @contextmanager
 def side_stream() -> Iterator[None]:
-    """Run a block on a side stream, as warm-ups of a capture have to."""
+    """Run the code within the context on a side stream, as is required for a capture's warm-up."""
     stream = _stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -125,7 +128,7 @@ def side_stream() -> Iterator[None]:
 
 
 def capture(run: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
-    """Return a CUDA graph of ``run``, and its results, which each replay overwrites."""
+    """Capture ``run``; return its CUDA graph, and its results, which each replay overwrites."""
     graph = torch.cuda.CUDAGraph()
     # The thread of a data loader may pin memory during the capture.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -134,7 +137,11 @@ def capture(run: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list
 
 
 class _Backward(TorchFunctionMode):
-    """Record whether a backward pass ran, which sets gradients of parameters."""
+    """Mode that records whether a backward pass ran, which sets gradients of parameters.
+
+    Attributes:
+        ran: whether a backward pass ran.
+    """
 
     ran = False
 
@@ -146,6 +153,8 @@ class _Backward(TorchFunctionMode):
 
 
 class _Graphed(Generic[R]):
+    """The function that `graphed` returns."""
+
     def __init__(
         self, step: Callable[..., R], parameters: list[Tensor] | None, warmup: int, every: int
     ) -> None:
@@ -212,7 +221,8 @@ class _Graphed(Generic[R]):
         return [result.clone() for result in self._results]
 
     def _record_optimizer(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        """Record an optimizer that takes a step, and its numbers on the host."""
+        """Record an optimizer before its step, and its numbers on the host; raise ValueError if it
+        is not capturable."""
         if any(group.get("capturable") is False for group in optimizer.param_groups):
             raise ValueError(
                 f"{type(optimizer).__name__} counts its steps on the host: a graph needs "
@@ -224,10 +234,10 @@ class _Graphed(Generic[R]):
         self._host_state = _host_state(optimizer)
 
     def _check_host_state(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        """Raise ValueError where an optimizer's step changed a number on the host."""
-        now = _host_state(optimizer)
+        """Raise ValueError if an optimizer's step changed a number on the host."""
+        after = _host_state(optimizer)
         for path, before in self._host_state.items():
-            if now.get(path, before) != before:
+            if after.get(path, before) != before:
                 place = torch_private.pytree.keystr(path[1:])
                 raise ValueError(
                     f"{type(optimizer).__name__} changes its {place} on the host, which no replay "
@@ -237,7 +247,7 @@ class _Graphed(Generic[R]):
 
     @contextmanager
     def _observe_optimizers(self) -> Iterator[None]:
-        """Record and check the steps of all optimizers in a block."""
+        """Record and check the steps of all optimizers within the context."""
         before = register_optimizer_step_pre_hook(self._record_optimizer)
         after = register_optimizer_step_post_hook(self._check_host_state)
         try:
@@ -247,7 +257,7 @@ class _Graphed(Generic[R]):
             after.remove()
 
     def _run(self, args: Sequence[object], kwargs: dict[str, object]) -> list[Tensor]:
-        """Run the step; return the tensors of its result."""
+        """Run the step; return the tensors of its result, detached."""
         global _step_is_running
         _step_is_running = True
         try:
@@ -277,12 +287,12 @@ class _Graphed(Generic[R]):
         self._gradients = [parameter.grad for parameter in self._parameters or ()]
 
     def _current_flags(self) -> list[bool]:
-        """Return the flags that `train` and `requires_grad_` set."""
+        """Return the flags `requires_grad` and `training` of the trained parameters and modules."""
         flags = [parameter.requires_grad for parameter in self._trained]
         return flags + [module.training for module in self._modules]
 
     def _check(self, flat: Leaves, nest: torch_private.pytree.TreeSpec) -> None:
-        """Raise ValueError where a replay would differ from the step with these arguments."""
+        """Raise ValueError if a replay would differ from the step with these arguments."""
         if nest != self._arguments:
             raise ValueError(
                 "the step's arguments are nested otherwise than those of the captured step; "
@@ -308,18 +318,19 @@ class _Graphed(Generic[R]):
                     "(drop_last=True)"
                 )
         for optimizer, groups in zip(self._optimizers, self._numbers, strict=True):
-            for before, now in zip(groups, optimizer.param_groups, strict=True):
+            for before, group in zip(groups, optimizer.param_groups, strict=True):
                 for name, number in before.items():
-                    if now[name] != number:
+                    if group[name] != number:
                         raise ValueError(
-                            f"{name} of {type(optimizer).__name__} is {now[name]}, but was "
+                            f"{name} of {type(optimizer).__name__} is {group[name]}, but was "
                             f"{number} when its step was captured: pass a tensor on the GPU, "
                             f"{name}=torch.tensor({number}, device='cuda'), which schedulers fill"
                         )
 
 
 def _numbers(optimizer: Optimizer) -> list[dict[str, object]]:
-    """Return the settings of each parameter group that are constants in a graph."""
+    """Return the settings of each parameter group that are not tensors, and so constant in a
+    graph."""
     return [
         {k: v for k, v in group.items() if k != "params" and not isinstance(v, Tensor)}
         for group in optimizer.param_groups
@@ -327,7 +338,7 @@ def _numbers(optimizer: Optimizer) -> list[dict[str, object]]:
 
 
 def _host_state(optimizer: Optimizer) -> dict[torch_private.pytree.KeyPath, str]:
-    """Return an optimizer's numbers and its tensors on the host, by their path."""
+    """Return an optimizer's numbers and its tensors on the host as text, by their path."""
     numbers = {
         k: v for k, v in vars(optimizer).items() if k[0] != "_" and isinstance(v, int | float)
     }
@@ -340,10 +351,10 @@ def _host_state(optimizer: Optimizer) -> dict[torch_private.pytree.KeyPath, str]
 
 
 def _modules_with(parameters: Sequence[Tensor]) -> list[nn.Module]:
-    """Return all modules of the models that hold one of the parameters."""
-    wanted = {*map(id, parameters)}
+    """Return all modules of the models that hold at least one of the parameters."""
+    ids = {*map(id, parameters)}
     modules = [value for value in gc.get_objects() if isinstance(value, nn.Module)]
-    holders = [module for module in modules if wanted & {*map(id, module.parameters())}]
+    holders = [module for module in modules if ids & {*map(id, module.parameters())}]
     return [*dict.fromkeys(part for module in holders for part in module.modules())]
 
 
@@ -356,7 +367,7 @@ _VALUES = (
 
 def _copy(leaf: object) -> object:
     if isinstance(leaf, np.ndarray):
-        return leaf.copy()  # which the caller may write into
+        return leaf.copy()  # the caller may write into the array
     if not isinstance(leaf, Tensor):
         return leaf
     return leaf.detach().clone().requires_grad_(leaf.requires_grad)
@@ -372,7 +383,7 @@ def _kind(leaf: object) -> str:
 
 
 def _is_same(static: object, leaf: object) -> bool:
-    """Return whether an argument on the host equals that of the capture."""
+    """Return whether an argument on the host equals the captured one; True for other arguments."""
     if isinstance(static, np.ndarray) and isinstance(leaf, np.ndarray):
         return static.tobytes() == leaf.tobytes()
     if isinstance(static, Tensor) and isinstance(leaf, Tensor) and not on_gpu([static]):

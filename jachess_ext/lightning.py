@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class LightningSmoothnessMonitor(Callback):
-    """Measure a model's smoothness before training, at intervals of steps, and at the end.
+    """Measure a model's smoothness before training, every ``every`` steps, and at the end.
 
-    It penalises nothing: training with it is bit for bit the training without it.  The figures of
-    `SmoothnessProbe` go to the Trainer's loggers.  In a run of several processes each measures the
-    same rows, and Lightning's loggers write those of the first.
+    It adds no penalty: the trained weights are bit for bit those without the callback.  The figures
+    of `SmoothnessProbe` are logged by the Trainer's loggers.  In a run of several processes each
+    measures the same rows, and Lightning's loggers write the figures of the first.
 
     Examples:
         >>> import lightning
@@ -36,14 +36,15 @@ class LightningSmoothnessMonitor(Callback):
         >>> trainer = lightning.Trainer(callbacks=[monitor], logger=False)
 
     Args:
-        batch: the rows to measure, as a collator yields them; 16 to 64 suffice.
-        every: optimiser steps between measurements.
-        attribute: where the Lightning module keeps its transformers model; None: it is the model.
+        batch: the rows to measure, as a collator yields them; 16 to 64 rows suffice.
+        every: number of optimiser steps between measurements.
+        attribute: name of the Lightning module's attribute that holds its transformers model; None:
+            the module itself is the model.
         options: ``hessian``, ``directions`` and ``seed`` of `SmoothnessProbe`.
 
     Raises:
-        ValueError: as `SmoothnessProbe`.
-        AttributeError: when training begins and the module has no such attribute.
+        ValueError: see `SmoothnessProbe`.
+        AttributeError: the module has no such attribute (raised when training begins).
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class LightningSmoothnessMonitor(Callback):
         self._measure(trainer, pl_module)
 
     def _measure(self, trainer: Trainer, module: LightningModule) -> None:
-        # The last step may be one of `every` and the end of training: it is measured once.
+        # The last step may be a multiple of `every`: it is measured only once.
         if self.probe.measured(trainer.global_step):
             return
         model = module if self.attribute is None else getattr(module, self.attribute)

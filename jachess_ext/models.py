@@ -1,4 +1,4 @@
-"""Backbone, embeddings, padding, mode and device of a transformers model."""
+"""Helpers for transformers models: backbone, embeddings, padding, mode and device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _NO_TABLE = "{} has no get_input_embeddings(); pass inputs_embeds in the batch"
 
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Hold all modules in training or evaluation mode within a block, then restore each mode."""
+    """Put all modules into training or evaluation mode within the context; then restore each
+    mode."""
     before = {module: module.training for module in model.modules()}
     model.train(training)
     try:
@@ -39,16 +40,16 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 
 @contextmanager
-def trained(wanted: Mapping[nn.Parameter, bool]) -> Iterator[None]:
-    """Set ``requires_grad`` of parameters within a block."""
-    before = {parameter: parameter.requires_grad for parameter in wanted}
+def trained(flags: Mapping[nn.Parameter, bool]) -> Iterator[None]:
+    """Set the flags ``requires_grad`` of parameters within the context; then restore them."""
+    before = {parameter: parameter.requires_grad for parameter in flags}
     try:
-        for parameter, wants in wanted.items():
-            parameter.requires_grad_(wants)
+        for parameter, flag in flags.items():
+            parameter.requires_grad_(flag)
         yield
     finally:
-        for parameter, wants in before.items():
-            parameter.requires_grad_(wants)
+        for parameter, flag in before.items():
+            parameter.requires_grad_(flag)
 
 
 def real_pairs(tensor: Tensor) -> Tensor:
@@ -60,15 +61,15 @@ def real_pairs(tensor: Tensor) -> Tensor:
 
 
 def padding_mask(batch: Mapping[str, Tensor], *, check_rows: bool = True) -> Tensor:
-    """Return ``[B, T]`` booleans, true at real tokens.
+    """Return the mask of real tokens in a batch, ``[B, T]`` booleans.
 
     Args:
-        check_rows: check for rows that are all padding; it reads the mask, for which the host waits
-            for a GPU.
+        check_rows: whether to check for rows that are all padding, for which the host waits for a
+            GPU.
 
     Raises:
-        TypeError, ValueError: not a mapping; no input; a mask of another shape; an empty batch; a
-            row that is all padding.
+        TypeError, ValueError: the batch is not a mapping, has no input, is empty, has a mask of
+            another shape than its inputs, or a row that is all padding.
     """
     if not isinstance(batch, Mapping):
         raise TypeError(
@@ -105,7 +106,7 @@ def padding_mask(batch: Mapping[str, Tensor], *, check_rows: bool = True) -> Ten
 
 
 def without_labels(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Drop the labels, so that the model computes no task loss."""
+    """Return the batch without labels, so that the model computes no task loss."""
     labels = ("labels", "label", "label_ids", "start_positions", "end_positions")
     return {key: value for key, value in batch.items() if key not in labels}
 
@@ -117,7 +118,8 @@ def on_device_of(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Ten
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the user's model inside torch.compile, data-parallel wrappers and DeepSpeed's."""
+    """Return the user's model inside the wrappers of torch.compile, data parallelism and
+    DeepSpeed."""
     wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel)
     while True:  # wrappers nest in any order
         if isinstance(model, wrappers) or is_deepspeed(model):
@@ -130,24 +132,26 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def is_deepspeed(model: nn.Module) -> bool:
     """Return whether the model is an engine of DeepSpeed."""
-    # Never imported here: a model can be in its engine only where something else imported it.
+    # Not imported here: a model can be in an engine only if deepspeed has been imported.
     deepspeed = sys.modules.get("deepspeed")
     return deepspeed is not None and isinstance(model, deepspeed.DeepSpeedEngine)
 
 
 def without_engine(model: nn.Module) -> nn.Module:
-    """Return the module of a DeepSpeed engine, for gradients beside the training step.
+    """Return the module inside a DeepSpeed engine, to compute gradients besides the training
+    step's.
 
-    The engine's own forward prepares the one backward pass of the step.
+    (The engine's own forward prepares the single backward pass of the step.)  Any other model is
+    returned unchanged.
     """
     return cast(nn.Module, model.module) if is_deepspeed(model) else model
 
 
 def check_whole(model: nn.Module) -> None:
-    """Check that each rank has the whole weights.
+    """Check that every rank has the full weights.
 
     Raises:
-        ValueError: ZeRO's stage 3 has shared them out.
+        ValueError: stage 3 of DeepSpeed's ZeRO has distributed them over the ranks.
     """
     if any(hasattr(p, "ds_tensor") for p in model.parameters()):
         raise ValueError(
@@ -157,28 +161,29 @@ def check_whole(model: nn.Module) -> None:
 
 
 def token_tables(model: nn.Module) -> dict[nn.Module, bool]:
-    """Return the layers that look up token embeddings in ``forward`` -> whether a decoder's.
+    """Return the layers that look up token embeddings in ``forward``: layer -> whether it belongs
+    to the decoder of an encoder-decoder.
 
-    The encoder's comes first.  BART and T5 have a table in each of both, and do not call the one
-    that their ``get_input_embeddings`` returns.
+    The encoder's layer comes first.  BART and T5 have a layer in encoder and decoder each, and do
+    not call the layer that their ``get_input_embeddings`` returns.
     """
     check_whole(model)
     inner = unwrapped(model)
     stacks = (getattr(inner, f"get_{name}", lambda: None)() for name in ("encoder", "decoder"))
     encoder, decoder = (_table_of(stack) for stack in stacks)
-    two = getattr(getattr(inner, "config", None), "is_encoder_decoder", False)
-    stacks_of = {encoder: False, decoder: two and decoder is not encoder}
-    tables = {table: of_decoder for table, of_decoder in stacks_of.items() if table is not None}
-    # A model of one stack has neither half, but a table of its own.
-    whole = None if tables else _table_of(inner)
-    return tables if whole is None else {whole: False}
+    has_two = getattr(getattr(inner, "config", None), "is_encoder_decoder", False)
+    by_stack = {encoder: False, decoder: has_two and decoder is not encoder}
+    tables = {table: is_decoder for table, is_decoder in by_stack.items() if table is not None}
+    # A model of one stack has neither an encoder nor a decoder, but a table of its own.
+    model_table = None if tables else _table_of(inner)
+    return tables if model_table is None else {model_table: False}
 
 
 def token_table(model: nn.Module) -> nn.Embedding:
     """Return the first of `token_tables`, in which the ids of a batch are looked up.
 
     Raises:
-        ValueError: the model has none.
+        ValueError: the model has no layer of token embeddings.
     """
     table = next(iter(token_tables(model)), None)
     if table is None:
@@ -187,7 +192,7 @@ def token_table(model: nn.Module) -> nn.Embedding:
 
 
 def _table_of(stack: nn.Module | None) -> nn.Module | None:
-    """Return a stack's layer of token embeddings; None for stacks without one, as of images."""
+    """Return a stack's layer of token embeddings; None if it has none (a vision model)."""
     try:
         layer = cast("PreTrainedModel", stack).get_input_embeddings()
     except (AttributeError, NotImplementedError):
@@ -204,24 +209,24 @@ def hooked_embeddings(
     *,
     trained: bool = False,
 ) -> Iterator[dict[str, Tensor]]:
-    """Replace the token embeddings x of passes in a block by ``replace(x, real)``.
+    """Replace the token embeddings x in passes within the context by ``replace(x, real)``.
 
-    x ``[B, T, d]`` is what a table of `token_tables` returns, of an encoder-decoder first the
-    encoder's and then the decoder's; real ``[B, T]`` is true at tokens that are no padding.
+    x ``[B, T, d]`` is the output of a layer of `token_tables`, in an encoder-decoder first of the
+    encoder's and then of the decoder's; real ``[B, T]`` is true at tokens other than padding.
 
-    A model that ``torch.compile`` compiled runs its own Python meanwhile: dynamo reuses code that
-    it compiled without the hooks, or with them.
+    A model compiled by ``torch.compile`` runs uncompiled within the context, since dynamo would
+    reuse code compiled without the hooks, or later code compiled with them.
 
     Args:
-        batch: arguments of the model; None: unknown, all tokens count as real.
-        trained: replace in passes with gradients only.  TRL makes others beside the training pass,
-            for metrics, a reference or other rows.
+        batch: arguments of the model; None: unknown, so that all tokens are taken as real.
+        trained: whether to replace only in passes with gradients; TRL runs other passes besides the
+            training pass, for metrics, a reference or other rows.
 
     Yields:
-        The batch to call the model with: its ``inputs_embeds`` have been replaced.
+        The batch to call the model with, in which ``inputs_embeds`` are already replaced.
 
     Raises:
-        ValueError: the model has no token embeddings, or made none in the block.
+        ValueError: the model has no token embeddings, or computed none within the context.
     """
     batch = dict(batch or {})
     calls: list[bool] = []
@@ -244,7 +249,7 @@ def hooked_embeddings(
                 lambda module, args, x, of_decoder=of_decoder: enter(x, of_decoder)
             )
             hooks.callback(handle.remove)
-        # Importing dynamo takes seconds; where nobody did, nothing is compiled.
+        # Importing dynamo takes seconds; if it has not been imported, nothing is compiled.
         if "torch._dynamo" in sys.modules:
             hooks.enter_context(FORCE_EAGER)
         yield batch
@@ -257,9 +262,10 @@ def hooked_embeddings(
 
 
 def _real_tokens(x: Tensor, batch: Mapping[str, Tensor], of_decoder: bool) -> Tensor:
-    """Return booleans ``[B, T]`` for the embeddings x ``[B, T, d]`` of a stack."""
+    """Return the mask of real tokens ``[B, T]`` for the embeddings x ``[B, T, d]`` of a stack."""
     mask, labels = batch.get("attention_mask"), batch.get("labels")
-    if of_decoder:  # reads its own tokens, or the labels, or the encoder's tokens, one place later
+    # A decoder's inputs are its own tokens, or the labels or encoder's tokens, shifted by one.
+    if of_decoder:
         if isinstance(labels, Tensor) and labels.ndim == 2 and not labels.is_floating_point():
             mask = labels != -100
         decoder_mask = batch.get("decoder_attention_mask")
@@ -273,10 +279,10 @@ def _real_tokens(x: Tensor, batch: Mapping[str, Tensor], of_decoder: bool) -> Te
 def leaf_embeddings(
     model: nn.Module, batch: Mapping[str, Tensor]
 ) -> Iterator[tuple[dict[str, Tensor], list[Tensor]]]:
-    """Make the token embeddings of a pass leaves of its graph.
+    """Make the token embeddings of a pass within the context leaves of its graph.
 
     Yields:
-        The batch to call the model with, and the leaves, which the pass fills in.
+        The batch to call the model with, and a list to which the pass appends the leaves.
     """
     leaves: list[Tensor] = []
 
@@ -291,34 +297,38 @@ def leaf_embeddings(
 def gradient_of_tokens(loss: Tensor, leaves: Sequence[Tensor]) -> Tensor:
     """Return ∂loss/∂x ``[B, T, d]`` for the embeddings x of the batch's tokens.
 
-    The decoder of a classifier reads the same tokens, shifted by one, from a table tied to the
-    encoder's; its gradient is added.
+    In an encoder-decoder classifier the decoder's inputs are the same tokens, shifted by one, with
+    tied embeddings; their gradient is added.
+
+    Args:
+        leaves: the leaves of `leaf_embeddings`.
     """
-    gradient, *others = torch.autograd.grad(loss, leaves)
-    for other, x in zip(others, leaves[1:], strict=True):
+    gradient, *decoder_gradients = torch.autograd.grad(loss, leaves)
+    for decoder_gradient, x in zip(decoder_gradients, leaves[1:], strict=True):
         if x.shape == leaves[0].shape and torch.equal(x[:, 1:], leaves[0][:, :-1]):
             # Token t of the encoder is token t + 1 of the decoder, which begins with a start token.
-            gradient[:, :-1] += other[:, 1:]
+            gradient[:, :-1] += decoder_gradient[:, 1:]
     return gradient
 
 
 def learns_prompts(model: nn.Module) -> bool:
-    """Return whether peft puts virtual tokens or a prefix before the model's tokens."""
+    """Return whether peft adds learned virtual tokens or a prefix before the model's tokens."""
     config = getattr(unwrapped(model), "active_peft_config", None)
     return getattr(config, "is_prompt_learning", False)
 
 
 def drawn_modules(model: nn.Module) -> tuple[str, ...] | None:
-    """Return the names of modules whose weights the model's checkpoint lacks; None: unknown.
+    """Return the names of the modules whose weights were missing in the model's checkpoint, and so
+    drawn at random; None: unknown.
 
-    They are in the attribute ``drawn_modules``; without it, they are those that transformers has
-    not marked as loaded.
+    They are in the attribute ``drawn_modules``; without it, they are the modules that transformers
+    has not marked as loaded.
     """
     inner = unwrapped(model)
     recorded: Iterable[str] | None = getattr(inner, "drawn_modules", None)
     if recorded is not None:
         return tuple(recorded)
-    # Of a model that was built from its configuration, none is marked, and nothing is known.
+    # In a model built from its configuration no parameter is marked: the modules are unknown.
     loaded = {name: getattr(p, "_is_hf_initialized", False) for name, p in inner.named_parameters()}
     if not any(loaded.values()):
         return None
@@ -326,7 +336,7 @@ def drawn_modules(model: nn.Module) -> tuple[str, ...] | None:
 
 
 def without_peft(model: nn.Module) -> nn.Module:
-    """Return the model inside torch.compile, data-parallel wrappers and peft."""
+    """Return the model inside the wrappers of torch.compile, data parallelism and peft."""
     inner = unwrapped(model)
     return getattr(inner, "get_base_model", lambda: inner)()
 

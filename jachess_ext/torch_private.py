@@ -1,4 +1,4 @@
-"""The oldest torch that works, and private names of torch, each looked up at first use.
+"""The oldest supported torch, and private names of torch, each looked up at first use.
 
 Torch 2.10 to 2.15 were tested; newer ones are accepted (`nox -s new_torch` tests them).  If a newer
 torch lacks a name, `MissingPrivate` is raised where the name is used, and nowhere else.
@@ -56,7 +56,7 @@ _PATHS = {
 
 
 class MissingPrivate(RuntimeError):
-    """Raised where this torch lacks a private name that the package needs."""
+    """Error raised if this torch lacks a private name that the package needs."""
 
 
 def __getattr__(name: str) -> Any:
@@ -78,26 +78,27 @@ def __getattr__(name: str) -> Any:
 
 # ---- torch.nn.functional -----------------------------------------------------------------------
 #
-# Profilers and kernel libraries replace its functions for a time (F.linear = counted).  Rules must
-# not be registered for the replacement, nor call it: their calls would be counted, too.
+# Profilers and kernel libraries replace its functions temporarily (F.linear = counted).  Rules must
+# not be registered for a replacement, nor call it: their calls would be counted, too.
 
 
 @cache
 def _original_functional() -> SimpleNamespace:
-    """Return the namespace of ``torch.nn.functional`` with torch's functions, whatever replaces
-    them."""
+    """Return the namespace of ``torch.nn.functional`` with torch's own functions, even if they are
+    replaced at present."""
     live = vars(import_module("torch.nn.functional"))
     names = {**live}
     replaced = {name for name, value in live.items() if name[0].islower() and not _is_torchs(value)}
     if replaced:
-        # By type(), since isinstance reads ``__class__``, which proxies compute.
+        # By type(), since isinstance uses ``__class__``, which proxies compute.
         functions = [value for value in gc.get_objects() if type(value) is FunctionType]
-        # Of several functions of one name the last is it; the others are stubs of overloads.
+        # If several functions have one name, the last is torch's; the others are stubs of
+        # overloads.
         functions.sort(key=lambda function: function.__code__.co_firstlineno)
         by_name = {f.__qualname__: f for f in functions if f.__globals__ is live}
         for name in replaced:  # C++ functions are in another namespace, too
-            other = find(f"torch._C._nn.{name}") or find(f"torch._C._VariableFunctions.{name}")
-            names[name] = by_name.get(name) or other or names[name]
+            builtin = find(f"torch._C._nn.{name}") or find(f"torch._C._VariableFunctions.{name}")
+            names[name] = by_name.get(name) or builtin or names[name]
     return SimpleNamespace(**names)
 
 
@@ -108,10 +109,11 @@ def _is_torchs(value: object) -> bool:
 
 
 def original_of(function: object) -> Any:
-    """Return torch's function for one that replaces it in ``torch.nn.functional``.
+    """Return torch's own function for a function that replaces it in ``torch.nn.functional``; any
+    other function unchanged.
 
     torch's Python functions there look themselves up by name to call ``__torch_function__``, and so
-    pass the replacement.
+    pass it the replacement.
     """
     if isinstance(function, BuiltinFunctionType) or not callable(function):
         return function
@@ -123,7 +125,12 @@ def original_of(function: object) -> Any:
 
 
 class _LiveGlobals(dict[str, object]):
-    """Global variables for a function: local ones, else those of a module at the time of use."""
+    """Global variables for a function: given ones, otherwise a module's at the time of use.
+
+    Args:
+        module: the module's namespace.
+        local: names and values that take precedence.
+    """
 
     def __init__(self, module: dict[str, object], local: dict[str, object]) -> None:
         super().__init__(local)
@@ -139,8 +146,8 @@ _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch
 def copy_without_override_check(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a copy of a Python function of torch without its check for ``__torch_function__``.
 
-    A rule that called the function itself would be called again, endlessly.  The copy runs the
-    body, whose functions have the check.
+    A rule that called the function itself would be called again, in an endless recursion.  The copy
+    runs the body directly; functions called in it still have the check.
     """
     function = getattr(function, "__wrapped__", function)
     assert isinstance(function, FunctionType)
@@ -153,14 +160,14 @@ def copy_without_override_check(function: Callable[..., Any]) -> Callable[..., A
 
 
 def find(path: str) -> Any:
-    """Return the object at a path ``torch.<...>``; None where this torch has none."""
+    """Return the object at a path ``torch.<...>``; None if this torch has none."""
     value: Any = import_module("torch")
     module = "torch"
     if path.startswith("torch.nn.functional."):
         return getattr(_original_functional(), path.rpartition(".")[2], None)
     for part in path.split(".")[1:]:
         module = f"{module}.{part}"
-        # An attribute of a package may be a module that nobody has imported yet.
+        # An attribute of a package may be a module that has not been imported yet.
         if not hasattr(value, part):
             try:
                 import_module(module)
@@ -171,12 +178,12 @@ def find(path: str) -> Any:
 
 
 def find_function_apply() -> tuple[Any, Any]:
-    """Return the function behind ``apply`` of every autograd Function, which takes the class first;
-    and the class whose ``apply`` is to be replaced to intercept all calls (None: this torch has
-    none).
+    """Return the function behind ``apply`` of every autograd Function, whose first argument is the
+    class; and the class whose ``apply`` has to be replaced to intercept all calls (None: this torch
+    has none).
 
-    Up to torch 2.13 it is a Python function that calls ``apply`` of a base class: replacing that
-    also intercepts methods that were bound before (``f = Square.apply``).  Since 2.14 it is in C++.
+    Up to torch 2.13 the function is in Python and calls ``apply`` of a base class: replacing that
+    also intercepts methods bound earlier (``f = Square.apply``).  Since 2.14 it is in C++.
     """
     function = find("torch.autograd.Function")
     apply = vars(function)["apply"]
@@ -195,7 +202,8 @@ def release(version: str) -> tuple[int, int]:
 
 
 def require_torch() -> None:
-    """Raise ImportError where the installed torch is older than `TORCH_FLOOR`; import nothing."""
+    """Raise ImportError if the installed torch is older than `TORCH_FLOOR`; torch is not
+    imported."""
     if "torch" in sys.modules:
         version = str(sys.modules["torch"].__version__)
     else:

@@ -431,7 +431,7 @@ def _install_rule(
     """Break the rules of ``functions``, or all that the general rule serves."""
 
     def install() -> None:
-        rules = registry.GENERAL if general else registry.RULES
+        rules = registry.GENERAL_RULES if general else registry.RULES
         for function in [*rules] if general else functions:
             rules[function] = wrap(rules[function])
 

@@ -1,6 +1,6 @@
 """`scaled_dot_product_attention` in every nesting of torch's transforms.
 
-Each derivative up to order two is one of five functions, whose memory is linear in the tokens:
+Attention and its derivatives up to order two are five functions with memory linear in the tokens:
 
 | function | its derivative forward | backward |
 |---|---|---|
@@ -9,8 +9,8 @@ Each derivative up to order two is one of five functions, whose memory is linear
 | `Tangent` | `Mixed`, and `Tangent` along the direction's tangent | `Second` |
 | `Second`, `Mixed` | their formula, with T × Tk tensors | the same |
 
-Torch's fused kernel computes values and first gradients, and jets all tangents and second
-derivatives; where the mask has derivatives itself, matrix products in pieces do
+Torch's fused kernel computes values and first gradients; jets compute tangents and second
+derivatives, or, if the mask has derivatives itself, matrix products in pieces
 (`ops.attention_products`).  Tensors are ``[..., B, H, T, D]``.  vmap adds a dimension in front,
 which is folded into the batch; if only the directions have it, they become directions of one jet.
 """
@@ -38,7 +38,7 @@ from .formulas import MARKER
 from .levels import levels_of
 from .registry import answers
 
-_SDPA = torch_private.scaled_dot_product_attention  # not by a name that others replace
+_SDPA = torch_private.scaled_dot_product_attention  # torch's own, even if its name is replaced
 
 
 @answers(_SDPA)
@@ -52,12 +52,13 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Compute `scaled_dot_product_attention` of the same arguments, to be differentiated."""
+    """Compute `scaled_dot_product_attention` of the same arguments, so that it can be
+    differentiated in any nesting."""
     inputs, mask = (query, key, value), attn_mask
     if (
         not any(levels_of([x for x in (*inputs, mask) if x is not None]))
         or any(x.is_nested or x.ndim < 2 for x in inputs)
-        or (mask is not None and is_causal)  # which torch refuses
+        or (mask is not None and is_causal)  # torch raises an error
         or not 0 <= dropout_p < 1
     ):
         return _SDPA(*inputs, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -67,11 +68,11 @@ def attend(
         default_scale(query) if scale is None else scale,
         is_causal,
         dropout_p,
-        # A checkpoint's hooks may keep saved tensors for one use, or run a block again for each
-        # graph: the backward then makes the inner graph anew.
+        # A checkpoint's hooks may allow one use of saved tensors, or run a block again for each
+        # graph: the backward then builds the inner graph anew.
         None if _has_hooks() else [],
     )
-    # Drawn here, within vmap, whose `randomness` says whether its entries share the seed.
+    # Drawn here, within vmap, whose `randomness` determines whether its entries share the seed.
     seed = fresh_seed_on(query.device) if dropout_p else None
     y = Attention.apply(query, key, value, mask, seed, call)
     lead = inputs[0].shape[:-1] if query.ndim == 4 and inputs[0].ndim < 4 else y.shape[:-1]
@@ -79,7 +80,7 @@ def attend(
 
 
 def _cast(query: Tensor, *others: Tensor | None) -> list[Any]:
-    """Convert to the dtype in which torch's attention would compute under autocast."""
+    """Return the tensors in the dtype in which torch's attention computes under autocast."""
     device = query.device.type
     if not torch.is_autocast_enabled(device) or query.dtype == torch.float64:
         return [query, *others]
@@ -89,12 +90,12 @@ def _cast(query: Tensor, *others: Tensor | None) -> list[Any]:
 
 
 def _match_shapes(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, grouped: bool
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the tensors with one number of dimensions, four or more, and one batch; heads of keys
-    and values the same, dividing those of the query."""
+    """Return the tensors with the same number of dimensions, at least four, and the same leading
+    dimensions; key and value have the same number of heads, which divides that of the query."""
     inputs = [x[(None,) * (4 - x.ndim)] for x in (query, key, value)]
-    sizes = [x.shape[: -3 if grouped else -2] for x in inputs]
+    sizes = [x.shape[: -3 if enable_gqa else -2] for x in inputs]
     lead = torch.broadcast_shapes(*sizes)
     inputs = [
         x if size == lead else x.expand(*lead, *x.shape[len(size) - x.ndim :])
@@ -116,8 +117,9 @@ class Call:
     """The arguments of attention that are not tensors.
 
     Attributes:
-        graph: once `Attention` has run, its result and leaves, with torch's own graph between
-            them, which is the first backward; None: the backward makes that graph anew.
+        graph: a list for the result and the leaves of `Attention`, with torch's own graph between
+            them, which gives the first gradients; [] before it has run.  None: the graph is not
+            kept, and the backward builds it anew.
         needs_mask_gradient: whether the backward computes the mask's gradient.
     """
 
@@ -128,7 +130,8 @@ class Call:
     needs_mask_gradient: bool = False
 
     def arguments(self, tensors: Sequence[Any]) -> products.Arguments:
-        """Return the arguments of formulas, from query, key, value, mask, seed and any others."""
+        """Return the arguments of formulas; ``tensors`` begin with query, key, value, mask,
+        seed."""
         query, key, value, mask, seed = tensors[:5]
         factor = None
         if self.dropout_p:
@@ -140,29 +143,31 @@ class Call:
 
 
 class CallContext(Context):
-    """An autograd context with the call's settings."""
+    """An autograd context with the `Call`."""
 
     call: Call
 
 
 def _map(function: Callable[[Tensor], Any], results: Any) -> Any:
-    """Apply a function to a result, or to each of several that is not None."""
+    """Return a function of a result, or of each of several results that is not None."""
     if isinstance(results, tuple):
         return tuple(None if x is None else function(x) for x in results)
     return function(results)
 
 
 class _Operator(Function):
-    """A function of query, key, value, mask, seed and further tensors, with the `Call` last."""
+    """Base of the five functions, whose arguments are query, key, value, mask, seed, further
+    tensors, and a `Call`."""
 
     @classmethod
     def compute(cls, *inputs: Any) -> Any:
-        """Return the results, from plain tensors."""
+        """Return the function's results, computed on plain tensors."""
         raise NotImplementedError
 
     @classmethod
     def push_forward(cls, ctx: CallContext, *tangents: Tensor | None) -> Any:
-        """Return the results' tangents; it may be differentiated in forward mode."""
+        """Return the results' tangents, by operations that can be differentiated in forward
+        mode."""
         raise NotImplementedError
 
     @classmethod
@@ -175,14 +180,14 @@ class _Operator(Function):
     @staticmethod
     def setup_context(ctx: CallContext, inputs: tuple[Any, ...], output: object) -> None:
         *tensors, ctx.call = inputs
-        ctx.set_materialize_grads(False)  # a tensor without a tangent costs nothing
+        ctx.set_materialize_grads(False)  # no zeros for tensors without a tangent
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
 
     @classmethod
     def jvp(cls, ctx: CallContext, *tangents: Tensor | None) -> Any:
-        # Torch switches forward mode off here, for all levels: a sum of two terms would lose the
-        # tangents of the outer ones without a word.
+        # Torch disables forward mode here, for all levels: a sum of two terms would silently lose
+        # the tangents of outer levels.
         with torch_private.set_forward_grad_enabled(True):
             return cls.push_forward(_Primal(ctx), *tangents)  # type: ignore[arg-type]
 
@@ -194,7 +199,7 @@ class _Operator(Function):
 
 
 class _Primal:
-    """A context whose saved tensors have the tangents of outer levels alone."""
+    """A context whose saved tensors have only the tangents of outer levels."""
 
     def __init__(self, ctx: CallContext) -> None:
         self._ctx = ctx
@@ -212,8 +217,13 @@ def _apply_batch(
     dims: Sequence[int | None],
     call: Call,
 ) -> Any:
-    """Call a function for each of ``size`` entries along a dimension of some tensors, and return
-    its results with that dimension in front."""
+    """Return a function's results for tensors batched along a dimension, which is the first one of
+    the results.
+
+    Args:
+        size: number of entries of the batch.
+        dims: the batch dimension of each tensor; None: not batched.
+    """
     if not call.dropout_p:
         return function.apply(
             *(
@@ -222,7 +232,7 @@ def _apply_batch(
             ),
             call,
         )
-    # One batch would drop other weights in each entry; here all entries drop the same.
+    # With dropout the entries run one by one, so that all of them drop the same weights.
     results = [
         function.apply(
             *(
@@ -240,8 +250,8 @@ def _apply_batch(
 
 
 def _apply(function: type[Function], *inputs: Any) -> Any:
-    """Call a function within a backward or jvp, where torch's older batched tensors, those of
-    `is_grads_batched`, may come: to Python they are one tensor without a history."""
+    """Call a function within a backward or jvp, in which tensors may be batched by
+    `is_grads_batched`: `vmap` does not handle these, so that they are unwrapped here."""
     *tensors, call = inputs
     batched = torch_private.functorch.is_legacy_batchedtensor
     dims = [0 if x is not None and batched(x) else None for x in tensors]
@@ -270,7 +280,8 @@ class Attention(_Operator):
     @staticmethod
     def setup_context(ctx: CallContext, inputs: tuple[Any, ...], output: Any) -> None:
         _Operator.setup_context(ctx, inputs, output)
-        # The graph shares the result's memory: with the result saved, autograd notices a write.
+        # The inner graph shares the result's memory: the result is saved, so that autograd detects
+        # in-place writes to it.
         outputs = [output] if ctx.call.graph else []
         ctx.save_for_backward(*inputs[:-1], MARKER, *outputs)
 
@@ -355,9 +366,9 @@ class Tangent(_Operator):
             results = (*(None,) * 5, *_apply(Backward, *inputs, c, call))
         else:
             results = _apply(Second, *inputs, None, c, *direction, call)
-        # Of nine results the fifth is J d; the seed, of that number, has no gradient.
-        of_direction = zip(results[5:], direction, strict=True)
-        return *results[:4], None, *(x if d is not None else None for x, d in of_direction), None
+        # The fifth of the nine results is J d; the fifth input, the seed, has no gradient.
+        pairs = zip(results[5:], direction, strict=True)
+        return *results[:4], None, *(x if d is not None else None for x, d in pairs), None
 
     @classmethod
     def push_forward(cls, ctx: CallContext, *tangents: Tensor | None) -> Any:
@@ -370,7 +381,7 @@ class Tangent(_Operator):
 
 
 class _SecondOrder(_Operator):
-    """A function of second order, whose derivatives are those of its formula."""
+    """Base of the functions of second order, whose derivatives are computed from their formula."""
 
     formula: products.Formula
 
@@ -378,13 +389,14 @@ class _SecondOrder(_Operator):
     def _vjp(
         cls, ctx: CallContext
     ) -> tuple[list[int], list[bool], tuple[Tensor, ...], Callable[..., Any]]:
-        """Return the numbers of the saved tensors that have derivatives, which results there are,
-        their values, and their vjp in these tensors."""
+        """Return the indices of the saved tensors that can have derivatives; for each result
+        whether it exists; the values of those that do; and their vjp with respect to these
+        tensors."""
         tensors = ctx.saved_tensors
         smooth = [n for n, x in enumerate(tensors) if x is not None and x.is_floating_point()]
-        # All but the gradient of a mask that has none.
-        additive = products.is_additive(tensors[3])
-        there = [kind != "m" or additive for kind in products.RESULTS[cls.formula]]
+        # The mask's gradient exists only for an additive mask.
+        is_additive = products.is_additive(tensors[3])
+        exists = [kind != "m" or is_additive for kind in products.RESULTS[cls.formula]]
 
         def results(*leaves: Tensor) -> tuple[Tensor, ...]:
             values = [*tensors]
@@ -394,23 +406,24 @@ class _SecondOrder(_Operator):
                 outputs = products.at_once(cls.formula, ctx.call.arguments(values), *values[5:])
             return tuple(x for x in outputs if x is not None)
 
-        return smooth, there, *torch.func.vjp(results, *(tensors[n] for n in smooth))
+        return smooth, exists, *torch.func.vjp(results, *(tensors[n] for n in smooth))
 
     @classmethod
     def backward(cls, ctx: CallContext, *cotangents: Tensor | None) -> Any:
-        smooth, there, values, vjp = cls._vjp(ctx)
-        present = [c for c, is_there in zip(cotangents, there, strict=True) if is_there]
+        smooth, exists, values, vjp = cls._vjp(ctx)
+        present = [c for c, result_exists in zip(cotangents, exists, strict=True) if result_exists]
         gradients = dict(zip(smooth, vjp(tuple(map(_or_zeros, present, values))), strict=True))
         return *(gradients.get(n) for n in range(len(ctx.saved_tensors))), None
 
     @classmethod
     def push_forward(cls, ctx: CallContext, *tangents: Tensor | None) -> Any:
-        smooth, there, values, vjp = cls._vjp(ctx)
-        moves = tuple(_or_zeros(tangents[n], ctx.saved_tensors[n]) for n in smooth)
-        # The vjp is linear, and its own vjp is the jvp, which torch.func.jvp is not within a jvp.
+        smooth, exists, values, vjp = cls._vjp(ctx)
+        input_tangents = tuple(_or_zeros(tangents[n], ctx.saved_tensors[n]) for n in smooth)
+        # The jvp is computed as the vjp of the vjp, which is linear: torch.func.jvp does not work
+        # within a jvp.
         zeros = tuple(map(torch.zeros_like, values))
-        along = iter(torch.func.vjp(vjp, zeros)[1](moves)[0])
-        results = tuple(next(along) if is_there else None for is_there in there)
+        along = iter(torch.func.vjp(vjp, zeros)[1](input_tangents)[0])
+        results = tuple(next(along) if result_exists else None for result_exists in exists)
         return results if len(results) > 1 else results[0]
 
 
@@ -419,8 +432,9 @@ def _or_zeros(x: Tensor | None, like: Tensor) -> Tensor:
 
 
 class Second(_SecondOrder):
-    """The gradients of <gy, y> + <g, J d> in the four and in d, and J d: query, key, value, mask,
-    seed, gy, g, d, call -> four, J d, four."""
+    """The gradients of <gy, y> + <g, J d> with respect to query, key, value, mask and their
+    tangents d, and J d: query, key, value, mask, seed, gy, g, d, call -> four gradients, J d, four
+    gradients."""
 
     formula = products.second
 
@@ -446,7 +460,8 @@ class Second(_SecondOrder):
 
 
 class Mixed(_SecondOrder):
-    """The second derivative along d and e: query, key, value, mask, seed, d, e, call -> y."""
+    """The second derivative along d and e: query, key, value, mask, seed, d, e, call -> D²y[d,
+    e]."""
 
     formula = products.mixed
 
@@ -470,26 +485,27 @@ class Mixed(_SecondOrder):
 def _by_formula(
     formula: products.Formula, tensors: Sequence[Any], call: Call, *rest: Tensor | None
 ) -> list[Tensor | None]:
-    # A recorded graph (torch.func.linearize) may lose writes in place, by which pieces are joined.
-    undivided = call.dropout_p or call.causal or recorded()
-    compute = products.at_once if undivided else products.in_pieces
+    # Pieces are joined by in-place writes, which a recorded graph (torch.func.linearize) may lose.
+    is_one_piece = call.dropout_p or call.causal or recorded()
+    compute = products.at_once if is_one_piece else products.in_pieces
     return compute(formula, call.arguments(tensors), *rest)
 
 
 def _is_expanded(x: Tensor | None) -> bool:
-    """Return whether a tensor repeats one of four dimensions along all dimensions before these."""
+    """Return whether a tensor only repeats, along all dimensions before the last four, one tensor
+    of four dimensions."""
     return x is None or all(
         size == 1 or stride == 0 for size, stride in zip(x.shape[:-4], x.stride(), strict=False)
     )
 
 
 def _flat(*tensors: Tensor) -> list[Tensor]:
-    """Return tensors with one batch dimension."""
+    """Return the tensors with all leading dimensions flattened into one batch dimension."""
     return [x.flatten(0, -4) for x in tensors]
 
 
 def _flat_mask(tensors: Sequence[Any]) -> Tensor | None:
-    """Return the mask, as a constant, with one batch dimension."""
+    """Return the mask, detached, with all leading dimensions flattened into one batch dimension."""
     query, _, _, mask = tensors[:4]
     if mask is None:
         return None
@@ -514,14 +530,14 @@ def _attention_jet(tensors: Sequence[Any], call: Call) -> Callable[..., Tensor]:
 
 
 def _attention_with_graph(tensors: Sequence[Any], call: Call) -> tuple[Tensor, list[Tensor]]:
-    """Return attention and copies of query, key and value, with a graph between them."""
+    """Return attention and detached leaves of query, key and value, with a graph between them."""
     mask = _flat_mask(tensors)
-    # A checkpoint's hooks are for the outer graph alone.
+    # A checkpoint's hooks must apply only to the outer graph.
     hooks = saved_tensors_hooks(lambda x: x, lambda x: x) if _has_hooks() else nullcontext()
     forced = sdpa_kernel([*_FUSED, SDPBackend.MATH]) if math_is_forced() else nullcontext()
     with torch.enable_grad(), hooks, forced:
         leaves = [x.detach() for x in _flat(*tensors[:3])]
-        # Torch's kernels take rows without gaps.
+        # Torch's kernels need contiguous rows.
         leaves = [x if x.stride(-1) == 1 else x.contiguous() for x in leaves]
         leaves = [x.requires_grad_() for x in leaves]
         options: dict[str, Any] = {
@@ -529,16 +545,16 @@ def _attention_with_graph(tensors: Sequence[Any], call: Call) -> tuple[Tensor, l
             "enable_gqa": leaves[0].shape[1] != leaves[1].shape[1],
         }
         arguments = (*leaves, mask, call.dropout_p, call.causal)
-        # Torch's kernels do not say which weights they dropped; ours draws the same ones again.
-        ours = call.dropout_p or torch_private.fused_attention_choice(*arguments, **options) == 0
-        if not ours:
+        # Torch's kernels do not return which weights they dropped; ours can draw the mask again.
+        by_jet = call.dropout_p or torch_private.fused_attention_choice(*arguments, **options) == 0
+        if not by_jet:
             return _SDPA(*arguments, **options), leaves
         jets = [torch.stack([x, torch.zeros_like(x)]) for x in leaves]
         return _attention_jet(tensors, call)(*jets, q=1)[0], leaves
 
 
 def _has_hooks() -> bool:
-    """Return whether hooks, those of a checkpoint say, see what autograd saves."""
+    """Return whether hooks for saved tensors, such as those of a checkpoint, are active."""
     return torch_private.autograd._top_saved_tensors_default_hooks(False) is not None
 
 
@@ -546,7 +562,7 @@ _FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend
 
 
 def math_is_forced() -> bool:
-    """Return whether the program allows no kernel of attention but math."""
+    """Return whether the program has disabled all of torch's attention kernels but math."""
     cuda = torch.backends.cuda
     return not (
         cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.cudnn_sdp_enabled()

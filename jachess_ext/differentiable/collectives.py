@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 from .. import torch_private
 from ..ops import collectives
-from ..ops.forward_code import AutogradFunction, asking_functions, run_forward
+from ..ops.forward_code import AutogradFunction, overridable_functions, run_forward
 from ..ops.library import transformed
 from .registry import ANSWERS, COPIES, Function
 
@@ -28,11 +28,12 @@ def _answer(operator: Function, *args: object, **kwargs: object) -> Tensor:
 
 def _answer_list(operator: Function, *args: object, **kwargs: object) -> list[Tensor]:
     tensors, *settings = collectives.positional(operator, args, kwargs)
-    return [_answer(collectives.OF_LISTS[operator], x, *settings) for x in tensors]
+    return [_answer(collectives.LISTWISE[operator], x, *settings) for x in tensors]
 
 
 def _refuse_transforms(function: Function, *args: object, **kwargs: object) -> object:
-    """Refuse a function of `torch.distributed`, which writes below torch's transforms."""
+    """Call a function of `torch.distributed`; raise NotImplementedError if a tensor argument is
+    differentiated by torch.func or forward-mode AD, which do not see its in-place writes."""
     leaves = torch_private.pytree.tree_leaves((args, kwargs))
     if transformed() and any(isinstance(x, Tensor) and _is_differentiated(x) for x in leaves):
         raise NotImplementedError(
@@ -53,19 +54,19 @@ def _is_differentiated(x: Tensor) -> bool:
     return wrapped and (x.requires_grad or _is_differentiated(functorch.get_unwrapped(x)))
 
 
-for _functions, _function in ((collectives.NAMES, _answer), (collectives.OF_LISTS, _answer_list)):
-    ANSWERS |= {operator: partial(_function, operator) for operator in _functions}
+ANSWERS |= {operator: partial(_answer, operator) for operator in collectives.NAMES}
+ANSWERS |= {operator: partial(_answer_list, operator) for operator in collectives.LISTWISE}
 if distributed.is_available():
     _public = map(vars(distributed).get, distributed.distributed_c10d.__all__)
     ANSWERS |= {f: partial(_refuse_transforms, f) for f in _public if type(f) is FunctionType}
 
 
 def register_imported() -> None:
-    """Register functions of modules that may have been imported since the last call."""
+    """Register the functions of modules that have been imported since the last call."""
     for wrapper in collectives.wrappers():
         ANSWERS.setdefault(wrapper, partial(_wrap, wrapper))
-    for function, ask in asking_functions().items():
-        COPIES[ask] = partial(_apply, function)
+    for function, dispatching_apply in overridable_functions().items():
+        COPIES[dispatching_apply] = partial(_apply, function)
 
 
 def _apply(function: AutogradFunction, *args: object, **kwargs: object) -> object:

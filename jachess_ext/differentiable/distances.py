@@ -24,16 +24,16 @@ def cdist(
         return _norm((x1.unsqueeze(-2) - x2.unsqueeze(-3)).abs(), p).to(dtype)
     with without_autocast(x1):
         value = torch.cdist(x1.detach(), x2.detach(), 2.0, compute_mode).detach()
-        # Distances do not change with a shift of both; one by the mean loses the fewest digits.
+        # Distances do not change if both are shifted; a shift by the mean loses the fewest digits.
         mean = x2.detach().mean(-2, keepdim=True)
         if x1.shape[:-2] != x2.shape[:-2]:
             mean = mean.mean((*range(mean.ndim - 2),), keepdim=True)
         a, b = x1 - mean.detach(), x2 - mean.detach()
         norms = a.square().sum(-1, keepdim=True) + b.square().sum(-1).unsqueeze(-2)
         squares = norms - 2 * (a @ b.mT)
-    squares = squares + (value.square() - squares.detach())  # the value is torch's
-    zero = value == 0
-    return torch.where(zero, 0, torch.where(zero, 1, squares).sqrt()).to(dtype)
+    squares = squares + (value.square() - squares.detach())  # torch's value, our derivatives
+    is_zero = value == 0
+    return torch.where(is_zero, 0, torch.where(is_zero, 1, squares).sqrt()).to(dtype)
 
 
 @formula(torch.pdist, refuses="forward, second, mixed")
@@ -41,21 +41,23 @@ def pdist(input: Tensor, p: float = 2.0) -> Tensor:
     """The norm of the differences of all pairs."""
     dtype, points = result_dtype(input), wide(input)
     first, second = torch.triu_indices(len(points), len(points), 1, device=points.device)
-    # Not points[first], whose backward the older batched tensors of torch.autograd do not take.
+    # Not points[first], whose backward does not support the batched tensors of is_grads_batched.
     difference = points.index_select(0, first) - points.index_select(0, second)
     return _norm(difference.abs(), p).to(dtype)
 
 
 def _norm(sizes: Tensor, p: float) -> Tensor:
-    """Return (Σ size^p)^(1/p) over the last dimension; as torch's, its slope is 0 where it is 0 or,
-    for p < 2, in sizes of 0."""
+    """Return the norm (Σ size^p)^(1/p) over the last dimension.
+
+    As in torch, its gradient is 0 if the norm is 0, and, for p < 2, with respect to sizes of 0.
+    """
     if p == 0:
         return sizes.ne(0).to(sizes.dtype).sum(-1) + 0 * sizes.sum(-1)
     if p == 1:
         return sizes.sum(-1)
     if p == torch.inf:
         return sizes.amax(-1)
-    zero = sizes == 0
-    total = torch.where(zero, 0, torch.where(zero, 1, sizes) ** p).sum(-1)
-    zero = total == 0
-    return torch.where(zero, 0, torch.where(zero, 1, total) ** (1 / p))
+    is_zero = sizes == 0
+    total = torch.where(is_zero, 0, torch.where(is_zero, 1, sizes) ** p).sum(-1)
+    is_zero = total == 0
+    return torch.where(is_zero, 0, torch.where(is_zero, 1, total) ** (1 / p))

@@ -1,8 +1,9 @@
-"""The decorator of formulas, which replace operators that torch refuses to differentiate.
+"""The decorator `formula`, which registers replacements of operators that torch refuses to
+differentiate.
 
-Torch's own operator runs where no derivative is taken, in a single level of reverse mode, and, by
-`_Twice`, in a plain graph up to the first backward.  The formula runs where torch would refuse or
-be wrong: torch differentiates its operations to every order and in every nesting.
+Torch's own operator runs without derivatives, in a single level of reverse mode, and, by `_Twice`,
+in a plain graph up to the first backward.  The formula, whose operations torch differentiates to
+every order and in every nesting, runs where torch would refuse or be wrong.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ this shape, it raises an error."""
 
 
 class Row(NamedTuple):
-    """A row of the page "What torch refuses".
+    """A row of the table in docs/refused.md.
 
     Attributes:
-        name: torch's operator.
+        name: name of torch's operator.
         refuses: the derivatives that torch refuses: forward, second, mixed.
         wrong: the nestings in which torch's derivatives are wrong.
-        text: how the operator is computed in their place.
+        text: how the operator is computed in these cases.
     """
 
     name: str
@@ -54,18 +55,19 @@ def formula(
     third: Function | None = None,
     transforms: bool = True,
 ) -> Callable[[A], A]:
-    """Register the decorated function as the formula of torch's ``functions``.
+    """Return a decorator that registers a function as the formula of torch's ``functions``.
 
     Args:
-        functions: they have the formula's arguments; None: one that this torch lacks.
+        functions: torch's functions, with the formula's arguments; None: a function that this torch
+            lacks.
         refuses: derivatives that torch refuses, for `Row`.
-        wrong: nestings of forward mode in which torch's derivatives are wrong; if it refuses none,
-            the formula is used in these alone.
-        only: returns whether the formula is for a call, from its arguments; None: for all.
-        third: for functions of which torch refuses no derivative: returns, from the arguments,
-            whether the formula replaces torch's third and further derivatives in reverse mode;
-            None: never.
-        transforms: whether torch's operator runs within the transforms of `torch.func`.
+        wrong: nestings of forward mode in which torch's derivatives are wrong; if torch refuses no
+            derivative, the formula is used only in these.
+        only: a predicate on the arguments: whether the formula applies to a call; None: always.
+        third: a predicate on the arguments, used only if torch refuses no derivative: whether the
+            formula replaces torch's reverse-mode derivatives of order three and higher; None:
+            never.
+        transforms: whether torch's operator works within the transforms of `torch.func`.
     """
 
     def register(compute: A) -> A:
@@ -80,7 +82,8 @@ def formula(
 
 
 def in_place(function: Function | None, out_of_place: Function | None) -> None:
-    """Register a function that writes the result of ``out_of_place`` into its first argument."""
+    """Register the in-place version ``function`` of a function ``out_of_place`` with an answer; it
+    writes the result into its first argument.  None: a function that this torch lacks."""
     if function is None or out_of_place is None:
         return
 
@@ -95,30 +98,33 @@ def in_place(function: Function | None, out_of_place: Function | None) -> None:
 def _answer(
     function: Function,
     compute: Function,
-    refused: bool,
+    is_refused: bool,
     only: Function | None,
     third: Function | None,
     transforms: bool,
 ) -> Function:
+    """Return the function to call in place of torch's ``function``, with the formula ``compute``;
+    the other arguments are those of `formula`."""
+
     def answer(*args: object, **kwargs: object) -> object:
         values = (*args, *kwargs.values())
         smooth = [i for i, x in enumerate(values) if isinstance(x, Tensor) and _is_smooth(x)]
         inputs = [values[i] for i in smooth]
-        levels = levels_of(inputs)  # type: ignore[arg-type]  # tensors all
+        levels = levels_of(inputs)  # type: ignore[arg-type]  # all are tensors
         if not any(levels) or (only is not None and not only(*args, **kwargs)):
             return function(*args, **kwargs)
-        if not refused and (levels.forward or not (third and third(*args, **kwargs))):
+        if not is_refused and (levels.forward or not (third and third(*args, **kwargs))):
             return (compute if levels.nested_forward else function)(*args, **kwargs)
-        nested = levels.reverse + levels.graph > (1 if refused else 2)
-        if levels.forward or nested or (levels.reverse and not transforms):
+        is_too_deep = levels.reverse + levels.graph > (1 if is_refused else 2)
+        if levels.forward or is_too_deep or (levels.reverse and not transforms):
             return compute(*args, **kwargs)
         if levels.reverse:
             return function(*args, **kwargs)
         if torch_private.functorch.peek_interpreter_stack() is not None:
-            # A vmap around a plain graph, for which `_Twice` has no rule.
+            # A vmap around a plain graph, which `_Twice` does not support.
             return compute(*args, **kwargs)
 
-        # The closure holds no tensor that autograd saves, which a checkpoint has to free.
+        # The closure must not hold the tensors that autograd saves, since a checkpoint frees them.
         constants = [None if i in smooth else x for i, x in enumerate(values)]
         count, names = len(args), tuple(kwargs)
 
@@ -134,12 +140,13 @@ def _answer(
 
 
 def _is_smooth(x: Tensor) -> bool:
+    """Return whether a tensor's dtype can have derivatives."""
     return x.is_floating_point() or x.is_complex()
 
 
 class _Twice(torch.autograd.Function):
-    """Torch's operator with torch's own backward, or, if that backward is differentiated itself,
-    which only shows when it runs, the formula's backward."""
+    """Torch's operator with torch's own backward, or with the formula's backward if the backward is
+    itself differentiated, which is known only when it runs."""
 
     @staticmethod
     def forward(
@@ -152,8 +159,8 @@ class _Twice(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(MARKER, *tensors)
         inner = None
-        # Hooks may offload saved tensors, or compute them anew: they get the outer graph alone, and
-        # the backward makes the inner one again.
+        # Hooks may offload saved tensors, or recompute them: they apply to the outer graph only,
+        # and the backward builds the inner graph again.
         if torch_private.autograd._top_saved_tensors_default_hooks(False) is None:
             inner = _graph(call, function, tensors)
         ctx.constants = inner, call, function, compute
@@ -172,7 +179,7 @@ class _Twice(torch.autograd.Function):
         retain = torch_private.autograd._get_current_graph_task_keep_graph()
         if create_graph or levels_of(incoming).forward:
             with torch.enable_grad():
-                # A tensor that came in twice has two gradients.
+                # Aliases, since a tensor that is passed twice has two gradients.
                 leaves = [alias(x) if need else x for x, need in zip(saved, needed, strict=True)]
                 inner = leaves, call(compute, *leaves)
         elif inner is None:
@@ -202,7 +209,7 @@ class _Twice(torch.autograd.Function):
 def _graph(
     call: Callable[..., Results], function: Function, tensors: Sequence[Tensor]
 ) -> tuple[list[Tensor], Results]:
-    """Return copies of the tensors as leaves, and the call's results in a graph on them."""
+    """Return detached leaves of the tensors, and the call's results with a graph down to them."""
     with torch.enable_grad():
         leaves = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
         return leaves, call(function, *leaves)
@@ -213,13 +220,17 @@ def _graph(
 
 @contextmanager
 def without_autocast(x: Tensor) -> Iterator[None]:
-    """Switch autocast off on a tensor's device."""
+    """Disable autocast for a tensor's device within the context."""
     with torch.autocast(x.device.type, enabled=False):
         yield
 
 
 def result_dtype(x: Tensor, devices: Sequence[str] = ("cpu", "cuda")) -> torch.dtype:
-    """Return the dtype of an operator's result; autocast computes it in float32 on ``devices``."""
+    """Return the dtype of an operator's result for an input x.
+
+    Args:
+        devices: types of devices on which autocast computes the operator in float32.
+    """
     device = x.device.type
-    autocast = device in devices and torch.is_autocast_enabled(device)
-    return wide(x).dtype if autocast else x.dtype
+    is_wide = device in devices and torch.is_autocast_enabled(device)
+    return wide(x).dtype if is_wide else x.dtype

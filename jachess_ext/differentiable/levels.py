@@ -1,4 +1,4 @@
-"""The derivatives that are being taken of a call, by its tensors and torch's transforms."""
+"""Which derivatives of a call are being computed, by its tensors and torch's transforms."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .. import torch_private
 
 
 class Levels(NamedTuple):
-    """Numbers of derivatives that are being taken of a call.
+    """Nesting of the derivatives of a call that are being computed.
 
     Attributes:
-        forward: levels of forward mode: `torch.func.jvp`, and dual numbers.
-        reverse: levels of `torch.func`'s reverse mode.
-        graph: whether a tensor requires a gradient outside of these.
+        forward: number of levels of forward mode (`torch.func.jvp`, and dual numbers).
+        reverse: number of levels of `torch.func`'s reverse mode.
+        graph: whether a tensor requires a gradient outside of these levels.
     """
 
     forward: int
@@ -34,10 +34,10 @@ class Levels(NamedTuple):
 def levels_of(tensors: Sequence[Tensor]) -> Levels:
     """Return the levels at which these tensors are differentiated."""
     functorch = torch_private.functorch
-    dual = forward_ad._current_level >= 0
+    has_dual_level = forward_ad._current_level >= 0
     if functorch.peek_interpreter_stack() is None:
         graph = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-        return Levels(int(dual and any(map(_has_tangent, tensors))), 0, graph)
+        return Levels(int(has_dual_level and any(map(_has_tangent, tensors))), 0, graph)
     wrapped, plain = set(), []
     for x in tensors:
         while functorch.is_functorch_wrapped_tensor(x):
@@ -47,7 +47,7 @@ def levels_of(tensors: Sequence[Tensor]) -> Levels:
     stack = functorch.get_interpreter_stack()
     kinds = [layer.key() for layer in stack if layer.level() in wrapped]
     forward = kinds.count(functorch.TransformType.Jvp)
-    if dual:
+    if has_dual_level:
         with torch_private.pyfunctorch.temporarily_clear_interpreter_stack():
             forward += any(map(_has_tangent, plain))
     reverse = kinds.count(functorch.TransformType.Grad)
@@ -59,7 +59,7 @@ def _has_tangent(x: Tensor) -> bool:
 
 
 def is_batched(x: Tensor | None) -> bool:
-    """Return whether `torch.func.vmap` batches a tensor, at any level."""
+    """Return whether a tensor is batched by `torch.func.vmap` at any level."""
     functorch = torch_private.functorch
     while x is not None and functorch.is_functorch_wrapped_tensor(x):
         if functorch.is_batchedtensor(x):

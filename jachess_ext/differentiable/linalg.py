@@ -91,7 +91,7 @@ def tensorsolve(
 
 
 def _diagonal(A: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the determinant of P, ±1, and the diagonal of U, of A = P L U."""
+    """Return det P, ±1, and the diagonal of U, of the decomposition A = P L U."""
     permutation, _, upper = torch.linalg.lu(A)
     sign = torch.linalg.det(permutation.detach().real).round().to(A.dtype)
     return sign, upper.diagonal(dim1=-2, dim2=-1)

@@ -19,17 +19,18 @@ Lengths = Tensor | Sequence[int] | int
 
 
 def _nn(name: str) -> Function | None:
-    """Return the C++ function that torch's Python function of this name calls, or None."""
+    """Return the C++ function that torch's Python function ``name`` calls; None if there is
+    none."""
     return torch_private.find(f"torch._C._nn.{name}")  # type: ignore[no-any-return]
 
 
 def _reduce(losses: Tensor, reduction: int) -> Tensor:
-    """Reduce as torch's C functions do: 0, the default, not at all; 1 to the mean, 2 to the sum."""
+    """Return losses reduced by torch's code for a reduction: 0 none, 1 mean, 2 sum."""
     return (losses, losses.mean, losses.sum)[reduction]() if reduction else losses  # type: ignore[operator]
 
 
 def _widen(x: Tensor) -> Tensor:
-    """Convert to the dtype in which torch computes a loss, float32 under autocast."""
+    """Return x in the dtype in which torch computes a loss: float32 under autocast."""
     return x.to(result_dtype(x))
 
 
@@ -59,7 +60,7 @@ def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> 
 @formula(_nn("huber_loss"), refuses="mixed")
 def huber_loss(input: Tensor, target: Tensor, reduction: int = 0, delta: float = 1.0) -> Tensor:
     """z² / 2, and δ (|z| − δ / 2) where |z| > δ."""
-    # Of z² and not |z|², whose second derivative torch takes for 0 at z = 0.
+    # z², not |z|², whose second derivative at z = 0 is 0 in torch.
     z = _widen(input) - _widen(target)
     size = z.abs()
     return _reduce(torch.where(size < delta, 0.5 * z * z, delta * (size - 0.5 * delta)), reduction)

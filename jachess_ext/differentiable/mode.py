@@ -1,4 +1,5 @@
-"""`jx.differentiable`: torch's own derivatives through what torch refuses to differentiate."""
+"""`jx.differentiable`: torch's derivatives through operators that torch refuses to
+differentiate."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from .. import torch_private
 from ..ops import attention_blocks
 from ..ops.attention import with_plain_mask
 from ..ops.attention_blocks import watch_flex_attention
-from . import (  # noqa: F401  each registers what it answers
+from . import (  # noqa: F401  each registers its functions in ANSWERS
     attention,
     collectives,
     distances,
@@ -31,29 +32,31 @@ from . import (  # noqa: F401  each registers what it answers
 from .levels import levels_of
 from .registry import ANSWERS, COPIES, Function
 
-_BUILT_IN = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType)  # most calls
+# Types of most functions that are called; those without an answer need no search for a copy.
+_BUILT_IN = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType)
 
 
 Math: TypeAlias = Literal["replace", "keep"]
 
 
 def differentiable(math: Math = "replace") -> TorchFunctionMode:
-    """Differentiate what torch refuses to differentiate, as a context around unmodified code.
+    """Return a context in which unmodified code can differentiate operators that torch refuses to
+    differentiate.
 
     Within it `torch.func`, dual numbers, ``create_graph=True`` and `autograd.functional`, in any
     nesting, differentiate `scaled_dot_product_attention`, in memory linear in the tokens up to
-    order two, and the other operators that torch refuses.  Where torch's nested derivatives are
-    wrong, as those of layer norms, they are right.  Values and first gradients are torch's own.
+    order two, and the other operators that torch refuses.  Nested derivatives that are wrong in
+    torch, as those of layer norms, are right.  Values and first gradients are torch's own.
     docs/refused.md lists the operators.
 
-    It is also a decorator, of a model's ``forward`` say.  Like torch's modes it acts in the thread
-    that enters it.  It leaves code that `torch.compile` compiles as it is.  The forward has to run
-    within it, and the backward, too, if a checkpoint runs the forward again.
+    It is also a decorator, for example of a model's ``forward``.  Like torch's modes it applies to
+    the thread that enters it.  Code compiled by `torch.compile` is not affected.  The forward has
+    to run within it, and the backward, too, if a checkpoint runs the forward again.
 
     Args:
-        math: what to do in programs that allow math attention alone, as they often do because torch
-            refuses to differentiate the other kernels.  "replace": run other kernels all the same.
-            "keep": run math attention.
+        math: what to do in programs that allow only math attention, often because torch refuses to
+            differentiate the other kernels.  "replace": run other kernels nevertheless.  "keep":
+            run math attention.
 
     Examples:
         >>> q, k, v, dq, dk, dv = torch.randn(6, 1, 2, 5, 8)
@@ -96,7 +99,8 @@ class _Differentiable(TorchFunctionMode, ContextDecorator):
         if answer is None and isinstance(func, _BUILT_IN):
             return func(*args, **kwargs)
         copy = None if answer else _copy_of(func)
-        # Compiled code stays torch's own, and jets have their own rules (`_is_plain`).
+        # Calls in compiled code are not replaced, nor calls with jets, which have their own rules
+        # (`_is_plain`).
         if (answer is None and copy is None) or torch.compiler.is_compiling():
             return func(*args, **kwargs)
         if answer is attention.attend:
@@ -114,10 +118,11 @@ class _Differentiable(TorchFunctionMode, ContextDecorator):
 
 
 def _flex_attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> object:
-    """Compute torch's `flex_attention` without a score_mod, where derivatives are taken."""
+    """Compute torch's `flex_attention` if it is differentiated within the mode and has no
+    score_mod; otherwise return NotImplemented."""
     inputs = [query, key, value]
-    modified = options.get("score_mod") or options.get("return_lse") or options.get("return_aux")
-    if not is_active() or modified or not (_is_plain(inputs) and any(levels_of(inputs))):
+    has_extras = options.get("score_mod") or options.get("return_lse") or options.get("return_aux")
+    if not is_active() or has_extras or not (_is_plain(inputs) and any(levels_of(inputs))):
         return NotImplemented
     return attention_blocks.flex_attention(query, key, value, **options)
 
@@ -126,13 +131,14 @@ attention_blocks.ANSWERS.append(_flex_attention)
 
 
 def is_active() -> bool:
-    """Return whether this thread runs within `differentiable`."""
+    """Return whether `differentiable` is active in this thread."""
     modes = torch_private.function_modes()
     return any(isinstance(mode, _Differentiable) for mode in modes)
 
 
 def _is_plain(values: Sequence[object]) -> bool:
-    """Return whether no tensor among the values is of a subclass, as jets are."""
+    """Return whether no tensor in the values, or in lists and tuples among them, is of a subclass,
+    such as a jet."""
     return all(
         type(x) in (Tensor, torch.nn.Parameter) if isinstance(x, Tensor) else _is_plain(x)
         for x in values
@@ -145,9 +151,9 @@ _COMPOSED = (
     *("ctc_loss", "embedding_bag", "hardsigmoid", "huber_loss", "soft_margin_loss"),
     *("multi_margin_loss", "multilabel_margin_loss"),
 )
-# Torch switches a mode off while it handles a call.  These Python functions call others that the
-# mode has to see, the forward of a checkpoint among them, which a backward runs anew: the mode is
-# entered again around a copy of the function that does not ask modes.
+# Torch disables a mode while the mode handles a call.  But these Python functions call functions
+# that the mode has to handle (a backward even runs the forward of a checkpoint again): so the mode
+# is entered again around a copy of the function that does not dispatch to modes.
 _COPIED: dict[tuple[object, str], tuple[Function, Function]] = {
     (owner, name): (
         original := torch_private.original_of(getattr(owner, name)),
@@ -156,7 +162,7 @@ _COPIED: dict[tuple[object, str], tuple[Function, Function]] = {
     for owner, name in (
         *((F, name) for name in _COMPOSED),
         (torch.autograd, "grad"),
-        # The method calls the function, which asks modes, too.
+        # The method calls the function, which also dispatches to modes.
         *((torch.autograd, "backward"), (Tensor, "backward")),
     )
 }
@@ -165,14 +171,15 @@ COPIES |= dict(_COPIED.values())
 
 
 def _copy_of(function: Function) -> Function | None:
-    """Return the copy of a Python function, or of a Function's `apply`, to run within the mode.
+    """Return the copy of a Python function, or of a Function's `apply`, to run within the mode;
+    None if it has none.
 
-    A function names itself to modes by its module's attribute, where a profiler may have put a
-    wrapper: that one is found there.
+    A function passes its module's attribute of its name to modes, which may be a profiler's
+    wrapper: so the attributes are compared as well.
     """
     copy = COPIES.get(function)
     names = getattr(function, "__globals__", {})
-    if copy is not None or str(names.get("__name__")).startswith("torch."):  # spares the search
+    if copy is not None or str(names.get("__name__")).startswith("torch."):  # no wrapper: no search
         return copy
     for (owner, name), (_, copy) in _COPIED.items():
         if function is getattr(owner, name):

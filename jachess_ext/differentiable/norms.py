@@ -33,7 +33,8 @@ def layer_norm(
 def _has_no_statistics(
     input: Tensor, weight: object, bias: object, running_mean: object, *_: object, **__: object
 ) -> bool:
-    """Return whether a second run of a norm, in the backward, updates no running statistics."""
+    """Return whether a norm has no running statistics, which a second run in the backward would
+    update again."""
     return running_mean is None
 
 
@@ -41,8 +42,8 @@ def _channel_norm(function: Callable[..., Tensor], text: str, dims: Sequence[int
     """Register the formula of `torch.batch_norm` or `torch.instance_norm`.
 
     Args:
-        text: how it is computed, for the table.
-        dims: dimensions that the statistics are of, and all from 2 on.
+        text: how the norm is computed, for the table.
+        dims: dimensions over which the statistics are computed, besides all from 2 on.
     """
 
     def norm(
@@ -61,8 +62,8 @@ def _channel_norm(function: Callable[..., Tensor], text: str, dims: Sequence[int
         x, channels = wide(input), (-1, *(1,) * (input.ndim - 2))
         if training or use_input_stats or running_mean is None or running_var is None:
             out = _normalise(x, (*dims, *range(2, x.ndim)), eps)
-            # By torch's own kernel: within a transform it writes into a buffer from outside, where
-            # operations on tensors may not.
+            # By torch's own kernel, since within a transform only it may write into a buffer from
+            # outside of the transform.
             if running_mean is not None or running_var is not None:
                 with torch.no_grad():
                     statistics = None, None, running_mean, running_var

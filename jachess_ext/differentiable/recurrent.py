@@ -1,4 +1,4 @@
-"""Recurrent layers by torch's own kernels, which have derivatives that cuDNN and oneDNN lack."""
+"""Recurrent layers by torch's native kernels, with derivatives that cuDNN and oneDNN lack."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from .formulas import TABLE, Row
 from .levels import levels_of
 from .registry import answers
 
-_FLAGS = RLock()  # of the whole process: two threads at once would restore each other's
+# The flags belong to the process: two threads that change them at once would restore wrong values.
+_FLAGS = RLock()
 
 
 @contextmanager
@@ -30,15 +31,17 @@ def _without_libraries() -> Iterator[None]:
 
 
 def _recurrent(name: str) -> None:
+    """Register the answer for torch's recurrent function ``name``."""
     function = getattr(torch, name)
 
     @answers(function)
     def answer(input: Tensor, *args: object) -> tuple[Tensor, ...]:
         leaves = torch_private.pytree.tree_leaves((input, args))
         levels = levels_of([x for x in leaves if isinstance(x, Tensor) and x.is_floating_point()])
-        # cuDNN's layers have no second backward, which a graph does not announce.
-        refused = levels.forward or levels.reverse + levels.graph > 1
-        if not refused and not (levels.graph and input.is_cuda):
+        # cuDNN's layers have no second backward, and from a graph it is not known if one will
+        # follow.
+        is_refused = levels.forward or levels.reverse + levels.graph > 1
+        if not is_refused and not (levels.graph and input.is_cuda):
             return function(input, *args)  # type: ignore[no-any-return]
         with _without_libraries():
             return function(input, *args)  # type: ignore[no-any-return]

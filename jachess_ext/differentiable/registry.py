@@ -1,4 +1,4 @@
-"""The table of the functions that `jx.differentiable` calls in place of torch's."""
+"""Registry of the functions that `jx.differentiable` calls in place of torch's."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
@@ -7,14 +7,15 @@ Function: TypeAlias = Callable[..., Any]
 A = TypeVar("A", bound=Function)
 
 ANSWERS: dict[Function, Function] = {}
+"""Torch's function -> the function that is called in its place, outside of the mode."""
 COPIES: dict[Function, Function] = {}
-"""Python functions, and the copies that run in their place, within the mode."""
+"""Python function -> the copy that is called in its place, within the mode."""
 
 
 def answers(*functions: Function) -> Callable[[A], A]:
-    """Register the decorated function to be called in place of torch's ``functions``.
+    """Return a decorator that registers a function to be called in place of torch's ``functions``.
 
-    It is called outside of the mode, with tensors that are plain or of torch's transforms.
+    It is called outside of the mode, with plain tensors or tensors wrapped by torch's transforms.
 
     Examples:
         >>> @answers(torch.special.erfcx)

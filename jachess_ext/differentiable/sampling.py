@@ -33,7 +33,7 @@ def grid_sample(
     taps = []
     # A point's last coordinate is along the first of the sizes.
     for point, size in zip(reversed(points.unbind(-1)), sizes, strict=True):
-        # From [−1, 1] to pixels: ±1 are the centres of the outer ones; with a shift, their edges.
+        # From [−1, 1] to pixels: ±1 are the centres of the outer pixels; with a shift, their edges.
         point = ((point + 1) * (size - 1 + shift) - shift) / 2
         if not cubic:
             point = _pad(point, size, padding, align_corners)
@@ -44,7 +44,7 @@ def grid_sample(
         t = point - base
         weights = _cubic(t) if cubic else [1 - t, t]
         pixels = [base + step for step in ((-1, 0, 1, 2) if cubic else (0, 1))]
-        if cubic:  # the four pixels are padded, and not the point
+        if cubic:  # padding applies to the four pixels, not to the point
             pixels = [_pad(pixel, size, padding, align_corners) for pixel in pixels]
         taps.append([*zip(weights, pixels, strict=True)])
     # Σ image(pixel) Π_k weight_k over the pixels around a point, 0 for pixels outside of the image;
@@ -65,7 +65,8 @@ def grid_sample(
 
 
 def _cubic(t: Tensor) -> list[Tensor]:
-    """Return the weights of pixels −1, 0, 1 and 2 for a point at t in [0, 1)."""
+    """Return the cubic convolution's weights of the pixels −1, 0, 1 and 2 for a point t in [0,
+    1)."""
     a = _CUBIC
 
     def near(x: Tensor) -> Tensor:
@@ -78,20 +79,26 @@ def _cubic(t: Tensor) -> list[Tensor]:
 
 
 def _pad(point: Tensor, size: int, padding: str, align_corners: bool) -> Tensor:
-    """Reflect a coordinate, in pixels, at the border, or clip it there, with torch's slope of 0."""
+    """Return a coordinate, in pixels, reflected or clipped at the image's border, with slope 0
+    where it is clipped, as in torch.
+
+    Args:
+        size: number of pixels.
+        padding: one of `PADDINGS`; "zeros" changes nothing.
+    """
     if padding == "zeros":
         return point
-    at = point.detach()
+    position = point.detach()
     if padding == "reflection":
         low, span = (0.0, size - 1) if align_corners else (-0.5, size)
         if not span:
             return 0 * point
-        # Reflected an even number of times, a point is shifted; an odd number, it is mirrored.
-        at = at - low
-        flips = (at.abs() / span).floor()
-        odd = flips.remainder(2) == 1
-        sign = torch.where(odd, -1, 1) * torch.where(at < 0, -1, 1)
-        offset = torch.where(odd, (flips + 1) * span, -flips * span)
+        # An even number of reflections shifts a point, an odd number mirrors it.
+        position = position - low
+        flips = (position.abs() / span).floor()
+        is_odd = flips.remainder(2) == 1
+        sign = torch.where(is_odd, -1, 1) * torch.where(position < 0, -1, 1)
+        offset = torch.where(is_odd, (flips + 1) * span, -flips * span)
         point = (point - low) * sign + offset + low
-        at = point.detach()
-    return torch.where((at > 0) & (at < size - 1), point, at.clamp(0, size - 1))
+        position = point.detach()
+    return torch.where((position > 0) & (position < size - 1), point, position.clamp(0, size - 1))

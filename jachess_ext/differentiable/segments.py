@@ -14,20 +14,21 @@ _ALL = "forward, second, mixed"
 
 
 def _rows(x: Tensor, table: Tensor) -> Tensor:
-    """Return x[table], with a backward that the older batched tensors of torch.autograd take."""
+    """Return x[table], with a backward that supports the batched tensors of is_grads_batched."""
     return x.index_select(0, table.flatten()).reshape(*table.shape, *x.shape[1:])
 
 
 def ragged_table(starts: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``[groups, longest]`` numbers starts[n] + j of the rows of each group, 0 beyond its
-    size, and which of them are below the size."""
+    """Return two tensors ``[groups, longest]``: the indices starts[n] + j of each group's rows,
+    padded with 0, and a mask that is true at rows and false at padding."""
     column = torch.arange(int(sizes.max()) if sizes.numel() else 0, device=sizes.device)
     valid = column < sizes.unsqueeze(1)
     return torch.where(valid, starts.unsqueeze(1) + column, 0), valid
 
 
 def _combine(x: Tensor, valid: Tensor, reduce: str) -> Tensor:
-    """Reduce ``[groups, entries, ...]`` over the entries that are valid; a mean of none is NaN."""
+    """Return x, ``[groups, entries, ...]``, reduced over the valid entries of each group, to
+    ``[groups, ...]``; an empty mean is NaN."""
     shape = (*valid.shape, *(1,) * (x.ndim - 2))
     x = torch.where(valid.reshape(shape), x, _NEUTRAL.get(reduce, 0.0))
     if reduce in ("sum", "mean"):
@@ -43,14 +44,20 @@ def _combine(x: Tensor, valid: Tensor, reduce: str) -> Tensor:
 def _reduce_with(
     x: Tensor, groups: Tensor, source: Tensor, reduce: str, include_self: bool
 ) -> Tensor:
-    """Reduce each row of x, unless it is left out, and the rows of ``source`` in its group."""
+    """Return, for each row of x, the reduction of the rows of ``source`` in its group.
+
+    Args:
+        groups: for each row of ``source``, the index of a row of x.
+        include_self: whether the row of x itself is part of the reduction; it is in any case the
+            result of an empty group.
+    """
     sizes = torch.zeros(len(x), dtype=torch.long, device=groups.device)
     sizes = sizes.scatter_add(0, groups, torch.ones_like(groups))
     numbers, valid = ragged_table(sizes.cumsum(0) - sizes, sizes)
     table = torch.argsort(groups, stable=True)[numbers]
-    itself = torch.ones_like(valid[:, :1]) if include_self else ~valid.any(1, keepdim=True)
+    has_self = torch.ones_like(valid[:, :1]) if include_self else ~valid.any(1, keepdim=True)
     stacked = torch.cat([x.unsqueeze(1), _rows(source, table)], 1)
-    return _combine(stacked, torch.cat([itself, valid], 1), reduce).to(x.dtype)
+    return _combine(stacked, torch.cat([has_self, valid], 1), reduce).to(x.dtype)
 
 
 @formula(torch.index_reduce, Tensor.index_reduce, refuses="forward, mixed")
@@ -92,7 +99,8 @@ def scatter_reduce(
     """As `index_reduce`."""
     x, index, src = (y.reshape(1) if y.ndim == 0 else y for y in (input, index, src))
     dim %= x.ndim
-    # The entries of each index: of src those at its positions, of x all along ``dim``.
+    # An entry of src at a position of ``index`` goes to the entry of x with that index along
+    # ``dim``.
     corner = [slice(size) for size in index.shape]
     lines = (*corner[:dim], slice(None), *corner[dim + 1 :])
     numbers = torch.arange(x.numel(), device=x.device).reshape(x.shape)

@@ -11,7 +11,7 @@ from .registry import answers
 
 @answers(Tensor.to_sparse)
 def to_sparse(input: Tensor, *args: object, **kwargs: object) -> Tensor:
-    """Call torch's, or say that there is no forward mode."""
+    """Call torch's `to_sparse`; raise NotImplementedError in forward mode."""
     if levels_of([input]).forward:
         raise NotImplementedError(
             "Tensor.to_sparse is not differentiable in forward mode, because torch's sparse "

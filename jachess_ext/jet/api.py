@@ -1,4 +1,4 @@
-"""`jx.jet` and `jx.jvp`: a function's value and its directional derivatives, in one pass."""
+"""`jx.jet` and `jx.jvp`: the value and directional derivatives of a function, in one pass."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from .engine.types import Function
 from .passes.eager import eager_jet, eager_jvp
 
 
-def graph_holds(tracing: bool, fn: Function, refusal: str | None = None) -> bool:
-    """Return whether a derivative of ``fn`` becomes a node of the graph that dynamo traces.
+def can_join_graph(is_tracing: bool, fn: Function, refusal: str | None = None) -> bool:
+    """Return whether dynamo traces this call and can make the derivative of ``fn`` a graph node.
 
-    If so, `compiled/regions.py` traces the pass as one node.  Else `passes/eager.py` runs it, after
-    a graph break if dynamo traces.  `rows/passes.py` is never traced: in a graph `laplacian` is one
-    pass.
+    If so, `compiled/regions.py` traces the pass as one node.  Else `passes/eager.py` runs the pass,
+    after a graph break if dynamo is tracing.  `rows/passes.py` is never traced: in a graph
+    `laplacian` is one pass.
 
     Args:
-        tracing: `torch.compiler.is_dynamo_compiling` in the caller: where dynamo skips the caller's
-            frame, it still traces the functions that are called there.
-        refusal: why a graph cannot hold this call, whatever ``fn`` is.
+        is_tracing: the result of `torch.compiler.is_dynamo_compiling` in the caller (not here:
+            where dynamo skips the caller's frame, it still traces the functions called there).
+        refusal: the reason why a graph cannot contain this call, whatever ``fn`` is; None if there
+            is none.
     """
-    if not tracing:
+    if not is_tracing:
         return False
     from .compiled.regions import can_trace  # imports torch._dynamo, which takes seconds
 
@@ -41,28 +42,28 @@ def jet(
         x: tensor of real or complex numbers, the point of expansion; or a tuple with an entry for
             each argument of ``fn``; or another nest (list, dict, ...) of tensors, the only argument
             of ``fn``.  The entries of a tuple may be nests, too.
-        directions: ``[q, *x.shape]``, of x's dtype and device; of several tensors, a nest like
-            ``x``, with the same q everywhere: direction i is the i-th slice of all of them
-            together.  With pairs q is 1 to 4.
+        directions: ``[q, *x.shape]``, of x's dtype and device.  If ``x`` holds several tensors, a
+            nest like ``x`` with the same q everywhere: direction i is the i-th slice of all of
+            them together.  With ``second="pairs"`` q is 1 to 4.
         order: 1 (J u_i only) or 2 (also second derivatives).
-        second: the second derivatives: ``"pairs"``, D²f[u_i, u_j] for all i < j; ``"squares"``,
-            D²f[u_i, u_i] for all i; or ``"sum"``, the sum of these squares, which costs q + 2
-            streams instead of 2q + 1.
+        second: which second derivatives to compute: ``"pairs"``, D²f[u_i, u_j] for all i < j;
+            ``"squares"``, D²f[u_i, u_i] for all i; or ``"sum"``, the sum of these squares, which
+            costs q + 2 streams instead of 2q + 1.
 
     Returns:
-        `Jet` where ``fn`` returns a tensor; the same tuple, list, dict or dataclass of `Jet`
-        where it returns one of tensors.  Differentiable: its backward is the double backward.
-        A tensor that does not depend on ``x`` gives zero derivatives.
+        A `Jet` if ``fn`` returns a tensor; if it returns a tuple, list, dict or dataclass of
+        tensors, the same nest of `Jet`.  The result is differentiable: its backward is the double
+        backward of ``fn``.  A tensor that does not depend on ``x`` has zero derivatives.
 
     Within ``torch.compile`` (docs/compile.md) ``fn`` is an ``nn.Module``, or a function that closes
     over modules, tensors, numbers and nests of them; anything else breaks the graph and runs
-    eagerly.  There, and within a transform of ``torch.func``, NaN in ``x`` is not refused.
+    eagerly.  NaN in ``x`` is not refused within ``torch.compile`` or a transform of ``torch.func``.
 
     Raises:
-        TypeError: ``x`` holds something other than tensors of numbers; the directions are no
-            tensor, or have another dtype.
-        ValueError: ``x`` is not finite; the directions' shape or device does not fit; order or q
-            is not supported.
+        TypeError: ``x`` holds something other than real or complex tensors; ``directions`` is no
+            tensor, or has another dtype than ``x``.
+        ValueError: ``x`` is not finite; the shape or device of ``directions`` does not fit ``x``;
+            ``order`` or q is not supported.
         MissingJetRule: ``fn`` calls an operation without a rule.
 
     Examples:
@@ -70,7 +71,7 @@ def jet(
         >>> result.first.shape, result.second.shape, result.pairs
         (torch.Size([2, 3]), torch.Size([1, 3]), [(0, 1)])
     """
-    if graph_holds(is_dynamo_compiling(), fn):
+    if can_join_graph(is_dynamo_compiling(), fn):
         from .compiled.regions import jet_in_graph  # imports torch._dynamo, which takes seconds
 
         return jet_in_graph(fn, x, directions, order, second)
@@ -88,7 +89,7 @@ def jvp(
     has_aux: bool = False,
     differentiable: bool = True,
 ) -> tuple[Any, ...]:
-    """Compute ``fn(*primals)`` and J t, its derivative along ``tangents``, in one pass.
+    """Compute ``fn(*primals)`` and its Jacobian-vector product J t along ``tangents``, in one pass.
 
     Like `torch.func.jvp`, but through attention and every other operation that has a jet rule.
 
@@ -97,25 +98,26 @@ def jvp(
         primals: a tuple with an entry for each argument of ``fn``: real or complex tensors, or
             nests (lists, dicts, ...) of them.  Bind other arguments with functools.partial.
             Integers, such as class labels, pass as they are.
-        tangents: the same for the direction; each tensor of its primal's shape, dtype and device,
-            or a number for all of its entries.  None is 0; integers take None or zeros.
+        tangents: the direction t, nested like ``primals``: for each tensor a tensor of the same
+            shape, dtype and device, or a number for all of its entries.  None is 0; integer
+            tensors take None or zeros.
         has_aux: ``fn`` returns ``(output, aux)``; ``aux`` is returned without tangents.
-        differentiable: False gives tangents without a graph, for use as targets (MeanFlow,
-            consistency models): they leave nothing in memory for a backward pass, and the output's
-            graph is that of ``fn(*primals)``.
+        differentiable: whether the tangents have a graph.  Tangents without one serve as targets
+            (MeanFlow, consistency models): they leave nothing in memory for a backward pass, and
+            the output's graph is that of ``fn(*primals)``.
 
     Returns:
         ``(output, tangent)``, or ``(output, tangent, aux)``: nests like the one ``fn`` returned.
-        The tangent of what does not depend on ``primals`` is zero.
+        An output that does not depend on ``primals`` has a zero tangent.
 
     Within ``torch.compile`` (docs/compile.md) ``fn`` is an ``nn.Module``, or a function that closes
     over modules, tensors, numbers and nests of them; anything else breaks the graph and runs
     eagerly.
 
     Raises:
-        TypeError: ``primals`` is no tuple, or holds something other than tensors of numbers; the
-            tangents are nested otherwise, or have another dtype; ``fn`` returned something
-            other than tensors.
+        TypeError: ``primals`` is no tuple, or holds something other than tensors of numbers;
+            ``tangents`` are nested otherwise than ``primals``, or have another dtype; ``fn``
+            returned something other than tensors.
         ValueError: a tangent has another shape or is on another device.
         MissingJetRule: ``fn`` calls an operation without a rule.
 
@@ -123,7 +125,7 @@ def jvp(
         >>> jx.jvp(torch.square, (torch.tensor(3.0),), (torch.tensor(1.0),))
         (tensor(9.), tensor(6.))
     """
-    if graph_holds(is_dynamo_compiling(), fn):
+    if can_join_graph(is_dynamo_compiling(), fn):
         from .compiled.regions import jvp_in_graph
 
         return jvp_in_graph(fn, primals, tangents, has_aux, differentiable)

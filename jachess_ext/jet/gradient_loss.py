@@ -1,10 +1,10 @@
 """`jx.gradient_loss`: training on the gradient of a function by one backward of its tangent.
 
-With g = ∂E/∂x and a loss L(E, g), the chain rule gives ∂L/∂θ = ∂/∂θ (v E + ⟨u, g⟩), v = ∂L/∂E and
-u = ∂L/∂g held fixed; and ⟨u, g⟩ is the tangent of E along u.  So a plain forward and backward give
-g, and one jet along u with its backward the rest, where ``create_graph=True`` would have the
-backward itself differentiated (Kemaev et al., Scalable Meta-Learning via Mixed-Mode
-Differentiation, ICML 2025).
+With g = ∂E/∂x and a loss L(E, g), the chain rule gives ∂L/∂θ = ∂/∂θ (v E + ⟨u, g⟩), where
+v = ∂L/∂E and u = ∂L/∂g are held fixed; and ⟨u, g⟩ is the tangent of E along u.  So a plain forward
+and backward give g, and one jet along u with its backward gives ∂L/∂θ.  ``create_graph=True``
+would differentiate the backward itself instead (Kemaev et al., Scalable Meta-Learning via
+Mixed-Mode Differentiation, ICML 2025).
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from .api import graph_holds
+from .api import can_join_graph
 from .gradient_loss_eager import GradientLoss, Loss, eager_gradient_loss
 
 
 def gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> GradientLoss:
     """Compute a loss of a function's value and gradient, to be differentiated by parameters.
 
-    The result is that of ``torch.autograd.grad(fn(x).sum(), x, create_graph=True)``, but no
-    backward is differentiated: for gradient penalties, forces, scores of an energy, meta-gradients.
-     It uses fused attention and compiles in one graph.
+    Use it for gradient penalties, forces, scores of an energy and meta-gradients.  The result is
+    that of ``torch.autograd.grad(fn(x).sum(), x, create_graph=True)`` followed by the loss, but no
+    backward is differentiated, so that fused attention is used; it compiles in one graph.
 
     Args:
         fn: any torch callable, such as an energy.  It runs twice, and has to be the same function
             each time: it may draw no random numbers, and change nothing that it reads.  If its
             two values differ by more than usual rounding, it runs four more times for the check.
-        x: its argument, a tensor or a nest (list, dict, ...) of tensors; or a tuple with an entry
-            for each argument.
-        loss: from ``fn(x)`` and the gradient of its sum, nested like x, to a scalar.  It may use
-            other tensors that require gradients, x itself among them.
+        x: the argument of ``fn``, a tensor or a nest (list, dict, ...) of tensors; or a tuple with
+            an entry for each argument.
+        loss: maps ``fn(x)`` and the gradient of its sum, nested like x, to a scalar.  It may use
+            other tensors that require gradients, also x itself.
 
     Returns:
-        `GradientLoss`: loss, value and gradient.  ``loss.backward()`` reaches parameters of ``fn``,
-        x, and what ``loss`` uses.  It has no second derivative: a backward of it with
-        ``create_graph=True`` raises RuntimeError.
+        `GradientLoss`: loss, value and gradient.  ``loss.backward()`` gives gradients to parameters
+        of ``fn``, to x, and to the tensors that ``loss`` uses.  The loss has no second derivative:
+        a backward of it with ``create_graph=True`` raises RuntimeError.
 
     Within ``torch.compile`` ``fn`` is an ``nn.Module``, or a function that closes over modules,
     tensors, numbers and nests of them; anything else breaks the graph and runs eagerly.
@@ -56,8 +56,9 @@ def gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> GradientL
         >>> energy.weight.grad.shape
         torch.Size([1, 3])
     """
-    if not graph_holds(is_dynamo_compiling(), fn):
+    if not can_join_graph(is_dynamo_compiling(), fn):
         return eager_gradient_loss(fn, x, loss)
-    from .gradient_loss_in_graph import in_graph  # imports torch._dynamo, which takes seconds
+    # imports torch._dynamo, which takes seconds
+    from .gradient_loss_in_graph import traced_gradient_loss
 
-    return in_graph(fn, x, loss)
+    return traced_gradient_loss(fn, x, loss)

@@ -15,7 +15,7 @@ from .engine.context import without_dynamo
 from .passes.eager import can_read_values
 from .passes.fsdp import collect_groups
 from .rows.check import Generators
-from .rows.sameness import CHANGES, require_same
+from .rows.sameness import CAUSES, require_same
 
 
 class GradientLoss(NamedTuple):
@@ -23,8 +23,9 @@ class GradientLoss(NamedTuple):
 
     Attributes:
         loss: a scalar; its ``backward()`` gives the gradients of parameters.
-        value: what ``fn`` returned, without a graph.
-        gradient: of the sum of ``value``, nested like x, without a graph; None for integers.
+        value: the value of ``fn``, without a graph.
+        gradient: the gradient of the sum of ``value``, nested like x, without a graph; None for
+            integer tensors.
     """
 
     loss: Tensor
@@ -35,7 +36,7 @@ class GradientLoss(NamedTuple):
 Loss = Callable[[Tensor, Any], Tensor]
 _ALTERNATIVE = "use torch.autograd.grad(..., create_graph=True) within jx.differentiable"
 _CHANGED = (
-    f"gradient_loss: fn runs twice, and is not the same function each time: {CHANGES}. Call "
+    f"gradient_loss: fn runs twice, and is not the same function each time: {CAUSES}. Call "
     f"eval(), or draw, count and write outside of it; or {_ALTERNATIVE}, which runs it once"
 )
 
@@ -46,49 +47,50 @@ def eager_gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> Gra
     args = x if isinstance(x, tuple) else (x,)
     leaves, structure = torch_private.pytree.tree_flatten(args)
 
-    def nest(parts: Sequence[object]) -> Any:
-        nested = torch_private.pytree.tree_unflatten(list(parts), structure)
+    def nest(leaves: Sequence[object]) -> Any:
+        nested = torch_private.pytree.tree_unflatten(list(leaves), structure)
         return nested if isinstance(x, tuple) else nested[0]
 
     points = [_leaf(leaf) for leaf in leaves]
 
     def run() -> tuple[Tensor, list[Tensor | None]]:
-        """Return the value, and the gradients of its sum in the points."""
+        """Return the value, and the gradients of its sum by the points."""
         with torch.enable_grad():
             value = fn(*torch_private.pytree.tree_unflatten(points, structure))
             return value.detach(), _gradients(value.sum(), points)
 
-    readable = can_read_values()
-    generators = Generators() if readable else None
+    can_read = can_read_values()
+    generators = Generators() if can_read else None
     value, gradients = run()
     if generators and generators.have_advanced():
         raise RuntimeError(_CHANGED)
     with torch.enable_grad():
-        heads = [_leaf(value), *map(_leaf, gradients)]
-        total = loss(heads[0], nest(heads[1:]))
-        value_cotangent, *gradient_cotangents = _gradients(total, heads)
+        loss_inputs = [_leaf(value), *map(_leaf, gradients)]
+        total = loss(loss_inputs[0], nest(loss_inputs[1:]))
+        value_cotangent, *gradient_cotangents = _gradients(total, loss_inputs)
     assert value_cotangent is not None
     directions = torch_private.pytree.tree_unflatten(gradient_cotangents, structure)
     with collect_groups() as groups:
         derivatives = jvp(fn, args, directions)
-    if readable:
+    if can_read:
         slope, size = _slope(gradients, gradient_cotangents)
 
         def common_results() -> list[Tensor]:
-            """Return the results of the jet that the first run has, too: the value, and ⟨u, g⟩."""
+            """Return the results of the jet that the first run can be compared with: the value, and
+            1 + ⟨u, g⟩ / size."""
             output, tangent = (tensor.detach() for tensor in derivatives)
             return [output, 1 + (tangent.sum(dtype=torch.double) / size).to(output.dtype)]
 
         def repeat_runs() -> Iterator[tuple[list[Tensor], ...]]:
             nonlocal derivatives
             tangent_run, primal_run = common_results(), [value, *_drop_none(gradients)]
-            derivatives = ()  # frees their graph before the next
+            derivatives = ()  # frees their graph before the next run
             derivatives = jvp(fn, args, directions)
             yield tangent_run, common_results()
             derivatives = ()
             for _ in range(2):
-                again, others = run()
-                yield primal_run, [again, *_drop_none(others)]
+                next_value, next_gradients = run()
+                yield primal_run, [next_value, *_drop_none(next_gradients)]
             derivatives = jvp(fn, args, directions)
             yield tangent_run, common_results()
 
@@ -107,7 +109,8 @@ def _drop_none(results: Sequence[Tensor | None]) -> list[Tensor]:
 def _slope(
     gradients: Sequence[Tensor | None], steps: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor]:
-    """Return ⟨u, g⟩, the derivative along steps u, and the sum of the moduli of its terms."""
+    """Return ⟨u, g⟩, the derivative along ``steps`` u, and the sum of the moduli of its terms, the
+    scale of its rounding."""
     pairs = zip(gradients, steps, strict=True)
     terms = [(wide(g).conj() * wide(u)).real for g, u in pairs if g is not None and u is not None]
     slopes = torch.stack([term.sum(dtype=torch.double) for term in terms])
@@ -116,7 +119,8 @@ def _slope(
 
 
 class AttachGradients(torch.autograd.Function):
-    """Return the loss, and send gradients to the value E and the tangent ⟨u, g⟩ in the backward.
+    """Identity of the loss, whose backward also gives the value E the gradient v and the tangent
+    ⟨u, g⟩ the gradient 1, both times the loss's own.
 
     Adding v E + ⟨u, g⟩ to the loss instead could overflow where the loss is finite.
     """
@@ -131,31 +135,31 @@ class AttachGradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Context, cotangent: Tensor) -> Gradients:
-        # Since u and v are held fixed, a second derivative would be that of another function.
+        # With u and v held fixed, a second derivative would be wrong.
         if torch.is_grad_enabled():
             raise RuntimeError(
                 f"the loss of gradient_loss has no second derivative: for one, {_ALTERNATIVE}"
             )
         (value_cotangent,) = ctx.saved_tensors
         shape, dtype = ctx.constants
-        one = cotangent.reshape(())
-        return cotangent, None, one * value_cotangent, one.to(dtype).expand(shape)
+        scalar = cotangent.reshape(())
+        return cotangent, None, scalar * value_cotangent, scalar.to(dtype).expand(shape)
 
 
 def _leaf(value: object) -> Any:
-    """Return a real or complex tensor as a leaf that requires a gradient, anything else as it
-    is."""
+    """Return a real or complex tensor as a leaf that requires a gradient, any other object
+    unchanged."""
     if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
         return value
     return value.detach().requires_grad_()
 
 
 def _gradients(total: Tensor, leaves: Sequence[object]) -> list[Tensor | None]:
-    """Return the gradients of a scalar in the leaves; None for a leaf that requires none."""
+    """Return the gradients of a scalar by the leaves; None for a leaf that requires none."""
     if total.numel() != 1:
         raise ValueError(f"gradient_loss: loss has shape {list(total.shape)}; expected one number.")
-    wanted = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
-    if not total.requires_grad:  # of a constant
-        total = total + 0 * wanted[0].sum()
-    results = iter(torch.autograd.grad(total, wanted, retain_graph=True, materialize_grads=True))
-    return [next(results) if any(leaf is w for w in wanted) else None for leaf in leaves]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if not total.requires_grad:  # a constant
+        total = total + 0 * tensors[0].sum()
+    results = iter(torch.autograd.grad(total, tensors, retain_graph=True, materialize_grads=True))
+    return [next(results) if any(leaf is t for t in tensors) else None for leaf in leaves]

@@ -1,7 +1,7 @@
-"""Second derivatives by name: Laplacian, diagonal of the Hessian, divergence, Hessian times vector.
+"""Laplacian, diagonal of the Hessian, divergence, and Hessian-vector product.
 
-The first three take a function of independent rows of a batch, ``[N, d]`` to ``[N, ...]``, as
-`torch.func.vmap` of a function of one row.  A coordinate is an entry of a row.
+The first three take a function that maps each row of a batch by itself, ``[N, d]`` to ``[N, ...]``,
+as `torch.func.vmap` of a function of one row does.  A coordinate is an entry of a row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.compiler import is_dynamo_compiling
 
 from .. import torch_private
 from ..ops.library import transformed
-from .api import graph_holds, jvp
+from .api import can_join_graph, jvp
 from .engine.context import without_dynamo
 from .engine.layout import map_tensors
 from .engine.types import Function
@@ -29,7 +29,7 @@ from .rules.forward_mode import unwrap
 
 if TYPE_CHECKING:
 
-    class _Result(tuple[Any, ...]):  # a field more with has_aux
+    class _Result(tuple[Any, ...]):  # aux is a field only with has_aux
         _fields: tuple[str, ...]
         value: Any
         aux: Any
@@ -59,13 +59,14 @@ R = TypeVar("R", bound="_Result")
 
 
 @cache
-def _with_aux(kind: type[R]) -> type[R]:
-    return namedtuple(kind.__name__, [*kind._fields, "aux"])  # type: ignore[return-value]
+def _with_aux(result_type: type[R]) -> type[R]:
+    return namedtuple(result_type.__name__, [*result_type._fields, "aux"])  # type: ignore[return-value]
 
 
-def _result(kind: type[R], *parts: object) -> R:
-    kind = kind if len(parts) == len(kind._fields) else _with_aux(kind)
-    return kind(*parts)  # type: ignore[arg-type]  # a named tuple
+def _result(result_type: type[R], *fields: object) -> R:
+    """Return the fields as a named tuple of this type, with ``aux`` if they are one more."""
+    has_aux = len(fields) > len(result_type._fields)
+    return (_with_aux(result_type) if has_aux else result_type)(*fields)  # type: ignore[arg-type]
 
 
 def laplacian(
@@ -80,45 +81,51 @@ def laplacian(
 ) -> Laplacian:
     """Compute f(x), its derivatives along directions, and Σ w_i D²f[u_i, u_i], in one pass.
 
-    Along the coordinates and without weights the last is the Laplacian of each row.  D directions
-    cost D + 2 streams, since the sum of second derivatives is one stream (the forward Laplacian of
-    Li et al. 2024; collapsed Taylor mode, Dangel et al. 2025).
+    The weighted sum of second derivatives along the coordinates, without weights, is the Laplacian
+    of each row.  D directions cost D + 2 streams, since the sum is one stream (the forward
+    Laplacian of Li et al. 2024; collapsed Taylor mode, Dangel et al. 2025).
 
     Args:
-        fn: maps ``[N, ...]`` to ``[N, ...]``, each row by itself.  It runs once per chunk, and
-            for weights of each sign, each time with the same numbers of torch's generators.
+        fn: maps ``[N, ...]`` to ``[N, ...]``, each row by itself.  It runs once for each chunk of
+            directions and each sign of the weights, always with the same state of torch's random
+            generators.
         x: floating-point tensor ``[N, ...]``; or a tuple with an entry for each argument of ``fn``;
             or another nest of tensors with the same N.
-        weights: ``[q]``, one for each direction: an anisotropic operator; or ``[q, N]``, others in
-            each row.  A direction of weight 0 has its first derivative alone, such as time in a
-            heat equation.  Weights of each row, or that require a gradient, cost 2 D + 1 streams.
-        directions: ``[q, *x.shape]``, or ``[q, *x.shape[1:]]`` for the same in each row; of several
-            tensors, a nest like ``x``.  None: the coordinates, in the order of x's tensors.
+        weights: ``[q]``, a weight w_i for each direction (an anisotropic operator), or ``[q, N]``,
+            different weights in each row.  For a direction of weight 0, such as time in a heat
+            equation, only the first derivative is computed.  Weights ``[q, N]``, and weights that
+            require a gradient, cost 2 D + 1 streams.
+        directions: ``[q, *x.shape]``, or ``[q, *x.shape[1:]]`` for the same directions in each row;
+            if ``x`` holds several tensors, a nest like ``x``.  None: the coordinates, in the order
+            of x's tensors.
         chunk_size: largest number of directions of a pass, which bounds memory; None: all at once.
-        has_aux: ``fn`` returns ``(output, aux)``; ``aux`` is returned behind the results.
-        check: whether to check that rows do not depend on each other.  That costs a stream in every
-            call, except in a training loop along fewer than 16 directions, where the results of
-            the last call of the same function and shapes went through a backward: there the
-            first, second, fourth, ..., 64th and each 64th step is checked.
+        has_aux: whether ``fn`` returns ``(output, aux)``; ``aux`` is then the last field of the
+            result.
+        check: whether to check that rows do not depend on each other.  The check costs a stream in
+            every call, except in a training loop along fewer than 16 directions (where the result
+            of the last call with this function and these shapes went through a backward): there
+            the first, second, fourth, ..., 64th and then every 64th step is checked.
 
     Returns:
         ``(value, gradient, laplacian)``, a named tuple of nests like the one ``fn`` returned;
         ``gradient`` holds the derivatives along each direction, ``[q, N, ...]``.  All are
-        differentiable in parameters, ``x``, weights and directions.
+        differentiable with respect to parameters, ``x``, weights and directions.
 
-    Rows that depend on each other are detected by first derivatives at ``x``; a dependence in
-    second derivatives alone is not.  A function of independent rows is never refused: unusual
-    rounding is examined by more calls of ``fn``.
+    The check detects rows that depend on each other by first derivatives at ``x``; it misses a
+    dependence in second derivatives alone.  A function of independent rows is never refused: if
+    rounding is unusual, more calls of ``fn`` decide.
 
-    Within ``torch.compile`` (docs/compile.md) ``fn`` has to be an ``nn.Module`` that returns a
-    tensor, or with ``check=False`` a function of one, ``x`` a tensor, and only ``directions`` may
-    be given; anything else breaks the graph and runs eagerly.  Rows are looked at where it is
-    traced, and in a program of ``torch.export`` each time it runs: it raises RuntimeError.
+    Within ``torch.compile`` (docs/compile.md) ``fn`` has to be an ``nn.Module``, or with
+    ``check=False`` a function, that returns one tensor; ``x`` has to be a tensor; and of the other
+    arguments only ``directions`` may be given.  Anything else breaks the graph and runs eagerly.
+    The check runs during tracing; a program of ``torch.export`` repeats it in each run, and raises
+    RuntimeError if rows depend on each other.
 
     Raises:
-        ValueError: rows depend on each other, or shapes do not fit.
+        ValueError: rows depend on each other; or the shapes of ``x``, ``directions``, ``weights``
+            and of the value of ``fn`` do not fit.
         RuntimeError: ``fn`` runs more than once, and its value changes in between.
-        TypeError, MissingJetRule: as of `jet`.
+        TypeError, MissingJetRule: see `jet`.
 
     Examples:
         >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -128,10 +135,10 @@ def laplacian(
         tensor([12., 24.])
     """
     is_plain = weights is None and chunk_size is None and not has_aux
-    checked = isinstance(fn, nn.Module) or not check
-    fits = is_plain and checked and isinstance(x, Tensor) and x.ndim > 1
-    if graph_holds(is_dynamo_compiling(), fn, None if fits else _FORM):
-        return _in_graph(fn, x, directions, check)
+    can_check = isinstance(fn, nn.Module) or not check
+    is_traceable = is_plain and can_check and isinstance(x, Tensor) and x.ndim > 1
+    if can_join_graph(is_dynamo_compiling(), fn, None if is_traceable else _TRACEABLE_CALLS):
+        return _traced_laplacian(fn, x, directions, check)
     return _eager_laplacian(fn, x, weights, directions, chunk_size, has_aux, check)
 
 
@@ -148,37 +155,43 @@ def _eager_laplacian(
     rows = Rows(fn, x, directions, has_aux, check)
     factors = None if weights is None else rows.weights(weights)
     if factors is not None and (factors.ndim > 1 or _is_differentiated(factors)):
-        # Directions scaled by √|w|, whose derivative is infinite at 0, need one sign in all rows.
-        # So each square has a stream, which w multiplies here.
+        # Scaling directions by √|w| would not do: its derivative is infinite at 0, and each
+        # direction would need one sign in all rows.  So each square has a stream, times w.
         passes = list(rows.passes(rows.groups(None), chunk_size, "squares"))
-        squares = _concat([part.second for part in passes])
+        squares = _concat([p.second for p in passes])
         total = [(append_dims(factors, square.ndim) * square).sum(0) for square in squares]
-        first = _concat([part.first for part in passes])
+        first = _concat([p.first for p in passes])
         return _result_of_rows(Laplacian, passes, first, total)
     passes = list(rows.passes(rows.groups(factors), chunk_size, "sum", factors))
-    # The second order of a pass is one stream, the sum of squares.
+    # Each pass has one second-order stream, the sum of squares.
     sums = [[p.group.sign * second[0] for second in p.second] for p in passes if p.group.squares]
     sums = sums or [[torch.zeros_like(primal) for primal in passes[0].primals]]
-    total = [reduce(torch.add, parts) for parts in zip(*sums, strict=True)]
-    first = _concat([part.first for part in passes])
-    if factors is not None:  # from the groups back to the directions, in their order
-        numbers = [number for part in passes for number in part.group.numbers]
+    total = [reduce(torch.add, terms) for terms in zip(*sums, strict=True)]
+    first = _concat([p.first for p in passes])
+    if factors is not None:  # restore the order of the directions, and undo their scaling
+        numbers = [number for p in passes for number in p.group.numbers]
         order = torch.tensor(numbers, dtype=torch.long, device=factors.device).argsort()
-        first = [part[order] for part in first]
-        first = [part / append_dims(square_roots(factors), part.ndim) for part in first]
+        roots = square_roots(factors)
+        first = [slopes[order] / append_dims(roots, slopes.ndim) for slopes in first]
     return _result_of_rows(Laplacian, passes, first, total)
 
 
-def _concat(parts: list[list[Tensor]]) -> list[Tensor]:
+def _concat(derivatives: list[list[Tensor]]) -> list[Tensor]:
     """Concatenate the derivatives of all passes to ``[q, N, ...]`` for each tensor that ``fn``
-    returns."""
-    return [torch.cat(of_tensor) for of_tensor in zip(*parts, strict=True)]
+    returns.
+
+    Args:
+        derivatives: for each pass, the derivatives ``[p, N, ...]`` of each of these tensors.
+    """
+    return [torch.cat(chunks) for chunks in zip(*derivatives, strict=True)]
 
 
-def _result_of_rows(kind: type[R], passes: list[PassResult], *parts: list[Tensor]) -> R:
-    """Return the values and derivatives, as nests like the output of ``fn``, in a named tuple."""
+def _result_of_rows(
+    result_type: type[R], passes: list[PassResult], *derivatives: list[Tensor]
+) -> R:
+    """Return values and derivatives, each as a nest like the output of ``fn``, in a named tuple."""
     assemble, aux = passes[-1].assemble, passes[-1].aux
-    return _result(kind, *map(assemble, (passes[0].primals, *parts)), *aux)
+    return _result(result_type, *map(assemble, (passes[0].primals, *derivatives)), *aux)
 
 
 @without_dynamo
@@ -193,17 +206,17 @@ def hessian_diagonal(
 ) -> HessianDiagonal:
     """Compute f(x), its derivatives along directions, and D²f[u_i, u_i] for each, in one pass.
 
-    Along the coordinates that is the diagonal of each row's Hessian.
+    Along the coordinates, the second derivatives are the diagonal of each row's Hessian.
 
     Args:
-        fn, x, directions, chunk_size, has_aux, check: as of `laplacian`.  D directions cost 2 D + 1
-            streams.
+        fn, x, directions, chunk_size, has_aux, check: as for `laplacian`.  D directions cost
+            2 D + 1 streams.
 
     Returns:
         ``(value, gradient, diagonal)``, a named tuple; both derivatives are ``[q, N, ...]``.
 
     Raises:
-        ValueError, RuntimeError, TypeError, MissingJetRule: as of `laplacian`.
+        ValueError, RuntimeError, TypeError, MissingJetRule: see `laplacian`.
 
     Examples:
         >>> x = torch.tensor([[1.0, 2.0]])
@@ -230,19 +243,20 @@ def divergence(
     """Compute f(x) and Σ_i ∂f_i/∂x_i, the trace of each row's Jacobian, in one pass of order 1.
 
     Args:
-        fn: maps ``x`` to a tensor of its shape, or a nest like it, each row by itself.  Dicts are
-            paired by their keys.
-        directions: q probes of identity covariance, such as ``torch.randn(q, *x.shape)``, for the
-            estimate (1/q) Σ u_iᵀ J u_i of Hutchinson; None: exactly, from all coordinates.
-        x, chunk_size, has_aux, check: as of `laplacian`.
+        fn: maps ``x`` to a tensor of its shape, or a nest like ``x``, each row by itself.  Dicts
+            are paired by their keys.
+        directions: q random probes of identity covariance, such as ``torch.randn(q, *x.shape)``,
+            for Hutchinson's estimate (1/q) Σ u_iᵀ J u_i; None: the exact divergence, from all
+            coordinates.
+        x, chunk_size, has_aux, check: as for `laplacian`.
 
     Returns:
         ``(value, divergence)``, a named tuple; the divergence is ``[N]``.
 
     Raises:
-        ValueError: the value has other shapes than ``x``, or is nested otherwise, or there is no
-            probe; or as of `laplacian`.
-        RuntimeError, TypeError, MissingJetRule: as of `laplacian`.
+        ValueError: the value has other shapes than ``x``, or is nested otherwise; ``directions``
+            hold no probe; or as for `laplacian`.
+        RuntimeError, TypeError, MissingJetRule: see `laplacian`.
 
     Examples:
         >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -253,10 +267,8 @@ def divergence(
     if directions is not None and not rows.count:
         raise ValueError("directions hold no probe; expected one at least, or None")
     total = rows.points[0].new_zeros(rows.batch)
-    for part in rows.passes([rows.all_directions(squares=0)], chunk_size, "sum"):
-        for step, first in zip(
-            part.steps, rows.flatten_like_x(part.assemble(part.first)), strict=True
-        ):
+    for p in rows.passes([rows.all_directions(squares=0)], chunk_size, "sum"):
+        for step, first in zip(p.steps, rows.flatten_like_x(p.assemble(p.first)), strict=True):
             if step.shape != first.shape:
                 raise ValueError(
                     f"fn returned {list(first.shape[1:])} for x of {list(step.shape[1:])}; "
@@ -265,7 +277,7 @@ def divergence(
             # step, first [p, N, ...]: u · J u of each row, summed over directions and entries.
             total = total + (step * first).unsqueeze(-1).flatten(2).sum((0, 2))
     total = total if directions is None else total / rows.count
-    return _result(Divergence, part.assemble(part.primals), total, *part.aux)
+    return _result(Divergence, p.assemble(p.primals), total, *p.aux)
 
 
 def hvp(
@@ -278,20 +290,20 @@ def hvp(
 ) -> HessianProduct:
     """Compute f, its gradient and its Hessian times ``tangents``, from one pass and its backward.
 
-    The backward of the tangent ∇f · t gives H t in the primals, and ∇f in t.
+    The pass computes the tangent ∇f · t; its backward gives H t for the primals, and ∇f for t.
 
     Args:
-        fn: returns a scalar tensor.
-        primals, tangents, has_aux: as of `jvp`.
+        fn: any torch callable that returns a scalar tensor.
+        primals, tangents, has_aux: as for `jvp`.
         differentiable: whether gradient and product have a graph, for another derivative.
 
     Returns:
-        ``(value, gradient, product)``, a named tuple, and ``aux`` behind them; gradient and product
-        are nested like ``primals``.
+        ``(value, gradient, product)``, a named tuple; with ``has_aux`` its last field is ``aux``.
+        Gradient and product are nested like ``primals``.
 
     Raises:
         ValueError: ``fn`` returned something other than one number.
-        TypeError, MissingJetRule: as of `jvp`.
+        TypeError, MissingJetRule: see `jvp`.
 
     Examples:
         >>> x, v = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0])
@@ -303,17 +315,17 @@ def hvp(
             primals, tangents = map_tensors((primals, tangents), Tensor.clone)
             return hvp(fn, primals, tangents, has_aux=has_aux)
     points, steps, structure = paired_leaves(primals, "primals", tangents, "tangents")
-    keep = differentiable and torch.is_grad_enabled()
+    has_graph = differentiable and torch.is_grad_enabled()
     leaves = [*(point for _, point in points), *steps]
     assemble: Callable[[Sequence[Tensor]], Any]
 
-    def nests(leaves: Sequence[Tensor]) -> list[Any]:
-        parts = leaves[: len(points)], leaves[len(points) :]
-        return [torch_private.pytree.tree_unflatten(list(part), structure) for part in parts]
+    def nest_pair(leaves: Sequence[Tensor]) -> list[Any]:
+        halves = leaves[: len(points)], leaves[len(points) :]
+        return [torch_private.pytree.tree_unflatten(list(half), structure) for half in halves]
 
     def slope(*leaves: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         nonlocal assemble
-        value, tangent, *aux = jvp(fn, *nests(leaves), has_aux=has_aux)
+        value, tangent, *aux = jvp(fn, *nest_pair(leaves), has_aux=has_aux)
         if not isinstance(tangent, Tensor) or tangent.numel() != 1:
             raise ValueError("fn must return one number, whose Hessian is asked for")
         assemble, tensors = split_nest((value, *aux))
@@ -321,49 +333,50 @@ def hvp(
 
     # The slope is g(x, t) = ∇f(x) · t: its derivative by x is H t, that by t is ∇f.
     with torch.enable_grad():
-        if transformed():  # within which torch allows no requires_grad_()
-            total, pull, tensors = torch.func.vjp(slope, *leaves, has_aux=True)  # type: ignore[misc]
-            gradients = pull(torch.ones_like(total))
+        if transformed():  # a transform of torch.func allows no requires_grad_()
+            total, pull_back, tensors = torch.func.vjp(slope, *leaves, has_aux=True)  # type: ignore[misc]
+            gradients = pull_back(torch.ones_like(total))
         else:
             # Views, not detached copies: results stay connected to the caller's graph.
-            leaves = [_leaf(leaf, keep) for leaf in leaves]
+            leaves = [_leaf(leaf, has_graph) for leaf in leaves]
             total, tensors = slope(*leaves)
-            if not total.requires_grad:  # of a constant
+            if not total.requires_grad:  # a constant
                 total = total + 0 * sum(leaf.sum() for leaf in leaves)
             gradients = torch.autograd.grad(
-                total, leaves, create_graph=keep, materialize_grads=True
+                total, leaves, create_graph=has_graph, materialize_grads=True
             )
-    if not keep:
+    if not has_graph:
         tensors, gradients = map_tensors((tensors, gradients), Tensor.detach)
     value, *aux = assemble(tensors)
-    product, gradient = nests(gradients)
+    product, gradient = nest_pair(gradients)
     return _result(HessianProduct, value, gradient, product, *aux)
 
 
-def _leaf(tensor: object, keep: bool) -> Any:
-    """Return a tensor that requires a gradient: a view with a graph if ``keep``, else detached."""
+def _leaf(tensor: object, has_graph: bool) -> Any:
+    """Return a tensor that requires a gradient: a view of ``tensor`` if ``has_graph``, else a
+    detached one."""
     if not isinstance(tensor, Tensor):
         return tensor  # jvp raises the error
-    leaf = tensor.view_as(tensor) if keep else tensor.detach()
+    leaf = tensor.view_as(tensor) if has_graph else tensor.detach()
     return leaf if leaf.requires_grad else leaf.requires_grad_()
 
 
 def _is_differentiated(weights: Tensor) -> bool:
-    """Return whether weights have a derivative, or are batched by vmap, so that no sign can be
-    read."""
+    """Return whether weights have a derivative, or are wrapped by a transform of torch.func, which
+    hides their signs."""
     dual = forward_ad.unpack_dual(weights).tangent is not None
     return weights.requires_grad or dual or unwrap(weights) is not weights
 
 
 # ---- within torch.compile ----------------------------------------------------------------------
 
-_FORM = (
+_TRACEABLE_CALLS = (
     "jx.laplacian in a graph takes a module (or check=False), one tensor, no weights, chunks or aux"
 )
 
 
-def _in_graph(fn: Function, x: Any, directions: object, check: bool) -> Laplacian:
-    """Compute `laplacian` while dynamo traces, of one tensor and without weights."""
+def _traced_laplacian(fn: Function, x: Any, directions: object, check: bool) -> Laplacian:
+    """Compute `laplacian` while dynamo traces, for a tensor ``x`` and without weights."""
     from .compiled.reachable import JetGraphError
     from .compiled.regions import jet_in_graph
 

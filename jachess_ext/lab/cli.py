@@ -1,4 +1,4 @@
-"""The command line `jachess`: a user's error is a sentence on stderr and exit code 2."""
+"""The command line `jachess`; a user's error gives one sentence on stderr and exit code 2."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Command(NamedTuple):
     """A command of `jachess`.
 
     Attributes:
-        function: "module:function" below this package, imported when the command is given.  Its
-            signature and docstring are the options; it returns the exit code, or None for 0.
-        summary: for the help.
-        needs: modules it needs beyond torch and numpy.
-        option_needs: further modules that an option needs, those with more of them first.
-        errors: errors that the user can fix, beside those of every command.
+        function: "module:function" within this package, imported when the command is run.  Its
+            signature and docstring define the options; it returns the exit code, or None for 0.
+        summary: one line for the help.
+        needs: modules that the command needs, besides torch and numpy.
+        option_needs: option -> further modules that it needs; options with more modules first.
+        errors: types of errors that the user can fix, besides those of every command.
     """
 
     function: str
@@ -72,18 +72,19 @@ COMMANDS = {
 
 
 def needs() -> dict[str, tuple[str, ...]]:
-    """Return the modules that each command needs, and each option that needs more."""
+    """Return command -> modules that it needs; a command with an option that needs further modules
+    has an entry of its own, such as "jachess select --report"."""
     return {
-        " --".join(["jachess " + name, *option]): (*command.needs, *more)
+        " --".join(["jachess " + name, *option]): (*command.needs, *modules)
         for name, command in COMMANDS.items()
-        for option, more in [((), ()), *(((o,), m) for o, m in command.option_needs.items())]
+        for option, modules in [((), ()), *(((o,), m) for o, m in command.option_needs.items())]
     }
 
 
 class _Output:
-    """A stream that goes on into nothing once its reader, such as head, has gone.
+    """A stream that discards its text once the reading process (such as `head`) has ended.
 
-    So a command ends its work, and its files are written.  Characters that the stream's encoding
+    So a command finishes its work, and writes its files.  Characters that the stream's encoding
     lacks are written as escapes.
     """
 
@@ -95,26 +96,26 @@ class _Output:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def _to_reader(self, method: Callable[..., object], *args: object) -> None:
+    def _call_unless_broken(self, method: Callable[..., object], *args: object) -> None:
         try:
             method(*args)
-        except BrokenPipeError:  # what is buffered would raise it again, at Python's exit too
-            nothing = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nothing, self._stream.fileno())
-            os.close(nothing)
+        except BrokenPipeError:  # flushing the buffer would raise it again, also at Python's exit
+            devnull = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(devnull, self._stream.fileno())
+            os.close(devnull)
 
     def write(self, text: str) -> None:
-        self._to_reader(self._stream.write, text)
+        self._call_unless_broken(self._stream.write, text)
 
     def flush(self) -> None:
-        self._to_reader(self._stream.flush)
+        self._call_unless_broken(self._stream.flush)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code: 0 for success, 2 for input that cannot be used.
+    """Run a command and return its exit code: 0 for success, 2 for input that cannot be used.
 
     Raises:
-        SystemExit: with code 2 for wrong options, and 0 after the help.
+        SystemExit: the options are invalid (code 2), or the help was requested (code 0).
     """
     out, err = _Output(sys.stdout), _Output(sys.stderr)
     try:
@@ -148,8 +149,8 @@ def _run(words: Sequence[str]) -> int:
         print("stopped", file=sys.stderr)
         return 130
     except Exception as error:
-        users = (DataError, ImportError, OSError, *COMMANDS[name].errors)
-        if not isinstance(error, users):
+        user_errors = (DataError, ImportError, OSError, *COMMANDS[name].errors)
+        if not isinstance(error, user_errors):
             from ..jet import MissingJetRule  # imports torch, which help and `select` do not
 
             if not isinstance(error, MissingJetRule):
@@ -159,19 +160,19 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _parsed(name: str, words: Sequence[str]) -> functools.partial[int | None]:
-    """Return a command's function with its options bound.
+    """Parse a command's options; return its function with the options bound.
 
     Raises:
-        SystemExit: the options are wrong, or the help was asked for.
+        SystemExit: the options are invalid, or the help was requested.
         MissingExtra: a module that the command or an option needs is not installed.
     """
     command, user = COMMANDS[name], f"jachess {name}"
     if name == "doctor":  # needs torch and numpy only
         argparse.ArgumentParser(user, description=command.summary).parse_args(words)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # it says itself what is not compiled
+            warnings.simplefilter("ignore", RuntimeWarning)  # the report itself has this warning
             bound = functools.partial(import_module("..doctor", __package__).main, needs())
-    elif name == "select":  # needs no tyro: a table is answered in the smallest installation
+    elif name == "select":  # without tyro, so that it works in the smallest installation
         bound = import_module(f"{__package__}.commands.select").parsed(words)
     else:
         bound = _parsed_by_tyro(name, words)
@@ -181,7 +182,7 @@ def _parsed(name: str, words: Sequence[str]) -> functools.partial[int | None]:
 
 
 def _parsed_by_tyro(name: str, words: Sequence[str]) -> functools.partial[int | None]:
-    """Return a command's function with the options bound that tyro reads from its signature."""
+    """Return a command's function with the options bound, which tyro derives from its signature."""
     command = COMMANDS[name]
     try:
         import tyro
@@ -191,7 +192,8 @@ def _parsed_by_tyro(name: str, words: Sequence[str]) -> functools.partial[int | 
     module, _, attribute = command.function.partition(":")
     function = getattr(import_module(f"{__package__}.{module}"), attribute)
 
-    @functools.wraps(function)  # not called by tyro, which takes errors for those of the options
+    # tyro calls this wrapper, not the function, since it reports errors as those of the options.
+    @functools.wraps(function)
     def call(*arguments: object, **options: object) -> functools.partial[int | None]:
         return functools.partial(function, *arguments, **options)
 

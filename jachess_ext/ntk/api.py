@@ -26,9 +26,9 @@ Method = Literal["auto", "gram", "materialise", "per_sample", "explain"]
 T = TypeVar("T")
 
 _FORMS: dict[str, LinearForm] = {"gram": "A", "materialise": "B"}
-_REQUESTED = "method='per_sample'"  # reason of a fallback that needs no warning
+_REQUESTED = "method='per_sample'"  # the reason of a fallback that the user requested: no warning
 _MAX_WORKSPACE = 128 * 2**20
-# Of the default budget; larger blocks gain little.
+# The default budget: this fraction of free memory, but at most 4 GiB; larger blocks gain little.
 _MEMORY_FRACTION, _MAX_BUDGET = 0.5, 4 * 2**30
 _ASSUMED_MEMORY = 2 * 2**30  # where free memory cannot be read
 _WEIGHT_TOLERANCE = 1e-6
@@ -40,17 +40,20 @@ class Report:
     """Report of how a kernel was, or would be, computed.
 
     Attributes:
-        samples, others, outputs: N, M and C.
-        symmetric: one side only; each pair computed once.
-        parameters: how many numbers the kernel sums over.
+        samples, others, outputs: the sizes N, M and C of the kernel [N, C, M, C].
+        symmetric: whether the kernel is that of a batch with itself; each pair of samples is then
+            computed once.
+        parameters: number of scalar parameters that the kernel sums over.
         choices: how each parameter, or group of linear layers with the same inputs, is contracted
-            (those of the first pair of blocks).
-        fallback: parameter -> why it gets exact gradients, sample by sample.
-        local: parameters whose gradients come from their module alone, sample by sample.
-        block: samples a block; ``blocks``: pairs of blocks.
-        expected_bytes, budget_bytes: memory, as estimated, and the limit.
-        difference: relative difference from a plain backward pass; None before the kernel is
-            computed.
+            in the first pair of blocks.
+        fallback: parameter name -> why its gradients are computed one sample at a time.
+        local: names of the parameters whose gradients are computed by differentiating their module
+            alone, sample by sample.
+        block: number of samples in a block.
+        blocks: number of pairs of blocks.
+        expected_bytes, budget_bytes: estimated memory, and its limit.
+        difference: relative difference between the kernel and a plain backward pass; None before
+            the kernel is computed.
 
     Examples:
         >>> report = jx.ntk(torch.nn.Linear(3, 2), torch.randn(5, 3), method="explain")
@@ -73,8 +76,8 @@ class Report:
     difference: float | None = None
 
     def form_of(self, name: str) -> str:
-        """Return the form of a parameter: "A", "B", "matches", "tied", "dense" or "per_sample";
-        "none" where no output depends on it."""
+        """Return how a parameter is contracted: "A", "B", "matches", "tied", "dense" or
+        "per_sample" (see `Choice`); "none" if no output depends on the parameter."""
         if name in self.fallback:
             return "per_sample"
         return next((choice.form for choice in self.choices if name in choice.names), "none")
@@ -107,11 +110,11 @@ class Report:
 
 @dataclass(frozen=True, repr=False)
 class Measurement:
-    """A kernel and how it was computed, as `measure_ntk` returns them.
+    """The result of `measure_ntk`: a kernel, and the report of how it was computed.
 
     Attributes:
-        theta: [N, C, M, C]; None on all but the first rank of a group.
-        report: see `Report`.
+        theta: the kernel, [N, C, M, C]; None on all but the first rank of a process group.
+        report: how the kernel was computed.
 
     Examples:
         >>> measured = measure_ntk(torch.nn.Linear(3, 2), torch.randn(5, 3))
@@ -150,7 +153,8 @@ def ntk(
     Args:
         model: any torch model; logits are its ``.logits``, its "logits", or the tensor it returns.
         batch: a dict of tensors as a collator yields it (or one tensor): N samples.
-        other: the M samples of the right side; None: the left ones, each pair computed once.
+        other: the M samples of the kernel's second axis; None: those of ``batch``, with each pair
+            computed once.
         outputs: "logits": all C of them; "sum": the pseudo-NTK, NTK of Σ_c logits_c divided by C;
             "label": each sample's label's logit; an int k: k random projections, whose trace over
             outputs Σ_j Θ[n, j, m, j] is unbiased for the trace of the logits' kernel, with variance
@@ -162,9 +166,9 @@ def ntk(
             A or B; "per_sample": exact gradients one sample at a time, slow, for any model;
             "explain": no kernel, but the `Report` of what would be done.
         memory_budget: bytes that blocks and kernel may take; None: half of the free memory, 4 GiB
-            at most.  It changes neither the kernel nor what is refused.
+            at most.  It changes neither the kernel nor which models are refused.
         progress: show a progress bar over blocks (needs tqdm); None: only on a terminal.
-        seed: of the random projections.
+        seed: seed of the random projections.
         group: a process group of torch.distributed (``torch.distributed.group.WORLD``; gloo or
             nccl): pairs of blocks are shared out among its ranks.  Every rank calls with the same
             model and batches; the group's first rank gets Θ, the others None.
@@ -173,8 +177,9 @@ def ntk(
         Θ, [N, C, M, C], on the model's device; fp64 for fp64 models, else fp32.  No graph.
 
     Raises:
-        TypeError, ValueError: bad arguments; a batch without inputs or labels; no parameter to take
-            the kernel over; NaN outputs or gradients; a budget too small for one sample.
+        TypeError, ValueError: an argument is invalid; a batch has no inputs, or not the labels that
+            ``outputs`` needs; no parameter is selected; outputs or gradients are NaN or infinite;
+            ``memory_budget`` is too small for one sample.
         RuntimeError: the finished kernel disagrees with a plain backward pass (samples that depend
             on one another); another rank failed.
 
@@ -237,15 +242,16 @@ class Job:
         other: Batch | None,
         *,
         group: dist.ProcessGroup | None = None,
-        **how: Any,
+        **arguments: Any,
     ) -> None:
         self._ranks = KernelRanks.of(group)
         with self._ranks.raise_on_all():
-            self._prepare(model, batch, other, **how)
+            self._prepare(model, batch, other, **arguments)
         self._ranks.require_same(self._coverage.model, [self._left.samples, self._right.samples])
-        if self._ranks.count > 1:  # blocks of one size on all ranks, enough for each of them
+        if self._ranks.count > 1:  # the same block size on all ranks, and work for each of them
             longest = max(self._left.samples.count, self._right.samples.count)
-            # As many pairs for every rank: 2R − 1 blocks a side (R (2R − 1) pairs), or R.
+            # The same number of pairs on each of R ranks: 2R − 1 blocks a side give R (2R − 1)
+            # pairs of a symmetric kernel; R blocks a side give R² pairs otherwise.
             count = self._ranks.count
             largest = -(-longest // (2 * count - 1 if self._symmetric else count))
             self._block = min(*self._ranks.gather(self._block), largest)
@@ -304,7 +310,7 @@ class Job:
             return None
         theta = theta.permute(1, 0, 3, 2)
         if self._symmetric:
-            theta = (theta + theta.permute(2, 3, 0, 1)) / 2  # round-off leaves the last bits apart
+            theta = (theta + theta.permute(2, 3, 0, 1)) / 2  # remove round-off's asymmetry
         self.report.difference = check_kernel(theta, self._left, self._right, self._dtype)
         return theta.to(self._settings.dtype).contiguous()
 
@@ -314,9 +320,9 @@ class Job:
         left: dict[str, Contribution] = {}
         right: dict[str, Contribution] = {}
         lefts, rights = self._blocks(self._left), self._blocks(self._right)
-        every = product(range(len(lefts)), range(len(rights)))
-        # Of a symmetric kernel the upper triangle.
-        pairs = self._ranks.slice([(i, j) for i, j in every if j >= i or not self._symmetric])
+        grid = product(range(len(lefts)), range(len(rights)))
+        # A symmetric kernel needs the upper triangle only.
+        pairs = self._ranks.slice([(i, j) for i, j in grid if j >= i or not self._symmetric])
         with (
             _bar(progress if self._ranks.rank == 0 else False, len(pairs)) as advance,
             FORCE_EAGER,
@@ -364,7 +370,8 @@ class Job:
             )
 
     def _plan_blocks(self, limit: int | None) -> int:
-        """Set the largest blocks that fit into ``limit`` bytes; return the workspace's bytes.
+        """Set the size of the largest blocks that fit into ``limit`` bytes; return the number of
+        bytes of the workspace.
 
         Raises:
             ValueError: the limit is too small for a block of one sample.
@@ -381,17 +388,17 @@ class Job:
         captured = max(self._left.capture_bytes(), self._right.capture_bytes())
         one_capture = captured + fallback * size * outputs
         activations = max(self._left.activation_bytes, self._right.activation_bytes)
-        # In double: the sum, what is added to it, and the copy that is returned.
+        # Three tensors in double: the sum, the term added to it, and the returned copy.
         result = samples * others * outputs**2 * 24
-        at_once = samples * (one_capture + activations)
-        at_once += 0 if self._symmetric else others * one_capture
+        single_block = samples * (one_capture + activations)
+        single_block += 0 if self._symmetric else others * one_capture
         self._block = largest = max(samples, others)
-        self._budget, self._expected = budget, at_once + result + workspace
-        left = budget - result - workspace
-        self._full_batch = max(2, max(left, _FULL_BATCH_BYTES) // max(activations, 1))
-        if at_once > left:
+        self._budget, self._expected = budget, single_block + result + workspace
+        available = budget - result - workspace
+        self._full_batch = max(2, max(available, _FULL_BATCH_BYTES) // max(activations, 1))
+        if single_block > available:
             pair = 2 * one_capture + activations
-            self._block = min(left // pair, largest) if left > 0 else 0
+            self._block = min(available // pair, largest) if available > 0 else 0
             if self._block < 1:
                 raise ValueError(
                     f"memory_budget is {budget} bytes, too few for one sample: the kernel takes "
@@ -403,20 +410,20 @@ class Job:
 
     def _make_report(self) -> Report:
         first, block = self._left, self._block
-        left, right = first.samples.count, self._right.samples.count
-        down, across = -(-left // block), -(-right // block)
+        samples, others = first.samples.count, self._right.samples.count
+        down, across = -(-samples // block), -(-others // block)
         local = [
             name for roles in self._coverage.active_local().values() for name in roles.values()
         ]
         return Report(
-            samples=left,
-            others=right,
+            samples=samples,
+            others=others,
             outputs=first.outputs,
             symmetric=self._symmetric,
             parameters=sum(map(_numbers, self._coverage.parameters.values())),
             choices=plan(
                 first.contributions,
-                (min(block, left), min(block, right)),
+                (min(block, samples), min(block, others)),
                 first.outputs,
                 self._symmetric,
                 self._settings,
@@ -431,7 +438,7 @@ class Job:
 
 
 def _numbers(parameter: nn.Parameter) -> int:
-    """Return the number of real numbers in a parameter."""
+    """Return the number of real scalars in a parameter: two for each complex entry."""
     return parameter.numel() * (2 if parameter.is_complex() else 1)
 
 
@@ -444,7 +451,7 @@ def _add(theta: Tensor, kernel: Tensor, rows: list[int], columns: list[int], mir
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes free on the device, 2 GiB if that cannot be read."""
+    """Return the number of free bytes on the device; 2 GiB if they cannot be determined."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -457,7 +464,7 @@ def free_memory(device: torch.device) -> int:
 
 @contextmanager
 def _bar(progress: bool | None, total: int) -> Iterator[Callable[[], object]]:
-    """Yield a progress bar's step, which does nothing without a bar.
+    """Yield a function that advances a progress bar, or does nothing if no bar is shown.
 
     Args:
         progress: None: show a bar on a terminal, if tqdm is installed and there are several steps.
@@ -485,7 +492,8 @@ class KernelRanks:
 
     Attributes:
         group: of torch.distributed; None: this process alone.
-        rank, count: of this process in the group, and of processes.
+        rank: this process's rank in the group.
+        count: number of processes in the group.
     """
 
     group: dist.ProcessGroup | None
@@ -507,14 +515,14 @@ class KernelRanks:
         return cls(group, rank, dist.get_world_size(group))
 
     def slice(self, work: Sequence[T]) -> Sequence[T]:
-        """Return this rank's items, contiguous: neighbouring pairs have a block in common."""
+        """Return this rank's contiguous slice of the items: neighbouring pairs share a block."""
         size, remainder = divmod(len(work), self.count)
         start = self.rank * size + min(self.rank, remainder)
         return work[start : start + size + (self.rank < remainder)]
 
     @contextmanager
     def raise_on_all(self) -> Iterator[None]:
-        """Raise an error of one rank on all of them, so that none waits for it forever."""
+        """Raise on every rank if the block fails on one, so that the others do not wait forever."""
         try:
             yield
         except Exception as error:
@@ -539,12 +547,12 @@ class KernelRanks:
             raise ValueError("the ranks have different weights; expected the same model on all")
 
     def reduce(self, values: Tensor) -> None:
-        """Sum over ranks, in place, on the first rank; other ranks' values are undefined."""
+        """Sum values over ranks, in place, on the first rank; undefined on the other ranks."""
         if self.count > 1:
             dist.reduce(values, group=self.group, group_dst=0)
 
     def gather(self, value: object) -> list[Any]:
-        """Return every rank's value."""
+        """Return the values of all ranks, in the order of ranks."""
         if self.count == 1:
             return [value]
         values: list[Any] = [None] * self.count
@@ -553,14 +561,14 @@ class KernelRanks:
 
 
 def _checksum(sides: Sequence[Samples]) -> int:
-    """Return a checksum of every tensor of the batches."""
-    sums = 0
+    """Return one checksum over all tensors of the batches."""
+    checksum = 0
     for side in sides:
         values = {"": side.batch} if isinstance(side.batch, Tensor) else side.batch
         for name in sorted(values):
             value = values[name]
             if isinstance(value, Tensor):
                 plain = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
-                sums = zlib.crc32(plain.numpy().tobytes(), zlib.crc32(name.encode(), sums))
-                sums = zlib.crc32(str(list(value.shape)).encode(), sums)
-    return sums
+                checksum = zlib.crc32(plain.numpy().tobytes(), zlib.crc32(name.encode(), checksum))
+                checksum = zlib.crc32(str(list(value.shape)).encode(), checksum)
+    return checksum

@@ -1,7 +1,7 @@
-"""Readers of the calls that use a parameter, and the contribution of each to the kernel.
+"""Parsers of calls that use a parameter, and each call's contribution to the kernel.
 
-To cover another call, add its reader to `_READERS` and, for a new kind, its contribution to
-`CONTRIBUTE`.
+To cover another torch function, add its parser to `_PARSERS` and, for a new kind of call, the
+function that computes its contribution to `CONTRIBUTE`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ class Call:
     """A call of a torch function or of a module.
 
     Attributes:
-        kind: of the function, a key of ``CONTRIBUTE``.
-        roles: role ("weight", "bias") -> the parameter's name.
-        inputs: data that the parameter is combined with, [n·s, ...] like the output; None: none.
+        kind: kind of the function, a key of ``CONTRIBUTE``.
+        roles: role ("weight", "bias") -> name of the parameter.
+        inputs: tensor that the parameter is combined with, [n·s, ...] like the output (n samples, s
+            rows each); None if the contribution needs no input.
         options: further arguments of the contribution.
-        edge: of the output in the graph, once it is recorded.
+        edge: gradient edge of the call's output, set when the call is recorded.
     """
 
     kind: str
@@ -48,18 +49,19 @@ class Call:
 def recognise(
     function: Function, args: Args, kwargs: Named, names: Names
 ) -> tuple[Call | None, set[str]]:
-    """Return the call if a reader covers it, and its parameters that no reader covers."""
+    """Return the call, or None if it is not covered, and the names of the parameters among its
+    arguments that are not covered."""
     values = flat(args, kwargs)
-    touched = {names[id(value)] for value in values if id(value) in names}
-    if not touched:
-        return None, touched
+    parameters = {names[id(value)] for value in values if id(value) in names}
+    if not parameters:
+        return None, parameters
     call = None
     is_complex = any(isinstance(value, Tensor) and value.is_complex() for value in values)
-    if function in _READERS and not is_complex:
-        order, read = _READERS[function]
+    if function in _PARSERS and not is_complex:
+        order, parse = _PARSERS[function]
         if len(args) <= len(order) and set(kwargs) <= set(order):
-            call = read(dict(zip(order, args, strict=False)) | dict(kwargs), names)
-    return call, touched - (set(call.roles.values()) if call is not None else set())
+            call = parse(dict(zip(order, args, strict=False)) | dict(kwargs), names)
+    return call, parameters - (set(call.roles.values()) if call is not None else set())
 
 
 def flat(args: Args, kwargs: Named) -> list[object]:
@@ -77,7 +79,7 @@ def _linear(args: Arguments, names: Names) -> Call | None:
 
 
 def _addmm(args: Arguments, names: Names) -> Call | None:
-    """Read bias + x W with W [d_in, d_out], transformers' Conv1D."""
+    """Parse addmm as the linear layer bias + x W with W [d_in, d_out], transformers' Conv1D."""
     args = {"bias": args["input"], "input": args["mat1"], "weight": args["mat2"]}
     if args["bias"].dim() != 1 or not _is_matrix_product(args, names):
         return None
@@ -98,7 +100,7 @@ def _embedding(args: Arguments, names: Names) -> Call | None:
 
 
 def _take(args: Arguments, names: Names) -> Call | None:
-    """Read bias[ids], an embedding of width 1."""
+    """Parse take as bias[ids], an embedding of width 1."""
     if id(args["input"]) not in names or args["input"].dim() != 1:
         return None
     if bool((args["index"] < 0).any()):
@@ -108,9 +110,11 @@ def _take(args: Arguments, names: Names) -> Call | None:
 
 
 def _norm(kind: str, eps: float | None, args: Arguments, names: Names) -> Call | None:
-    """Read a call of layer_norm or rms_norm whose weight or bias is a parameter.
+    """Parse a call of layer_norm or rms_norm whose weight or bias is a recorded parameter.
 
-    `eps` is the function's default.
+    Args:
+        kind: "layer_norm" or "rms_norm".
+        eps: the function's default ε, used if the call gives none.
     """
     if id(args["input"]) in names:
         return None
@@ -119,7 +123,7 @@ def _norm(kind: str, eps: float | None, args: Arguments, names: Names) -> Call |
 
 
 def _product(args: Arguments, names: Names) -> Call | None:
-    """Read weight * x, element by element."""
+    """Parse mul as weight * x, element by element; None unless one of the two is a parameter."""
     values = list(args.values())
     weights = [i for i, value in enumerate(values) if id(value) in names]
     if len(values) != 2 or len(weights) != 1:
@@ -128,18 +132,18 @@ def _product(args: Arguments, names: Names) -> Call | None:
     if not isinstance(other, Tensor) or other.dim() < max(1, weight.dim()):
         return None
     if other.dim() == weight.dim() and weight.shape[0] != 1:
-        return None  # an entry for every row: its gradient is no sum over samples
+        return None  # one weight entry per row of x: its gradient is not a sum over samples
     return Call("product", {"weight": names[id(weight)]}, other.detach())
 
 
 def _sum(args: Arguments, names: Names) -> Call | None:
-    """Read bias + x, element by element."""
+    """Parse add as bias + x, element by element; None unless one of the two is a parameter."""
     call = _product(args, names)
     return None if call is None else Call("sum", {"bias": call.roles["weight"]}, None)
 
 
 def _is_matrix_product(args: Arguments, names: Names) -> bool:
-    """Tell whether the input is no parameter and the weight is a matrix."""
+    """Return whether the input is not a parameter and the weight is a matrix."""
     return id(args["input"]) not in names and args["weight"].dim() == 2
 
 
@@ -151,8 +155,8 @@ def _roles(args: Arguments, names: Names) -> dict[str, str]:
 _EMBEDDING = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq")
 _PAIR = ("input", "other")
 
-# Function -> the order of its arguments, and the reader of its call.
-_READERS: dict[Function, tuple[tuple[str, ...], Callable[[Arguments, Names], Call | None]]] = {
+# Function -> the order of its arguments, and the parser of its calls.
+_PARSERS: dict[Function, tuple[tuple[str, ...], Callable[[Arguments, Names], Call | None]]] = {
     F.linear: (("input", "weight", "bias"), _linear),
     torch.addmm: (("input", "mat1", "mat2"), _addmm),
     F.embedding: ((*_EMBEDDING, "sparse"), _embedding),
@@ -167,7 +171,8 @@ _READERS: dict[Function, tuple[tuple[str, ...], Callable[[Arguments, Names], Cal
 }
 
 
-# Contributions of a call, from the cotangents [C, n·s, ...] of its output; n: samples.
+# Contributions of a call, by parameter name, from the cotangents [C, n·s, ...] of its output for n
+# samples.
 
 
 def _linear_contribution(
@@ -190,7 +195,7 @@ def _linear_contribution(
 def _embedding_contribution(
     call: Call, delta: Tensor, shapes: Shapes, samples: int
 ) -> dict[str, Contribution]:
-    """Return the contribution to an embedding's rows, which have width 1 in `take`."""
+    """Return the contribution of a call of embedding, or of take (an embedding of width 1)."""
     ids = _rows(call, samples, delta.shape[1]).reshape(samples, -1)
     padding = call.options["padding"]
     keep = torch.ones_like(ids, dtype=torch.bool) if padding is None else ids != padding
@@ -217,7 +222,8 @@ def _elementwise_contribution(
 
 
 def _sum_broadcast(values: Tensor, shape: torch.Size, samples: int) -> Dense:
-    """Sum [C, n·s, ...] over every dimension along which the parameter was broadcast."""
+    """Return values, [C, n·s, ...], summed over the s rows of each sample and over every dimension
+    along which the parameter of this shape was broadcast."""
     outputs, features = values.shape[0], values.shape[2:]
     if len(shape) > len(features):  # the parameter's first dimension, of size 1, is along the rows
         shape = shape[1:]
@@ -239,14 +245,15 @@ def _rows(call: Call, samples: int, rows: int) -> Tensor:
     return values.expand(samples, *values.shape).flatten(0, 1)
 
 
-# Childless modules of any other type (a norm with weight 1 + w, a convolution): their own forward
-# is differentiated, sample by sample, from recorded inputs; the rest of the model is not run again.
+# Childless modules of any other type (a norm with weight 1 + w, a convolution): their forward is
+# differentiated, sample by sample, from recorded inputs; the rest of the model is not run again.
 
 
 def local_call(
     module: nn.Module, roles: Mapping[str, str], args: Args, kwargs: Named, output: object
 ) -> Call | None:
-    """Return the call of a module; None unless inputs and output have equally many rows."""
+    """Return the call of a childless module; None if its input tensors and its output do not have
+    the same number of rows."""
     values = [v.detach() if isinstance(v, Tensor) else v for v in (*args, *kwargs.values())]
     tensors = [value for value in values if isinstance(value, Tensor)]
     if not isinstance(output, Tensor) or not output.dim() or not tensors:
@@ -287,7 +294,8 @@ def _local_contribution(
 
 
 def _split(value: object, samples: int) -> object:
-    """Reshape a tensor to [n, rows of a sample, ...]; a single row is repeated for every sample."""
+    """Return a tensor [n·s, ...] as [n, s, ...], a single row repeated for every sample; any other
+    value unchanged."""
     if not isinstance(value, Tensor):
         return value
     if value.shape[0] == 1 and samples > 1:
@@ -304,13 +312,13 @@ CONTRIBUTE: dict[str, Callable[[Call, Tensor, Shapes, int], dict[str, Contributi
 }
 
 
-# ---- outputs without a dimension of samples that are given one later --------------------------
+# ---- outputs without a dimension of samples that get one later --------------------------------
 #
-# T5's relative position bias is an embedding [T, T, heads], permuted, then put in front of every
-# sample by ``unsqueeze(0)``.  The call's output is followed through operations that only move
-# numbers.  Where a first dimension of size 1 appears, it is expanded to one row a sample, so that
-# cotangents stay apart; they are carried back to the call's output through the same operations' own
-# backward.
+# T5's relative position bias is an embedding [T, T, heads], permuted, then broadcast to all samples
+# by ``unsqueeze(0)``.  The call's output is followed through operations that only rearrange entries
+# (a chain).  Where a first dimension of size 1 is inserted, it is expanded to one row a sample, so
+# that the samples' cotangents are not summed; these are then propagated back to the call's output
+# through the backward of the same operations.
 
 FOLLOWED = ("linear", "embedding")  # kinds of calls
 MOVES = {
@@ -329,12 +337,13 @@ def chain_start(call: Call, cotangents: Tensor) -> tuple[Call, Tensor]:
     """Return the call at the start of a chain and the cotangents of its output, [C, n·s, ...].
 
     Args:
-        cotangents: of the chain's end, [C, n, ...].
+        call: the chain.
+        cotangents: cotangents of the chain's end, [C, n, ...].
     """
     end, start = call.options["end"], call.options["call"]
     outputs, samples = cotangents.shape[:2]
-    flat = cotangents.flatten(0, 1)[:, None]  # [C n, 1, ...]: one cotangent of the end each
+    grads = cotangents.flatten(0, 1)[:, None]  # [C n, 1, ...]: each one cotangent of the end
     (moved,) = torch.autograd.grad(
-        end, [start.edge], flat, retain_graph=True, is_grads_batched=True
+        end, [start.edge], grads, retain_graph=True, is_grads_batched=True
     )
     return start, moved.unflatten(0, (outputs, samples)).flatten(1, 2)

@@ -1,8 +1,8 @@
-"""Take per-sample gradients of a block of samples from its recorded calls.
+"""Compute per-sample gradients of a block of samples from its recorded calls.
 
 A block takes one forward pass, recorded call by call (`Recorder`), and one backward pass for each
-output, to the calls' outputs.  Parameters of calls that are not covered get exact per-sample
-gradients instead; `independence` and `completeness` check the results.
+output of the model, down to the calls' outputs.  Parameters used in calls that are not covered get
+exact per-sample gradients instead; `independence` and `completeness` check the results.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ class Coverage:
     """The chosen parameters of a model, and how the gradients of each are obtained.
 
     Attributes:
-        parameters: by name.
-        local: childless modules differentiated as a whole.
-        fallback: parameter -> why it gets exact per-sample gradients, sample by sample.
-        verified: names of the batches in whose first block no sample depends on another.
+        parameters: the chosen parameters by name.
+        local: childless modules that are differentiated as a whole -> their chosen parameters (name
+            within the module -> full name).
+        fallback: parameter name -> why its exact gradients are computed one sample at a time.
+        verified: names of the batches whose first block has passed the independence checks.
     """
 
     model: nn.Module
@@ -47,7 +48,7 @@ class Coverage:
 
     @property
     def covered(self) -> dict[int, str]:
-        """Id -> name of the parameters whose calls are recorded."""
+        """Mapping id -> name of the parameters whose calls are recorded."""
         return {id(p): name for name, p in self.parameters.items() if name not in self.fallback}
 
     @property
@@ -65,19 +66,19 @@ class Coverage:
 
 @dataclass
 class Probe:
-    """Gradients and contributions that a side is checked by, see `completeness`.
+    """Reference gradients and contributions of one side (batch) of the kernel; see `completeness`.
 
     Attributes:
         samples: all samples of the side.
-        layout: where calls have the dimension of samples.
+        layout: layout of samples in the outputs of calls.
         weights: w, [N, C]; zero for samples that were not probed.
-        gradients: g of each parameter.
-        contributions: of the probed samples, to the single output Σ_c w_{n,c} f_{n,c}.
-        activation_bytes: memory the forward pass keeps for one sample's backward.
-        noise: norm of a gradient below which it may be round-off alone (a bias of attention keys,
-            whose gradient is zero in exact arithmetic).
-        values: f, [N, C], from batches of other samples than the blocks; None where one block
-            holds all.
+        gradients: parameter name -> gradient g of Σ_{n,c} w_{n,c} f_{n,c}.
+        contributions: the probed samples' contributions to the single output Σ_c w_{n,c} f_{n,c}.
+        activation_bytes: bytes that the forward pass saves for one sample's backward pass.
+        noise: norm below which a gradient may be round-off alone (a bias of attention keys has a
+            gradient of zero in exact arithmetic).
+        values: outputs f, [N, C], from batches composed otherwise than the blocks; None if one
+            block holds all samples.
     """
 
     samples: Samples
@@ -94,18 +95,19 @@ class Probe:
         return self.weights.shape[1]
 
     def capture_bytes(self) -> int:
-        """Return the bytes of one sample's contributions to all outputs."""
+        """Return the number of bytes of one sample's contributions to all outputs."""
         return -(-sum(part.nbytes(self.outputs) for part in self.contributions.values()) // 2)
 
 
 def learn_layout(coverage: Coverage, outputs: OutputMap, samples: Samples) -> SampleLayout:
-    """Learn from passes over one sample where calls have the dimension of samples.
+    """Return the layout of samples in the outputs of calls, from passes over one sample.
 
-    Fills ``coverage.local`` and ``coverage.fallback`` with what no recorded call covers.
+    Parameters used in calls that are not covered are added to ``coverage.local`` (if they are used
+    in one childless module only) or to ``coverage.fallback``.
     """
     owners = owners_of(coverage.model, coverage.covered)
-    # The first pass finds the modules that are to be differentiated as a whole; the second, with
-    # these, learns the layout, and what it does not know either falls back.
+    # The first pass finds the modules to differentiate as a whole; the second records the layout
+    # with these modules, and parameters that it still does not cover fall back.
     for candidates in (owners, {}):
         layout, added = SampleLayout(), False
         recorder = Recorder(
@@ -128,7 +130,8 @@ def learn_layout(coverage: Coverage, outputs: OutputMap, samples: Samples) -> Sa
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Hold the model in evaluation mode (no dropout, running statistics), with gradients."""
+    """Put the model into evaluation mode (no dropout, running statistics) with gradients enabled
+    within the context."""
     with in_mode(model, training=False), torch.inference_mode(False), torch.enable_grad():
         yield
 
@@ -141,13 +144,17 @@ def recorded_forward(
     count: int,
     inputs_only: bool = False,
 ) -> tuple[Tensor, list[Call], dict[str, str]]:
-    """Run f over ``count`` samples: f, [n, C] with its graph, the calls, and `Recorder.unbatched`.
+    """Run the model over ``count`` samples and record its calls.
 
-    ``inputs_only``: the backward passes will ask for the calls' cotangents, and for gradients of
-    parameters that fell back.
+    Args:
+        inputs_only: the backward passes will compute no parameter gradients, except of the
+            parameters in ``coverage.fallback``.
+
+    Returns:
+        f, [n, C], with its graph; the recorded calls; and `Recorder.unbatched`.
 
     Raises:
-        ValueError: f is not finite or needs no parameter.
+        ValueError: f is not finite or depends on no parameter.
     """
     local = coverage.active_local()
     outside = {id(coverage.parameters[name]) for name in coverage.fallback}
@@ -163,10 +170,13 @@ def recorded_forward(
 def capture(
     coverage: Coverage, outputs: OutputMap, side: Probe, rows: list[int]
 ) -> dict[str, Contribution]:
-    """Return what every chosen parameter contributes for these samples of a side.
+    """Return the contribution of every chosen parameter, by name, for a block of samples.
+
+    Args:
+        rows: indices of the block's samples in ``side``.
 
     Raises:
-        RuntimeError: samples depend on one another; a parameter is used in another way than by the
+        RuntimeError: samples depend on one another; a parameter is used in another way than for the
             probed samples.
     """
     samples = side.samples
@@ -192,8 +202,8 @@ def capture(
         separation = Separation(f) if needed else None
         parts = _collect(coverage, f, calls, separation)
         del f, calls
-        # A nonzero sum may be rounding: only a graph of its own can decide, and the first one was
-        # freed by `_collect`.
+        # A nonzero sum may be rounding; to decide takes further backward passes, and so a second
+        # forward pass, since `_collect` has freed the graph of the first.
         if separation is not None and (suspects := separation.suspects()):
             f, calls, _ = recorded_forward(
                 coverage, outputs, side.layout, samples.rows(rows), len(rows), inputs_only=True
@@ -213,7 +223,7 @@ def _collect(
     """Run one backward pass for each output, to the recorded calls; return their contributions.
 
     Args:
-        separation: check that these passes, and one more, are added to; None: no check.
+        separation: independence check to which the passes' cotangents are added; None: no check.
     """
     count, outputs = f.shape
     store: list[list[Tensor | None]] = [[] for _ in calls]
@@ -221,8 +231,8 @@ def _collect(
     if separation is not None:
         separation.begin(f, edges, {name: coverage.parameters[name] for name in coverage.fallback})
     for c in range(outputs if calls else 0):
-        # Summing over samples gives all their cotangents in one pass, since f_n depends on sample n
-        # alone; that this holds is what `separation` checks.
+        # Summing over samples gives the cotangents of all in one pass, provided that f_n depends on
+        # sample n alone, which `separation` checks.
         cotangents = torch.autograd.grad(
             f[:, c].sum(), edges, retain_graph=c + 1 < outputs, allow_unused=True
         )
@@ -239,7 +249,8 @@ def contributions(
     """Return the contribution of every covered parameter, from cotangents of calls' outputs.
 
     Args:
-        store: C cotangents for each call, emptied on the way; None where f does not depend on it.
+        store: C cotangents for each call, None where f_c does not depend on the call; the lists are
+            emptied to free memory.
         count: number of samples.
     """
     sums: dict[str, list[Contribution]] = {}
@@ -272,7 +283,8 @@ def contributions(
 def _per_sample(
     coverage: Coverage, outputs: OutputMap, samples: Samples, rows: list[int]
 ) -> dict[str, Contribution]:
-    """Return exact gradients of the parameters of ``fallback``, by sample and output."""
+    """Return the gradients of the parameters in ``fallback``, computed one sample and one output at
+    a time."""
     gradients: dict[str, list[Tensor]] = {name: [] for name in coverage.fallback}
     if not gradients:
         return {}

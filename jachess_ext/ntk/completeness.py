@@ -5,9 +5,9 @@ With random signs w_{n,c} for two samples (`probe`), or random weights for all o
 
     g_θ = Σ_{n,c} w_{n,c} ∂f_{n,c}/∂θ,
 
-which (1) must equal the same sum over what the recorded calls contribute, parameter by parameter:
-where it does not, the parameter gets exact per-sample gradients; and (2) gives afterwards a test
-of the finished kernel that shares none of its steps:
+which serves two checks. (1) For every parameter, g_θ must equal the same weighted sum of the
+recorded calls' contributions; if it does not, the parameter gets exact per-sample gradients.
+(2) The finished kernel, which shares no step with this pass, must fulfil
 
     wᵀ Θ w' = Σ_θ g_θ · g'_θ.
 """
@@ -30,12 +30,12 @@ _PROBE_SEED = 0x50524F
 
 
 def probe(coverage: Coverage, outputs: OutputMap, samples: Samples) -> Probe:
-    """Learn a side's layout, and check the contributions of its first and a middle sample.
+    """Determine a batch's layout, and check the contributions of its first and a middle sample.
 
     Parameters whose contributions are incomplete are added to ``coverage.fallback``.
     """
     layout = learn_layout(coverage, outputs, samples)
-    rows = [0, samples.count // 2]  # the same one twice where there is only one
+    rows = [0, samples.count // 2]  # sample 0 twice if there is only one
     meter = _ActivationMeter(coverage)
     with evaluation_mode(coverage.model):
         with torch.autograd.graph.saved_tensors_hooks(meter.add, lambda saved: saved):
@@ -44,11 +44,11 @@ def probe(coverage: Coverage, outputs: OutputMap, samples: Samples) -> Probe:
         generator = torch.Generator("cpu").manual_seed(_PROBE_SEED)
         signs = (torch.randint(0, 2, f.shape, generator=generator, device="cpu") * 2 - 1).to(f)
         edges = [call.edge for call in calls]
-        # The stub knows no list of edges and tensors.
+        # torch's type stub does not allow a list of edges and tensors.
         inputs = cast(list[Tensor], [*edges, *coverage.parameters.values()])
         gradients_of_all = torch.autograd.grad((f * signs).sum(), inputs, allow_unused=True)
         cotangents, whole = gradients_of_all[: len(edges)], gradients_of_all[len(edges) :]
-        # A norm's backward multiplies the rounding of what cancels in it by up to 1 / √1e-5.
+        # A normalisation's backward amplifies the rounding of cancelling terms by up to 1 / √1e-5.
         least = 300 * torch.finfo(f.dtype).eps * norm_of(signs)
         noises = (round_off(c.dtype) * norm_of(c) for c in cotangents if c is not None)
         noise = max([least, *noises])
@@ -76,7 +76,7 @@ def all_samples_gradient(
     the two probed samples.
 
     Args:
-        batch_size: most samples in a batch.
+        batch_size: largest number of samples in a batch.
 
     Raises:
         RuntimeError: the outputs of a sample depend on the other samples of its batch.
@@ -84,7 +84,7 @@ def all_samples_gradient(
     samples, order = side.samples, permuted(side.samples.count)
     batches = -(-samples.count // batch_size)
     total: dict[str, Tensor] = {}
-    # Not signs: what adds a mean to each sample would not show where they add up to 0.
+    # Normal weights, not signs: signs may sum to 0, and would then hide a mean over the batch.
     generator = torch.Generator("cpu").manual_seed(SEPARATION_SEED)
     shape = side.weights.shape
     normal = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
@@ -112,7 +112,7 @@ def all_samples_gradient(
 
 
 def _incomplete(coverage: Coverage, side: Probe) -> list[str]:
-    """Return the parameters whose recorded calls do not add up to their gradient."""
+    """Return the parameters whose gradient is not the sum of the recorded calls' contributions."""
     norms = {name: norm_of(g) for name, g in side.gradients.items()}
     bad = [name for name, norm in norms.items() if not norm < float("inf")]
     if bad:
@@ -153,20 +153,20 @@ def check_kernel(theta: Tensor, left: Probe, right: Probe, dtype: torch.dtype) -
 
     Args:
         theta: [N, C, M, C], in double.
-        left, right: of the two sides; the same one for a symmetric kernel.
-        dtype: the model's.
+        left, right: probes of the two sides; the same object for a symmetric kernel.
+        dtype: dtype of the model.
 
     Raises:
         RuntimeError: they differ by more than round-off.
     """
-    weights, others = left.weights.double(), right.weights.double()
-    value = (torch.tensordot(weights, theta, 2) * others).sum()
-    squares = (torch.tensordot(weights.square(), theta.square(), 2) * others.square()).sum()
+    w, other_w = left.weights.double(), right.weights.double()
+    contracted = (torch.tensordot(w, theta, 2) * other_w).sum()
+    squares = (torch.tensordot(w.square(), theta.square(), 2) * other_w.square()).sum()
     expected = sum(_dot(left.gradients[name], right.gradients[name]) for name in left.gradients)
     sizes = [sum(norm_of(g) ** 2 for g in side.gradients.values()) ** 0.5 for side in (left, right)]
     # ‖Θ‖ is the root of the mean square of wᵀ Θ w', which may cancel.
     scale = max(sizes[0] * sizes[1], float(squares.sqrt()), left.noise * right.noise)
-    difference = abs(float(value) - expected) / scale if scale else 0.0
+    difference = abs(float(contracted) - expected) / scale if scale else 0.0
     if not difference <= tolerance(dtype):
         raise RuntimeError(
             f"the kernel disagrees with a plain backward pass (relative difference "
@@ -177,7 +177,7 @@ def check_kernel(theta: Tensor, left: Probe, right: Probe, dtype: torch.dtype) -
 
 
 def _dot(x: Tensor, y: Tensor) -> float:
-    """Return g_θ · g'_θ of a parameter."""
+    """Return the inner product g_θ · g'_θ of a parameter's two gradients."""
     if x.dtype in (torch.float32, torch.float64):
         return float(torch.dot(x.flatten(), y.flatten()))
     return float((x.double() * y.double()).sum())
@@ -191,13 +191,13 @@ class _ActivationMeter:
         self.total = 0
 
     def add(self, tensor: Tensor) -> Tensor:
-        """Count the storage of a saved tensor, once; return the tensor."""
+        """Add the bytes of a saved tensor's storage, unless already counted; return the tensor."""
         if tensor.is_nested:
             raise TypeError(NESTED)
         try:
             storage = tensor.untyped_storage()
             address = storage.data_ptr()
-        except RuntimeError:  # the zeros of forward mode take no memory
+        except RuntimeError:  # forward mode's zero tangents have no storage
             return tensor
         if address not in self._seen:
             self._seen.add(address)

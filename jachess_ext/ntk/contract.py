@@ -1,6 +1,6 @@
 """Per-sample gradients of each parameter in factored form, and the kernel summed from them.
 
-G_{n,c} = ∂f_{n,c}/∂θ of a parameter θ is not kept whole, but as
+The gradient G_{n,c} = ∂f_{n,c}/∂θ of a parameter θ is stored in one of these forms:
 
     Factors   G_{n,c} = Σ_t δ_{n,c,t} a_{n,t}ᵀ            linear layers
     Matches   row v of G_{n,c} is g_{n,c,v}, few v a sample    embeddings, heads read at labels
@@ -39,13 +39,13 @@ _GRAM_BYTE, _MATERIALISED_BYTE = 8.0, 96.0
 
 @dataclass(frozen=True)
 class Factors:
-    """Inputs and output cotangents of a linear layer.
+    """Gradients of a linear layer's weight, as the layer's inputs and output cotangents.
 
     Attributes:
         inputs: a, [n, t, d_in].
         cotangents: δ, [C, n, t, d_out].
         transposed: the parameter is [d_in, d_out] (GPT-2's Conv1D), not [d_out, d_in].
-        source: identifies the input tensor; layers that share it share its Gram matrix.
+        source: key of the input tensor; layers with equal keys share a Gram matrix. (): no key.
     """
 
     inputs: Tensor
@@ -67,7 +67,8 @@ class Matches:
     """Gradients of an embedding's rows, one entry for every (sample, id) that occurs.
 
     Attributes:
-        samples, ids: [U], which row of θ in which sample; pairs are unique and sorted.
+        samples, ids: the sample's index and the row of θ of each entry, [U] each; the pairs are
+            unique and sorted.
         gradients: g, [C, U, d].
         count: the number of samples n.
     """
@@ -121,10 +122,10 @@ Contribution = Factors | Matches | Dense | Tied
 def make_factors(
     inputs: Tensor, cotangents: Tensor, *, transposed: bool = False, source: tuple[int, ...] = ()
 ) -> Factors:
-    """Build the factors of a call, positions with a zero cotangent left out.
+    """Return the factors of a call without the positions whose cotangents are zero.
 
-    Padding and everything a classifier does not read (all but the first token of the last block)
-    has δ = 0 exactly; each sample keeps its own positions, filled up with zeros to the longest.
+    Padding, and tokens that a classifier does not use (all but the first of the last block), have
+    δ = 0 exactly. Each sample keeps its other positions, padded with zeros to the longest sample.
     """
     # The first feature may already show that some sample uses every position: keep all.
     first = cotangents[..., 0].ne(0).any(0)  # [n, t]
@@ -142,13 +143,13 @@ def make_factors(
 
 
 def make_matches(ids: Tensor, cotangents: Tensor, keep: Tensor, rows: int) -> Matches:
-    """Build the matches of a call: cotangents of equal ids within a sample are summed.
+    """Return the matches of a call, in which cotangents of equal ids within a sample are summed.
 
     Args:
         ids: [n, t].
         cotangents: [C, n, t, d].
         keep: [n, t]; false where the embedding passes no gradient (its padding_idx).
-        rows: of the embedding's weight.
+        rows: number of rows of the embedding's weight.
     """
     keep = keep & cotangents.ne(0).any(-1).any(0)
     sample = torch.arange(ids.shape[0], device=ids.device)[:, None].expand_as(ids)
@@ -165,11 +166,11 @@ def _summed_matches(
 
 
 def add_up(parts: Sequence[Contribution], shape: torch.Size) -> Contribution:
-    """Add up the contributions of several calls to one parameter (G is their sum).
+    """Return the sum of the contributions of several calls to one parameter's G.
 
     Args:
-        parts: at least one.
-        shape: the parameter's.
+        parts: at least one contribution.
+        shape: shape of the parameter.
     """
     factors = [part for part in parts if isinstance(part, Factors)]
     matches = [part for part in parts if isinstance(part, Matches)]
@@ -210,7 +211,7 @@ def _join_matches(parts: list[Matches], rows: int) -> Matches:
 
 
 def as_real(values: Tensor) -> Tensor:
-    """Return complex numbers as pairs of real ones, [..., 2]; a sparse gradient as a dense one."""
+    """Return values as a dense real tensor; complex ones as pairs of real numbers, [..., 2]."""
     values = values.to_dense() if values.is_sparse else values
     return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
 
@@ -233,7 +234,14 @@ def _nbytes(*tensors: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes of a contraction; `positions` are those kept, per sample."""
+    """Sizes of a contraction of linear layers with shared inputs.
+
+    Attributes:
+        samples, other_samples: N and M.
+        positions, other_positions: positions per sample with a non-zero cotangent, T and T'.
+        outputs: C.
+        inputs, cotangents: d, and e summed over the layers.
+    """
 
     samples: int
     positions: int
@@ -248,7 +256,8 @@ class Size:
 
 @dataclass(frozen=True)
 class Cost:
-    """Floating-point operations and bytes moved by both forms."""
+    """Numbers of floating-point operations and of bytes moved, for form A (gram) and form B
+    (materialise)."""
 
     gram_flops: float
     gram_bytes: float
@@ -293,7 +302,8 @@ class Choice:
         form: "A" (Gram matrices), "B" (materialised gradients), "matches" (embeddings), "tied"
             (embedding and head in one), "dense" (per-sample gradients).
         cost: counted operations and bytes of A and B; None for the other forms.
-        positions: of each left sample with a non-zero cotangent; None for the other forms.
+        positions: number of positions with a non-zero cotangent in each left sample; None for the
+            other forms.
     """
 
     names: tuple[str, ...]
@@ -307,9 +317,9 @@ class Settings:
     """Settings of a contraction.
 
     Attributes:
-        form: of linear layers; "auto" counts operations and bytes.
-        workspace: bytes for blocks of materialised gradients.
-        dtype: of the arithmetic: float64 or float32.
+        form: form of linear layers; "auto" chooses the cheaper by counted operations and bytes.
+        workspace: number of bytes for blocks of materialised gradients.
+        dtype: dtype of the arithmetic, float64 or float32.
     """
 
     form: LinearForm
@@ -322,7 +332,8 @@ def contract(
 ) -> Iterator[tuple[Choice, Tensor]]:
     """Yield (choice, K [C, N, C, M]) for each group of parameters; the sum of K is the kernel.
 
-    A parameter without a contribution on one side has no gradient there and adds nothing.
+    Parameters with a contribution on one side only are skipped: their gradient on the other side
+    is zero.
     """
     for names in _groups(left, right):
         lefts, rights = _factors(left, names), _factors(right, names)
@@ -342,7 +353,11 @@ def plan(
     symmetric: bool,
     settings: Settings,
 ) -> list[Choice]:
-    """Return what `contract` would choose for ``counts`` samples left and right."""
+    """Return the choices of `contract` for blocks of ``counts`` (left, right) samples.
+
+    Args:
+        sample: contributions of a few samples, for their layout.
+    """
     choices = []
     for names in _groups(sample, sample):
         parts = _factors(sample, names)
@@ -354,12 +369,14 @@ def plan(
     return choices
 
 
-# Of a parameter alone; Factors: tied on the other side.
+# Type of the left contribution -> form, for a parameter contracted by itself. Factors occur here
+# only if the right contribution is Tied.
 _FORMS = {Matches: "matches", Tied: "tied", Dense: "dense", Factors: "tied"}
 
 
 def _groups(left: Contributions, right: Contributions) -> list[tuple[str, ...]]:
-    """Return groups of linear layers that share their inputs; other parameters are alone."""
+    """Return the names of parameters, grouped: linear layers that share their inputs form a group,
+    every other parameter a group of one."""
     groups: dict[object, list[str]] = {}
     for name in filter(right.__contains__, left):
         sources = [getattr(side[name], "source", ()) for side in (left, right)]
@@ -424,7 +441,7 @@ def _contract_linear(
 def _contract_single(
     left: Contribution, right: Contribution, symmetric: bool, settings: Settings
 ) -> Tensor:
-    """Return K, [C, N, C, M], of a parameter that is not a linear layer's weight alone."""
+    """Return K, [C, N, C, M], of a parameter with contributions other than `Factors`."""
     if isinstance(left, Dense) and isinstance(right, Dense):
         x, y = (part.gradients.to(settings.dtype) for part in (left, right))
         return torch.tensordot(x, y, dims=([2], [2]))
@@ -437,7 +454,8 @@ def _contract_single(
 
 
 def _uses(contribution: Contribution) -> list[Factors | Matches]:
-    """Return the contributions of a parameter's uses, of which a tied one has two."""
+    """Return one contribution for each use of a parameter; a tied parameter has two (embedding and
+    head)."""
     if isinstance(contribution, Tied):
         return [contribution.factors, contribution.matches]
     if isinstance(contribution, Dense):
@@ -463,11 +481,12 @@ def _contract_pair(
 
 # ---- embeddings ------------------------------------------------------------------------------
 #
-# Only equal ids meet, so that the kernel is a sum of small products over shared ids,
+# Only entries with equal ids contribute, so that the kernel is a sum of small products over shared
+# ids,
 #
 #     K[c, n, c', m] = Σ_v g_{n,c,v} · g_{m,c',v}
 #
-# Ids that occur in equally many samples are done together, in one batched product.
+# Ids that occur in equally many samples are contracted together, in one batched product.
 
 
 def _contract_embeddings(left: Matches, right: Matches, settings: Settings) -> Tensor:
@@ -492,7 +511,7 @@ def _shared_ids(left_ids: Tensor, right_ids: Tensor) -> list[tuple[Tensor, Tenso
         return []
     index = torch.searchsorted(other_ids, ids).clamp(max=len(other_ids) - 1)
     shared = other_ids[index] == ids
-    left, right = shared.nonzero()[:, 0], index[shared]  # of each shared id on its side
+    left, right = shared.nonzero()[:, 0], index[shared]  # index of each shared id on each side
     if not len(left):
         return []
     sizes, size_of = torch.unique(
@@ -516,7 +535,11 @@ def _sorted(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _add_group(
     kernel: Tensor, left: Matches, right: Matches, rows: Tensor, columns: Tensor
 ) -> None:
-    """Add the sum over g ids; rows [g, k] and columns [g, k'] index the entries of both sides."""
+    """Add the products of g shared ids to the kernel [C, N, C, M].
+
+    Args:
+        rows, columns: indices of the ids' entries in ``left``, [g, k], and in ``right``, [g, k'].
+    """
     x, y = (  # [g, C k, d]
         side.gradients[:, entries].to(kernel.dtype).transpose(0, 1).flatten(1, 2)
         for side, entries in ((left, rows), (right, columns))

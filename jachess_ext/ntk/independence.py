@@ -1,25 +1,25 @@
 """Check that the outputs of a sample do not depend on the other samples of its batch.
 
-Where samples are mixed (a mean over the batch taken away, a contrast, batch statistics) there is
-no kernel to speak of.  With random weights w_{n,c}, one more backward pass over a block gives the
-cotangents
+If a model mixes samples (subtracts a mean over the batch, has a contrastive term or batch
+statistics), it has no per-sample kernel.  With random weights w_{n,c}, one more backward pass over
+a block gives the cotangents
 
     Σ_{m,c} w_{m,c} ∂f_{m,c}/∂h_n
 
-of what every recorded call makes of sample n.  Where no other sample contributes, these are
-Σ_c w_{n,c} ∂f_{n,c}/∂h_n, the weighted sum of the passes over single outputs; where another does,
-they are not, with probability 1, however few samples are mixed and however far apart they are.
-A difference may be round-off (of gradients that are zero in exact arithmetic); so a further pass
-with w_n = 0 decides: it gives sample n exact zeros unless another contributes.
+where h_n is sample n's row of a recorded call's output.  If no other sample contributes, these are
+Σ_c w_{n,c} ∂f_{n,c}/∂h_n, the weighted sum of the backward passes for single outputs; if another
+sample contributes, they differ with probability 1, however few samples are mixed.  A difference may
+be round-off (of gradients that are zero in exact arithmetic); so a further pass with w_n = 0
+decides: it gives sample n exact zeros unless another sample contributes.
 
-The same pass gives the gradients of parameters outside recorded calls, which have to be the
-weighted sum of those that samples have alone.
+The same pass gives the gradients of parameters outside recorded calls, which must equal the
+weighted sum of the gradients computed from each sample alone.
 
-Mixing that is detached, or comes before the first parameter, shows in the values only: the block
-is run again, once in another order and once as a subset of at most four samples.  Where samples
-take several blocks, they are also run all together (`all_samples_gradient`): their values are
-compared with the blocks', and their gradient with the finished kernel, so that no mixing goes
-unseen in small blocks.
+Mixing that is detached, or comes before the first parameter, changes the outputs but no gradient:
+so the block is run again, once in another order and once as a subset of at most four samples.  If
+the samples need several blocks, they are also run all together (`all_samples_gradient`): the
+outputs are compared with those of the blocks, and the gradient with the finished kernel, so that
+mixing across blocks is found, too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ROWS_APART = 4
 
 
 def mixed_samples_error(evidence: str) -> RuntimeError:
-    """Return the error for outputs that depend on other samples."""
+    """Return the error to raise if a sample's outputs depend on other samples of its batch."""
     return RuntimeError(
         f"the outputs of a sample depend on the other samples of the batch ({evidence}), so that "
         "they have no kernel; expected a function that treats each sample alone: take what is "
@@ -49,14 +49,15 @@ def mixed_samples_error(evidence: str) -> RuntimeError:
 
 
 def permuted(count: int) -> list[int]:
-    """Return a permutation of the samples without a fixed point."""
+    """Return a permutation of range(count) without a fixed point (none for count 1)."""
     generator = torch.Generator("cpu").manual_seed(SEPARATION_SEED)
     cycle = torch.randperm(count, generator=generator, device="cpu")
     return cycle.roll(1)[cycle.argsort()].tolist()
 
 
 def spaced_subset(count: int) -> list[int]:
-    """Return at most four samples at even distances, last first, and always fewer than all."""
+    """Return the indices of at most four evenly spaced samples of ``count``, in descending order
+    and fewer than ``count``."""
     few = min(_ROWS_APART, count - 1)
     return sorted({round(n * (count - 1) / max(few - 1, 1)) for n in range(few)}, reverse=True)
 
@@ -64,14 +65,14 @@ def spaced_subset(count: int) -> list[int]:
 def compare_batch_compositions(
     outputs: OutputMap, samples: Samples, values: Tensor, subsets: Sequence[list[int]]
 ) -> None:
-    """Compare the outputs of all samples, f [N, C], with those of batches of other samples.
+    """Run other batches of the samples, and compare their outputs with those of the full batch.
 
     Args:
-        values: f.
-        subsets: the samples of each batch.
+        values: outputs f of the full batch, [N, C].
+        subsets: indices of the samples in each other batch; empty ones are skipped.
 
     Raises:
-        RuntimeError: the outputs of a sample depend on the others.
+        RuntimeError: the outputs of a sample depend on the other samples.
     """
     for rows in filter(None, subsets):
         with torch.no_grad():
@@ -79,18 +80,18 @@ def compare_batch_compositions(
         require_same_values(rows, f, values[rows])
 
 
-def require_same_values(rows: Sequence[int], f: Tensor, others: Tensor) -> None:
-    """Raise RuntimeError where samples have other outputs in one batch than in another.
+def require_same_values(rows: Sequence[int], f: Tensor, expected: Tensor) -> None:
+    """Raise RuntimeError if the same samples have different outputs in two batches.
 
     Args:
-        rows: the samples' numbers, for the message.
-        f, others: their outputs in both batches, [n, C].
+        rows: the samples' indices, for the message.
+        f, expected: the samples' outputs in the two batches, [n, C] each.
     """
-    # Outputs that are 0 in exact arithmetic differ by the rounding of what cancelled in them.
-    largest = max(float(others.abs().max()), torch.finfo(others.dtype).eps ** 0.5)
-    differences = (f - others).abs().amax(1)
+    # Outputs that are 0 in exact arithmetic differ by the rounding of the terms that cancel.
+    largest = max(float(expected.abs().max()), torch.finfo(expected.dtype).eps ** 0.5)
+    differences = (f - expected).abs().amax(1)
     worst = int(differences.argmax())
-    if not float(differences[worst]) <= tolerance(others.dtype) * largest:
+    if not float(differences[worst]) <= tolerance(expected.dtype) * largest:
         raise mixed_samples_error(
             f"those of sample {rows[worst]} are {float(differences[worst]):.1e} apart in a batch "
             "of others"
@@ -101,12 +102,18 @@ class Separation:
     """Weighted sum of the cotangents of several backward passes, 0 unless samples are mixed.
 
     With cotangents δ_k and factors a_k of pass k, Σ_k a_{k,n} δ_{k,n} is 0 for every sample n and
-    recorded call of a model that treats samples alone.  Kept are not the cotangents themselves but
-    each sample's inner product with one random vector.
+    recorded call of a model that does not mix samples.  To save memory, only the inner product of
+    each sample's cotangent with one random vector is stored.
+
+    Args:
+        f: outputs of the block, [n, C].
+
+    Attributes:
+        weights: random weights w, [n, C].
     """
 
     def __init__(self, f: Tensor) -> None:
-        # By the call's number in the pass.
+        # Keys: the call's index within the pass.
         self._vectors: dict[int, Tensor] = {}
         self._sums: dict[int, Tensor] = {}
         self._sizes: dict[int, float] = {}
@@ -118,19 +125,20 @@ class Separation:
     def begin(
         self, f: Tensor, edges: Sequence[GradientEdge], outside: Mapping[str, nn.Parameter]
     ) -> None:
-        """Run and add the backward pass of the weighted sum of all outputs; keep f's graph.
+        """Run the backward pass of the weighted sum of all outputs, add its cotangents with factor
+        −1, and store the gradients of ``outside``; f's graph is retained.
 
         Args:
-            edges: as `differentiate` takes them.
-            outside: parameters whose gradients no recorded call gives.
+            edges: see `differentiate`.
+            outside: parameters by name whose gradients are not computed from recorded calls.
         """
         ones = torch.ones_like(f[:, 0])
         cotangents = self.differentiate(f, [*edges, *outside.values()], ones)
         self.add(-ones, cotangents[: len(edges)])
         gradients = cotangents[len(edges) :]
         for (name, parameter), gradient in zip(outside.items(), gradients, strict=True):
-            whole = torch.zeros_like(parameter) if gradient is None else gradient
-            self._gradients[name] = as_real(whole).flatten()
+            dense = torch.zeros_like(parameter) if gradient is None else gradient
+            self._gradients[name] = as_real(dense).flatten()
 
     def require_per_sample_gradients(
         self, per_sample: Mapping[str, Contribution], noise: float
@@ -138,20 +146,20 @@ class Separation:
         """Check the gradients of parameters outside recorded calls.
 
         Args:
-            per_sample: gradients of each sample alone, by parameter.
-            noise: as of `Probe`.
+            per_sample: parameter name -> gradients computed from each sample alone.
+            noise: see `Probe`.
 
         Raises:
-            RuntimeError: the block's gradient is not the weighted sum of them.
+            RuntimeError: the block's gradient is not the weighted sum of the per-sample gradients.
         """
-        whole = sum(norm_of(gradient) ** 2 for gradient in self._gradients.values()) ** 0.5
+        total_norm = sum(norm_of(gradient) ** 2 for gradient in self._gradients.values()) ** 0.5
         noise *= max(1.0, len(self.weights) / PROBED) ** 0.5
         for name, gradient in self._gradients.items():
             dense = per_sample[name]
             assert isinstance(dense, Dense)
             wide = dense.gradients.to(gradient)
             missing = norm_of(gradient - torch.einsum("nc,cnp->p", self.weights, wide))
-            if missing > negligible_norm(gradient, whole, noise):
+            if missing > negligible_norm(gradient, total_norm, noise):
                 raise mixed_samples_error(
                     f"the gradients of parameter {name!r} that samples have alone do not add up to "
                     "those of the batch"
@@ -160,11 +168,11 @@ class Separation:
     def differentiate(
         self, f: Tensor, edges: Sequence[GradientEdge | Tensor], factors: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """Return the cotangents of Σ_{n,c} factors_n w_{n,c} f_{n,c} at the calls' outputs.
+        """Return the gradients of Σ_{n,c} factors_n w_{n,c} f_{n,c} with respect to ``edges``.
 
         Args:
-            f: with its graph, which is kept.
-            edges: of the calls' outputs, [n·s, ...] each, or parameters.
+            f: outputs, [n, C], with their graph, which is retained.
+            edges: gradient edges of the calls' outputs, [n·s, ...] each, or parameters.
             factors: [n].
         """
         total = (f * self.weights * factors[:, None]).sum()
@@ -172,11 +180,11 @@ class Separation:
         return torch.autograd.grad(total, inputs, retain_graph=True, allow_unused=True)
 
     def add(self, factors: Tensor, cotangents: Sequence[Tensor | None]) -> None:
-        """Add the cotangents of one backward pass.
+        """Add the cotangents of one backward pass to the weighted sums.
 
         Args:
-            factors: a, [n].
-            cotangents: of each call's output; None: zero.
+            factors: factor a_n of each sample in this pass, [n].
+            cotangents: cotangent of each recorded call's output, [n·s, ...]; None: zero.
         """
         for call, cotangent in enumerate(cotangents):
             if cotangent is None or not cotangent.numel():
@@ -192,17 +200,24 @@ class Separation:
             self._sizes[call] = max(self._sizes.get(call, 0.0), float(norms.max()))
 
     def suspects(self) -> set[int]:
-        """Return samples whose sum is above round-off, so that others may contribute to them."""
+        """Return the indices of samples whose weighted sum exceeds round-off: other samples may
+        contribute to their cotangents."""
         dtype, samples = self.weights.dtype, set()
         least = round_off(dtype) * max(self._sizes.values(), default=0.0)
         for call, sum_of_passes in self._sums.items():
             limit = max(tolerance(dtype) * self._sizes[call], least)
-            if float(sum_of_passes.abs().max()) > limit:  # NaN has an error of its own
+            if float(sum_of_passes.abs().max()) > limit:  # NaN is refused elsewhere
                 samples.add(int(sum_of_passes.abs().argmax()))
         return samples
 
     def require(self, f: Tensor, edges: Sequence[GradientEdge], suspects: set[int]) -> None:
-        """Raise RuntimeError where another sample contributes to the cotangents of a suspect."""
+        """Raise RuntimeError if another sample contributes to the cotangents of a suspect.
+
+        Args:
+            f: outputs, [n, C], with their graph, which is retained.
+            edges: gradient edges of the recorded calls' outputs.
+            suspects: see `suspects`.
+        """
         for sample in suspects:
             factors = torch.ones_like(f[:, 0])
             factors[sample] = 0.0

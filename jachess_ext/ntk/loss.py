@@ -28,9 +28,10 @@ from .._io import axes_or_new
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Relative to the largest eigenvalue: what round-off of a kernel in this precision may leave.
+# Negative eigenvalues, relative to the largest, that count as round-off of a kernel in double and
+# in lower precision.
 _ROUND_OFF, _ROUND_OFF_SINGLE = 1e-9, 1e-4
-_OWN_ROUND_OFF = 1e-15  # of the decomposition in double, per row
+_DECOMPOSITION_ROUND_OFF = 1e-15  # of the eigendecomposition itself in double, per row
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,20 +61,21 @@ class Spectrum:
 
     @classmethod
     def of(cls, theta: Tensor, tolerance: float | None = None) -> Spectrum:
-        """Decompose a kernel.
+        """Return the spectrum of a kernel.
 
         Args:
-            theta: [N, C, N, C] as `jx.ntk` gives it, or [n, n].
-            tolerance: the share of the largest eigenvalue (for asymmetry: of the norm) that counts
-                as round-off; None: 1e-9 for fp64, 1e-4 for other types.
+            theta: the kernel, [N, C, N, C] as `jx.ntk` returns it, or [n, n].
+            tolerance: the fraction of the largest eigenvalue (for asymmetry: of the norm) that
+                counts as round-off; None: 1e-9 for fp64, 1e-4 for other types.
 
         Raises:
             TypeError: theta holds complex numbers.
-            ValueError: not square, NaN, not symmetric, or with a clearly negative eigenvalue.
+            ValueError: theta is not square, not finite or not symmetric, or has a negative
+                eigenvalue beyond round-off.
 
         Warns:
-            RuntimeWarning: negative eigenvalues beyond the decomposition's own round-off were set
-                to zero.
+            RuntimeWarning: negative eigenvalues beyond the round-off of the decomposition itself
+                were set to zero.
         """
         matrix = _as_square(theta)
         if tolerance is None:
@@ -94,7 +96,7 @@ class Spectrum:
             )
         negative = values < 0
         clipped = int(negative.sum())
-        if lowest < -_OWN_ROUND_OFF * len(values) * largest:
+        if lowest < -_DECOMPOSITION_ROUND_OFF * len(values) * largest:
             warnings.warn(
                 f"jachess_ext.ntk: {clipped} of {len(values)} eigenvalues of theta are negative, "
                 f"down to {lowest:.1e} (the largest is {largest:.1e}); set to zero as round-off.",
@@ -104,7 +106,7 @@ class Spectrum:
         return cls(values.clamp(min=0), vectors, clipped, min(0.0, lowest), asymmetry)
 
     def __repr__(self) -> str:
-        """Say how many eigenvalues there are, and how they are spread."""
+        """Return a summary of the eigenvalues: number, range, trace and effective rank."""
         values = self.eigenvalues
         total, squares = float(values.sum()), float(values.square().sum())
         return (
@@ -116,7 +118,7 @@ class Spectrum:
         )
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the eigenvalues above zero, largest first, on logarithmic axes.
+        """Plot the positive eigenvalues, largest first, on logarithmic axes.
 
         Args:
             ax: matplotlib axes to draw on; None: new axes.
@@ -145,9 +147,9 @@ class Spectrum:
         return (torch.exp(-rates * t[..., None]) * energies).sum(-1)
 
     def log_loss(self, residual: Tensor, t: Tensor | float, lr: float) -> Tensor:
-        """Return log F(t), finite, with its gradient, where F(t) itself underflows to 0.
+        """Return log F(t), of t's shape, finite and differentiable even where F(t) underflows to 0.
 
-        −inf where the residual has no component in any eigenvector (r = 0).
+        It is −inf if the residual is zero.
         """
         t, rates, energies = self._terms(residual, t, lr)
         present = energies > 0
@@ -156,13 +158,14 @@ class Spectrum:
         return torch.logsumexp(energies[present].log() - rates[present] * t[..., None], -1)
 
     def modes(self, residual: Tensor, lr: float) -> tuple[Tensor, Tensor]:
-        """Return the terms of F(t) = Σ_i e^{−rate_i t} energy_i.
+        """Return the rates and energies of F(t) = Σ_i e^{−rate_i t} energy_i.
 
         Returns:
-            2 η λ_i and (q_iᵀ r)², [n] each; the energies are differentiable in the residual.
+            Rates 2 η λ_i and energies (q_iᵀ r)², [n] each; the energies are differentiable with
+            respect to the residual.
 
         Raises:
-            TypeError, ValueError: as `ntk_loss`.
+            TypeError, ValueError: see `ntk_loss`.
         """
         _require_real("residual", residual)
         size = len(self.eigenvalues)
@@ -181,7 +184,7 @@ class Spectrum:
     def _terms(
         self, residual: Tensor, t: Tensor | float, lr: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return t as a tensor, and the modes."""
+        """Return t as a tensor, and the rates and energies of `modes`."""
         rates, energies = self.modes(residual, lr)
         time = torch.as_tensor(t, dtype=torch.float64, device=rates.device)
         if not bool((time.detach() >= 0).all()):
@@ -204,11 +207,12 @@ def ntk_loss(theta: Tensor | Spectrum, residual: Tensor, t: Tensor | float, lr: 
         does not underflow at large η λ t.
 
     Raises:
-        TypeError, ValueError: theta not square, NaN, not symmetric or clearly indefinite; a
-            residual of another size; a negative t or lr.
+        TypeError, ValueError: theta is not square, finite, symmetric and positive semidefinite up
+            to round-off; ``residual`` has another number of entries than theta has rows; ``t`` or
+            ``lr`` is negative.
 
     Warns:
-        RuntimeWarning: round-off-negative eigenvalues were set to zero (how many, how large).
+        RuntimeWarning: eigenvalues that round-off made negative were set to zero.
 
     Examples:
         >>> ntk_loss(torch.eye(2), torch.tensor([3.0, 4.0]), t=0.0, lr=0.1)
@@ -228,7 +232,8 @@ def _require_real(name: str, values: Tensor) -> None:
 
 
 def _as_square(theta: Tensor) -> Tensor:
-    """Return theta as [n, n] in double, detached."""
+    """Return theta as a matrix [n, n] in double, detached; raise ValueError if it is not square or
+    not finite."""
     _require_real("theta", theta)
     shape, half = list(theta.shape), theta.dim() // 2
     if theta.dim() not in (2, 4) or shape[:half] != shape[half:] or not theta.numel():
@@ -243,11 +248,11 @@ def kernel_drift(theta: Tensor, start: Tensor) -> float:
     """Return ‖Θ − Θ_0‖ / ‖Θ_0‖.
 
     Args:
-        theta, start: two kernels of one shape, floating point.
+        theta, start: the kernels Θ and Θ_0, floating-point tensors of one shape.
 
     Raises:
-        TypeError: complex numbers.
-        ValueError: shapes differ; Θ_0 is zero.
+        TypeError: a kernel holds complex numbers.
+        ValueError: the shapes differ, or Θ_0 is zero or NaN.
 
     Examples:
         >>> kernel_drift(torch.tensor([[3.0]]), torch.tensor([[2.0]]))
@@ -268,15 +273,16 @@ def kernel_drift(theta: Tensor, start: Tensor) -> float:
 
 
 def label_alignment(theta: Tensor, labels: Tensor) -> float:
-    """Return the centred alignment of a kernel with labels; NaN where all labels are equal.
+    """Return the centred alignment of a kernel with labels; NaN if all labels are equal.
 
     Args:
-        theta: [N, C, N, C].
-        labels: [N] class numbers (integers) or targets (floating point), or targets [N, D].
+        theta: the kernel, [N, C, N, C].
+        labels: class numbers (integers), [N], or regression targets (floating point), [N] or
+            [N, D].
 
     Raises:
-        TypeError: complex numbers.
-        ValueError: shapes that do not fit.
+        TypeError: ``theta`` or ``labels`` holds complex numbers.
+        ValueError: ``theta`` is not [N, C, N, C], or the number of labels is not N.
 
     Examples:
         >>> labels = torch.tensor([0, 1, 1])
@@ -302,7 +308,7 @@ def label_alignment(theta: Tensor, labels: Tensor) -> float:
 
 
 def has_one_label_each(labels: Tensor) -> bool:
-    """Tell whether `label_alignment` takes these labels: one a sample, not one a token."""
+    """Return whether `label_alignment` accepts these labels: one per sample, not one per token."""
     return labels.dim() == 1 or (labels.dim() == 2 and labels.is_floating_point())
 
 

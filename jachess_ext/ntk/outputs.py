@@ -36,7 +36,7 @@ Parameters = Iterable[str] | Callable[[str, nn.Parameter], bool] | None
 _INPUTS = ("input_ids", "inputs_embeds", "pixel_values", "input_features", "input_values")
 _NAMES = ("logits", "sum", "label")
 _PROJECTION_SEED = 0x4E544B
-# Relative difference of f from a with_narrow_head head to f from whole logits that is round-off.
+# Relative difference between f of a narrow head and f of full logits that counts as round-off.
 _HEAD_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 _HEAD_TOLERANCE_16 = 0.05
 RENORMALISED = (
@@ -56,7 +56,7 @@ _META = (
     "parameter {!r} is on the meta device, without numbers: load the weights first; "
     "accelerate.hooks.remove_hook_from_submodules(model) brings back those that it has offloaded"
 )
-# Words in an error of torch in a forward pass -> the message in its place.
+# Substring of an error that torch raises in a forward pass -> the message raised instead.
 _EXPLANATIONS = {
     "does not require grad and does not have a grad_fn": DIFFERENTIATES,
     "support saved tensor hooks": DIFFERENTIATES,
@@ -80,10 +80,11 @@ class Samples:
 
     @classmethod
     def of(cls, batch: Batch, name: str = "batch") -> Samples:
-        """Read N, the length of the inputs' first dimension.
+        """Return the samples of a batch; N is the length of the inputs' first dimension.
 
         Raises:
-            ValueError: no inputs, no samples, or tensors that disagree on how many there are.
+            ValueError: the batch has no inputs or no samples, or its tensors have different
+                numbers of rows.
         """
         if isinstance(batch, Tensor):
             return cls(batch, _sample_count(batch, name), name)
@@ -104,7 +105,8 @@ class Samples:
         return cls(batch, count, name)
 
     def rows(self, rows: Sequence[int]) -> Batch:
-        """Return the batch of these samples, in this order; values without rows are unchanged."""
+        """Return the batch of the samples with these indices, in this order; entries of the batch
+        that have no row per sample are unchanged."""
         if list(rows) == list(range(self.count)):
             return self.batch
         if isinstance(self.batch, Tensor):
@@ -128,8 +130,8 @@ def _sample_count(inputs: Tensor, name: str) -> int:
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise ValueError for a parameter without numbers (offloaded, or never loaded) and for an
-    embedding that rescales its table."""
+    """Raise ValueError if a parameter is on the meta device (offloaded, or never loaded), or if an
+    embedding rescales its table (``max_norm``)."""
     for name, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
             raise ValueError(RENORMALISED.format(f"{name}.weight".lstrip(".")))
@@ -139,22 +141,22 @@ def check_model(model: nn.Module) -> None:
 
 
 def choose_parameters(model: nn.Module, parameters: Parameters) -> dict[str, nn.Parameter]:
-    """Return the chosen parameters by name, once each, even where tied under several names.
+    """Return the chosen parameters by name; a tied parameter once, under its first name.
 
     Args:
         parameters: None: all that require gradients; names (any name of a tied parameter); or a
             predicate (name, parameter) -> bool over those that require gradients.
 
     Raises:
-        TypeError: a single string.
-        ValueError: an unknown or frozen name; nothing left.
+        TypeError: ``parameters`` is a single string.
+        ValueError: a name is unknown or its parameter frozen; no parameter is selected.
     """
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if parameters is None:
         chosen = trainable
     elif callable(parameters):
         chosen = {name: p for name, p in trainable.items() if parameters(name, p)}
-    elif isinstance(parameters, str):  # which would be read letter by letter
+    elif isinstance(parameters, str):  # an iterable of its letters
         raise TypeError(
             f"parameters is {parameters!r}; expected None, a list of names, or a predicate"
         )
@@ -187,7 +189,7 @@ def _named(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
 
 @dataclass(frozen=True)
 class OutputMap:
-    """Run the model and read f from its output.
+    """Callable that runs the model on a batch and computes f, [n, C], from its output.
 
     Attributes:
         model: the model inside its wrappers.
@@ -195,8 +197,8 @@ class OutputMap:
             kernel is the pseudo-NTK, the NTK of the sum divided by L. "label": the logit of each
             sample's label, C = 1. An int k: k random projections, C = k. A callable
             (model output, batch) -> [n, C]: your own.
-        seed: of the random projections.
-        narrow: the head of a language model computes only the logits that f reads.
+        seed: seed of the random projections.
+        narrow: whether a language model's head computes only the logits that f needs.
     """
 
     model: nn.Module
@@ -214,7 +216,8 @@ class OutputMap:
             )
 
     def check(self, samples: Samples) -> None:
-        """Raise ValueError for a learned prompt, and for labels that the batch does not have."""
+        """Raise ValueError if the model has a learned prompt, or if the outputs need labels and the
+        batch has none."""
         if learns_prompts(self.model):
             raise ValueError(
                 "the model's prompt is learned by peft (prompt or prefix tuning), whose gradient "
@@ -227,7 +230,8 @@ class OutputMap:
             )
 
     def with_narrow_head(self, sides: list[Samples]) -> OutputMap:
-        """Return this map with a narrow head if f of each side's first sample stays the same."""
+        """Return this map with a narrow head if f of the first sample of each batch is then
+        unchanged; otherwise this map itself."""
         if output_head(self._base) is None or callable(self.outputs):
             return self
         narrow = replace(self, narrow=True)
@@ -235,7 +239,7 @@ class OutputMap:
         return narrow if same else self
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Return f, [n, C], with its graph."""
+        """Return f, [n, C], with its autograd graph."""
         with self._head(batch):
             output = self._run(batch)
         if callable(self.outputs):
@@ -278,7 +282,7 @@ class OutputMap:
         return self.model(**arguments)
 
     def _head(self, batch: Batch) -> AbstractContextManager[None]:
-        """Return a context in which the head computes only the logits that f reads."""
+        """Return a context in which the head computes only the logits that f needs."""
         if not self.narrow:
             return nullcontext()
         if self.outputs != "label":
@@ -336,7 +340,7 @@ class OutputMap:
         return labels != NO_LABEL  # the decoder's inputs are the labels, shifted by one
 
     def _label_logit(self, logits: Tensor, labels: Tensor | None) -> Tensor:
-        """Return the label's logit, [n, 1]; of token labels the mean over the labelled tokens."""
+        """Return the label's logit, [n, 1]; for token labels, the mean over labelled tokens."""
         assert labels is not None
         labels = labels.to(logits.device)
         is_picked = self.narrow and logits.dim() == 3 and logits.shape[-1] == 1
@@ -358,7 +362,7 @@ class OutputMap:
         return picked.sum(1, keepdim=True) / labelled.sum(1, keepdim=True).clamp(min=1)
 
     def _projections(self, logits: Tensor, count: int) -> Tensor:
-        """Return [L, k] with entries ±1/√k, the same in every block of a call."""
+        """Return random projections, [L, k], of entries ±1/√k, equal in every block of a call."""
         seed = _PROJECTION_SEED if self.seed is None else self.seed
         size = logits.shape[1], count
         generator = torch.Generator("cpu").manual_seed(seed)
@@ -367,7 +371,7 @@ class OutputMap:
 
 
 def require_outputs(f: Tensor, count: int) -> None:
-    """Raise ValueError where f is not [count, C] of finite real numbers with a graph."""
+    """Raise ValueError unless f, [count, C], is real and finite and has an autograd graph."""
     if f.is_complex():
         raise ValueError(
             f"the outputs are {f.dtype}; a kernel is of real outputs: pass outputs=lambda out, "
@@ -391,9 +395,9 @@ def _require_classes(labels: Tensor, labelled: Tensor, classes: int) -> None:
         raise ValueError(f"label {int(labels[outside][0])} is not one of the {classes} classes")
 
 
-def _same_outputs(whole: OutputMap, narrow: OutputMap, batch: Batch) -> bool:
+def _same_outputs(plain: OutputMap, narrow: OutputMap, batch: Batch) -> bool:
     with torch.no_grad():
-        expected = whole(batch)
+        expected = plain(batch)
         try:
             f = narrow(batch)
         except (RuntimeError, IndexError, ValueError):
@@ -429,17 +433,18 @@ def _as_matrix(values: object, name: str) -> Tensor:
     return values
 
 
-# ---- output heads that compute the words or the token that f reads ----------------------------
+# ---- output heads that compute only the logits that f needs -----------------------------------
 #
-# A head of V words gives logits [n, T, V].  Their memory, and that of their cotangents, is what
-# limits a kernel of a language model; yet "label" reads one word of each token, and the next-token
-# outputs read one token of each sample.  Within one of these contexts the head computes
+# A head with a vocabulary of V words gives logits [n, T, V].  Their memory, and that of their
+# cotangents, limits the kernel of a language model; yet "label" needs one word's logit for each
+# token, and the next-token outputs need one token of each sample.  Within one of these contexts the
+# head computes
 #
 #     _label_head    z[n, t, 0] = h_{n,t} · W[y_{n,t}] + b[y_{n,t}]      [n, T, 1]
 #     _last_token_head    z[n, 0, :] = W h_{n,t(n)} + b                       [n, 1, V]
 #
-# What the model does to its logits afterwards (a scale, a soft-cap) must act on each of them alone;
-# `OutputMap.with_narrow_head` compares f with that of whole logits.
+# Operations of the model on its logits (a scale, a soft-cap) must be elementwise;
+# `OutputMap.with_narrow_head` compares f with f of the full logits.
 
 
 def output_head(model: nn.Module) -> nn.Linear | None:
@@ -459,7 +464,7 @@ def _label_head(model: nn.Module, words: Tensor) -> AbstractContextManager[None]
         if hidden.shape[:-1] != words.shape:
             return F.linear(hidden, head.weight, head.bias)
         y = words.to(hidden.device)
-        # As an embedding of the labels: its per-sample gradients are rows, not [V, d] each.
+        # F.embedding, so that per-sample gradients of the weight are a few rows, not [V, d] each.
         logit = (hidden * F.embedding(y, head.weight)).sum(-1)
         if head.bias is not None:
             logit = logit + torch.take(head.bias, y)
@@ -491,8 +496,11 @@ def _last_token_head(
 def _replaced_head(
     model: nn.Module, forward: Callable[[nn.Linear, Tensor], Tensor]
 ) -> Iterator[None]:
-    """Replace the head's forward in a block, and a buffer of zeros that is added to its logits,
-    [1, V], by [1, 1], which does not broadcast them to V words again."""
+    """Replace the head's forward within the context.
+
+    A buffer of zeros, [1, V], which some models add to the logits, is replaced by one of [1, 1], so
+    that the narrow logits are not broadcast to V words again.
+    """
     head = output_head(model)
     assert head is not None
     constant = getattr(model, _CONSTANT, None)

@@ -1,7 +1,7 @@
 """Record a forward pass call by call.
 
-Calls are seen as torch functions, not as modules, so that tied weights, weights that another module
-reads and functional heads are seen too.
+Calls of torch functions are recorded, not of modules, so that tied weights, weights used by another
+module and functional heads are covered, too.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from ..torch_private import functional as F
 from .calls import FOLLOWED, INSERTS, MOVES, Arguments, Call, Names, flat, local_call, recognise
 
 Owners = Mapping[nn.Module, Mapping[str, str]]
-Key = tuple[str, str, int]  # kind of call, parameter, the how many-th of these in the pass
+Key = tuple[str, str, int]  # kind of call, parameter name, index of the call among these in a pass
 
 _NO_SAMPLES = "an output it makes has no dimension of samples"
 
 
 @dataclass
 class SampleLayout:
-    """Number of rows for one sample in the outputs of calls, learned from a pass over one sample.
+    """Number of rows for one sample in the outputs of calls, determined in a pass over one sample.
 
     Attributes:
-        rows: length of the first dimension of each call's output: 1 where it numbers samples; T
-            where it numbers the tokens of all samples; any length where it does not grow with
-            the samples.
-        unknown: parameter -> childless modules with a call of it that no reader covers (None:
-            outside of childless modules).
+        rows: length of the first dimension of each call's output for one sample: 1 if the rows are
+            samples, T if they are the tokens of all samples, any length if the number of rows does
+            not depend on the number of samples.
+        unknown: parameter name -> childless modules that use the parameter in a call that is not
+            covered; None stands for a call outside of childless modules.
     """
 
     rows: dict[Key, int] = field(default_factory=dict)
@@ -50,19 +50,19 @@ class Recorder(TorchFunctionMode):
     """Record the calls of one forward pass over n samples; a context manager.
 
     Args:
-        names: of the chosen parameters, by id.
-        samples: n.
-        layout: filled in if ``learn``, else expected of the calls.
-        local: childless modules that are differentiated as a whole, with their chosen parameters
+        names: id -> name of the chosen parameters.
+        samples: number of samples n.
+        layout: layout of the calls' outputs: filled in if ``learn``, otherwise compared with them.
+        local: childless modules that are differentiated as a whole -> their chosen parameters
             (name within the module -> full name).
-        owners: all childless modules with chosen parameters; used if ``learn``.
-        learn: this is a first pass, over one sample.
-        inputs_only: no gradients of covered parameters will be asked for.
-        outside: ids of the parameters that get per-sample gradients.
+        owners: all childless modules with chosen parameters, in the same format; used if ``learn``.
+        learn: whether this pass, over one sample, fills in the layout.
+        inputs_only: whether gradients of covered parameters will not be needed.
+        outside: ids of the parameters that get exact per-sample gradients.
 
     Attributes:
-        calls: recorded, in order.
-        unbatched: parameter -> why its contributions of single samples are not known.
+        calls: the recorded calls, in order.
+        unbatched: parameter name -> why its contribution cannot be split by samples.
     """
 
     def __init__(
@@ -78,20 +78,21 @@ class Recorder(TorchFunctionMode):
         outside: Set[int] = frozenset(),
     ) -> None:
         super().__init__()
-        whole = {name for roles in local.values() for name in roles.values()}
-        self._names = {key: name for key, name in names.items() if name not in whole}
+        local_names = {name for roles in local.values() for name in roles.values()}
+        self._names = {key: name for key, name in names.items() if name not in local_names}
         self._samples = samples
         self._layout = layout
         self._local = local
         self._owners = owners or {}
         self._learn = learn
         self._inputs_only, self._outside = inputs_only, outside
-        self._seen: Counter[tuple[str, str]] = Counter()
-        self._inside: list[nn.Module] = []
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._running: list[nn.Module] = []  # stack of the childless modules whose forward runs
         self._hooks = ExitStack()
-        # Chains: by the id of the last tensor (held, so that its id stays its own), and calls whose
-        # output has no dimension of samples yet.
+        # Id of a chain's last tensor -> the tensor (held, so that its id is not reused) and the
+        # chain's first call.
         self._chains: dict[int, tuple[Tensor, Call]] = {}
+        # Id -> calls whose output has no dimension of samples yet.
         self._waiting: dict[int, Call] = {}
         self.calls: list[Call] = []
         self.unbatched: dict[str, str] = {}
@@ -102,7 +103,7 @@ class Recorder(TorchFunctionMode):
             hook = partial(self._record_module, roles)
             keep(module.register_forward_hook(hook, with_kwargs=True).remove)
         for module in self._owners if self._learn else ():
-            keep(module.register_forward_pre_hook(lambda m, _: self._inside.append(m)).remove)
+            keep(module.register_forward_pre_hook(lambda m, _: self._running.append(m)).remove)
             keep(module.register_forward_hook(self._pop_module).remove)
         super().__enter__()
         return self
@@ -130,7 +131,11 @@ class Recorder(TorchFunctionMode):
         return self._follow(func, args, kwargs, output) if self._chains else output
 
     def _follow(self, func: Function, args: Args, kwargs: Named, output: object) -> object:
-        """Follow an output without a dimension of samples to the call that inserts one."""
+        """Extend a chain by a call, or record the chain if the call inserts a dimension of samples.
+
+        Returns:
+            The output, expanded to one row for each sample if the chain is recorded.
+        """
         values = [*args, *kwargs.values()]
         start = next((self._chains[id(v)][1] for v in values if id(v) in self._chains), None)
         if start is None or not isinstance(output, Tensor) or not output.requires_grad:
@@ -176,7 +181,8 @@ class Recorder(TorchFunctionMode):
         return output
 
     def _expand_rows(self, call: Call, output: Tensor) -> Tensor:
-        """Expand [1, ...] to a row for each sample, so that each gets cotangents of its own."""
+        """Record a call whose output, [1, ...], is the same for all samples; return the output
+        expanded to [n, ...], so that the samples get separate cotangents."""
         output = output.expand(self._samples, *output.shape[1:])
         call.edge = get_gradient_edge(output)
         self.calls.append(call)
@@ -184,8 +190,8 @@ class Recorder(TorchFunctionMode):
 
     def _key(self, kind: str, name: str) -> Key:
         """Return the key of the next call of this kind that uses the parameter."""
-        key = (kind, name, self._seen[kind, name])
-        self._seen[kind, name] += 1
+        key = (kind, name, self._counts[kind, name])
+        self._counts[kind, name] += 1
         return key
 
     def _reject(self, call: Call, reason: str) -> None:
@@ -193,12 +199,12 @@ class Recorder(TorchFunctionMode):
             self.unbatched.setdefault(name, reason)
 
     def _note_unknown(self, names: set[str], func: Function) -> None:
-        called = getattr(func, "__name__", str(func))
+        function_name = getattr(func, "__name__", str(func))
         for name in names:
             if self._learn:
-                self._layout.unknown[name].add(self._inside[-1] if self._inside else None)
+                self._layout.unknown[name].add(self._running[-1] if self._running else None)
             else:
-                reason = f"it is used by {called}, in a way that is not covered"
+                reason = f"it is used by {function_name}, in a way that is not covered"
                 self.unbatched.setdefault(name, reason)
 
     def _record_module(
@@ -212,11 +218,12 @@ class Recorder(TorchFunctionMode):
         return output
 
     def _pop_module(self, *hook_arguments: object) -> None:
-        self._inside.pop()
+        self._running.pop()
 
 
 def _passes_gradients(output: object, args: Args) -> bool:
-    """Return whether a result may carry gradients: it is no size, no dtype and no argument."""
+    """Return whether a call's output has a floating-point or complex tensor that is not one of the
+    arguments, through which gradients may flow."""
     values = output if isinstance(output, (list, tuple)) else (output,)
     return any(
         isinstance(value, Tensor)
@@ -227,7 +234,8 @@ def _passes_gradients(output: object, args: Args) -> bool:
 
 
 def owners_of(model: nn.Module, names: Names) -> Owners:
-    """Return childless modules with their chosen parameters, name in the module -> full name."""
+    """Return the childless modules that have chosen parameters -> these parameters (name within the
+    module -> full name)."""
     owners: dict[nn.Module, dict[str, str]] = {}
     for module in model.modules():
         chosen = {key: names[id(p)] for key, p in module._parameters.items() if id(p) in names}
@@ -238,13 +246,13 @@ def owners_of(model: nn.Module, names: Names) -> Owners:
 
 # ---- linear layers of a recorded pass --------------------------------------------------------
 #
-# A capture asks for gradients of calls' outputs, never of weights, so that a linear layer's
-# backward is a single product, g W.  On processors where oneDNN is faster than torch's own choice
-# (`ops.gemm`) both passes use it.  Other calls stay as they are.
+# `capture` needs gradients with respect to calls' outputs, never to weights, so that a linear
+# layer's backward is a single product, g W.  On processors where oneDNN is faster than torch's
+# default (`ops.gemm`) both passes use it.  Other calls are unchanged.
 
 
 class _InputLinear(torch.autograd.Function):
-    """Linear layer x Wᵀ + b with a derivative by x alone."""
+    """Linear layer x Wᵀ + b with a derivative with respect to x only."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -260,9 +268,9 @@ class _InputLinear(torch.autograd.Function):
 
 
 def fast_linear(func: Function, args: Args, kwargs: Named) -> Tensor | None:
-    """Return ``func(*args, **kwargs)`` of a linear layer that oneDNN computes faster, else None.
+    """Return ``func(*args, **kwargs)`` for a linear layer that oneDNN computes faster, else None.
 
-    Its weight and bias have to be leaves, and its input has to require gradients.
+    The weight and the bias must be leaves, and the input must require gradients.
     """
     if func is not F.linear or not 2 <= len(args) + len(kwargs) <= 3:
         return None

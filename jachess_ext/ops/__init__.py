@@ -7,10 +7,10 @@ x_ii over the first `summed` directions.
 Its dtype is fp64, fp32, bf16 or fp16 (16-bit types are computed in fp32); it may have any strides
 and any size, zero included.
 
-A wrapper calls the compiled kernel where there is one for the tensors' device (`available`), else
-its reference. That one has the wrapper's name and ``_reference`` at the end, and the wrapper's
-examples hold for both. Results are differentiable any number of times. A wrong argument raises
-RuntimeError, from a reference also ValueError or TypeError.
+A wrapper calls the compiled kernel if there is one for the tensors' device (`available`), otherwise
+its pure-torch reference. The reference has the wrapper's name with ``_reference`` appended, and the
+wrapper's examples hold for both. Results are differentiable any number of times. An invalid
+argument raises RuntimeError, or, from a reference, also ValueError or TypeError.
 """
 
 from .activation import (

@@ -1,4 +1,4 @@
-"""Jets through activation functions f(x) and through those of gated MLPs, f(g) · u.
+"""Jets of activation functions f(x), and of those in gated MLPs, f(g) · u.
 
     y_0 = f(x_0);   y_i = f'(x_0) x_i;   y_ij = f'(x_0) x_ij + f''(x_0) x_i x_j
 
@@ -137,14 +137,15 @@ DERIVATIVES: dict[str, Callable[[Tensor], Derivatives]] = {
     "cos": _cos,
     "exp": _exp,
 }
-"""x -> (f, f', f'') of each function that has a compiled operator, differentiable further."""
+"""Name of each function f that has a compiled operator -> function x ↦ (f, f', f''), which autograd
+can differentiate further."""
 ACTIVATION_KINDS: tuple[str, ...] = tuple(DERIVATIVES)
 
 
 def pointwise_jet(derivatives: Derivatives, x: Tensor, streams: Streams) -> Tensor:
-    """Return the stack of f(x), of f's dtype, given f, f', f'' at x_0.
+    """Return the stacked jet of f(x), in the dtype of f, from f, f', f'' at x_0.
 
-    Of halves the derivatives may be float32, which does not overflow where the streams do not.
+    For 16-bit x the derivatives may be float32, so that they do not overflow before the streams do.
     """
     value, slope, curvature = derivatives
     q, tangents = streams.directions, slope * x[1:]
@@ -161,18 +162,19 @@ def product_jet(
     streams: Streams,
     times: Callable[[Tensor, Tensor], Tensor] = torch.mul,
 ) -> Tensor:
-    """Return the stack of a b: y_ij = a_ij b_0 + a_i b_j + a_j b_i + a_0 b_ij.
+    """Return the stacked jet of a b: y_ij = a_ij b_0 + a_i b_j + a_j b_i + a_0 b_ij.
 
     Args:
-        times: the product, of stacks [N, ...] or [1, ...] stream by stream; it need not commute.
+        times: the product, which multiplies stacks [N, ...] or [1, ...] stream by stream; it need
+            not commute.
     """
-    onto_right = times(a, b[:1])
-    tangents = onto_right[1:] + times(a[:1], b[1:])
+    a_times_primal = times(a, b[:1])
+    tangents = a_times_primal[1:] + times(a[:1], b[1:])
     if not streams.seconds:
-        return torch.cat([onto_right[:1], tangents])
+        return torch.cat([a_times_primal[:1], tangents])
     q = streams.directions
     second = tangents[q:] + streams.crossed(a[1 : 1 + q], b[1 : 1 + q], times)
-    return torch.cat([onto_right[:1], tangents[:q], second])
+    return torch.cat([a_times_primal[:1], tangents[:q], second])
 
 
 def _activated(x: Tensor, kind: str, q: int, summed: int) -> Tensor:
@@ -183,18 +185,19 @@ def _activated(x: Tensor, kind: str, q: int, summed: int) -> Tensor:
 
 
 def activation_jet_reference(x: Tensor, kind: str, q: int, summed: int = 0) -> Tensor:
-    """Push a jet as `activation_jet`, in pure torch, on any device."""
+    """Compute `activation_jet` in pure torch, on any device."""
     return _activated(x, kind, q, summed).to(x.dtype)
 
 
 def activation_jet(x: Tensor, kind: str, q: int, summed: int = 0) -> Tensor:
-    """Push a 2-jet through an activation function.
+    """Return the 2-jet of an activation function.
 
     Args:
         x: a stacked jet [S, ...].
         kind: one of ACTIVATION_KINDS; "gelu" is the erf form.
-        q: number of directions; with pairs 1 to 4.
-        summed: over how many of the directions the last stream sums D²f[u_i, u_i]; 0: none does.
+        q: number of directions; 1 to 4 if there are streams for pairs.
+        summed: number of directions, from the first, over which the last stream is the sum of
+            D²f[u_i, u_i]; 0: there is no such stream.
 
     Returns:
         [S, ...] of x's dtype.
@@ -212,18 +215,18 @@ def activation_jet(x: Tensor, kind: str, q: int, summed: int = 0) -> Tensor:
 def gated_activation_jet_reference(
     g: Tensor, u: Tensor, kind: str, q: int, summed: int = 0
 ) -> Tensor:
-    """Push jets as `gated_activation_jet`, in pure torch, on any device."""
+    """Compute `gated_activation_jet` in pure torch, on any device."""
     check_shape("u", u, g.shape)
     streams = streams_of(g, q, summed)
     return product_jet(_activated(g, kind, q, summed), widened(u), streams).to(g.dtype)
 
 
 def gated_activation_jet(g: Tensor, u: Tensor, kind: str, q: int, summed: int = 0) -> Tensor:
-    """Push 2-jets through f(g) · u.
+    """Return the 2-jet of f(g) · u.
 
     Args:
-        g: a stacked jet [S, ...], the gate. The halves of one [S, ..., 2F] tensor
-            (`.chunk(2, -1)`) are read in place.
+        g: the gate, a stacked jet [S, ...]. g and u may be views of one [S, ..., 2F] tensor
+            (`.chunk(2, -1)`), which are not copied.
         u: a stacked jet of g's shape, dtype and device.
         kind: one of ACTIVATION_KINDS, the activation of the gate.
         q, summed: as for `activation_jet`.

@@ -1,9 +1,9 @@
-"""Jets through scaled dot-product attention, in memory linear in the number of tokens.
+"""Jets of scaled dot-product attention, in memory linear in the number of tokens.
 
-`backend_of` chooses what computes a call: the kernels, in passes where they take fewer directions
-than there are; on a GPU, for many scores, the kernels' forward and a backward by large matrix
-products (`attention_chunks`); matrix products alone where no kernel takes the call; within
-transforms the pure-torch reference, which builds T × Tk tensors.
+`backend_of` chooses the backend of a call: the kernels, in several passes if there are more
+directions than they support; on a GPU, for many scores, the kernels' forward and a backward by
+large matrix products (`attention_chunks`); matrix products only, if no kernel supports the call;
+within transforms the pure-torch reference, which builds T × Tk tensors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from . import attention_triton
 from .attention_chunks import (
     composite_backward,
     composite_forward,
@@ -40,14 +41,22 @@ from .library import (
     wide_dtype,
 )
 
-# ---- what the CUDA kernels take ------------------------------------------------------------
+# ---- calls that the CUDA kernels support ---------------------------------------------------
 
 _CUDA_HEAD = 256
 
 
 @constant_when_compiled
 def _tile_fits(device: int, element: int, streams: int, size: int, value_size: int) -> bool:
-    """Return whether the smallest tile of such heads fits a block's shared memory on this GPU."""
+    """Return whether the kernel's smallest tile, for heads of these sizes, fits into this GPU's
+    shared memory per block.
+
+    Args:
+        device: number of the GPU.
+        element: bytes of an element.
+        streams: number of streams of a pass.
+        size, value_size: head sizes of query and value.
+    """
     from .._C import attention_jet_bytes
 
     properties = torch.cuda.get_device_properties(device)
@@ -56,15 +65,15 @@ def _tile_fits(device: int, element: int, streams: int, size: int, value_size: i
 
 
 def _kernels_take(query: Tensor, value: Tensor, q: int) -> bool:
-    """Return whether the kernels of query's device take these heads, in passes or at once."""
+    """Return whether the kernels of query's device support these heads, in one pass or several."""
     if query.device.type != "cuda":
         return True
     size, value_size = int(query.shape[-1]), int(value.shape[-1])
     if query.dtype == torch.float64 or max(size, value_size) > _CUDA_HEAD:
         return False
-    # The tile of one pass is what has to fit, and passes take at most two directions.
-    one_pass = min(q, CUDA_DIRECTIONS)
-    streams = 1 + one_pass + (query.shape[0] > 1 + q)
+    # The tile of one pass has to fit, and a pass has at most two directions.
+    pass_directions = min(q, CUDA_DIRECTIONS)
+    streams = 1 + pass_directions + (query.shape[0] > 1 + q)
     device = torch.cuda.current_device() if query.device.index is None else query.device.index
     return _tile_fits(device, query.element_size(), streams, size, value_size)
 
@@ -72,17 +81,22 @@ def _kernels_take(query: Tensor, value: Tensor, q: int) -> bool:
 # ---- backends ------------------------------------------------------------------------------
 
 HYBRID_FROM = 2**24
-"""Scores of a stream from which on a backward by large products is faster; a quarter of them with
-heads above 64, and a quarter in CUDA graphs, whose launches need no host."""
+"""Number of scores of a stream from which on a backward by large products is faster; a quarter of
+it for heads above 64. Whether a CUDA graph is captured decides nothing: a replay is the eager step
+to the bit."""
+TRITON_FROM = 2**22
+"""Number of scores of a stream from which on Triton's kernels compute a call: below, a launch from
+Python takes longer than the C++ kernels. Modelled, not measured."""
 
 
 class Backend(NamedTuple):
     """A row of `BACKENDS`: which calls a backend computes, unless an earlier row applies.
 
     Attributes:
-        calls: these calls, as a phrase.
-        applies: returns whether a call is one of them.
-        name: "fused": the kernels. "hybrid": their forward, and a backward by large products.
+        calls: description of these calls, for the table in the documentation.
+        applies: returns whether a call is one of these calls.
+        name: "triton": Triton's kernels. "fused": the C++ kernels. "hybrid": their forward, and a
+            backward by large products.
             "composite": products and the softmax's operator. "reference": pure torch.
     """
 
@@ -97,22 +111,31 @@ def _no_kernel(call: Call) -> bool:
 
 
 def _takes_pairs_only(settings: Settings) -> bool:
-    """Return whether the kernels take at most four directions at once, and no sum of squares."""
+    """Return whether, with these settings, the kernels support at most four directions at once and
+    no sum of squares: with a soft cap or dropout."""
     return bool(settings.softcap or settings.dropout_p)
 
 
-@constant_when_compiled
-def _capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+def _count_scores(call: Call) -> tuple[int, int]:
+    """Return how many scores a stream has, B · H · T · Tk, and how many of them a window leaves."""
+    query, settings, keys = call.query, call.settings, call.key.shape[3]
+    rows = query.shape[1:4].numel()
+    right = 0 if settings.causal else settings.right
+    has_window = settings.left >= 0 and right >= 0
+    return rows * keys, rows * (min(keys, settings.left + 1 + right) if has_window else keys)
 
 
 def _large_enough_for_hybrid(call: Call) -> bool:
-    query, key, value = call[:3]
+    query, _, value = call[:3]
     if query.dtype != torch.bfloat16 or not available("attention_jet_scores", query.device):
         return False
-    wide = max(int(query.shape[-1]), int(value.shape[-1])) > 64
-    scores = query.shape[1:4].numel() * key.shape[3]
-    return scores * (4 if wide else 1) * (4 if _capturing() else 1) >= HYBRID_FROM
+    factor = 4 if max(int(query.shape[-1]), int(value.shape[-1])) > 64 else 1
+    scores, visible = _count_scores(call)
+    return visible * factor >= HYBRID_FROM and 2 * visible >= scores
+
+
+def _large_enough_for_triton(call: Call) -> bool:
+    return attention_triton.accepts(call) and _count_scores(call)[1] >= TRITON_FROM
 
 
 BACKENDS = (
@@ -121,6 +144,12 @@ BACKENDS = (
         "operator in Python needs",
         lambda call: transformed() or not defined("attention_jet_composite"),
         "reference",
+    ),
+    Backend(
+        f"with Triton, on a GPU of 8.0 or later: a value and its tangent in bfloat16, heads of at "
+        f"most {attention_triton.LARGEST_HEAD}, from {TRITON_FROM >> 20} M scores in the window on",
+        _large_enough_for_triton,
+        "triton",
     ),
     Backend(
         "no kernel: the library is missing; a GPU below 8.0, of AMD, another device; on a GPU a "
@@ -141,13 +170,19 @@ BACKENDS = (
     ),
     Backend(
         f"on a GPU bfloat16, from {HYBRID_FROM >> 20} M scores of a stream on, B · H · T · Tk; a "
-        "quarter with heads above 64, and a quarter while a CUDA graph is captured",
+        "quarter with heads above 64; of a window the scores in it, at least half of all",
         _large_enough_for_hybrid,
         "hybrid",
     ),
     Backend("all others", lambda call: True, "fused"),
 )
 """The first row that applies to a call computes it; docs/how_it_works.md prints the table."""
+OPERATORS = {
+    "fused": "attention_jet",
+    "hybrid": "attention_jet_hybrid",
+    "triton": "attention_jet_triton",
+}
+"""The operators with statistics, by backend."""
 
 
 def backend_of(call: Call) -> str:
@@ -182,7 +217,7 @@ def attention_jet(
     dropout_seed: int | Tensor = 0,
     summed: int = 0,
 ) -> Tensor:
-    """Push a 2-jet through softmax(scale · q kᵀ + mask) v without a T × Tk tensor.
+    """Return the 2-jet of attention, softmax(scale · q kᵀ + mask) v, without a T × Tk tensor.
 
     A query that sees no key gives zeros in every stream, as in torch's attention.
 
@@ -191,17 +226,17 @@ def attention_jet(
         key: [S, B, Hk, Tk, D] of query's dtype; Hk divides H, query head h uses key head
             h // (H / Hk).
         value: [S, B, Hk, Tk, Dv] of query's dtype.
-        mask: broadcastable to [B, H, T, Tk], of the primal scores only: bool (True takes part) or
-            of a float dtype (added; −inf allowed); carries no gradient.
+        mask: broadcastable to [B, H, T, Tk], applied to the primal scores only: bool (True: the key
+            is visible) or floating point (added; −inf allowed); it has no gradient.
         q, summed: as for `activation_jet`.
-        scale: of the scores; None: D^(−1/2).
+        scale: factor of the scores; None: D^(−1/2).
         causal: query i sees keys j ≤ i, both counted from the first.
         window: (left, right): query i sees keys i − left ≤ j ≤ i + right; −1 for no limit.
         softcap: scores become softcap · tanh(scores / softcap) before the masks; 0 for none.
-        dropout_p: probability that a weight is dropped, the others being divided by 1 − dropout_p;
-            one mask for all streams, forward and backward.
-        dropout_seed: 64 bits that decide which weights (`dropout_mask`): a number, or an int64
-            scalar on query's device, which a CUDA graph reads anew at each replay.
+        dropout_p: probability that a weight is dropped; the others are divided by 1 − dropout_p.
+            All streams, forward and backward, have the same mask.
+        dropout_seed: 64-bit seed of dropout's mask (`dropout_mask`): a number, or an int64 scalar
+            on query's device, which may change between replays of a CUDA graph.
 
     Returns:
         [S, B, H, T, Dv] of query's dtype, laid out as [S, B, T, H, Dv], so that
@@ -209,7 +244,7 @@ def attention_jet(
         (the second backward builds T × Tk tensors).
 
     Raises:
-        ValueError: a mask that requires a gradient.
+        ValueError: ``mask`` requires a gradient.
 
     Examples:
         >>> heads = torch.ones(2, 1, 1, 3, 4)  # one direction, three tokens
@@ -231,7 +266,7 @@ def attention_jet(
     operators = torch.ops.jachess
     if backend == "composite":
         return operators.attention_jet_composite(*call[:5], *settings)
-    operator = operators.attention_jet if backend == "fused" else operators.attention_jet_hybrid
+    operator = getattr(operators, OPERATORS[backend])
 
     def run(query: Tensor, key: Tensor, value: Tensor, q: int) -> Tensor:
         y, _ = operator(query, key, value, mask, seed, q, *settings[1:])
@@ -247,10 +282,10 @@ _POSITIONAL = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
 def with_plain_mask(args: Sequence, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return attention's arguments by name, with `is_causal` or a boolean mask in place of a
-    `CausalBias`; None where the mask is another.
+    """Return the arguments by name of a call of torch's attention whose mask is a `CausalBias`,
+    with `is_causal` or a boolean mask in its place; None for any other mask.
 
-    A `CausalBias` is a tensor of uninitialised memory, whose meaning its class alone knows.
+    A `CausalBias` is a tensor of uninitialised memory, to be interpreted by its class only.
     """
     call: dict[str, Any] = {**dict(zip(_POSITIONAL, args, strict=False)), **kwargs}
     bias: Any = call.get("attn_mask")
@@ -273,16 +308,18 @@ def second_backward(
     cotangents: Sequence[Tensor | None],
     attention: Callable[..., Tensor],
 ) -> list[Tensor | None]:
-    """Return the gradients of Σ_k <cotangents_k, g_k> in [gy, *inputs], where (g_1, g_2, g_3) is
-    attention's backward of gy at inputs, in memory linear in the tokens.
+    """Return the gradients of Σ_k <cotangents_k, g_k> with respect to [gy, *inputs], where
+    (g_1, g_2, g_3) are attention's gradients for gy at inputs; in memory linear in the tokens.
 
-    That sum is <gy, J c>, J c the derivative of attention along the cotangents c: a stream of a jet
-    of one order more, linear in gy, and its gradients in inputs are that jet's own backward.
+    The sum equals <gy, J c>, where J c is the derivative of attention along the cotangents c. J c
+    is a stream of a jet of the next order: it is the gradient with respect to gy, and that jet's
+    backward gives the gradients with respect to inputs.
 
     Args:
-        gy: [S, B, H, T, Dv]; S = 1, attention itself, or S = 2, the operator with q = 1.
+        gy: gradient of the result, [S, B, H, T, Dv]; S = 1 for attention itself, S = 2 for the
+            operator with q = 1.
         inputs: query, key and value, [S, ...].
-        cotangents: of their gradients; None is 0.
+        cotangents: cotangents of the gradients g_k; None: zero.
         attention: `attention_jet` with all arguments but the jets and q.
     """
     keep_graph, streams = torch.is_grad_enabled(), len(gy)
@@ -303,8 +340,8 @@ def _second_backward(
     cotangents: Sequence[Tensor | None],
     constants: Sequence[Any],
 ) -> list[Tensor | None] | None:
-    """Return `second_backward` for one direction without second order, else None: the reference's
-    second backward, which builds T × Tk tensors, is used then."""
+    """Return `second_backward` for at most one direction and no second order; otherwise None, for
+    the second backward of the reference, which builds T × Tk tensors."""
     settings, (gy,), (*jets, mask, seed) = Settings(*constants), gradients, inputs
     if len(gy) > 2:
         return None
@@ -324,7 +361,7 @@ def _second_backward(
 # ---- registration --------------------------------------------------------------------------
 
 _TENSORS = "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? dropout_seed"
-_SETTINGS = (  # no default: the dispatcher would leave it out of what it hands to Python
+_SETTINGS = (  # without defaults: the dispatcher does not pass default values to Python kernels
     "int q, float scale, bool causal, int window_left, int window_right, float softcap, "
     "float dropout_p, int summed"
 )
@@ -345,12 +382,12 @@ def _fake_backward(gy: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
 
 
 def _call(arguments: Sequence) -> Call:
-    """Return a call from the tensors and numbers of an operator."""
+    """Return the call of an operator's arguments: five tensors, then the settings."""
     query, key, value, mask, seed, *numbers = arguments
     return Call(query, key, value, mask, seed, Settings(*numbers))
 
 
-def _register(name: str, fake: Callable[..., Results], statistics: bool) -> None:
+def _register(name: str, fake: Callable[..., Results], has_statistics: bool) -> None:
     register_operator(
         name,
         lambda *arguments: reference(_call(arguments)),
@@ -358,7 +395,7 @@ def _register(name: str, fake: Callable[..., Results], statistics: bool) -> None
         differentiable=3,
         fake=fake,
         fake_backward=_fake_backward,
-        statistics=statistics,
+        has_statistics=has_statistics,
         second_backward=_second_backward,
     )
 
@@ -385,6 +422,19 @@ define_operator(
         gy, _call((q, k, v, mask, seed, *settings)), y, statistics
     ),
 )
-_register("attention_jet", _fake, statistics=True)
-_register("attention_jet_hybrid", _fake, statistics=True)
-_register("attention_jet_composite", _fake_result, statistics=False)
+define_operator(
+    "attention_jet_triton",
+    f"({_TENSORS}, {_SETTINGS}) -> (Tensor y, Tensor stats)",
+    lambda *arguments: attention_triton.forward(_call(arguments)),
+)
+define_operator(
+    "attention_jet_triton_backward",
+    f"(Tensor gy, {_TENSORS}, Tensor y, Tensor stats, {_SETTINGS}) -> {_GRADIENTS}",
+    lambda gy, q, k, v, mask, seed, y, statistics, *settings: attention_triton.backward(
+        gy, _call((q, k, v, mask, seed, *settings)), y, statistics
+    ),
+)
+_register("attention_jet", _fake, has_statistics=True)
+_register("attention_jet_triton", _fake, has_statistics=True)
+_register("attention_jet_hybrid", _fake, has_statistics=True)
+_register("attention_jet_composite", _fake_result, has_statistics=False)

@@ -1,11 +1,11 @@
 """Attention under a flex `BlockMask`: hidden tiles cost nothing, and no mask is T × Tk.
 
-A `BlockMask` lists for each block of queries the blocks of keys that are visible in full, and those
-that are visible in part. Blocks of queries with the same keys, all in full, are one call of
-attention; a block with keys in part is a call of its own, with a boolean mask of its rows.
+A `BlockMask` lists for each block of queries the fully visible and the partly visible blocks of
+keys. All blocks of queries that see the same blocks of keys, each fully, are computed by one call
+of attention; a block of queries with partly visible keys is a separate call, with a boolean mask.
 
-Torch's `flex_attention` gives a call to the compiler without asking tensors or modes that override
-functions; `watch_flex_attention` makes it ask `ANSWERS` first.
+Torch's `flex_attention` passes a call to the compiler without dispatching to tensor subclasses or
+modes; `watch_flex_attention` makes it call the functions in `ANSWERS` first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # a module that takes a second to import
     from torch.nn.attention.flex_attention import BlockMask
 
 Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor, "Tensor | None"], Tensor]
-"""A function of query, key, value and a boolean mask (True takes part) or None."""
+"""Attention as a function of query, key, value and a boolean mask (True: visible) or None."""
 
 
 # ---- attention by blocks -------------------------------------------------------------------
@@ -40,17 +40,19 @@ def attention_by_blocks(
 ) -> Tensor:
     """Compute attention under a block mask, without a T × Tk tensor if `attention` builds none.
 
-    A query that sees no key gives zeros.  The host reads which blocks are visible; the mask of a
-    block with keys in part takes a byte for each score of its rows.
+    A query that sees no key gives zeros.  The list of visible blocks is copied to the host; the
+    mask of a block of queries with partly visible keys takes one byte per score.
 
     Args:
-        query: [..., B, H, T, D]: plain tensors, stacks or jets, as `attention` takes them.
+        query: [..., B, H, T, D]; query, key and value are plain tensors, stacks or jets that
+            ``attention`` accepts.
         key: [..., B, Hk, Tk, D]; Hk divides H.
         value: [..., B, Hk, Tk, Dv].
-        block_mask: for T queries and Tk keys; for one entry of the batch or all, one head or all.
+        block_mask: the mask for T queries and Tk keys, with 1 or B batch entries and 1 or H heads.
+        attention: function that computes attention.
 
     Raises:
-        ValueError: the mask is for other lengths.
+        ValueError: ``block_mask`` is for other numbers of queries or keys.
 
     Examples:
         >>> from jachess_ext.ops import attention_jet
@@ -77,10 +79,11 @@ def attention_by_blocks(
     group = query.shape[-3] // key.shape[-3]
 
     def attend(batch: slice, head: slice) -> Tensor:
-        """Return attention of entries and heads that see the same blocks."""
+        """Return attention of the batch entries and heads in these slices, which see the same
+        blocks of keys."""
         first = head.start // group
         key_head = slice(first, head.stop and first + 1)
-        # Split once, so that a backward adds up the gradients of the visible blocks alone.
+        # Split once, so that a backward accumulates only the gradients of visible blocks.
         q = query[..., batch, head, :, :].split(rows, -2)
         k, v = (x[..., batch, key_head, :, :].split(columns, -2) for x in (key, value))
         seen = [*islice(tiles, len(q))]
@@ -112,7 +115,13 @@ def attention_by_blocks(
 
 
 def _tiles(counts: Tensor | None, blocks: Tensor | None) -> list[frozenset[int]]:
-    """Return the blocks of keys of each block of queries, of all heads and entries in turn."""
+    """Return the set of visible blocks of keys for each block of queries, in the order of batch
+    entries, heads and blocks.
+
+    Args:
+        counts: number of visible blocks of keys, [..., blocks of queries]; None: none.
+        blocks: numbers of the blocks of keys, of which the first ``counts`` are visible.
+    """
     if counts is None or blocks is None:
         return []
     lists = zip(counts.flatten().tolist(), blocks.flatten(0, -2).tolist(), strict=True)
@@ -125,15 +134,16 @@ def _masks(
     shape: tuple[int, ...],
     first: tuple[int, int],
 ) -> Iterator[Tensor]:
-    """Yield the mask of each tile that is visible in part, in order of queries, then keys.
+    """Yield the mask of each partly visible tile, in the order of queries, then keys.
 
-    One call of mask_mod, which takes milliseconds under torch's vmap, makes several; few enough
-    that its int64 positions take less memory than a T × T mask.
+    A call of mask_mod takes milliseconds under torch's vmap, so that each computes several masks,
+    but few enough that its int64 positions take less memory than a T × T mask.
 
     Args:
-        seen: for each block of queries the blocks of keys that are visible in part, and in full.
-        shape: of a tile, [B, H, rows, columns]; B and H are 1 in what does not depend on them.
-        first: number of the first entry and head.
+        seen: for each block of queries the partly visible and the fully visible blocks of keys.
+        shape: shape of a tile, [B, H, rows, columns]; B or H is 1 if the mask does not depend on
+            it.
+        first: numbers of the first batch entry and the first head.
     """
     from torch.nn.attention.flex_attention import create_mask
 
@@ -167,8 +177,8 @@ def _joined(tensors: list[Tensor], dim: int) -> Tensor:
 # ---- torch's flex_attention ----------------------------------------------------------------
 
 ANSWERS: list[Callable[..., object]] = []
-"""Functions called in turn with the arguments of `flex_attention` by name, until one returns
-something else than NotImplemented; after them torch's own is called."""
+"""Functions to call before torch's own `flex_attention`, with its arguments by name: the first
+result other than NotImplemented replaces that of torch."""
 _ORIGINALS: list[FunctionType] = []
 """Torch's own `flex_attention`, once it is replaced."""
 
@@ -182,9 +192,11 @@ def flex_attention(
     enable_gqa: bool = False,
     **_: object,
 ) -> Tensor:
-    """Compute torch's `flex_attention` without a score_mod, laid out as torch's result.
+    """Compute torch's `flex_attention` without a score_mod; the result has the memory layout of
+    torch's.
 
-    It calls torch's `scaled_dot_product_attention`, which asks tensors and modes.
+    It calls torch's `scaled_dot_product_attention`, which dispatches to tensor subclasses and
+    modes.
     """
     key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
     attention = partial(F.scaled_dot_product_attention, scale=scale, enable_gqa=enable_gqa)
@@ -197,9 +209,9 @@ def flex_attention(
 
 
 def watch_flex_attention() -> None:
-    """Make torch's `flex_attention` ask `ANSWERS` from now on, if its module has been imported.
+    """Make torch's `flex_attention` call `ANSWERS` from now on, if its module has been imported.
 
-    The function's code is replaced, since programs may have imported the function itself.
+    The code of the function object is replaced, since programs may hold the function itself.
     """
     names = getattr(sys.modules.get("torch.nn.attention.flex_attention"), "__dict__", {})
     function = names.get("flex_attention")
@@ -209,18 +221,19 @@ def watch_flex_attention() -> None:
     original.__kwdefaults__ = function.__kwdefaults__
     original.__annotations__ = function.__annotations__
     _ORIGINALS.append(original)
-    function.__code__, function.__defaults__, function.__kwdefaults__ = _ask.__code__, None, None
-    vars(function)["__wrapped__"] = original  # which `inspect.signature` reads
+    function.__code__, function.__defaults__, function.__kwdefaults__ = _run.__code__, None, None
+    vars(function)["__wrapped__"] = original  # for `inspect.signature`
 
 
-def _ask(*args: object, **kwargs: object) -> object:
-    from jachess_ext.ops import attention_blocks  # names here are those of torch's module
+def _run(*args: object, **kwargs: object) -> object:
+    from jachess_ext.ops import attention_blocks  # its globals are those of torch's module
 
     return attention_blocks.answer(*args, **kwargs)
 
 
 def answer(*args: object, **kwargs: object) -> object:
-    """Return the first of `ANSWERS` to a call of `flex_attention`, else torch's own result."""
+    """Return the result of a call of `flex_attention`: of the first function in `ANSWERS` that
+    handles it, otherwise torch's own."""
     if not is_dynamo_compiling():
         call = inspect.signature(_ORIGINALS[0]).bind(*args, **kwargs).arguments
         for function in ANSWERS:

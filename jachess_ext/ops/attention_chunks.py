@@ -1,15 +1,16 @@
 """Attention's jets by large matrix products, over chunks of queries and heads.
 
-Each stream of the scores is one product of operands side by side, [q_12 q_1 q_2 q_0] times
+Each stream of the scores is one product of concatenated operands, [q_12 q_1 q_2 q_0] times
 [k_0 k_2 k_1 k_12]. Each stream of the weights, and of the scores' gradients, is multiplied once, by
-all streams that it meets side by side. No product of the jet is computed twice: they are 3, 5 and 9
-times plain attention's for 2, 3 and 4 streams. A chunk has a bounded number of scores, so that
-memory is linear in T and Tk. Sums are kept in float32, or float64.
+the concatenation of all streams that it is paired with. No product of the jet is computed twice:
+for 2, 3 and 4 streams there are 3, 5 and 9 times as many as in plain attention. A chunk has a
+bounded number of scores, so that memory is linear in T and Tk. Sums are accumulated in float32, or
+float64.
 
 `attention_jet_composite` computes weights and gradients with the softmax's operator, on any device
 and for any jet; `attention_jet_hybrid` runs the CUDA kernels' forward, and in its backward a kernel
-that computes weights and gradients. Their second derivatives are the reference's, which builds
-T × Tk tensors.
+that computes weights and gradients. Their second derivatives are those of the reference, which
+builds T × Tk tensors.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,24 +43,24 @@ from .library import (
 from .softmax import softmax_jet_reference, softmax_stack_gradient
 
 COMPOSITE_SCORES = 2**21
-"""Most scores of all streams in a chunk of the composite on a CPU, whose caches they fit.  On other
-devices, where a chunk is tens of launches, it has 16 times as many."""
+"""Largest number of scores of all streams in a chunk of the composite on a CPU, so that they fit
+its caches.  On other devices, where a chunk takes tens of launches, it has 16 times as many."""
 HYBRID_SCORES = 2**25
-"""Most scores of all streams in a chunk of the hybrid, in 16 bits."""
+"""Largest number of scores of all streams in a chunk of the hybrid, in 16 bits."""
 
 Gradients: TypeAlias = tuple[Tensor, Tensor, Tensor]
-"""Of query, key and value."""
+"""Gradients of query, key and value."""
 
 
 # ---- chunks --------------------------------------------------------------------------------
 
 
 class Chunk(NamedTuple):
-    """Queries of the heads of some key heads, and the first keys, up to the last one they see.
+    """Some rows of queries, of all query heads of some key heads, and the keys from the first to
+    the last one that these queries see.
 
-    Folded, the key heads of all its entries of the batch are one dimension n, and the queries of
-    the heads that share a key head lie under each other: [S, n, group · rows, D] against
-    [S, n, keys, D].
+    Folded, batch entries and key heads form one dimension n, and the queries of the heads that
+    share a key head are stacked as rows: [S, n, group · rows, D] against [S, n, keys, D].
 
     Attributes:
         group: number of query heads that share a key head.
@@ -74,23 +75,23 @@ class Chunk(NamedTuple):
 
     @property
     def heads(self) -> slice:
-        """Return the query heads."""
+        """Return the slice of query heads."""
         return slice(self.key_heads.start * self.group, self.key_heads.stop * self.group)
 
     def slice_rows(self, x: Tensor) -> Tensor:
-        """Return a view [S, B', H', rows, D] of [S, B, H, T, D]."""
+        """Return the chunk's view [S, B', H', rows, D] of a tensor [S, B, H, T, D]."""
         return x[:, self.batch, self.heads, self.rows]
 
     def fold_queries(self, x: Tensor) -> Tensor:
-        """Return [S, n, group · rows, D] from [S, B, H, T, D]."""
+        """Return the chunk's folded queries, [S, n, group · rows, D], of [S, B, H, T, D]."""
         return self.slice_rows(x).unflatten(2, (-1, self.group)).flatten(3, 4).flatten(1, 2)
 
     def fold_keys(self, x: Tensor) -> Tensor:
-        """Return [S, n, keys, D] from [S, B, Hk, Tk, D]."""
+        """Return the chunk's folded keys, [S, n, keys, D], of [S, B, Hk, Tk, D]."""
         return x[:, self.batch, self.key_heads, : self.keys].flatten(1, 2)
 
     def block(self, call: Call) -> ScoreBlock:
-        """Return the block of scores."""
+        """Return the chunk's block of scores."""
         _, batch, heads, tokens = call.query.shape[:4]
         device, mask = call.query.device, call.mask
         if mask is not None:
@@ -102,9 +103,10 @@ class Chunk(NamedTuple):
 
 
 def chunks(call: Call, scores: int) -> Iterator[Chunk]:
-    """Yield chunks of at most ``scores`` scores of all streams, though at least one row of a group.
+    """Yield chunks of at most ``scores`` scores of all streams, but at least one row of a group.
 
-    A chunk grows by rows first, then by heads of one entry of the batch, then by whole entries.
+    A chunk is extended first to more rows, then to more heads of one batch entry, then to more
+    batch entries.
     """
     streams, batch, heads, tokens = call.query.shape[:4]
     key_heads, keys = call.key.shape[2:4]
@@ -129,14 +131,15 @@ def chunks(call: Call, scores: int) -> Iterator[Chunk]:
 
 
 ComputeChunk: TypeAlias = Callable[[Chunk], tuple[Tensor, ...]]
-"""From a chunk to its weights and the gradients of q kᵀ, both [S, n, group · rows, keys]."""
+"""A function from a chunk to its weights and the gradients of q kᵀ, both
+[S, n, group · rows, keys]."""
 
 
 # ---- products ------------------------------------------------------------------------------
 
 
 class Term(NamedTuple):
-    """A term of a product's jet: factor · (stream a)(stream b), added to stream s.
+    """A term of the jet of a product: factor · (stream a)(stream b), added to stream s.
 
     Attributes:
         streams: (s, a, b).
@@ -147,7 +150,7 @@ class Term(NamedTuple):
 
 
 def _terms(streams: Streams) -> list[Term]:
-    """Return all terms of a product."""
+    """Return all terms of the jet of a product."""
     terms = [Term((0, 0, 0))]
     for s in range(1, streams.streams):
         terms += [Term((s, s, 0)), Term((s, 0, s))]
@@ -157,7 +160,8 @@ def _terms(streams: Streams) -> list[Term]:
 
 
 def multiply(out: Tensor, a: Tensor, b: Tensor, *, beta: float = 0.0, alpha: float = 1.0) -> None:
-    """Compute out = beta · out + alpha · a b, batches of matrices, with sums of out's dtype."""
+    """Compute out = beta · out + alpha · a b in place, for batches of matrices, accumulating in
+    out's dtype."""
     if a.is_cuda and a.dtype == b.dtype != out.dtype:
         torch.baddbmm(out, a, b, out.dtype, beta=beta, alpha=alpha, out=out)
     else:
@@ -166,14 +170,19 @@ def multiply(out: Tensor, a: Tensor, b: Tensor, *, beta: float = 0.0, alpha: flo
 
 
 def _side_by_side(x: Tensor, factors: Sequence[tuple[int, int]]) -> Tensor:
-    """Return [..., N · D] of N streams of x, [S, ..., D], from pairs (stream, factor)."""
+    """Return streams of x, [S, ..., D], concatenated along the last dimension, [..., N · D].
+
+    Args:
+        factors: N pairs (stream, factor by which it is multiplied).
+    """
     return torch.cat([x[s] if factor == 1 else factor * x[s] for s, factor in factors], -1)
 
 
 def _outer_jet(
     x: Tensor, y: Tensor, streams: Streams, factor_order: tuple[int, int, int], alpha: float
 ) -> Tensor:
-    """Return [S, n, rows, keys], a product of operands side by side for each stream.
+    """Return the jet of alpha · x yᵀ, [S, n, rows, keys], with one product of concatenated operands
+    for each stream.
 
     Args:
         x, y: [S, n, rows, D] and [S, n, keys, D].
@@ -190,20 +199,24 @@ def _outer_jet(
 
 
 class StreamProducts:
-    """Products of weights, or of scores' gradients, with streams of another operand, added to sums
+    """Products of weights (or of scores' gradients) with the streams of an operand, added to sums
     [n, rows, S · D], whose blocks of D columns are the streams of the result.
 
-    The blocks that one stream of weights adds to are mostly adjacent: they are one product then.
+    Adjacent blocks that one stream of weights adds to (a run) are computed as one product.
 
     Args:
         factor_order: positions in `Term.streams` of the weights, the operand and the result.
+
+    Attributes:
+        columns: for each stream of the result, the index of its block in the sums.
+        runs: (stream of the weights, first block, (stream, factor) of the operand for each block).
     """
 
     def __init__(self, streams: Streams, factor_order: tuple[int, int, int]) -> None:
         left, right, target = factor_order
         count = streams.streams
-        # Second in the sums stands the stream that all products add to: stream 0 of a gradient, the
-        # last one of a result.
+        # The stream that all products add to has the second block, so that runs are long: it is
+        # stream 0 of a gradient, and the last stream of a result.
         common = 0 if target else count - 1
         order = [s for s in (*range(1, count), 0) if s != common]
         order.insert(1, common)
@@ -220,14 +233,14 @@ class StreamProducts:
                 end = column + 1
 
     def add(self, sums: Tensor, left: Tensor, x: Tensor) -> None:
-        """Add the products of left, [S, n, rows, ·], with x, [S, n, ·, D], to sums."""
+        """Add the products of weights ``left``, [S, n, rows, ·], with x, [S, n, ·, D], to sums."""
         size = x.shape[-1]
         for stream, column, factors in self.runs:
             target = sums[..., column * size : (column + len(factors)) * size]
             multiply(target, left[stream], _side_by_side(x, factors), beta=1.0)
 
     def streams(self, sums: Tensor) -> Tensor:
-        """Return the sums [..., S · D] as [S, ..., D]."""
+        """Return the sums [..., S · D] as a stacked jet [S, ..., D]."""
         blocks = sums.unflatten(-1, (len(self.columns), -1)).unbind(-2)
         return torch.stack([blocks[column] for column in self.columns])
 
@@ -236,12 +249,13 @@ class StreamProducts:
 
 
 def empty_by_token(x: Tensor, heads: int, tokens: int, size: int) -> Tensor:
-    """Return an empty [S, B, heads, tokens, size], laid out as [S, B, tokens, heads, size]."""
+    """Return an empty tensor [S, B, heads, tokens, size], laid out in memory as
+    [S, B, tokens, heads, size]."""
     return x.new_empty(*x.shape[:2], tokens, heads, size).transpose(2, 3)
 
 
-def _check(call: Call) -> None:
-    """Refuse shapes that slicing or broadcasting would silently accept."""
+def check_call(call: Call) -> None:
+    """Raise ValueError for shapes that slicing or broadcasting would silently accept."""
     query, key, value = call[:3]
     check_settings(call.mask, call.settings)
     heads, key_heads = query.shape[2], key.shape[2]
@@ -255,26 +269,26 @@ def _check(call: Call) -> None:
 
 
 def _narrow(weights: Tensor, query: Tensor) -> Tensor:
-    """Convert weights or gradients, [S, n, rows, keys], to bfloat16 where the jet is bfloat16.
+    """Return weights or gradients, [S, n, rows, keys], in bfloat16 if the jet is bfloat16.
 
-    Not to float16, in which small gradients would be lost.
+    They are not converted to float16, in which small gradients would be lost.
     """
     return weights.to(query.dtype) if query.dtype == torch.bfloat16 else weights
 
 
 def _as_scores(x: Tensor, block: ScoreBlock) -> Tensor:
-    """Return [S, n, group · rows, keys] as [S, B', H', T', Tk']."""
+    """Return scores [S, n, group · rows, keys] as [S, B', H', T', Tk']."""
     return x.view(len(x), *block.heads.shape, len(block.rows), block.keys)
 
 
 def _has_softmax(call: Call) -> bool:
     """Return whether the softmax's operator takes all directions of the scores in one call."""
-    query, q, summed = call.query, call.settings.q, call.settings.summed > 0
+    query, q, has_sum = call.query, call.settings.q, call.settings.summed > 0
     if query.device.type in IN_PASSES:
-        at_once = q <= CUDA_DIRECTIONS
+        is_one_call = q <= CUDA_DIRECTIONS
     else:
-        at_once = q <= MAX_DIRECTIONS or summed or len(query) == 1 + q
-    return at_once and available("softmax_jet", query.device, sums=summed)
+        is_one_call = q <= MAX_DIRECTIONS or has_sum or len(query) == 1 + q
+    return is_one_call and available("softmax_jet", query.device, sums=has_sum)
 
 
 def _softmax(call: Call) -> Softmax:
@@ -282,7 +296,7 @@ def _softmax(call: Call) -> Softmax:
 
 
 def _scores(chunk: Chunk, call: Call) -> Tensor:
-    """Return the jet of scale · q kᵀ, [S, n, group · rows, keys]."""
+    """Return the jet of the scores scale · q kᵀ, [S, n, group · rows, keys]."""
     rows, keys = chunk.fold_queries(call.query), chunk.fold_keys(call.key)
     return _outer_jet(rows, keys, call.streams, (0, 1, 2), call.settings.scale)
 
@@ -292,8 +306,8 @@ def _most_scores(call: Call) -> int:
 
 
 def composite_forward(call: Call) -> Tensor:
-    """Push jets as `attention_jet`."""
-    _check(call)
+    """Return `attention_jet` of the arguments in ``call``, chunk by chunk."""
+    check_call(call)
     query, value = call.query, call.value
     products = StreamProducts(call.streams, (1, 2, 0))
     y = empty_by_token(query, query.shape[2], query.shape[3], value.shape[4])
@@ -310,10 +324,11 @@ def composite_forward(call: Call) -> Tensor:
 def _weights_and_gradient(
     s: Tensor, gp: Tensor, block: ScoreBlock, call: Call
 ) -> tuple[Tensor, Tensor]:
-    """Return the weights' jet and the gradient of s, that of scale · q kᵀ; s may be written to.
+    """Return the jet of the weights and the gradient of s; s may be overwritten.
 
     Args:
-        s, gp: [S, B', H', T', Tk'], gp the gradient of the weights.
+        s: jet of scale · q kᵀ, [S, B', H', T', Tk'].
+        gp: gradient of the weights' jet, [S, B', H', T', Tk'].
     """
     settings, streams = call.settings, call.streams
     capped = softcap_jet(s, settings.softcap, streams) if settings.softcap else s
@@ -331,8 +346,9 @@ def _weights_and_gradient(
 
 
 def composite_backward(gy: Tensor, call: Call) -> Gradients:
-    """Return the gradients of query, key and value; the weights are computed again."""
-    _check(call)
+    """Return the gradients of query, key and value from the result's gradient gy; the weights are
+    recomputed."""
+    check_call(call)
 
     def compute(chunk: Chunk) -> tuple[Tensor, ...]:
         s, block = _scores(chunk, call), chunk.block(call)
@@ -350,20 +366,24 @@ the number of keys to the weights and the gradients of q kᵀ, [S, heads, rows, 
 
 
 def backward_from_scores(scores: ComputeScores, gy: Tensor, call: Call) -> Gradients:
-    """Return the gradients of query, key and value from weights and gradients of a kernel."""
+    """Return the gradients of query, key and value from what a kernel computes of each chunk."""
 
     def compute(chunk: Chunk) -> tuple[Tensor, ...]:
         batch, heads, rows = chunk.batch, chunk.heads, chunk.rows
         count = (batch.stop - batch.start) * (heads.stop - heads.start)
         first = batch.start * call.query.shape[2] + heads.start
-        both = scores(first, count, rows.start, rows.stop - rows.start, chunk.keys)
-        return tuple(x.unflatten(1, (-1, chunk.group)).flatten(2, 3) for x in both)
+        p_and_gradient = scores(first, count, rows.start, rows.stop - rows.start, chunk.keys)
+        return tuple(x.unflatten(1, (-1, chunk.group)).flatten(2, 3) for x in p_and_gradient)
 
     return _gradients(compute, gy, call, HYBRID_SCORES)
 
 
 def hybrid_backward(gy: Tensor, call: Call, y: Tensor, statistics: Tensor) -> Gradients:
-    """Return the gradients of query, key and value, from the CUDA forward's two results."""
+    """Return the gradients of query, key and value from the result's gradient gy.
+
+    Args:
+        y, statistics: the two results of the CUDA forward.
+    """
     operators, settings = torch.ops.jachess, call.settings
     delta = operators.attention_jet_delta(gy, y, settings.q)
     arguments = (gy, *call[:5], statistics, delta, *settings)
@@ -380,7 +400,7 @@ def _gradients(compute: ComputeChunk, gy: Tensor, call: Call, scores: int) -> Gr
     sums = [x.new_zeros(*x.shape[1:4], len(x) * x.shape[4], dtype=wide) for x in (key, value)]
     for chunk in chunks(call, scores):
         p, gs = compute(chunk)
-        # Products are added to these views; `flatten` might copy.
+        # Products are added to these views; `flatten` could return copies.
         chunk_sums = [
             x[chunk.batch, chunk.key_heads, : chunk.keys].view(p.shape[1], chunk.keys, x.shape[3])
             for x in sums

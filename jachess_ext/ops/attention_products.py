@@ -2,10 +2,10 @@
 
     s = scale · q kᵀ + mask;  p = softmax(s);  y = p v        (with dropout p is p · factor in y)
 
-With ds the scores' tangent scale (dq kᵀ + q dkᵀ) + dmask less its mean Σ p ds, the weights' tangent
-is p ds.  The mask's gradient is that of the scores, summed to the mask's shape.  `in_pieces`
-computes a formula for some queries at a time, so that no T × Tk tensor lives but those of the
-mask's size.
+Let ds be the scores' tangent, scale (dq kᵀ + q dkᵀ) + dmask, minus its weighted mean Σ p ds; then
+the weights' tangent is p ds.  The mask's gradient is that of the scores, summed to the mask's
+shape. `in_pieces` computes a formula for some queries at a time, so that only tensors of the mask's
+shape may have T × Tk entries.
 
 Tensors are ``[..., H, T, D]``; Hk divides H, and leading dimensions of the mask broadcast.
 """
@@ -20,16 +20,16 @@ from torch import Tensor
 from .library import wide_dtype
 
 _PIECE = 1 << 19
-"""Weights of one piece: they and the three or four tensors of their size stay in a CPU's cache."""
+"""Number of weights of one piece: three or four tensors of this size fit into a CPU's cache."""
 
 
 class Arguments(NamedTuple):
     """Arguments of attention.
 
     Attributes:
-        mask: a mask that is added, or a boolean one; None for none.
-        causal: query i sees keys j ≤ i alone.
-        factor: dropout's factors of the weights.
+        mask: an additive or boolean mask; None: no mask.
+        causal: whether query i sees only keys j ≤ i.
+        factor: dropout's factors of the weights, 0 or 1 / (1 − p); None: no dropout.
     """
 
     query: Tensor
@@ -42,12 +42,13 @@ class Arguments(NamedTuple):
 
 
 Direction: TypeAlias = Sequence[Tensor | None]
-"""Tangents of query, key, value and mask; None is 0."""
+"""Tangents of query, key, value and mask; None: zero."""
 Formula: TypeAlias = Callable[..., tuple[Tensor, ...]]
 
 
 def _group_queries(x: Tensor, key: Tensor) -> Tensor:
-    """Return ``[..., H, T, n]`` as ``[..., Hk, H / Hk · T, n]``: by the key head of each head."""
+    """Return ``[..., H, T, n]`` as ``[..., Hk, H / Hk · T, n]``: the rows of all query heads that
+    share a key head are stacked."""
     heads = key.shape[-3]
     return x if x.shape[-3] == heads else x.unflatten(-3, (heads, -1)).flatten(-3, -2)
 
@@ -67,7 +68,7 @@ def _sum_over_keys(p: Tensor, value: Tensor) -> Tensor:
 
 
 def _sum_over_queries(p: Tensor, x: Tensor, key: Tensor) -> Tensor:
-    """Return pᵀ x, ``[..., Hk, Tk, n]``, summed over the heads of a group."""
+    """Return pᵀ x, ``[..., Hk, Tk, n]``, summed over the query heads that share a key head."""
     return _group_queries(p, key).mT @ _group_queries(x, key)
 
 
@@ -78,10 +79,10 @@ def _weights(a: Arguments) -> Tensor:
     elif a.mask is not None:
         s = s + a.mask
     if a.causal:
-        seen = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).tril()
-        s = s.masked_fill(~seen, -torch.inf)
-    blind = (s == -torch.inf).all(-1, keepdim=True)  # a query that sees no key gives 0
-    return s.masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)
+        visible = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).tril()
+        s = s.masked_fill(~visible, -torch.inf)
+    hidden = (s == -torch.inf).all(-1, keepdim=True)  # queries that see no key: their weights are 0
+    return s.masked_fill(hidden, 0).softmax(-1).masked_fill(hidden, 0)
 
 
 def _centre(p: Tensor, x: Tensor) -> Tensor:
@@ -93,7 +94,7 @@ def _apply_dropout(a: Arguments, x: Tensor) -> Tensor:
 
 
 def _score_tangent(a: Arguments, p: Tensor, direction: Direction) -> Tensor:
-    """Return the scores' tangent, less its mean."""
+    """Return the scores' tangent along a direction, minus its weighted mean Σ p ds."""
     dq, dk, _, dmask = direction
     ds = torch.zeros_like(p)
     if dq is not None:
@@ -101,13 +102,13 @@ def _score_tangent(a: Arguments, p: Tensor, direction: Direction) -> Tensor:
     if dk is not None:
         ds = ds + _scores(a.query * a.scale, dk)
     if dmask is not None and a.mask is not None:
-        # The tangent of log(0), a cutoff's, is not a number: what is hidden does not move.
+        # The tangent of a mask log(0) (of a cutoff) is NaN: hidden scores have the tangent 0.
         ds = ds + dmask.masked_fill(a.mask == -torch.inf, 0)
     return _centre(p, ds)
 
 
 def backward(a: Arguments, g: Tensor) -> tuple[Tensor, ...]:
-    """Return the gradients of query, key, value and scores."""
+    """Return the gradients of query, key, value and scores from the result's gradient g."""
     p = _weights(a)
     w = p * _centre(p, _apply_dropout(a, _scores(g, a.value)))
     of_value = _sum_over_queries(_apply_dropout(a, p), g, a.value)
@@ -115,12 +116,12 @@ def backward(a: Arguments, g: Tensor) -> tuple[Tensor, ...]:
 
 
 def _from_score_gradient(a: Arguments, w: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of query and key from that of the scores."""
+    """Return the gradients of query and key from the scores' gradient w."""
     return _sum_over_keys(w, a.key) * a.scale, _sum_over_queries(w, a.query, a.key) * a.scale
 
 
 def tangent(a: Arguments, *direction: Tensor | None) -> tuple[Tensor]:
-    """Return attention's derivative along a direction."""
+    """Return attention's derivative along a direction (tangents of query, key, value and mask)."""
     p = _weights(a)
     along = _sum_over_keys(_apply_dropout(a, p * _score_tangent(a, p, direction)), a.value)
     dv = direction[2]
@@ -130,12 +131,13 @@ def tangent(a: Arguments, *direction: Tensor | None) -> tuple[Tensor]:
 def second(
     a: Arguments, gy: Tensor | None, g: Tensor, *direction: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of <gy, y> + <g, J d> in query, key, value and scores, J d, and the
-    gradients in the directions of the four, which are attention's own at g."""
+    """Return the gradients of <gy, y> + <g, J d> with respect to query, key, value and scores; J d;
+    and the gradients with respect to the four tangents in d, which are attention's gradients for g.
+    """
     p = _weights(a)
     ds = _score_tangent(a, p, direction)
     inner = _centre(p, _apply_dropout(a, _scores(g, a.value)))
-    w, pv, dpv = p * inner, _apply_dropout(a, p), _apply_dropout(a, p * ds)  # the latter before v
+    w, pv, dpv = p * inner, _apply_dropout(a, p), _apply_dropout(a, p * ds)  # pv, dpv: factors of v
     dq, dk, dv, _ = direction
     of_weights = inner * ds
     of_value = _sum_over_queries(dpv, g, a.value)
@@ -157,7 +159,11 @@ def second(
 
 
 def mixed(a: Arguments, *directions: Tensor | None) -> tuple[Tensor]:
-    """Return attention's second derivative along two directions, of four tensors each."""
+    """Return attention's second derivative along two directions.
+
+    Args:
+        directions: four tangents of the first direction, then four of the second.
+    """
     p = _weights(a)
     d, e = directions[:4], directions[4:]
     tangents = [_score_tangent(a, p, direction) for direction in (d, e)]
@@ -174,8 +180,9 @@ def mixed(a: Arguments, *directions: Tensor | None) -> tuple[Tensor]:
 
 # ---- pieces ----------------------------------------------------------------------------------
 
-# Shapes of a formula's further arguments, and of its results: q, k, v, m those of query, key, value
-# and mask (results have the scores' shape before they are summed to the mask's), y attention's.
+# Shapes of a formula's further arguments, and of its results, one letter each: q, k, v and m are
+# the shapes of query, key, value and mask (the formula returns m in the scores' shape, to be summed
+# to the mask's), y is the shape of attention's result.
 _ARGUMENTS: dict[Formula, str] = {
     **{backward: "y", tangent: "qkvm", second: "yyqkvm", mixed: "qkvmqkvm"}
 }
@@ -183,9 +190,10 @@ RESULTS: dict[Formula, str] = {**{backward: "qkvm", tangent: "y", second: "qkvmy
 
 
 def at_once(formula: Formula, a: Arguments, *rest: Tensor | None) -> list[Tensor | None]:
-    """Compute a formula in one piece, with the mask's gradient (None of a boolean one).
+    """Compute a formula for all queries; return its results in the shapes of its letters.
 
-    It is differentiable in any nesting, and computes halves in float32.
+    The result is differentiable in any nesting; 16-bit inputs are computed in float32.  The
+    gradient of a boolean mask is None.
     """
     tensors = [x if x is None or not x.is_floating_point() else _wide(x) for x in (*a[:4], *rest)]
     results = formula(Arguments(*tensors[:4], *a[4:]), *tensors[4:])  # type: ignore[arg-type, call-arg]
@@ -204,14 +212,14 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def is_additive(mask: Tensor | None) -> TypeGuard[Tensor]:
-    """Return whether there is a mask that is added, and so can have derivatives."""
+    """Return whether there is an additive mask, which can have derivatives."""
     return mask is not None and mask.is_floating_point()
 
 
 def in_pieces(formula: Formula, a: Arguments, *rest: Tensor | None) -> list[Tensor | None]:
-    """Compute a formula as `at_once`, for some queries at a time; not differentiable.
+    """Compute a formula as `at_once`, but for some queries at a time; not differentiable.
 
-    Pieces take neither dropout nor causal attention.
+    Dropout and causal attention are not supported.
     """
     query, key, value, mask = a[:4]
     like = {"q": query, "k": key, "v": value, "m": mask if is_additive(mask) else None}
@@ -240,7 +248,7 @@ def in_pieces(formula: Formula, a: Arguments, *rest: Tensor | None) -> list[Tens
 
 
 def _pieces(a: Arguments) -> Iterator[tuple[tuple[slice, ...], slice]]:
-    """Yield each piece: slices of the leading dimensions, and of the queries."""
+    """Yield for each piece the slices of the leading dimensions, and the slice of queries."""
     *lead, heads, rows, keys = *a.query.shape[:-1], a.key.shape[-2]
     batch = max(1, min(lead[-1], _PIECE // max(1, heads * rows * keys)))
     step = rows if batch > 1 else max(16, _PIECE // max(1, heads * keys))
@@ -252,9 +260,14 @@ def _pieces(a: Arguments) -> Iterator[tuple[tuple[slice, ...], slice]]:
 
 
 def _piece(x: Tensor, kind: str, lead: tuple[slice, ...], rows: slice) -> Tensor:
-    """Return a piece's view of a tensor; dimensions of size 1, which broadcast, are not sliced."""
-    every = slice(None)
-    slices = [every if size == 1 else piece for size, piece in zip(x.shape, lead, strict=False)]
+    """Return a piece's view of a tensor; dimensions of size 1, which broadcast, are not sliced.
+
+    Args:
+        kind: the letter of the tensor's shape, see `RESULTS`.
+        lead, rows: slices of the leading dimensions and of the queries.
+    """
+    full = slice(None)
+    slices = [full if size == 1 else piece for size, piece in zip(x.shape, lead, strict=False)]
     has_rows = kind in "qym" and x.shape[-2] > 1
-    index = (*slices, every, rows if has_rows else every)
+    index = (*slices, full, rows if has_rows else full)
     return x[index]

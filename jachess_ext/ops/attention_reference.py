@@ -1,4 +1,4 @@
-"""Scaled dot-product attention on jets in pure torch, and its steps one by one.
+"""Scaled dot-product attention on jets in pure torch, with each step as a function.
 
     s = scale · q kᵀ (Leibniz);  softcap · tanh(s / softcap);  + mask;  p = softmax(s);  y = p v
 
@@ -23,12 +23,12 @@ DROPOUT_COUNTER = 0x4A414354
 
 
 Softmax: TypeAlias = Callable[[Tensor, int, bool, int], Tensor]
-"""As `softmax_jet`."""
+"""A function with the arguments and the result of `softmax_jet`."""
 
 
 class Settings(NamedTuple):
-    """Arguments of `attention_jet` other than tensors, in the order of the operator's schema; the
-    window is (left, right)."""
+    """The arguments of `attention_jet` that are not tensors, in the order of the operator's schema;
+    (left, right) is its ``window``."""
 
     q: int
     scale: float
@@ -41,7 +41,11 @@ class Settings(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Arguments of `attention_jet`; seed: an int64 scalar, None without dropout."""
+    """The arguments of a call of `attention_jet`.
+
+    Attributes:
+        seed: dropout's seed, an int64 scalar; None without dropout.
+    """
 
     query: Tensor
     key: Tensor
@@ -52,18 +56,18 @@ class Call(NamedTuple):
 
     @property
     def streams(self) -> Streams:
-        """Return the streams of query, key and value."""
+        """Return the layout of the streams of query, key and value."""
         return streams_of(self.query, self.settings.q, self.settings.summed)
 
 
 class ScoreBlock(NamedTuple):
-    """A rectangle of scores: of some heads, some queries and the first `keys` keys.
+    """A rectangle of the score matrix: some heads, some queries and the first `keys` keys.
 
     Attributes:
-        heads: [B', H'] int64, each head's number b · H + h.
-        rows: [T'] int64, the queries' positions.
-        keys: Tk'.
-        mask: as of `attention_jet`, broadcastable to [B', H', T', Tk'].
+        heads: number b · H + h of each head, [B', H'] int64.
+        rows: positions of the queries, [T'] int64.
+        keys: number of keys, Tk'.
+        mask: mask as in `attention_jet`, broadcastable to [B', H', T', Tk'].
     """
 
     heads: Tensor
@@ -73,13 +77,17 @@ class ScoreBlock(NamedTuple):
 
 
 def softcap_jet(s: Tensor, softcap: float, streams: Streams) -> Tensor:
-    """Return the jet of c tanh(s/c): f' = tanh'(s/c), f'' = tanh''(s/c) / c."""
+    """Return the jet of the soft-capped scores f(s) = c tanh(s/c), c = ``softcap``.
+
+    f' = tanh'(s/c), f'' = tanh''(s/c) / c.
+    """
     t, t1, t2 = DERIVATIVES["tanh"](s[0] / softcap)
     return pointwise_jet((softcap * t, t1, t2 / softcap), s, streams)
 
 
 def softcap_gradient(g: Tensor, s: Tensor, softcap: float, streams: Streams) -> Tensor:
-    """Return the gradient of s from that of its `softcap_jet`, without autograd."""
+    """Return the gradient of the scores' jet s from the gradient g of its `softcap_jet`, without
+    autograd."""
     t, t1, t2 = DERIVATIVES["tanh"](s[0] / softcap)
     curvature, third = t2 / softcap, -2 * (t1 * t1 + t * t2) / softcap**2
     q = streams.directions
@@ -93,13 +101,13 @@ def softcap_gradient(g: Tensor, s: Tensor, softcap: float, streams: Streams) -> 
 
 
 def visible_keys(rows: Tensor, keys: int, left: int, right: int) -> Tensor | None:
-    """Return [T', Tk'] bool, True where query i sees key j, that is i − left ≤ j ≤ i + right; None
-    where every query sees every key.
+    """Return the window's mask, [T', Tk'] bool, True where i − left ≤ j ≤ i + right for query i and
+    key j; None if there is no limit.
 
     Args:
         rows: positions i of the queries, [T'].
         keys: number of keys, Tk'.
-        left, right: −1 for no limit.
+        left, right: numbers of keys on both sides of i; −1: no limit.
     """
     if left < 0 and right < 0:
         return None
@@ -130,17 +138,19 @@ def dropout_mask(
     seed: int | Tensor,
     device: torch.device,
 ) -> Tensor:
-    """Return [B, H, T, Tk] bool, True where a weight is kept: the kernels' masks bit for bit.
+    """Return dropout's mask, [B, H, T, Tk] bool, True where a weight is kept; it has the same bits
+    as the kernels' masks.
 
-    Philox counter (b·H + h, i, j // 4, "JACT"), key = seed; of its four words number j % 4 decides:
-    kept where (word >> 8) · 2⁻²⁴ ≥ p.
+    Word j % 4 of Philox with key = seed and counter (b·H + h, i, j // 4, "JACT") decides: the
+    weight of query i and key j is kept if (word >> 8) · 2⁻²⁴ ≥ p.
     """
     head = torch.arange(batch * heads, device=device).view(batch, heads)
     return _keep_mask(head, torch.arange(queries, device=device), keys, p, seed)
 
 
 def dropout_factor(block: ScoreBlock, call: Call, dtype: torch.dtype) -> Tensor | None:
-    """Return dropout's factors [B', H', T', Tk'], 0 or 1 / (1 − p); None without dropout."""
+    """Return dropout's factors of a block's weights, [B', H', T', Tk'], 0 or 1 / (1 − p); None
+    without dropout."""
     p = call.settings.dropout_p
     if p == 0:
         return None
@@ -151,7 +161,8 @@ def dropout_factor(block: ScoreBlock, call: Call, dtype: torch.dtype) -> Tensor 
 def mask_scores(primal: Tensor, block: ScoreBlock, settings: Settings) -> Tensor:
     """Return the primal scores [B', H', T', Tk'] with mask, causality and window applied.
 
-    The mask is added, so that a NaN it hides stays one, as in torch's attention and the kernels.
+    The mask is added, so that a NaN score stays NaN even if it is hidden, as in torch's attention
+    and the kernels.
     """
     mask = block.mask
     if mask is not None and mask.dtype == torch.bool:
@@ -167,9 +178,10 @@ def mask_scores(primal: Tensor, block: ScoreBlock, settings: Settings) -> Tensor
 def weights(
     s: Tensor, block: ScoreBlock, call: Call, softmax: Softmax = softmax_jet_reference
 ) -> Tensor:
-    """Return the jet [S, B', H', T', Tk'] of attention's weights, from that of scale · q kᵀ."""
-    # The mask, which does not depend on the input, changes stream 0 alone: where that is −inf, p is
-    # 0, and with it every stream of p.
+    """Return the jet of attention's weights, [S, B', H', T', Tk'], from the jet s of scale · q
+    kᵀ."""
+    # The mask, which does not depend on the input, changes stream 0 only: where it is −inf, p is 0,
+    # and so is every stream of p.
     settings = call.settings
     if settings.softcap > 0:
         s = softcap_jet(s, settings.softcap, call.streams)
@@ -180,7 +192,12 @@ def weights(
 
 
 def check_settings(mask: Tensor | None, settings: Settings) -> None:
-    """Refuse settings that torch would silently accept."""
+    """Raise an error for settings that torch would silently accept.
+
+    Raises:
+        TypeError: ``mask`` is neither bool nor floating point.
+        ValueError: the window, ``softcap`` or ``dropout_p`` is out of range.
+    """
     if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(
             f"mask has dtype {mask.dtype}; expected bool (True takes block) or a float dtype "
@@ -202,19 +219,19 @@ def check_settings(mask: Tensor | None, settings: Settings) -> None:
 
 
 def reference(call: Call) -> Tensor:
-    """Push jets as `attention_jet_reference`."""
+    """Return `attention_jet_reference` of the arguments in ``call``."""
     query, key, value, mask, _, settings = call
     check_settings(mask, settings)
     (batch, heads, queries, _), (key_heads, keys) = query.shape[1:], key.shape[2:4]
     groups = heads // key_heads if key_heads else 1
 
     def times(a: Tensor, b: Tensor) -> Tensor:
-        """Return a b for every stream and head; groups of heads share b."""
+        """Return the product a b of every stream and head; the heads of a group share b."""
         # [S, B, Hk, groups, T, ·] @ [S, B, Hk, 1, ·, ·]: keys and values are not repeated.
         product = a.unflatten(2, (key_heads, groups)) @ b.unsqueeze(3)
         return product.reshape(len(product), batch, heads, *product.shape[-2:])
 
-    # Every step is a jet of its own, [S, B, H, T, Tk]: s_i = q_i kᵀ + q kᵢᵀ and so on.
+    # Every intermediate is a jet [S, B, H, T, Tk]: s_i = q_i kᵀ + q kᵢᵀ and so on.
     s = product_jet(settings.scale * widened(query), widened(key).mT, call.streams, times)
     numbers = torch.arange(batch * heads, device=query.device).view(batch, heads)
     rows = torch.arange(queries, device=query.device)
@@ -223,7 +240,7 @@ def reference(call: Call) -> Tensor:
 
 
 def default_scale(query: Tensor) -> float:
-    """Return D^(−1/2)."""
+    """Return attention's default scale of the scores, D^(−1/2)."""
     return 1 / math.sqrt(max(query.shape[-1:].numel(), 1))
 
 
@@ -242,9 +259,9 @@ def attention_jet_reference(
     dropout_seed: int | Tensor = 0,
     summed: int = 0,
 ) -> Tensor:
-    """Push jets as `attention_jet`, in pure torch, on any device.
+    """Compute `attention_jet` in pure torch, on any device.
 
-    It builds T × Tk tensors; an additive mask may require a gradient here.
+    It builds T × Tk tensors; unlike there, an additive mask may require a gradient.
     """
     scale = default_scale(query) if scale is None else scale
     settings = Settings(q, scale, causal, *window, softcap or 0.0, dropout_p, summed)

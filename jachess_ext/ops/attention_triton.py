@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from .attention_chunks import Gradients, backward_from_scores, empty_by_token
+from .attention_chunks import Gradients, backward_from_scores, check_call, empty_by_token
 from .attention_reference import Call
-from .library import OLDEST_GPU
+from .library import OLDEST_GPU, available
 
 LARGEST_HEAD = 128
 """Numbers of a head at most: tiles of larger ones do not fit a program's registers."""
@@ -52,15 +52,15 @@ def installed() -> bool:
     return find_spec("triton") is not None
 
 
-def takes(call: Call) -> bool:
+def accepts(call: Call) -> bool:
     """Return whether the kernels compute a call.
 
     That is a value and its tangent in bfloat16, with heads of at most `LARGEST_HEAD` numbers, on a
     GPU that the C++ kernels, too, run on."""
-    query, _, value = call[:3]
+    query, key, value = call[:3]
     return (
         query.is_cuda
-        and query.dtype == torch.bfloat16
+        and query.dtype == key.dtype == value.dtype == torch.bfloat16
         and len(query) == 2
         and max(query.shape[-1], value.shape[-1]) <= LARGEST_HEAD
         and installed()
@@ -77,6 +77,7 @@ class Launcher:
     """
 
     def __init__(self, call: Call, jets: Sequence[Tensor], tiles: Tiles) -> None:
+        check_call(call)
         query, key, value, mask, seed, settings = call
         _, batch, heads, rows, size = query.shape
         key_heads, keys = key.shape[2:4]
@@ -146,7 +147,10 @@ class Launcher:
 
     def output_products(self, y: Tensor) -> Tensor:
         """Return Σ_d g₀ y₀ + g₁ y₁ and Σ_d g₁ y₀ of the result and its cotangent, [2, B, H, T]."""
-        g, y = self.jets[3].float(), y.float()
+        gy = self.jets[3]
+        if available("attention_jet_delta", gy.device):
+            return torch.ops.jachess.attention_jet_delta(gy, y, 1)
+        g, y = gy.float(), y.float()
         return torch.stack([(g * y).sum((0, -1)), (g[1] * y[0]).sum(-1)])
 
 

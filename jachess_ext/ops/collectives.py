@@ -1,8 +1,9 @@
 """Derivatives through torch's collectives, which have no forward mode in torch.
 
-``torch.func.jvp`` takes the result of a functional collective for a constant, and ``vmap`` may read
-it before it has arrived.  A collective is linear: its tangent is the collective of the tangent, its
-adjoint another collective.  All ranks have to compute the same derivatives in the same order.
+``torch.func.jvp`` treats the result of a functional collective as a constant, and ``vmap`` may use
+it before it has arrived.  A collective is linear: its tangent is the collective of the tangent, and
+its adjoint is another collective.  All ranks have to compute the same derivatives in the same
+order.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import torch_private
-from .forward_code import asking
+from .forward_code import overridable
 from .library import Context, Gradients
 
 Function: TypeAlias = Callable[..., Any]
@@ -24,54 +25,60 @@ BATCH = {
     **{"all_reduce": 0, "broadcast": 0, "wait_tensor": 0},
     **{"all_gather_into_tensor": 1, "all_to_all_single": 1, "reduce_scatter_tensor": 1},
 }
-"""The collectives, and the position of a batch dimension in their tensors: 1 where they split or
-join dimension 0."""
+"""Name of each collective -> the position of a batch dimension in its tensors: 1 if the collective
+splits or joins dimension 0, else 0."""
 
 
 def _operators(name: str) -> list[Function]:
-    """Return the operators that torch's Python functions call: packets, and their overloads."""
+    """Return the operators of this name that torch's Python functions call: the overload packets,
+    and their default overloads."""
     spaces = torch.ops._c10d_functional, torch.ops._c10d_functional_autograd
     packets = [getattr(space, name) for space in spaces if hasattr(space, name)]
     return [*packets, *(packet.default for packet in packets)]
 
 
 NAMES = {operator: name for name in BATCH for operator in _operators(name)}
-"""Operators of one tensor."""
-OF_LISTS = {
+"""Operator of one tensor -> the collective's name."""
+LISTWISE = {
     operator: single
     for name in BATCH
     for single in _operators(name)[:1]
     for end in ("_coalesced", "s")
     for operator in _operators(name + end)
 }
-"""Operators of a list of tensors, and the operator of one tensor that computes each."""
+"""Operator of a list of tensors -> the operator that computes each tensor."""
 
 
 def positional(
     operator: Function, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> list[Any]:
-    """Return the arguments of a call in the order of the schema."""
+    """Return all arguments of a call of an operator, in the order of its schema."""
     overload: Any = getattr(operator, "default", operator)
     arguments = overload._schema.arguments[len(args) :]
     return [*args, *(kwargs[argument.name] for argument in arguments)]
 
 
 def reduction(name: str, settings: Sequence[object]) -> str:
-    """Return how a collective reduces: "sum", "avg", "max", ...; "" if it does not."""
-    how = getattr(settings[0], "op", settings[0]) if "reduce" in name else ""
-    return str(how).rpartition(".")[2].lower()
+    """Return the reduction of a collective: "sum", "avg", "max", ...; "" if it does not reduce.
+
+    Args:
+        settings: the arguments after the tensor.
+    """
+    operation = getattr(settings[0], "op", settings[0]) if "reduce" in name else ""
+    return str(operation).rpartition(".")[2].lower()
 
 
 def is_linear(name: str, settings: Sequence[object]) -> bool:
+    """Return whether a collective is a linear function of its tensor."""
     return reduction(name, settings) in ("", "sum", "avg")
 
 
 class Collective(torch.autograd.Function):
-    """A collective that waits for its result, in any nesting of derivatives and batches."""
+    """A collective that waits for its result; differentiable in any nesting of `torch.func`."""
 
     @staticmethod
     def forward(x: Tensor, name: str, *settings: object) -> Tensor:
-        if torch_private.functorch.is_legacy_batchedtensor(x):  # level 1, which nothing nests
+        if torch_private.functorch.is_legacy_batchedtensor(x):  # at level 1, the only level
             inner = torch_private.remove_batch_dim(x, 1, 0, BATCH[name])
             out = Collective.forward(inner, name, *settings)
             return torch_private.add_batch_dim(out, BATCH[name], 1)
@@ -132,12 +139,13 @@ _WRAPPERS: list[Function] = []
 
 
 def wrappers() -> list[Function]:
-    """Return torch's functions that wrap a collective's result in a tensor which waits at its first
-    use; [] before their module is imported."""
+    """Return the functions of torch.distributed._functional_collectives that wrap a collective's
+    result in an AsyncCollectiveTensor, which waits for it on first use; [] until that module is
+    imported."""
     module: Any = sys.modules.get("torch.distributed._functional_collectives")
     if module is not None and not _WRAPPERS:
         _WRAPPERS.extend(_operators("_wrap_tensor_autograd"))
-        if not _WRAPPERS:  # torch 2.10, whose function asks nobody
-            _WRAPPERS.extend([module._maybe_wrap_tensor, asking(module._maybe_wrap_tensor)])
+        if not _WRAPPERS:  # torch 2.10, whose function does not dispatch to modes
+            _WRAPPERS.extend([module._maybe_wrap_tensor, overridable(module._maybe_wrap_tensor)])
             module._maybe_wrap_tensor = _WRAPPERS[1]
     return _WRAPPERS

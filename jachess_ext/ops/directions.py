@@ -1,6 +1,6 @@
-"""Random directions from counters.
+"""Random directions by a counter-based generator.
 
-The value at direction i, token n and dimension j is a function of (seed, offset, i, n, j) alone.
+The value at direction i, token n and dimension j is a function of (seed, offset, i, n, j) only.
 Dimension j = 32 g + 8 w + l is word w of Philox4x32-10 (Salmon et al., SC 2011) at the counter
 
     (i · 2^18 + 8 g + l,  n,  offset mod 2^32,  offset div 2^32)        key: the seed
@@ -26,7 +26,8 @@ Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def token_numbers(mask: Tensor) -> Tensor:
-    """Number the real tokens row by row from 0, padding −1, for `sample_directions`.
+    """Return the numbers of the real tokens, counted row by row from 0, and −1 at padding, for
+    `sample_directions`.
 
     Args:
         mask: [B, T], true (or not zero) at real tokens; padding may be on either side.
@@ -44,16 +45,17 @@ def token_numbers(mask: Tensor) -> Tensor:
 
 
 def _product(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the high and low word of a · b, in halves of b: int64 is signed."""
-    # Two words multiply to 64 bits, one more than int64 has; a word and half a word fit.
+    """Return the high and the low 32-bit word of a · b."""
+    # The product of two words has 64 bits, one more than a signed int64 holds; so b is split in two
+    # halves.
     low, high = a * (b & 0xFFFF), a * (b >> 16)
     return (high + (low >> 16)) >> 16, (low + ((high & 0xFFFF) << 16)) & _WORD
 
 
 def fresh_seed_on(device: torch.device) -> Tensor:
-    """Draw 63 random bits from torch's global generator of a device, as an int64 scalar on it.
+    """Return a seed of 63 random bits from a device's global generator, as an int64 scalar on it.
 
-    Gradient checkpointing restores that generator, and a CUDA graph draws anew at each replay.
+    Gradient checkpointing restores that generator, and each replay of a CUDA graph draws anew.
     """
     return torch.randint(2**63 - 1, (), device=device)
 
@@ -61,10 +63,10 @@ def fresh_seed_on(device: torch.device) -> Tensor:
 def number_on(device: torch.device, number: int | Tensor) -> Tensor:
     """Return a 64-bit number as an int64 scalar on the device, without a copy from the host.
 
-    A tensor, which may change between the replays of a CUDA graph, is returned as it is.
+    A tensor, which may change between the replays of a CUDA graph, is returned unchanged.
 
     Raises:
-        ValueError: more than 64 bits.
+        ValueError: ``number`` has more than 64 bits.
     """
     if isinstance(number, Tensor):
         return number
@@ -75,12 +77,14 @@ def number_on(device: torch.device, number: int | Tensor) -> Tensor:
 
 
 def philox4x32_10(counter: Words, seed: int | Tensor) -> Words:
-    """Return four words of random bits for every counter: Philox4x32-10, as csrc/philox.h.
+    """Return four 32-bit words of random bits for every counter: Philox4x32-10, as in
+    csrc/philox.h.
 
     Args:
-        counter: four int64 tensors of 32-bit words that broadcast together, as the results are.
-        seed: 64 bits, the key, low word first; negative numbers by their bit pattern. An int64
-            scalar on the counter's device, or a number.
+        counter: the counters' four words, int64 tensors that broadcast together, to the shape of
+            the results.
+        seed: the 64-bit key (low word first), an int64 scalar on the counter's device, or a number;
+            a negative number stands for its bit pattern.
     """
     x, y, z, w = counter
     key, key_w = seed & _WORD, (seed >> 32) & _WORD
@@ -102,7 +106,7 @@ def _check(
     distribution: str,
     dtype: torch.dtype,
 ) -> None:
-    """Refuse, in the reference, arguments that would silently give wrong numbers."""
+    """Raise TypeError or ValueError for arguments with which wrong numbers would be drawn."""
     if token.dtype != torch.int64:
         raise TypeError(
             f"token has dtype {token.dtype}; expected int64, a token's number or -1 at padding: "
@@ -123,8 +127,8 @@ def _check(
 
 
 def _normal_pair(a: Tensor, b: Tensor) -> list[Tensor]:
-    """Return Box and Muller's two normals of two words."""
-    # float32, as in the kernels: near 1, the logarithm depends on u's last bit
+    """Return two standard normal numbers from two random words, by Box and Muller's method."""
+    # float32, as in the kernels: near 1, the logarithm depends on u's last bit.
     u = ((a >> 1).float().double() * 2**-31 + 2**-32).float()
     radius = torch.sqrt(-2 * torch.log(u.double()))
     angle = b.double() * (2 * math.pi / 2**32)
@@ -141,7 +145,7 @@ def sample_directions_reference(
     distribution: Distribution = "gaussian",
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Draw as `sample_directions`, in pure torch: the same random words, normals within 1e-6."""
+    """Compute `sample_directions` in pure torch: the same random words, normals within 1e-6."""
     _check(token, q, d, seed, offset, distribution, dtype)
     groups = -(-d // (_LANES * _WORDS))
 
@@ -150,14 +154,14 @@ def sample_directions_reference(
 
     number = token.reshape(1, -1, 1).clamp_min(0)
     block = (index(q) << 18).view(-1, 1, 1) + index(groups * _LANES)
-    # As a tensor on the device where the offset is one: nothing waits for its number.
+    # The offset's words as tensors, so that the host does not wait if the offset is on the device.
     low, high = (torch.ones_like(number) * word for word in (offset & _WORD, offset >> 32))
     words = philox4x32_10((block, number, low, high), seed)
     if distribution == "gaussian":
         values = [*_normal_pair(words[0], words[1]), *_normal_pair(words[2], words[3])]
     else:
         values = [1.0 - 2.0 * (word >> 31) for word in words]
-    # dimension 32 g + 8 w + l: words between groups and lanes
+    # Dimension 32 g + 8 w + l is group g, word w and lane l.
     lanes = [v.float().view(q, token.numel(), groups, _LANES) for v in values]
     rows = torch.stack(lanes, 3).flatten(2)[..., :d]
     rows = rows.masked_fill(token.reshape(1, -1, 1) < 0, 0)
@@ -176,20 +180,21 @@ def sample_directions(
 ) -> Tensor:
     """Draw independent random directions with identity covariance, one per token.
 
-    The number at direction i, token n and dimension j depends on (seed, offset, i, n, j) alone,
-    and has the same bits in the kernels of CPU and CUDA; it is drawn in float32 and converted.
-    Seed and offset may be tensors, which torch.compile takes for inputs and a CUDA graph reads anew
-    at each replay; as numbers they are constants there.
+    The number at direction i, token n and dimension j depends on (seed, offset, i, n, j) only, and
+    has the same bits in the kernels of CPU and CUDA; it is drawn in float32 and converted. Seed and
+    offset may be tensors, which are inputs of compiled code and may change between replays of a
+    CUDA graph; as numbers they are constants there.
 
     Args:
-        token: int64 [...], from `token_numbers`; elements below 0 get zeros.
+        token: int64 [...], from `token_numbers`; tokens with a number below 0 get zeros.
         q: number of directions, up to 2^14.
         d: number of dimensions, up to 2^20.
-        seed: any 64-bit integer; the key of the generator. A number, or an int64 scalar on token's
+        seed: the generator's key, any 64-bit integer, as a number or as an int64 scalar on token's
             device.
-        offset: 0 to 2^62 − 1, likewise; different offsets of a seed give independent directions.
+        offset: a number from 0 to 2^62 − 1, or an int64 scalar on token's device; different offsets
+            of a seed give independent directions.
         distribution: "gaussian", N(0, 1), or "rademacher", ±1.
-        dtype: of the result; fp64, fp32, bf16 or fp16.
+        dtype: dtype of the result: fp64, fp32, bf16 or fp16.
 
     Returns:
         [q, ..., d] on token's device.
@@ -199,7 +204,7 @@ def sample_directions(
         >>> sample_directions(tokens, q=2, d=8, seed=0, distribution="rademacher").shape
         torch.Size([2, 1, 3, 8])
     """
-    if token.device.type != "cpu":  # the CPU's operator checks them itself
+    if token.device.type != "cpu":  # the CPU's operator checks its arguments itself
         _check(token, q, d, seed, offset, distribution, dtype)
     if not available("sample_directions", token.device):
         return sample_directions_reference(

@@ -1,4 +1,4 @@
-"""Autograd Functions of libraries that are differentiated through the code of their forward."""
+"""Run the forward of libraries' autograd Functions as plain code, so that it is differentiated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Function: TypeAlias = Callable[..., Any]
 Args: TypeAlias = tuple[object, ...]
 Named: TypeAlias = Mapping[str, object]
 
-# torch.func refuses them, having no `setup_context`, and their backward has no derivative.
+# Module -> names of Functions that torch.func refuses, since they have no `setup_context`, and
+# whose backward is not differentiable.
 _BY_MODULE = {
     "diffusers.models.attention_dispatch": (
         *("TemplatedUlyssesAttention", "TemplatedUlyssesAnythingAttention", "SeqAllToAllDim"),
@@ -29,13 +30,17 @@ _BY_MODULE = {
 
 
 def has_known_code(function: object) -> bool:
-    """Return whether this is one of the Functions in `_BY_MODULE`."""
+    """Return whether a function is one of the Functions in `_BY_MODULE`."""
     module = getattr(function, "__module__", None)
     return getattr(function, "__name__", None) in _BY_MODULE.get(str(module), ())
 
 
 class ForwardContext:
-    """The context of a forward that is run as plain code, with no backward to save for."""
+    """Stand-in for the autograd context of a forward that runs as plain code, without a backward.
+
+    Attributes:
+        constants: the outputs that the forward has marked as non-differentiable.
+    """
 
     def __init__(self, inputs: Iterable[object]) -> None:
         self.needs_input_grad = tuple(isinstance(t, Tensor) and t.requires_grad for t in inputs)
@@ -45,7 +50,8 @@ class ForwardContext:
         self.constants.extend(outputs)
 
     def ignore(self, *args: object) -> None:
-        """Save nothing: only a backward would read it, and writes in place are differentiated."""
+        """Do nothing: only a backward would use saved tensors, and in-place writes are
+        differentiated."""
 
     save_for_backward = save_for_forward = mark_dirty = set_materialize_grads = ignore
 
@@ -53,7 +59,8 @@ class ForwardContext:
 def run_forward(
     function: AutogradFunction, args: Args, kwargs: Named, within: AbstractContextManager[Any]
 ) -> object:
-    """Run a Function's forward as plain code, within a context manager, and return its result."""
+    """Run a Function's forward as plain differentiable code (its backward is not used), within a
+    context manager, and return its result."""
     context = ForwardContext(args)
     with within:
         if function.setup_context is not torch.autograd.Function.setup_context:
@@ -65,30 +72,34 @@ def run_forward(
     return pytree.tree_map_only(Tensor, lambda t: t.detach() if id(t) in constants else t, outputs)
 
 
-def asking(function: Function) -> Function:
-    """Make a function ask modes, then its tensors, as torch's own functions do
-    (``__torch_function__``)."""
+def overridable(function: Function) -> Function:
+    """Return a function that dispatches to modes and to tensor subclasses by
+    ``__torch_function__``, as torch's own functions do, and otherwise calls ``function``."""
 
     @wraps(function)
-    def ask(*args: object, **kwargs: object) -> object:
+    def dispatch(*args: object, **kwargs: object) -> object:
         if has_torch_function((None,)):
-            return handle_torch_function(ask, (), *args, **kwargs)
+            return handle_torch_function(dispatch, (), *args, **kwargs)
         if has_torch_function(args):
             return handle_torch_function(function, args, *args, **kwargs)
         return function(*args, **kwargs)
 
-    return ask
+    return dispatch
 
 
-_ASKING: dict[AutogradFunction, Function] = {}
+_OVERRIDABLE: dict[AutogradFunction, Function] = {}
 
 
-def asking_functions() -> dict[AutogradFunction, Function]:
-    """Make the Functions of imported modules ask modes and jets; return their ``apply``."""
+def overridable_functions() -> dict[AutogradFunction, Function]:
+    """Make the Functions in `_BY_MODULE` of imported modules dispatch to modes and jets.
+
+    Returns:
+        Function -> its replaced ``apply``.
+    """
     for module, names in _BY_MODULE.items():
         for name in names:
             function = getattr(sys.modules.get(module), name, None)
-            if function is not None and function not in _ASKING:
-                _ASKING[function] = asking(super(function, function).apply)
-                function.apply = staticmethod(_ASKING[function])
-    return _ASKING
+            if function is not None and function not in _OVERRIDABLE:
+                _OVERRIDABLE[function] = overridable(super(function, function).apply)
+                function.apply = staticmethod(_OVERRIDABLE[function])
+    return _OVERRIDABLE

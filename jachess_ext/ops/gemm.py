@@ -1,8 +1,8 @@
-"""Matrix products on the CPU by oneDNN instead of MKL where that is faster.
+"""Matrix products on the CPU by oneDNN instead of MKL if that is faster.
 
-On processors other than Intel's, oneDNN, which torch ships too, is faster in float32 for ``x Wᵀ``
-and ``g W`` at thousands of rows (0.76 to 0.79 of the time for 1536 to 384 features on an AMD EPYC;
-benchmarks/derivatives.py), and hardly faster for weight gradients.
+On processors other than Intel's, oneDNN, which torch also ships, is faster in float32 for ``x Wᵀ``
+and ``g W`` with thousands of rows (0.76 to 0.79 of the time for 1536 to 384 features on an AMD
+EPYC; benchmarks/derivatives.py), and hardly faster for weight gradients.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from torch import Tensor
 from ..torch_private import functional
 from .library import constant_when_compiled, recorded, transformed
 
-_MINIMUM_ROWS = 128  # below, the call costs more than it saves
+_MINIMUM_ROWS = 128  # with fewer rows, the call costs more than it saves
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 @constant_when_compiled
 @lru_cache
 def onednn_preferred() -> bool:
-    """Return whether oneDNN takes float32 products; ``JACHESS_GEMM=onednn|torch`` overrides it.
+    """Return whether float32 products are computed by oneDNN: on processors other than Intel's, or
+    as the environment variable ``JACHESS_GEMM=onednn|torch`` says.
 
     Raises:
         ValueError: JACHESS_GEMM has another value.
     """
-    wish = os.environ.get("JACHESS_GEMM", "auto")
-    if wish not in ("auto", "onednn", "torch"):
-        raise ValueError(f"JACHESS_GEMM is {wish!r}; expected 'auto', 'onednn' or 'torch'")
-    able = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    if wish != "auto" or not torch.backends.mkl.is_available():
-        return able and wish == "onednn"
+    library = os.environ.get("JACHESS_GEMM", "auto")
+    if library not in ("auto", "onednn", "torch"):
+        raise ValueError(f"JACHESS_GEMM is {library!r}; expected 'auto', 'onednn' or 'torch'")
+    onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    if library != "auto" or not torch.backends.mkl.is_available():
+        return onednn and library == "onednn"
     with suppress(OSError):
-        return able and "GenuineIntel" not in Path("/proc/cpuinfo").read_text()
-    return False  # unknown: torch's own choice
+        return onednn and "GenuineIntel" not in Path("/proc/cpuinfo").read_text()
+    return False  # unknown processor: torch's own choice
 
 
 def _fits_onednn(x: Tensor, weight: Tensor, least_rows: int) -> bool:
@@ -51,7 +52,8 @@ def _fits_onednn(x: Tensor, weight: Tensor, least_rows: int) -> bool:
 
 
 def onednn_takes(x: Tensor, weight: Tensor, least_rows: int = _MINIMUM_ROWS) -> bool:
-    """Return whether `rows_times` computes this product with oneDNN, outside of graphs."""
+    """Return whether `rows_times` computes the product ``x @ weight.mT`` by oneDNN in eager
+    mode."""
     return (
         type(x) in _PLAIN
         and type(weight) in _PLAIN
@@ -66,10 +68,13 @@ def onednn_takes(x: Tensor, weight: Tensor, least_rows: int = _MINIMUM_ROWS) -> 
 def rows_times(
     x: Tensor, weight: Tensor, least_rows: int = _MINIMUM_ROWS, bias: Tensor | None = None
 ) -> Tensor:
-    """Return ``x @ weight.mT + bias`` without a graph, of ``[..., k]``, ``[n, k]`` and ``[n]``.
+    """Return ``x @ weight.mT + bias``, ``[..., n]``, without an autograd graph.
 
     Args:
-        least_rows: number of rows of x from which on oneDNN is used; fewer pay where k is long.
+        x: ``[..., k]``.
+        weight: ``[n, k]``.
+        least_rows: smallest number of rows of x for which oneDNN is used; fewer pay if k is large.
+        bias: ``[n]``, or None.
     """
     compiling = torch.compiler.is_compiling() and not recorded()
     if compiling and _fits_onednn(x, weight, least_rows) and onednn_preferred():
@@ -84,9 +89,10 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
-@lru_cache  # which keeps the library, whose operators go with it
+@lru_cache  # holds the library, since its operators are removed when it is freed
 def _define_operator() -> torch.library.Library:
-    """Define ``jachess::rows_times``: Inductor compiles oneDNN's own for constant weights alone."""
+    """Define ``jachess::rows_times``, since Inductor compiles oneDNN's own operator only for
+    constant weights."""
     library = torch.library.Library("jachess", "FRAGMENT")
     library.define("rows_times(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
     library.impl("rows_times", _product, "CPU")

@@ -1,10 +1,10 @@
 """Loading and registration of the compiled operators, and helpers of their references.
 
-A missing or broken binary does not break the import: a warning names the fix, and `available`
-returns False, so that callers use the pure-torch references.
+If the binary is missing or broken, the import gives a warning that names the remedy, and
+`available` returns False, so that callers use the pure-torch references.
 
-The derivative of a backward operator is that of the forward's reference, differentiated twice:
-without one, torch would drop terms of a second backward with no more than a warning.
+The derivative of a backward operator is computed by differentiating the forward's reference twice:
+if none were registered, torch would drop terms of a second backward with only a warning.
 """
 
 import os
@@ -36,9 +36,9 @@ Gradients: TypeAlias = tuple[Tensor | None, ...]
 
 MAX_DIRECTIONS = 4
 CUDA_DIRECTIONS = 2
-"""How many directions the CUDA kernels take at once."""
+"""Number of directions that the CUDA kernels support at once."""
 IN_PASSES = ("cuda",)
-"""Types of devices whose kernels take no more than `CUDA_DIRECTIONS`."""
+"""Types of devices whose kernels support at most `CUDA_DIRECTIONS`, and run in several passes."""
 OLDEST_GPU = (8, 0)
 """The lowest compute capability of a GPU that the CUDA kernels run on."""
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -46,7 +46,7 @@ SUMS = (
     *("activation_jet", "attention_jet", "gated_activation_jet"),
     *("layer_norm_jet", "rms_norm_jet", "softmax_jet"),
 )
-"""Operators whose CPU kernels take `Streams.summed`, and any number of directions."""
+"""Operators whose CPU kernels support `Streams.summed`, and any number of directions."""
 _REBUILD = "rebuild it with `make build`, or `pip install --no-build-isolation -e .`"
 _INSTALL = "install a wheel built for this Python and platform, or build it with `make build`"
 _WITH_BACKWARD = (
@@ -65,9 +65,9 @@ class LibraryState(NamedTuple):
     """State of the compiled operators.
 
     Attributes:
-        path: the binary.
-        problem: why it cannot be used, and what helps; None: it can.
-        kernels: pairs (operator, device type) that have a kernel.
+        path: path of the binary.
+        problem: why the binary cannot be used, and the remedy; None if it can be used.
+        kernels: pairs (operator, device type) for which there is a kernel.
     """
 
     path: Path
@@ -76,7 +76,8 @@ class LibraryState(NamedTuple):
 
 
 def library_path() -> Path:
-    """Return $JACHESS_OPS_LIBRARY (a build with sanitizers, say), else where the build puts it."""
+    """Return the path of the binary: $JACHESS_OPS_LIBRARY (such as a build with sanitizers) if it
+    is set, otherwise the path that the build writes to."""
     if override := os.environ.get("JACHESS_OPS_LIBRARY"):
         return Path(override)
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
@@ -84,9 +85,9 @@ def library_path() -> Path:
 
 
 def build_info() -> dict[str, Any]:
-    """Return what was built, from the module `_C`; {} where it is missing or broken.
+    """Return information about the build, from the module `_C`; {} if it is missing or broken.
 
-    Keys: torch, compiler, cpu, cuda ("" for none), cuda_archs.
+    Keys: torch, compiler, cpu, cuda ("" for a build without CUDA), cuda_archs.
 
     Examples:
         >>> set(build_info()) <= {"torch", "compiler", "cpu", "cuda", "cuda_archs"}
@@ -137,8 +138,9 @@ if STATE.problem is not None:
         stacklevel=2,
     )
 
-# glibc returns the end of the heap once twice the largest block that was freed is free (mallopt(3),
-# at most 64 MiB). A pass frees several stacks of one size, and each would fault its pages anew.
+# glibc returns the top of the heap to the system once its free part exceeds twice the largest freed
+# block (mallopt(3), at most 64 MiB). A pass frees several stacks of one size, which would then each
+# cause page faults anew: freeing a large block here raises the threshold.
 torch.empty(2**25 - 2**16, dtype=torch.uint8)
 
 
@@ -148,9 +150,10 @@ def loaded() -> bool:
 
 
 def constant_when_compiled(function: F) -> F:
-    """Mark a function whose result the compiler takes for a constant, without tracing it.
+    """Mark a function as one that torch.compile calls without tracing it, and whose result it
+    treats as a constant.
 
-    As `torch.compiler.assume_constant_result`, which loads the whole compiler for this.
+    `torch.compiler.assume_constant_result` does the same, but imports the compiler.
     """
     function.__dict__["_dynamo_marked_constant"] = True
     return function
@@ -159,14 +162,14 @@ def constant_when_compiled(function: F) -> F:
 def available(name: str, device: torch.device | str, *, sums: bool = False) -> bool:
     """Return whether the compiled operator `name` has a kernel for `device` that can be used here.
 
-    False where the library is missing or broken, on a GPU of compute capability below 8.0, and
-    within forward-mode AD and the transforms of torch.func, to which custom operators give *zero*
-    tangents without a word (docs/how_it_works.md, traps).
+    False if the library is missing or broken, on a GPU of compute capability below 8.0, and within
+    forward-mode AD and the transforms of torch.func, in which custom operators silently have *zero*
+    tangents (docs/how_it_works.md, traps).
 
     Args:
-        name: without namespace, such as "activation_jet".
-        device: a torch.device or its name; of GPUs, the current one unless it has a number.
-        sums: whether the kernel has to take sums of squares (`Streams.summed`).
+        name: the operator's name without namespace, such as "activation_jet".
+        device: a torch.device or its name; "cuda" without a number is the current GPU.
+        sums: whether the kernel has to support sums of squares (`Streams.summed`).
 
     Examples:
         >>> available("activation_jet", "meta")
@@ -184,9 +187,9 @@ def available(name: str, device: torch.device | str, *, sums: bool = False) -> b
 
 @constant_when_compiled
 def gpu_is_supported(index: int | None = None) -> bool:
-    """Return whether the kernels run on GPU number `index`, None for the current one.
+    """Return whether the kernels run on GPU number `index`; None: the current GPU.
 
-    True where there is no GPU: its tensors are fake then, and have nothing but a shape.
+    True if there is no GPU: CUDA tensors are then fake tensors, without data.
     """
     return not torch.cuda.is_available() or torch.cuda.get_device_capability(index) >= OLDEST_GPU
 
@@ -196,47 +199,47 @@ forward_mode_is_on: Callable[[], bool] = getattr(torch._C, "_is_fwd_grad_enabled
 
 def transformed() -> bool:
     """Return whether a transform of torch.func or a level of forward-mode AD is active."""
-    # Other queries answer wrongly while dynamo traces (torch 2.13).
+    # Other queries give wrong results while dynamo traces (torch 2.13).
     nested = torch_private.functorch.get_dynamic_layer_stack_depth()
-    # In the forward of an autograd Function, whose tensors are plain, forward mode is off.
+    # Forward mode is switched off in the forward of an autograd Function, whose tensors are plain.
     return nested > 0 or (forward_ad._current_level >= 0 and forward_mode_is_on())
 
 
 def recorded() -> bool:
-    """Return whether export, `make_fx` or `torch.jit.trace` records operators in a graph, through
-    which autograd differentiates later; torch.compile differentiates while it traces."""
+    """Return whether export, `make_fx` or `torch.jit.trace` records operators in a graph that is
+    differentiated later; False under torch.compile, which differentiates while it traces."""
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting()
     return torch.jit.is_tracing() or get_proxy_mode() is not None
 
 
 def capturing() -> bool:
-    """Return whether a CUDA graph captures what runs now, where the host cannot read a result.
+    """Return whether a CUDA graph is being captured, during which the host cannot read results.
 
-    Called as ``library.capturing()``, so that a test can replace it in one place.
+    To be called as ``library.capturing()``, so that a test can replace it in one place.
     """
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 # ---- dispatch modes ------------------------------------------------------------------------
 #
-# A mode of torch.utils._python_dispatch sees every operator and may keep its result: selective
-# checkpointing returns it again at the operator's second call, counted by operator. So no result is
-# written in place under a mode, which torch notices only where no copy lies in between; and what is
-# computed once, or outside of a checkpoint, is hidden from the modes.
+# A mode of torch.utils._python_dispatch intercepts every operator and may keep its result:
+# selective checkpointing returns it again when the operator is called again, counting calls by
+# operator. So, under a mode, no result is overwritten in place, which torch would not always
+# notice; and operators that run only once, or outside of a checkpoint, are hidden from the modes.
 
 
-def watching() -> "list[TorchDispatchMode]":
-    """Return the dispatch modes that see the operators, without those by which torch traces graphs,
-    which lie below them."""
+def dispatch_modes() -> "list[TorchDispatchMode]":
+    """Return the active dispatch modes, except those by which torch traces graphs, which are below
+    them on the stack."""
     modes = torch_private.current_dispatch_modes()
     return [mode for mode in modes if getattr(mode, "_mode_key", None) is None]
 
 
 @contextmanager
-def unwatched() -> Iterator[None]:
-    """Pop the dispatch modes of `watching`, which do not see the operators called meanwhile."""
-    modes = watching()
+def without_dispatch_modes() -> Iterator[None]:
+    """Disable the dispatch modes of `dispatch_modes` within the context."""
+    modes = dispatch_modes()
     for _ in modes:
         torch_private.pop_dispatch_mode()
     try:
@@ -250,45 +253,47 @@ def unwatched() -> Iterator[None]:
 
 
 def in_passes(run: Callable[..., Y], jets: Sequence[Tensor], q: int, any_number: bool = False) -> Y:
-    """Return run(*jets, q), by several calls where q is more directions than the kernels take.
+    """Return run(*jets, q), split into several calls if q exceeds the number of directions that the
+    kernels support.
 
     Args:
-        run: maps stacked jets and their number of directions to a jet, or to a tuple of them.
+        run: maps stacked jets and their number of directions to a stacked jet or a tuple of them.
         jets: stacked jets [S, ...] of the same S.
-        any_number: whether the CPU's kernel takes any q at order 1, where others take 4 at most.
+        any_number: whether the CPU kernel supports any q at order 1, instead of at most 4.
     """
     jet = jets[0]
     most = CUDA_DIRECTIONS if jet.device.type in IN_PASSES else MAX_DIRECTIONS
-    order_one = jet.shape[:1] == (1 + q,)
-    divided = q > most and (order_one or q <= MAX_DIRECTIONS)  # the operator refuses a wrong q
-    if not divided or (any_number and most == MAX_DIRECTIONS):
+    is_first_order = jet.shape[:1] == (1 + q,)
+    # An invalid q is passed on to the operator, which raises an error.
+    is_split = q > most and (is_first_order or q <= MAX_DIRECTIONS)
+    if not is_split or (any_number and most == MAX_DIRECTIONS):
         return run(*jets, q)
     return _passes(run, jets, q, most)
 
 
 def _passes(run: Callable[..., Y], jets: Sequence[Tensor], q: int, most: int) -> Y:
-    """Compute `in_passes` by passes of at most ``most`` directions, or one for each pair of them.
+    """Compute `in_passes` by passes of at most ``most`` directions, or, at order 2, by one pass for
+    each pair of directions.
 
-    A mixed derivative needs its two directions alone. Gradients of streams that several passes
-    share add up.
+    Gradients of streams that several passes share are summed by autograd.
     """
     pairs = streams_of(jets[0], q).pairs
     groups = [tuple(range(i, min(i + most, q))) for i in range(0, q, most)]
     streams_of_jets = [jet.unbind(0) for jet in jets]
-    several = False
+    is_tuple = False
     results: dict[int, tuple[Tensor, ...]] = {}
     for n, directions in enumerate(pairs or groups):
         streams = [0, *(1 + i for i in directions), *([1 + q + n] if pairs else [])]
         inputs = [torch.stack([jet[s] for s in streams]) for jet in streams_of_jets]
         out = run(*inputs, len(directions))
-        several = isinstance(out, tuple)
+        is_tuple = isinstance(out, tuple)
         outputs = out if isinstance(out, tuple) else (out,)
         columns = zip(*(jet.unbind(0) for jet in outputs), strict=True)
-        # Of a stream that several passes compute the first result is taken.
+        # If several passes compute a stream, the first result is used.
         for s, column in zip(streams, columns, strict=True):
             results.setdefault(s, column)
     stacked = tuple(map(torch.stack, zip(*(results[s] for s in sorted(results)), strict=True)))
-    return stacked if several else stacked[0]  # type: ignore[return-value]  # as of each pass
+    return stacked if is_tuple else stacked[0]  # type: ignore[return-value]  # as in each pass
 
 
 # ---- stacks and dtypes ---------------------------------------------------------------------
@@ -296,15 +301,15 @@ def _passes(run: Callable[..., Y], jets: Sequence[Tensor], q: int, most: int) ->
 
 @dataclass(frozen=True)
 class Streams:
-    """The derivatives in a stack ``[S, ...]``: x_0, then x_i along q directions, then P streams of
-    second order, each a sum Σ D²f[u_i, u_j] over its terms (i, j).
+    """Layout of a stacked jet ``[S, ...]``: the primal x_0, then x_i along q directions, then P
+    streams of second order, each a sum Σ D²f[u_i, u_j] over its terms (i, j).
 
     Attributes:
-        directions: q.
-        order: 1: no streams of second order (P = 0).
-        squares: number of directions, from the first, that have a stream (i, i); 0: there is a
-            stream for each pair i < j instead.
-        summed: whether a single stream holds the sum of these squares, as for a Laplacian.
+        directions: number of directions q.
+        order: order of the jet; 1: there are no streams of second order (P = 0).
+        squares: number of directions, from the first, that have a stream with the term (i, i);
+            0: there is a stream for each pair i < j instead.
+        summed: whether the squares have a single stream, their sum, as for a Laplacian.
     """
 
     directions: int
@@ -314,26 +319,27 @@ class Streams:
 
     @property
     def seconds(self) -> int:
-        """Return P."""
+        """Return the number P of streams of second order."""
         if self.squares:
             return 1 if self.summed else self.squares
         return 0 if self.order == 1 else self.directions * (self.directions - 1) // 2
 
     @property
     def streams(self) -> int:
-        """Return S = 1 + q + P."""
+        """Return the number of streams, S = 1 + q + P."""
         return 1 + self.directions + self.seconds
 
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
-        """Return the terms (i, j): one for each stream, or all those of the sum."""
+        """Return the terms (i, j) of the streams of second order, one for each stream; if
+        ``summed``, all terms of the single stream."""
         if self.squares:
             return tuple((i, i) for i in range(self.squares))
         return tuple(combinations(range(self.directions), 2)) if self.order == 2 else ()
 
     @property
     def has_operators(self) -> bool:
-        """Return whether compiled operators take such a stack: not one with a stream per square."""
+        """Return whether compiled operators support this layout (not one stream per square)."""
         return not self.squares or self.summed
 
     def terms(self) -> list[tuple[int, int, int]]:
@@ -350,7 +356,7 @@ class Streams:
         """Return Σ a_i b_j over the terms of each stream of second order: ``[P, ...]``.
 
         Args:
-            a, b: ``[q, ...]``, of which a_i b_j = a_j b_i.
+            a, b: ``[q, ...]``, with a_i b_j = a_j b_i.
         """
         if not self.squares:
             return torch.stack([a[i] * b[j] for i, j in self.pairs])
@@ -358,7 +364,7 @@ class Streams:
         return products.sum(0, keepdim=True) if self.summed else products
 
     def quadratic_gradient(self, g: Tensor, a: Tensor) -> Tensor:
-        """Return the gradient of a, ``[q, ...]``, from that of ``quadratic(a, a)``."""
+        """Return the gradient of a, ``[q, ...]``, from the gradient g of ``quadratic(a, a)``."""
         gradient = torch.zeros_like(a)
         for i, j, n in self.terms():
             for m, k in ((i, j), (j, i)):
@@ -372,7 +378,7 @@ class Streams:
 
         Args:
             a, b: ``[q, ...]``.
-            times: a product of stacks, stream by stream, which need not commute.
+            times: the product, which multiplies stacks stream by stream; it need not commute.
         """
         if not self.squares:
             mixed = [
@@ -385,14 +391,14 @@ class Streams:
 
 
 def streams_of(x: Tensor, q: int, summed: int = 0) -> Streams:
-    """Return the streams of an operator's stack ``[S, ...]`` along q directions.
+    """Return the layout of an operator's stacked jet ``[S, ...]`` along q directions.
 
     Args:
-        summed: number of directions whose squares the last stream sums; 0: S says whether there
-            is a stream for each pair of directions.
+        summed: number of directions whose squares the last stream sums; 0: S determines whether
+            there is a stream for each pair of directions.
 
     Raises:
-        ValueError: S does not fit.
+        ValueError: S does not match q and ``summed``.
     """
     streams = Streams(q, order=2 if x.shape[0] > 1 + q else 1, squares=summed, summed=summed > 0)
     if x.shape[0] != streams.streams:
@@ -401,10 +407,10 @@ def streams_of(x: Tensor, q: int, summed: int = 0) -> Streams:
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of sums of `dtype`: float64 for float64, else float32.
+    """Return the dtype in which values of `dtype` are summed: float64 for float64, else float32.
 
     Raises:
-        TypeError: not float64, float32, bfloat16 or float16.
+        TypeError: ``dtype`` is not float64, float32, bfloat16 or float16.
     """
     if dtype not in DTYPES:
         raise TypeError(
@@ -414,21 +420,22 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def widened(x: Tensor) -> Tensor:
-    """Convert to the dtype of sums (`wide_dtype`)."""
+    """Return x in the dtype of its sums (`wide_dtype`)."""
     return x.to(wide_dtype(x.dtype))
 
 
 def wide(x: X) -> X:
-    """Convert halves to float32, in which torch sums squares, too: in halves these overflow."""
-    half = x.dtype in (torch.float16, torch.bfloat16)
-    return x.float() if half else x  # type: ignore[return-value]  # a jet for a jet
+    """Return 16-bit floats as float32, in which squares do not overflow; other tensors
+    unchanged."""
+    is_half = x.dtype in (torch.float16, torch.bfloat16)
+    return x.float() if is_half else x  # type: ignore[return-value]  # a jet for a jet
 
 
 def check_shape(name: str, tensor: Tensor | None, shape: Sequence[int]) -> None:
-    """Refuse, in a reference, a shape that torch would silently broadcast.
+    """Check the shape of a reference's argument, which torch would otherwise silently broadcast.
 
     Raises:
-        ValueError: the tensor called `name` has another shape.
+        ValueError: the tensor, the argument `name`, has another shape; None is allowed.
     """
     if tensor is not None and tensor.shape != torch.Size(shape):
         raise ValueError(
@@ -440,10 +447,10 @@ def check_shape(name: str, tensor: Tensor | None, shape: Sequence[int]) -> None:
 
 
 class Context(FunctionCtx):
-    """An autograd context with types.
+    """An autograd context with typed attributes.
 
     Attributes:
-        constants: arguments that are no tensors, set by the forward.
+        constants: the arguments that are not tensors, set by the forward.
     """
 
     saved_tensors: tuple[Tensor, ...]
@@ -456,18 +463,20 @@ _DEFINED: set[str] = set()
 
 
 def define_operator(name: str, signature: str, kernel: Callable[..., Results]) -> None:
-    """Define ``jachess::name`` by torch code for every device, whether or not the library loads; a
-    torch without the private names that this needs defines none (`defined`).
+    """Define ``jachess::name`` by a Python kernel for every device, even if the library is missing.
+
+    Nothing is defined if torch lacks the private names that this needs (see `defined`).
 
     Args:
-        signature: of the schema: "(Tensor x) -> Tensor".
-        kernel: runs below autograd and transforms; autocast applies to the functions it calls.
+        signature: signature of the schema, such as "(Tensor x) -> Tensor".
+        kernel: the kernel, which runs below autograd and transforms; autocast applies to the
+            functions that it calls.
     """
     try:
         torch_private.dispatch_has_kernel  # noqa: B018  # torch registers fake kernels with it
     except torch_private.MissingPrivate:
         return
-    if name not in _DEFINED:  # a module that is loaded anew replaces its kernels
+    if name not in _DEFINED:  # a module that is reloaded only replaces its kernels
         _PYTHON.define(name + signature)
         _DEFINED.add(name)
     _PYTHON.impl(name, kernel, "CompositeExplicitAutograd", allow_override=True)
@@ -488,17 +497,19 @@ def register(
     save_backward: Callable[..., None],
     double_backward: Callable[..., Gradients],
 ) -> None:
-    """Register ``jachess::name`` and ``jachess::name_backward``, where there are such operators.
+    """Register fake kernels and derivatives of ``jachess::name`` and ``jachess::name_backward``, if
+    these operators exist.
 
     Args:
-        fake, fake_backward: as of `torch.library.register_fake`.
-        save, backward: of the forward operator, as of `torch.library.register_autograd`.
-        save_backward, double_backward: of the backward operator.
+        fake, fake_backward: fake kernels of the two operators (`torch.library.register_fake`).
+        save, backward: setup_context and backward of the forward operator
+            (`torch.library.register_autograd`).
+        save_backward, double_backward: setup_context and backward of the backward operator.
     """
     if not (loaded() or defined(name)):
         return
-    # Two operators, each with a backward: `name`'s is `name_backward`, and that one's is torch code
-    # made of the reference, which autograd differentiates any number of times.
+    # Both operators have a backward: that of `name` is `name_backward`, whose own backward is torch
+    # code that uses the reference, and can be differentiated any number of times.
     torch.library.register_fake(f"jachess::{name}", fake)
     torch.library.register_fake(f"jachess::{name}_backward", fake_backward)
     torch.library.register_autograd(f"jachess::{name}", backward, setup_context=save)
@@ -515,50 +526,52 @@ def register_operator(
     differentiable: int = 1,
     fake: Callable[..., Results] | None = None,
     fake_backward: Callable[..., Results] | None = None,
-    statistics: bool = False,
+    has_statistics: bool = False,
     second_backward: Callable[..., Sequence[Tensor | None] | None] | None = None,
 ) -> None:
-    """`register` an operator whose backward takes the gradients of its results, then its arguments.
+    """`register` an operator whose backward operator has as arguments the gradients of the results,
+    then the operator's own arguments.
 
     Args:
-        reference: the pure-torch reference, with the operator's arguments; without statistics.
-        tensors: number of the first arguments that are tensors or None.
-        differentiable: number of these, from the first, that the backward returns a gradient of.
-        fake, fake_backward: as of `torch.library.register_fake`; None: results like the first
-            argument, or like the differentiable ones.
-        statistics: whether the last result is for the backward alone, which then takes all results
-            after the tensors.
-        second_backward: computes the results of `gradient_of_backward` from the backward's
-            gradients, the forward's tensors, the cotangents of the backward's results and the
-            constants, or returns None; None: the reference's derivatives are used.
+        reference: the pure-torch reference, with the operator's arguments; it returns no
+            statistics.
+        tensors: number of leading arguments that are tensors or None.
+        differentiable: number of leading arguments for which the backward returns gradients.
+        fake, fake_backward: fake kernels (`torch.library.register_fake`); None: results like the
+            first argument, or like the differentiable arguments.
+        has_statistics: whether the last result is only for the backward, which then has all results
+            as arguments after the tensors.
+        second_backward: function from the backward's gradients, the forward's tensors, the
+            cotangents of the backward's results and the constants to the result of
+            `gradient_of_backward`, or to None. None: derivatives of the reference are used.
     """
     if not (loaded() or defined(name)):
         return
     schema = getattr(torch.ops.jachess, name).default._schema
-    # Arguments and results of the two operators, in order; those in brackets with statistics alone:
+    # Arguments and results of the two operators, in order; those in brackets only with statistics:
     #     forward    `tensors` tensors, constants -> `results` results, [statistics]
     #     backward   `results` gradients, `tensors` tensors, [all results, statistics], constants
     #                -> `differentiable` gradients
-    arguments, saved_results = len(schema.arguments), len(schema.returns) if statistics else 0
-    results = len(schema.returns) - statistics  # whose gradients come first in the backward
+    arguments, saved_results = len(schema.arguments), len(schema.returns) if has_statistics else 0
+    results = len(schema.returns) - has_statistics  # number of gradients that the backward takes
 
     def gradients_like_inputs(*args: Any) -> Results:
         gradients = tuple(contiguous_like(x) for x in args[results:][:differentiable])
         return gradients if differentiable > 1 else gradients[0]
 
     def save(ctx: Context, inputs: tuple, output: tuple[Tensor, ...]) -> None:
-        if statistics:  # saved values: a gradient in them would be dropped
+        if has_statistics:  # saved values, through which no gradient flows
             ctx.mark_non_differentiable(output[-1])
-            ctx.set_materialize_grads(False)  # zeros for the statistics, which nothing reads
-        ctx.save_for_backward(*inputs[:tensors], *(output if statistics else ()))
+            ctx.set_materialize_grads(False)  # else torch would fill unused zeros for statistics
+        ctx.save_for_backward(*inputs[:tensors], *(output if has_statistics else ()))
         ctx.constants = inputs[tensors:]
 
     def backward(ctx: Context, *gradients: Tensor | None) -> Gradients:
-        if gradients[0] is None:  # none reaches the results
+        if gradients[0] is None:  # the results have no gradient
             return _padded((), arguments)
         operator = getattr(torch.ops.jachess, f"{name}_backward")
-        of_inputs = operator(*gradients[:results], *ctx.saved_tensors, *ctx.constants)
-        return _padded(of_inputs if differentiable > 1 else (of_inputs,), arguments)
+        input_gradients = operator(*gradients[:results], *ctx.saved_tensors, *ctx.constants)
+        return _padded(input_gradients if differentiable > 1 else (input_gradients,), arguments)
 
     def save_backward(ctx: Context, inputs: tuple, output: Results) -> None:
         ctx.save_for_backward(*inputs[: results + tensors])
@@ -592,10 +605,12 @@ def register_operator(
 def register_without_derivative(
     name: str, fake: Callable[..., Results], instead: str | None = None
 ) -> None:
-    """Register the fake kernel, and an error in place of a derivative that torch would take for 0.
+    """Register an operator's fake kernel, and an error as its derivative, which torch would
+    otherwise take to be 0.
 
     Args:
-        instead: the differentiable function of jachess_ext.ops; None: `name`.
+        instead: name of the differentiable function of jachess_ext.ops, for the message; None:
+            `name`.
     """
 
     def backward(ctx: Context, *_: Tensor) -> Gradients:
@@ -610,7 +625,7 @@ def register_without_derivative(
 
 
 def contiguous_like(x: Tensor) -> Tensor:
-    """Return an empty tensor of x's shape and dtype."""
+    """Return an empty contiguous tensor of x's shape, dtype and device."""
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
@@ -619,7 +634,8 @@ def _padded(gradients: Sequence[Tensor | None], length: int) -> Gradients:
 
 
 def alias(tensor: Tensor) -> Tensor:
-    """Return a view that requires a gradient: a leaf for `grad` that stays in the outer graph."""
+    """Return a view that requires a gradient, to be an input of `torch.autograd.grad` that is still
+    connected to the tensor's own graph."""
     view = tensor.view_as(tensor)
     return view if view.requires_grad else view.requires_grad_()
 
@@ -630,18 +646,20 @@ def gradient_of_backward(
     gradients: Sequence[Tensor],
     cotangents: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
-    """Return the gradients of Σ_k <cotangents_k, g_k> in [*gradients, *inputs], None where there is
-    no dependence, for (y_1, ...) = forward(*inputs) and (g_1, ...) = backward(*gradients, *inputs).
+    """Return the gradients of Σ_k <cotangents_k, g_k> with respect to [*gradients, *inputs], where
+    (g_1, ...) = backward(*gradients, *inputs) is the backward of (y_1, ...) = forward(*inputs).
+
+    An entry is None if the sum does not depend on the tensor.
 
     Args:
         forward: the pure-torch reference, twice differentiable.
         inputs: the forward's differentiable tensors.
-        gradients: the first arguments of the backward operator, of the shapes of y_1, ...
-        cotangents: one per input, or None.
+        gradients: gradients of y_1, ..., of their shapes.
+        cotangents: cotangents of g_1, ..., one for each input; None: zero.
     """
     # The backward operator is the linear map  gradients ↦ Jᵀ gradients.  Differentiating the
-    # reference's own backward gives both of its derivatives: by `gradients`, in which it is linear,
-    # and by `inputs`, through J, which takes second derivatives of the reference.
+    # reference's own backward gives both of its derivatives: with respect to `gradients`, in which
+    # it is linear, and with respect to `inputs`, through J, by second derivatives of the reference.
     keep_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         seeds, aliases = [alias(g) for g in gradients], [alias(tensor) for tensor in inputs]
@@ -662,7 +680,7 @@ def gradient_of_backward(
         )
 
 
-# ---- operators with CUDA kernels alone -------------------------------------------------------
+# ---- operators with CUDA kernels only --------------------------------------------------------
 
 
 def _fake_delta(gy: Tensor, y: Tensor, q: int) -> Tensor:

@@ -6,9 +6,9 @@ m = mean(z_0 z) of every stream (docs/how_it_works.md, norm):
     y_0 = z_0;   y_i = z_i − m_i z_0
     y_ij = z_ij − m_ij z_0 − m_i z_j − m_j z_i + (3 m_i m_j − mean(z_i z_j)) z_0
 
-and w · y (+ bias on the primal).
+and the result is w · y, with the bias added to the primal.
 
-The operators also take a residual: they then normalise x + residual and return the sum, too.
+The operators also accept a residual: they then normalise x + residual, and return the sum, too.
 """
 
 import math
@@ -39,50 +39,50 @@ Affine: TypeAlias = Sequence[Tensor | None]
 
 
 def normalised_jet(x: Tensor, eps: float, streams: Streams | None, centred: bool) -> Tensor:
-    """Return the stack of c (mean c² + eps)^(−1/2) over the last dimension, without parameters.
+    """Return the jet of c (mean c² + eps)^(−1/2) over the last dimension, without weight and bias.
 
     Args:
-        x: [S, ..., D].
-        streams: what x holds; None: a primal alone.
-        centred: c = x − mean(x) (layer norm); else c = x (RMS norm).
+        x: a stacked jet [S, ..., D].
+        streams: layout of x's streams; None: x is a primal only, S = 1.
+        centred: True: c = x − mean(x) (layer norm); False: c = x (RMS norm).
     """
     streams = Streams(0, order=1) if streams is None else streams
 
     def mean(t: Tensor) -> Tensor:
         return t.mean(-1, keepdim=True)
 
-    # Split, not sliced: the gradient of a slice fills a stack with zeros.
+    # Split, not sliced: the gradient of each slice would be a full stack, padded with zeros.
     primal, tangents = (x - mean(x) if centred else x).split([1, len(x) - 1])
-    # Divided by a constant close to the root first, so that its square does not overflow.
+    # Divided first by a constant close to the root mean square, so that squares do not overflow.
     near = (mean(primal.detach().square()) + eps).sqrt()
     near = torch.where(near == 0, 1, near)
-    # A variance that has overflowed gives NaN, as torch's layer and group norm do: with 0 a
-    # diverged model would look finite.  Of a mean square torch's RMS norm makes 0.
+    # An overflowed variance gives NaN, as in torch's layer and group norm: with 0 a diverged model
+    # would look finite.  An overflowed mean square gives 0 in torch's RMS norm, and so here.
     near = near.masked_fill(near.isinf(), math.nan if centred else 1)
     r = torch.rsqrt(mean((primal / near).square()) + eps / near / near) / near
     y, z = primal * r, tangents * r
     m = mean(y * z)
     parts = (z - m * y).split([streams.directions, streams.seconds])
-    # y_ij = z_ij − m_ij z_0, the last of `parts`, and what is bilinear in first order: −m_i z_j −
-    # m_j z_i is `crossed`, and `bent` stands before z_0.
+    # y_ij = z_ij − m_ij z_0, the last of `parts`, plus the terms bilinear in first order: `crossed`
+    # gives −m_i z_j − m_j z_i, and `curvature` is the factor of z_0.
     if streams.seconds:
         (slope, _), (first, _) = (t.split([streams.directions, streams.seconds]) for t in (m, z))
-        bent = 3 * streams.quadratic(slope, slope) - mean(streams.quadratic(first, first))
-        parts = parts[0], parts[1] - streams.crossed(slope, first) + bent * y
+        curvature = 3 * streams.quadratic(slope, slope) - mean(streams.quadratic(first, first))
+        parts = parts[0], parts[1] - streams.crossed(slope, first) + curvature * y
     return torch.cat([y, *parts])
 
 
 def layer_norm_jet_reference(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, q: int, summed: int = 0
 ) -> Tensor:
-    """Push a jet as `layer_norm_jet`, in pure torch, on any device."""
+    """Compute `layer_norm_jet` in pure torch, on any device."""
     return _LAYER_NORM.reference(x, None, (weight, bias), eps, q, summed)[0]
 
 
 def rms_norm_jet_reference(
     x: Tensor, weight: Tensor | None, eps: float, q: int, summed: int = 0
 ) -> Tensor:
-    """Push a jet as `rms_norm_jet`, in pure torch, on any device."""
+    """Compute `rms_norm_jet` in pure torch, on any device."""
     return _RMS_NORM.reference(x, None, (weight,), eps, q, summed)[0]
 
 
@@ -95,27 +95,27 @@ def add_layer_norm_jet_reference(
     q: int,
     summed: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Push jets as `add_layer_norm_jet`, in pure torch, on any device."""
+    """Compute `add_layer_norm_jet` in pure torch, on any device."""
     return _LAYER_NORM.reference(x, residual, (weight, bias), eps, q, summed)
 
 
 def add_rms_norm_jet_reference(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, q: int, summed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Push jets as `add_rms_norm_jet`, in pure torch, on any device."""
+    """Compute `add_rms_norm_jet` in pure torch, on any device."""
     return _RMS_NORM.reference(x, residual, (weight,), eps, q, summed)
 
 
 def layer_norm_jet(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, q: int, summed: int = 0
 ) -> Tensor:
-    """Push a 2-jet through layer normalisation over the last dimension.
+    """Return the 2-jet of layer normalisation over the last dimension.
 
     Args:
         x: a stacked jet [S, ..., D].
-        weight: [D] or None; may have another dtype than x. Or [C, D] of x [S, ..., C, D], every row
-            of which has its own, as the groups of a group norm.
-        bias: of weight's shape ([D] without one) or None, added to the primal only; may have
+        weight: [D] or None; may have another dtype than x. For x [S, ..., C, D] also [C, D], with a
+            row for each of the C rows, as for the groups of a group norm.
+        bias: of weight's shape ([D] if that is None) or None, added to the primal only; may have
             another dtype than x.
         eps: added to the variance.
         q, summed: as for `activation_jet`.
@@ -141,14 +141,14 @@ def add_layer_norm_jet(
     q: int,
     summed: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Add two 2-jets and push the sum through layer normalisation, in one pass.
+    """Add two 2-jets, and return the 2-jet of the sum's layer normalisation, in one pass.
 
     Args:
         residual: a stacked jet of x's shape, dtype and device.
         x, weight, bias, eps, q, summed: as for `layer_norm_jet`.
 
     Returns:
-        norm(x + residual), and the sum x + residual that a pre-norm model goes on with, both
+        norm(x + residual), and the sum x + residual, which a pre-norm model also needs, both
         [S, ..., D] of x's dtype.
 
     Examples:
@@ -161,10 +161,10 @@ def add_layer_norm_jet(
 
 
 def rms_norm_jet(x: Tensor, weight: Tensor | None, eps: float, q: int, summed: int = 0) -> Tensor:
-    """Push a 2-jet through RMS normalisation over the last dimension.
+    """Return the 2-jet of RMS normalisation over the last dimension.
 
     Args:
-        weight: as for `layer_norm_jet`. Where a model scales by 1 + w, as Gemma does, give 1 + w.
+        weight: as for `layer_norm_jet`. For a model that scales by 1 + w, as Gemma, pass 1 + w.
         eps: added to the mean square.
         x, q, summed: as for `layer_norm_jet`.
 
@@ -183,7 +183,7 @@ def rms_norm_jet(x: Tensor, weight: Tensor | None, eps: float, q: int, summed: i
 def add_rms_norm_jet(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, q: int, summed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Add two 2-jets and push the sum through RMS normalisation, in one pass.
+    """Add two 2-jets, and return the 2-jet of the sum's RMS normalisation, in one pass.
 
     Arguments and results are those of `add_layer_norm_jet`, without a bias.
 
@@ -202,11 +202,12 @@ def add_rms_norm_jet(
 def jet_mean_squares_reference(
     x: Tensor, q: int, mask: Tensor | None = None, index: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Sum as `jet_mean_squares`, in pure torch, on any device; `index` may repeat numbers."""
+    """Compute `jet_mean_squares` in pure torch, on any device; `index` may have repeated
+    entries."""
     check_shape("mask", mask, x.shape[1:-1])
 
     def mean_square(streams: Tensor) -> Tensor:
-        if mask is not None:  # zero at masked tokens, whatever stood there
+        if mask is not None:  # zero at masked tokens, even if they are NaN
             streams = streams.masked_fill(mask.logical_not().unsqueeze(-1), 0)
         return streams.square().mean(0)
 
@@ -221,21 +222,23 @@ def jet_mean_squares_reference(
 def jet_mean_squares(
     x: Tensor, q: int, mask: Tensor | None = None, index: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return per token the mean over directions of ‖x_i‖², and over pairs of x_ij² by dimension.
+    """Return for each token the mean over directions of ‖x_i‖², and for each token and dimension
+    the mean over pairs of x_ij².
 
-    Along directions of identity covariance their expectations are ‖J_t‖² and ‖H_{t,j}‖²
+    For directions of identity covariance their expectations are ‖J_t‖² and ‖H_{t,j}‖²
     (docs/how_it_works.md).
 
     Args:
         x: a stacked jet [S, ..., D].
         q: number of directions, 1 to 4.
-        mask: bool [...], true where a token counts; elsewhere result and gradient are zero whatever
-            x holds. None: every token counts.
-        index: int64 [n], distinct indices of the last dimension; None: all of them. The CPU refuses
-            repeated or impossible indices; CUDA, where looking would mean waiting, gives NaN.
+        mask: bool [...], true at the tokens to include; at others result and gradient are zero,
+            even if x is NaN. None: all tokens.
+        index: int64 [n], distinct indices of the last dimension; None: all dimensions. Repeated or
+            out-of-range indices raise an error on the CPU; on CUDA, where a check would wait for
+            the GPU, they give NaN.
 
     Returns:
-        [...] and [..., n] in fp32 (fp64 for fp64); n = 0 where x has no pairs.
+        [...] and [..., n] in fp32 (fp64 for fp64); n = 0 if x has no pairs.
 
     Examples:
         >>> jet_mean_squares(torch.tensor([[0.0, 0.0], [3.0, 4.0]]), 1)[0]
@@ -250,9 +253,10 @@ def jet_mean_squares(
 
 
 class _Norm:
-    """Layer norm (centred), which also has a bias and keeps the mean, or RMS norm.
+    """Layer norm (centred; it also has a bias, and saves the mean) or RMS norm.
 
-    The operators' arguments and results in order, those in brackets of layer norm alone:
+    The operators have these arguments and results, in this order; those in brackets only in layer
+    norm:
 
         forward    x, residual, weight, [bias], eps, q, summed -> y, sum, [mean], rstd
         backward   gy, gsum, x, weight, eps, q, [mean], rstd, need_channels, summed
@@ -261,7 +265,7 @@ class _Norm:
 
     def __init__(self, name: str, *, centred: bool) -> None:
         self.name, self.centred = name, centred
-        self.parameters = 2 if centred else 1  # weight, bias; there are as many statistics
+        self.parameters = 2 if centred else 1  # weight, bias; also the number of statistics
         register(
             name,
             fake=self._fake,
@@ -275,33 +279,33 @@ class _Norm:
     def push(
         self, x: Tensor, residual: Tensor | None, affine: Affine, eps: float, q: int, summed: int
     ) -> tuple[Tensor, Tensor]:
-        """Return the norm of x + residual, and that sum, by the operator where there is one."""
+        """Return the norm of x + residual, and that sum, by the operator if it is available."""
         if not available(self.name, x.device, sums=summed > 0):
             return self.reference(x, residual, affine, eps, q, summed)
-        operator, settings = getattr(torch.ops.jachess, self.name), (*affine, eps)
+        operator, affine_and_eps = getattr(torch.ops.jachess, self.name), (*affine, eps)
         if residual is None:
 
             def run(x: Tensor, q: int) -> Tensor:
-                return operator(x, None, *settings, q, summed)[0]  # type: ignore[no-any-return]
+                return operator(x, None, *affine_and_eps, q, summed)[0]  # type: ignore[no-any-return]
 
             return in_passes(run, [x], q, any_number=True), x
 
         def run_sum(x: Tensor, residual: Tensor, q: int) -> tuple[Tensor, Tensor]:
-            return operator(x, residual, *settings, q, summed)[:2]  # type: ignore[no-any-return]
+            return operator(x, residual, *affine_and_eps, q, summed)[:2]  # type: ignore[no-any-return]
 
         return in_passes(run_sum, [x, residual], q, any_number=True)
 
     def reference(
         self, x: Tensor, residual: Tensor | None, affine: Affine, eps: float, q: int, summed: int
     ) -> tuple[Tensor, Tensor]:
-        """Return what `push` does, in pure torch."""
+        """Compute `push` in pure torch."""
         if residual is not None:
             check_shape("residual", residual, x.shape)
             x = x + residual
         weight, bias = (*affine, None)[:2]
-        # A weight for each row of a sample, as of the compiled operators.
-        by_row = weight is not None and weight.ndim == 2 and x.ndim > 2
-        channels = x.shape[-2:] if by_row else x.shape[-1:]
+        # Weights [C, D], a row for each of the C rows, as in the compiled operators.
+        is_by_row = weight is not None and weight.ndim == 2 and x.ndim > 2
+        channels = x.shape[-2:] if is_by_row else x.shape[-1:]
         y = normalised_jet(widened(x), eps, streams_of(x, q, summed), self.centred)
         check_shape("weight", weight, channels)
         check_shape("bias", bias, channels)
@@ -320,7 +324,7 @@ class _Norm:
     def _fake_backward(
         self, gy: Tensor, gsum: Tensor | None, x: Tensor, weight: Tensor | None, *settings: object
     ) -> tuple[Tensor, ...]:
-        need_channels = settings[2 + self.parameters]  # behind eps, q and the statistics
+        need_channels = settings[2 + self.parameters]  # after eps, q and the statistics
         shape = x.shape[-1:] if weight is None else weight.shape
         size = shape if need_channels else (0,)
         dtype = wide_dtype(x.dtype)
@@ -329,8 +333,8 @@ class _Norm:
     def _save(self, ctx: Context, inputs: tuple, output: tuple[Tensor, ...]) -> None:
         x, residual, *affine, eps, q, summed = inputs
         _, total, *statistics = output
-        # Statistics are saved values: a gradient in them would be dropped. That of an unused sum
-        # stays None.
+        # Statistics are saved values, through which no gradient flows. The gradient of an unused
+        # sum stays None.
         ctx.mark_non_differentiable(*statistics, *((total,) if residual is None else ()))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x if residual is None else total, affine[0], *statistics)
@@ -365,7 +369,7 @@ class _Norm:
     ) -> Gradients:
         gy, x, weight = ctx.saved_tensors
         eps, q, summed, need_channels, has_gsum = ctx.constants
-        # No gradient depends on the bias; zeros stand in for it.
+        # No gradient depends on the bias: zeros are used for it.
         ones = x.new_ones(x.shape[-1], dtype=wide_dtype(x.dtype))
         scale = ones if weight is None else weight
         affine = [scale, torch.zeros_like(scale, dtype=ones.dtype)][: self.parameters]

@@ -7,9 +7,9 @@ With inputs a_n ∈ R^{T×d} and cotangents δ^l_{n,c} ∈ R^{T×e_l} of layers 
         K[c, n, c', m] = Σ_l Σ_{blocks of rows r} ⟨G^l_{n,c}[r], G^l_{m,c'}[r]⟩
 
 A, `jachess::ntk_gram`, multiplies the two Gram matrices while their tiles are in registers or
-cache; on a GPU torch's products take single positions and wide layers, where writing the tiles
-costs less (`tiles_by_torch`). B writes a block of rows of every per-sample gradient, small enough
-for the cache, and multiplies it with torch's matrix products.
+cache; on a GPU torch's matrix products are used for single positions and wide layers, where writing
+the tiles costs less (`tiles_by_torch`). B writes a block of rows of every per-sample gradient,
+small enough for the cache, and multiplies it by torch's matrix products.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from .library import (
     widened,
 )
 
-# Rows, of outputs and positions, along a side of a tile of form A in torch: in a CPU's cache, and
-# enough for every multiprocessor of a GPU.
+# Rows (outputs times positions) along a side of a tile of form A in torch: few enough for a CPU's
+# cache, and many enough for all multiprocessors of a GPU.
 _TILE_ROWS, _GPU_TILE_ROWS = 512, 4096
-_FEW_PAIRS = 4  # of positions, for which the kernel's sums cost more than its products
-_WIDE = 2000  # features, from which 16-bit products take longer than their tiles' way to memory
+_FEW_PAIRS = 4  # of positions: up to this number the kernel's sums cost more than its products
+_WIDE = 2000  # features: from this number on, 16-bit products take longer than writing the tiles
 WORKSPACE = 128 * 2**20
 # On a Zen 4 core (1 MiB of L2, 32 MiB of L3), blocks of 3 to 6 MiB are written at 75 to 90 % of the
 # rate of large products and multiplied at 100 %; 36 MiB of fresh memory at 28 and 80 %.
 _CACHE_BYTES = 6 * 2**20
-_LEAST_ROWS = 32  # fewer make the products of single samples too small: 4 run at half the rate
+_LEAST_ROWS = 32  # with fewer, products of single samples are too small: 4 run at half the rate
 _STRIP = 32  # rows of a strip of the upper triangle of a symmetric product
 
 
@@ -47,7 +47,7 @@ _STRIP = 32  # rows of a strip of the upper triangle of a symmetric product
 
 
 def _needs_derivative(*operands: Tensor | Sequence[Tensor] | None) -> bool:
-    """Return whether autograd or a transform of torch.func asks for a derivative."""
+    """Return whether autograd or a transform of torch.func differentiates any of the operands."""
     tensors = [t for x in operands for t in ([x] if isinstance(x, Tensor) else x or [])]
     return transformed() or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
 
@@ -58,11 +58,12 @@ def _checked(
     other_inputs: Tensor | None,
     other_cotangents: Sequence[Tensor] | None,
 ) -> tuple[Tensor, Sequence[Tensor], Tensor, Sequence[Tensor]]:
-    """Check both sides; without another, the right side is the left one.
+    """Check both sides' operands, and return them; a missing right side is replaced by the left
+    one.
 
     Raises:
-        ValueError: shapes that do not fit together; one side of the right without the other.
-        TypeError: a dtype other than the four, or several.
+        ValueError: shapes do not match; or only one of other_inputs and other_cotangents is given.
+        TypeError: the operands have several dtypes, or not float64, float32, bfloat16 or float16.
     """
     if (other_inputs is None) != (other_cotangents is None):
         raise ValueError("pass both other_inputs and other_cotangents, or neither.")
@@ -108,21 +109,24 @@ def _sides(
     other_inputs: Tensor | None,
     other_cotangents: Sequence[Tensor] | None,
 ) -> tuple[Tensor, list[Tensor], Tensor, list[Tensor]]:
-    """Check as `_checked`, and widen."""
-    a, deltas, b, others = _checked(inputs, cotangents, other_inputs, other_cotangents)
+    """Return the operands of both sides as `_checked`, in the dtype of sums, and with infinite or
+    NaN inputs at unused positions set to 0."""
+    a, deltas, b, right_deltas = _checked(inputs, cotangents, other_inputs, other_cotangents)
     left = _widened(a, deltas)
-    return *left, *(left if other_inputs is None else _widened(b, others))
+    return *left, *(left if other_inputs is None else _widened(b, right_deltas))
 
 
 def _widened(inputs: Tensor, cotangents: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     a, deltas = widened(inputs), [widened(delta) for delta in cotangents]
-    # Finite inputs stay, since the gradient of a cotangent that is zero needs them.
+    # Finite inputs at unused positions are kept: the gradient of a zero cotangent depends on them.
     return a.masked_fill(_unused_positions(deltas) & ~a.isfinite(), 0), deltas
 
 
 def _unused_positions(cotangents: Sequence[Tensor]) -> Tensor:
-    """Return [N, T, 1] bool, True where all cotangents are zero: such a position adds nothing, even
-    with an infinite input, which 0 would multiply to NaN."""
+    """Return [N, T, 1] bool, True at positions where all cotangents are zero.
+
+    They contribute nothing to the kernel, even if the input is infinite, where 0 · ∞ would be NaN.
+    """
     return ~torch.stack([delta.ne(0).any(-1).any(0) for delta in cotangents]).any(0)[..., None]
 
 
@@ -135,21 +139,23 @@ def ntk_gram(
     other_inputs: Tensor | None = None,
     other_cotangents: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """Sum form A tile by tile, without an [N T, M T'] matrix.
+    """Return the kernel K computed in form A tile by tile, without an [N T, M T'] matrix.
 
-    Positions whose cotangents are all zero (padding, or what no output depends on) add nothing,
-    whatever their inputs hold; on the CPU they cost nothing either. On a GPU fp64 has no kernel.
+    Positions whose cotangents are all zero (padding, or positions that no output depends on)
+    contribute nothing, even if their inputs are infinite or NaN; on the CPU they take no time. On a
+    GPU there is no kernel for fp64.
 
     Args:
         inputs: a, [N, T, d]; fp64, fp32, bf16 or fp16 (16-bit types are summed in fp32); any
             strides, any size including zero.
-        cotangents: δ^l, each [C, N, T, e_l], of the layers that share these inputs; of a's dtype.
+        cotangents: δ^l, [C, N, T, e_l] each, of the layers that share these inputs; of a's dtype.
         other_inputs, other_cotangents: [M, T', d] and [C, M, T', e_l] of the right side; None:
-            the left side itself, each pair computed once.
+            those of the left side, with each pair computed once.
 
     Returns:
-        K, [C, N, C, M], fp64 where the inputs are, else fp32; with itself exactly symmetric, and
-        independent of the number of threads. Where a gradient is needed, the reference's.
+        K, [C, N, C, M], fp64 for fp64 inputs, else fp32; exactly symmetric without a right side,
+        and independent of the number of threads. If a derivative is needed, the reference computes
+        it.
 
     Examples:
         >>> inputs, cotangents = torch.ones(2, 3, 4), [torch.ones(1, 2, 3, 5)]
@@ -162,30 +168,30 @@ def ntk_gram(
     if not has_kernel or (inputs.is_cuda and inputs.dtype == torch.float64):
         return ntk_gram_reference(*operands)
     if inputs.is_cuda:
-        a, deltas, b, others = _checked(*operands)
+        a, deltas, b, right_deltas = _checked(*operands)
         if tiles_by_torch(a, deltas, b):
-            return _gram_by_torch(a, deltas, b, others)
+            return _gram_by_torch(a, deltas, b, right_deltas)
     return torch.ops.jachess.ntk_gram(
         inputs, list(cotangents), other_inputs, list(other_cotangents or [])
     )
 
 
 def _gram_by_torch(
-    a: Tensor, deltas: Sequence[Tensor], b: Tensor, others: Sequence[Tensor]
+    a: Tensor, deltas: Sequence[Tensor], b: Tensor, right_deltas: Sequence[Tensor]
 ) -> Tensor:
     """Compute `ntk_gram` by torch's products, in the operands' dtype; not differentiable."""
     left = a.masked_fill(_unused_positions(deltas), 0)
-    symmetric = b is a and others is deltas
-    right = left if symmetric else b.masked_fill(_unused_positions(others), 0)
-    return _tiles(left, deltas, right, others, _GPU_TILE_ROWS)
+    symmetric = b is a and right_deltas is deltas
+    right = left if symmetric else b.masked_fill(_unused_positions(right_deltas), 0)
+    return _tiles(left, deltas, right, right_deltas, _GPU_TILE_ROWS)
 
 
 def tiles_by_torch(inputs: Tensor, cotangents: Sequence[Tensor], other_inputs: Tensor) -> bool:
     """Return whether torch's products on a GPU compute form A faster than the kernel.
 
     Args:
-        inputs, cotangents: of the left side, as for `ntk_gram`.
-        other_inputs: of the right side.
+        inputs, cotangents: operands of the left side, as for `ntk_gram`.
+        other_inputs: inputs of the right side.
 
     Examples:
         >>> single = torch.empty(8, 1, 384), torch.empty(2, 8, 1, 384), torch.empty(5, 4, 384)
@@ -205,20 +211,23 @@ def ntk_gram_reference(
     other_inputs: Tensor | None = None,
     other_cotangents: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """Sum as `ntk_gram`, in pure torch, on any device."""
+    """Compute `ntk_gram` in pure torch, on any device."""
     return _tiles(*_sides(inputs, cotangents, other_inputs, other_cotangents), _TILE_ROWS)
 
 
 def _tiles(
-    left: Tensor, deltas: Sequence[Tensor], right: Tensor, others: Sequence[Tensor], most: int
+    left: Tensor, deltas: Sequence[Tensor], right: Tensor, right_deltas: Sequence[Tensor], most: int
 ) -> Tensor:
-    """Return K by tiles of at most ``most`` rows a side, but at least one sample.
+    """Return K, computed in tiles of at most ``most`` rows a side, but at least one sample.
 
-    If ``right`` is ``left``, the cotangents are the same, too, and K is symmetric.
+    Args:
+        left, right: inputs of both sides; the same tensor for a symmetric K, whose cotangents are
+            then also the same.
+        deltas, right_deltas: cotangents of both sides.
     """
     symmetric = right is left
     delta = _side_by_side(deltas)
-    other = delta if symmetric else _side_by_side(others)
+    right_delta = delta if symmetric else _side_by_side(right_deltas)
     outputs, count, positions, _ = delta.shape
     other_count, other_positions = right.shape[:2]
     kernel = left.new_zeros(outputs, count, outputs, other_count, dtype=wide_dtype(left.dtype))
@@ -230,7 +239,7 @@ def _tiles(
         rows = slice(i, i + step)
         for j in range(i if symmetric else 0, other_count, other_step):
             columns = slice(j, j + other_step)
-            tile = _tile(left[rows], delta[:, rows], right[columns], other[:, columns])
+            tile = _tile(left[rows], delta[:, rows], right[columns], right_delta[:, columns])
             if symmetric and i == j:
                 tile = (tile + tile.permute(2, 3, 0, 1)) / 2  # exactly symmetric
             kernel[:, rows, :, columns] = tile
@@ -240,21 +249,27 @@ def _tiles(
 
 
 def _side_by_side(cotangents: Sequence[Tensor]) -> Tensor:
-    """Return [C, N, T, Σ e_l], whose products are the sums of those of all layers."""
+    """Return the layers' cotangents concatenated, [C, N, T, Σ e_l]: inner products of these are the
+    sums of the layers' inner products."""
     return torch.cat(list(cotangents), -1) if len(cotangents) > 1 else cotangents[0]
 
 
-def _tile(a: Tensor, delta: Tensor, b: Tensor, other: Tensor) -> Tensor:
-    """Return [C, n, C, m] of n samples a [n, T, d] and m samples b [m, T', d]."""
+def _tile(a: Tensor, delta: Tensor, b: Tensor, right_delta: Tensor) -> Tensor:
+    """Return the kernel [C, n, C, m] of n samples and m samples.
+
+    Args:
+        a, delta: inputs [n, T, d] and cotangents [C, n, T, e] of the n samples.
+        b, right_delta: inputs [m, T', d] and cotangents [C, m, T', e] of the m samples.
+    """
     gram = _products(a.flatten(0, 1), b.flatten(0, 1))
-    products = _products(delta.flatten(0, 2), other.flatten(0, 2))
-    # [C, n, T, C, m, T'] times the inputs' products, which serve every pair of outputs.
-    products = products.view(*delta.shape[:3], *other.shape[:3])
+    products = _products(delta.flatten(0, 2), right_delta.flatten(0, 2))
+    # [C, n, T, C, m, T'] times the inputs' products, which are the same for all pairs of outputs.
+    products = products.view(*delta.shape[:3], *right_delta.shape[:3])
     return (products * gram.view(*a.shape[:2], 1, *b.shape[:2])).sum((2, 5))
 
 
 def _products(a: Tensor, b: Tensor) -> Tensor:
-    """Return a bᵀ in the dtype of sums; a [m, k], b [n, k]."""
+    """Return a bᵀ, [m, n], of a [m, k] and b [n, k], in the dtype of sums."""
     if a.is_cuda and a.itemsize == 2:
         return torch.mm(a, b.T, out_dtype=torch.float32)
     return widened(a) @ widened(b).T
@@ -283,21 +298,21 @@ def ntk_materialised(
     other_cotangents: Sequence[Tensor] | None = None,
     workspace: int = WORKSPACE,
 ) -> Tensor:
-    """Sum form B block by block, without the whole gradient of a sample.
+    """Return the kernel K computed in form B block by block, without full per-sample gradients.
 
     Args:
         inputs, cotangents, other_inputs, other_cotangents: as for `ntk_gram`.
-        workspace: bytes that the blocks of gradients may take, at the least one row of every
-            gradient. It changes the last bits.
+        workspace: number of bytes for the blocks of gradients, which have at least one row of every
+            gradient. It changes the rounding of the result.
 
     Returns:
-        K, as for `ntk_gram`. Where a gradient is needed, that of `ntk_materialised_reference`.
+        K, as for `ntk_gram`. If a derivative is needed, `ntk_materialised_reference` computes it.
 
     Raises:
-        ValueError: shapes that do not fit together; one side of the right without the other; a
-            workspace below 1.
-        TypeError: a dtype other than the four, or several.
-        RuntimeError: operands on several devices.
+        ValueError: shapes do not match; only one of other_inputs and other_cotangents is given; or
+            ``workspace`` is below 1.
+        TypeError: the operands have several dtypes, or not float64, float32, bfloat16 or float16.
+        RuntimeError: the operands are on several devices.
 
     Examples:
         >>> inputs, cotangents = torch.ones(2, 3, 4), [torch.ones(1, 2, 3, 5)]
@@ -313,16 +328,17 @@ def ntk_materialised(
     operands = (inputs, cotangents, other_inputs, other_cotangents)
     if _needs_derivative(*operands):
         return ntk_materialised_reference(*operands)
-    a, deltas, b, others = _sides(*operands)
+    a, deltas, b, right_deltas = _sides(*operands)
     symmetric = other_inputs is None
     outputs, count, other_count = deltas[0].shape[0], a.shape[0], b.shape[0]
     kernel = a.new_zeros(count * outputs, other_count * outputs)
-    for delta, other in zip(deltas, others, strict=True):
+    for delta, right_delta in zip(deltas, right_deltas, strict=True):
         vectors = outputs * (count if symmetric else count + other_count)
         row_bytes = max(1, vectors * a.shape[-1] * a.itemsize)
         step = min(max(_LEAST_ROWS, _CACHE_BYTES // row_bytes), workspace // row_bytes)
         step = max(1, min(step, delta.shape[-1]))
-        # The blocks share memory: fresh pages would cost more than the product.
+        # All blocks use the same memory: page faults of fresh memory would cost more than a
+        # product.
         memory = a.new_empty(outputs * count * step * a.shape[-1])
         other_memory = a.new_empty(0 if symmetric else outputs * other_count * step * a.shape[-1])
         for start in range(0, delta.shape[-1], step):
@@ -330,15 +346,21 @@ def ntk_materialised(
             if symmetric:
                 _add_upper_triangle(kernel, block)
             else:
-                other_block = _rows(b, other[..., start : start + step], other_memory)
-                kernel += rows_times(block, other_block, _STRIP)
+                right_block = _rows(b, right_delta[..., start : start + step], other_memory)
+                kernel += rows_times(block, right_block, _STRIP)
     if symmetric:
         kernel = kernel.triu() + kernel.triu(1).T
     return kernel.view(count, outputs, other_count, outputs).permute(1, 0, 3, 2)
 
 
 def _rows(a: Tensor, delta: Tensor, memory: Tensor) -> Tensor:
-    """Return these rows of all gradients, [N C, rows d], by one batched product over samples."""
+    """Return some rows of all per-sample gradients, [N C, rows · d], by one batched product.
+
+    Args:
+        a: inputs, [N, T, d].
+        delta: the rows' cotangents, [C, N, T, rows].
+        memory: a buffer for the result.
+    """
     outputs, count, positions, rows = delta.shape
     transposed = delta.permute(1, 0, 3, 2).reshape(count, outputs * rows, positions)
     shape = (count, outputs * rows, a.shape[-1])
@@ -348,6 +370,7 @@ def _rows(a: Tensor, delta: Tensor, memory: Tensor) -> Tensor:
 
 
 def _add_upper_triangle(kernel: Tensor, block: Tensor) -> None:
+    """Add the upper triangle of block blockᵀ to the kernel, strip by strip."""
     for start in range(0, kernel.shape[0], _STRIP):
         strip = block[start : start + _STRIP]
         kernel[start : start + _STRIP, start:] += rows_times(strip, block[start:], len(strip))
@@ -359,18 +382,18 @@ def ntk_materialised_reference(
     other_inputs: Tensor | None = None,
     other_cotangents: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """Sum as `ntk_materialised`, one layer's whole gradients at a time."""
-    a, deltas, b, others = _sides(inputs, cotangents, other_inputs, other_cotangents)
+    """Compute `ntk_materialised` in pure torch, from one layer's full gradients at a time."""
+    a, deltas, b, right_deltas = _sides(inputs, cotangents, other_inputs, other_cotangents)
     outputs, count, other_count = deltas[0].shape[0], a.shape[0], b.shape[0]
     kernel = a.new_zeros(outputs * count, outputs * other_count)
-    for delta, other in zip(deltas, others, strict=True):
+    for delta, right_delta in zip(deltas, right_deltas, strict=True):
         left = _gradients(a, delta)
-        kernel = kernel + left @ (left if other_inputs is None else _gradients(b, other)).T
+        kernel = kernel + left @ (left if other_inputs is None else _gradients(b, right_delta)).T
     if other_inputs is None:
         kernel = (kernel + kernel.T) / 2  # exactly symmetric
     return kernel.view(outputs, count, outputs, other_count)
 
 
 def _gradients(a: Tensor, delta: Tensor) -> Tensor:
-    """Return every gradient as a row, [C n, e d]."""
+    """Return the per-sample gradients δᵀ a as rows, [C n, e d]."""
     return torch.einsum("cntr,ntk->cnrk", delta, a).flatten(2).flatten(0, 1)

@@ -4,8 +4,8 @@ With c_i = s_i − Σ p s_i (docs/how_it_works.md, softmax):
 
     p_i = p c_i;   p_ij = p_j c_i + p (s_ij − Σ (p_j c_i + p s_ij))
 
-p_j and c_i are both centred: an offset common to a row of tangents would else be squared before it
-cancels.
+p_j and c_i are both centred: otherwise an offset common to a row of tangents would be squared
+before it cancels.
 """
 
 import torch
@@ -15,19 +15,19 @@ from .library import Streams, available, in_passes, register_operator, streams_o
 
 
 def softmax_stack(s: Tensor, streams: Streams, masked: bool = False, dim: int = -1) -> Tensor:
-    """Return the stack of the softmax of a stack [S, ...].
+    """Return the softmax of a stacked jet [S, ...].
 
     Args:
-        dim: the dimension of the softmax, negative: counted from the last.
+        dim: the dimension of the softmax, counted from the last (negative).
         masked: as for `softmax_jet`.
     """
-    # Hidden rows are replaced before the softmax: 0 · NaN would make their gradient NaN.
+    # Fully hidden rows are replaced before the softmax: 0 · NaN would make their gradient NaN.
     hidden = torch.isneginf(s[0]).all(dim, keepdim=True) & masked
     p = torch.softmax(s[0].masked_fill(hidden, 0), dim).masked_fill(hidden, 0)
     _, first, second = s.split([1, streams.directions, streams.seconds])
     c = first - (p * first).sum(dim, keepdim=True)
     y = [p.unsqueeze(0), p * c]
-    # cross = c_i p_j = p c_i c_j, whose sum over the row has to be taken off again.
+    # cross = c_i p_j = p c_i c_j, whose sum over the row has to be subtracted.
     if streams.seconds:
         cross = streams.quadratic(c, y[1])
         y.append(cross + p * (second - (cross + p * second).sum(dim, keepdim=True)))
@@ -35,11 +35,11 @@ def softmax_stack(s: Tensor, streams: Streams, masked: bool = False, dim: int = 
 
 
 def softmax_stack_gradient(g: Tensor, s: Tensor, streams: Streams) -> Tensor:
-    """Return the gradient of a stack s, [S, ..., N], from that of its softmax over the last
-    dimension; zeros in rows whose primal scores are all −inf.
+    """Return the gradient of a stacked jet s, [S, ..., N], from the gradient g of its softmax over
+    the last dimension; zeros in rows whose primal scores are all −inf.
 
-    Without autograd, which does not reach into operators. With h_n = g_n − Σ p g_n and
-    w_i = g_i + Σ_n h_n c_j:
+    It does not use autograd, which cannot differentiate within an operator. With h_n = g_n − Σ p
+    g_n and w_i = g_i + Σ_n h_n c_j:
 
         s̄_n = p h_n;   s̄_i = p (w_i − Σ p w_i);   s̄ = p (p̄ − Σ p p̄),
         p̄ = g + Σ_i (g_i − Σ p w_i) c_i + Σ_n h_n (t_n − Σ p t_n),   t_n = s_n + c_i c_j
@@ -66,18 +66,18 @@ def softmax_stack_gradient(g: Tensor, s: Tensor, streams: Streams) -> Tensor:
 
 
 def softmax_jet_reference(x: Tensor, q: int, masked: bool = False, summed: int = 0) -> Tensor:
-    """Push a jet as `softmax_jet`, in pure torch, on any device."""
+    """Compute `softmax_jet` in pure torch, on any device."""
     return softmax_stack(widened(x), streams_of(x, q, summed), masked).to(x.dtype)
 
 
 def softmax_jet(x: Tensor, q: int, masked: bool = False, summed: int = 0) -> Tensor:
-    """Push a 2-jet through a softmax over the last dimension.
+    """Return the 2-jet of the softmax over the last dimension.
 
     Args:
         x: the scores, a stacked jet [S, ..., N].
         q, summed: as for `activation_jet`.
-        masked: a row whose primal scores are all −inf gives zeros, as in torch's attention; else
-            NaN, as in torch's softmax.
+        masked: whether a row whose primal scores are all −inf gives zeros, as in torch's attention;
+            False: it gives NaN, as in torch's softmax.
 
     Returns:
         [S, ..., N] of x's dtype.

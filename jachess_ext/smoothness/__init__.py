@@ -1,4 +1,4 @@
-"""Smoothness of a model (docs/how_it_works.md): estimators, layer weights, the regulariser."""
+"""Smoothness of a model: estimators, and the regulariser (docs/how_it_works.md)."""
 
 from . import reverse as reverse  # registers its engine
 from .estimators import Smoothness, smoothness

@@ -12,33 +12,33 @@ from ..ops.directions import Distribution as Distribution
 from ..ops.directions import sample_directions, token_numbers
 
 Use = Literal["directions", "dimensions", "calibration directions", "calibration dimensions"]
-# With the use, 62 bits: what is left of the operator's offset in an int64 without its sign.
+# With 2 bits for the use, these are the 62 bits of the operator's offset.
 _RANK_BITS, _STEP_BITS, _DRAW_BITS = 11, 27, 22
 
 
 def fresh_seed() -> int:
-    """Draw 63 random bits from torch's global CPU generator, which `torch.manual_seed` seeds.
+    """Return a seed of 63 random bits from torch's global CPU generator (`torch.manual_seed`).
 
-    Directions are computed from the seed, so they are the same on every device.
+    Directions depend on the seed only, so they are the same on every device.
     """
     return int(torch.randint(2**63 - 1, (), device="cpu"))
 
 
 @dataclass
 class DrawCounter:
-    """The random numbers of every draw, as the operator's seed and offset.
+    """Counter of draws, which gives every draw the operator's seed and a different offset.
 
     The offset's 62 bits are, from the top: the use (2 bits), the rank (11), the step (27) and the
-    number of the draw within the step (22).  No two draws of one seed share a number, and a resumed
-    run needs only the seed and the step.
+    number of the draw within the step (22).  No two draws with one seed share random numbers, and a
+    resumed run needs only the seed and the step.
 
     Attributes:
-        seed: any 64-bit integer, or an int64 scalar on the device that draws.
-        use: what the numbers are for.
+        seed: any 64-bit integer, or an int64 scalar on the drawing device.
+        use: the purpose of the numbers.
         step: number of the training step, or of the calibration batch; as an int64 scalar on the
-            device that draws, it may change between the replays of a CUDA graph.
-        rank: rank of a process that draws for rows of the batch of its own.
-        drawn: number of draws in this step.
+            drawing device, it may change between the replays of a CUDA graph.
+        rank: rank of this process, if ranks draw for different rows.
+        drawn: number of draws so far in this step.
 
     Example:
         >>> counter = DrawCounter(seed=0)
@@ -53,13 +53,13 @@ class DrawCounter:
     drawn: int = 0
 
     def next_offset(self) -> int | Tensor:
-        """Return the offset of the next draw, and count it; a tensor where the step is one.
+        """Return the offset of the next draw, and count the draw; a tensor if the step is one.
 
         Raises:
             ValueError: the step, the rank or the number of draws does not fit in its bits.
         """
-        # A step on the device cannot be checked without waiting for it: it is added at the end, to
-        # bits that are zero.
+        # A step on the device cannot be checked without a copy to the host: its bits are left zero
+        # here, and it is added at the end.
         on_device = isinstance(self.step, Tensor)
         offset = get_args(Use).index(self.use)
         parts = {"rank": _RANK_BITS, "step": _STEP_BITS, "drawn": _DRAW_BITS}
@@ -82,16 +82,16 @@ def draw_directions(
     distribution: Distribution = "gaussian",
     counter: DrawCounter | None = None,
 ) -> Tensor:
-    """Draw ``count`` independent directions for embeddings ``like``.
+    """Draw ``count`` independent random directions for token embeddings.
 
-    Tokens are numbered row by row, and their numbers decide what is drawn: padding on either side,
-    dtype and device change nothing.
+    The draw depends on the real tokens' numbers, counted row by row, but not on padding, dtype or
+    device.
 
     Args:
-        like: ``[B, T, d]`` embeddings; gives shape, dtype and device.
-        mask: ``[B, T]``, true at real tokens.
-        distribution: both have identity covariance; Rademacher entries are ±1.
-        counter: chooses the random numbers, and counts this draw; None takes a fresh seed.
+        like: embeddings ``[B, T, d]``, whose shape, dtype and device the directions have.
+        mask: ``[B, T]``, true at real tokens; None: all.
+        distribution: "gaussian" or "rademacher" (entries ±1); both have identity covariance.
+        counter: the counter that selects the random numbers; None: one with a fresh seed.
 
     Returns:
         ``[count, B, T, d]``, zero at padded positions.

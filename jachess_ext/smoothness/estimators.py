@@ -1,8 +1,8 @@
 """`jx.smoothness`: how strongly hidden states depend on token embeddings.
 
-Two estimators share a forward pass of the model with its token embeddings replaced (`run_model`):
-the forward one here takes every layer, token and dimension from one Taylor-mode pass; the other is
-in `reverse`.
+Two estimators share a forward pass of the model with replaced token embeddings (`run_model`): the
+forward estimator, in this file, computes every layer, token and dimension in one Taylor-mode pass;
+the reverse estimator is in `reverse`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..jet.passes.eager import make_input
 from ..jet.passes.fsdp import jets_through_fsdp
 from ..jet.passes.scope import open_pass
 from ..jet.rows.check import Generators
-from ..jet.rows.sameness import CHANGES, require_same
+from ..jet.rows.sameness import CAUSES, require_same
 from ..models import TWO_STACKS, backbone_of, hooked_embeddings, padding_mask, unwrapped
 from ..ops import jet_mean_squares, library
 from ..torch_private import functional as F
@@ -48,7 +48,7 @@ from .settings import (
 Replace = Callable[[Tensor, Tensor], Tensor]
 _DIFFERS = (
     f"more than {MAX_DIRECTIONS} directions take several passes, and the model is not the same "
-    f"function in each: {CHANGES}. Call eval(), or take {MAX_DIRECTIONS} directions at most"
+    f"function in each: {CAUSES}. Call eval(), or take {MAX_DIRECTIONS} directions at most"
 )
 _NO_HIDDEN_STATES = (
     "the model returned no hidden states; expected a transformers model (or one like it) that "
@@ -65,7 +65,7 @@ class Smoothness:
         hessian: ``[K]``; batch mean of Σ_t Σ_{j∈D} ‖H_{t,j}‖_F; None with ``hessian=False``.
         jacobian_tokens, hessian_tokens: ``[K, B, T]``, per token; zero where a token is padding or
             out of scope.  ``layers="logits"`` of a classifier has T = 1.
-        tokens: ``[B, T]`` booleans: the tokens that count.
+        tokens: ``[B, T]`` booleans, true at the real tokens in scope.
 
     Example:
         >>> norms = jx.smoothness(model, batch, hessian=False)
@@ -106,33 +106,35 @@ def smoothness(
 ) -> Smoothness:
     """Estimate norms of ∂z/∂x and ∂²z/∂x² of a model's block outputs z (Eq. 5–7 of the paper).
 
-    The block outputs are the model's ``hidden_states[1:]``; the derivatives are with respect to
-    what its embedding layer returns.  Differentiable unless under ``torch.no_grad()``.  The model
-    runs as it is: call ``model.eval()`` first for a figure without dropout noise.
+    The block outputs are the model's ``hidden_states[1:]``; x is the output of its embedding layer.
+    The result is differentiable unless under ``torch.no_grad()``.  The model runs in its current
+    mode: call ``model.eval()`` first for results without dropout noise.
 
     Args:
         model: a transformers model (or one with ``get_input_embeddings`` and ``hidden_states``).
-        batch: what a collator yields: input_ids or inputs_embeds, attention_mask, ...
+        batch: a batch as a collator yields it: input_ids or inputs_embeds, attention_mask, ...
         engine: "jet": one Taylor-mode pass. "reverse": Eq. 5 and 6, many backward passes.
-        directions: random directions (jet: 1..4, the Hessian needs 2) or projections (reverse).
+        directions: number of random directions (jet; the Hessian needs 2 or more) or projections
+            (reverse).
         layers: "all" blocks, a list of block numbers from 0, or "logits".
-        scope: "all" real tokens, the "first" ([CLS]) or the "last" real one.
-        dimensions: how many output dimensions D to sample per layer, afresh in every call; or
-            "all", whose sum is scaled by 10/d so that it means the same.
-        hessian: False computes first derivatives only.
-        seed: any 64-bit integer. Same seed and step, same directions and dimensions, however the
-            batch is padded, in every precision and on every device; None draws a fresh seed from
-            torch's global CPU generator, which `torch.manual_seed` makes repeatable.
-        step: other directions and dimensions of the same seed, independent of other steps'.
+        scope: "all" real tokens, the "first" ([CLS]) or the "last" real token.
+        dimensions: number of output dimensions D to sample per layer, anew in every call; or "all",
+            whose sum is scaled by 10/d so that it is comparable.
+        hessian: whether to compute second derivatives too.
+        seed: any 64-bit integer. The same seed and step give the same directions and dimensions,
+            independently of padding, precision and device; None: a seed drawn from torch's global
+            CPU generator (`torch.manual_seed`).
+        step: number of the step; every step of a seed draws independent directions and dimensions.
         hessian_norm: "per_dimension", Σ_j ‖H_j‖_F as in Eq. 7; "tensor", √(Σ_j ‖H_j‖_F²) over all
             dimensions.
-        squared: squares in place of norms; every estimator of these is unbiased.
-        distribution: of the directions, "gaussian" or "rademacher".
+        squared: whether to return squared norms, whose estimators are unbiased.
+        distribution: distribution of the directions, "gaussian" or "rademacher".
 
     Raises:
-        TypeError, ValueError: bad arguments; a batch without inputs, with an all-padding row or a
-            mask of the wrong shape; NaN embeddings; a model without hidden states.
-        MissingJetRule: the model uses an operation the jet engine has no rule for.
+        TypeError, ValueError: an argument is invalid; the batch has no inputs, an all-padding row
+            or a mask of the wrong shape; embeddings are not finite; the model returns no hidden
+            states.
+        MissingJetRule: the model uses an operation that the jet engine has no rule for.
 
     Example:
         >>> norms = jx.smoothness(model, batch, layers=[-1], seed=0)
@@ -160,7 +162,10 @@ def smoothness(
 def measure(
     model: nn.Module, batch: Mapping[str, Tensor], settings: Settings, random: Randomness
 ) -> tuple[Smoothness, ForwardPass]:
-    """Run the engine that ``settings`` names; without a graph under ``torch.no_grad()``."""
+    """Return the smoothness measured by the engine ``settings.engine``, and its forward pass.
+
+    The norms have no graph under ``torch.no_grad()``.
+    """
     jacobian, hessian, tokens, result = ENGINES[settings.engine](model, batch, settings, random)
     if not torch.is_grad_enabled():
         jacobian, hessian = jacobian.detach(), None if hessian is None else hessian.detach()
@@ -170,9 +175,9 @@ def measure(
 
 # ---- a pass of the model ------------------------------------------------------------------------
 #
-# The batch goes to the model as it is, so that position ids, pooling positions and masks stay those
-# that the model itself derives from ``input_ids``.  A hook that lives for the call replaces what
-# the embedding layer returns.
+# The batch is passed to the model unchanged, so that position ids, pooling positions and masks are
+# those that the model itself derives from ``input_ids``.  A temporary hook replaces the output of
+# the embedding layer.
 
 
 @dataclass
@@ -180,11 +185,12 @@ class ForwardPass:
     """Results of a forward pass.
 
     Attributes:
-        embeddings: ``[B, T, d]``, the plain embeddings x.
+        embeddings: the plain embeddings x, ``[B, T, d]``.
         mask: ``[B, T]``, true at real tokens.
-        blocks: K tensors ``[B, T, d]``, the model's ``hidden_states[1:]``.
-        output: the model's output, plain tensors only.
-        logits: the model's logits (a jet in a jet pass that went through the head), or None.
+        blocks: the model's ``hidden_states[1:]``, K tensors or jets ``[B, T, d]``.
+        output: the model's output, with plain tensors instead of jets.
+        logits: the model's logits, a jet if the jets were passed through the head; None if it
+            returns none.
     """
 
     embeddings: Tensor
@@ -197,12 +203,12 @@ class ForwardPass:
 def run_model(
     model: nn.Module, batch: Mapping[str, Tensor], enter: Replace, *, through_head: bool = True
 ) -> ForwardPass:
-    """Call ``model(**batch)`` with its embeddings x replaced by ``enter(x, mask)``.
+    """Run ``model(**batch)`` with its embeddings x replaced by ``enter(x, mask)``.
 
     Args:
         enter: returns a jet with the primal x, or x itself.
-        through_head: False passes only primals to the head, so that head and loss cost no more
-            than without jets.
+        through_head: whether the head gets jets; False: only primals, so that head and loss cost no
+            more than without jets.
 
     Raises:
         ValueError: the model returns no hidden states, or has no embedding layer to hook.
@@ -212,7 +218,7 @@ def run_model(
 
     def collect_states(module: nn.Module, args: object, output: object) -> object:
         """Collect the backbone's hidden states, and pass primals on to the head."""
-        # The model's own output then holds no jets any more.
+        # The hidden states are collected here since the model's own output will hold only primals.
         states = _field(output, "hidden_states")
         if states and len(states) > 1:
             collected.append(states)
@@ -247,7 +253,8 @@ def _field(output: object, name: str) -> Any:
 
 
 def _arguments(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the batch with the switches that the model's ``forward`` takes."""
+    """Return the batch as arguments of the model's ``forward``, with output_hidden_states, and with
+    return_dict and use_cache if it has them."""
     parameters = inspect.signature(unwrapped(model).forward).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if "output_hidden_states" not in parameters and not takes_any:
@@ -263,27 +270,29 @@ def _arguments(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def chi_correction(pairs: int) -> float:
-    """Return c_P = E[χ_P]/√P = √(2/P) Γ((P+1)/2)/Γ(P/2).
+    """Return the bias factor c_P = E[χ_P]/√P = √(2/P) Γ((P+1)/2)/Γ(P/2) for P pairs.
 
-    The root of the mean of P squared draws of N(0, σ²) has the expectation c_P σ.  Given u, uᵀHw is
-    asymptotically Gaussian: dividing by c_P removes the bias.
+    The root mean square of P draws of N(0, σ²) has the expectation c_P σ.  Given u, uᵀHw is
+    asymptotically Gaussian: dividing the estimated norm by c_P removes its bias.
     """
     return math.sqrt(2 / pairs) * math.exp(math.lgamma((pairs + 1) / 2) - math.lgamma(pairs / 2))
 
 
 def safe_sqrt(squares: Tensor) -> Tensor:
-    """Take square roots with derivative 0, not infinity, at 0 (a norm's subgradient there)."""
-    # 0, whose root has an infinite slope, is replaced by 1: infinity times a cotangent of 0 is NaN.
-    # threshold passes no gradient on there; torch.where would launch more kernels.
+    """Return square roots whose derivative at 0 is 0 (a subgradient of the norm), not infinity."""
+    # 0 is replaced by 1, since an infinite slope times a cotangent of 0 is NaN. The gradient of
+    # threshold is 0 there; torch.where would launch more kernels.
     return F.threshold(squares, 0, 1).sqrt().add(squares == 0, alpha=-1)
 
 
 def hessian_norm(squares: Tensor, settings: Settings, *, scale: float, pairs: int = 0) -> Tensor:
-    """Combine ‖H_{t,j}‖² of the j in D into the norm of ``settings``: ``[..., |D|]`` → ``[...]``.
+    """Return the Hessian norm that ``settings`` describes, ``[...]``, from ‖H_{t,j}‖² of all j in
+    D, ``[..., |D|]``.
 
     Args:
         scale: factor of the sum over D, from `sample_dimensions`.
-        pairs: number of pairs of directions that the squares are means over; 0: they are exact.
+        pairs: number of pairs of directions over which the squares are averaged; 0: no bias
+            correction.
     """
     if settings.squared:
         return squares.sum(-1) * scale
@@ -294,7 +303,13 @@ def hessian_norm(squares: Tensor, settings: Settings, *, scale: float, pairs: in
 
 
 def select_blocks(result: ForwardPass, settings: Settings) -> list[Tensor]:
-    """Return the outputs that ``settings.layers`` names; a classifier's logits have one token."""
+    """Return the outputs chosen by ``settings.layers``; a classifier's logits are returned with one
+    token, ``[B, 1, C]``.
+
+    Raises:
+        TypeError: a hidden state is complex.
+        ValueError: ``layers`` is invalid, or "logits" and the model returned none.
+    """
     if settings.layers != "logits":
         blocks = [result.blocks[k] for k in layer_indices(settings.layers, len(result.blocks))]
         for block in blocks:
@@ -315,7 +330,12 @@ def select_blocks(result: ForwardPass, settings: Settings) -> list[Tensor]:
 
 
 def block_tokens(block: Tensor, mask: Tensor, settings: Settings) -> Tensor:
-    """Return ``[B, T]``, the tokens in scope; the one token of a classifier's logits always is."""
+    """Return the tokens in scope, booleans ``[B, T]``; ``[B, 1]``, all true, for a classifier's
+    logits.
+
+    Raises:
+        ValueError: the block's tokens are not those of the mask.
+    """
     if block.shape[:2] == mask.shape:
         return tokens_in_scope(mask, settings.scope)
     if block.shape[1] == 1:
@@ -335,13 +355,19 @@ def measure_jet(
 ) -> tuple[Tensor, Tensor | None, Tensor, ForwardPass]:
     """Estimate ‖J_t‖ and Σ_j ‖H_{t,j}‖ of the chosen layers; differentiable.
 
-    The mean over directions of ‖(J u_i)_t‖² has the expectation ‖J_t‖²; that over pairs of
-    (u_iᵀ H_{t,j} u_i')² has ‖H_{t,j}‖², since u_i and u_i' are independent.  More than 4 directions
-    take several passes of about as many each; their squares are averaged before any root.  Dropout
-    draws anew in each, as a CUDA graph has to, so that the means are over its masks, too.
+    The mean over directions of ‖(J u_i)_t‖² has the expectation ‖J_t‖²; the mean over pairs of
+    (u_iᵀ H_{t,j} u_i')² has the expectation ‖H_{t,j}‖², since u_i and u_i' are independent.  More
+    than 4 directions take several passes of about equal numbers; their squares are averaged before
+    roots are taken.  Each pass draws its own dropout masks, as in a CUDA graph, so that the means
+    are over masks, too.
+
+    Returns:
+        The norms of the Jacobian and of the Hessian (or None), ``[K, B, T]``; the tokens in scope;
+        and the forward pass.
 
     Raises:
-        RuntimeError: the model draws nothing, and is not the same function in each pass.
+        RuntimeError: several passes are needed, the model draws no random numbers (dropout), and
+            yet its outputs differ between passes.
     """
     if settings.check_values:
         padding_mask(batch)  # raises where a row has no token
@@ -356,13 +382,13 @@ def measure_jet(
     generators = Generators() if passes > 1 and not library.capturing() else None
 
     def repeated(count: int, values: list[Tensor]) -> Iterator[tuple[list[Tensor], ...]]:
-        for directions, before in ((count, values), (counts[0], first), (counts[0], first)):
+        for directions, expected in ((count, values), (counts[0], first), (counts[0], first)):
             again = _jet_pass(model, batch, settings, deepcopy(random), directions)
-            yield before, [primal_of(block) for block in select_blocks(again, settings)]
+            yield expected, [primal_of(block) for block in select_blocks(again, settings)]
 
     for number, count in enumerate(counts):
-        this = _jet_pass(model, batch, settings, random, count)
-        blocks = [_as_jet(block) for block in select_blocks(this, settings)]
+        forward_pass = _jet_pass(model, batch, settings, random, count)
+        blocks = [_as_jet(block) for block in select_blocks(forward_pass, settings)]
         streams = [block.streams for block in blocks]
         if generators and not generators.have_advanced():
             values = [stack[0].detach() for stack in streams]
@@ -372,7 +398,7 @@ def measure_jet(
                 first = [value.clone() for value in values]
         if number == 0:
             # D is drawn once: the squares of all passes are averaged per dimension.
-            result, tokens = this, block_tokens(blocks[0], this.mask, settings)
+            result, tokens = forward_pass, block_tokens(blocks[0], forward_pass.mask, settings)
             widths, device = [block.shape[-1] for block in blocks], streams[0].device
             sampled = sample_dimensions(widths, settings, random.dimensions, device)
         squares = [
@@ -386,7 +412,7 @@ def measure_jet(
             hessian = _add_weighted(hessian, seconds, math.comb(count, 2) / pairs)
     norms = None
     if settings.second_order:
-        # Layers that are stacked have one width, and so one scale.
+        # Layers in one stack have the same width, and so the same scale.
         scales = [scale for _, scale in sampled[: len(hessian)]]
         stacks = [
             hessian_norm(stack, settings, scale=scale, pairs=pairs)
@@ -398,7 +424,11 @@ def measure_jet(
 
 
 def _add_weighted(total: list[Tensor], means: list[Tensor], weight: float) -> list[Tensor]:
-    """Add the layers' means of one pass, times its weight, to the total of the passes before."""
+    """Return the total of the previous passes plus weight · the layers' means of this pass.
+
+    Args:
+        total: stacks as of `stack_equal_shapes`; [] before the first pass.
+    """
     means = stack_equal_shapes(means)
     if weight != 1:
         means = [mean * weight for mean in means]

@@ -1,4 +1,4 @@
-"""`jx.JacHess`: Eq. 7 as a differentiable penalty beside a model's own loss."""
+"""`jx.JacHess`: Eq. 7 as a differentiable penalty to add to a model's loss."""
 
 from __future__ import annotations
 
@@ -48,17 +48,18 @@ def layer_profile(weighting: Weighting, norms: Tensor, temperature: float = 1.0)
     """Return the weights λ of K layers, ``[K]``, positive and summing to 1.
 
     - uniform: 1/K.
-    - inverse: j_k / Σj, which gives smoother layers less.
+    - inverse: j_k / Σj, so that smoother layers have smaller weights.
     - norm: (Σj − j_k) / ((K−1) Σj).
     - softmax: softmax of −j, standardised over the layers, divided by ``temperature``.
-    - raw_softmax: softmax of −j / ``temperature``, which is what the paper's code does; it
-      saturates where norms differ by orders of magnitude.
+    - raw_softmax: softmax of −j / ``temperature``, as in the paper's code; it saturates if the
+      norms differ by orders of magnitude.
 
     Args:
-        norms: ``[K]``, the Jacobian norms j of the base model's layers, positive and finite.
+        norms: Jacobian norms j of the base model's layers, ``[K]``, positive and finite.
 
     Raises:
-        ValueError: an unknown name, norms that are not positive and finite, temperature ≤ 0.
+        ValueError: ``weighting`` is unknown, ``norms`` are not positive and finite, or
+            ``temperature`` is not above 0.
 
     Example:
         >>> layer_profile("inverse", torch.tensor([1.0, 3.0]))
@@ -90,12 +91,12 @@ def layer_profile(weighting: Weighting, norms: Tensor, temperature: float = 1.0)
 
 @dataclass(frozen=True)
 class BaseNorms:
-    """Mean norms per token in scope, float64 on the CPU.
+    """The base model's norms, averaged over tokens in scope; float64 on the CPU.
 
     Attributes:
-        jacobian: ``[K]``.
-        hessian: ``[K]``, or None without a Hessian term.
-        tokens: over how many tokens.
+        jacobian: mean Jacobian norm per token of each layer, ``[K]``.
+        hessian: mean Hessian norm per token of each layer, ``[K]``; None without a Hessian term.
+        tokens: number of tokens that the norms are averaged over.
 
     Example:
         >>> base = jx.JacHess(model).calibrate(batch)
@@ -108,13 +109,13 @@ class BaseNorms:
     tokens: int
 
     def state_dict(self) -> dict[str, object]:
-        """Return plain numbers, to be stored as JSON."""
+        """Return the norms as plain numbers and lists, which can be stored as JSON."""
         hessian = None if self.hessian is None else self.hessian.tolist()
         return {"jacobian": self.jacobian.tolist(), "hessian": hessian, "tokens": self.tokens}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> BaseNorms:
-        """Build from what `state_dict` returned."""
+        """Return the norms of a state that `state_dict` returned."""
         hessian = state["hessian"]
         return cls(
             torch.tensor(state["jacobian"], dtype=torch.float64),
@@ -126,16 +127,17 @@ class BaseNorms:
 def measure_base(
     model: nn.Module, batches: Iterable[Mapping[str, Tensor]], settings: Settings, seed: int | None
 ) -> BaseNorms:
-    """Measure ``model`` in eval mode, averaged over the tokens of all batches of all ranks.
+    """Return the norms of ``model`` in evaluation mode, averaged over the tokens of all batches of
+    all ranks; a collective.
 
     Raises:
-        ValueError: there is no batch, or a layer's norm is zero or not finite.
+        ValueError: ``batches`` is empty, or a layer's norm is zero or not finite.
     """
     ranks = ranks_of(model)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     if ranks.size > 1:
-        # An iterable may end or fail on one rank alone: all are read, and checked together, before
-        # any rank enters a collective.
+        # An iterable may end or fail on one rank only: all batches are loaded, and checked by all
+        # ranks together, before any rank enters a collective.
         batches = list(batches)
         raise_together(ranks, lambda: [padding_mask(batch) for batch in batches], device)
     sums: list[Any] = [0, 0 if settings.second_order else None]
@@ -166,12 +168,13 @@ def measure_base(
 def _mean_over_ranks(
     sums: Iterable[Tensor | None], count: int, ranks: Ranks, device: torch.device
 ) -> BaseNorms:
-    """Average norms per token over the ranks; a collective.
+    """Return the mean norms per token over the ranks; a collective.
 
     Args:
-        sums: of this rank's tokens: ``[K]`` of the Jacobian norms and of the Hessian norms.
-        count: of this rank's tokens.
-        device: of the collective's tensors.
+        sums: sums over this rank's tokens of the Jacobian norms and of the Hessian norms (or None),
+            ``[K]`` each.
+        count: number of this rank's tokens.
+        device: device of the collective's tensors.
     """
     tokens = int(ranks.sum(torch.tensor(count, device=device)))
     jacobian, hessian = (
@@ -187,18 +190,18 @@ class JacHessOutput:
     """Penalty of a step, with the model's output and the norms.
 
     Attributes:
-        loss: the penalty times its strength, a scalar; differentiable.
-        model_output: the model's own output for the batch, plain tensors, with its task loss
-            where the batch had labels; on the same graph.
-        skipped: None, unless the penalty was not finite, so that this step teaches nothing:
-            ``loss`` and ``total`` are then a zero without any parameter's gradient.  It is the
-            number of the first layer (of those chosen) that was not finite.
-        empty: this rank of a data-parallel model had no real token.  It computed on a placeholder
-            of one token, to take part in the collectives: ``loss`` and ``total`` are zero with zero
-            gradients, and the norms are the placeholder's.
-        jacobian, hessian: ``[K]``, unweighted batch means as in `Smoothness`; ``hessian`` is None
-            without a Hessian term.
-        smoothness: the norms per token, too.
+        loss: strength · R, a scalar; differentiable.
+        model_output: the model's own output for the batch, in plain tensors on the same graph; it
+            has the task loss if the batch has labels.
+        skipped: index, among the chosen layers, of the first one whose norm was not finite;
+            ``loss`` and ``total`` are then a zero that gives no parameter a gradient, so that the
+            step is skipped.  None if the penalty was finite.
+        empty: whether this rank of a data-parallel model had no real token.  To take part in the
+            collectives, it ran on a placeholder of one token: ``loss`` and ``total`` are zero with
+            zero gradients, and the norms are the placeholder's.
+        jacobian, hessian: unweighted batch means of the norms, ``[K]``, as in `Smoothness`;
+            ``hessian`` is None without a Hessian term.
+        smoothness: the norms per token and their means.
 
     Example:
         >>> out = JacHess(model, weights="uniform")(batch)
@@ -216,14 +219,14 @@ class JacHessOutput:
 
     def __repr__(self) -> str:
         task = getattr(self.model_output, "loss", None)
-        beside = "" if task is None else f", beside a task loss of {float(task):.4g}"
+        task_text = "" if task is None else f", beside a task loss of {float(task):.4g}"
         state = "empty" if self.empty else f"penalty {float(self.loss):.4g}"
         state = state if self.skipped is None else f"skipped at layer {self.skipped}"
-        return f"JacHessOutput: {state}{beside}\n{self.smoothness!r}"
+        return f"JacHessOutput: {state}{task_text}\n{self.smoothness!r}"
 
     @property
     def total(self) -> Tensor:
-        """Task loss + penalty, to be minimised.
+        """Task loss + ``loss``, to be minimised.
 
         Raises:
             ValueError: the model computed no task loss.
@@ -245,8 +248,8 @@ class JacHess:
     Per sequence, R = Σ_k λ^(k) Σ_t ( ‖J_t^(k)‖_F + Σ_{j∈D} ‖H_{t,j}^(k)‖_F ), averaged over the
     batch; ``loss`` is strength · R, and the λ^(k) sum to 1.  With ``normalize`` each layer's two
     norms are divided by their base values per token (from `calibrate`) and averaged over the
-    tokens: R is 2 (or 1 without the Hessian) before training, whatever the model, so that a
-    strength means the same everywhere.
+    tokens: before training R is then 2 (or 1 without the Hessian) for every model, so that
+    strengths are comparable between models.
 
     Example:
         >>> reg = JacHess(model, strength=0.01, normalize=True)
@@ -254,40 +257,41 @@ class JacHess:
         >>> reg(batch).total.backward()
 
     Args:
-        model: as for `jx.smoothness`; called as it is, in the mode (train or eval) it is in.
-        weights: the profile of λ over layers: "uniform", "inverse", "norm", "softmax",
-            "raw_softmax" (`layer_profile`), or one number per layer.  All names but "uniform"
+        model: as for `jx.smoothness`; it runs in its current mode (train or eval).
+        weights: the weights λ of the layers: "uniform", "inverse", "norm", "softmax",
+            "raw_softmax" (see `layer_profile`), or one number per layer.  All names but "uniform"
             need base norms: those of `calibrate`, or else of the first step's batch.
         strength: factor of R, ≥ 0. With ``normalize``, start at 0.01: the demo's small encoder
-            lost accuracy at 0.03 and collapsed at 0.1 (examples/README.md).  Without it R is in
-            the hundreds or thousands, and the strength has to match.
+            lost accuracy at 0.03 and collapsed at 0.1 (examples/README.md).  Without ``normalize``
+            R is in the hundreds or thousands, and the strength has to be smaller accordingly.
         directions, hessian, dimensions, layers, scope, squared, engine, hessian_norm,
             distribution: as for `jx.smoothness`.
-        seed: step n draws what `jx.smoothness` draws with this seed and ``step=n``.  None: every
-            step draws a fresh seed from torch's global CPU generator.
-        normalize: see above; needs base norms, as ``weights`` does.
-        hessian_gradient: False counts the Hessian term without differentiating it, which is what
-            the paper's code does.
-        temperature: of the softmax weighting.
-        on_nonfinite: what to do where R is not finite: "raise", or "skip" the step (see
+        seed: step n draws the directions and dimensions of `jx.smoothness` with this seed and
+            ``step=n``.  None: every step draws a seed from torch's global CPU generator.
+        normalize: whether to divide by base norms, see above.
+        hessian_gradient: whether the Hessian term is differentiated; False, as in the paper's code:
+            it only adds its value.
+        temperature: temperature of the softmax weightings.
+        on_nonfinite: what to do if R is not finite: "raise", or "skip" the step (see
             `JacHessOutput`), log it and count it in ``skipped``.
 
     Attributes:
         step: number of the next step.  In a CUDA graph (`jx.graphed`) it is an int64 scalar on the
-            model's device, which every replay counts up to draw anew; without a ``seed`` steps then
-            draw theirs from the device's generator.  A step that is captured is not checked for
-            norms that are not finite.
-        skipped: how often each layer was the first without a finite norm.
+            model's device, which every replay increments, so that it draws other directions;
+            without a ``seed``, seeds are then drawn from the device's generator.  A captured step
+            is not checked for norms that are not finite.
+        skipped: layer index -> number of steps in which it was the first layer whose norm was not
+            finite.
 
-    A model in DistributedDataParallel, in an engine of DeepSpeed, under ``replicate`` or
-    ``fully_shard`` is called as it is; so is one within a wrapped module's forward.  Its ranks draw
-    different directions and the same D, agree on skipping a step, and average the base norms of
-    `calibrate`, which every rank has to call; a rank without real tokens takes part with a zero
-    loss, which lowers the mean over the ranks as any zero does.
+    A model may be wrapped in DistributedDataParallel or an engine of DeepSpeed, or be under
+    ``replicate`` or ``fully_shard``; it may also be called within a wrapped module's forward.  Its
+    ranks draw different directions but the same D, agree on skipping a step, and average the base
+    norms of `calibrate`, which every rank has to call.  A rank without real tokens contributes a
+    zero loss to the mean over the ranks.
 
     Raises:
-        ValueError: bad arguments, or a step after the first one without the base norms it needs.
-        FloatingPointError: R is not finite (the message names the first layer that is not).
+        ValueError: an argument is invalid; or a step after the first lacks the base norms it needs.
+        FloatingPointError: R is not finite (the message names the first such layer).
     """
 
     def __init__(
@@ -328,7 +332,7 @@ class JacHess:
             raise ValueError(f"strength is {strength!r}; expected a finite number from 0 up")
         check_choice("on_nonfinite", on_nonfinite, get_args(OnNonfinite))
         self.on_nonfinite = on_nonfinite
-        # checks the name and the temperature
+        # Called for its checks of the name and the temperature.
         layer_profile(
             weights if isinstance(weights, str) else "uniform", torch.ones(1), temperature
         )
@@ -352,13 +356,13 @@ class JacHess:
         self._copies: dict[str, tuple[tuple[object, ...], Tensor]] = {}
         self._captured: list[Tensor] = []
         self.base: BaseNorms | None = None
-        self._base_is_local = False  # the base norms were measured where no other rank was seen
+        self._base_is_local = False  # whether the base norms are from this rank's batches only
 
     def calibrate(self, batches: Iterable[Mapping[str, Tensor]]) -> BaseNorms:
-        """Measure the base model's norms before fine-tuning, and keep them as ``self.base``.
+        """Measure the base model's norms before fine-tuning, store them in ``base``, return them.
 
-        The model runs in evaluation mode, without gradients, and is left as it was.  All ranks of
-        a data-parallel model have to call it.
+        The model runs in evaluation mode, without gradients; its mode is restored.  Every rank of a
+        data-parallel model has to call this method.
 
         Args:
             batches: a batch or several, for example a few from the training loader.
@@ -381,10 +385,10 @@ class JacHess:
         """Return λ^(k), ``[K]``.
 
         Args:
-            count: how many layers there are; None: as many as base norms.
+            count: number of layers; None: that of the base norms.
 
         Raises:
-            ValueError: the weighting needs `calibrate`; a given profile has another length.
+            ValueError: the weighting needs `calibrate`, or ``weights`` are not ``count`` numbers.
         """
         if isinstance(self.weights, Tensor):
             if count is not None and len(self.weights) != count:
@@ -400,8 +404,8 @@ class JacHess:
         """Compute the penalty and the model's output in a single forward pass.
 
         Args:
-            batch: as for `jx.smoothness`; with labels, the model's own loss comes too, as
-                ``model_output.loss`` and within ``total``.
+            batch: as for `jx.smoothness`; if it has labels, the model's own loss is computed too
+                (``model_output.loss``), and is part of ``total``.
         """
         if self.needs_base and self.base is None and int(self.step) == 0:
             _LOG.warning("the base norms are measured on the first batch; calibrate takes more")
@@ -416,7 +420,7 @@ class JacHess:
             device = next(self.model.parameters()).device
             if self._base_is_local and (base := self.base) is not None:
                 # calibrate ran before the model was wrapped: each rank has the norms of its own
-                # batches, and the penalty needs those of all.
+                # batches, and the penalty needs their mean over the ranks.
                 sums = (x if x is None else x * base.tokens for x in (base.jacobian, base.hessian))
                 self.base = _mean_over_ranks(sums, base.tokens, ranks, device)
                 self._base_is_local = False
@@ -429,12 +433,11 @@ class JacHess:
         sources = self.weights, self.base, self.temperature
         weights = self._constant("weights", sources, lambda: self.layer_weights(len(terms)), terms)
         loss = self.strength * terms.dot(weights)
-        # A row without a token makes a term NaN, as an overflow does. With other ranks it was ruled
-        # out above; on one rank it is recognised here, to read from the device once only.
+        # A row without a real token makes a term NaN, as an overflow does. With several ranks this
+        # was checked above; on one rank it is checked here, so that the host waits only once.
         rows = result.mask if ranks.size == 1 else None
         layer = None if library.capturing() else nonfinite_layer(terms, loss, ranks, rows)
-        if layer == len(terms):
-            # The number past the last layer stands for rows without a token.
+        if layer == len(terms):  # rows without a real token
             padding_mask(batch)  # raises
         if layer is not None:
             self._note_nonfinite(layer, bool(torch.isfinite(result.embeddings).all()))
@@ -454,17 +457,17 @@ class JacHess:
         return out
 
     def _prepare_capture(self, ranks: Ranks) -> None:
-        """Count steps on the device, where a graph goes on counting.
+        """Move the step counter to the device, where the replays of a CUDA graph increment it.
 
         Raises:
-            ValueError: a step with these settings reads results on the host.
+            ValueError: a step with these settings needs results on the host.
         """
-        reads = {
+        host_reads = {
             f"engine={self.settings.engine!r}": self.settings.engine != "jet",
             "on_nonfinite='skip'": self.on_nonfinite == "skip",
             f"a model on {ranks.size} ranks": ranks.size > 1,
         }
-        for setting in (setting for setting, applies in reads.items() if applies):
+        for setting in (setting for setting, applies in host_reads.items() if applies):
             raise ValueError(
                 f"{setting} needs results on the host, which a CUDA graph does not read; use "
                 "engine='jet', on_nonfinite='raise' and one process, or run steps as they are"
@@ -480,27 +483,31 @@ class JacHess:
         self.step = torch.full((), self.step, dtype=torch.int64, device=device)
 
     def _constant(
-        self, name: str, sources: tuple[object, ...], value: Callable[[], Tensor], like: Tensor
+        self, name: str, sources: tuple[object, ...], compute: Callable[[], Tensor], like: Tensor
     ) -> Tensor:
-        """Return ``value()`` with the dtype and on the device of ``like``.
+        """Return ``compute()`` with the dtype and on the device of ``like``, from a cache.
 
-        Cached until ``sources`` are other objects: the host waits for a copy to a GPU, and a CUDA
-        graph cannot capture it.
+        The result is cached under ``name`` as long as ``sources`` are the same objects: a copy to a
+        GPU would stall the host, and a CUDA graph cannot capture it.
         """
         old_sources, copy = self._copies.get(name, (sources, None))
-        current = all(map(operator.is_, old_sources, sources))
-        if copy is None or not current or _format(copy) != _format(like):
-            copy = value().to(like)
+        is_current = all(map(operator.is_, old_sources, sources))
+        if copy is None or not is_current or _format(copy) != _format(like):
+            copy = compute().to(like)
             self._copies[name] = sources, copy
         if library.capturing():
-            self._captured.append(copy)  # a graph goes on reading its memory
+            self._captured.append(copy)  # the graph's replays use its memory
         return copy
 
     def zero_loss(self, loss: Tensor, ranks: Ranks) -> Tensor:
-        """Return a zero loss that gives no parameter a gradient, and keeps DDP's reducer satisfied.
+        """Return a zero loss that skips a step: its backward changes no gradient, but still lets
+        DDP reduce those of earlier micro-batches.
+
+        Args:
+            loss: the loss to replace, for dtype and device.
 
         Raises:
-            FloatingPointError: the model is in an engine of DeepSpeed.
+            FloatingPointError: the model is in an engine of DeepSpeed, which cannot skip a step.
         """
         if is_deepspeed(self.model):
             raise FloatingPointError(
@@ -510,14 +517,18 @@ class JacHess:
         zero = zero_with_gradients(self.model) if ranks.size > 1 else None
         if zero is not None:
             return zero.to(loss)
-        # Gradients that stay None make the optimiser leave a parameter as it is; at gradients of
-        # zero, AdamW would move it by its momentum and its weight decay.
+        # The optimiser skips parameters whose gradient is None; with a gradient of zero, AdamW
+        # would move them by momentum and weight decay.
         return torch.zeros_like(loss.detach(), requires_grad=True)
 
-    def _note_nonfinite(self, layer: int, embedded: bool) -> None:
-        """Count a step that is to be skipped, or raise FloatingPointError."""
+    def _note_nonfinite(self, layer: int, has_finite_embeddings: bool) -> None:
+        """Count and log a skipped step, or raise FloatingPointError, as ``on_nonfinite`` says.
+
+        Args:
+            layer: index, among the chosen layers, of the first one whose norm is not finite.
+        """
         text = f"step {int(self.step)}: layer {layer} (of those chosen) has a non-finite norm"
-        if not embedded:
+        if not has_finite_embeddings:
             text += " (this batch's token embeddings are not finite)"
         if self.on_nonfinite == "raise":
             raise FloatingPointError(
@@ -528,7 +539,7 @@ class JacHess:
         _LOG.warning("%s; the step is skipped, %d so far", text, self.skipped.total())
 
     def _layer_terms(self, norms: Smoothness) -> Tensor:
-        """Return ``[K]``, the terms of R before they are weighted."""
+        """Return the terms of R before they are weighted by λ, one per layer, ``[K]``."""
         jacobian, hessian = norms.jacobian, norms.hessian
         if self.normalize:
             base, counts = self._require_base(), norms.tokens.sum(1)
@@ -552,9 +563,9 @@ class JacHess:
         return self.base
 
     def state_dict(self) -> dict[str, object]:
-        """Return base norms, layer weights, seed and step, for a run to be resumed.
+        """Return the state of a run to resume: base norms, layer weights, seed, step, ``skipped``.
 
-        Without a seed the directions come from torch's global generator, whose state is not here.
+        Without a seed, seeds come from torch's global generator, whose state is not included.
         """
         return {
             "step": int(self.step),
@@ -565,13 +576,13 @@ class JacHess:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned.
+        """Restore a state that `state_dict` returned.
 
-        The layer weights follow from the base norms and this regulariser's settings; a warning is
-        logged where they differ from those of the state.
+        The layer weights are computed from the base norms and this regulariser's settings; a
+        warning is logged if they differ from those in the state.
 
         Raises:
-            ValueError: it is not such a state; the regulariser stays as it was.
+            ValueError: the state is invalid; the regulariser is then unchanged.
         """
         _check_state(state)
         base = None if state["base"] is None else BaseNorms.from_state_dict(state["base"])
@@ -582,11 +593,11 @@ class JacHess:
         else:
             self.step = state["step"]
         self.base, self.skipped = base, Counter(skipped)
-        before, now = state["layer_weights"], self._layer_weights_or_none()
-        if before is None or now is None:
+        saved, current = state["layer_weights"], self._layer_weights_or_none()
+        if saved is None or current is None:
             return
-        if len(before) != len(now) or not np.allclose(before, now, rtol=1e-6, atol=0):
-            _LOG.warning("the state was saved with other layer weights: %s, now %s", before, now)
+        if len(saved) != len(current) or not np.allclose(saved, current, rtol=1e-6, atol=0):
+            _LOG.warning("the state was saved with other layer weights: %s, now %s", saved, current)
 
     def _layer_weights_or_none(self) -> list[float] | None:
         if isinstance(self.weights, Tensor):
@@ -599,17 +610,25 @@ def _format(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
 
 
 def _token_mean(tokens: Tensor, counts: Tensor) -> Tensor:
-    """Average over a row's tokens, then over rows: ``[K, B, T]`` → ``[K]``."""
+    """Return the mean over each row's tokens, then over rows: ``[K, B, T]`` → ``[K]``.
+
+    Args:
+        tokens: values per token, zero outside of the scope.
+        counts: number of tokens in scope of each row, ``[B]``.
+    """
     return (tokens.sum(-1) / counts).mean(-1)
 
 
 def nonfinite_layer(
     terms: Tensor, loss: Tensor, ranks: Ranks, rows: Tensor | None = None
 ) -> int | None:
-    """Return the first layer whose term is not finite on any rank, or None; a collective.
+    """Return the index of the first layer whose term is not finite on any rank, or None if all
+    terms and the loss are finite; a collective.
 
-    Where a row of the mask ``rows`` has no real token, return the number of layers instead: one
-    read tells both, since the host waits for a GPU at each.
+    Args:
+        rows: mask of real tokens, ``[B, T]``. If one of its rows has no real token, the number of
+            layers is returned; both checks need only one copy from the GPU, for which the host
+            waits. None: not checked.
     """
     values = [terms.detach(), loss.detach().reshape(1)]
     if rows is not None:
@@ -620,7 +639,7 @@ def nonfinite_layer(
     finite = [zero == 0 for zero in zeros]
     if not all(finite[count + 1 :]):
         return count
-    # Where only the sum overflows, the first layer stands for it.
+    # If only the loss, their sum, overflows, the first layer is returned.
     return None if all(finite) else finite.index(False) % count
 
 

@@ -1,9 +1,8 @@
 """Ranks and collectives of data-parallel models.
 
-A model is data-parallel where DistributedDataParallel or an engine of DeepSpeed wraps it, where it
-is called within a wrapper's forward, where `replicate` marks it, and where `fully_shard` has made
-its parameters DTensors.  A job with a model of its own on each rank is not, and calls no
-collective.
+A model is data-parallel if DistributedDataParallel or an engine of DeepSpeed wraps it, if it is
+called within such a wrapper's forward, if `replicate` was applied to it, or if `fully_shard` has
+made its parameters DTensors.  If each rank has a model of its own, no collective is called.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ class Ranks:
     """Processes over which a model's batches are distributed.
 
     Attributes:
-        rank: this process's number among them.
-        size: how many there are.
-        groups: process groups; reductions over each in turn reduce over all processes.
+        rank: rank of this process.
+        size: number of processes.
+        groups: process groups; reducing over each of them in turn reduces over all processes.
     """
 
     rank: int = 0
@@ -37,11 +36,11 @@ class Ranks:
     groups: tuple[dist.ProcessGroup, ...] = ()
 
     def sum(self, value: Tensor) -> Tensor:
-        """Return the sum of ``value`` over the ranks, on each of them; a collective."""
+        """Return the sum of ``value`` over the ranks, on every rank; a collective."""
         return self._reduce(value, dist.ReduceOp.SUM)
 
     def max(self, value: Tensor) -> Tensor:
-        """Return the largest ``value`` over the ranks, on each of them; a collective."""
+        """Return the largest ``value`` over the ranks, on every rank; a collective."""
         return self._reduce(value, dist.ReduceOp.MAX)
 
     def _reduce(self, value: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
@@ -54,7 +53,8 @@ class Ranks:
 
 
 def ranks_of(model: nn.Module) -> Ranks:
-    """Return the ranks a model's batches are spread over; a single rank if not data-parallel."""
+    """Return the ranks over which a model's batches are distributed; a single rank if the model is
+    not data-parallel."""
     if not dist.is_available() or not dist.is_initialized():
         return Ranks()
     while isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
@@ -66,15 +66,15 @@ def ranks_of(model: nn.Module) -> Ranks:
 
 
 def _group_of(model: Any) -> dist.ProcessGroup | None:
-    """Return the process group that a whole model's batches are spread over, or None."""
+    """Return the process group over which an unsharded model's batches are distributed, or None."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         return _group_of_ddp(model)
     if is_deepspeed(model):
         return model.data_parallel_group
-    calling: Any = nn.parallel.DistributedDataParallel._get_active_ddp_module()
+    active: Any = nn.parallel.DistributedDataParallel._get_active_ddp_module()
     parameter = next(model.parameters(), None)
-    if calling is not None and any(p is parameter for p in calling.parameters()):
-        return _group_of_ddp(calling)
+    if active is not None and any(p is parameter for p in active.parameters()):
+        return _group_of_ddp(active)
     for module in model.modules():
         if any(kind.__module__ == _REPLICATE for kind in type(module).__mro__):
             state = torch_private.replicate.state(module)
@@ -86,11 +86,11 @@ def _group_of(model: Any) -> dist.ProcessGroup | None:
 
 
 def _group_of_ddp(model: nn.parallel.DistributedDataParallel) -> dist.ProcessGroup:
-    """Return its process group.
+    """Return the process group of a model in DistributedDataParallel.
 
     Raises:
-        ValueError: ``static_graph``, with which each rank keeps gradients of its own, without a
-            word, where a step differentiates through the model twice.
+        ValueError: the model has ``static_graph=True``, with which gradients are silently not
+            reduced over the ranks in a step that differentiates through the model twice.
     """
     if model.static_graph:
         raise ValueError(
@@ -102,13 +102,14 @@ def _group_of_ddp(model: nn.parallel.DistributedDataParallel) -> dist.ProcessGro
 
 
 def _sharded_ranks(model: nn.Module) -> Ranks:
-    """Return the ranks of `fully_shard`, whose mesh has one dimension or two (replicas)."""
+    """Return the ranks of a model under `fully_shard`, whose mesh has one dimension, or two if
+    there are replicas; a single rank if the model is not sharded."""
     mesh = next((p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")), None)
     if mesh is None or not is_sharded(model):
         return Ranks()
     rank = 0
     for coordinate, size in zip(mesh.get_coordinate() or [0], mesh.shape, strict=False):
-        # Row-major over the mesh, so that ranks are numbered as torchrun numbers them.
+        # Row-major over the mesh, as torchrun numbers the ranks.
         rank = rank * size + coordinate
     return Ranks(rank, mesh.size(), tuple(mesh.get_all_groups()))
 
@@ -152,11 +153,12 @@ def raise_together(ranks: Ranks, check: Callable[[], object], device: torch.devi
 
 
 def zero_with_gradients(model: nn.Module) -> Tensor | None:
-    """Return a zero loss with zero gradients that keeps DDP's reducer satisfied, or None.
+    """Return a zero loss over the unsharded parameters that already have a gradient, or None if
+    there are none.
 
-    DistributedDataParallel reduces the gradients of earlier micro-batches in a backward pass alone.
-    The loss is a sum over the unsharded parameters that have a gradient, times zero; it is None
-    where there are none.  The parameters' values do not matter, NaN included.
+    DistributedDataParallel reduces the accumulated gradients of earlier micro-batches only in a
+    backward pass, which this loss triggers without changing them.  It is zero even if parameters
+    are NaN.
     """
     trained = [real_pairs(p) for p in model.parameters() if p.requires_grad and p.grad is not None]
     zeros = [
@@ -168,9 +170,9 @@ def zero_with_gradients(model: nn.Module) -> Tensor | None:
 
 
 def placeholder_row(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a batch of one row with one real token, with the entries of ``batch``.
+    """Return a batch with the same keys as ``batch``, but one row with one real token.
 
-    A rank without data computes on it, to take part in the collectives.
+    A rank without data runs the model on it, to take part in the collectives.
     """
     ids = batch.get("input_ids")
     rows = len(batch["inputs_embeds"] if ids is None else ids)

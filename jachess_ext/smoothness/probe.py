@@ -28,14 +28,14 @@ PREFIX = "smoothness/"
 
 
 class SmoothnessProbe:
-    """Measure a model on a fixed batch along the same directions each time.
+    """Measure a model's smoothness on a fixed batch, along the same directions each time.
 
-    The model runs in evaluation mode and is left as it was, torch's random numbers included.  The
-    figures are
+    The model runs in evaluation mode; its mode and torch's generators are unchanged afterwards.
+    The figures are
 
-    - ``smoothness/jacobian_k``: mean over the rows of Σ_t ‖∂h_t/∂x‖_F of block k, estimated along
-      random directions; ``smoothness/jacobian``: their sum over the blocks;
-    - ``smoothness/hessian_k``, ``smoothness/hessian``: the same of second derivatives;
+    - ``smoothness/jacobian_k``: mean over rows of Σ_t ‖∂h_t/∂x‖_F of block k, estimated along
+      random directions; ``smoothness/jacobian``: the sum over blocks;
+    - ``smoothness/hessian_k``, ``smoothness/hessian``: the same with second derivatives;
     - ``smoothness/logit_jacobian``, ``smoothness/margin_over_slope``: see `decision_slopes`.
 
     Example:
@@ -48,8 +48,8 @@ class SmoothnessProbe:
             margin.  It is moved to the model's device.
         every: optimiser steps between two measurements of a callback.
         hessian: whether to measure second derivatives too.
-        directions: how many random directions, as for `jx.smoothness`.
-        seed: of these directions.
+        directions: number of random directions, as for `jx.smoothness`.
+        seed: seed of the directions.
 
     Attributes:
         history: the figures of each measurement of a callback, with its "step".
@@ -68,7 +68,7 @@ class SmoothnessProbe:
         seed: int = 0,
     ) -> None:
         check_every(every)
-        padding_mask(batch)  # refuses a batch that cannot be measured
+        padding_mask(batch)  # raises if a row is all padding
         self.batch = dict(batch)
         self.every, self.seed = every, seed
         self.hessian, self.directions = hessian, directions
@@ -81,9 +81,9 @@ class SmoothnessProbe:
             MissingJetRule: the model uses an operation that the engine has no rule for.
         """
         batch = on_device_of(model, self.batch)
-        how: dict[str, Any] = {"hessian": self.hessian, "directions": self.directions}
+        options: dict[str, Any] = {"hessian": self.hessian, "directions": self.directions}
         with torch.no_grad(), in_mode(model, training=False):
-            norms = smoothness(model, without_labels(batch), seed=self.seed, **how)
+            norms = smoothness(model, without_labels(batch), seed=self.seed, **options)
         figures: dict[str, float] = {}
         for name, values in (("jacobian", norms.jacobian), ("hessian", norms.hessian)):
             if values is not None:
@@ -99,7 +99,7 @@ class SmoothnessProbe:
         return figures
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the Jacobian norms of ``history`` over the steps, a line a block.
+        """Plot the Jacobian norms of ``history`` over the steps, with one line per block.
 
         Args:
             ax: matplotlib axes to draw on; None: new axes.
@@ -108,7 +108,7 @@ class SmoothnessProbe:
             The axes.
 
         Raises:
-            ValueError: nothing was measured yet.
+            ValueError: ``history`` is empty.
             MissingExtra: matplotlib is not installed.
         """
         if not self.history:
@@ -126,24 +126,24 @@ class SmoothnessProbe:
         return ax
 
     def measured(self, step: int) -> bool:
-        """Tell whether the last measurement was at this step."""
+        """Return whether the last measurement was at this step."""
         return bool(self.history) and self.history[-1]["step"] == step
 
 
 def decision_slopes(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, float]:
     """Measure how fast the logits and the margin change with the embeddings x, by exact gradients.
 
-    The model runs in evaluation mode, and padding has no part in x.
+    The model runs in evaluation mode, and embeddings of padding are not part of x.
 
     Args:
-        batch: on the model's device; with class numbers ``[N]`` under "labels" for the margin.
+        batch: a batch on the model's device; "labels" are class numbers ``[N]``, for the margin.
 
     Returns:
         ``logit_jacobian``: mean over rows of ‖∂z/∂x‖_F; and ``margin_over_slope``: mean over rows
-        of m/‖∂m/∂x‖ with the margin m = z_y − max_{c≠y} z_c of the label y.  That is about the
-        distance of x from the decision's border (Sokolić et al. 2017), negative where the row is
-        wrong, and does not change with a scale of the logits.  Without class numbers there is no
-        margin; where the logits are not ``[N, C]`` (language models, token classifiers), nothing.
+        of m/‖∂m/∂x‖ with the margin m = z_y − max_{c≠y} z_c of the label y.  This is approximately
+        the distance of x from the decision boundary (Sokolić et al. 2017), negative for a
+        misclassified row, and independent of the logits' scale.  Without class numbers the margin
+        is left out; if the logits are not ``[N, C]`` (language models, token classifiers), {}.
 
     Example:
         >>> sorted(decision_slopes(model, batch))
@@ -160,17 +160,17 @@ def decision_slopes(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, 
             raise ValueError(TWO_STACKS)
         real = padding_mask(batch).unsqueeze(-1)
 
-        def norms(of: Tensor) -> Tensor:
-            (gradient,) = torch.autograd.grad(of.sum(), leaves, retain_graph=True)
+        def gradient_norms(values: Tensor) -> Tensor:
+            (gradient,) = torch.autograd.grad(values.sum(), leaves, retain_graph=True)
             return (gradient * real).flatten(1).double().norm(dim=1)
 
-        squares = torch.stack([norms(z).square() for z in logits.unbind(1)])
+        squares = torch.stack([gradient_norms(z).square() for z in logits.unbind(1)])
         result = {"logit_jacobian": squares.sum(0).sqrt().mean().item()}
-        classes = isinstance(labels, Tensor) and labels.ndim == 1 and not labels.is_floating_point()
-        if labels is not None and classes and logits.shape[1] > 1:
-            right = logits.gather(1, labels.unsqueeze(1))[:, 0]
-            others = logits.scatter(1, labels.unsqueeze(1), -math.inf).amax(1)
-            margin = right - others
-            distance = margin.detach().double() / norms(margin)
+        has_label = isinstance(labels, Tensor) and labels.ndim == 1 and logits.shape[1] > 1
+        if labels is not None and has_label and not labels.is_floating_point():
+            label_logit = logits.gather(1, labels.unsqueeze(1))[:, 0]
+            other_logit = logits.scatter(1, labels.unsqueeze(1), -math.inf).amax(1)
+            margin = label_logit - other_logit
+            distance = margin.detach().double() / gradient_norms(margin)
             result["margin_over_slope"] = distance.mean().item()
     return result

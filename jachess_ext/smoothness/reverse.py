@@ -2,9 +2,9 @@
 
     ‖J_t‖_F ≈ √( 1/p Σ_i ‖∂(v_i·z_t)/∂x‖² )        ‖H_j‖_F ≈ √( 1/p Σ_i ‖∂(v_i·∂z_j/∂x)/∂x‖² )
 
-Each takes one vector–Jacobian product per layer, token and projection; the second per sampled
-dimension too, with one more product for ∂z_j/∂x.  Rows do not depend on each other and share every
-product.
+The first takes one vector–Jacobian product per layer, token and projection; the second one per
+layer, token, projection and sampled dimension, and one more per dimension for ∂z_j/∂x.  Rows do not
+depend on each other and share every product.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .settings import ENGINES, Randomness, Settings, sample_dimensions
 # torch's layer norm saves its statistics as constants of the double backward, so that a third
 # derivative silently drops the terms through them (torch 2.13: parameter gradients of ‖H‖ off by
 # up to a third against finite differences in float64; first and second derivatives are right).
-# So does the fused CUDA kernel of RMS norm.
+# The same holds for the fused CUDA kernel of RMS norm.
 
 
 def rms_norm(
@@ -43,7 +43,7 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """Compute x (mean x² + ε)^(−1/2) w in plain operations."""
+    """Compute RMS norm, x (mean x² + ε)^(−1/2) w, in plain operations."""
     x, dims = wide(input), tuple(range(-len(normalized_shape), 0))
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     y = x * (x.square().mean(dims, keepdim=True) + eps).rsqrt()
@@ -72,13 +72,14 @@ class ComposedNorms(TorchFunctionMode):
 
 @dataclass
 class Graph:
-    """Plain outputs with the graph that leads to the embeddings.
+    """Block outputs with their autograd graph down to the embeddings.
 
     Attributes:
-        x: ``[B, T, d]`` embeddings.
-        blocks: the chosen outputs, ``[B, T, d_k]``.
-        mask: ``[B, T]``, real tokens.
-        tokens: ``[B, T']``, real tokens in scope (T' = 1 for a classifier's logits).
+        x: embeddings, ``[B, T, d]``.
+        blocks: outputs of the chosen blocks, ``[B, T, d_k]``.
+        mask: ``[B, T]``, true at real tokens.
+        tokens: ``[B, T']``, true at real tokens in scope (T' = 1 for a classifier's logits).
+        result: the forward pass.
         train: whether the norms themselves will be differentiated.
     """
 
@@ -92,7 +93,7 @@ class Graph:
     train: bool
 
     def gradient(self, scalar: Tensor, create_graph: bool) -> Tensor:
-        """Return ∂scalar/∂x, zero at padded positions."""
+        """Return ∂scalar/∂x, ``[B, T, d]``, zero at padded positions."""
         (gradient,) = torch.autograd.grad(
             scalar, self.x, create_graph=create_graph, retain_graph=True, materialize_grads=True
         )
@@ -101,13 +102,13 @@ class Graph:
     def squares(self, scalar: Tensor) -> Tensor:
         """Return ‖∂scalar/∂x‖² per row, ``[B]``.
 
-        The scalar is a sum over the rows.  No row's outputs depend on another row's x, so that one
-        backward pass gives each row the gradient of its own summand.
+        The scalar must be a sum over rows.  A row's outputs do not depend on another row's x, so
+        that one backward pass gives the gradient of each row's summand.
         """
         return self.gradient(scalar, self.train).square().sum((-1, -2))
 
     def draw(self, like: Tensor, mask: Tensor | None) -> Tensor:
-        """Draw projections v_i, ``[p, *like.shape]``."""
+        """Draw the projections v_i, ``[p, *like.shape]``, zero where ``mask`` is false."""
         return draw_directions(
             like.detach(),
             self.settings.directions,
@@ -117,7 +118,8 @@ class Graph:
         )
 
     def per_token(self, norm: Callable[[int], Tensor]) -> Tensor:
-        """Return ``[B, T]``: ``norm(t)``, ``[B]``, at the tokens in scope and zero elsewhere."""
+        """Return ``norm(t)``, ``[B]``, of every token t in scope as a tensor ``[B, T]`` that is
+        zero elsewhere."""
         zero = self.x.new_zeros(len(self.x))
         # Each token costs a backward pass per projection, so columns without a token in scope are
         # skipped, not multiplied by 0 afterwards.
@@ -129,7 +131,12 @@ class Graph:
 def measure_reverse(
     model: nn.Module, batch: Mapping[str, Tensor], settings: Settings, random: Randomness
 ) -> tuple[Tensor, Tensor | None, Tensor, ForwardPass]:
-    """Estimate ‖J_t‖ and Σ_j ‖H_{t,j}‖ from ``settings.directions`` projections; differentiable."""
+    """Estimate ‖J_t‖ and Σ_j ‖H_{t,j}‖ from ``settings.directions`` projections; differentiable.
+
+    Returns:
+        The norms of the Jacobian and of the Hessian (or None), ``[K, B, T]``; the tokens in scope;
+        and the forward pass.
+    """
     train = torch.is_grad_enabled()
     with torch.enable_grad():
         graph = build_graph(model, batch, settings, random, train)
@@ -150,8 +157,9 @@ def build_graph(
     """Run the model once, without SDPA's fused kernels, which have no double backward.
 
     Raises:
-        ValueError: in inference mode; with gradient checkpointing, whose backward would build
-            another graph; with sharded weights, which a double backward reads after they are freed.
+        ValueError: inference mode is on; the model uses gradient checkpointing, whose backward
+            would build another graph; or its weights are sharded, and freed before a double
+            backward needs them.
     """
     if is_sharded(model):
         raise ValueError(
@@ -180,7 +188,7 @@ def build_graph(
         return x
 
     with ExitStack() as contexts:
-        # Fused attention can be differentiated once, math attention as often as needed.
+        # Fused attention can be differentiated only once, math attention any number of times.
         contexts.enter_context(sdpa_kernel(SDPBackend.MATH))
         if train:  # a third derivative, where the norm or its gradient is differentiated
             contexts.enter_context(ComposedNorms())
@@ -192,8 +200,8 @@ def build_graph(
 
 def _jacobian(graph: Graph, block: Tensor) -> Tensor:
     """Return ``[B, T]``, the norms ‖J_t‖ of a block."""
-    # Drawn once for all tokens, 0 at padding: the numbers of the real tokens do not depend on how
-    # far the batch is padded.
+    # Drawn once for all tokens, and 0 at padding, so that the numbers of the real tokens do not
+    # depend on the length of the padding.
     projections = graph.draw(block, graph.mask if block.shape[:2] == graph.mask.shape else None)
 
     def norm(t: int) -> Tensor:
@@ -212,7 +220,7 @@ def _hessian(graph: Graph, block: Tensor) -> Tensor:
     chosen = range(width) if indices is None else indices.tolist()
 
     def norm(t: int) -> Tensor:
-        # Rows do not depend on each other: a double backward of their sum gives all rows' squares.
+        # Rows are independent: one double backward of their sum gives the squares of all rows.
         squares = torch.stack([_hessian_squares(graph, block[:, t, j]) for j in chosen], -1)
         return hessian_norm(squares, graph.settings, scale=scale)
 

@@ -18,21 +18,22 @@ Scope = Literal["all", "first", "last"]
 Layers = Literal["all", "logits"] | Sequence[int]
 Dimensions = int | Literal["all"]
 
-# Name → function of (model, batch, settings, random), see `estimators.measure`, which fills it.
+# Name → function of (model, batch, settings, random). `estimators` and `reverse` register theirs;
+# `estimators.measure` calls them.
 ENGINES: dict[str, Callable[..., Any]] = {}
 
-# The |D| that λ is understood for: the sum over all d dimensions is scaled by |D|/d.
+# The number of sampled dimensions that strengths refer to: a sum over all d is scaled by 10/d.
 REFERENCE_DIMENSIONS = 10
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Arguments that `smoothness` and `JacHess` share and document.
+    """The arguments shared by `smoothness` and `JacHess`, which document them.
 
     Attributes:
-        check_values: False returns meaningless norms, in place of an error, where embeddings are
-            not finite or a row is all padding.  The caller checks afterwards, with fewer waits for
-            a GPU.
+        check_values: whether to raise an error if embeddings are not finite or a row is all
+            padding.  False: the norms are then meaningless, and the caller checks them afterwards,
+            with fewer waits for a GPU.
     """
 
     engine: Engine = "jet"
@@ -67,7 +68,7 @@ class Settings:
 
     @property
     def second_order(self) -> bool:
-        """Whether there is a Hessian term: asked for, over a non-empty set of dimensions."""
+        """Whether there is a Hessian term: ``hessian`` is True and ``dimensions`` not 0."""
         return self.hessian and self.dimensions != 0
 
     @property
@@ -76,22 +77,25 @@ class Settings:
 
 
 def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Raise ValueError unless the argument ``name`` is one of those allowed."""
+    """Raise ValueError unless the value of argument ``name`` is allowed."""
     if value not in allowed:
         raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(repr, allowed))}")
 
 
 def check_every(every: object) -> None:
-    """Raise ValueError unless it is a whole number of steps from 1 up."""
+    """Raise ValueError unless ``every`` is a whole number of steps from 1 up."""
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"every is {every!r}; expected a number of steps from 1 up")
 
 
 @dataclass
 class Randomness:
-    """Counters of one call's random numbers: of the directions, and of the output dimensions D.
+    """Counters for the random numbers of one call.
 
-    There are two, so that the number of directions does not change which D is drawn.
+    Attributes:
+        directions: counter for the random directions.
+        dimensions: counter for the sampled output dimensions D; a separate one, so that D does not
+            depend on the number of directions.
     """
 
     directions: DrawCounter
@@ -101,15 +105,16 @@ class Randomness:
     def from_seed(
         cls, seed: int | None, step: int | Tensor = 0, *, rank: int = 0, calibrating: bool = False
     ) -> Randomness:
-        """Build counters that give the same numbers for the same arguments, on every device.
+        """Return counters that give the same random numbers for the same arguments on every device.
 
         Args:
-            seed: None draws a fresh one from torch's global CPU generator, or from that of the
-                step's device.
+            seed: the seed; None: drawn from torch's global CPU generator, or, if ``step`` is a
+                tensor, from the generator of its device.
             step: number of the training step or calibration batch, or an int64 scalar on the
                 model's device.
-            rank: changes the directions, but not D.
-            calibrating: changes both.
+            rank: rank of this process; ranks draw different directions, but the same D.
+            calibrating: whether the numbers are for calibration, which draws other directions and
+                another D than training.
         """
         key: int | Tensor | None = seed
         if key is None:
@@ -120,22 +125,23 @@ class Randomness:
 
 
 def tokens_in_scope(mask: Tensor, scope: Scope) -> Tensor:
-    """Return ``[B, T]`` booleans: the real tokens of ``mask`` that are in scope."""
+    """Return ``[B, T]`` booleans: each row's real tokens in scope ("all", the "first" or the
+    "last")."""
     if scope == "all":
         return mask
     rank = mask.long().cumsum(1)
-    wanted = 1 if scope == "first" else rank[:, -1:]
-    return mask & (rank == wanted)
+    scope_rank = 1 if scope == "first" else rank[:, -1:]
+    return mask & (rank == scope_rank)
 
 
 def layer_indices(layers: Layers, count: int) -> list[int]:
-    """Return the numbers, from 0, of the chosen blocks out of ``count``.
+    """Return the indices of the chosen blocks of a model with ``count`` blocks, from 0.
 
     Args:
-        layers: "all", or a list in which negative numbers count from the end.
+        layers: "all", or a list of indices, in which negative ones count from the end.
 
     Raises:
-        ValueError: an empty list or a number outside the model.
+        ValueError: ``layers`` is an empty list, another word, or has an index out of range.
     """
     if isinstance(layers, str):
         if layers != "all":
@@ -154,7 +160,8 @@ def layer_indices(layers: Layers, count: int) -> list[int]:
 
 
 def stack_equal_shapes(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors of one shape as one stack ``[K, ...]``, else each as its own, ``[1, ...]``."""
+    """Return K tensors as a list of one stack ``[K, ...]`` if they have the same shape, otherwise
+    as K stacks ``[1, ...]``."""
     if len({tensor.shape for tensor in tensors}) == 1:
         return [torch.stack([*tensors])]
     return [tensor.unsqueeze(0) for tensor in tensors]
@@ -163,19 +170,19 @@ def stack_equal_shapes(tensors: Sequence[Tensor]) -> list[Tensor]:
 def sample_dimensions(
     widths: Sequence[int], settings: Settings, counter: DrawCounter, device: torch.device
 ) -> list[tuple[Tensor | None, float]]:
-    """Draw the set D of output dimensions of each layer, and the scale of the sum over it.
+    """Draw the set D of output dimensions of each layer, and return it with the scale of its sum.
 
-    D holds the dimensions with the smallest of a layer's independent normal numbers: every subset
-    is equally likely, and the same on every device.  The numbers are drawn on the device itself,
-    since the host would wait for a copy.
+    For each layer one normal number per dimension is drawn, and D is the set of the dimensions with
+    the smallest numbers: every subset is equally likely, and D is the same on every device.  The
+    numbers are drawn on the device itself, so that the host does not wait for a copy.
 
     Args:
         widths: number of dimensions of each layer.
 
     Returns:
-        (indices, or None for all dimensions; scale) of each layer.  The scale makes strengths
+        For each layer, the indices in D (None: all dimensions) and the scale, which makes strengths
         comparable: 1 for a sampled D, `REFERENCE_DIMENSIONS`/d for all d dimensions.  The tensor
-        norm always has all.
+        norm always uses all dimensions.
     """
     size = settings.dimensions
     if not settings.per_dimension:

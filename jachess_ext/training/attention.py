@@ -14,9 +14,9 @@ from ..differentiable.levels import is_batched, levels_of
 from ..differentiable.mode import differentiable, is_active
 
 NAME = "jachess"
-# Arguments of sparse attention and of attention sinks.  A model passes them to a name that it does
-# not know, and puts them into the mask for "sdpa" and "eager" alone.
-_NOT_SERVED = ("indices", "block_indices", "s_aux")
+# Arguments of sparse attention and of attention sinks.  A model passes them to an implementation
+# that it does not recognise by name; only for "sdpa" and "eager" it puts them into the mask.
+_UNSUPPORTED = ("indices", "block_indices", "s_aux")
 
 
 def attention(
@@ -27,22 +27,24 @@ def attention(
     mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Compute a layer's attention, as transformers asks for it.
+    """Compute a layer's attention, with the signature of transformers' attention functions.
 
     Raises:
-        ValueError: the layer has sparse attention (keys by their indices) or attention sinks.
-        RuntimeError: forward mode meets another derivative outside of `jx.differentiable`, in a
-            model that may have layer norms, through which torch's answer is wrong.
+        ValueError: the layer uses sparse attention (`indices`, `block_indices`) or attention sinks
+            (`s_aux`), which this implementation does not support.
+        RuntimeError: forward mode is nested with another derivative outside of
+            `jx.differentiable`, in a model that may have layer norms, whose derivatives torch then
+            computes wrongly.
     """
-    for name in _NOT_SERVED:
+    for name in _UNSUPPORTED:
         if options.get(name) is not None:
             raise ValueError(
                 f'attn_implementation="{NAME}" has no {name}, which {type(module).__name__} hands '
                 'over; load the model with attn_implementation="sdpa" or "eager"'
             )
-    # Models that say so in their configuration normalise by squares alone, in plain operations.
-    layer_norms = not hasattr(getattr(module, "config", None), "rms_norm_eps")
-    if layer_norms and not is_active() and levels_of((query, key, value)).nested_forward:
+    # Models with rms_norm_eps in their configuration have RMS norms in plain operations only.
+    may_layer_norm = not hasattr(getattr(module, "config", None), "rms_norm_eps")
+    if may_layer_norm and not is_active() and levels_of((query, key, value)).nested_forward:
         raise RuntimeError(
             "forward mode nested with another derivative is wrong through torch's layer norm, "
             f"which the model of {type(module).__name__} may have; run it within "
@@ -53,25 +55,26 @@ def attention(
 
 
 def attention_mask(**options: Any) -> Tensor | None:
-    """Return transformers' own mask for SDPA, also of padding that vmap batches.
+    """Return transformers' own mask for SDPA, also if the attention mask is batched by vmap.
 
     Raises:
-        ValueError: the model's family has no SDPA attention, and would take the mask for another.
+        ValueError: the model's family has no SDPA attention, so that it would misinterpret the
+            mask.
     """
     config: PreTrainedConfig = options["config"]
     name = type(config).__module__.replace(".configuration_", ".modeling_")
     classes = vars(sys.modules[name]).values() if name in sys.modules else ()
-    served = [
+    supports_sdpa = [
         x._supports_sdpa
         for x in classes
         if getattr(x, "__module__", "") == name and hasattr(x, "_supports_sdpa")
     ]
-    if served and not any(served):
+    if supports_sdpa and not any(supports_sdpa):
         raise ValueError(
             f"{config.model_type} models have no SDPA attention, which "
             f'attn_implementation="{NAME}" needs; load the model with "eager"'
         )
-    if is_batched(options.get("attention_mask")):  # vmap answers no question about values
+    if is_batched(options.get("attention_mask")):  # under vmap no branch may depend on values
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     return sdpa_mask(**options)
 

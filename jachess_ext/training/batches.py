@@ -32,40 +32,40 @@ _TOKEN_COLUMNS = ("input_ids", "inputs_embeds", "attention_mask", "token_type_id
 
 
 class Rows(Protocol):
-    """A data set as torch's loaders take it: rows by index, or a stream (`IterableDataset`)."""
+    """A data set for torch's loaders: rows by index, or a stream (`IterableDataset`)."""
 
     def __getitem__(self, index: int, /) -> Mapping[str, object]: ...
 
 
 class RandomState:
-    """State of torch's generators (CPU and CUDA), to draw the same dropout masks again."""
+    """Saved state of torch's generators (CPU and CUDA), to draw the same dropout masks again."""
 
-    # A method that runs a batch twice under the same masks (SAM) has to go back to where
-    # the plain run's draws began: a new seed would give both passes masks that no plain run has.
+    # A method that runs a batch twice under the same masks (SAM) has to return to the state before
+    # the plain run's draws: a new seed would give both passes masks that no plain run has.
     def __init__(self) -> None:
         self._cpu = torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
 
     def restore(self) -> None:
-        """Set the generators back to this state."""
+        """Restore the generators' state."""
         torch.set_rng_state(self._cpu)
         if self._cuda is not None:
             torch.cuda.set_rng_state_all(self._cuda)
 
 
-def mix_seed(*words: int) -> int:
-    """Hash integers, whose order matters, into a seed for torch."""
-    sequence = np.random.SeedSequence([word % 2**64 for word in words])
+def mix_seed(*numbers: int) -> int:
+    """Return a seed for torch that is a hash of the integers in their order."""
+    sequence = np.random.SeedSequence([number % 2**64 for number in numbers])
     return int(sequence.generate_state(1, np.uint64)[0])
 
 
 @contextmanager
 def seeded_rng(*key: int) -> Iterator[None]:
-    """Seed torch's generators with the key in the block, and restore their state afterwards."""
+    """Seed torch's generators by `mix_seed` of the key within the context, and restore them."""
     # The task's dropout masks come from the global generators.  A method that drew from them would
     # change the masks of every later step, and could not be compared with the plain run.
     seed = mix_seed(*key)
-    # a CUDA that nothing used yet is left alone: to save its state would initialise it
+    # CUDA that is not initialised yet is skipped: saving its state would initialise it.
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):
         torch.default_generator.manual_seed(seed)
@@ -75,10 +75,10 @@ def seeded_rng(*key: int) -> Iterator[None]:
 
 
 class SeededOrder(Sampler[int]):
-    """Order of a `LengthGroupedSampler` that depends on the seed and the epoch alone.
+    """Sampler in the order of a `LengthGroupedSampler` that depends on seed and epoch only.
 
-    The sampler draws from torch's global generator: a method's draws would change the order of the
-    next epoch, and so would resuming within an epoch.
+    A `LengthGroupedSampler` by itself draws from torch's global generator, so that a method's draws
+    would change the order of the next epoch, and so would resuming within an epoch.
     """
 
     def __init__(self, sampler: LengthGroupedSampler, seed: int) -> None:
@@ -86,7 +86,7 @@ class SeededOrder(Sampler[int]):
         sampler.generator = torch.Generator()
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch; the Trainer's loader calls it before each."""
+        """Set the epoch; the Trainer's loader calls it before each epoch."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -98,15 +98,16 @@ class SeededOrder(Sampler[int]):
 
 
 class UnlabelledBatches:
-    """Rounds over unlabelled data, whose order depends on the seed and the round's number alone.
+    """Unlabelled batches, round after round, in an order that depends on seed and round only.
 
-    Each iterator yields the rest of the current round, or, where none is left, the next round.
+    Iterating yields the remaining batches of the current round, or, if none is left, those of the
+    next round.
 
     Args:
-        loader: shuffled by ``generator`` alone.
-        generator: seeded anew for every round.
+        loader: a loader whose shuffling draws from ``generator`` only.
+        generator: the loader's generator, which is seeded anew for every round.
         seed: integers for `mix_seed`, different on every rank.
-        prepare: moves a batch to the model's device.
+        prepare: function that moves a batch to the model's device.
     """
 
     def __init__(
@@ -125,20 +126,25 @@ class UnlabelledBatches:
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         # Two numbers are all that a checkpoint holds: a resumed round is shuffled again in the same
         # way, and its first batches are skipped.
-        before = self._taken
+        skipped = self._taken
         self._generator.manual_seed(mix_seed(*self._seed, self._round))
         for number, batch in enumerate(self._loader):
-            if number >= before:
+            if number >= skipped:
                 self._taken = number + 1
                 yield dict(self._prepare(without_labels(batch)))
-        # a round resumed after its last batch has none left, which must not look like empty data
-        finished = before > 0 and self._taken == before
+        # A round resumed after its last batch has none left: go on with the next, since an empty
+        # iteration would mean empty data.
+        finished = skipped > 0 and self._taken == skipped
         self._round, self._taken = self._round + 1, 0
         if finished:
             yield from self
 
     def next(self) -> Batch:
-        """Return the next batch, of this round or the next."""
+        """Return the next batch, from this round or, if it has ended, the next.
+
+        Raises:
+            ValueError: the data are empty.
+        """
         batch = next(self._forever, None)
         if batch is None:
             raise ValueError("unlabelled_dataset gave no batch; expected at least one example")
@@ -149,7 +155,7 @@ class UnlabelledBatches:
         return {"round": self._round, "taken": self._taken}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Restore the position; the round's earlier batches are read again and dropped."""
+        """Restore the position; the round's earlier batches will be loaded again and dropped."""
         self._round, self._taken = state["round"], state["taken"]
         self._forever = repeat_rounds(self)
 
@@ -167,16 +173,17 @@ class LeftPadding:
     """Add ``position_ids`` to batches padded on the left, for models that need them.
 
     Models that count positions from the first column (GPT-2, BERT) get positions counted from the
-    mask; others need none (rotary or relative positions, OPT, RoBERTa).  A head that reads the
-    first column (BERT's, RoBERTa's) reads padding there in any case.  The first batch with left
-    padding shows which kind of model it is.
+    mask; other models need none (rotary or relative positions, OPT, RoBERTa).  A head that uses the
+    first column (BERT's, RoBERTa's) gets padding there in any case.  Which kind of model it is is
+    determined on the first batch with left padding.
     """
 
     def __init__(self) -> None:
-        self._counts: bool | None = None
+        self._needs_positions: bool | None = None
 
     def __call__(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the batch, with ``position_ids`` ``[B, T]`` where the model needs them.
+        """Return the batch, with ``position_ids`` ``[B, T]`` if it is padded on the left and the
+        model needs them.
 
         Warns:
             UserWarning: once, if the model's outputs depend on left padding even so.
@@ -184,13 +191,13 @@ class LeftPadding:
         mask = batch.get("attention_mask")
         if not is_left_padded(mask) or "position_ids" in batch:
             return batch
-        if self._counts is None:
-            padded = (mask[:, 0] == 0) & mask.bool().any(1)  # not a row of padding alone
+        if self._needs_positions is None:
+            padded = (mask[:, 0] == 0) & mask.bool().any(1)  # without rows that are all padding
             if not padded.any():
                 return batch
             row = int(padded.long().argmax())
-            self._counts = _needs_positions(unwrapped(model), batch, mask, row)
-        return {**batch, "position_ids": count_positions(mask)} if self._counts else batch
+            self._needs_positions = _needs_positions(unwrapped(model), batch, mask, row)
+        return {**batch, "position_ids": count_positions(mask)} if self._needs_positions else batch
 
 
 def is_left_padded(mask: Tensor | None) -> TypeGuard[Tensor]:
@@ -199,44 +206,45 @@ def is_left_padded(mask: Tensor | None) -> TypeGuard[Tensor]:
 
 
 def count_positions(mask: Tensor) -> Tensor:
-    """Return positions ``[B, T]``, counted from each row's first real token."""
+    """Return position ids ``[B, T]``, counted from 0 at each row's first real token."""
     return (mask.long().cumsum(1) - 1).clamp(min=0)
 
 
 def drop_padding_targets(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Remove labels that a causal language model would predict from padding.
+    """Return the batch without the labels that a causal language model would predict from padding.
 
-    With left padding these are the labels up to each row's first token, which is not predicted with
-    right padding either.
+    In a row padded on the left these are the labels up to its first real token, which is not
+    predicted with right padding either.
     """
     mask, labels = batch.get("attention_mask"), batch.get("labels")
     if not is_left_padded(mask) or not isinstance(labels, Tensor) or not is_causal(model):
         return batch
     if labels.shape != mask.shape:
         return batch
-    before = mask.cumsum(1) == 0
+    is_padding = mask.cumsum(1) == 0
     # The model predicts column t from column t - 1, so the targets to drop are those whose
     # predecessor is padding: one column more than the padding itself.
-    after_padding = nn.functional.pad(before[:, :-1], (1, 0))
+    after_padding = nn.functional.pad(is_padding[:, :-1], (1, 0))
     targets = labels.masked_fill(after_padding.to(labels.device), NO_LABEL)
-    # No loss uses the first column, but the Trainer may count its label: it gets the first token's,
-    # as with right padding.
+    # No loss uses the first column, but the Trainer counts its label: put the first real token's
+    # label there, as with right padding.
     first = mask.bool().long().argmax(1, keepdim=True).to(labels.device)
     targets[:, :1] = labels.gather(1, first)
     return {**batch, "labels": targets}
 
 
 def is_causal(model: nn.Module) -> bool:
-    """Return whether the model predicts each next token."""
+    """Return whether the model is a causal language model."""
     inner = without_peft(model)
     listed = type(inner).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     return listed or getattr(inner, "loss_type", None) == "ForCausalLM"
 
 
 def add_decoder_inputs(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """Add the ``decoder_input_ids`` that an encoder-decoder makes from labels ``[B, T]``.
+    """Return the batch with the ``decoder_input_ids`` that an encoder-decoder derives from labels
+    ``[B, T]``.
 
-    Without them a pass without labels (label smoothing's, a penalty's) would have other inputs.
+    Without them a pass without labels (for label smoothing or a penalty) would have other inputs.
     Blenderbot, M2M100 and others shift the labels by a function of their module, not by a method.
     """
     inner = cast("PreTrainedModel", without_peft(model))
@@ -257,22 +265,27 @@ def add_decoder_inputs(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _needs_positions(model: nn.Module, batch: Batch, mask: Tensor, index: int) -> bool:
-    """Return whether a padded row needs ``position_ids`` to have the outputs of the row alone."""
-    # No attribute of a model says how it counts positions, so both are tried.
-    takes = "position_ids" in _parameters(model)
+    """Return whether row ``index``, padded on the left, needs ``position_ids`` to have the same
+    outputs as without padding.
+
+    Warns:
+        UserWarning: the outputs differ even with ``position_ids``.
+    """
+    # No attribute of a model tells how it counts positions, so both ways are tried.
+    accepts = "position_ids" in _parameters(model)
     if any(hasattr(p, "device_mesh") for p in model.parameters()):
-        return takes  # a rank alone cannot run a sharded model
-    if _reads_more_than_text(model, batch):
-        return False  # left as in a plain Trainer
+        return accepts  # one rank cannot run a sharded model
+    if _has_other_inputs(model, batch):
+        return False  # as in a plain Trainer
     start = int(mask[index].bool().long().argmax())
     row = {n: batch[n][index : index + 1] for n in _TOKEN_COLUMNS if batch.get(n) is not None}
-    alone = {name: value[:, start:] for name, value in row.items()}
+    unpadded = {name: value[:, start:] for name, value in row.items()}
     with in_mode(model, training=False):
-        expected = _outputs(model, alone)
+        expected = _outputs(model, unpadded)
         if _all_close(_outputs(model, row), expected):
             return False
         positions = count_positions(row["attention_mask"])
-        if takes and _all_close(_outputs(model, {**row, "position_ids": positions}), expected):
+        if accepts and _all_close(_outputs(model, {**row, "position_ids": positions}), expected):
             return True
     warnings.warn(
         f"the batches are padded on the left, and {type(model).__name__} gives a row so padded "
@@ -283,8 +296,8 @@ def _needs_positions(model: nn.Module, batch: Batch, mask: Tensor, index: int) -
     return False
 
 
-def _reads_more_than_text(model: nn.Module, batch: Batch) -> bool:
-    """Return whether the batch has inputs that cannot be cut to a row's tokens, such as images."""
+def _has_other_inputs(model: nn.Module, batch: Batch) -> bool:
+    """Return whether the batch has inputs that cannot be cut to a row's real tokens (images)."""
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return True
     text = {*_TOKEN_COLUMNS, *find_labels(type(unwrapped(model)))}
@@ -296,7 +309,7 @@ def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 
 def _outputs(model: nn.Module, row: Batch) -> list[Tensor]:
-    """Return the model's floating-point outputs, with its last hidden state where it has them."""
+    """Return the model's floating-point outputs, including its last hidden state if available."""
     parameters = _parameters(model)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if takes_any or "output_hidden_states" in parameters:
@@ -308,9 +321,10 @@ def _outputs(model: nn.Module, row: Batch) -> list[Tensor]:
     return [v for v in last if isinstance(v, Tensor) and v.is_floating_point()]
 
 
-def _all_close(padded: list[Tensor], alone: list[Tensor]) -> bool:
-    """Compare outputs up to rounding, those per token without the padding."""
-    for a, b in zip(padded, alone, strict=True):
+def _all_close(padded: list[Tensor], unpadded: list[Tensor]) -> bool:
+    """Return whether the outputs of a row padded on the left equal those of the unpadded row, up to
+    rounding; columns of padding are ignored."""
+    for a, b in zip(padded, unpadded, strict=True):
         if a.shape != b.shape:
             a = a[:, a.shape[1] - b.shape[1] :]
         if not (a - b).abs().max() <= torch.finfo(b.dtype).eps ** 0.5 * b.abs().max():

@@ -24,20 +24,21 @@ Log = Callable[[dict[str, float]], None]
 
 
 class StepLog:
-    """Means of figures over the steps between two log entries.
+    """Means of logged figures over the steps between two log entries.
 
     Attributes:
-        sums: by name, since the last entry; float64 tensors on the figures' devices.
+        sums: figure's name -> its sum since the last entry, a float64 tensor on the figure's
+            device.
     """
 
-    # Reading a number from a GPU stalls the host until the step has run, so the sums stay tensors
+    # Copying a number from a GPU stalls the host until the step has run, so the sums stay tensors
     # until an entry is due; in float64, since a sum over 500 steps loses digits in bfloat16.
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
 
     def add(self, **figures: Tensor | None) -> None:
-        """Add scalars or ``[K]`` per layer, without those that are None."""
+        """Add the figures of a step: scalars, or ``[K]`` with one per layer; None is ignored."""
         for name, value in figures.items():
             if value is not None:
                 value = value.detach().double()
@@ -45,17 +46,18 @@ class StepLog:
                 self._counts[name] = self._counts.get(name, 0) + 1
 
     def take(self, world_size: int = 1) -> dict[str, float]:
-        """Return the means since the last call, over all ranks, named as by `flatten_figures`.
+        """Return the means of the figures since the last call over all ranks, named as by
+        `flatten_figures`, and start anew.
 
         With a ``world_size`` above 1 every rank has to call it (a collective).
         """
-        mine = {name: (total.tolist(), self._counts[name]) for name, total in self.sums.items()}
+        totals = {name: (total.tolist(), self._counts[name]) for name, total in self.sums.items()}
         self.sums, self._counts = {}, {}
-        ranks = [mine]
+        ranks = [totals]
         if world_size > 1:
             from accelerate.utils import gather_object
 
-            # objects: a rank whose shards were empty knows neither names nor number of layers
+            # Objects, not tensors: a rank without rows has neither names nor number of layers.
             ranks = gather_object(ranks)
         means = {}
         for name in dict.fromkeys(name for rank in ranks for name in rank):
@@ -67,7 +69,8 @@ class StepLog:
 
 
 def flatten_figures(figures: Mapping[str, Tensor | float | None]) -> dict[str, float]:
-    """Turn ``{"jacobian": [a, b]}`` into ``{"jachess/jacobian_0": a, "jachess/jacobian_1": b}``."""
+    """Return figures as log entries: ``{"jacobian": [a, b]}`` becomes ``{"jachess/jacobian_0": a,
+    "jachess/jacobian_1": b}``."""
     logs: dict[str, float] = {}
     for name, value in figures.items():
         if isinstance(value, Tensor) and value.ndim:
@@ -78,7 +81,7 @@ def flatten_figures(figures: Mapping[str, Tensor | float | None]) -> dict[str, f
 
 
 def write_entry(entry: dict[str, float], control: TrainerControl, log: Log) -> None:
-    """Log an entry without suppressing the Trainer's own entry of this step."""
+    """Log an entry by ``log``, without suppressing the Trainer's own entry of this step."""
     # Trainer.log calls on_log, which sets should_log to False: the step's losses would be lost.
     due = control.should_log
     log(entry)
@@ -86,14 +89,14 @@ def write_entry(entry: dict[str, float], control: TrainerControl, log: Log) -> N
 
 
 class _PeriodicCallback(TrainerCallback):
-    """Measure before training, every so many steps, and at the end."""
+    """Measure a model before training, every ``every`` steps, and at the end of training."""
 
     every: int
     log: Log | None = None
     _last: int | None = None  # the step of the last measurement
 
     def measure(self, model: nn.Module, state: TrainerState) -> dict[str, float] | None:
-        """Return the entry that the first process logs, or None."""
+        """Return the log entry of a measurement, which the first process logs; None: no entry."""
         raise NotImplementedError
 
     def _begin(self, state: TrainerState) -> None:
@@ -131,11 +134,11 @@ class _PeriodicCallback(TrainerCallback):
 
 
 class SmoothnessMonitor(_PeriodicCallback):
-    """Measure a model's smoothness before training, every so many steps, and at the end.
+    """Measure a model's smoothness before training, every ``every`` steps, and at the end.
 
-    Training with it is bit for bit the training without it.  In a run of several processes each
-    measures the same rows, since a single process cannot measure a sharded model, and the first
-    process logs the figures of `SmoothnessProbe`.
+    The trained weights are bit for bit those of training without the callback.  In a run of several
+    processes each measures the same rows, since a single process cannot measure a sharded model,
+    and the first process logs the figures of `SmoothnessProbe`.
 
     Example:
         >>> monitor = SmoothnessMonitor(batch, every=50)
@@ -148,14 +151,14 @@ class SmoothnessMonitor(_PeriodicCallback):
         batch: the rows to measure, as a collator yields them; 16 to 64 rows are enough.
         every: optimiser steps between measurements.
         log: the Trainer's ``log``, so that its reporters get the figures; None: they are written
-            to ``trainer.state.log_history`` alone.
+            to ``trainer.state.log_history`` only.
         options: ``hessian``, ``directions`` and ``seed`` of `SmoothnessProbe`.
 
     Attributes:
         history: figures and "step" of each measurement.
 
     Raises:
-        ValueError: as `SmoothnessProbe`.
+        ValueError: see `SmoothnessProbe`.
     """
 
     def __init__(
@@ -175,7 +178,7 @@ class SmoothnessMonitor(_PeriodicCallback):
         return self.probe.history
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the Jacobian norms over the steps; see `SmoothnessProbe.plot`."""
+        """Plot the Jacobian norms over the steps; see `SmoothnessProbe.plot`."""
         return self.probe.plot(ax)
 
     def _begin(self, state: TrainerState) -> None:
@@ -186,12 +189,12 @@ class SmoothnessMonitor(_PeriodicCallback):
 
 
 class NTKDrift(_PeriodicCallback):
-    """Measure the kernel of fixed samples before training, every so many steps, and at the end.
+    """Measure the NTK of fixed samples before training, every ``every`` steps, and at the end.
 
-    The entries are ``ntk/drift``, ‖Θ_t − Θ_0‖ / ‖Θ_0‖; ``ntk/change``, ‖Θ_t − Θ_s‖ / ‖Θ_s‖ with s
-    the measurement before; and with class labels ``ntk/alignment`` (`label_alignment`).  A kernel
-    that stops moving is the sign of the power phase (LensLLM).  In a run of several processes the
-    first one measures.
+    The log entries are ``ntk/drift``, ‖Θ_t − Θ_0‖ / ‖Θ_0‖; ``ntk/change``, ‖Θ_t − Θ_s‖ / ‖Θ_s‖ with
+    Θ_s the kernel of the previous measurement; and with class labels ``ntk/alignment``
+    (`label_alignment`).  A kernel that stops changing is the sign of the power phase (LensLLM).  In
+    a run of several processes only the first one measures.
 
     Example:
         >>> drift = NTKDrift(batch, every=100)
@@ -204,20 +207,21 @@ class NTKDrift(_PeriodicCallback):
     Args:
         batch: N samples, as a collator yields them (with "labels" for the alignment).
         every: optimiser steps between measurements.
-        start: Θ_0 ``[N, C, N, C]`` to compare with; None: the kernel when training begins.  Give
-            it when training resumes.
+        start: the reference kernel Θ_0, ``[N, C, N, C]``; None: the kernel when training begins.
+            Pass it when training resumes.
         options: arguments of `jx.ntk`: outputs, parameters, method, memory_budget, …
 
     Attributes:
         history: figures and "step" of each measurement.
-        start: Θ_0, once it is known.
-        log: the Trainer's ``log``, or None: the entries are written to ``state.log_history`` alone.
+        start: Θ_0; None before it is measured.
+        log: the Trainer's ``log``, or None: the entries are written to ``state.log_history`` only.
 
     Raises:
-        ValueError: ``every`` is not a number from 1 up; options that ntk does not take here.
+        ValueError: ``every`` is not a whole number from 1 up; ``options`` has ``group``,
+            ``progress``, ``other`` or ``method="explain"``.
 
     Warns:
-        RuntimeWarning: a resumed run without ``start``.
+        RuntimeWarning: the run is resumed without ``start``.
     """
 
     def __init__(
@@ -244,7 +248,7 @@ class NTKDrift(_PeriodicCallback):
     def _begin(self, state: TrainerState) -> None:
         self.history, self._theta = [], None
         if self._measured_start and not state.global_step:
-            self.start = None  # it is another run's
+            self.start = None  # it was measured in an earlier run
         if state.is_world_process_zero and state.global_step and self.start is None:
             warnings.warn(
                 f"NTKDrift: training resumes at step {state.global_step}, so that the drift is "
@@ -254,7 +258,8 @@ class NTKDrift(_PeriodicCallback):
             )
 
     def stabilised(self, tolerance: float) -> int | None:
-        """Return the first step after which each relative change is at most that, or None."""
+        """Return the first measured step after which every relative change of the kernel is at most
+        ``tolerance``; None if there is none."""
         since: int | None = None
         for before, after in zip(self.history, self.history[1:], strict=False):
             if after["ntk/change"] > tolerance:

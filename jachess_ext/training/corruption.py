@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 def perturbed_embeddings(
     model: nn.Module, delta: float, generator: torch.Generator
 ) -> AbstractContextManager[object]:
-    """Add noise δ v, v ~ N(0, I), to the model's token embeddings within the block.
+    """Return a context that adds noise δ v, v ~ N(0, I), to the model's token embeddings.
 
-    The model is called with `input_ids`: embeddings that it is given are not perturbed.
+    The model must be called with `input_ids`: `inputs_embeds` are not perturbed.
 
     Args:
         model: a transformers model.
@@ -27,7 +27,7 @@ def perturbed_embeddings(
         generator: CPU generator of the noise, which is the same on any device.
 
     Raises:
-        ValueError: δ is negative or not finite, or the model embedded no tokens in the block.
+        ValueError: δ is negative or not finite, or the model embedded no tokens in the context.
     """
     if not (delta >= 0 and delta < float("inf")):
         raise ValueError(f"delta must be a finite number of at least 0; got {delta}")
@@ -40,7 +40,7 @@ def perturbed_embeddings(
 
 
 def embedding_scale(model: nn.Module) -> float:
-    """Return the root mean square entry of the token embedding table, the natural unit of δ."""
+    """Return the root mean square of the token embedding table's entries, the natural unit of δ."""
     table = token_table(model).weight
     return float(table.detach().double().square().mean().sqrt())
 
@@ -58,20 +58,20 @@ def corrupt_tokens(
     """Replace a share of each sequence's real, non-special tokens by the unknown token.
 
     Of n such tokens, ⌊share · n + U⌋ with U uniform on [0, 1) are replaced: share · n on average,
-    and exactly so where that is a whole number.
+    and exactly so if that is a whole number.
 
-    The heads of decoders in transformers read the rightmost token that is not the padding id.
-    Where the unknown token is that id (GPT-2 has one token for unknown, end and padding), this
-    rightmost token is neither replaced nor counted, so that the head reads the same position.
+    The heads of decoders in transformers use the rightmost token that is not the padding id.
+    If the unknown token has that id (GPT-2 has one token for unknown, end and padding), this
+    rightmost token is neither replaced nor counted, so that the head uses the same position.
 
     Args:
         input_ids: [B, T], integer.
         attention_mask: [B, T], 1 on real tokens.
         share: between 0 and 1.
         unknown: id of the unknown token.
-        special: ids never replaced (`tokenizer.all_special_ids`), [k] or empty.
+        special: ids that are never replaced (`tokenizer.all_special_ids`), [k] or empty.
         generator: CPU generator.
-        padding: the id the model takes for padding (`config.pad_token_id`), if any.
+        padding: the model's padding id (`config.pad_token_id`), if any.
 
     Returns:
         New ids [B, T] on the device of `input_ids`.
@@ -107,11 +107,11 @@ def sample_tokens(
     generator: torch.Generator,
     padding: int | None = None,
 ) -> Tensor:
-    """Draw the tokens that `corrupt_tokens` replaces: booleans [B, T] on the CPU.
+    """Draw the mask of the tokens that `corrupt_tokens` replaces, booleans [B, T] on the CPU.
 
     Args:
-        padding: exclude a row's last token that is not this id; needed where it is the id that
-            replaces tokens.
+        padding: the padding id, if tokens are replaced by it: each row's last token other than this
+            id is then excluded. None: no token is excluded.
     """
     if not 0 <= share <= 1:
         raise ValueError(f"share must lie in [0, 1]; got {share}")
@@ -127,15 +127,15 @@ def sample_tokens(
     keys[real] = torch.rand(int(real.sum()), generator=generator)
     rank = keys.masked_fill(~candidates, 2.0).argsort(dim=1).argsort(dim=1)
     extra = torch.rand(len(ids), generator=generator, dtype=torch.float64)
-    # 1e-9, since a whole share · n may come out a rounding error below it.
+    # + 1e-9, since share · n may be a rounding error below a whole number.
     count = (share * candidates.sum(1).double() + 1e-9 + extra * (1 - 1e-8)).floor()
     return candidates & (rank < count.unsqueeze(1))
 
 
 def unknown_token_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the id of the tokenizer's unknown token, else of its mask token, else None.
+    """Return the id of the tokenizer's unknown token, or else of its mask token, or None.
 
-    One that is not also the padding token is preferred.
+    A token that is not also the padding token is preferred.
     """
     names = ("unk_token_id", "mask_token_id")
     ids = [int(i) for name in names if (i := getattr(tokenizer, name, None)) is not None]

@@ -1,4 +1,4 @@
-"""Kinds of answers that logits stand for, and the divergence between two answers."""
+"""Kinds of predictions that logits represent, and the divergence between two predictions."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import torch
 from torch import Tensor, nn
 
 Kind = Literal["single", "multi", "regression"]
-"""One of several classes, any number of several labels, or numbers."""
+"""Kind of prediction: one of several classes, any number of several labels, or numbers."""
 
 
 def kl_divergence(
     first: Tensor, second: Tensor, kind: Kind = "single", *, symmetric: bool = False
 ) -> Tensor:
-    """Return KL(p‖q) of logits ``[..., C]``, or KL(p‖q) + KL(q‖p), per row.
+    """Return KL(p‖q), ``[...]``, of the distributions of two tensors of logits, ``[..., C]``.
 
     Args:
-        kind: see `decision_kind`.  "multi" sums over the labels; "regression" takes the squared
-            difference in place of a divergence.
+        first, second: logits of p and of q.
+        kind: see `decision_kind`.  "multi" sums over the labels; "regression" returns the squared
+            difference, summed over C, in place of a divergence.
+        symmetric: whether to return KL(p‖q) + KL(q‖p).
     """
     wide = torch.promote_types(first.dtype, torch.float32)
     first, second = first.to(wide), second.to(wide)
@@ -33,8 +35,9 @@ def kl_divergence(
 
 
 def decision_kind(model: nn.Module, logits: Tensor) -> Kind:
-    """Return "single", "multi" or "regression", as transformers reads the model's config."""
-    stated = getattr(getattr(model, "config", None), "problem_type", None)
-    if stated == "regression" or (stated is None and logits.shape[-1] == 1):
+    """Return the kind of prediction that the model's logits represent, derived from its config in
+    the same way as in transformers."""
+    problem_type = getattr(getattr(model, "config", None), "problem_type", None)
+    if problem_type == "regression" or (problem_type is None and logits.shape[-1] == 1):
         return "regression"
-    return "multi" if stated == "multi_label_classification" else "single"
+    return "multi" if problem_type == "multi_label_classification" else "single"

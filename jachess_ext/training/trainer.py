@@ -43,8 +43,8 @@ from .methods.weights import placebo
 STATE = "jachess.safetensors"
 """Name of the file with a method's state in a checkpoint."""
 _HEADER = "state"
-"""Key of its header under which all that is no tensor is stored, as JSON."""
-_WITHOUT_STATE = {
+"""Key in the file's header under which everything but tensors is stored, as JSON."""
+_MISSING_STATE = {
     "regulariser": "the directions start at step 0",
     "unlabelled": "unlabelled data starts anew",
     "schedule": "the passes' AdamW starts anew",
@@ -59,7 +59,7 @@ UNUSED_HINTS = {
     "smoother": f"self.label_smoother, {_OTHER_LOSS} of your own takes the labels. Call loss = "
     "self.label_smoother(outputs, labels) in it, set smoothing=0, or use another method",
 }
-"""Part of a step in which a method may act → what the first step went past, and what to do."""
+"""Part of a step in which a method may act → what the first step bypassed, and the remedy."""
 _LOG = logging.getLogger("jachess_ext")
 
 if TYPE_CHECKING:
@@ -71,28 +71,28 @@ else:
 
 
 class MethodMixin(_Base):
-    """Put any method of `METHODS` into a class derived from ``transformers.Trainer``.
+    """Add the fine-tuning methods of `METHODS` to a class derived from ``transformers.Trainer``.
 
     Evaluation and prediction are the Trainer's; label smoothing and ``compute_loss_func`` act on
-    the task loss alone.  A ``compute_loss`` of your own belongs in a class below the mixin (``class
-    Mine(MethodMixin, Own)``); where one stands in the way of the method, the first step raises an
-    error.  Seed and epoch alone decide the order of rows, and a method's own draws
-    leave torch's generators as they were: methods compared from one seed see the same batches.
+    the task loss only.  A ``compute_loss`` of your own belongs in a class below the mixin (``class
+    Mine(MethodMixin, Own)``); if one bypasses the method, the first step raises an error.  The
+    order of rows depends on seed and epoch only, and a method's own draws leave torch's generators
+    unchanged: methods compared with one seed get the same batches.
 
     With gradient accumulation a penalty is the mean over the micro-batches (an epoch's smaller
-    last micro-batch counts as the others do); the task loss of a model that ignores
-    ``num_items_in_batch`` is divided, with a warning, on several ranks too.  Padding is read from
-    the mask, on either side (`LeftPadding`); with left padding a causal language model is not asked
-    for a row's first token.  Where TAPT precedes LoRA, save ``model.merge_and_unload()``: the
-    adapters alone are not the model.
+    last micro-batch has the same weight); the task loss of a model that ignores
+    ``num_items_in_batch`` is divided, with a warning, on several ranks too.  Padding on either side
+    is recognised by the mask (`LeftPadding`); with left padding a causal language model does not
+    predict a row's first token.  If TAPT precedes LoRA, save ``model.merge_and_unload()``: TAPT
+    changes the backbone, which the adapters do not contain.
 
-    A resumed run continues exactly: checkpoints hold the regulariser's state, the place in the
+    A resumed run continues exactly: checkpoints hold the regulariser's state, the position in the
     unlabelled data and the schedule's state (``jachess.safetensors``).
 
-    Logged beside the loss, as means since the last entry over all ranks: ``jachess/task_loss`` and
-    ``jachess/penalty``; of JacHess also ``jachess/jacobian_<k>`` and ``jachess/hessian_<k>`` (batch
-    means per chosen layer k), and ``jachess/skipped``, the share of skipped steps, if any; in mode
-    unlab an entry without the task loss after each pass.
+    Log entries also have, as means since the last entry over all ranks: ``jachess/task_loss`` and
+    ``jachess/penalty``; for JacHess ``jachess/jacobian_<k>`` and ``jachess/hessian_<k>`` (batch
+    means for chosen layer k), and ``jachess/skipped``, the fraction of skipped steps, if any.  In
+    mode unlab there is an entry without the task loss after each pass.
 
     Example:
         >>> from transformers import Seq2SeqTrainer
@@ -102,19 +102,19 @@ class MethodMixin(_Base):
         method: a `Method`, or text for `parse_method`.
         unlabelled_dataset: rows for TAPT and the modes joint and unlab, whose labels are dropped;
             other methods ignore it.
-        graphed: run forward and backward of training batches as a CUDA graph (`jx.graphed`), for
-            methods none, jachess in mode train and those derived from it.  Batches need one shape:
-            a collator that pads to a fixed length, and ``dataloader_drop_last=True``.  On a CPU it
-            changes nothing but for a warning.
+        graphed: whether to run forward and backward of training batches as a CUDA graph
+            (`jx.graphed`), for methods none, jachess in mode train and those derived from it.
+            Batches need one shape: a collator that pads to a fixed length, and
+            ``dataloader_drop_last=True``.  On a CPU it only gives a warning.
 
     Attributes:
         method: the method, bound to this trainer.
 
     Raises:
-        ValueError: a method without the unlabelled data or tokenizer it needs; mode unlab, SAM,
-            GradientNorm or a placebo in fp16 or in several processes; several GPUs in one process;
-            ``graphed`` with another method, accumulation or several processes; in the first step, a
-            method of which nothing took effect.
+        ValueError: the method needs unlabelled data or a tokenizer, and has none; mode unlab, SAM,
+            GradientNorm or a placebo runs in fp16 or in several processes; one process has several
+            GPUs; ``graphed`` is set with another method, gradient accumulation or several
+            processes; or, in the first step, the method had no effect.
         TypeError: ``method`` is neither a `Method` nor text.
     """
 
@@ -147,8 +147,8 @@ class MethodMixin(_Base):
         self.method = self._unbound.bind(self)
         self._graphed = graphed
         self._graph: Callable[..., tuple[Tensor, dict[str, Tensor]]] | None = None
-        alone = self.args.gradient_accumulation_steps * self.args.world_size == 1
-        if graphed and not (alone and self.method.capturable):
+        is_single = self.args.gradient_accumulation_steps * self.args.world_size == 1
+        if graphed and not (is_single and self.method.capturable):
             raise self.method.error(
                 "cannot run with graphed=True: a CUDA graph takes none, or jachess in mode train "
                 "without a placebo, in one process and without gradient accumulation"
@@ -156,7 +156,7 @@ class MethodMixin(_Base):
         self.add_callback(_MethodCallback(self))
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
-        """Make a new model and bind the method to it anew, without the state of another trial."""
+        """Return a new model, and bind the method to it without the state of an earlier trial."""
         model = super().call_model_init(trial)
         if hasattr(self, "method"):
             self.model = model
@@ -173,13 +173,13 @@ class MethodMixin(_Base):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor | tuple[Tensor, Outputs]:
-        """Return the Trainer's task loss, in training with the method's penalty."""
+        """Return the Trainer's task loss, plus the method's penalty in training mode."""
 
-        # A method sees the task through `run` alone, which is compute_loss of the class below:
-        # label smoothing, compute_loss_func and the user's own losses hold in each of its passes.
+        # A method computes the task loss only by `run`, which is compute_loss of the class below:
+        # label smoothing, compute_loss_func and the user's own losses apply in all of its passes.
         def run(batch: Batch, called: nn.Module = model) -> tuple[Tensor, Outputs]:
-            needed = return_outputs or self.method.needs_outputs
-            return self._task_loss(called, batch, needed, num_items_in_batch)
+            with_outputs = return_outputs or self.method.needs_outputs
+            return self._task_loss(called, batch, with_outputs, num_items_in_batch)
 
         if not model.training:
             total, outputs = self._task_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -209,20 +209,22 @@ class MethodMixin(_Base):
         return (total, loss.outputs) if return_outputs else total
 
     def _task_loss(
-        self, model: nn.Module, batch: Batch, outputs: bool, num_items_in_batch: Tensor | int | None
+        self, model: nn.Module, batch: Batch, with_outputs: bool, items: Tensor | int | None
     ) -> tuple[Tensor, Outputs]:
-        """Return the task loss of the class below, and the model's output where ``outputs``.
+        """Return the task loss of the class below, and the model's output if ``with_outputs``.
 
-        The output is not always asked for: TRL computes it in a pass of its own.
+        The output is requested only if needed: TRL computes it in a further pass.
+
+        Args:
+            items: ``num_items_in_batch``.
         """
-        below = super().compute_loss
-        items = num_items_in_batch
-        if not outputs:
-            return below(model, dict(batch), num_items_in_batch=items), None  # type: ignore[return-value]
-        parameters = inspect.signature(below).parameters.values()
+        compute_loss = super().compute_loss
+        if not with_outputs:
+            return compute_loss(model, dict(batch), num_items_in_batch=items), None  # type: ignore[return-value]
+        parameters = inspect.signature(compute_loss).parameters.values()
         result = None
         if any(p.name == "return_outputs" or p.kind is p.VAR_KEYWORD for p in parameters):
-            result = below(model, dict(batch), return_outputs=True, num_items_in_batch=items)
+            result = compute_loss(model, dict(batch), return_outputs=True, num_items_in_batch=items)
         if not isinstance(result, tuple):
             raise self.method.error(
                 "needs the model's output: let this trainer's compute_loss take return_outputs "
@@ -231,35 +233,41 @@ class MethodMixin(_Base):
         return result
 
     def mark_when_reached(self, part: str, loss: Tensor) -> None:
-        """Mark a part of the method as active once a backward pass reaches its loss."""
-        # That compute_loss was called is not enough: the user's may drop what it returned.
+        """Mark a part of the method as active once a backward pass reaches ``loss``.
+
+        Args:
+            part: a key of `UNUSED_HINTS`.
+        """
+        # A call of compute_loss is not enough: the user's override may discard its result.
         reached = self._reached
         if reached is not None and loss.requires_grad:
             loss.register_hook(lambda gradient: reached.add(part))
 
     def check_active_parts(self) -> None:
-        """Raise a ValueError where the first step's gradient went past a part of the method."""
+        """Raise ValueError if an active part of the method had no effect on the first step's
+        gradient."""
         reached, self._reached = self._reached, None
         for part in sorted(set() if reached is None else self.method.active_parts() - reached):
             raise self.method.error(f"acts in {UNUSED_HINTS[part]}")
 
     def _is_finite(self, task: Tensor, model: nn.Module, inputs: Batch) -> bool:
-        """Tell whether the task loss is finite on every rank; a collective.
+        """Return whether the task loss is finite on every rank; a collective.
 
-        fp16's loss scaling skips steps by itself.  The loss of a batch without any label is a mean
-        over nothing, NaN with a gradient of zero, and passes.
+        True in fp16, whose loss scaling skips steps by itself, and for a batch without any label,
+        whose loss is an empty mean: NaN with a gradient of zero.
         """
         if self.args.fp16 or library.capturing():
             return True
-        # One rank's NaN is every rank's: DistributedDataParallel adds the gradients up, and ranks
-        # that went different ways would wait for each other's collectives for ever.
+        # All ranks must agree: DistributedDataParallel sums their gradients, and ranks in different
+        # branches would wait for each other's collectives forever.
         bad = ~torch.isfinite(task.detach()).all()
         if isinstance(inputs.get("labels"), Tensor):
             bad = bad & _has_labels(inputs)
         return not int(ranks_of(model).max(bad.int()))
 
     def _skip_or_raise(self, task: Tensor, model: nn.Module) -> Tensor:
-        """Return the loss of a skipped step, whose task loss is not finite, or raise an error."""
+        """Return a zero loss, which skips the step of a non-finite task loss, or raise
+        FloatingPointError if the method does not skip."""
         where = " on a rank" * (ranks_of(model).size > 1)
         text = f"step {self.state.global_step}: the task loss is not finite ({task.item()}){where}"
         zero = self.method.zero_loss(task)
@@ -271,22 +279,24 @@ class MethodMixin(_Base):
         return zero
 
     def _accumulation_factor(self, num_items_in_batch: Tensor | int | None) -> float:
-        """Return 1/A of A accumulated micro-batches, or 1 where the Trainer divides by A itself.
+        """Return the factor of the penalty with A accumulated micro-batches: 1 if the Trainer
+        divides the loss by A, 1/A if it does not.
 
-        It does not where the task loss is divided by the items of all micro-batches already.
+        The Trainer does not divide a task loss that is a sum over its items, divided by the number
+        of items of all micro-batches.
         """
-        # A step of A micro-batches has the loss Σ_a l_a / A.  Where l_a comes as a mean over its
-        # own items, the Trainer divides the sum of task loss and penalty by A.  Where it comes as a
-        # sum over its items / the items of all A, it is divided already, and the Trainer leaves the
-        # loss as it is: the penalty, a mean over its own rows, then needs the 1 / A from here, and
-        # the task loss that is logged needs its A back.  loss_is_scaled_for_ga is newer
-        # transformers' own word for it; before, the conditions are those of its training_step.
-        scaled = getattr(self, "loss_is_scaled_for_ga", None)
-        if scaled is None:
+        # A step of A micro-batches has the loss Σ_a l_a / A.  If l_a is a mean over its own items,
+        # the Trainer divides the sum of task loss and penalty by A.  If l_a is a sum over its items
+        # divided by the items of all A, the Trainer does not divide: the penalty, a mean over its
+        # own rows, then needs the factor 1/A, and the logged task loss the factor A.  Newer
+        # transformers have the attribute loss_is_scaled_for_ga; for older ones the conditions are
+        # those of their training_step.
+        is_scaled = getattr(self, "loss_is_scaled_for_ga", None)
+        if is_scaled is None:
             by_model = self.model_accepts_loss_kwargs and num_items_in_batch is not None
-            scaled = by_model or self.compute_loss_func is not None
+            is_scaled = by_model or self.compute_loss_func is not None
         steps = getattr(self, "current_gradient_accumulation_steps", 1)
-        return 1.0 / steps if scaled else 1.0
+        return 1.0 / steps if is_scaled else 1.0
 
     def training_step(
         self,
@@ -311,7 +321,8 @@ class MethodMixin(_Base):
     def _logged_step(
         self, model: nn.Module, inputs: dict[str, Tensor], num_items_in_batch: Tensor | int | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Take a step; return its loss and the figures for the log, which replays compute anew."""
+        """Take a step, to be captured in a CUDA graph; return its loss and the figures to log,
+        which every replay recomputes."""
         log, self.step_log = self.step_log, StepLog()
         try:
             loss = super().training_step(model, inputs, num_items_in_batch)
@@ -328,7 +339,7 @@ class MethodMixin(_Base):
         return sampler
 
     def _prepare_inputs(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        if graphs.is_graphed_step():  # prepared before: here nothing can be read
+        if graphs.is_graphed_step():  # already prepared; no value can be copied to the host here
             return inputs
         inputs = drop_padding_targets(self.model, super()._prepare_inputs(inputs))
         inputs = add_decoder_inputs(self.model, inputs)
@@ -337,9 +348,10 @@ class MethodMixin(_Base):
     def get_batch_samples(
         self, epoch_iterator: Iterator[dict[str, Tensor]], *args: Any, **kwargs: Any
     ) -> tuple[list[dict[str, Tensor]], Tensor | int | None]:
-        """Return the Trainer's samples and its count of targets, without targets in padding."""
-        # The Trainer counts the labels here, before `_prepare_inputs`: a target that is dropped
-        # there alone would still be in the number that the loss is divided by.
+        """Return the Trainer's micro-batches of a step and its count of targets, both without the
+        targets that would be predicted from padding."""
+        # The Trainer counts the labels here, before `_prepare_inputs`: a target dropped only there
+        # would still be in the count that the loss is divided by.
         batches = (drop_padding_targets(self.model, batch) for batch in epoch_iterator)
         samples, count = super().get_batch_samples(batches, *args, **kwargs)
         if self._division_unchecked and samples:
@@ -356,19 +368,19 @@ class MethodMixin(_Base):
     def make_loader(
         self, dataset: Rows, generator: torch.Generator
     ) -> DataLoader[dict[str, Tensor]]:
-        """Return batches shuffled by the generator alone."""
-        streamed = isinstance(dataset, IterableDataset)
+        """Return a loader of the data set's batches, shuffled by ``generator`` only."""
+        is_stream = isinstance(dataset, IterableDataset)
         size = self.args.train_batch_size
         if dataset is self.unlabelled_dataset:
-            stated = getattr(self.method, "unlab_batch_size", None)  # a setting of some methods
-            size = stated or self.args.per_device_train_batch_size
-        grouped = self.args.train_sampling_strategy == "group_by_length" and not streamed
+            unlab_size = getattr(self.method, "unlab_batch_size", None)  # a setting of some methods
+            size = unlab_size or self.args.per_device_train_batch_size
+        by_length = self.args.train_sampling_strategy == "group_by_length" and not is_stream
         rows = cast("Dataset[dict[str, Tensor]]", dataset)
         return DataLoader(
             rows,
             batch_size=size,
-            sampler=LengthGroupedSampler(size, rows, generator=generator) if grouped else None,
-            shuffle=not (streamed or grouped),
+            sampler=LengthGroupedSampler(size, rows, generator=generator) if by_length else None,
+            shuffle=not (is_stream or by_length),
             generator=generator,
             collate_fn=self._get_collator_with_removed_columns(self.data_collator, "JacHess"),
         )
@@ -394,25 +406,27 @@ class MethodMixin(_Base):
                 self.unlabelled.load_state_dict(self._unlabelled_position)
             self._unlabelled_position = None
         ranks = self.args.world_size if self.args.average_tokens_across_devices else 1
-        counts = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
-        self._division_unchecked = self.args.gradient_accumulation_steps * ranks > 1 and counts
+        counts_items = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+        steps = self.args.gradient_accumulation_steps
+        self._division_unchecked = steps * ranks > 1 and counts_items
         self._reached = set()
         self.method.begin(self.accelerator.unwrap_model(self.model_wrapped))
 
     def _check_loss_division(self, samples: list[dict[str, Tensor]]) -> None:
-        """Let the Trainer divide the task loss, if the model ignores ``num_items_in_batch``.
+        """Make the Trainer divide the task loss if the model ignores ``num_items_in_batch``.
 
-        The Trainer takes any ``**kwargs`` in ``forward`` as a promise to divide by the items of all
-        micro-batches and ranks: it does not divide by the number of micro-batches, and multiplies
-        by that of the ranks.  The sequence classifiers of BERT, RoBERTa, GPT-2, OPT and Llama
-        (transformers 5.24) do not divide.
+        The Trainer assumes that a ``forward`` with ``**kwargs`` divides the loss by the number of
+        items of all micro-batches and ranks: it does not divide by the number of micro-batches, and
+        multiplies by the number of ranks.  The sequence classifiers of BERT, RoBERTa, GPT-2, OPT
+        and Llama (transformers 5.24) do not divide.
 
         Args:
-            samples: the micro-batches of a step that is to come.  The first labelled one is tried:
-                a stream gives its rows once.
+            samples: the micro-batches of the coming step.  The model runs on the first labelled one
+                (a stream yields its rows only once).
 
         Raises:
-            ValueError: ``compute_loss_func`` ignores it, which the Trainer cannot make up for.
+            ValueError: ``compute_loss_func`` ignores ``num_items_in_batch``, which the Trainer
+                cannot correct.
         """
         model = self.model_wrapped
         ranks = ranks_of(model)
@@ -420,14 +434,14 @@ class MethodMixin(_Base):
         batch = next((b for b in batches if _has_labels(b)), None)
         labelled = torch.tensor(int(batch is not None), device=self.args.device)
         if not int(ranks.max(labelled)):
-            return  # no rank can tell yet
+            return  # no rank has a labelled batch to check on yet
         self._division_unchecked = False
         batch = batches[0] if batch is None else batch
         self.method.check_batch(batch)
-        # Nothing tells whether forward uses the number, so that one batch is run with 1 and with 2:
-        # equal losses show that it does not.  Without a gradient, in evaluation mode and with drawn
-        # numbers apart, so that the run goes on as if it had not been asked.
-        metrics = copy.deepcopy(getattr(self, "_metrics", None))  # TRL's, which count every pass
+        # Whether forward uses the number is found by running one batch with 1 and with 2: equal
+        # losses show that it does not.  Without gradients, in evaluation mode and with a generator
+        # state of its own, so that the check does not change the run.
+        metrics = copy.deepcopy(getattr(self, "_metrics", None))  # TRL counts every pass in it
         with torch.no_grad(), in_mode(model, training=False), seeded_rng(0):
             losses = [
                 self._task_loss(model, batch, False, torch.tensor(count))[0] for count in (1, 2)
@@ -454,7 +468,7 @@ class MethodMixin(_Base):
         self.model_accepts_loss_kwargs = False
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log, adding the means since the last entry to an entry with the training loss."""
+        """Log an entry; to one with the training loss, add the figures' means since the last."""
         if "loss" in logs:
             logs = {**logs, **self.step_log.take(self.args.world_size)}
         super().log(logs, *args, **kwargs)
@@ -471,7 +485,7 @@ class MethodMixin(_Base):
             write_state(Path(folder, f"checkpoint-{self.state.global_step}", STATE), state)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Read the method's state too, in the one place that every engine's resumption passes."""
+        """Load the method's state as well: resuming calls this method under every engine."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
@@ -483,7 +497,7 @@ class MethodMixin(_Base):
             raise type(error)(f"{path}: {error}; resume from another checkpoint") from error
         for part in self.method.saved_parts:
             if part not in state:
-                _LOG.warning("%s has no %s: %s", path, part, _WITHOUT_STATE[part])
+                _LOG.warning("%s has no %s: %s", path, part, _MISSING_STATE[part])
         self._unlabelled_position = state.get("unlabelled")
 
 
@@ -493,37 +507,39 @@ def _has_labels(inputs: Batch) -> bool:
 
 
 def write_state(path: Path, state: Mapping[str, Mapping[str, object]]) -> None:
-    """Write a method's state to a safetensors file, all but its tensors as JSON in the header."""
+    """Write a method's state to a safetensors file; its other values than tensors go into the
+    header, as JSON."""
     tensors: dict[str, Tensor] = {}
 
     def move_tensors(value: object, *path: str) -> object:
-        """Move the tensors into ``tensors``, by their path; return what is left."""
+        """Move the tensors of nested dicts into ``tensors``, with their paths as keys; return the
+        dicts without them."""
         if not isinstance(value, Mapping):
             return value
-        left = {}
+        remaining = {}
         for key, item in value.items():
             if isinstance(item, Tensor):
                 tensors["/".join([*path, str(key)])] = item.contiguous()
             else:
-                left[str(key)] = move_tensors(item, *path, str(key))
-        return left
+                remaining[str(key)] = move_tensors(item, *path, str(key))
+        return remaining
 
     text = json.dumps(finite(move_tensors(state)), allow_nan=False)
     write_bytes(path, safetensors.torch.save(tensors, {_HEADER: text}))
 
 
 def read_state(path: Path) -> dict[str, dict[str, Any]]:
-    """Read what `write_state` wrote; without the file, an empty state.
+    """Read a method's state from a file that `write_state` wrote; {} if the file does not exist.
 
     Raises:
-        ValueError: the file cannot be read.
+        ValueError: the file is damaged.
     """
     if not path.is_file():
         return {}
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             state = parse_json(file.metadata()[_HEADER], str(path))
-            for name in file.keys():  # noqa: SIM118  no mapping
+            for name in file.keys():  # noqa: SIM118  file is not a mapping
                 *keys, last = name.split("/")
                 functools.reduce(operator.getitem, keys, state)[last] = file.get_tensor(name)
         if not all(isinstance(part, dict) for part in state.values()):
@@ -541,7 +557,7 @@ def read_state(path: Path) -> dict[str, dict[str, Any]]:
 
 
 class _MethodCallback(TrainerCallback):
-    """Call the method's hooks, which read nothing of what the Trainer passes to a callback."""
+    """Call the method's hooks at the Trainer's events, whose arguments are not used."""
 
     def __init__(self, trainer: MethodMixin) -> None:
         self._trainer = trainer

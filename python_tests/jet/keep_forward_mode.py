@@ -32,15 +32,19 @@ from jachess_ext.jet.rules import forward_mode, forward_mode_kept
 from .operators import Call, calls, judge, operators, quiet, title
 
 TARGET = Path(jx.__file__).parent / "jet" / "rules" / "forward_mode_kept.py"
-HEADER = '''"""Functions that torch's own forward mode carries jets through (`forward_mode.py`).
+HEADER = '''"""Functions whose jets torch's own forward mode computes correctly (`forward_mode.py`).
+
+For functions in `FORWARD_REVERSE`, torch's backward through its forward mode is correct,
+too; for functions in `FORWARD_ONLY` it is not, and gradients are refused.
 
 Written by `python -m python_tests.jet.keep_forward_mode` with torch {version}; do not edit.
 """
 
 
-def full_names(spaces: dict[str, str]) -> tuple[str, ...]:
-    """Return ``space.name`` for every name, separated by whitespace, of every namespace."""
-    return tuple(f"{{space}}.{{name}}" for space, text in spaces.items() for name in text.split())
+def full_names(names: dict[str, str]) -> tuple[str, ...]:
+    """Return ``namespace.name`` for each name in ``names``, which maps a namespace to its names,
+    separated by blanks."""
+    return tuple(f"{{space}}.{{name}}" for space, text in names.items() for name in text.split())
 
 '''
 
@@ -58,7 +62,7 @@ class Trial(dict):
         if torch_private.find(name) is not function:
             return None  # torch's own, below its functions
         self.met.add(name)
-        return forward_mode.forward_mode_rule(function, gradients=True)
+        return forward_mode.forward_mode_rule(function, has_gradients=True)
 
 
 def try_operator(op: Any, limit: int) -> tuple[set[str], str, str]:
@@ -70,16 +74,16 @@ def try_operator(op: Any, limit: int) -> tuple[set[str], str, str]:
     met: set[str] = set()
     values = gradients = "right"
     tried = False
-    before = registry.GENERAL
+    before = registry.GENERAL_RULES
     for call in calls(op, limit):
-        registry.GENERAL = trial = Trial()
+        registry.GENERAL_RULES = trial = Trial()
         try:
             if not _meets(call, trial):
                 continue
             met |= trial.met
             found = judge(call, independent=False, gradients=gradients == "right")
         finally:
-            registry.GENERAL = before
+            registry.GENERAL_RULES = before
         if found.kind in ("right", "skipped", "no rule"):
             tried |= found.kind == "right"
         elif found.detail.startswith(("gradient", "in the backward")):
@@ -116,8 +120,8 @@ def kept(limit: int, only: Iterable[str]) -> tuple[set[str], set[str]]:
         elif values != "not tried":
             bad |= _blamed(op, met)
     if only:
-        good |= set(forward_mode_kept.WITH_GRADIENTS) - bad - without
-        without |= set(forward_mode_kept.WITHOUT_GRADIENTS) - good
+        good |= set(forward_mode_kept.FORWARD_REVERSE) - bad - without
+        without |= set(forward_mode_kept.FORWARD_ONLY) - good
     return good - bad - without, without - bad
 
 
@@ -153,7 +157,7 @@ def main() -> None:
     with quiet():
         with_gradients, without = kept(given.limit, given.only)
     text = HEADER.format(version=torch.__version__.split("+")[0])
-    text += _listed("WITH_GRADIENTS", with_gradients) + _listed("WITHOUT_GRADIENTS", without)
+    text += _listed("FORWARD_REVERSE", with_gradients) + _listed("FORWARD_ONLY", without)
     write_text(TARGET, text)
 
 

@@ -797,7 +797,7 @@ OF_LIBRARIES = (
     "torch_attn._varlen_attn",
     "torch_attn._varlen_attn.default",
     # Run by two ranks in python_tests/distributed/test_collectives.py.
-    *map(function_name, (*collectives.NAMES, *collectives.OF_LISTS)),
+    *map(function_name, (*collectives.NAMES, *collectives.LISTWISE)),
     "_c10d_functional._wrap_tensor_autograd",
     "_c10d_functional._wrap_tensor_autograd.default",
     "torch.distributed._functional_collectives._maybe_wrap_tensor",

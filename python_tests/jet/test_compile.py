@@ -265,7 +265,7 @@ def test_without_fullgraph_it_runs_eagerly(hide: Any) -> None:
     ids=["jet", "laplacian"],
 )
 def test_leaving_the_graph_is_said_once(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("jachess_ext.jet.compiled.regions"), "_WARNED", set())
+    monkeypatch.setattr(import_module("jachess_ext.jet.compiled.regions"), "_WARNED_REASONS", set())
     square = with_an_attribute(torch.square)
     compiled = torch.compile(lambda x: call(square, x), backend="aot_eager")
     with warnings.catch_warnings(record=True) as warned:

@@ -467,7 +467,7 @@ REFUSED = [
         for x in REFUSED
     ],
 )
-def test_what_no_graph_holds_runs_eagerly(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_can_join_graph_runs_eagerly(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same numbers, twice; an error in one graph."""
     compiled = torch.compile(lambda w, z, t: _jvp(kind(w), z, t), backend="eager")
     runs = []

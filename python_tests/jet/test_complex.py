@@ -227,7 +227,7 @@ def test_functions_of_one_rule_take_complex_numbers_alike() -> None:
 
 
 def test_the_functions_that_take_complex_numbers_exist() -> None:
-    served = (*registered_functions(), *registry.GENERAL)
+    served = (*registered_functions(), *registry.GENERAL_RULES)
     names = {name for f in served for name in (last_name(f), f.__name__)}
     assert not complex_rules.COVERED - names
 

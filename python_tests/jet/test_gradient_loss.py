@@ -223,7 +223,7 @@ def test_a_lazy_layer_is_refused_until_it_was_called(
     monkeypatch: pytest.MonkeyPatch, fresh_dynamo: None
 ) -> None:
     """It draws its weights in the first of two runs, and a graph cannot hold it."""
-    monkeypatch.setattr(compiled_jets, "_WARNED", set())
+    monkeypatch.setattr(compiled_jets, "_WARNED_REASONS", set())
 
     def loss(value: Tensor, gradient: Tensor) -> Tensor:
         return gradient.square().sum()

@@ -23,7 +23,7 @@ import jachess_ext as jx
 from jachess_ext.jet import composed_rules
 from jachess_ext.jet.engine.errors import function_name
 from jachess_ext.jet.engine.registry import registered_functions
-from jachess_ext.jet.passes.dual import TANGENTS
+from jachess_ext.jet.passes.dual import TANGENT_RULES
 from python_tests.jet.calls import make_call
 from python_tests.jet.rule_table import Row
 from python_tests.jet.test_rules import ONE_OF_EACH_NAME
@@ -357,7 +357,7 @@ def test_every_rule_without_a_graph(function: Any, row: Row) -> None:
     after = torch.get_rng_state()
     torch.manual_seed(7)  # as `call` does
     if not torch.equal(after, torch.get_rng_state()):
-        assert function in TANGENTS, "drawn twice, output and tangent belong to two functions"
+        assert function in TANGENT_RULES, "drawn twice, output and tangent belong to two functions"
     assert len(output) == len(plain) > 0
     for found, right in zip(output, plain, strict=True):
         torch.testing.assert_close(found, right, rtol=0, atol=0, equal_nan=True)
@@ -375,7 +375,7 @@ def test_functions_that_draw_are_known_to() -> None:
     """In every spelling; `test_every_rule_without_a_graph` sees whether one of a name draws."""
     names = ("rand", "rrelu", "bernoulli", "dropout", "multinomial", "normal_", "uniform")
     found = {f for f in registered_functions() if any(n in function_name(f) for n in names)}
-    assert found and found <= set(TANGENTS)
+    assert found and found <= set(TANGENT_RULES)
 
 
 class Block(nn.Module):
@@ -546,7 +546,7 @@ def test_a_write_beside_a_view_whose_tangent_is_a_copy_is_refused(
     base: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A view that only a jet rule knows has a tangent of its own, which a write would not reach."""
-    monkeypatch.delitem(TANGENTS, torch.Tensor.transpose)
+    monkeypatch.delitem(TANGENT_RULES, torch.Tensor.transpose)
 
     def fn(x: Tensor) -> Tensor:
         y = x * 1

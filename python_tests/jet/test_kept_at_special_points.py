@@ -20,7 +20,7 @@ from torch import Tensor
 import jachess_ext as jx
 from jachess_ext import torch_private
 from jachess_ext.jet import MissingJetRule
-from jachess_ext.jet.rules.forward_mode_kept import WITH_GRADIENTS, WITHOUT_GRADIENTS
+from jachess_ext.jet.rules.forward_mode_kept import FORWARD_ONLY, FORWARD_REVERSE
 
 EYE, ONES = torch.eye(3, dtype=torch.float64), torch.ones(3, 3, dtype=torch.float64)
 SMOOTH = torch.tensor([[2.0, 0.3, -0.4], [0.1, 1.0, 0.7], [-0.6, 0.2, 3.0]], dtype=torch.float64)
@@ -51,7 +51,7 @@ _SYMMETRIC = [f"torch.linalg.{name}" for name in ("cholesky", "cholesky_ex", "ei
 
 
 def _of_one_matrix() -> dict[str, Callable[[Any], Any]]:
-    names = {*WITH_GRADIENTS, *WITHOUT_GRADIENTS}
+    names = {*FORWARD_REVERSE, *FORWARD_ONLY}
     found = {name: f for name in sorted(names) if (f := torch_private.find(name)) is not None}
     for name in _SYMMETRIC:  # which read one triangle, and mean both
         found[name] = lambda x, f=found[name]: f(x + x.mT)

@@ -50,14 +50,14 @@ class _Met(dict):
 
 def _verdicts(op: Any, limit: int | None, dtype: torch.dtype = torch.float64) -> Iterator[Verdict]:
     for call in calls(op, limit, dtype):
-        rules = _Met(registry.GENERAL)
-        registry.GENERAL, before = rules, registry.GENERAL
+        rules = _Met(registry.GENERAL_RULES)
+        registry.GENERAL_RULES, before = rules, registry.GENERAL_RULES
         try:
             found = judge(call, independent=True)
             if found.kind == "right" and rules.met:
                 found = judge(call, independent=False)
         finally:
-            registry.GENERAL = before
+            registry.GENERAL_RULES = before
         yield found
 
 
@@ -144,7 +144,7 @@ def _asks_for_the_general_rule(rule: Any) -> bool:
 
 
 def test_functions_whose_own_rules_cover_every_call_are_not_listed() -> None:
-    listed = (*forward_mode_kept.WITH_GRADIENTS, *forward_mode_kept.WITHOUT_GRADIENTS)
+    listed = (*forward_mode_kept.FORWARD_REVERSE, *forward_mode_kept.FORWARD_ONLY)
     rules = {name: registry.RULES.get(torch_private.find(name)) for name in listed}
     own = {name: rule for name, rule in rules.items() if rule is not None}
     assert not {name for name, rule in own.items() if not _asks_for_the_general_rule(rule)}
@@ -155,7 +155,7 @@ def test_a_layer_norm_by_torch_s_forward_mode_is_noticed() -> None:
     (op,) = [op for op in _operators() if op.name == "nn.functional.layer_norm"]
     function = torch.nn.functional.layer_norm
     before = registry.RULES[function]
-    registry.RULES[function] = forward_mode_rule(function, gradients=True)
+    registry.RULES[function] = forward_mode_rule(function, has_gradients=True)
     try:
         kinds = {judge(call, independent=False).kind for call in calls(op, 2)}
     finally:
@@ -169,7 +169,7 @@ def _jet(function: Any, *, gradients: bool) -> Any:
 
 
 def test_gradients_that_would_be_wrong_are_refused() -> None:
-    assert "torch.copysign" in forward_mode_kept.WITHOUT_GRADIENTS
+    assert "torch.copysign" in forward_mode_kept.FORWARD_ONLY
     y = torch.ones(3, dtype=torch.float64)
     assert _jet(lambda x: torch.copysign(x, y), gradients=False).second.isfinite().all()
     with pytest.raises(jx.MissingJetRule, match="backward"):
@@ -178,21 +178,21 @@ def test_gradients_that_would_be_wrong_are_refused() -> None:
 
 def test_what_draws_at_random_is_refused() -> None:
     """The general rule runs a function once for each pair of directions."""
-    for name in (*forward_mode_kept.WITH_GRADIENTS, *forward_mode_kept.WITHOUT_GRADIENTS):
+    for name in (*forward_mode_kept.FORWARD_REVERSE, *forward_mode_kept.FORWARD_ONLY):
         assert "rrelu" not in name and "fractional" not in name and "lowrank" not in name
     with pytest.raises(jx.MissingJetRule, match="rrelu"):
         _jet(lambda x: torch.nn.functional.rrelu(-x, training=True), gradients=False)
 
 
 def test_a_view_by_the_general_rule_is_refused() -> None:
-    assert registry.GENERAL.get(torch.narrow_copy) is not None
-    rule = forward_mode_rule(torch.Tensor.as_strided, gradients=True)
+    assert registry.GENERAL_RULES.get(torch.narrow_copy) is not None
+    rule = forward_mode_rule(torch.Tensor.as_strided, has_gradients=True)
     with pytest.raises(jx.MissingJetRule, match="view"):
         _jet(lambda x: rule(x, (2,), (1,)), gradients=False)
 
 
 def test_what_forward_mode_does_not_know_is_a_missing_rule() -> None:
-    rule = forward_mode_rule(torch.nn.functional.huber_loss, gradients=True)
+    rule = forward_mode_rule(torch.nn.functional.huber_loss, has_gradients=True)
     with pytest.raises(jx.MissingJetRule, match="forward mode"):
         _jet(lambda x: rule(x, torch.zeros(3, dtype=torch.float64)), gradients=False)
 
@@ -203,7 +203,7 @@ class _Own(torch.Tensor):
 
 def test_tensors_of_other_classes_are_refused() -> None:
     own = torch.ones(3, dtype=torch.float64).as_subclass(_Own)
-    rule = registry.GENERAL[torch.kron]
+    rule = registry.GENERAL_RULES[torch.kron]
     with pytest.raises(jx.MissingJetRule, match="class of its own"):
         _jet(lambda x: rule(x, own), gradients=False)
 

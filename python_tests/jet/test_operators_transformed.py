@@ -15,7 +15,7 @@ from torch.func import grad, jvp, vmap
 
 import jachess_ext as jx
 from jachess_ext.jet.engine.errors import MissingJetRule, function_name
-from jachess_ext.jet.rules.forward_mode_kept import WITH_GRADIENTS, WITHOUT_GRADIENTS
+from jachess_ext.jet.rules.forward_mode_kept import FORWARD_ONLY, FORWARD_REVERSE
 
 from .operators import Call, calls, operators, quiet
 
@@ -36,7 +36,7 @@ def kept() -> list[Any]:
     return [
         op
         for op in operators()
-        if op.name != "native_group_norm" and names_of(op) & {*WITH_GRADIENTS, *WITHOUT_GRADIENTS}
+        if op.name != "native_group_norm" and names_of(op) & {*FORWARD_REVERSE, *FORWARD_ONLY}
     ]
 
 
@@ -98,7 +98,7 @@ def check_operator(op: Any) -> int:
                         found(*call.points)
                 except MissingJetRule:
                     continue
-                gradients = bool(names_of(op) & set(WITH_GRADIENTS))
+                gradients = bool(names_of(op) & set(FORWARD_REVERSE))
                 check(call, found, gradients, op.name not in NO_BATCHES)
                 tried += 1
     return tried

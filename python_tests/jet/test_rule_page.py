@@ -11,7 +11,7 @@ from jachess_ext.jet.engine import errors, registry
 
 
 def test_the_page_names_every_function_of_the_table() -> None:
-    served = {*registry.registered_functions(), *registry.GENERAL, *registry.OTHER_NAMES}
+    served = {*registry.registered_functions(), *registry.GENERAL_RULES, *registry.OTHER_NAMES}
     rows = {tuple(row.split(" | ")[1:]) for row in rule_table().splitlines()[2:]}
     names = {name.strip("`"): kind.strip(" |") for cell, kind in rows for name in cell.split(", ")}
     assert names.keys() == {errors.function_name(function) for function in served}

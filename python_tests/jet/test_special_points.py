@@ -149,7 +149,7 @@ def _elementwise() -> dict[str, Callable]:
     """Every function with a rule, its own or the general one, that maps a tensor entry by entry."""
     found: dict[str, Callable] = dict(PROGRAMS)
     x = torch.tensor([[0.3, 0.7, 0.4], [0.2, 0.6, 0.9]], dtype=torch.float64, requires_grad=True)
-    for function in (*registry.registered_functions(), *registry.GENERAL):
+    for function in (*registry.registered_functions(), *registry.GENERAL_RULES):
         name = function_name(function).rpartition(".")[2]
         if name in found or name in UNCHECKED or name.endswith("_"):
             continue

@@ -106,7 +106,11 @@ def attend(
     total = e.sum(-1, keepdim=True)
     p = e / total.where(total > 0, 1.0)
     if settings.dropout_p:
-        p = p * dropout_mask(*p.shape, settings.dropout_p, seed, p.device) / (1 - settings.dropout_p)
+        p = (
+            p
+            * dropout_mask(*p.shape, settings.dropout_p, seed, p.device)
+            / (1 - settings.dropout_p)
+        )
     logs = (s.detach().amax(-1, keepdim=True) + total.log()).where(total > 0, -math.inf)
     return p @ value, logs.squeeze(-1)
 
@@ -140,7 +144,7 @@ def errors(got: list[Tensor], wanted: list[Tensor]) -> float:
 def launched(call: Call, gy: Tensor, rows: int, keys: int, scores: bool = False) -> list[Tensor]:
     """Everything by the kernels, in tiles of `rows` by `keys`."""
     tile = Tile(rows, keys, 4, 2)
-    tiles = {name: (tile, tile) for name in attention_triton.TILES}
+    tiles = dict.fromkeys(attention_triton.TILES, (tile, tile))
     y, logs = attention_triton.forward(call, tiles)
     largest = 0 if scores else attention_triton.LARGEST_HEAD_WITHOUT_SCORES
     with pytest.MonkeyPatch.context() as patch:

@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 import sklearn.metrics
 
-from jachess_ext.lab.live.trial import class_scores, number_scores
+from jachess_ext.lab.live.trial import class_scores, regression_scores
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 3, 24)
@@ -26,8 +26,8 @@ def test_scores_are_those_of_other_libraries() -> None:
     square = ((probabilities - np.eye(3)[LABELS]) ** 2).sum(1).mean()
     assert found["brier"] == pytest.approx(square)
     numbers, truth = RNG.normal(size=24), RNG.normal(size=24)
-    found = number_scores(numbers, truth)
+    found = regression_scores(numbers, truth)
     assert found["mae"] == pytest.approx(sklearn.metrics.mean_absolute_error(truth, numbers))
     assert found["pearson"] == pytest.approx(scipy.stats.pearsonr(numbers, truth).statistic)
     assert found["spearman"] == pytest.approx(scipy.stats.spearmanr(numbers, truth).statistic)
-    assert number_scores(np.ones(24), truth)["pearson"] == 0.0
+    assert regression_scores(np.ones(24), truth)["pearson"] == 0.0

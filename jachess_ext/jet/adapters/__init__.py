@@ -1,6 +1,6 @@
 """Rules for other libraries: their autograd Functions, and weights of bitsandbytes and torchao.
 
-None of the libraries is imported.  Importing this package registers the rules.
+Importing this package registers the rules, and imports none of the libraries.
 """
 
 from . import libraries as libraries

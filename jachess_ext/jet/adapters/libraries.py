@@ -1,7 +1,7 @@
-"""Rules for Functions of FlashAttention, Liger Kernel and transformers, by name, and for torch's
-varlen attention and flex attention.
+"""Rules for autograd Functions of FlashAttention, Liger Kernel and transformers, by name, and for
+torch's varlen attention and flex attention.
 
-None of the libraries is imported.  A call with a setting that a rule does not take is refused.
+None of the libraries is imported.  A call with a setting that its rule does not accept is refused.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from .functions import Options, is_unset, library_rule
     "flash_attn",
     *("FlashAttnFunc", "FlashAttnKVPackedFunc", "FlashAttnQKVPackedFunc", "FlashAttnVarlenFunc"),
     *("FlashAttnVarlenKVPackedFunc", "FlashAttnVarlenQKVPackedFunc"),
-    takes="q k v kv qkv softmax_scale causal window_size softcap cu_seqlens cu_seqlens_q "
+    accepts="q k v kv qkv softmax_scale causal window_size softcap cu_seqlens cu_seqlens_q "
     "cu_seqlens_k max_seqlen max_seqlen_q max_seqlen_k deterministic is_grad_enabled",
 )
 def flash_attention(options: Options) -> Tensor:
-    """Compute FlashAttention 2: ``[B, T, H, d]``, or ``[tokens, H, d]`` of several sequences."""
+    """Compute FlashAttention 2 for ``[B, T, H, d]``, or for ``[tokens, H, d]``, several
+    concatenated sequences."""
     if "qkv" in options:
         q, k, v = options["qkv"].unbind(-3)
     else:
@@ -49,10 +50,13 @@ def flash_attention(options: Options) -> Tensor:
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> Tensor:
-    """Return attention of ``[B, T, H, d]``, in the strides of q.
+    """Return the attention of q, k and v ``[B, T, H, d]``, with the strides of q.
 
-    A causal mask aligns the last query with the last key (torch: the first with the first); a query
-    that sees no key gives zeros.
+    A causal mask aligns the last query with the last key (torch: the first with the first); the
+    result of a query that attends to no key is 0.
+
+    Args:
+        settings: scale, causal, (left, right) window, and softcap.
     """
     scale, causal, (left, right), softcap = settings
     layout = common_layout(q, k, v)
@@ -74,21 +78,28 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> Tensor:
 def _varlen_attention(
     q: Tensor, k: Tensor, v: Tensor, starts: Tensor, key_starts: Tensor, *settings: object
 ) -> Tensor:
-    """Return attention of sequences that are concatenated to ``[tokens, H, d]``."""
+    """Return the attention within each of several sequences, concatenated to ``[tokens, H, d]``.
+
+    Args:
+        starts, key_starts: the index of each sequence's first token, and the total, of queries and
+            of keys.
+        settings: as for `_attention`.
+    """
     lengths, key_lengths = (cu.diff().tolist() for cu in (starts, key_starts))
     sequences = zip(q.split(lengths), k.split(key_lengths), v.split(key_lengths), strict=True)
     return torch.cat([_attention(*(x[None] for x in qkv), *settings)[0] for qkv in sequences])
 
 
 def register_varlen_attention() -> None:
-    """Register the rule of torch's ``varlen_attn``, once its module is imported."""
+    """Register the rule of torch's ``varlen_attn``, if its module has been imported."""
     if "torch.nn.attention.varlen" in sys.modules:
         operator = torch.ops.torch_attn._varlen_attn
         jet_rule(operator, operator.default, kind="composed")(_torch_varlen_attention)
 
 
 def _torch_varlen_attention(*args: object) -> tuple[Tensor, None, None]:
-    """Compute ``torch_attn::_varlen_attn``; None in place of the logsumexp of the scores."""
+    """Compute ``torch_attn::_varlen_attn``; return None for its other results (the logsumexp of the
+    scores, the state of the generator)."""
     operator = torch.ops.torch_attn._varlen_attn
     names = [argument.name for argument in operator.default._schema.arguments]
     options: Options = dict(zip(names, args, strict=False))
@@ -104,7 +115,7 @@ def _torch_varlen_attention(*args: object) -> tuple[Tensor, None, None]:
 
 
 def _flex_attention(**call: object) -> object:
-    """Compute torch's ``flex_attention``; NotImplemented without a jet among the arguments."""
+    """Compute torch's ``flex_attention``; return NotImplemented if no argument is a jet."""
     if not any(isinstance(argument, DerivativeTensor) for argument in call.values()):
         return NotImplemented
     for name in ("score_mod", "return_lse", "return_aux"):
@@ -117,15 +128,15 @@ def _flex_attention(**call: object) -> object:
 attention_blocks.ANSWERS.append(_flex_attention)
 
 
-@library_rule("flash_attn", "IndexFirstAxis", takes="input indices")
+@library_rule("flash_attn", "IndexFirstAxis", accepts="input indices")
 def remove_padding(options: Options) -> Tensor:
-    """Select rows ``[tokens, ...]`` of ``[B T, ...]``."""
+    """Select the rows ``[tokens, ...]`` of ``[B T, ...]`` that are not padding."""
     return options["input"][options["indices"]]
 
 
-@library_rule("flash_attn", "IndexPutFirstAxis", takes="values indices first_axis_dim")
+@library_rule("flash_attn", "IndexPutFirstAxis", accepts="values indices first_axis_dim")
 def restore_padding(options: Options) -> Tensor:
-    """Write rows ``[tokens, ...]`` into zeros ``[B T, ...]``."""
+    """Write the rows ``[tokens, ...]`` to their positions in zeros ``[B T, ...]``."""
     values = options["values"]
     zeros = values.new_zeros(options["first_axis_dim"], *values.shape[1:])
     return zeros.index_copy(0, options["indices"], values)
@@ -135,40 +146,42 @@ def restore_padding(options: Options) -> Tensor:
 
 
 @library_rule(
-    "liger_kernel", "LigerRMSNormFunction", takes="X W eps offset casting_mode in_place row_mode"
+    "liger_kernel", "LigerRMSNormFunction", accepts="X W eps offset casting_mode in_place row_mode"
 )
 def liger_rms_norm(options: Options) -> Tensor:
-    """Compute x (mean x² + ε)^(−1/2) · (offset + w); 16-bit dtypes in float32, whatever the
-    mode."""
+    """Compute x (mean x² + ε)^(−1/2) · (offset + w); 16-bit dtypes in float32, whatever
+    ``casting_mode``."""
     x, weight, offset = options["X"], options["W"], options.get("offset", 0.0)
     weight = weight + offset if weight is not None and offset else weight
     return F.rms_norm(x, x.shape[-1:], weight, options["eps"])
 
 
-@library_rule("liger_kernel", "LigerSiLUMulFunction", takes="a b gate_multiplier down_multiplier")
+@library_rule("liger_kernel", "LigerSiLUMulFunction", accepts="a b gate_multiplier down_multiplier")
 def liger_silu_mul(options: Options) -> Tensor:
-    """Compute silu(a) · b, with both multipliers."""
+    """Compute silu(gate_multiplier · a) · b · down_multiplier."""
     gate, down = options.get("gate_multiplier", 1), options.get("down_multiplier", 1)
     out = F.silu(options["a"] if gate == 1 else options["a"] * gate) * options["b"]
     return out if down == 1 else out * down
 
 
 @library_rule(
-    "liger_kernel", "LigerRopeFunction", takes="q k cos sin position_ids unsqueeze_dim rotary_dim"
+    "liger_kernel", "LigerRopeFunction", accepts="q k cos sin position_ids unsqueeze_dim rotary_dim"
 )
 def liger_rope(options: Options) -> tuple[Tensor, Tensor]:
-    """Rotate the first ``rotary_dim`` numbers of queries and keys ``[B, H, T, d]``."""
+    """Apply rotary embeddings to the first ``rotary_dim`` entries of queries and keys
+    ``[B, H, T, d]``."""
     size = options.get("rotary_dim") or options["cos"].shape[-1]
-    half, heads = size // 2, options["unsqueeze_dim"]
-    # [T, r] or [B, T, r], of which the first half is read; or with a dimension for the heads.
+    half, head_dim = size // 2, options["unsqueeze_dim"]
+    # cos and sin are [T, r] or [B, T, r], perhaps with a dimension of the heads; both halves along
+    # r are equal.
     angles = [options[name][..., :half] for name in ("cos", "sin")]
-    cos, sin = ((a.squeeze(heads) if a.ndim == 4 else a).unsqueeze(-3) for a in angles)
+    cos, sin = ((a.squeeze(head_dim) if a.ndim == 4 else a).unsqueeze(-3) for a in angles)
 
     def rotate(x: Tensor) -> Tensor:
-        left, right, others = x.split([half, half, x.shape[-1] - size], -1)
-        parts = [left * cos - right * sin, right * cos + left * sin, others]
-        out = torch.cat(parts, -1).to(x.dtype)
-        return out.transpose(1, 2).contiguous().transpose(1, 2)  # as Liger leaves it
+        first, second, remainder = x.split([half, half, x.shape[-1] - size], -1)
+        pieces = [first * cos - second * sin, second * cos + first * sin, remainder]
+        out = torch.cat(pieces, -1).to(x.dtype)
+        return out.transpose(1, 2).contiguous().transpose(1, 2)  # the strides of Liger's result
 
     return rotate(options["q"]), rotate(options["k"])
 
@@ -176,10 +189,10 @@ def liger_rope(options: Options) -> tuple[Tensor, Tensor]:
 @library_rule(
     "liger_kernel",
     "LigerCrossEntropyFunction",
-    takes="_input target weight ignore_index label_smoothing reduction softcap",
+    accepts="_input target weight ignore_index label_smoothing reduction softcap",
 )
 def liger_cross_entropy(options: Options) -> tuple[Tensor, None, None, None]:
-    """Compute the cross entropy of logits ``[N, V]``; None in place of the other results."""
+    """Compute the cross entropy of logits ``[N, V]``; return None for the other results."""
     logits, target, softcap = (options.pop(n, None) for n in ("_input", "target", "softcap"))
     logits = softcap * torch.tanh(logits / softcap) if softcap else logits
     return F.cross_entropy(logits, target, **options), None, None, None
@@ -188,8 +201,8 @@ def liger_cross_entropy(options: Options) -> tuple[Tensor, None, None, None]:
 # ---- transformers ------------------------------------------------------------------------------
 
 
-@library_rule("transformers.models.bloom", "GeLUFunction", takes="input")
+@library_rule("transformers.models.bloom", "GeLUFunction", accepts="input")
 def bloom_gelu(options: Options) -> Tensor:
-    """Compute BLOOM's GELU by the function that its forward calls."""
+    """Compute BLOOM's GELU by calling the function that the forward of ``GeLUFunction`` calls."""
     module = sys.modules["transformers.models.bloom.modeling_bloom"]
     return module.bloom_gelu_forward(options["input"])

@@ -1,17 +1,17 @@
 """Frozen quantised weights: bitsandbytes' 4-bit and 8-bit layers, torchao's weight-only ones.
 
-Such a layer is linear in its input, ``y = Ŵ x + b`` with the dequantised matrix Ŵ, so all streams
-go through one product with Ŵ.  Ŵ is computed for the product, and again in the backward; in between
+Such a layer is linear in its input, ``y = Ŵ x + b`` with the dequantised matrix Ŵ, so one product
+with Ŵ computes all streams.  Ŵ is computed for the product, and again in the backward; in between
 only the quantised weight is in memory.
 
-torchao's weights are tensors, arguments of ``linear``.  bitsandbytes calls its own autograd
-Functions and operators, without ``__torch_function__``: `register_bitsandbytes` adds it
-to its two public products once a program has imported the library.  Plain tensors reach the
-library's code unchanged.
+torchao's weights are tensor subclasses, passed to ``linear``.  bitsandbytes calls its own autograd
+Functions and operators, without ``__torch_function__``: `register_bitsandbytes` adds
+``__torch_function__`` to its two public products once a program has imported the library.  Calls
+with plain tensors run the library's code unchanged.
 
 `Linear8bitLt` outside of training (and on a GPU always) also rounds its *input* to int8, so that
-its true derivative is zero or undefined.  There the value is the library's, and the derivatives are
-those of the layer without that rounding, Ŵ u, as in the library's own backward.
+its true derivative is zero or undefined.  Then the value is the library's, and the derivatives are
+those of the layer without this rounding, Ŵ u, as in the library's own backward.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from ..engine.types import Function, Rule
 from ..rules.streamwise import add_to_fresh_primal
 
 Dequantise = Callable[[], Tensor]
-_PLAIN = (Tensor, torch.nn.Parameter)
+_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 
 class _FrozenLinear(torch.autograd.Function):
-    """``[S, ..., k]`` times Ŵᵀ, plus ``[n]`` on stream 0; Ŵ ``[n, k]`` gets no gradient."""
+    """Product of streams ``[S, ..., k]`` with Ŵᵀ, with the bias ``[n]`` added to stream 0;
+    Ŵ ``[n, k]`` gets no gradient."""
 
     @staticmethod
     def forward(streams: Tensor, bias: Tensor | None, dequantise: Dequantise) -> Tensor:
@@ -64,7 +65,7 @@ class _FrozenLinear(torch.autograd.Function):
 def is_quantised(weight: Tensor) -> bool:
     """Return whether the weight of a linear layer is a tensor subclass that can be dequantised."""
     cls = type(weight)
-    return cls not in _PLAIN and (
+    return cls not in _PLAIN_TYPES and (
         cls.dequantize is not Tensor.dequantize or cls.__module__.startswith("torchao.")
     )
 
@@ -73,7 +74,7 @@ def is_quantised(weight: Tensor) -> bool:
 def quantised_linear(
     rule: Rule, input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> JetTensor | None:
-    """Compute ``linear`` with a weight for which `is_quantised` holds."""
+    """Compute ``linear`` for a jet and a quantised weight; return None for other arguments."""
     if not isinstance(input, JetTensor) or not is_quantised(weight):
         return None
     function = functional.linear
@@ -94,8 +95,8 @@ def quantised_linear(
 
 
 def _rounds_input(weight: Tensor) -> bool:
-    """Return whether a torchao weight has an attribute for scaling or rounding the layer's
-    input."""
+    """Return whether a torchao weight makes its layer scale or round its input: then it has an
+    attribute ``act...`` for that."""
     return any(
         value is not None and value != weight.dtype
         for name, value in vars(weight).items()
@@ -114,26 +115,27 @@ def _refuse_trainable(function: Function, weight: Tensor) -> None:
 
 
 def register_bitsandbytes() -> None:
-    """Replace bitsandbytes' products by ones that take jets, once it is imported.
+    """Replace bitsandbytes' two products by functions that take jets, if it has been imported.
 
     Called at the beginning of every pass.
     """
     library: Any = sys.modules.get("bitsandbytes")
-    # Without the attribute, it is still being imported.
+    # The attribute is missing while the library is being imported.
     if library is None or not hasattr(library, "matmul_4bit"):
         return
     if not hasattr(library.matmul_4bit, "takes_jets"):
-        library.matmul_4bit = overridable(
+        library.matmul_4bit = make_overridable(
             library.matmul_4bit, functools.partial(_multiply_4bit, library)
         )
-        library.matmul = overridable(library.matmul, _multiply_8bit)
+        library.matmul = make_overridable(library.matmul, _multiply_8bit)
 
 
-def overridable(function: Function, rule: Callable[..., JetTensor]) -> Function:
-    """Return ``function`` with ``__torch_function__`` support, and register its jet rule.
+def make_overridable(function: Function, rule: Callable[..., JetTensor]) -> Function:
+    """Wrap a function to call ``__torch_function__`` of its first argument, and register a jet rule
+    for the wrapper.
 
     Args:
-        rule: takes the function before its arguments.
+        rule: the rule; its first argument is ``function``, its others are those of the call.
     """
 
     @functools.wraps(function)
@@ -160,7 +162,8 @@ def _multiply_4bit(
 
     def dequantise() -> Tensor:
         if getattr(quant_state, "packing_format_for_cpu", False):
-            # Packed for AVX-512: only the library's own product reads it, here with the identity.
+            # Packed for AVX-512: only the library's own product can unpack it, here times the
+            # identity.
             unit = torch.eye(quant_state.shape[1], dtype=torch.bfloat16)
             return function(unit, B, quant_state=quant_state).mT.to(A.dtype)
         packed = B.detach().reshape(-1, 1)
@@ -184,10 +187,10 @@ def _multiply_8bit(
             "the layer trains its weight and rounds it anew at every call; make it with "
             "has_fp16_weights=False, as load_in_8bit=True does, and train an adapter (LoRA) on top",
         )
-    # The library rounds its input as well: the value is its own, the tangents skip the rounding.
+    # The library also rounds the input: the value includes this rounding, the tangents do not.
     value = function(A.primal, B, state=state, threshold=threshold, bias=bias)
 
-    # CB holds int8, and SCB the largest modulus of each row, which stands for 127.
+    # CB is int8, and SCB the largest modulus of each row, the weight of an entry of ±127.
     def dequantise() -> Tensor:
         return (state.CB.float() * (state.SCB.float() / 127).unsqueeze(1)).to(A.dtype)
 

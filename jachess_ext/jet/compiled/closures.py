@@ -1,7 +1,8 @@
-"""Functions as inputs of a non-strict region, which takes nests of tensors, modules and numbers
-alone.
+"""Functions as inputs of a non-strict region (`regions.py`), which takes only nests of tensors,
+modules and numbers.
 
-Anything else is packed as a dict: the name of a builder in `_BUILDERS`, and its arguments."""
+Any other object is packed as a dict: the name of a builder in `_BUILDERS`, and the builder's
+arguments."""
 
 from __future__ import annotations
 
@@ -40,19 +41,19 @@ _NOT_A_FUNCTION = (
     "nn.Module that holds the model"
 )
 _RECURSIVE = "the function closes over itself, which no argument of a graph does"
-_WRITTEN = (
+_CHANGED_SETTINGS = (
     "the compiled function changes attributes, or global variables, that this function reads, "
     "before it is differentiated. Change them outside of the compiled function"
 )
 
 
 _BUILDER = "jachess_ext.builder"
-_READ_BUILDERS = ("module", "object")
+_OBJECT_BUILDERS = ("module", "object")
 _NUMPY = (np.generic, np.ndarray)
 
 
 Call: TypeAlias = "tuple[object, tuple[object, ...]]"
-"""A function as `pack` returns it, and the `settings` of the modules and objects in it.
+"""A function as `pack` returns it, and the `settings` of the modules and objects that it uses.
 
 Dynamo guards the settings, since they are inputs of the region.
 """
@@ -60,96 +61,98 @@ Dynamo guards the settings, since they are inputs of the region.
 
 def pack_call(fn: Function) -> Call:
     """Return a function as inputs of a non-strict region."""
-    read: list[object] = []
-    packed = pack(fn, [], read)
-    return packed, settings(read)
+    objects: list[object] = []
+    packed = pack(fn, [], objects)
+    return packed, settings(objects)
 
 
 def unpack_call(call: Call) -> Any:
-    """Return the function that `pack_call` packed; JetGraphError if its settings have changed."""
-    packed, numbers = call
-    read: list[object] = []
-    fn = _unpack(packed, read)
-    if numbers != settings(read):
-        raise JetGraphError(_WRITTEN)
+    """Return the function that `pack_call` packed; raise JetGraphError if its settings have
+    changed."""
+    packed, packed_settings = call
+    objects: list[object] = []
+    fn = _unpack(packed, objects)
+    if packed_settings != settings(objects):
+        raise JetGraphError(_CHANGED_SETTINGS)
     return fn
 
 
-def pack(value: object, outer: list[types.CodeType], read: list[object]) -> Any:
+def pack(value: object, outer: list[types.CodeType], objects: list[object]) -> Any:
     """Return a value as inputs of a non-strict region.
 
     Args:
-        outer: code objects of the functions whose closures hold the value, against recursion.
-        read: the list to which modules and objects are appended, since the region reads their
-            attributes.
+        outer: the code objects of the functions whose closures hold the value; a function among
+            them closes over itself, which is refused.
+        objects: a list to which the modules and objects in the value are appended: the region
+            reads their attributes.
     """
     if type(value) in (list, tuple, torch.Size):
-        parts = [pack(part, outer, read) for part in value]  # type: ignore[attr-defined]
-        return parts if type(value) is list else tuple(parts)
-    return pytree.tree_map(lambda leaf: _pack_leaf(leaf, outer, read), value)
+        items = [pack(item, outer, objects) for item in value]  # type: ignore[attr-defined]
+        return items if type(value) is list else tuple(items)
+    return pytree.tree_map(lambda leaf: _pack_leaf(leaf, outer, objects), value)
 
 
-def _pack_leaf(value: Any, outer: list[types.CodeType], read: list[object]) -> Any:
+def _pack_leaf(value: Any, outer: list[types.CodeType], objects: list[object]) -> Any:
     if value is None:
         return NONE
     if isinstance(value, Tensor) or type(value) in NUMBERS:
         return value
     if isinstance(value, nn.Module):
-        return {_BUILDER: "module", "parts": [_record_read(value, read)]}
+        return {_BUILDER: "module", "arguments": [_record_object(value, objects)]}
     if isinstance(value, functools.partial):
-        return _pack_parts("partial", [value.func, value.args, value.keywords], outer, read)
+        return _pack_builder("partial", [value.func, value.args, value.keywords], outer, objects)
     if isinstance(value, types.MethodType):
-        return _pack_parts("method", [value.__func__, value.__self__], outer, read)
+        return _pack_builder("method", [value.__func__, value.__self__], outer, objects)
     if isinstance(value, FIXED):
-        return {_BUILDER: f"{_constant_name(value)}", "parts": []}
-    if isinstance(value, _NUMPY):  # which dynamo takes for tensors
+        return {_BUILDER: f"{_constant_name(value)}", "arguments": []}
+    if isinstance(value, _NUMPY):  # dynamo would take it for a tensor
         raise JetGraphError(_NOT_A_FUNCTION)
     if not isinstance(value, types.FunctionType):
-        modules = modules_in(_record_read(value, read), [])
-        return {_BUILDER: f"{_object_name(value)}", "parts": modules}
+        modules = modules_in(_record_object(value, objects), [])
+        return {_BUILDER: f"{_object_name(value)}", "arguments": modules}
     readers: list[Any] = []
     comptime(_trace_reader, lambda: readers.extend(_readers(value)))
-    if len(readers) > 1:  # of torch
-        return {_BUILDER: f"{_constant_name(value)}", "parts": []}
+    if len(readers) > 1:  # a function of torch
+        return {_BUILDER: f"{_constant_name(value)}", "arguments": []}
     if not readers or not all(name.startswith("__") for name in vars(value)):
         raise JetGraphError(_NOT_A_FUNCTION)
     if value.__code__ in outer:
         raise JetGraphError(_RECURSIVE)
     outer = [*outer, value.__code__]
-    name, *parts, variables = readers[0]()
+    name, *arguments, variables = readers[0]()
     variables = [
         None if isinstance(v, types.FunctionType) and v.__code__ in outer else v for v in variables
     ]
-    return _pack_parts(name, [*parts, variables], outer, read)
+    return _pack_builder(name, [*arguments, variables], outer, objects)
 
 
-def _pack_parts(
-    name: str, parts: list[Any], outer: list[types.CodeType], read: list[object]
+def _pack_builder(
+    name: str, arguments: list[Any], outer: list[types.CodeType], objects: list[object]
 ) -> dict[str, Any]:
     """Return the dict of a builder's name and its packed arguments."""
-    return {_BUILDER: name, "parts": [pack(part, outer, read) for part in parts]}
+    return {_BUILDER: name, "arguments": [pack(value, outer, objects) for value in arguments]}
 
 
-def _record_read(value: object, read: list[object]) -> object:
-    """Append a module or an object to ``read``, and return it; JetGraphError if it has attributes
-    that dynamo cannot guard."""
-    if not any(value is other for other in read):
-        if why := unreadable_attribute(value):
-            raise JetGraphError(why)
-        read.append(value)
+def _record_object(value: object, objects: list[object]) -> object:
+    """Append a module or an object to ``objects``, and return it; raise JetGraphError if it has an
+    attribute that dynamo cannot guard."""
+    if not any(value is other for other in objects):
+        if reason := unreadable_attribute(value):
+            raise JetGraphError(reason)
+        objects.append(value)
     return value
 
 
-def _unpack(value: Any, read: list[object]) -> Any:
-    """Invert `pack`, and append the same modules and objects to ``read``."""
+def _unpack(value: Any, objects: list[object]) -> Any:
+    """Invert `pack`, and append the same modules and objects to ``objects``."""
 
     def build(packed: Any) -> Any:
         if not _is_packed(packed):
             return None if isinstance(packed, str) and packed == NONE else packed
         name = packed[_BUILDER]
-        built = _BUILDERS[name](*(_unpack(part, read) for part in packed["parts"]))
-        if name.startswith(_READ_BUILDERS) and not any(built is other for other in read):
-            read.append(built)
+        built = _BUILDERS[name](*(_unpack(value, objects) for value in packed["arguments"]))
+        if name.startswith(_OBJECT_BUILDERS) and not any(built is other for other in objects):
+            objects.append(built)
         return built
 
     return pytree.tree_map(build, value, is_leaf=_is_packed)
@@ -167,11 +170,11 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
 
 
 def _trace_reader(context: ComptimeContext) -> None:
-    """Append the `_readers` of the local ``value`` to the local ``readers``, as variables of
-    dynamo.
+    """Append the `_readers` of the caller's local variable ``value`` to its local variable
+    ``readers``, both as variables of dynamo.
 
-    A function that is defined within the graph is no Python object yet, so that its cells cannot be
-    read.
+    A function that is defined within the graph is no Python object yet, so that Python cannot read
+    its closure.
     """
     value: Any
     readers: Any
@@ -188,15 +191,18 @@ def _trace_reader(context: ComptimeContext) -> None:
             code = _reader_code(value.get_code(), value.f_globals, count, keywords)
             reader.code = type(value.code).create(code)
         else:
-            reader.fn, *of_torch = _readers(function)
-            readers.items += [reader for _ in of_torch]
+            reader.fn, *duplicates = _readers(function)  # a duplicate marks a function of torch
+            readers.items += [reader for _ in duplicates]
         readers.items.append(reader)
 
 
 def _readers(function: types.FunctionType) -> list[types.FunctionType]:
-    """Return, in a list, a function that returns the parts of this one: the name of its builder,
-    the values of its closure, its defaults, and the global variables that it reads.  For a function
-    of torch, which is a constant, a list of two."""
+    """Return a list with the reader of a function: another function, with the same closure, that
+    returns the name of the function's builder and the arguments of the builder (the values of the
+    closure, the defaults, and the global variables that the function reads).
+
+    A function of torch is a constant and needs no reader; it is marked by a list of two.
+    """
     if function.__code__.co_filename.startswith(TORCH_FOLDER):
         return [function, function]
     defaults, keywords = function.__defaults__ or (), function.__kwdefaults__ or {}
@@ -209,24 +215,24 @@ def _readers(function: types.FunctionType) -> list[types.FunctionType]:
 
 
 def _reader_code(
-    code: types.CodeType, variables: dict[str, Any], count: int, keywords: Iterable[str]
+    code: types.CodeType, variables: dict[str, Any], num_defaults: int, keywords: Iterable[str]
 ) -> types.CodeType:
-    """Return the code of the function that `_readers` returns.
+    """Return the code of the reader of a function (`_readers`), and register its builder.
 
     Args:
-        code: the code of the function that is read.
+        code: the code of the function.
         variables: its global variables.
-        count: number of its positional defaults.
-        keywords: names of its keyword defaults.
+        num_defaults: the number of its positional defaults.
+        keywords: the names of its keyword defaults.
     """
     names = sorted(n for n in _global_names(code) if _may_change(variables.get(n), variables))
 
     def build(
         cells: Args, defaults: Args, keywords: dict[str, object], values: list[object]
     ) -> Any:
-        read = {n: value for n, value in zip(names, values, strict=True) if value is not None}
-        if settings(read) != settings({n: variables[n] for n in read}):
-            raise JetGraphError(_WRITTEN)
+        packed = {n: value for n, value in zip(names, values, strict=True) if value is not None}
+        if settings(packed) != settings({n: variables[n] for n in packed}):
+            raise JetGraphError(_CHANGED_SETTINGS)
         closure = tuple(map(types.CellType, cells))
         function = types.FunctionType(code, variables, code.co_name, tuple(defaults), closure)
         function.__kwdefaults__ = keywords
@@ -234,38 +240,43 @@ def _reader_code(
 
     name = f"{code.co_name} {id(code)} {id(variables)} {names}"
     _BUILDERS[name] = build
-    slots = [f"jachess_{number}" for number in range(count)]
-    arguments = [*slots, *(["*", *keywords] if keywords else [])]
-    cells, defaults = ("".join(f"{n}, " for n in part) for part in (code.co_freevars, slots))
-    by_name = ", ".join(f"{n!r}: {n}" for n in keywords)
-    made = compile(
+    parameters = [f"jachess_{number}" for number in range(num_defaults)]
+    signature = [*parameters, *(["*", *keywords] if keywords else [])]
+    cells, defaults = ("".join(f"{n}, " for n in ns) for ns in (code.co_freevars, parameters))
+    keyword_items = ", ".join(f"{n!r}: {n}" for n in keywords)
+    reader = compile(
         f"def outer({cells}):\n"
-        f" def reader({', '.join(arguments)}):\n"
-        f"  return {name!r}, ({cells}), ({defaults}), {{{by_name}}}, [{', '.join(names)}]\n"
+        f" def reader({', '.join(signature)}):\n"
+        f"  return {name!r}, ({cells}), ({defaults}), {{{keyword_items}}}, [{', '.join(names)}]\n"
         " return reader",
         code.co_filename,
         "exec",
     )
-    for _ in range(2):
-        made = next(part for part in made.co_consts if isinstance(part, types.CodeType))
-    if made.co_freevars != code.co_freevars:  # which are sorted, in every Python there is
+    for _ in range(2):  # the code of `outer`, then that of `reader`
+        reader = next(value for value in reader.co_consts if isinstance(value, types.CodeType))
+    if reader.co_freevars != code.co_freevars:  # every Python so far sorts them
         raise JetGraphError(_NOT_A_FUNCTION)
-    return made
+    return reader
 
 
 def _global_names(code: types.CodeType) -> set[str]:
-    """Return the names of the global variables that code reads; JetGraphError if it writes one."""
+    """Return the names of the global variables that code reads; raise JetGraphError if it writes
+    one."""
     instructions = [*dis.get_instructions(code)]
     if any(i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for i in instructions):
         raise JetGraphError(_NOT_A_FUNCTION)
     names = {i.argval for i in instructions if i.opname == "LOAD_GLOBAL"}
-    inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
-    return names.union(*map(_global_names, inner))
+    inner_codes = (value for value in code.co_consts if isinstance(value, types.CodeType))
+    return names.union(*map(_global_names, inner_codes))
 
 
 def _may_change(value: object, variables: dict[str, Any]) -> bool:
-    """Return whether a global variable is guarded: not a class, module, or function of another
-    file."""
+    """Return whether the value of a global variable has to be guarded; not so a class, a module or
+    a function of another file.
+
+    Args:
+        variables: the global variables of the file.
+    """
     if isinstance(value, types.FunctionType):
         return value.__globals__ is variables
     return type(value) in NUMBERS or not isinstance(value, FIXED)
@@ -281,7 +292,7 @@ def _constant_name(value: object) -> str:
 
 @opaque_to_dynamo
 def _object_name(value: object) -> str:
-    """Return the name of a builder that returns this object, by a weak reference."""
+    """Return the name of a builder that returns this object, to which it has a weak reference."""
     name = f"object {id(value)}"
     reference = weakref.ref(value)
     _BUILDERS[name] = lambda *modules: reference()

@@ -1,7 +1,8 @@
 """The modules, attributes and closures that a function reaches, which dynamo has to guard.
 
-Dynamo guards what it reads while it traces, not what a non-strict region reads.  So it reads every
-attribute here, and a value that it cannot guard breaks the graph."""
+Dynamo guards the attributes that it reads while it traces, not those that a non-strict region
+reads.  So these functions, which dynamo traces, read every attribute; a value that dynamo cannot
+guard breaks the graph."""
 
 from __future__ import annotations
 
@@ -26,67 +27,78 @@ _LAZY = "the module has lazy layers, whose parameters have no shape yet: call it
 
 
 class JetGraphError(RuntimeError):
-    """Raised where a jet cannot be computed within a graph; the message says why."""
+    """Raised if a jet cannot be computed within a graph; the message gives the reason."""
 
 
 TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 
 
 def opaque_to_dynamo(function: Callable[..., T]) -> Callable[..., T]:
-    """Decorate a function so that dynamo calls it untraced and takes its result for a constant."""
-    outside_of_dynamo = torch._dynamo.disable(function)
+    """Decorate a function so that dynamo calls it without tracing it, and treats its result as a
+    constant."""
+    untraced = torch._dynamo.disable(function)
 
     @constant_when_compiled
     @functools.wraps(function)
     def run(*args: object) -> T:
-        return outside_of_dynamo(*args)
+        return untraced(*args)
 
     return run
 
 
 def modules_in(value: object, ids: list[int]) -> list[nn.Module]:
-    """Return the modules that an object holds, not their submodules."""
+    """Return the modules that an object holds at any depth, without their submodules.
+
+    Args:
+        ids: ids of the objects already visited, to which those of this object are added.
+    """
     if isinstance(value, nn.Module):
         return [value]
-    return [module for part in contents(value, ids) for module in modules_in(part, ids)]
+    return [module for child in contents(value, ids) for module in modules_in(child, ids)]
 
 
-# Stands for None, which a non-strict region does not take.
+# Replaces None, which is no valid input of a non-strict region.
 NONE = "jachess_ext.None"
 Number: TypeAlias = bool | int | float | str | torch.SymInt | torch.SymFloat
 NUMBERS = (bool, int, float, str, torch.SymInt, torch.SymFloat)
-# Guarded by value or identity as they are; a tensor that is no parameter or buffer is refused.
+# Types that dynamo guards by value or identity; a tensor that is no parameter or buffer is refused.
 FIXED = (
     *(Tensor, type(None), type, complex, bytes, range, slice, enum.Enum, types.BuiltinFunctionType),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, types.ModuleType),
     *(torch._ops.OpOverload, torch._ops.OpOverloadPacket),
-    torch._ops.HigherOrderOperator,  # as which dynamo sees torch's checkpoint
+    torch._ops.HigherOrderOperator,  # to dynamo, torch's checkpoint is one
 )
 _MUTABLE = (dict, list, set, collections.deque)
 _SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 
 
 def settings(value: object) -> tuple[Number, ...]:
-    """Return the numbers, booleans and strings that a value holds, at any depth; dynamo guards
-    them."""
+    """Return the numbers, booleans and strings that a value holds at any depth, which dynamo
+    guards."""
     numbers: list[Number] = []
-    _read(value, numbers, [])
+    _collect_settings(value, numbers, [])
     return tuple(numbers)
 
 
-def _read(value: object, numbers: list[Number], ids: list[int]) -> None:
-    """Append the numbers, booleans and strings in a value to ``numbers``, and ids of its objects to
-    ``ids``."""
+def _collect_settings(value: object, numbers: list[Number], ids: list[int]) -> None:
+    """Append the numbers, booleans and strings in a value to ``numbers``.
+
+    Args:
+        ids: ids of the objects already visited, to which those in ``value`` are added.
+    """
     if isinstance(value, NUMBERS):
         numbers.append(value)
         return
-    for part in contents(value, ids):
-        _read(part, numbers, ids)
+    for child in contents(value, ids):
+        _collect_settings(child, numbers, ids)
 
 
 def contents(value: object, ids: list[int]) -> list[Any]:
-    """Return the items, attributes or cells of a value; [] for an object in ``ids``, so that cycles
-    end."""
+    """Return the items, attributes or closure of a value; [] for an object already visited.
+
+    Args:
+        ids: ids of the objects already visited, to which that of ``value`` is added.
+    """
     if isinstance(value, (*FIXED, *NUMBERS)):
         return []
     if isinstance(value, functools.partial):
@@ -101,14 +113,14 @@ def contents(value: object, ids: list[int]) -> list[Any]:
         return []
     ids.append(id(value))
     if isinstance(value, types.FunctionType):
-        if is_torch_function(value):  # dynamo knows it by itself, and cannot read its defaults
+        if is_torch_function(value):  # dynamo needs no guard for it, and cannot read its defaults
             return []
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         return [value.__defaults__, value.__kwdefaults__, *cells, vars(value)]
-    parts = [getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)]
+    attributes = [getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)]
     if hasattr(value, "__dict__"):
-        parts.append(vars(value))
-    return parts
+        attributes.append(vars(value))
+    return attributes
 
 
 @opaque_to_dynamo
@@ -118,19 +130,19 @@ def is_torch_function(function: types.FunctionType) -> bool:
 
 
 @opaque_to_dynamo
-def _slots(kind: type) -> list[str]:
-    """Return the names of the attributes in a class's slots.
+def _slots(cls: type) -> list[str]:
+    """Return the names of the attributes in the ``__slots__`` of a class and its bases.
 
     Python stores a private slot ``__name`` of a class ``_Base`` as ``_Base__name``.
     """
     names = [
         (base, name)
-        for base in kind.__mro__
+        for base in cls.__mro__
         for name in _as_names(vars(base).get("__slots__", ()))
         if name not in ("__dict__", "__weakref__")
     ]
-    private = [(f"_{base.__name__.lstrip('_')}{name}", name) for base, name in names]
-    return [full if n.startswith("__") and not n.endswith("__") else n for full, n in private]
+    mangled = [(f"_{base.__name__.lstrip('_')}{name}", name) for base, name in names]
+    return [m if n.startswith("__") and not n.endswith("__") else n for m, n in mangled]
 
 
 def _as_names(slots: str | Iterable[str]) -> tuple[str, ...]:
@@ -139,67 +151,73 @@ def _as_names(slots: str | Iterable[str]) -> tuple[str, ...]:
 
 @opaque_to_dynamo
 def unreadable_attribute(value: object) -> str | None:
-    """Return a sentence about an attribute whose changes dynamo cannot guard; None if there is
-    none."""
+    """Describe an attribute of a value, at any depth, whose changes dynamo cannot guard; None if
+    there is none."""
     for module in modules_in(value, []):
         if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
             return _LAZY
     attribute = _find_unguarded(value, [], type(value).__name__)
     if attribute is None:
         return None
-    kind, path = attribute
+    cls, path = attribute
     return (
-        f"{path} is a {kind.__module__}.{kind.__qualname__}, whose changes a graph does not see. "
+        f"{path} is a {cls.__module__}.{cls.__qualname__}, whose changes a graph does not see. "
         "Hold numbers, tensors (register_buffer), or lists and dicts of them in its place"
     )
 
 
 def _find_unguarded(value: object, ids: list[int], path: str) -> tuple[type, str] | None:
-    """Return the class and the path of the first value that `_read` cannot read."""
-    kind = type(value)
+    """Return the class and the path of the first value, at any depth, that dynamo cannot guard;
+    None if there is none.
+
+    Args:
+        ids: ids of the objects already visited, to which those in ``value`` are added.
+        path: the path of ``value``, such as ``Model._modules.head``.
+    """
+    cls = type(value)
     if isinstance(value, NUMBERS) and not isinstance(value, enum.Enum):
-        return None if kind in NUMBERS else (kind, path)
+        return None if cls in NUMBERS else (cls, path)
     containers = (*FIXED, *_SEQUENCES, dict, types.MappingProxyType, functools.partial)
     functions = (types.MethodType, types.FunctionType)
-    if not isinstance(value, (*containers, *functions)) and not _is_python_class(kind):
-        return kind, path
+    if not isinstance(value, (*containers, *functions)) and not _is_python_class(cls):
+        return cls, path
     may_hold_extras = isinstance(value, (dict, *_SEQUENCES, functools.partial))
-    if (may_hold_extras or kind in (Tensor, nn.Parameter)) and _extra_attributes(value):
-        return kind, path
+    if (may_hold_extras or cls in (Tensor, nn.Parameter)) and _extra_attributes(value):
+        return cls, path
     try:
-        parts = contents(value, ids)
+        children = contents(value, ids)
     except (ValueError, AttributeError):  # an empty cell
-        return kind, path
+        return cls, path
     keys = list(value) if isinstance(value, dict) else []
-    for number, part in enumerate(parts):
+    for number, child in enumerate(children):
         suffix = f".{keys[number]}" if number < len(keys) else ""
-        if attribute := _find_unguarded(part, ids, path + suffix):
+        if attribute := _find_unguarded(child, ids, path + suffix):
             return attribute
     return None
 
 
 def _extra_attributes(container: object) -> list[object]:
-    """Return the attributes of a container, partial or tensor that are neither its items nor
-    booleans, as diffusers' FrozenDict has them."""
+    """Return the attributes of a container, partial or tensor, such as those of diffusers'
+    FrozenDict; without booleans, and without attributes that are also items."""
     items = container if isinstance(container, dict) else {}
     return [
         value
         for name, value in getattr(container, "__dict__", {}).items()
         if not isinstance(value, bool) and items.get(name) is not value
-        if not name.startswith("_dynamo")  # its own marks, of parameters
+        if not name.startswith("_dynamo")  # which dynamo itself sets on parameters
     ]
 
 
 @contextmanager
 def refuse_attribute_writes(fn: Function) -> Iterator[None]:
-    """Undo writes into attributes and closures while ``fn`` is traced, and refuse them: a graph has
-    none.
+    """Context manager around a traced run of ``fn``: undo its writes into attributes and closures,
+    which a graph cannot do, and raise JetGraphError if there were any.
 
-    The replacement of a tensor by another is undone silently: the hooks of weight_norm do so at
-    each call, and a graph that read the new one would be refused.
+    If a tensor was replaced by another tensor, that is undone without an error: the hooks of
+    weight_norm do so at each call, and a graph that used the new tensor would be refused.
     """
     copies: list[tuple[Any, Any]] = []
-    bound: list[tuple[str, types.CellType, object]] = []
+    all_cells: list[tuple[str, types.CellType, object]] = []
     values: list[object] = [fn]
     ids: list[int] = []
     while values:
@@ -208,22 +226,22 @@ def refuse_attribute_writes(fn: Function) -> Iterator[None]:
             copies.append((value, value.copy()))
         if isinstance(value, types.FunctionType):
             cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-            bound += [(name, cell, cell.cell_contents) for name, cell in cells]
+            all_cells += [(name, cell, cell.cell_contents) for name, cell in cells]
         values.extend(contents(value, ids))
     names: list[str] = []
     try:
         yield
     finally:
-        for now, before in copies:
-            if changes := _changes(now, before):
-                names += [name for name, tensor in changes if not tensor]
-                kind: Any = next(c for c in _MUTABLE if isinstance(now, c))
-                kind.clear(now)
-                (kind.extend if hasattr(kind, "extend") else kind.update)(now, before)
-        for name, cell, before in bound:
-            if not _is_same(cell.cell_contents, before):
+        for container, original in copies:
+            if changes := _changes(container, original):
+                names += [name for name, is_tensor in changes if not is_tensor]
+                cls: Any = next(c for c in _MUTABLE if isinstance(container, c))
+                cls.clear(container)
+                (cls.extend if hasattr(cls, "extend") else cls.update)(container, original)
+        for name, cell, original in all_cells:
+            if not _is_same(cell.cell_contents, original):
                 names.append(name)
-                cell.cell_contents = before
+                cell.cell_contents = original
     if names:
         raise JetGraphError(
             f"the function, or a module's forward, changes {', '.join(names)}, which a graph "
@@ -231,15 +249,15 @@ def refuse_attribute_writes(fn: Function) -> Iterator[None]:
         )
 
 
-def _changes(now: Any, before: Any) -> list[tuple[str, bool]]:
-    """Return the names of the items of a container that changed, and whether each is a new
-    tensor."""
-    if not isinstance(now, dict):
-        same = len(now) == len(before) and all(map(_is_same, now, before))
-        return [] if same else [(f"a {type(now).__name__}", False)]
+def _changes(container: Any, original: Any) -> list[tuple[str, bool]]:
+    """Compare a container with a copy of its original state: return the name of each item that
+    changed, and whether a tensor was replaced by a tensor."""
+    if not isinstance(container, dict):
+        is_same = len(container) == len(original) and all(map(_is_same, container, original))
+        return [] if is_same else [(f"a {type(container).__name__}", False)]
     changes = []
-    for name in {**before, **now}:
-        a, b = before.get(name, NONE), now.get(name, NONE)
+    for name in {**original, **container}:
+        a, b = original.get(name, NONE), container.get(name, NONE)
         if not _is_same(a, b):
             changes.append((str(name), isinstance(a, Tensor) and isinstance(b, Tensor)))
     return changes
@@ -249,10 +267,11 @@ def _is_same(a: object, b: object) -> bool:
     return a is b or (type(a) is type(b) and isinstance(a, NUMBERS) and a == b)
 
 
-def _is_python_class(kind: type) -> bool:
-    """Return whether instances of a class hold attributes alone, as those of Python classes do."""
-    made_by_python = kind.__flags__ & 1 << 9  # Py_TPFLAGS_HEAPTYPE
-    pointers = len(_slots(kind)) + 2  # to __dict__ and __weakref__
-    size = object.__basicsize__ + pointers * tuple.__itemsize__
-    small = kind.__basicsize__ <= size and not kind.__itemsize__
-    return kind is types.SimpleNamespace or bool(made_by_python and small)
+def _is_python_class(cls: type) -> bool:
+    """Return whether instances of a class hold only attributes, as those of Python classes do, and
+    no data that only C code can read."""
+    is_heap_type = cls.__flags__ & 1 << 9  # Py_TPFLAGS_HEAPTYPE
+    num_pointers = len(_slots(cls)) + 2  # the two are __dict__ and __weakref__
+    size = object.__basicsize__ + num_pointers * tuple.__itemsize__
+    holds_only_pointers = cls.__basicsize__ <= size and not cls.__itemsize__
+    return cls is types.SimpleNamespace or bool(is_heap_type and holds_only_pointers)

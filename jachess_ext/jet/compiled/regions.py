@@ -1,9 +1,9 @@
 """`jx.jet`, `jx.jvp` and `jx.laplacian` within ``torch.compile``.
 
 Dynamo cannot trace the engine (a `JetTensor` is a wrapper from C++), so the call of a module on a
-jet is a *non-strict* region: one node for dynamo, which AOT autograd traces by running the engine
-on fake tensors.  The graph then holds the plain stack ``[S, ...]``, torch functions and the
-operators ``jachess::...``; the module's parameters and buffers are inputs of the graph."""
+jet is a *non-strict* region: for dynamo one node, which AOT autograd traces by running the engine
+on fake tensors.  The graph then consists of torch functions and the operators ``jachess::...`` on
+plain stacks ``[S, ...]``; the module's parameters and buffers are inputs of the graph."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ _ERROR_KEY = "problem: "
 
 
 def jet_in_graph(fn: Function, x: object, directions: object, order: int, second: Second) -> Any:
-    """Compute `jet` while dynamo traces, of a function that `can_trace` takes."""
-    for constant in ORDERS:  # with dynamic=True, the order is a symbol
+    """Compute `jet` while dynamo traces, for a function that `can_trace` accepts."""
+    for constant in ORDERS:  # with dynamic=True the order is a symbol
         order = constant if order == constant else order
     stacks = _jet_region(pack_call(fn), x, directions, order, second)
     _raise_error(stacks)
@@ -67,48 +67,50 @@ def jvp_in_graph(
     tangents: object,
     has_aux: bool,
     differentiable: bool,
-    repeats: bool = False,
+    is_second_run: bool = False,
 ) -> tuple[Any, ...]:
-    """Compute `jvp` while dynamo traces, of a function that `can_trace` takes.
+    """Compute `jvp` while dynamo traces, for a function that `can_trace` accepts.
 
     Args:
-        repeats: whether ``fn`` runs in the same call before, and has to be the same function.
+        is_second_run: whether ``fn`` has run before in the same call, so that it may neither draw
+            random numbers nor write into buffers.
     """
     tangents = _encode_none(tangents)
-    outputs = _jvp_region(pack_call(fn), primals, tangents, has_aux, differentiable, repeats)
+    outputs = _jvp_region(pack_call(fn), primals, tangents, has_aux, differentiable, is_second_run)
     _raise_error(outputs)
     return outputs
 
 
 def can_trace(fn: Function, refusal: str | None = None) -> bool:
-    """Return whether the graph that dynamo traces can hold a derivative of ``fn``.
+    """Return whether the graph that dynamo traces can contain a derivative of ``fn``.
 
-    Else the graph breaks, with the reason, and the derivative is computed eagerly between two
-    graphs; with ``fullgraph=True`` that is an error.
+    If not, break the graph, with the reason as the message; the derivative is then computed eagerly
+    between two graphs.  With ``fullgraph=True`` the break is an error.
 
     Args:
-        refusal: why the graph cannot hold this call, whatever ``fn`` is.
+        refusal: the reason why the graph cannot contain this call, whatever ``fn`` is; None if
+            there is none.
     """
-    why = _refusal_reason(fn) or refusal
-    if why:
-        torch._dynamo.graph_break(msg=why)
-        _warn_of_break(why)
-    return not why
+    reason = _refusal_reason(fn) or refusal
+    if reason:
+        torch._dynamo.graph_break(msg=reason)
+        _warn_of_break(reason)
+    return not reason
 
 
-_WARNED: set[str] = set()
+_WARNED_REASONS: set[str] = set()
 
 
 @without_dynamo
-def _warn_of_break(why: str) -> None:
+def _warn_of_break(reason: str) -> None:
     """Warn, once for each reason, that derivatives break the graph and run eagerly."""
-    if why not in _WARNED:
-        _WARNED.add(why)
-        warnings.warn(f"derivatives run eagerly, outside of the graph: {why}", stacklevel=4)
+    if reason not in _WARNED_REASONS:
+        _WARNED_REASONS.add(reason)
+        warnings.warn(f"derivatives run eagerly, outside of the graph: {reason}", stacklevel=4)
 
 
 def _refusal_reason(fn: Function) -> str | None:
-    """Return the reason why the graph cannot hold a derivative of ``fn``; None if it can."""
+    """Return the reason why the graph cannot contain a derivative of ``fn``; None if it can."""
     if not MODULES_IN_GRAPHS:
         return _TOO_OLD
     try:
@@ -137,8 +139,8 @@ def _raise_error(result: object) -> None:
 
 @torch._dynamo.nonstrict_trace
 def _jet_region(call: Call, x: object, directions: object, order: int, second: Second) -> Any:
-    """Run `jet` in a region; return the function's result with the stack ``[S, ...]`` of every
-    jet."""
+    """Run `jet` in a region; return the function's result, with the stack ``[S, ...]`` in place of
+    each jet."""
 
     def run() -> Any:
         fn = unpack_call(call)
@@ -160,7 +162,7 @@ def _jvp_region(
     tangents: object,
     has_aux: bool,
     differentiable: bool,
-    repeats: bool,
+    is_second_run: bool,
 ) -> Any:
     """Run `jvp` in a region; return its result."""
 
@@ -171,8 +173,8 @@ def _jvp_region(
         as_jets = differentiable or not torch.is_grad_enabled()
         inputs, layout = attach_tangents(primals, _decode_none(tangents), as_jets)
         modules = nn.ModuleList(modules_in(fn, []))
-        same_function = refuse_irreproducible(modules) if repeats else nullcontext()
-        with _refuse_captured(), refuse_attribute_writes(fn), same_function:
+        guard = refuse_irreproducible(modules) if is_second_run else nullcontext()
+        with _refuse_captured(), refuse_attribute_writes(fn), guard:
             value = fn(*inputs)
         return split_output(value, has_aux, differentiable, layout)
 
@@ -180,15 +182,17 @@ def _jvp_region(
 
 
 def _is_traced(inputs: object) -> bool:
-    """Return whether a non-strict region is traced; else it runs eagerly, after a graph break
-    within this file or with the backend "eager"."""
+    """Return whether a non-strict region is being traced.
+
+    If not, it runs eagerly: after a graph break within this file, or with the backend "eager".
+    """
     leaves = pytree.tree_leaves(inputs)
     return TracingContext.try_get() is not None or any(isinstance(x, FakeTensor) for x in leaves)
 
 
 @contextmanager
 def _open_pass(fn: Function, layout: JetLayout, inputs: object) -> Iterator[None]:
-    """Open the pass of a non-strict region, traced or eager."""
+    """Open the pass of a non-strict region, which is traced or runs eagerly."""
     if _is_traced(inputs):
         with _refuse_captured(), refuse_attribute_writes(fn):
             yield
@@ -199,10 +203,11 @@ def _open_pass(fn: Function, layout: JetLayout, inputs: object) -> Iterator[None
 
 @torch._dynamo.disable
 def _return_error(run: Callable[[], Any], inputs: object) -> Any:
-    """Return ``run()``, or a dict whose key is the message of the error.
+    """Return ``run()``; if it raises an error in a traced region, return a dict whose key is the
+    message.
 
-    Dynamo reads the structure of what a non-strict region returns, but drops the message of what it
-    raises.
+    Dynamo drops the messages of errors that a non-strict region raises, but not the structure of
+    its result.
     """
     try:
         return run()
@@ -210,10 +215,10 @@ def _return_error(run: Callable[[], Any], inputs: object) -> Any:
         fakes = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, FakeTensor)]
         if not fakes:
             raise
-        shapes = fakes[0].fake_mode.shape_env
-        if shapes is not None:
-            # Symbols that a model left by reading a value (`.item()`) would hide the error.
-            shapes.pending_fresh_unbacked_symbols.clear()
+        shape_env = fakes[0].fake_mode.shape_env
+        if shape_env is not None:
+            # Symbols from reading a value (`.item()`) would raise another error, which hides this.
+            shape_env.pending_fresh_unbacked_symbols.clear()
         message = f"{type(error).__name__}: {error}"
         if "convert all Tensors to FakeTensors" in message:
             message = _NOT_AN_INPUT
@@ -222,11 +227,11 @@ def _return_error(run: Callable[[], Any], inputs: object) -> Any:
 
 @contextmanager
 def _refuse_captured() -> Iterator[None]:
-    """Refuse tensors that are not inputs of the graph: a non-strict region would make them
-    constants."""
-    before = fake_tensor_tls.allow_non_fake_inputs_override
+    """Context manager in which tensors that are no inputs of the graph raise an error: the graph of
+    a non-strict region would hold them as constants."""
+    former = fake_tensor_tls.allow_non_fake_inputs_override
     fake_tensor_tls.allow_non_fake_inputs_override = False
     try:
         yield
     finally:
-        fake_tensor_tls.allow_non_fake_inputs_override = before
+        fake_tensor_tls.allow_non_fake_inputs_override = former

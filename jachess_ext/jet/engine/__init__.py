@@ -1,6 +1,6 @@
-"""What a jet is: the stack of its streams, the memory it lies in, and the table of rules.
+"""The jet tensor: its streams and their memory layout, and the table of rules.
 
-In: a torch function called with a `JetTensor` (`tensor.py`), which looks its rule up in
-`registry.py`; out: the rule's result, laid out in memory as torch lays out its own (`strides.py`).
-Nothing here knows a rule.
+A torch function that is called with a `JetTensor` (`tensor.py`) looks up its rule in `registry.py`
+and returns the rule's result, with the memory layout of torch's own result (`strides.py`).  This
+package contains no rule.
 """

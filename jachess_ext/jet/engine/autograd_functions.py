@@ -1,15 +1,15 @@
 """Detection of calls from within the forward of an autograd Function, and the errors for them.
 
-An autograd Function runs its forward without gradients and has a backward of its own, which knows
-no jets: its result would lose the gradients of the streams.  `functions.py` has rules for some
-Functions with a jet among their arguments; for others the pass stops, and the error names the
-library and a setting that avoids the Function.  A jet that reaches a Function in a closure or a
+An autograd Function runs its forward without gradients and has a backward of its own that handles
+no jets: its result would lose the gradients of the streams.  `adapters/functions.py` has rules for
+some Functions that are called with a jet; for other Functions the pass stops, and the error names
+the library and a setting that avoids the Function.  A jet that reaches a Function in a closure or a
 list is detected here, at the first torch function that is called with it.
 
 torch switches forward-mode differentiation off around a Function's forward, and otherwise only in
-``torch.inference_mode``; code inside that turns gradients on (a straight-through estimator, a
-solver of fixed points) leaves it off.  Every call reads that switch, and searches the Python stack,
-which takes longer, only where it is off.
+``torch.inference_mode``; code inside a forward that turns gradients on (a straight-through
+estimator, a solver of fixed points) leaves it off.  So each call of a torch function checks that
+switch, and only if it is off searches the Python stack, which takes longer.
 """
 
 from __future__ import annotations
@@ -34,60 +34,65 @@ APPLY_IS_C = APPLY_OWNER is torch.autograd.Function
 FORWARD_CODE: ContextVar[frozenset[AutogradFunction]] = ContextVar(
     "jachess_ext.forward_code", default=frozenset()
 )
-"""The Functions whose forward's own code runs on jets (`forward_code`)."""
+"""The Functions named in `forward_code`, whose forward runs on jets."""
 FORWARD_RUNNERS: set[CodeType] = set()
-"""The code objects that run such a forward in place of torch."""
+"""The code objects of the engine's functions that run the forward of a Function on jets."""
 APPLY_RULE: list[Rule] = []
-"""The rule of every Function's ``apply``, with the Function as its first argument
-(functions.py)."""
+"""A list of one rule: that of every Function's ``apply``, with the Function as its first argument;
+`adapters/functions.py` appends it."""
 
 
 def is_apply(function: Function) -> bool:
-    """Return whether this is the method ``apply`` of an autograd Function."""
+    """Return whether ``function`` is the method ``apply`` of an autograd Function."""
     return isinstance(function, MethodType) and function.__func__ is APPLY
 
 
-def surrounding_functions() -> int | None:
-    """Return how many autograd Functions surround a pass that begins now; None outside of any."""
+def count_surrounding_functions() -> int | None:
+    """Return the number of autograd Functions whose forward is running; None where forward mode is
+    on, so that there is none."""
     return None if forward_mode_is_on() else len(_running_forwards())
 
 
 def refuse_opaque_functions(
-    function: Function, args: Args, surrounding: int | None, derivative: type[torch.Tensor]
+    function: Function, args: Args, num_surrounding: int | None, derivative_class: type
 ) -> None:
-    """Refuse a call from within an autograd Function that began after the pass (or from reentrant
-    checkpointing, which is one); called where `forward_mode_is_on` is false.
+    """Refuse a call from within an autograd Function whose forward began after the pass.
+
+    Reentrant checkpointing is such a Function, too.  Called only where forward mode is off.
 
     Args:
         function: the torch function that was called with ``args``.
-        surrounding: the result of `surrounding_functions` at the beginning of the pass.
-        derivative: the class of tensors with derivatives.
+        num_surrounding: the result of `count_surrounding_functions` at the beginning of the pass.
+        derivative_class: `DerivativeTensor`, whose file imports this one.
 
     Raises:
-        RuntimeError: the message names the Function and a way to avoid it.
+        RuntimeError: the call comes from such a Function; the message names it and a way to avoid
+            it.
     """
     forwards = _running_forwards()
-    harmless = (surrounding or 0) + sum(frame.f_code in FORWARD_RUNNERS for frame in frames())
-    # Functions around the whole pass hold no jet.  The list is innermost first: those that began
-    # after the pass stand before them, the outermost last.
-    if len(forwards) > harmless:
-        forward = forwards[-1 - harmless]
-        fix = _early_binding_advice(forward, derivative) if APPLY_IS_C else ""
+    num_harmless = num_surrounding or 0
+    num_harmless += sum(frame.f_code in FORWARD_RUNNERS for frame in frames())
+    # Functions around the whole pass hold no jet.  They are the last ones, since the list begins
+    # with the innermost.
+    if len(forwards) > num_harmless:
+        forward = forwards[-1 - num_harmless]
+        fix = _early_binding_advice(forward, derivative_class) if APPLY_IS_C else ""
         raise function_refusal(_function_class(forward), fix=fix)
-    # After the forward, torch calls this function on an input that was returned unchanged.
-    returned_an_input = function is torch.Tensor.view_as and args[0] is args[-1]
-    off_before_the_pass = surrounding is not None or torch.is_inference_mode_enabled()
-    if returned_an_input or not off_before_the_pass:
+    # After a forward that returns an input unchanged, torch calls ``input.view_as(input)``.
+    is_returned_input = function is torch.Tensor.view_as and args[0] is args[-1]
+    was_off_before_pass = num_surrounding is not None or torch.is_inference_mode_enabled()
+    if is_returned_input or not was_off_before_pass:
         raise function_refusal(None)
 
 
 def function_refusal(function: type | None, detail: str = "", fix: str = "") -> RuntimeError:
-    """Return the error for a jet that went into an autograd Function.
+    """Return the error for a jet that was passed to an autograd Function.
 
     Args:
-        function: the Function; None where it cannot be determined.
-        detail: what it does that has no rule.
-        fix: a sentence in place of the advice for any Function.
+        function: the Function; None if it cannot be determined.
+        detail: why the Function has no rule, a clause that begins with a verb; "" for the usual
+            reason.
+        fix: a sentence that replaces the general advice; "" for none.
     """
     if function is CheckpointFunction:
         return RuntimeError(
@@ -103,22 +108,22 @@ def function_refusal(function: type | None, detail: str = "", fix: str = "") -> 
         )
     name = f"{function.__module__}.{function.__qualname__}"
     reason = detail or "would lose its gradients"
-    ways = (
+    general_advice = (
         " Write what it computes with torch's own functions, or give it a jvp staticmethod (first "
         "derivatives). If its backward is the derivative of its forward, "
         f"jx.forward_code({function.__qualname__}) takes it through its forward's own code."
     )
     return RuntimeError(
         f"a jet went into the torch.autograd.Function {name}, which {reason}."
-        f"{library_advice(name) or fix or ways}"
+        f"{library_advice(name) or fix or general_advice}"
     )
 
 
-def _early_binding_advice(forward: FrameType, derivative: type[torch.Tensor]) -> str:
+def _early_binding_advice(forward: FrameType, derivative_class: type) -> str:
     """Return the advice for a Function whose ``apply`` was bound before `functions.watch_functions`
-    ran; "" where none of the arguments of its ``forward`` is a jet."""
+    ran; "" if none of the arguments in the frame of its ``forward`` is a jet."""
     names = forward.f_code.co_varnames[: forward.f_code.co_argcount]
-    if not any(isinstance(forward.f_locals.get(name), derivative) for name in names):
+    if not any(isinstance(forward.f_locals.get(name), derivative_class) for name in names):
         return ""
     return (
         " Its apply was bound before jachess_ext was used, in a place where it cannot be replaced "
@@ -127,14 +132,15 @@ def _early_binding_advice(forward: FrameType, derivative: type[torch.Tensor]) ->
 
 
 def _running_forwards() -> list[FrameType]:
-    """Return the stack frames of all Functions' ``forward``, innermost first."""
+    """Return the frames on the Python stack that run a Function's ``forward``, innermost first."""
     codes = _forward_codes(torch.autograd.Function.__subclasses__()[-1])
     return [frame for frame in frames() if frame.f_code in codes]
 
 
 @functools.lru_cache(maxsize=1)
-def _forward_codes(newest: type) -> frozenset[CodeType | None]:
-    """Return the code objects of all Functions' ``forward``; cached until a class is added."""
+def _forward_codes(newest_class: type) -> frozenset[CodeType | None]:
+    """Return the code objects of all Functions' ``forward``; cached until another class is
+    defined, which is the argument then."""
     return frozenset(_forward_code(function) for function in _subclasses())
 
 
@@ -147,18 +153,20 @@ def _subclasses(
 
 
 def _forward_code(function: type[torch.autograd.Function]) -> CodeType | None:
-    """Return the code object of a Function's ``forward``, behind its decorators."""
+    """Return the code object of a Function's ``forward`` without its decorators; None if it has
+    none."""
     forward = inspect.unwrap(function.forward)
     while isinstance(forward, functools.partial):
         forward = inspect.unwrap(forward.func)
-    called = forward if hasattr(forward, "__code__") else type(forward).__call__
-    return getattr(called, "__code__", None)
+    python_function = forward if hasattr(forward, "__code__") else type(forward).__call__
+    return getattr(python_function, "__code__", None)
 
 
 def _function_class(forward: FrameType) -> type:
     """Return the Function whose ``forward`` runs in this frame.
 
-    Classes that share code (defined in a function) differ by the class of their ``ctx``.
+    Classes may share one code object (if a function defines a class at each call); the class of
+    ``ctx`` tells them apart.
     """
     names = forward.f_code.co_varnames[:1]
     context = forward.f_locals.get(names[0]) if names else None

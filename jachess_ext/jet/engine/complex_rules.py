@@ -1,8 +1,8 @@
 """Names of the functions whose rules hold for complex numbers.
 
 A model may use complex numbers inside (Fourier transforms, rotary embeddings as a complex product).
-Rules of linear functions hold for them, and rules of functions with a complex derivative.  Others
-are refused, such as norms and variances, where |z|² is not z².
+The rules of linear and of holomorphic functions hold for them.  Other functions are refused, such
+as norms and variances, since |z|² is not z².
 `python_tests/jet/test_complex.py` checks every function of the rule table.
 """
 

@@ -1,9 +1,9 @@
 """Switches around the engine: autocast off around its rules, ``torch.compile`` off around passes.
 
 Autocast works below ``__torch_function__``: it would cast the arguments of the functions that a
-rule calls (the derivative of a GELU takes an ``exp``, which autocast runs in float32 on a GPU), not
-those of the function that the model called.  A rule therefore runs without autocast, on arguments
-that are cast here as torch casts those of the function on that device.  The names are those of
+rule calls (the derivative of a GELU calls ``exp``, which autocast runs in float32 on a GPU), not
+the arguments of the function that the model called.  So a rule runs without autocast, on arguments
+that are cast here as torch casts the function's arguments on that device.  The names are those of
 torch's own lists (ATen/autocast_mode.h; for the CPU, autocast_mode.cpp), and of Python functions
 composed of them; `python_tests/jet/test_autocast.py` compares every rule with torch.
 """
@@ -27,10 +27,10 @@ from .errors import last_name, missing_rule
 from .layout import iter_tensors, replace_tensors
 from .types import T
 
-_JET = __package__.removesuffix(".engine")
+_JET_PACKAGE = __package__.removesuffix(".engine")
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
-# Computed in autocast's dtype, float16 or bfloat16.
+# Functions that autocast runs in its own dtype, float16 or bfloat16.
 _LOW = {
     *("linear", "matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "spmm", "addmm", "baddbmm"),
     *("addbmm", "einsum", "vecdot", "scaled_dot_product_attention", "conv1d", "conv2d", "conv3d"),
@@ -38,7 +38,7 @@ _LOW = {
 }
 _LOW_ON_CPU = {"affine_grid"}
 _LOW_ON_GPU = {"mv", "addmv", "addr", "prelu", "chain_matmul", "multi_dot"}
-# Computed in float32.
+# Functions that autocast runs in float32.
 _FP32 = {
     *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "nll_loss", "cross_entropy", "kl_div"),
     *("binary_cross_entropy_with_logits", "poisson_nll_loss", "hinge_embedding_loss"),
@@ -53,19 +53,20 @@ _FP32_ON_GPU = {
     *("normalize", "norm", "cosine_similarity", "dist", "pdist", "renorm", "logsumexp"),
     *("interpolate", "pairwise_distance"),
 }
-# Kernels that mix dtypes.
+# Functions whose kernels mix dtypes.
 _REFUSED = {
     *("lstm", "gru", "rnn_tanh", "rnn_relu"),
     *("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
 }
-# Computed in the dtype of the argument ``dtype``; by default in float32.
+# Functions that autocast runs in the dtype of their argument ``dtype``; by default in float32.
 _DTYPE_ON_GPU = {
     *("softmax", "log_softmax", "sum", "prod", "cumsum", "cumprod", "vector_norm", "matrix_norm")
 }
 
 
 def call_rule(function: Callable, rule: Callable, args: tuple, kwargs: dict) -> Any:
-    """Call ``rule`` as torch would call ``function`` under the autocast that is on."""
+    """Call ``rule`` with its arguments cast as the current autocast casts those of
+    ``function``."""
     if not torch_private.is_any_autocast_enabled():
         return rule(*args, **kwargs)
     tensors = list(iter_tensors((args, kwargs)))
@@ -79,14 +80,14 @@ def call_rule(function: Callable, rule: Callable, args: tuple, kwargs: dict) -> 
         )
     kind = _cast_kind(function, _on_gpu(device))
     if function is torch.einsum and not _on_gpu(device) and len(tensors) == 1:
-        kind = None  # a sum, not a product
+        kind = None  # a sum of one operand, not a product
     if function is F.interpolate and "area" in (kwargs.get("mode"), *args[3:4]):
-        kind = None  # an average over windows, which torch leaves in its dtype
+        kind = None  # an average over windows, which autocast does not cast
     if kind == "lower":
         args, kwargs = _cast((args, kwargs), torch.get_autocast_dtype(device), device)
     elif kind == "wide":
         args, kwargs = _cast((args, kwargs), torch.float32, device)
-    elif kind == "dtype" and _is_autocast(tensors[0], device):
+    elif kind == "dtype" and _autocast_casts(tensors[0], device):
         dtypes = [a for a in args if isinstance(a, torch.dtype)]
         kwargs = kwargs if kwargs.get("dtype") or dtypes else {**kwargs, "dtype": torch.float32}
     with without_autocast(device):
@@ -94,7 +95,7 @@ def call_rule(function: Callable, rule: Callable, args: tuple, kwargs: dict) -> 
 
 
 def _on_gpu(device: str) -> bool:
-    """Return whether torch's lists for CUDA apply, as they do on every accelerator."""
+    """Return whether autocast's lists for CUDA apply to a device type, as for any accelerator."""
     return device != "cpu"
 
 
@@ -112,10 +113,10 @@ def _cast_kind(function: Callable, on_gpu: bool) -> str | None:
 def _is_engine_rule(rule: Callable) -> bool:
     """Return whether a rule needs the casts of this file.
 
-    A user's rule calls torch's functions under torch's autocast; the forward-mode rule calls the
-    function itself, which autocast casts.
+    A user's rule does not: it calls torch's functions under torch's autocast.  Nor does the
+    forward-mode rule: it calls the function itself, whose arguments autocast casts.
     """
-    return rule.__module__.startswith(_JET) and not hasattr(rule, "under_autocast")
+    return rule.__module__.startswith(_JET_PACKAGE) and not hasattr(rule, "under_autocast")
 
 
 @contextmanager
@@ -133,16 +134,18 @@ def _is_jet(tensor: Tensor) -> bool:
     return hasattr(tensor, "jet_layout")
 
 
-def _is_autocast(tensor: Tensor, device: str) -> bool:
-    """Return whether autocast casts a tensor: not float64, nor wrappers of other tensors (quantised
-    ones), which their rules cast."""
-    floating = tensor.dtype.is_floating_point and tensor.dtype != torch.float64
+def _autocast_casts(tensor: Tensor, device: str) -> bool:
+    """Return whether autocast for this device type casts a tensor.
+
+    It casts neither float64 nor wrappers of other tensors (quantised ones), which their rules cast.
+    """
+    has_cast_dtype = tensor.dtype.is_floating_point and tensor.dtype != torch.float64
     is_wrapper = not _is_jet(tensor) and torch_private.is_traceable_wrapper_subclass(tensor)
-    return floating and tensor.device.type == device and not is_wrapper
+    return has_cast_dtype and tensor.device.type == device and not is_wrapper
 
 
 def _cast(value: T, dtype: torch.dtype, device: str) -> T:
-    return replace_tensors(value, lambda t: t.to(dtype) if _is_autocast(t, device) else t)
+    return replace_tensors(value, lambda t: t.to(dtype) if _autocast_casts(t, device) else t)
 
 
 # ---- torch.compile ---------------------------------------------------------------------------
@@ -154,31 +157,29 @@ def without_dynamo(fn: Fn) -> Fn:
     """Decorate ``fn`` to run with ``torch.compile`` switched off.
 
     Dynamo cannot trace a `JetTensor`: it would break the graph at every frame of a compiled model.
-    A compiled model that ``fn`` calls runs its Python code instead.  Costs nothing until
-    torch._dynamo is imported (which takes seconds, so this file does not).
+    A compiled model that ``fn`` calls runs its Python code instead.  The decorator costs nothing
+    until torch._dynamo is imported (this file does not, since that takes seconds).
     """
-    switched_off: Fn | None = None
+    eager_fn: Fn | None = None
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
-        nonlocal switched_off
-        if switched_off is None:
+        nonlocal eager_fn
+        if eager_fn is None:
             if "torch._dynamo" not in sys.modules:
                 return fn(*args, **kwargs)
-            switched_off = _disable_dynamo(fn)
-        return switched_off(*args, **kwargs)
+            eager_fn = _disable_dynamo(fn)
+        return eager_fn(*args, **kwargs)
 
     return cast(Fn, run)
 
 
 class _ForceEager:
-    """A context in which compiled models run their Python code.
+    """Context manager in which compiled models run their Python code, on all threads.
 
     The stance of torch.compile is global, and `torch.compiler.set_stance` restores the stance that
-    it
-    replaced: of two threads that overlap, the last to leave would restore the first's
-        "force_eager".
-    So the first thread to enter sets the stance, and the last to leave restores it.
+    it replaced.  If two threads overlapped, the second would replace "force_eager" and restore it
+    at the end.  So the first thread to enter sets the stance, and the last to leave restores it.
     """
 
     def __init__(self) -> None:

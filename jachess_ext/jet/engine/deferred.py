@@ -1,10 +1,11 @@
-"""Deferred jets: their streams are computed when read, so that the next operation can absorb them.
+"""Deferred jets: jets whose streams are computed on first access, so that the next operation can
+fuse with the one that made them.
 
 Models spell one operator as several functions: an RMS norm is ``pow, mean, add, rsqrt, mul, mul``,
 a gated MLP is ``mul`` of an activation, a residual block is ``add`` before a norm.  A rule that
 could be the beginning of such a spelling returns a *deferred* jet: its shape and dtype are known,
 its streams are not computed.  The rule that recognises the end (`rules/fused.py`) calls the fused
-operator on the sources; reading ``jet.streams`` anywhere else calls the ordinary rule.
+operator on the sources; any other access to ``jet.streams`` calls the ordinary rule.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ import torch
 from torch import Tensor
 
 from ... import torch_private
-from ...ops.library import unwatched
+from ...ops.library import without_dispatch_modes
 from .context import without_autocast
 from .types import Function
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """The formula of a deferred jet; subclasses in `rules/patterns.py` name its sources."""
+    """The formula of a deferred jet; subclasses in `rules/patterns.py` hold its arguments."""
 
 
 class Deferred:
@@ -33,8 +34,9 @@ class Deferred:
     Args:
         pattern: the formula, which a later rule may recognise.
         make: computes the stack by the ordinary rule; called at most once.
-        sources: the plain tensors that ``make`` reads.  A write into one of them before ``make``
+        sources: the plain tensors that ``make`` uses.  A write into one of them before ``make``
             is called would change the result; torch's version counter reveals it.
+        shape, dtype, device: those of one stream.
     """
 
     def __init__(
@@ -49,8 +51,8 @@ class Deferred:
         self.pattern, self.shape, self.dtype, self.device = pattern, shape, dtype, device
         self._make = make
         self.contiguous = False  # whether the streams have to be contiguous
-        # The rule has not run yet, so that autograd has saved no source and would notice no write:
-        # their version counters are compared instead.
+        # The rule has not run yet, so autograd has saved no source and cannot detect a write into
+        # it: `check_sources` compares version counters instead.
         self._sources = [(source, _version(source)) for source in sources]
         self._grad_enabled, self._hooks = torch.is_grad_enabled(), _saving_hooks()
 
@@ -95,10 +97,10 @@ class Deferred:
 
 
 def _saving_hooks() -> tuple[Function, Function] | None:
-    """Return the innermost hooks through which autograd saves tensors, or None.
+    """Return the innermost pair of hooks through which autograd saves tensors, or None.
 
-    Non-reentrant checkpointing sets another pair for every call and every recomputation, which
-    tells whether two calls are in the same checkpoint.
+    Non-reentrant checkpointing sets a new pair for every call and every recomputation, so that
+    equal pairs mean the same checkpoint.
     """
     return torch_private.autograd._top_saved_tensors_default_hooks(True)
 
@@ -107,18 +109,18 @@ def _saving_hooks() -> tuple[Function, Function] | None:
 def _without_saving_hooks() -> Iterator[None]:
     """Have autograd save tensors directly, without the hooks and modes of surrounding checkpoints.
 
-    The hooks are removed, not covered by others: with any hooks set, autograd does not detect
-    writes into saved tensors.
+    The hooks are removed, not overridden by other hooks: while any hooks are set, autograd does not
+    detect writes into saved tensors.
     """
-    removed = []
+    removed_hooks = []
     while (hooks := _saving_hooks()) is not None:
-        removed.append(hooks)
+        removed_hooks.append(hooks)
         torch_private.autograd._pop_saved_tensors_default_hooks()
     try:
-        with unwatched():
+        with without_dispatch_modes():
             yield
     finally:
-        for hooks in reversed(removed):
+        for hooks in reversed(removed_hooks):
             torch_private.autograd._push_saved_tensors_default_hooks(*hooks)
 
 
@@ -127,5 +129,5 @@ def _version(tensor: Tensor) -> int:
 
 
 def _is_freed(tensor: Tensor) -> bool:
-    """Return whether FSDP has freed a gathered weight: it resizes the storage to nothing."""
+    """Return whether FSDP has freed a gathered weight, by resizing its storage to 0 bytes."""
     return tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0

@@ -15,7 +15,7 @@ from torch.autograd.graph import Node
 
 from ... import torch_private
 from ...ops.attention import with_plain_mask
-from ...ops.library import forward_mode_is_on, unwatched
+from ...ops.library import forward_mode_is_on, without_dispatch_modes
 from .autograd_functions import is_apply, refuse_opaque_functions
 from .complex_rules import takes_complex
 from .errors import function_name, missing_rule
@@ -26,16 +26,16 @@ from .types import Named
 class DerivativeTensor(torch.Tensor):
     """A tensor with the shape, dtype and device of its primal, which also carries derivatives.
 
-    Model code often reads ``shape`` and the like, so these are Python properties: torch's getters
-    go through ``__torch_function__``, which is slower.
+    ``shape`` and similar attributes, which model code often uses, are Python properties: torch's
+    getters go through ``__torch_function__``, which is slower.
 
-    The wrapper always requires a gradient.  torch refuses to read such a tensor as a number
-    (``alpha``, ``p``, ``eps``), which would lose the derivative.
+    The wrapper always requires a gradient, so that torch refuses to convert it to a number for
+    arguments such as ``alpha``, ``p`` or ``eps``, which would lose the derivative.
     """
 
     @property
     def pass_layout(self) -> JetLayout:
-        """Return the layout of the jets of its pass."""
+        """Return the layout of the jets of the pass that this tensor belongs to."""
         raise NotImplementedError
 
     @property
@@ -48,14 +48,15 @@ class DerivativeTensor(torch.Tensor):
         raise NotImplementedError
 
     def make_constant(self, value: Tensor) -> Tensor:
-        """Return a plain tensor as a constant of the same pass; an integer tensor as it is."""
+        """Return a plain tensor as a constant of the same pass; an integer tensor unchanged."""
         raise NotImplementedError
 
     def replace_tensor(self, plain: Tensor) -> None:
-        """Swap this tensor into the Python object of a plain one, for every variable that holds it.
+        """Put this tensor into the Python object of the plain tensor, so that all variables that
+        hold the plain tensor now hold this one.
 
         Raises:
-            RuntimeError: autograd, or a weak reference, holds the plain tensor.
+            RuntimeError: autograd or a weak reference holds the plain tensor.
         """
         torch.utils.swap_tensors(plain, self)
 
@@ -103,7 +104,7 @@ class DerivativeTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        # Reached only by an operator that skipped __torch_function__: no rule can answer it.
+        # Called only for an operator that skipped __torch_function__, which can have no rule.
         refuse_inside_autograd_function(func, args, kwargs)
         raise missing_rule(func)
 
@@ -117,10 +118,7 @@ def carries_derivatives(tensor: Tensor) -> bool:
 
 
 def check_complex(func: Callable) -> None:
-    """Raise MissingJetRule for a function whose rule holds for real numbers alone.
-
-    Rules of autograd Functions hold for complex numbers, too.
-    """
+    """Raise MissingJetRule if a function's rule holds for real numbers only."""
     if not (is_apply(func) or takes_complex(func)):
         raise missing_rule(
             func,
@@ -132,10 +130,12 @@ def check_complex(func: Callable) -> None:
 def check_call(
     cls: type, func: Callable, types: Sequence[type], args: tuple, kwargs: dict | None
 ) -> None:
-    """Refuse calls that no tensor of class ``cls`` supports.
+    """Refuse calls that no tensor of class ``cls`` supports, whatever their rule.
+
+    A plain tensor that the call writes a jet into becomes a jet first (`convert_buffer`).
 
     Raises:
-        MissingJetRule: an argument ``out`` is given.
+        MissingJetRule: ``out`` is given, or a Python function would convert a jet to a number.
         ValueError: the arguments hold another class of `DerivativeTensor`.
         RuntimeError: the call comes from within an autograd Function.
     """
@@ -156,9 +156,9 @@ def check_call(
 
 
 def refuse_number_reads(func: Callable, args: tuple, kwargs: Named) -> None:
-    """Raise MissingJetRule if a Python function would read a 0-dimensional jet as a number.
+    """Raise MissingJetRule if a Python function would convert a 0-dimensional jet to a number.
 
-    Functions in C++ raise TypeError before a rule is called.
+    Functions in C++ need no check: they raise TypeError before a rule is called.
     """
     if not any(
         isinstance(value, DerivativeTensor) and not value.ndim
@@ -166,21 +166,21 @@ def refuse_number_reads(func: Callable, args: tuple, kwargs: Named) -> None:
     ):
         return
 
-    def plain(tensor: Tensor) -> Tensor:
+    def stand_in(tensor: Tensor) -> Tensor:
         if not isinstance(tensor, DerivativeTensor):
             return tensor
         if tensor.ndim:
             return tensor.primal.detach().clone()  # type: ignore[attr-defined]
-        # Not 0 or 1, for which the function may not read the number.
+        # Not 0 or 1: for these the function may skip the code that uses the number.
         return torch.full((), 0.3, dtype=tensor.dtype, device=tensor.device, requires_grad=True)
 
     devices = {t.device for t in iter_tensors((args, kwargs)) if t.device.type == "cuda"}
-    with unwatched(), torch.random.fork_rng(devices), torch.enable_grad():
+    with without_dispatch_modes(), torch.random.fork_rng(devices), torch.enable_grad():
         try:
-            func(*replace_tensors(args, plain), **replace_tensors(kwargs, plain))
+            func(*replace_tensors(args, stand_in), **replace_tensors(kwargs, stand_in))
         except TypeError as error:
             raise missing_rule(func, f"a number has no derivative ({error})") from error
-        except Exception:  # due to the stand-in values; or an error that the rule raises, too
+        except Exception:  # due to the stand-ins, or else the rule raises it, too
             return
 
 
@@ -188,7 +188,7 @@ def refuse_number_reads(func: Callable, args: tuple, kwargs: Named) -> None:
 
 
 def _writes_in_place(func: Callable) -> bool:
-    """Return whether a function writes into its first argument, by its name."""
+    """Return whether a function writes into its first argument, judged by its name."""
     name = getattr(func, "__name__", "")
     if name.startswith("__"):
         return name == "__setitem__" or name.startswith("__i")
@@ -196,12 +196,12 @@ def _writes_in_place(func: Callable) -> bool:
 
 
 def convert_buffer(args: tuple, kwargs: Named) -> None:
-    """Turn ``args[0]``, a plain tensor that a call is about to write a jet into, into a jet with
-    tangents of zero.
+    """Convert ``args[0]``, a plain tensor into which a call is about to write a jet, into a jet
+    with zero tangents (a constant of the pass).
 
-    A model fills the result of `torch.zeros` or `torch.empty`; every variable that holds it has to
-    see the derivatives.  A tensor stays plain if an object holds it, as a module does, since it may
-    outlive the pass; and if another tensor shares its storage, which would miss the write.
+    A model may fill the result of `torch.zeros` or `torch.empty`; all variables that hold this
+    tensor then hold the jet.  The tensor stays plain if an object such as a module holds it, since
+    it may outlive the pass; or if another tensor shares its storage, which would miss the write.
     """
     buffer = args[0]
     if (
@@ -210,21 +210,21 @@ def convert_buffer(args: tuple, kwargs: Named) -> None:
         or not carries_derivatives(buffer)
     ):
         return
-    # Two uses: by the tensor, and by the object that `untyped_storage` returns.
+    # A count of two is unshared: the tensor, and the object that `untyped_storage` returns.
     if torch_private.storage_use_count(buffer.untyped_storage()._cdata) > 2 or _is_shared(args):
         return
     tensors = iter_tensors((args, kwargs))
     derivative = next(t for t in tensors if isinstance(t, DerivativeTensor))
-    constant: Any = derivative.make_constant(buffer.detach())
+    jet: Any = derivative.make_constant(buffer.detach())
     try:
-        constant.replace_tensor(buffer)
+        jet.replace_tensor(buffer)
     except RuntimeError:
         return
 
 
 def _is_shared(args: tuple) -> bool:
-    """Return whether an object other than the local variables of running functions may hold the
-    first argument."""
+    """Return whether anything but local variables of running functions may refer to
+    ``args[0]``."""
     holders = [h for h in gc.get_referrers(args[0]) if h is not args]
     return gc.get_freeze_count() > 0 or any(  # referrers that are frozen are not listed
         not isinstance(holder, tuple | dict)
@@ -237,28 +237,27 @@ def _is_shared(args: tuple) -> bool:
 # ---- masks of a class of their own ------------------------------------------------------------
 
 
-def ask_mask(func: Callable, types: Sequence[type], args: tuple, kwargs: Named) -> object:
-    """Call ``__torch_function__`` of the class of attention's mask, where it overrides torch's;
-    else return NotImplemented.
+def mask_result(func: Callable, types: Sequence[type], args: tuple, kwargs: Named) -> object:
+    """Return the attention that the class of its mask computes, if that is a subclass of Tensor
+    with a ``__torch_function__`` of its own (such as torch's CausalBias); else NotImplemented.
 
     Raises:
-        MissingJetRule: the class returns NotImplemented.
+        MissingJetRule: the class's ``__torch_function__`` returns NotImplemented.
     """
     mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
-    kind: Any = type(mask)
-    if func is not F.scaled_dot_product_attention or kind not in types:
+    mask_class: Any = type(mask)
+    if func is not F.scaled_dot_product_attention or mask_class not in types:
         return NotImplemented
-    default: Any = Tensor.__torch_function__
-    if issubclass(kind, DerivativeTensor) or kind.__torch_function__.__func__ is default.__func__:
+    torch_function, default = mask_class.__torch_function__, Tensor.__torch_function__
+    if issubclass(mask_class, DerivativeTensor) or torch_function.__func__ is default.__func__:  # type: ignore[attr-defined]
         return NotImplemented
     plain = with_plain_mask(args, kwargs)
     if plain is not None:
         return func(**plain)
-    result = kind.__torch_function__(func, types, args, kwargs)
+    result = torch_function(func, types, args, kwargs)
     if result is NotImplemented:
-        raise missing_rule(
-            func, f"its mask is a {kind.__module__}.{kind.__qualname__}; pass a plain tensor"
-        )
+        name = f"{mask_class.__module__}.{mask_class.__qualname__}"
+        raise missing_rule(func, f"its mask is a {name}; pass a plain tensor")
     return result
 
 
@@ -267,30 +266,34 @@ def refuse_inside_autograd_function(func: Callable, args: tuple, kwargs: dict | 
     if not forward_mode_is_on():
         leaves = torch_private.pytree.tree_leaves((args, kwargs))
         derivative = next(leaf for leaf in leaves if isinstance(leaf, DerivativeTensor))
-        surrounding = derivative.pass_layout.surrounding
-        refuse_opaque_functions(func, args, surrounding, DerivativeTensor)
+        num_surrounding = derivative.pass_layout.num_surrounding
+        refuse_opaque_functions(func, args, num_surrounding, DerivativeTensor)
 
 
 def check_pass(func: Callable, args: tuple, result: object) -> None:
-    """Raise RuntimeError if ``result`` belongs to a pass that has ended.
+    """Raise RuntimeError if the result of a call belongs to a pass that has ended.
 
-    It may in a backward, where a checkpoint is recomputed.
+    In a backward this is allowed, since a checkpoint may be recomputed there.
     """
     # A function that returns None, such as __setitem__, wrote into its first argument.
-    probe = args[0] if result is None else result
-    if isinstance(probe, list | tuple) and probe:
-        probe = probe[0]
-    if isinstance(probe, DerivativeTensor):
-        jet_pass = probe.pass_layout.jet_pass
+    tensor = args[0] if result is None else result
+    if isinstance(tensor, list | tuple) and tensor:
+        tensor = tensor[0]
+    if isinstance(tensor, DerivativeTensor):
+        jet_pass = tensor.pass_layout.jet_pass
         if jet_pass is not None and jet_pass.ended and torch_private.current_graph_task_id() == -1:
             raise stale_tensor_error(f"{function_name(func)} was called with")
 
 
-def stale_tensor_error(what: str) -> RuntimeError:
-    """Return the error for a tensor of a pass that has ended; ``what`` begins its message."""
+def stale_tensor_error(event: str) -> RuntimeError:
+    """Return the error for a tensor of a pass that has ended.
+
+    Args:
+        event: the beginning of the message: subject and verb, such as "the function returned".
+    """
     return RuntimeError(
-        f"{what} a tensor that was kept from an earlier pass of jx.jet, jx.jvp or a penalty, which "
-        "has ended, along other directions; return it from the function in that pass "
+        f"{event} a tensor that was kept from an earlier pass of jx.jet, jx.jvp or a penalty, "
+        "which has ended, along other directions; return it from the function in that pass "
         "(jx.jvp: has_aux=True), or keep tensor.detach(). If a module keeps it (a buffer, a "
         "cache), have its forward detach it"
     )

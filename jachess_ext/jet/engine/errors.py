@@ -1,4 +1,4 @@
-"""Errors for calls that no rule covers: which call, in which module, and what to do instead."""
+"""Errors for calls that no rule covers; they name the call, the module and an alternative."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ... import torch_private
 
 
 class MissingJetRule(NotImplementedError):
-    """Raised where a jet meets an operation without a rule that covers the call.
+    """Raised when a torch function is called with a jet, and no rule covers the call.
 
     Examples:
         >>> jx.jet(torch.poisson, torch.ones(3), torch.ones(1, 3))  # doctest: +ELLIPSIS
@@ -22,7 +22,8 @@ class MissingJetRule(NotImplementedError):
 
 
 def function_name(function: object) -> str:
-    """Return the full name: ``torch.nn.functional.gelu``, ``torch.Tensor.mT.__get__``."""
+    """Return the full name of a function, such as ``torch.nn.functional.gelu`` or
+    ``torch.Tensor.mT.__get__``."""
     if isinstance(function, torch_private.higher_order_operator):
         # torch.compile cannot trace resolve_name.
         return f"torch.ops.higher_order.{function.__name__}"
@@ -35,7 +36,7 @@ def function_name(function: object) -> str:
 
 
 def last_name(function: object) -> str:
-    """Return the name that all spellings of a function share: ``gelu`` or ``mT``."""
+    """Return the last component of a function's full name: ``gelu`` or ``mT``."""
     return function_name(function).removesuffix(".__get__").rpartition(".")[2]
 
 
@@ -48,7 +49,7 @@ _NESTED_ADVICE = (
     "The function differentiates itself: pass it without that derivative, and take it outside, by "
     "torch.autograd.grad(..., create_graph=True) of what jx.jvp returns."
 )
-# Advice for functions that no rule can serve, by part of the function's name.
+# Substring of the name of a function that can have no rule → the advice in its error.
 _ADVICE = {
     "aten.": f"{_TRANSFORM_ADVICE} Pass the plain module of an exported one.",
     "nested": "Ragged tensors take no jets: pad them, and mask what was padded.",
@@ -64,19 +65,24 @@ _ADVICE = {
 
 
 def missing_rule(function: object, detail: str = "") -> MissingJetRule:
-    """Return the error for an operation without a rule, which names operation, module and a fix."""
+    """Return the error for an operation without a rule; it names the operation, the calling module
+    and a fix.
+
+    Args:
+        detail: which call of the function is not covered; "" if the function has no rule at all.
+    """
     name = function_name(function)
     reason = f": {detail}" if detail else ""
-    register = (
+    fallback = (
         f"Register a rule with @jet_rule({name}), after 'from jachess_ext.jet import jet_rule' "
         f"(recipe: jachess_ext/jet/README.md)."
     )
     if isinstance(function, torch.ScriptMethod | torch.jit.ScriptFunction):
-        register = "It is a scripted or traced program: pass the plain module that it was made of."
+        fallback = "It is a scripted or traced program: pass the plain module that it was made of."
     advice = next(
-        (advice for part, advice in _ADVICE.items() if part in name), library_advice(name)
+        (advice for substring, advice in _ADVICE.items() if substring in name), library_advice(name)
     )
-    advice = advice.strip() or register
+    advice = advice.strip() or fallback
     return MissingJetRule(
         f"no jet rule for {name}{reason} (called in {_calling_module()}). Derivatives through it "
         f"would be wrong, so the pass stops here. {advice[0].upper()}{advice[1:]}"
@@ -87,9 +93,9 @@ def calling_modules() -> list[torch.nn.Module]:
     """Return every ``nn.Module`` whose forward is on the Python stack, innermost first."""
     modules: list[torch.nn.Module] = []
     for frame in frames():
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, torch.nn.Module) and (not modules or modules[-1] is not owner):
-            modules.append(owner)
+        module = frame.f_locals.get("self")
+        if isinstance(module, torch.nn.Module) and (not modules or modules[-1] is not module):
+            modules.append(module)
     return modules
 
 
@@ -102,19 +108,20 @@ def frames() -> Iterator[FrameType]:
 
 
 def _calling_module() -> str:
-    """Return the class and the path of the innermost ``nn.Module`` on the Python stack."""
-    if torch.compiler.is_compiling():  # which cannot follow the stack
+    """Describe the innermost ``nn.Module`` on the Python stack: its class and its path in the
+    model."""
+    if torch.compiler.is_compiling():  # dynamo cannot trace a walk along the stack
         return "code that is being compiled"
     modules = calling_modules()
     if not modules:
         return "no torch.nn.Module"
     inner, root = modules[0], modules[-1]
     path = next((name for name, module in root.named_modules() if module is inner), "")
-    where = f" {path!r} of {type(root).__name__}" if path else ""
-    return f"module {type(inner).__name__}{where}"
+    location = f" {path!r} of {type(root).__name__}" if path else ""
+    return f"module {type(inner).__name__}{location}"
 
 
-# Substring of a Function's module, or of an operator's name → the library, and how to avoid it.
+# Substring of the full name of a Function or an operator → the library, and how to avoid it.
 _LIBRARIES = {
     "flash_attn": (
         "FlashAttention",
@@ -155,9 +162,9 @@ _LIBRARIES = {
 
 
 def library_advice(name: str) -> str:
-    """Return the sentence that names a function's library and a way around it; "" for no
-    library."""
-    for part, (library, fix) in _LIBRARIES.items():
-        if part in name:
+    """Return the sentence that names a function's library and how to avoid it; "" if the function
+    belongs to none of `_LIBRARIES`."""
+    for substring, (library, fix) in _LIBRARIES.items():
+        if substring in name:
             return f" It belongs to {library}: {fix}."
     return ""

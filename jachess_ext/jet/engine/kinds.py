@@ -1,7 +1,7 @@
 """Names of torch functions by kind: views, linear functions, sums, products, quotients.
 
-`strides.py` asks which results are views, `complex_rules.py` which rules hold for complex numbers,
-and `passes/dual.py` which tangents are the function itself of tangents.
+`strides.py` uses the names to know which results are views, `complex_rules.py` which rules hold for
+complex numbers, and `passes/dual.py` which functions are applied to the tangents as they are.
 """
 
 _VIEWS = """
@@ -14,9 +14,10 @@ _COPIES = """
     tril triu contiguous clone to type float double sum mean cumsum neg negative
 """
 VIEWS = frozenset(_VIEWS.split())
-"""Functions that return a view of the first argument; the same view holds for the stack."""
+"""Functions that return a view of the first argument; their rules take the same view of the stack
+of streams."""
 LINEAR = frozenset(_COPIES.split())
-"""Functions that are linear in the first argument, and no views."""
+"""Functions that are linear in the first argument and return no view."""
 SUMS = frozenset(("add", "__add__", "__radd__", "sub", "subtract", "__sub__", "rsub", "__rsub__"))
 PRODUCTS = frozenset(
     ("mul", "multiply", "__mul__", "__rmul__", "matmul", "bmm", "mm", "mv", "dot", "__matmul__")

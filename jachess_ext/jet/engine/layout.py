@@ -16,13 +16,13 @@ from torch import Tensor, UntypedStorage
 from ... import torch_private
 from ...ops.library import MAX_DIRECTIONS as MAX_DIRECTIONS
 from ...ops.library import Streams
-from .autograd_functions import FORWARD_CODE, surrounding_functions
+from .autograd_functions import FORWARD_CODE, count_surrounding_functions
 from .types import T
 
 ORDERS = (1, 2)
 Second = Literal["pairs", "squares", "sum"]
-"""Streams of second order: D²f[u_i, u_j] for each pair i < j, D²f[u_i, u_i] for each i, or the sum
-of the latter."""
+"""The second-order streams: D²f[u_i, u_j] for each pair i < j ("pairs"), D²f[u_i, u_i] for each i
+("squares"), or the sum of these squares ("sum")."""
 
 
 class Pass:
@@ -31,20 +31,21 @@ class Pass:
     Attributes:
         ended: whether the function has returned.
         jets: the jets that exist, by id.
-        saved_for_backward: ids of storages that a function has read, and may have saved.
-        aliased: storages that a jet shares with a plain tensor (by `Tensor.detach`).
+        saved_for_backward: ids of the storages of jets that were arguments of a function, which may
+            have saved them for backward.
+        aliased: storages that a jet shares with a plain tensor (by `Tensor.detach`), by id.
         detached: whether `Tensor.detach` was called on any jet.
-        forward_code: the Functions of `forward_code` around the pass, for a backward that
-            recomputes a checkpoint.
-        overlapping: storages into which no write is allowed: of expanded inputs, and of copies
-            where torch has a view.
+        forward_code: the Functions that `forward_code` names around the pass; a backward that
+            recomputes a checkpoint uses them, too.
+        overlapping: storages into which no write is allowed, by id: those of expanded inputs, and
+            of copies where torch returns a view.
     """
 
     def __init__(self) -> None:
         self.ended = False
         self.detached = False
         self.forward_code = FORWARD_CODE.get()
-        # Weak: a pass keeps no jet alive. By number, since jets compare element by element.
+        # Weak: a pass keeps no jet alive. Keys are ids, since jets compare element by element.
         self.jets: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self.saved_for_backward: set[int | None] = set()
         self.aliased: WeakValueDictionary[int, UntypedStorage] = WeakValueDictionary()
@@ -57,13 +58,13 @@ class JetLayout(Streams):
 
     Stream 0 is the primal x0; streams 1..q are the first-order coefficients x_i; the last P are of
     second order (docs/how_it_works.md, 2-jets): one for each pair i < j in lexicographic order, one
-    for each of the first ``squares`` directions, or their sum.  Order 1 has none.
+    for each of the first ``squares`` directions, or the sum of the latter.  Order 1 has none.
 
     Attributes:
-        jet_pass: the pass that the jets belong to; jets of two passes cannot meet.  None in a
-            result.
+        jet_pass: the pass that the jets belong to; no function takes jets of two passes.  None for
+            the result of a pass.
         composed: whether the pass uses no compiled operators (`composed_rules`).
-        surrounding: `surrounding_functions` at the beginning of the pass.
+        num_surrounding: the result of `count_surrounding_functions` at the beginning of the pass.
 
     Examples:
         >>> layout = jx.jet(torch.sin, torch.zeros(3), torch.ones(3, 3)).layout
@@ -73,7 +74,7 @@ class JetLayout(Streams):
 
     jet_pass: Pass | None = None
     composed: bool = False
-    surrounding: int | None = None
+    num_surrounding: int | None = None
 
     def begin(self) -> JetLayout:
         """Return this layout for the jets of a new pass."""
@@ -81,22 +82,22 @@ class JetLayout(Streams):
             self,
             jet_pass=Pass(),
             composed=not operators_enabled(),
-            surrounding=surrounding_functions(),
+            num_surrounding=count_surrounding_functions(),
         )
 
     @property
     def first(self) -> slice:
-        """Return where the q first-order streams lie."""
+        """Return the slice of the q first-order streams in the stack."""
         return slice(1, 1 + self.directions)
 
     @property
     def second(self) -> slice:
-        """Return where the P second-order streams lie."""
+        """Return the slice of the P second-order streams in the stack."""
         return slice(1 + self.directions, self.streams)
 
     def without_pass(self) -> JetLayout:
-        """Return this layout for a result."""
-        return replace(self, jet_pass=None, composed=False, surrounding=None)
+        """Return this layout for the result of a pass, which belongs to no pass."""
+        return replace(self, jet_pass=None, composed=False, num_surrounding=None)
 
 
 @lru_cache
@@ -106,10 +107,11 @@ def make_layout(
     """Return the layout for ``directions`` directions at ``order`` (1 or 2).
 
     Args:
-        squares: how many of the directions have squares; None: all.
+        squares: the number of directions, counted from the first, that have second derivatives;
+            None: all.  Only for "squares" and "sum".
 
     Raises:
-        ValueError: there is no such order or kind of second order, or no direction, or more than 4
+        ValueError: ``order`` or ``second`` is not supported; ``directions`` is 0, or more than 4
             with pairs.
     """
     if order not in ORDERS:
@@ -138,17 +140,16 @@ _OPERATORS: ContextVar[bool] = ContextVar("jachess_ext.operators", default=True)
 def operators_enabled() -> bool:
     """Return whether a pass that begins now uses the compiled operators of `jachess_ext.ops`.
 
-    Asked once a pass (`JetLayout.begin`), so that a backward that runs a checkpoint again,
-    after the context or on another thread, uses what its forward used.
+    Called once a pass (`JetLayout.begin`), so that a backward that recomputes a checkpoint, after
+    the context has ended or on another thread, uses the same rules as the forward.
     """
     return _OPERATORS.get()
 
 
 @contextmanager
 def composed_rules() -> Iterator[None]:
-    """Compose every rule of torch functions in passes that begin here, and in their backward.
-
-    For checks and benchmarks: compiled operators are not called.
+    """Compute jets without the compiled operators, in passes that begin within this context and in
+    their backward: rules are then composed of torch functions.  For checks and benchmarks.
 
     Examples:
         >>> with composed_rules():
@@ -166,20 +167,23 @@ def composed_rules() -> Iterator[None]:
 
 
 def map_tensors(
-    value: Any, apply: Callable[[Tensor], object], other: Callable[[object], object] | None = None
+    value: Any,
+    replace_tensor: Callable[[Tensor], object],
+    replace_other: Callable[[object], object] | None = None,
 ) -> Any:
     """Replace every tensor in a nest of tuples, lists, dicts, dataclasses and other nodes of
     `torch.utils._pytree`.
 
     Args:
-        other: replaces every other leaf; None leaves them.
+        replace_tensor: maps a tensor to the object that replaces it.
+        replace_other: the same for leaves that are no tensors; None leaves them unchanged.
     """
 
     def convert(child: object) -> Any:
-        return map_tensors(child, apply, other)
+        return map_tensors(child, replace_tensor, replace_other)
 
     if isinstance(value, Tensor):
-        return apply(value)
+        return replace_tensor(value)
     if isinstance(value, dict):
         items = {key: convert(item) for key, item in value.items()}
         # transformers' ModelOutput is a dict that takes its items as keywords.
@@ -191,12 +195,12 @@ def map_tensors(
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [field.name for field in dataclasses.fields(value) if field.init]
         return replace(value, **{name: convert(getattr(value, name)) for name in fields})
-    # One level alone: a dataclass below is no node of pytree.
+    # Flatten one level only: a dataclass further inside is no node of pytree.
     children, structure = torch_private.pytree.tree_flatten(
         value, is_leaf=lambda child: child is not value
     )
     if structure.is_leaf():
-        return value if other is None else other(value)
+        return value if replace_other is None else replace_other(value)
     return torch_private.pytree.tree_unflatten([convert(child) for child in children], structure)
 
 
@@ -212,16 +216,16 @@ def iter_tensors(value: object) -> Iterator[Tensor]:
             yield from iter_tensors(item)
 
 
-def replace_tensors(value: T, apply: Callable[[Tensor], object]) -> T:
+def replace_tensors(value: T, replace_tensor: Callable[[Tensor], object]) -> T:
     """Replace every tensor in a call's arguments; faster than `map_tensors`.
 
     Tuples, lists and dicts are rebuilt; named tuples are left as they are.
     """
     # Called for the arguments of every torch function of a pass.
     if isinstance(value, Tensor):
-        return apply(value)  # type: ignore[return-value]  # a tensor for a tensor
+        return replace_tensor(value)  # type: ignore[return-value]  # a tensor for a tensor
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return type(value)([replace_tensors(item, apply) for item in value])
+        return type(value)([replace_tensors(item, replace_tensor) for item in value])
     if isinstance(value, dict):
-        return {k: replace_tensors(item, apply) for k, item in value.items()}  # type: ignore[return-value]
+        return {k: replace_tensors(item, replace_tensor) for k, item in value.items()}  # type: ignore[return-value]
     return value

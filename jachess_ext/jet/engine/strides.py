@@ -1,14 +1,15 @@
 """Strides and shared storages: results of rules get the memory layout of torch's own results.
 
-`Tensor.reshape` gives a view or a copy depending on the strides of its argument, and a write in
-place changes every view.  A jet with other strides than torch's, or that shares a storage where
-torch's result does not, would therefore change other numbers than the plain program does.  Rules
-need not care: `match_torch_layout` corrects their results.
+`Tensor.reshape` returns a view or a copy depending on the strides of its argument, and a write in
+place changes every view.  If a jet had other strides than torch's result, or shared a storage that
+torch's result does not, a write would change other numbers than in the plain program.  Rules need
+not care: `match_torch_layout` corrects their results.
 
-Nothing is to be corrected where the arguments and the result are contiguous and the result has a
-new storage (`_STRIDED` names the exceptions), nor for functions that are the same view of the
+No correction is needed if the arguments and the result are contiguous and the result has a new
+storage (`_STRIDED_RESULTS` names the exceptions), nor for functions that are the same view of the
 primal and of the stack.  Otherwise the function is called with the primals, once for each
-combination of shapes, strides, settings and shared storages, and its layout is remembered.
+combination of shapes, strides, settings and shared storages, and the layout of its result is
+cached.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from ... import torch_private
 from ...ops import collectives
-from ...ops.library import transformed, unwatched, watching
+from ...ops.library import dispatch_modes, transformed, without_dispatch_modes
 from .autograd_functions import is_apply
 from .errors import MissingJetRule, missing_rule
 from .kinds import VIEWS
@@ -31,9 +32,9 @@ from .types import Args, Function, Named
 
 Jet: TypeAlias = Any  # `JetTensor`, whose file imports this one
 
-# Views whose rules are the same view of the stack ``[S, ...]``, or copy it where torch copies; and
-# collectives, whose results are contiguous, and which must not run again, perhaps on one rank
-# alone.
+# Functions whose results are not corrected. Views, whose rules return the same view of the stack
+# ``[S, ...]``, or copy it where torch copies; and collectives, whose results are contiguous, and
+# which must not run a second time, perhaps on one rank only.
 _STACK_VIEWS = frozenset(
     [
         *spellings(*VIEWS, "view_as", "reshape_as", "expand_as", "__iter__", "adjoint"),
@@ -41,11 +42,11 @@ _STACK_VIEWS = frozenset(
         *spellings("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk"),
         *(attribute(name) for name in ("T", "mT", "H", "mH")),
         torch.linalg.diagonal,
-        *(*collectives.NAMES, *collectives.OF_LISTS),
+        *(*collectives.NAMES, *collectives.LISTWISE),
     ]
 )
-_BASIC = (int, slice, type(None), type(Ellipsis))
-# Layouts of torch's results, by call; and the calls whose rule gives the same layout.
+_BASIC_INDEX_TYPES = (int, slice, type(None), type(Ellipsis))
+# The layouts of torch's results, by call; and the calls whose rule returns the same layout.
 _LAYOUTS: dict[Hashable, tuple[Layout, ...]] = {}
 _MATCHED_CALLS: set[Hashable] = set()
 _CACHE_SIZE = 4096
@@ -56,8 +57,10 @@ class Layout(NamedTuple):
 
     Attributes:
         strides: strides of the result.
-        source: index of the argument whose storage it shares; None for a new storage.
-        offset: entries between the first one of the source and its own.
+        source: index of the tensor argument whose storage the result shares; None for a new
+            storage.
+        offset: distance, in entries, from the first entry of that argument to the first one of the
+            result.
     """
 
     strides: tuple[int, ...]
@@ -66,15 +69,16 @@ class Layout(NamedTuple):
 
 
 def match_torch_layout(function: Function, args: Args, kwargs: Named, result: object) -> object:
-    """Return the result of a function's rule with the strides and storages of torch's result."""
+    """Return the result of a function's rule with the strides of torch's result, and sharing the
+    storages that torch's result shares."""
     if function in _STACK_VIEWS or (
         function is torch.Tensor.__getitem__ and _is_basic_index(args[1])
     ):
         return result
-    if is_apply(function):  # its results are torch's, or of functions that were corrected already
+    if is_apply(function):  # its results are torch's, or those of functions corrected already
         return result
-    parts = iter_tensors(result) if isinstance(result, list | tuple) else [result]
-    results = [part for part in parts if _is_jet(part)]
+    values = iter_tensors(result) if isinstance(result, list | tuple) else [result]
+    results = [value for value in values if _is_jet(value)]
     if not results:
         return result
     tensors: list[Tensor] = []
@@ -83,19 +87,19 @@ def match_torch_layout(function: Function, args: Args, kwargs: Named, result: ob
             tensors.append(value)
         elif isinstance(value, list | tuple | dict):
             tensors.extend(iter_tensors(value))
-    contiguous, storages = _inspect(function, tensors, result)
-    if contiguous and all(_has_new_storage(part, storages) for part in results):
+    is_contiguous, storages = _inspect_arguments(function, tensors, result)
+    if is_contiguous and all(_has_new_storage(jet, storages) for jet in results):
         return result
     if len(results) == 1 and any(results[0] is tensor for tensor in tensors):  # a write in place
         return result
-    if transformed():  # where a function may have no derivative of torch's, or no memory to see
+    if transformed():  # torch.func hides the storages; and torch may have no derivative to run
         return result
     # Other layouts depend on which kernel torch picks: the strides of a sum of two transposed
-    # matrices, of `topk` along an inner dimension, of an attention.  No formula says it for every
-    # function, so torch's own function runs once on the primals, without gradients.
+    # matrices, of `topk` along an inner dimension, of an attention.  No formula holds for all
+    # functions, so torch's own function runs once on the primals, without gradients.
     key = (function, _cache_key(args), _cache_key(kwargs), _shared_storages(tensors))
-    computed = [part for part in results if part.streams_if_computed is not None]
-    rule_layouts = tuple((part.streams.stride(), storage_id(part) in storages) for part in computed)
+    computed = [jet for jet in results if jet.streams_if_computed is not None]
+    rule_layouts = tuple((jet.streams.stride(), storage_id(jet) in storages) for jet in computed)
     try:
         if (key, rule_layouts) in _MATCHED_CALLS:
             return result
@@ -108,40 +112,41 @@ def match_torch_layout(function: Function, args: Args, kwargs: Named, result: ob
             _LAYOUTS.clear()
             _MATCHED_CALLS.clear()
         _LAYOUTS[key] = _torch_layouts(function, args, kwargs, tensors)
-    laid_out = _match_layouts(result, iter(_LAYOUTS[key]), tensors)
-    if laid_out is result and computed:
+    matched = _match_layouts(result, iter(_LAYOUTS[key]), tensors)
+    if matched is result and computed:
         _MATCHED_CALLS.add((key, rule_layouts))
-    return laid_out
+    return matched
 
 
-def _inspect(
+def _inspect_arguments(
     function: Function, tensors: list[Tensor], result: object
 ) -> tuple[bool, set[int | None]]:
-    """Return whether all arguments and torch's result are contiguous, and the storages of the jets.
+    """Return whether all arguments and torch's result are contiguous, and the ids of the storages
+    of the jets among the arguments.
 
-    Also records that the function may have saved the jets for backward.
+    Also records in the pass that the function may have saved these jets for backward.
     """
-    contiguous, storages = function not in _STRIDED, set()
-    records_saves = torch.is_grad_enabled()
+    is_contiguous, storages = function not in _STRIDED_RESULTS, set()
+    has_grad = torch.is_grad_enabled()
     for tensor in tensors:
         if not _is_jet(tensor):
-            dense = tensor.layout is not torch.strided or tensor.is_contiguous()
-            contiguous = contiguous and dense
+            is_dense = tensor.layout is not torch.strided or tensor.is_contiguous()
+            is_contiguous = is_contiguous and is_dense
             continue
         streams = tensor.streams_if_computed
         if streams is None or tensor is result:
             continue
-        if contiguous and not streams.is_contiguous():
-            contiguous = streams[0].is_contiguous()
+        if is_contiguous and not streams.is_contiguous():
+            is_contiguous = streams[0].is_contiguous()
         storage = storage_id(tensor)
         storages.add(storage)
-        if records_saves and tensor.jet_layout.jet_pass is not None:
+        if has_grad and tensor.jet_layout.jet_pass is not None:
             tensor.jet_layout.jet_pass.saved_for_backward.add(storage)
-    return contiguous, storages
+    return is_contiguous, storages
 
 
 def _has_new_storage(result: Jet, storages: set[int | None]) -> bool:
-    """Return whether a result is contiguous, in a storage that no argument has."""
+    """Return whether a result is contiguous, and its storage is not one of ``storages``."""
     streams = result.streams_if_computed
     if streams is None:  # deferred: an operator will allocate it
         return True
@@ -149,17 +154,17 @@ def _has_new_storage(result: Jet, storages: set[int | None]) -> bool:
 
 
 def copy_before_write(target: Jet) -> None:
-    """Move a jet that is about to be written into, and all its views, to a new storage.
+    """Move a jet that is about to be written into, and all its views, to a new storage, if needed.
 
-    Only if a function has read the jet, whose rule may have saved the streams for backward where
-    torch's function saves nothing of its input: autograd would refuse the backward after the write.
-    Or if a dispatch mode may keep the streams.  Not if a plain tensor shares the storage, which
-    would miss the write.
+    A move is needed if the jet was an argument of a function: the function's rule may have saved
+    the streams for backward where torch's function saves nothing, and autograd would refuse the
+    backward after the write.  A move is also needed if a dispatch mode may keep the streams.  The
+    jet stays in its storage if a plain tensor shares it, which would miss the write.
     """
     jet_pass, storage = target.jet_layout.jet_pass, storage_id(target)
     if jet_pass is None or storage is None:
         return
-    if not watching() and (
+    if not dispatch_modes() and (
         storage not in jet_pass.saved_for_backward or not torch.is_grad_enabled()
     ):
         return
@@ -167,40 +172,43 @@ def copy_before_write(target: Jet) -> None:
         return
     computed = [jet for jet in jet_pass.jets.values() if jet.streams_if_computed is not None]
     views = [(jet, jet.streams) for jet in computed if storage_id(jet) == storage]
-    # All views move together, so that a write into one still shows in the others.  They have more
-    # than one base (``Tensor._base``) where a jet was detached: both bases share the storage, and
-    # have separate gradients.
+    # All views move together, so that a write into one still changes the others.  They have more
+    # than one base (``Tensor._base``) if a jet was detached: both bases share the storage, and have
+    # separate gradients.
     bases = {id(base): base for base in (_base(view) for _, view in views)}
     with_gradients = [base for base in bases.values() if base.requires_grad]
     if len(with_gradients) > 1:
         return
-    old = with_gradients[0] if with_gradients else _base(target.streams)
-    new = old.clone()
-    if new.stride() != old.stride():
+    old_base = with_gradients[0] if with_gradients else _base(target.streams)
+    new_base = old_base.clone()
+    if new_base.stride() != old_base.stride():
         return
-    new_bases = {key: new if base is old else new.detach() for key, base in bases.items()}
+    new_bases = {n: new_base if b is old_base else new_base.detach() for n, b in bases.items()}
     for jet, view in views:
-        jet.set_streams(_rebase_view(view, old, new_bases[id(_base(view))]))
+        jet.set_streams(_rebase_view(view, old_base, new_bases[id(_base(view))]))
 
 
-def _rebase_view(view: Tensor, old: Tensor, new: Tensor) -> Tensor:
-    """Return the view of ``new`` with the offset and strides that ``view`` has in ``old``; each of
-    the three may be complex or a view of complex numbers as real ones."""
-    if not (view.is_complex() or old.is_complex()):
-        offset = view.storage_offset() - old.storage_offset() + new.storage_offset()
-        return new.as_strided(view.shape, view.stride(), offset)
+def _rebase_view(view: Tensor, old_base: Tensor, new_base: Tensor) -> Tensor:
+    """Return the view of ``new_base`` with the offset and strides that ``view`` has in
+    ``old_base``.
+
+    Each of the three may be complex, or a view of complex numbers as pairs of real ones.
+    """
+    if not (view.is_complex() or old_base.is_complex()):
+        offset = view.storage_offset() - old_base.storage_offset() + new_base.storage_offset()
+        return new_base.as_strided(view.shape, view.stride(), offset)
     # A complex entry is two real ones: strides and offsets are counted in real entries here, since
     # a view of imaginary parts begins at an odd one.
-    parts = torch.view_as_real(new) if new.is_complex() else new
-    per_entry = 1 + view.is_complex(), 1 + old.is_complex()
-    offset = view.storage_offset() * per_entry[0] - old.storage_offset() * per_entry[1]
-    offset += parts.storage_offset()
+    reals = torch.view_as_real(new_base) if new_base.is_complex() else new_base
+    sizes = 1 + view.is_complex(), 1 + old_base.is_complex()  # real entries per entry
+    offset = view.storage_offset() * sizes[0] - old_base.storage_offset() * sizes[1]
+    offset += reals.storage_offset()
     if not view.is_complex():
-        moved = parts.as_strided(view.shape, view.stride(), offset)
-        return torch_private.neg_view(moved) if view.is_neg() else moved
+        new_view = reals.as_strided(view.shape, view.stride(), offset)
+        return torch_private.neg_view(new_view) if view.is_neg() else new_view
     strides = (*(2 * stride for stride in view.stride()), 1)
-    moved = torch.view_as_complex(parts.as_strided((*view.shape, 2), strides, offset))
-    return moved.conj() if view.is_conj() else moved
+    new_view = torch.view_as_complex(reals.as_strided((*view.shape, 2), strides, offset))
+    return new_view.conj() if view.is_conj() else new_view
 
 
 def _base(view: Tensor) -> Tensor:
@@ -208,8 +216,8 @@ def _base(view: Tensor) -> Tensor:
 
 
 def refuse_expanded(target: Jet) -> None:
-    """Raise MissingJetRule for a write into an expanded input, a view of one, or a copy that stands
-    for a view."""
+    """Raise MissingJetRule for a write into an expanded input or a view of it, or into a copy that
+    takes the place of a view."""
     jet_pass = target.jet_layout.jet_pass
     if jet_pass is not None and jet_pass.overlapping and storage_id(target) in jet_pass.overlapping:
         raise MissingJetRule(
@@ -222,7 +230,7 @@ def refuse_expanded(target: Jet) -> None:
 def refuse_overlap(target: Tensor, strides: tuple[int, ...], function: Function) -> None:
     """Raise MissingJetRule for a write into a view whose entries overlap in memory.
 
-    The result depends on the order in which torch writes the entries.
+    The result would depend on the order in which torch writes the entries.
     """
     if overlaps(target.shape, strides):
         raise missing_rule(function, "it writes into a view whose entries overlap: clone it")
@@ -230,32 +238,34 @@ def refuse_overlap(target: Tensor, strides: tuple[int, ...], function: Function)
 
 def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Return whether two entries of a tensor may have the same address."""
-    # In ascending order each stride has to exceed the extent of the dimensions before it.
-    reach, pairs = 1, zip(strides, shape, strict=True)
+    # In ascending order each stride has to be at least the extent of the dimensions before it.
+    extent, pairs = 1, zip(strides, shape, strict=True)
     for stride, size in sorted(pair for pair in pairs if pair[1] > 1):
-        if stride < reach:
+        if stride < extent:
             return True
-        reach += stride * (size - 1)
+        extent += stride * (size - 1)
     return False
 
 
 def match_input_layout(stack: Tensor, x: Tensor) -> Tensor:
     """Return the stack ``[S, *x.shape]`` with the strides of x in every stream.
 
-    `Tensor.reshape` then copies where it copies x.  An expanded x gives a dense stack.
+    `Tensor.reshape` of the stack then copies exactly if it would copy x.  The stack of an expanded
+    x is dense.
     """
     if x.is_contiguous() or transformed():
         return stack
-    expanded = overlaps(x.shape, x.stride())
+    is_expanded = overlaps(x.shape, x.stride())
     return stack_with_strides(
-        stack, (torch.empty_like(x, device="meta") if expanded else x).stride()
+        stack, (torch.empty_like(x, device="meta") if is_expanded else x).stride()
     )
 
 
 def _is_basic_index(index: object) -> bool:
-    """Return whether an index is of integers and slices alone, whose result is a view."""
+    """Return whether an index holds only integers, slices, None and Ellipsis, so that indexing
+    returns a view."""
     entries = index if isinstance(index, tuple) else (index,)
-    return all(isinstance(entry, _BASIC) and not isinstance(entry, bool) for entry in entries)
+    return all(isinstance(e, _BASIC_INDEX_TYPES) and not isinstance(e, bool) for e in entries)
 
 
 def _is_jet(value: object) -> TypeGuard[Jet]:
@@ -263,8 +273,10 @@ def _is_jet(value: object) -> TypeGuard[Jet]:
 
 
 def storage_id(tensor: Tensor) -> int | None:
-    """Return the id of a tensor's storage; None for a deferred jet, which has none yet, and where a
-    transform of torch.func hides it."""
+    """Return the id of a tensor's storage.
+
+    None for a deferred jet, which has no storage yet, and if a transform of torch.func hides it.
+    """
     plain = tensor.streams_if_computed if _is_jet(tensor) else tensor
     if plain is None:
         return None
@@ -292,7 +304,7 @@ def _cache_key(value: object) -> Hashable:
     if isinstance(value, list | tuple):
         return (type(value), *map(_cache_key, value))
     if isinstance(value, dict):
-        return (dict, *((name, _cache_key(part)) for name, part in sorted(value.items())))
+        return (dict, *((name, _cache_key(item)) for name, item in sorted(value.items())))
     if isinstance(value, slice):
         return (slice, value.start, value.stop, value.step)
     return (type(value), value)
@@ -303,8 +315,11 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _shared_storages(tensors: list[Tensor]) -> tuple[tuple[int, int, int | torch.SymInt], ...]:
-    """Return, for each tensor in the storage of an earlier one: its index, that of the earlier one,
-    and the offset between them in entries."""
+    """Return (index, source, offset) of each tensor that shares the storage of an earlier one.
+
+    ``source`` is the index of the first tensor in that storage, ``offset`` the distance between
+    both in entries.
+    """
     first: dict[int, tuple[int, int | torch.SymInt]] = {}
     shared = []
     for index, tensor in enumerate(tensors):
@@ -318,7 +333,7 @@ def _shared_storages(tensors: list[Tensor]) -> tuple[tuple[int, int, int | torch
     return tuple(shared)
 
 
-@unwatched()
+@without_dispatch_modes()
 def _torch_layouts(
     function: Function, args: Args, kwargs: Named, tensors: list[Tensor]
 ) -> tuple[Layout, ...]:
@@ -329,15 +344,16 @@ def _torch_layouts(
     sources = {storage_id(tensor): n for n, tensor in reversed(list(enumerate(tensors)))}
     sources.pop(None, None)
     layouts = []
-    for part in iter_tensors(result):
-        source = sources.get(storage_id(part))
+    for tensor in iter_tensors(result):
+        source = sources.get(storage_id(tensor))
         start = 0 if source is None else _primal(tensors[source]).storage_offset()
-        layouts.append(Layout(part.stride(), source, part.storage_offset() - start))
+        layouts.append(Layout(tensor.stride(), source, tensor.storage_offset() - start))
     return tuple(layouts)
 
 
 def _primal(tensor: Tensor) -> Tensor:
-    """Return the primal of a jet; zeros for a deferred one, which stays deferred."""
+    """Return the primal of a jet, and other tensors unchanged; for a deferred jet, which stays
+    deferred, zeros of its shape."""
     if not _is_jet(tensor):
         return tensor
     if tensor.streams_if_computed is None:
@@ -346,19 +362,26 @@ def _primal(tensor: Tensor) -> Tensor:
 
 
 def _match_layouts(result: object, layouts: Iterator[Layout], tensors: list[Tensor]) -> object:
-    """Return a result with each jet in the layout of torch's tensor there."""
+    """Return a rule's result with each jet in the layout of the corresponding tensor of torch's
+    result.
+
+    Args:
+        layouts: the layouts of the tensors in torch's result, in their order.
+        tensors: the tensor arguments of the call, to which `Layout.source` refers.
+    """
     if isinstance(result, Tensor):
         layout = next(layouts)
         return _match_layout(result, layout, tensors) if _is_jet(result) else result
     if isinstance(result, list | tuple):
-        parts = [_match_layouts(part, layouts, tensors) for part in result]
-        named = hasattr(result, "_fields")  # a named tuple takes its fields one by one
-        return type(result)(*(parts if named else [parts]))  # type: ignore[arg-type]
+        items = [_match_layouts(item, layouts, tensors) for item in result]
+        is_named = hasattr(result, "_fields")  # a named tuple takes its fields one by one
+        return type(result)(*(items if is_named else [items]))  # type: ignore[arg-type]
     return result
 
 
 def _match_layout(jet: Jet, layout: Layout, tensors: list[Tensor]) -> Jet:
-    """Return a jet with the strides, and in the storage, of torch's result."""
+    """Return a jet with the strides of torch's result, in the storage that torch's result
+    shares."""
     if any(jet is tensor for tensor in tensors):
         return jet
     if jet.streams_if_computed is None and layout.source is None:
@@ -375,21 +398,22 @@ def _match_layout(jet: Jet, layout: Layout, tensors: list[Tensor]) -> Jet:
         ):
             return jet
         # Torch returned a view of the argument, and the rule a copy: the same view of the
-        # argument's stack replaces the copy, so that a write into either shows in both.
+        # argument's stack replaces the copy, so that a write into either changes both.
         stack = source.streams
         sizes, strides = (len(stack), *jet.shape), (stack.stride(0), *layout.strides)
         return jet.with_streams(
             stack.as_strided(sizes, strides, stack.storage_offset() + layout.offset)
         )
     streams, storage = jet.streams, storage_id(jet)
-    shares = storage is not None and any(storage_id(tensor) == storage for tensor in tensors)
-    if shares or not _same_strides(streams.shape[1:], streams.stride()[1:], layout.strides):
-        return jet.with_streams(stack_with_strides(streams, layout.strides, copy=shares))
+    is_shared = storage is not None and any(storage_id(tensor) == storage for tensor in tensors)
+    if is_shared or not _same_strides(streams.shape[1:], streams.stride()[1:], layout.strides):
+        return jet.with_streams(stack_with_strides(streams, layout.strides, copy=is_shared))
     return jet
 
 
 def _same_strides(shape: torch.Size, strides: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """Return whether strides are the same, apart from those of dimensions of size 1 or 0."""
+    """Return whether strides are equal in all dimensions larger than 1; True for an empty tensor,
+    whose strides do not matter."""
     if 0 in shape:
         return True
     return all(size == 1 or a == b for size, a, b in zip(shape, strides, expected, strict=True))
@@ -407,25 +431,26 @@ def stack_with_strides(streams: Tensor, strides: tuple[int, ...], copy: bool = F
     for dim, (size, stride) in enumerate(zip(shape[1:], strides, strict=True), start=1):
         if stride == 0 and size > 1:  # expanded
             streams = streams.narrow(dim, 0, 1)
-    # Of a dense tensor in any order of dimensions: a contiguous copy with the largest stride first,
-    # permuted back.
+    # Dense strides, whatever the order of dimensions: a contiguous copy with the largest stride
+    # first, permuted back.
     order = sorted(range(1, streams.ndim), key=lambda dim: -strides[dim - 1])
     dense = streams.permute(0, *order)
     dense = dense.clone(memory_format=torch.contiguous_format) if copy else dense.contiguous()
-    back = sorted(range(streams.ndim), key=(0, *order).__getitem__)  # the inverse permutation
-    laid_out = dense.permute(back).expand(shape)
-    if transformed() or _same_strides(shape[1:], laid_out.stride()[1:], strides):
-        return laid_out
-    # Strides with gaps, as of a slice: scattered into zeros, which autograd follows.
+    inverse_order = sorted(range(streams.ndim), key=(0, *order).__getitem__)
+    stack = dense.permute(inverse_order).expand(shape)
+    if transformed() or _same_strides(shape[1:], stack.stride()[1:], strides):
+        return stack
+    # Strides with gaps, such as those of a slice: scatter the entries into zeros, an operation that
+    # autograd records.
     extent = 1 + sum((size - 1) * stride for size, stride in zip(shape[1:], strides, strict=True))
-    stack = (shape, (extent, *strides))
+    geometry = (shape, (extent, *strides))
     storage = streams.new_zeros(shape[0], extent)
-    return storage.as_strided_scatter(streams, *stack).as_strided(*stack)
+    return storage.as_strided_scatter(streams, *geometry).as_strided(*geometry)
 
 
-# Functions of contiguous arguments whose results in torch may be strided, or views, where the
-# results of their rules are contiguous and new.
-_STRIDED = frozenset(
+# Functions whose results in torch may be strided, or views, though all arguments are contiguous,
+# while the results of their rules are contiguous and new.
+_STRIDED_RESULTS = frozenset(
     [
         *spellings("to", "rot90", "triangular_solve", "orgqr"),
         *(torch.nn.functional.scaled_dot_product_attention, torch.einsum, torch.stft),

@@ -1,4 +1,5 @@
-"""`JetTensor`: a tensor that shows its primal's shape and carries every stream of a 2-jet."""
+"""`JetTensor`: a tensor with its primal's shape, dtype and device that carries the streams of a
+jet."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from .context import call_rule, without_autocast
 from .deferred import Deferred, Pattern
 from .derivative import (
     DerivativeTensor,
-    ask_mask,
     carries_derivatives,
     check_call,
     check_complex,
     check_pass,
+    mask_result,
 )
 from .layout import JetLayout, Pass, replace_tensors
 from .registry import original_function, require_rule
@@ -30,13 +31,13 @@ from .types import Operand, T
 class JetTensor(DerivativeTensor):
     """Truncated Taylor expansion of a tensor along q directions, stacked ``[S, ...]``.
 
-    Shape, dtype and device are the primal's, so that unmodified model code runs on it; every torch
-    function that is called with a jet is answered by a rule of the registry.  Autograd records the
-    plain tensor `streams`, never the wrapper: ``backward`` of the result is the double backward of
-    the model.
+    Shape, dtype and device are the primal's, so that unmodified model code runs on it; for every
+    torch function that is called with a jet, a rule of the registry is called.  Autograd records
+    the plain tensor `streams`, never the wrapper: ``backward`` of the result is the double backward
+    of the model.
 
     Args:
-        streams: ``[S, *shape]`` floating-point tensor, S as ``layout.streams``.
+        streams: floating-point or complex tensor ``[S, *shape]``, where S is ``layout.streams``.
         layout: which streams these are.
 
     Examples:
@@ -64,14 +65,14 @@ class JetTensor(DerivativeTensor):
             strides=streams.stride()[1:],
             dtype=streams.dtype,
             device=streams.device,
-            requires_grad=carries_derivatives(streams),  # `DerivativeTensor` says why
+            requires_grad=carries_derivatives(streams),  # for the reason see `DerivativeTensor`
         )
         wrapper._streams, wrapper._deferred = streams, None
         return wrapper._join_pass(layout)
 
     @classmethod
     def deferred(cls, deferral: Deferred, layout: JetLayout) -> JetTensor:
-        """Return a jet whose streams are computed when they are first read (`deferred.py`)."""
+        """Return a jet whose streams are computed on first access (`deferred.py`)."""
         wrapper = torch.Tensor._make_wrapper_subclass(
             cls, deferral.shape, dtype=deferral.dtype, device=deferral.device, requires_grad=True
         )
@@ -81,32 +82,32 @@ class JetTensor(DerivativeTensor):
 
     def _join_pass(self, layout: JetLayout) -> JetTensor:
         self.jet_layout = layout
-        # A write in place moves every jet that shares the memory, so the pass knows them, weakly.
+        # A write in place may have to move all jets that share the memory (`copy_before_write`), so
+        # the pass lists its jets, as weak references.
         if layout.jet_pass is not None:
             layout.jet_pass.jets[id(self)] = self
         return self
 
     @property
     def streams(self) -> Tensor:
-        """Return the stack ``[S, *shape]``; a deferred jet computes it now."""
+        """Return the stack ``[S, *shape]``; the first access computes that of a deferred jet."""
         if self._streams is None:
             assert self._deferred is not None
             self.set_streams(self._deferred.make())
         return cast(Tensor, self._streams)
 
     def make_contiguous(self) -> None:
-        """Have a deferred jet compute contiguous streams, whatever the strides of its sources."""
+        """Make a deferred jet compute contiguous streams, whatever the strides of its sources."""
         assert self._deferred is not None
         self._deferred.contiguous = True
 
     @property
     def streams_if_computed(self) -> Tensor | None:
-        """Return the streams; None for a deferred jet."""
+        """Return the streams; None for a deferred jet that has not computed them yet."""
         return self._streams
 
     def set_streams(self, streams: Tensor) -> None:
-        """Set the streams of a deferred jet, or of one that moves to a new storage before a
-        write."""
+        """Set the streams: those of a deferred jet, or a copy in a new storage before a write."""
         self._streams, self._deferred = streams, None
         _PENDING.jets.pop(id(self), None)
 
@@ -114,16 +115,16 @@ class JetTensor(DerivativeTensor):
     def pattern(self) -> Pattern | None:
         """Return the pattern of a deferred jet; None once it has its streams.
 
-        None in another gradient mode than where the jet was deferred: an operator that absorbed
-        it there would record gradients that the model switched off, or lose those that it needs.
-        None, too, where a checkpoint begins or ends in between (`Deferred.make` says why).
+        Also None if the gradient mode differs from the one in which the jet was deferred: an
+        operator that fused with it would record gradients that the model switched off, or lose
+        gradients.  And None if a checkpoint began or ended in between (see `Deferred.make`).
         """
         deferred = self._deferred
         return deferred.pattern if deferred is not None and deferred.has_same_context() else None
 
     @property
     def _metadata(self) -> Deferred | Tensor:
-        """Return the object that has the dtype and device, without computing the streams."""
+        """Return an object with the jet's dtype and device, without computing the streams."""
         return self._deferred if self._streams is None else self._streams  # type: ignore[return-value]
 
     @property
@@ -152,7 +153,7 @@ class JetTensor(DerivativeTensor):
     def replace_tensor(self, plain: Tensor) -> None:
         jet_pass = self.jet_layout.jet_pass
         if jet_pass is not None:
-            jet_pass.jets.pop(id(self), None)  # which is a weak reference
+            jet_pass.jets.pop(id(self), None)  # a weak reference, with which no swap is possible
         super().replace_tensor(plain)
         if jet_pass is not None:
             jet_pass.jets[id(plain)] = plain
@@ -186,7 +187,7 @@ class JetTensor(DerivativeTensor):
         cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         func, kwargs = original_function(func), kwargs or {}
-        if len(types) > 1 and (out := ask_mask(func, types, args, kwargs)) is not NotImplemented:
+        if len(types) > 1 and (out := mask_result(func, types, args, kwargs)) is not NotImplemented:
             return out
         check_call(cls, func, types, args, kwargs)
         result = call_on_constants(func, args, kwargs, DerivativeTensor)
@@ -198,8 +199,11 @@ class JetTensor(DerivativeTensor):
 
 
 class ComplexJetTensor(JetTensor):
-    """A jet of complex numbers.  As the subclass, torch calls its ``__torch_function__`` before
-    that of real jets among the arguments."""
+    """A jet of complex numbers.
+
+    Since it is the subclass, torch calls its ``__torch_function__`` before that of `JetTensor` when
+    the arguments hold real and complex jets.
+    """
 
     @classmethod
     def __torch_function__(
@@ -223,10 +227,12 @@ _PENDING = _Pending()
 
 
 def compute_deferred() -> None:
-    """Compute the streams of every deferred jet of this thread; called before a write, which may
-    change their sources."""
+    """Compute the streams of every deferred jet of this thread.
+
+    Called before a write, which may change the tensors that they are computed from.
+    """
     for jet in list(_PENDING.jets.values()):
-        jet.streams  # noqa: B018  reading computes them
+        jet.streams  # noqa: B018  the access computes them
 
 
 def forget_deferred(jet_pass: Pass | None) -> None:
@@ -255,7 +261,7 @@ def common_layout(*values: object) -> JetLayout:
 
 
 def layout_error(layouts: set[JetLayout]) -> ValueError:
-    """Return the error for jets of different layouts, or of different passes, in one operation."""
+    """Return the error for jets of different layouts or passes in one operation."""
     names = sorted({f"{l.directions} directions at order {l.order}" for l in layouts})  # noqa: E741
     if len(names) == 1:
         names.append("of another pass")
@@ -265,8 +271,8 @@ def layout_error(layouts: set[JetLayout]) -> ValueError:
     )
 
 
-def constant(value: Operand, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """Return a number as a tensor, and a tensor in this dtype on this device.
+def to_tensor(value: Operand, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Convert a number or a tensor to a tensor of this dtype on this device.
 
     A number is filled in on the device: a CUDA graph that is being captured allows no copy from the
     host.
@@ -277,14 +283,14 @@ def constant(value: Operand, device: torch.device, dtype: torch.dtype | None = N
 
 
 def lift(value: Operand, layout: JetLayout, like: Tensor | None = None) -> JetTensor:
-    """Return ``value`` as a jet: itself if it is one, else a constant (all tangents zero).
+    """Return ``value`` as a jet: a jet unchanged, anything else with zero tangents.
 
     Args:
-        like: gives the dtype and device of a number.
+        like: the tensor whose dtype and device a number gets; None if ``value`` is a tensor.
 
     Raises:
-        ValueError: it is a jet of another layout or another pass.
-        TypeError: it is no tensor, and ``like`` is not given.
+        ValueError: ``value`` is a jet of another layout or another pass.
+        TypeError: ``value`` is no tensor, and ``like`` is None.
     """
     if isinstance(value, JetTensor):
         if value.jet_layout != layout:
@@ -293,17 +299,17 @@ def lift(value: Operand, layout: JetLayout, like: Tensor | None = None) -> JetTe
     if not isinstance(value, Tensor):
         if like is None:
             raise TypeError(f"a jet was expected, not {type(value).__name__}")
-        value = constant(value, dtype=like.dtype, device=like.device)
-    # Under autocast torch.cat may choose another dtype than that of the value.
+        value = to_tensor(value, dtype=like.dtype, device=like.device)
+    # Under autocast torch.cat may return another dtype than that of ``value``.
     zeros = value.new_zeros(layout.streams - 1, *value.shape)
     with without_autocast(value.device.type):
         return JetTensor(torch.cat([value.unsqueeze(0), zeros]), layout)
 
 
-def aligned(jet: JetTensor, ndim: int) -> Tensor:
-    """Return the stack ``[S, 1, ..., 1, *shape]`` with ``ndim`` dimensions behind S, for
+def align_streams(jet: JetTensor, ndim: int) -> Tensor:
+    """Return the stack as ``[S, 1, ..., 1, *shape]``, with ``ndim`` dimensions after S, for
     broadcasting."""
-    # Torch aligns shapes from the right: S of a stack [S, 3] would meet the 2 of a tensor [2, 3].
+    # Torch aligns shapes from the right: S of a stack [S, 3] would pair with the 2 of [2, 3].
     missing = ndim - jet.ndim
     if missing <= 0:
         return jet.streams

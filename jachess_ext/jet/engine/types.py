@@ -1,4 +1,4 @@
-"""Types that the jets and their rules share; a `JetTensor` is a `Tensor`."""
+"""Types shared by the engine and its rules; a `JetTensor` is a `Tensor`."""
 
 from __future__ import annotations
 
@@ -17,4 +17,5 @@ Function: TypeAlias = Callable[..., object]
 Args: TypeAlias = tuple[object, ...]
 Named: TypeAlias = Mapping[str, object]
 Rule: TypeAlias = Callable[..., Any]
-"""A jet rule: called as its torch function, it returns the same with jets for tensors."""
+"""A jet rule: it takes the arguments of its torch function, some of them jets, and returns the same
+results as jets."""

@@ -1,11 +1,11 @@
 """`DualTensor`, a primal with a tangent that has no graph, for `jx.jvp(..., differentiable=False)`.
 
-The primal goes through torch's own functions, so that its graph is that of a plain call; the
-tangent is computed without gradients, so that autograd saves nothing of it.
+The primal is computed by torch's own functions, so that its graph is that of a plain call; the
+tangent is computed without gradients, so that autograd saves nothing for it.
 
-The tangent of a linear function, or of a product, is that function of tangents.  Other functions
-call the rule of `JetTensor`, which computes the primal a second time; except for attention, these
-cost little compared with matrix products.
+The tangents of linear functions and of products are computed by the same functions.  For other
+functions the rule of `JetTensor` is called, which computes the primal a second time; except for
+attention, these cost little compared with matrix products.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ..engine.constants import call_on_constants, is_constant, mark_constant, un
 from ..engine.context import call_rule
 from ..engine.derivative import (
     DerivativeTensor,
-    ask_mask,
     carries_derivatives,
     check_call,
     check_complex,
     check_pass,
+    mask_result,
 )
 from ..engine.errors import missing_rule
 from ..engine.kinds import LINEAR, PRODUCTS, QUOTIENTS, SUMS, VIEWS
@@ -48,8 +48,8 @@ class DualPass:
 
     Attributes:
         layout: layout of the jets that rules are called with.
-        read_only: storages of primals into which no write is allowed, since it would miss some
-            tangents: of expanded primals, and of views whose tangent is a copy.
+        read_only: storages of primals into which no write is allowed, by id, since a write would
+            miss some tangents: those of expanded primals, and of views whose tangent is a copy.
     """
 
     def __init__(self, layout: JetLayout) -> None:
@@ -104,8 +104,8 @@ class DualTensor(DerivativeTensor):
         return DualTensor(value, torch.zeros_like(value, requires_grad=False), self.dual_pass)
 
     def with_primal(self, primal: Tensor) -> DualTensor:
-        """Return a dual tensor with another primal of this shape and the same tangent, cast to its
-        dtype."""
+        """Return a dual tensor with another primal of this shape, and with this tangent, cast to
+        the primal's dtype."""
         return DualTensor(primal, self.tangent.to(primal.dtype), self.dual_pass)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
@@ -116,21 +116,21 @@ class DualTensor(DerivativeTensor):
         cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> object:
         func, kwargs = original_function(func), kwargs or {}
-        if len(types) > 1 and (out := ask_mask(func, types, args, kwargs)) is not NotImplemented:
+        if len(types) > 1 and (out := mask_result(func, types, args, kwargs)) is not NotImplemented:
             return out
         check_call(cls, func, types, args, kwargs)
         result = call_on_constants(func, args, kwargs, DerivativeTensor)
         if result is not NotImplemented:
             return result
-        by_tangents = TANGENTS.get(func)
-        result = NotImplemented if by_tangents is None else by_tangents(func, args, kwargs)
-        result = _ask_jet_rule(func, args, kwargs) if result is NotImplemented else result
+        tangent_rule = TANGENT_RULES.get(func)
+        result = NotImplemented if tangent_rule is None else tangent_rule(func, args, kwargs)
+        result = _apply_jet_rule(func, args, kwargs) if result is NotImplemented else result
         check_pass(func, args, result)
         return result
 
 
 def _match_strides(primal: Tensor, tangent: Tensor) -> Tensor:
-    """Return the tangent in the primal's strides."""
+    """Return the tangent with the strides of the primal."""
     # With other strides a reshape could copy one and return a view of the other: a write into the
     # view would then miss the tangent.  An expanded primal (stride 0) takes no writes.
     if tangent.stride() == primal.stride() or 0 in primal.stride():
@@ -142,8 +142,8 @@ def _match_strides(primal: Tensor, tangent: Tensor) -> Tensor:
 
 
 def _find_duals(*values: object) -> list[DualTensor]:
-    """Return all dual tensors among arguments; ValueError if they belong to different calls of
-    `jvp`."""
+    """Return all dual tensors among the arguments of a call; raise ValueError if they belong to
+    different calls of `jvp`."""
     duals = [tensor for tensor in iter_tensors(values) if isinstance(tensor, DualTensor)]
     if any(dual.dual_pass is not duals[0].dual_pass for dual in duals):
         raise ValueError("tensors of two calls of jx.jvp met in one operation; run one at a time")
@@ -151,32 +151,33 @@ def _find_duals(*values: object) -> list[DualTensor]:
 
 
 def _replace_duals(value: T, replace: Callable[[DualTensor], object]) -> T:
-    """Replace every dual tensor in arguments."""
+    """Replace every dual tensor in the arguments of a call."""
     return replace_tensors(value, lambda t: replace(t) if isinstance(t, DualTensor) else t)
 
 
 def _primals(value: T) -> T:
-    """Replace every dual tensor in arguments by its primal."""
+    """Replace every dual tensor in the arguments of a call by its primal."""
     return replace_tensors(value, lambda t: t.primal if isinstance(t, DualTensor) else t)
 
 
 # ---- functions whose tangent needs no rule ------------------------------------------------------
 
-TANGENTS: dict[Function, Callable] = {}
+TANGENT_RULES: dict[Function, Callable] = {}
 
 
 def register_tangent(*functions: str | Function) -> Callable[[R], R]:
-    """Register the decorated ``(func, args, kwargs) -> result`` for functions, or names of
-    functions.
+    """Decorate a tangent rule, ``(func, args, kwargs) -> result``, to register it for torch
+    functions or their names.
 
-    If it returns NotImplemented, the jet rule is called.
+    The rule computes primal and tangent of the result.  If it returns NotImplemented, the jet rule
+    is called instead.
     """
 
-    def register(tangent: R) -> R:
+    def register(tangent_rule: R) -> R:
         for function in functions:
             for spelling in spellings(function) if isinstance(function, str) else [function]:
-                TANGENTS[spelling] = tangent
-        return tangent
+                TANGENT_RULES[spelling] = tangent_rule
+        return tangent_rule
 
     return register
 
@@ -184,7 +185,7 @@ def register_tangent(*functions: str | Function) -> Callable[[R], R]:
 @register_tangent(*VIEWS, *LINEAR, "half", "bfloat16", "__neg__", attribute("T"), attribute("mT"))
 @register_tangent("avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d")
 def _linear(func: Callable, args: tuple, kwargs: dict) -> object:
-    """Apply the function to primal and tangent, if its first argument alone is a dual tensor."""
+    """Apply the function to primal and tangent, if only its first argument is a dual tensor."""
     if len(_find_duals(args, kwargs)) != 1 or not args or not isinstance(args[0], DualTensor):
         return NotImplemented
     dual, *settings = args
@@ -195,7 +196,7 @@ def _linear(func: Callable, args: tuple, kwargs: dict) -> object:
 
 @register_tangent(*collectives.NAMES)
 def _collective(func: Callable, args: tuple, kwargs: dict) -> object:
-    """Run a collective, which waits for its result, on primal and tangent."""
+    """Run a collective on primal and tangent, and wait for the results."""
     register_wrappers()
     name = collectives.NAMES[func]
     dual, *settings = collectives.positional(func, args, kwargs)
@@ -205,12 +206,12 @@ def _collective(func: Callable, args: tuple, kwargs: dict) -> object:
 
 
 @register_tangent("view_as", "reshape_as", "expand_as", "type_as")
-def _like_another(func: Callable, args: tuple, kwargs: dict) -> object:
-    """Apply a function that reads only the shape or dtype of its second argument."""
+def _match_example(func: Callable, args: tuple, kwargs: dict) -> object:
+    """Apply a function that uses only the shape or dtype of its second argument."""
     if not isinstance(args[0], DualTensor):
         return NotImplemented
-    others, kwargs = _primals((args[1:], kwargs))
-    return _linear(func, (args[0], *others), kwargs)
+    examples, kwargs = _primals((args[1:], kwargs))
+    return _linear(func, (args[0], *examples), kwargs)
 
 
 @register_tangent("broadcast_tensors")
@@ -221,12 +222,13 @@ def _broadcast(func: Callable, args: tuple, kwargs: dict) -> object:
 
 
 @register_tangent(torch.Tensor.__iter__)
-def _iterated(func: Callable, args: tuple, kwargs: dict) -> object:
+def _iterate(func: Callable, args: tuple, kwargs: dict) -> object:
     return iter(torch.unbind(args[0]))
 
 
 def _pair_results(primal: object, tangent: Tensor | Sequence[Tensor], source: DualTensor) -> object:
-    """Combine the results of a linear function for a primal and for its tangent to dual tensors."""
+    """Combine the results of a linear function, for a primal and for its tangent, into dual
+    tensors."""
     if isinstance(primal, list | tuple):
         pairs = zip(primal, tangent, strict=True)
         return type(primal)([_pair_results(x, t, source) for x, t in pairs])
@@ -237,7 +239,7 @@ def _pair_results(primal: object, tangent: Tensor | Sequence[Tensor], source: Du
 
 @register_tangent(*SUMS)
 def _sum(func: Callable, args: tuple, kwargs: dict) -> object:
-    """Apply the sum to the tangents; that of a constant is zero."""
+    """Add or subtract the tangents; a constant has a zero tangent."""
     duals = _find_duals(args, kwargs)
     if len(args) != 2 or len(duals) != sum(isinstance(a, DualTensor) for a in args):
         return NotImplemented
@@ -246,14 +248,14 @@ def _sum(func: Callable, args: tuple, kwargs: dict) -> object:
         # A 0-dimensional zero stands for the tangent of a constant; the sum is then expanded and
         # cast to the primal's shape and dtype.
         zero = duals[0].tangent.new_zeros(())
-        parts = [a.tangent if isinstance(a, DualTensor) else zero for a in args]
-        tangent = func(*parts, **kwargs).to(primal.dtype).expand(primal.shape)
+        tangents = [a.tangent if isinstance(a, DualTensor) else zero for a in args]
+        tangent = func(*tangents, **kwargs).to(primal.dtype).expand(primal.shape)
         return DualTensor(primal, tangent, duals[0].dual_pass)
 
 
 @register_tangent(*PRODUCTS, torch.Tensor.__rmatmul__)
 def _product(func: Callable, args: tuple, kwargs: dict) -> object:
-    """Compute a₁ b₀ + a₀ b₁, for a function that is linear in each factor."""
+    """Compute the tangent a₁ b₀ + a₀ b₁ of a function that is linear in each factor."""
     duals = _find_duals(args, kwargs)
     if len(args) != 2 or kwargs:
         return NotImplemented
@@ -274,14 +276,14 @@ def _quotient(func: Callable, args: tuple, kwargs: dict) -> object:
 
 @register_tangent("cat", "concat", "concatenate", "stack")
 def _cat(func: Callable, args: tuple, kwargs: dict) -> object:
-    """Concatenate the tangents; those of constants are zero."""
+    """Concatenate the tangents; constants have zero tangents."""
     if not args or not isinstance(args[0], list | tuple) or _find_duals(args[1:], kwargs):
         return NotImplemented
     tensors, *settings = args
     primal = func(_primals(tensors), *settings, **kwargs)
     with torch.no_grad():
-        parts = [t.tangent if isinstance(t, DualTensor) else torch.zeros_like(t) for t in tensors]
-        tangent = func(parts, *settings, **kwargs)
+        pieces = [t.tangent if isinstance(t, DualTensor) else torch.zeros_like(t) for t in tensors]
+        tangent = func(pieces, *settings, **kwargs)
         return DualTensor(primal, tangent.to(primal.dtype), _find_duals(tensors)[0].dual_pass)
 
 
@@ -296,20 +298,20 @@ def _affine(func: Callable, args: tuple, kwargs: dict) -> object:
         return NotImplemented
     primal = func(dual.primal, weight, bias, *settings, **options)
     with torch.no_grad():
-        dense = weight is not None and weight.layout is torch.strided
-        if func is F.linear and dense and not torch.is_autocast_enabled(dual.device.type):
+        is_dense = weight is not None and weight.layout is torch.strided
+        if func is F.linear and is_dense and not torch.is_autocast_enabled(dual.device.type):
             tangent = rows_times(dual.tangent, weight)
         else:
             tangent = func(dual.tangent, weight, None, *settings, **options)
         return DualTensor(primal, tangent, dual.dual_pass)
 
 
-# ---- functions that draw random numbers, once for both ------------------------------------------
+# ---- functions that draw random numbers, the same for primal and tangent ------------------------
 
 
 @register_tangent("dropout", "dropout_")
 def _dropout(func: Callable, args: tuple, kwargs: dict) -> object:
-    """Multiply primal and tangent by one mask, drawn as torch draws it."""
+    """Multiply primal and tangent by the same mask, drawn as torch draws it."""
     options = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
     dual, p = options["input"], options.get("p", 0.5)
     training = options.get("training", True) and options.get("train", True)
@@ -327,10 +329,9 @@ def _dropout(func: Callable, args: tuple, kwargs: dict) -> object:
 
 @register_tangent("scaled_dot_product_attention")
 def _attention(func: Callable, args: tuple, kwargs: dict) -> object:
-    """Compute primal and tangent by the jet rule, if there is dropout, since the rule draws the
-    mask.
+    """With dropout, compute primal and tangent by the jet rule, which draws the mask.
 
-    The primal's graph is then that of a jet with zero tangents, and needs its memory.
+    The primal's graph is then that of a jet with zero tangents, and takes as much memory.
     """
     dropout_p = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
     if dropout_p == 0:
@@ -353,7 +354,8 @@ def _gumbel_softmax(func: Callable, args: tuple, kwargs: dict) -> object:
 
 
 def _draw_tangent(func: Callable, args: tuple, kwargs: dict) -> Tensor:
-    """Return the tangent by the jet rule, and restore the generator for the primal."""
+    """Return the tangent, computed by the jet rule, and restore the random generator for the
+    primal."""
     dual = _find_duals(args, kwargs)[0]
     devices = [dual.device] if dual.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
@@ -368,41 +370,43 @@ def _random_numbers(func: Callable, args: tuple, kwargs: dict) -> object:
 
 # ---- everything else, by the rules of jets ------------------------------------------------------
 
-# Their rules are called before the function, which would change running statistics: they refuse it.
+# Their rules are called before the function: they refuse a call that would change running
+# statistics.
 _UPDATES_STATISTICS = (F.batch_norm, F.instance_norm)
 
 
-@register_tangent(*collectives.OF_LISTS)
+@register_tangent(*collectives.LISTWISE)
 def _call_jet_rule(func: Callable, args: tuple, kwargs: dict) -> object:
     return require_rule(func)(*args, **kwargs)
 
 
-def _ask_jet_rule(func: Callable, args: tuple, kwargs: dict) -> object:
-    """Call the function on the primals, and the jet rule, without gradients, for the tangents."""
+def _apply_jet_rule(func: Callable, args: tuple, kwargs: dict) -> object:
+    """Call the function on the primals, and the jet rule without gradients for the tangents."""
     rule = require_rule(func)
     duals = _find_duals(args, kwargs)
     if any(dual.dtype.is_complex for dual in duals):
         check_complex(func)
-    # The primal goes through `func` with its graph; the rule gets a copy of both, ``[2, ...]``, an
-    # order-1 jet along one direction, and only its stream 1 is used.  Copied before the function
-    # may write into a primal; torch counts no writes in inference mode.
+    # `func` computes the primal with its graph.  The rule gets copies of primal and tangent as an
+    # order-1 jet along one direction, ``[2, ...]``, and only stream 1 of its result is used.  The
+    # copies are made before the function may write into a primal; and not in inference mode, where
+    # torch counts no writes.
     with torch.inference_mode(False), torch.no_grad():
         jets = {id(dual): _as_jet(dual) for dual in duals}
     versions = {key: jet.streams._version for key, jet in jets.items()}
     jet_args, jet_kwargs = _replace_duals((args, kwargs), lambda dual: jets[id(dual)])
 
     @torch.no_grad()
-    def by_rule() -> object:
+    def run_rule() -> object:
         return call_rule(func, rule, jet_args, jet_kwargs)
 
-    # An autograd Function draws its random numbers twice, from the same state of the generator.
-    draws = is_apply(func)
-    rule_first = draws or func in _UPDATES_STATISTICS
+    # An autograd Function may draw random numbers in both calls, from the same generator state.
+    may_draw = is_apply(func)
+    is_rule_first = may_draw or func in _UPDATES_STATISTICS
     devices = [duals[0].device] if duals[0].device.type == "cuda" else []
-    with torch.random.fork_rng(devices, enabled=draws):
-        by_jets = by_rule() if rule_first else None
-    plain = func(*_primals(args), **_primals(kwargs))
-    by_jets = by_jets if rule_first else by_rule()
+    with torch.random.fork_rng(devices, enabled=may_draw):
+        jet_out = run_rule() if is_rule_first else None
+    plain_result = func(*_primals(args), **_primals(kwargs))
+    jet_out = jet_out if is_rule_first else run_rule()
     with torch.no_grad():
         for dual in duals:
             jet = jets[id(dual)]
@@ -413,7 +417,7 @@ def _ask_jet_rule(func: Callable, args: tuple, kwargs: dict) -> object:
                 unmark_constant(dual.primal)
                 dual.tangent.copy_(jet.streams[1])
         sources = {id(jets[id(dual)]): dual for dual in duals}
-        return _attach_tangent(func, by_jets, plain, sources)
+        return _attach_tangent(func, jet_out, plain_result, sources)
 
 
 def _as_jet(dual: DualTensor) -> JetTensor:
@@ -422,28 +426,35 @@ def _as_jet(dual: DualTensor) -> JetTensor:
 
 
 def _attach_tangent(
-    func: Callable, by_jets: object, plain: Any, sources: dict[int, DualTensor]
+    func: Callable, jet_out: object, result: Any, sources: dict[int, DualTensor]
 ) -> object:
-    """Return the function's results as dual tensors, with the tangents of the rule's results."""
-    if isinstance(by_jets, JetTensor):
-        if id(by_jets) in sources:  # the argument itself, perhaps written into
-            return sources[id(by_jets)]
+    """Return the function's result as dual tensors, with the tangents of the rule's result.
+
+    Args:
+        jet_out: the result of the rule.
+        result: the result of the function for the primals.
+        sources: the dual tensors among the arguments, by the id of the jet that the rule was
+            called with.
+    """
+    if isinstance(jet_out, JetTensor):
+        if id(jet_out) in sources:  # the argument itself, perhaps written into
+            return sources[id(jet_out)]
         dual_pass = next(iter(sources.values())).dual_pass
         # Torch returned a view of a primal, but the rule's tangent is a copy.
-        if any(storage_id(dual.primal) == storage_id(plain) for dual in sources.values()):
-            dual_pass.forbid_writes(plain)
-        elif by_jets.is_constant():
-            mark_constant(plain)
-        return DualTensor(plain, by_jets.streams[1].to(plain.dtype), dual_pass)
-    if isinstance(by_jets, list | tuple) and not isinstance(by_jets, torch.Size):
-        pairs = zip(by_jets, plain, strict=True)
-        return type(plain)([_attach_tangent(func, jet, part, sources) for jet, part in pairs])
-    if by_jets is not None and not isinstance(by_jets, _PLAIN):
-        raise missing_rule(func, f"jvp(differentiable=False) cannot take its {type(by_jets)} apart")
-    return plain
+        if any(storage_id(dual.primal) == storage_id(result) for dual in sources.values()):
+            dual_pass.forbid_writes(result)
+        elif jet_out.is_constant():
+            mark_constant(result)
+        return DualTensor(result, jet_out.streams[1].to(result.dtype), dual_pass)
+    if isinstance(jet_out, list | tuple) and not isinstance(jet_out, torch.Size):
+        pairs = zip(jet_out, result, strict=True)
+        return type(result)([_attach_tangent(func, jet, item, sources) for jet, item in pairs])
+    if jet_out is not None and not isinstance(jet_out, _PLAIN_TYPES):
+        raise missing_rule(func, f"jvp(differentiable=False) cannot take its {type(jet_out)} apart")
+    return result
 
 
-_PLAIN = (Tensor, bool, int, float, str, torch.dtype, torch.device, torch.Size, torch.layout)
+_PLAIN_TYPES = (Tensor, bool, int, float, str, torch.dtype, torch.device, torch.Size, torch.layout)
 
 
 def _check_writable(func: Callable, dual: DualTensor) -> None:

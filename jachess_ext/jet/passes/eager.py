@@ -35,12 +35,13 @@ class Jet:
     """The value and derivatives of a function along the directions u_1..u_q.
 
     Attributes:
-        streams: ``[S, *shape]``: all of the below, stacked.
+        streams: ``[S, *shape]``: primal, first and second, concatenated.
         primal: ``shape``; f(x).
         first: ``[q, *shape]``; J u_i.
-        second: ``[P, *shape]``; D²f[u_i, u_j] for ``pairs[p] == (i, j)``; of a sum, that of all
-            ``pairs`` in ``second[0]``.
-        pairs: list of (i, j): i < j, of squares and their sum (i, i).  Empty at order 1.
+        second: ``[P, *shape]``; ``second[p]`` is D²f[u_i, u_j] with ``(i, j) = pairs[p]``.  With
+            ``second="sum"`` P is 1, and ``second[0]`` the sum over all ``pairs``.
+        pairs: list of (i, j) with i < j; with ``second="squares"`` or ``"sum"`` of (i, i).  Empty
+            at order 1.
 
     Examples:
         >>> jet = jx.jet(torch.square, torch.tensor(3.0), torch.ones(2))
@@ -73,19 +74,19 @@ def eager_jet(
     fn: Function, x: object, directions: object, order: int, second: Second = "pairs"
 ) -> Any:
     """Compute `jet` outside ``torch.compile``."""
-    readable = can_read_values()
-    inputs = check_inputs(x, directions, check_values=readable)
+    can_read = can_read_values()
+    inputs = check_inputs(x, directions, check_values=can_read)
     return run_pass(fn, inputs, begin_pass(inputs.count, order, second))
 
 
 def can_read_values() -> bool:
-    """Return whether values of tensors can be read: not within torch.func, torch.export or a
-    capture of a CUDA graph."""
+    """Return whether Python can read the values of tensors: not within a transform of torch.func,
+    torch.export or the capture of a CUDA graph."""
     return not (transformed() or torch.compiler.is_exporting() or library.capturing())
 
 
 def run_pass(fn: Function, inputs: Inputs, layout: JetLayout) -> Any:
-    """Run ``fn`` on jets of the inputs; return its result with a `Jet` for every tensor."""
+    """Run ``fn`` on jets of the inputs; return its result with every tensor replaced by a `Jet`."""
     with jets_through_fsdp(), open_pass(layout.jet_pass):
         return to_jets(fn(*inputs.jets(layout)), layout)
 
@@ -95,9 +96,9 @@ class Inputs:
     """The tensors at which a pass starts, and its directions.
 
     Attributes:
-        points: the tensors of x, ``shape`` each.
-        steps: the directions of each, ``[q, *shape]``.
-        structure: the nest of x; None where x is a tensor.
+        points: the tensors of x.
+        steps: the directions, ``[q, *shape]`` for each tensor of x.
+        structure: the pytree structure of x; None if x is a tensor.
     """
 
     points: list[Tensor]
@@ -113,11 +114,12 @@ class Inputs:
         """Return the arguments of ``fn`` as jets of one pass.
 
         Args:
-            extra: for each tensor another direction, ``shape``, which has no square.
+            extra: one more direction, a tensor of its shape for each tensor of x; its second
+                derivative is not computed.
         """
         extras: Sequence[Tensor | None] = extra or [None] * len(self.points)
-        parts = zip(self.points, self.steps, extras, strict=True)
-        jets = [jet_at(point, steps, layout, more) for point, steps, more in parts]
+        triples = zip(self.points, self.steps, extras, strict=True)
+        jets = [jet_at(point, steps, layout, last_step) for point, steps, last_step in triples]
         if self.structure is None:
             return (jets[0],)
         nest = torch_private.pytree.tree_unflatten(jets, self.structure)
@@ -128,7 +130,7 @@ def check_inputs(x: object, directions: object, *, check_values: bool) -> Inputs
     """Return x and its directions as lists of tensors, with the checks that `jet` documents.
 
     Args:
-        check_values: whether to refuse NaN and infinity, which has to read x.
+        check_values: whether to refuse NaN and infinity, for which the values of x are read.
     """
     steps: list[Any]
     structure: torch_private.pytree.TreeSpec | None
@@ -149,23 +151,27 @@ def paired_leaves(
 ) -> tuple[list[tuple[str, Tensor]], list[Any], torch_private.pytree.TreeSpec]:
     """Flatten two nests: return ``(name, point)`` pairs, the steps, and their common structure.
 
-    The names are those of messages, such as ``x[0]['mask']``.
+    A name is for messages: the path of a tensor in its nest, such as ``x[0]['mask']``.
 
     Args:
-        labels: whether points may hold integers.
+        points: the nest of tensors at which the pass starts.
+        name, steps_name: the names of both nests in messages.
+        steps: the nest of their directions.
+        labels: whether points may hold integer tensors.
 
     Raises:
-        TypeError: there are no points, or some cannot start a jet; the steps are nested otherwise.
+        TypeError: ``points`` holds no tensor, or one that cannot start a jet; ``steps`` are nested
+            otherwise than ``points``.
     """
     leaves, structure = torch_private.pytree.tree_flatten_with_path(points)
     if not leaves:
-        holds = "hold" if name.endswith("s") else "holds"
-        raise TypeError(f"{name} {holds} no tensor; expected at least one floating-point tensor")
+        verb = "hold" if name.endswith("s") else "holds"
+        raise TypeError(f"{name} {verb} no tensor; expected at least one floating-point tensor")
     named_points = [(name + torch_private.pytree.keystr(path), leaf) for path, leaf in leaves]
-    for place, leaf in named_points:
+    for leaf_name, leaf in named_points:
         if not (labels and _is_label(leaf)):
-            check_point(leaf, place)
-    # flatten_up_to goes no deeper than x, so what stands for a tensor of x may still be a nest.
+            check_point(leaf, leaf_name)
+    # flatten_up_to goes no deeper than x, so the step of a tensor of x may still be a nest.
     try:
         step_leaves = structure.flatten_up_to(steps)  # dicts by their keys, in whatever order
         if any(isinstance(leaf, list | tuple | dict) for leaf in step_leaves):
@@ -181,7 +187,7 @@ def paired_leaves(
 def make_input(
     x: Tensor, directions: Tensor, order: int = 2, *, check_values: bool = True
 ) -> JetTensor:
-    """Return a tensor as the first jet of a pass that begins now; see `check_inputs`."""
+    """Begin a pass, and return its input x as a jet; the arguments are those of `check_inputs`."""
     inputs = check_inputs(x, directions, check_values=check_values)
     return jet_at(x, directions, begin_pass(inputs.count, order))
 
@@ -189,19 +195,20 @@ def make_input(
 def jet_at(
     x: Tensor, directions: Tensor, layout: JetLayout, extra: Tensor | None = None
 ) -> JetTensor:
-    """Return x + Σ ε_i u_i, with zeros for the streams of second order.
+    """Return the jet x + Σ ε_i u_i.
 
     Args:
-        extra: another direction, ``shape``, behind the others.
+        directions: u_i, ``[q, *x.shape]``.
+        extra: one more direction, of x's shape, placed after ``directions``; None for none.
     """
-    # x + Σ ε_i u_i is linear in ε, so its streams of second order are 0; those of fn(x) are not.
-    parts = [x.unsqueeze(0), directions, *([] if extra is None else [extra.unsqueeze(0)])]
+    # x + Σ ε_i u_i is linear in ε, so its second-order streams are 0; those of fn(x) are not.
+    streams = [x.unsqueeze(0), directions, *([] if extra is None else [extra.unsqueeze(0)])]
     if layout.seconds:
-        parts.append(x.new_zeros(layout.seconds, *x.shape))
+        streams.append(x.new_zeros(layout.seconds, *x.shape))
     with without_autocast(x.device.type):
-        jet = JetTensor(match_input_layout(torch.cat(parts), x), layout)
+        jet = JetTensor(match_input_layout(torch.cat(streams), x), layout)
     # The stack of an expanded x is dense: a write would change one entry, where torch changes all
-    # that share its address.  So writes into it are refused.
+    # entries at the same address.  So writes into it are refused.
     if layout.jet_pass is not None and overlaps(x.shape, x.stride()):
         record_storage(jet, layout.jet_pass.overlapping)
     return jet
@@ -217,10 +224,15 @@ def check_finite(x: Tensor, name: str) -> None:
 
 
 def check_directions(directions: object, x: Tensor, name: str, first: Tensor) -> None:
-    """Refuse directions that do not fit ``x``.
+    """Refuse directions that do not fit a tensor of x.
 
     Args:
-        first: the directions of the first tensor of x, which say how many there are.
+        x: this tensor, and ``name`` its name in messages.
+        first: the directions of the first tensor of x, which set the number of directions.
+
+    Raises:
+        TypeError: ``directions`` is no tensor, or has another dtype than ``x``.
+        ValueError: its shape or device does not fit ``x``, or its number of directions ``first``.
     """
     label = "directions" if name == "x" else f"directions{name[1:]}"
     if not isinstance(directions, Tensor):
@@ -241,25 +253,30 @@ def check_directions(directions: object, x: Tensor, name: str, first: Tensor) ->
 
 
 def _check_dtype_and_device(step: Tensor, subject: str, x: Tensor, name: str) -> None:
-    """Require a step to have x's dtype and device; ``subject`` begins the message."""
-    them = "them" if subject.endswith(" are") else "it"
+    """Require a step to have x's dtype and device.
+
+    Args:
+        subject: the beginning of the message, such as "directions are".
+        name: the name of x in the message.
+    """
+    pronoun = "them" if subject.endswith(" are") else "it"
     # torch.cat would promote the stack, and the model would compute in another dtype than x's.
     if step.dtype != x.dtype:
         raise TypeError(
-            f"{subject} {step.dtype}; expected {x.dtype}, the dtype of {name}: convert {them} with "
-            f".to({x.dtype})"
+            f"{subject} {step.dtype}; expected {x.dtype}, the dtype of {name}: convert {pronoun} "
+            f"with .to({x.dtype})"
         )
     if step.device != x.device:
         raise ValueError(
-            f"{subject} on {step.device}; expected {x.device}, where {name} is: move {them} with "
-            f".to('{x.device}')"
+            f"{subject} on {step.device}; expected {x.device}, where {name} is: move {pronoun} "
+            f"with .to('{x.device}')"
         )
 
 
 def begin_pass(
     directions: int, order: int, second: Second = "pairs", squares: int | None = None
 ) -> JetLayout:
-    """Return the layout of a pass that begins now."""
+    """Begin a pass, and return the layout of its jets; see `make_layout` for the arguments."""
     register_bitsandbytes()
     register_varlen_attention()
     watch_flex_attention()
@@ -299,11 +316,11 @@ def check_point(x: object, name: str) -> None:
 
 
 def check_output(tensor: Tensor, layout: JetLayout) -> None:
-    """Refuse a function's result that belongs to another pass.
+    """Refuse a tensor of a function's result that belongs to another pass.
 
     Raises:
-        RuntimeError: the pass has ended.
-        ValueError: the pass surrounds this one.
+        RuntimeError: that pass has ended.
+        ValueError: that pass is still open, around this one.
     """
     if isinstance(tensor, DerivativeTensor) and tensor.pass_layout.jet_pass is not layout.jet_pass:
         jet_pass = tensor.pass_layout.jet_pass
@@ -313,10 +330,11 @@ def check_output(tensor: Tensor, layout: JetLayout) -> None:
 
 
 def to_jets(value: object, layout: JetLayout) -> Any:
-    """Return a function's result with a `Jet` for every tensor; constants have zero derivatives.
+    """Return a function's result with every real or complex tensor replaced by a `Jet`; constants
+    have zero derivatives.
 
     Raises:
-        RuntimeError, ValueError: as `check_output`.
+        RuntimeError, ValueError: see `check_output`.
     """
     # A result belongs to no pass: jets of a pass that has ended are refused.
     result_layout = layout.without_pass()
@@ -335,8 +353,8 @@ def eager_jvp(
     fn: Function, primals: object, tangents: object, has_aux: bool, differentiable: bool
 ) -> tuple[Any, ...]:
     """Compute `jvp` outside ``torch.compile``."""
-    # Without gradients a jet has no graph either, and uses fused operators; dual tensors cannot
-    # hold the wrappers of torch.func.
+    # If gradients are off, jets have no graph either, and use fused operators; and dual tensors
+    # cannot hold the wrappers of torch.func.
     as_jets = differentiable or not torch.is_grad_enabled() or transformed()
     arguments, layout = attach_tangents(primals, tangents, as_jets)
     with jets_through_fsdp(), open_pass(layout.jet_pass):
@@ -346,7 +364,8 @@ def eager_jvp(
 def attach_tangents(
     primals: object, tangents: object, as_jets: bool
 ) -> tuple[tuple[Any, ...], JetLayout]:
-    """Return the arguments of ``fn``, as jets of order 1 or as dual tensors, and their layout."""
+    """Return the arguments of ``fn``, as jets of order 1 or as dual tensors, and the layout of the
+    pass."""
     if not isinstance(primals, tuple):
         raise TypeError(
             f"primals must be a tuple, with an entry for each argument of fn, not "
@@ -377,7 +396,8 @@ def attach_tangents(
 
 
 def _make_dual(point: Tensor, step: Tensor, dual_pass: DualPass) -> DualTensor:
-    """Return the dual tensor x + ε t, of copies, since ``fn`` may write into its arguments."""
+    """Return the dual tensor x + ε t; both are copied, since ``fn`` may write into its
+    arguments."""
     copy = match_input_layout(point.clone().unsqueeze(0), point).squeeze(0)
     if overlaps(point.shape, point.stride()):
         dual_pass.forbid_writes(copy)
@@ -389,14 +409,20 @@ def _is_label(point: object) -> bool:
 
 
 def _is_zero(step: object, point: Tensor) -> bool:
-    """Return whether a step is a tensor of zeros; its shape alone where values cannot be read."""
+    """Return whether a step is a tensor of zeros of the point's shape; if values cannot be read,
+    only the shape is checked."""
     if not isinstance(step, Tensor) or step.shape != point.shape:
         return False
     return torch.compiler.is_compiling() or not can_read_values() or not step.any()
 
 
 def _check_tangent(tangent: object, primal: Tensor, name: str) -> Tensor:
-    """Return the tangent as a tensor of the primal's shape: a number is expanded, None is 0."""
+    """Return the tangent as a tensor of the primal's shape: a number is expanded, None means 0.
+
+    Raises:
+        TypeError: the tangent is no plain tensor or number, or has another dtype than the primal.
+        ValueError: the tangent has another shape or is on another device.
+    """
     tangent = 0 if tangent is None else tangent
     if isinstance(tangent, int | float) and not isinstance(tangent, bool):
         return torch.full_like(primal, tangent, requires_grad=False)
@@ -415,13 +441,13 @@ def _check_tangent(tangent: object, primal: Tensor, name: str) -> Tensor:
 def split_output(
     result: object, has_aux: bool, differentiable: bool, layout: JetLayout
 ) -> tuple[Any, ...]:
-    """Split the result of ``fn`` into what `jvp` returns.
+    """Split the result of ``fn`` into the tuple that `jvp` returns.
 
     Raises:
         TypeError: the result is not of the form that `jvp` documents.
-        RuntimeError, ValueError: as `check_output`.
+        RuntimeError, ValueError: see `check_output`.
     """
-    # aux, too: a tensor of another pass has the tangents of that pass.
+    # Check aux, too: a tensor of another pass has the tangents of that pass.
     map_tensors(result, lambda tensor: check_output(tensor, layout))
     output, *aux = output_and_aux(result) if has_aux else (result,)
     tangents = map_tensors(output, _tangent, refuse_non_tensor)
@@ -431,10 +457,10 @@ def split_output(
 
 
 def output_and_aux(result: object) -> tuple[object, object]:
-    """Split what ``fn`` returned with ``has_aux=True``.
+    """Split the result of ``fn`` with ``has_aux=True`` into output and aux.
 
     Raises:
-        TypeError: it is no tuple of two.
+        TypeError: the result is no tuple of two.
     """
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(
@@ -443,11 +469,15 @@ def output_and_aux(result: object) -> tuple[object, object]:
     return result
 
 
-def refuse_non_tensor(other: object) -> None:
-    """Return None for None, which ``fn`` may return beside tensors; else raise TypeError."""
-    if other is not None:
+def refuse_non_tensor(leaf: object) -> None:
+    """Return None for None, which ``fn`` may return beside tensors; else raise TypeError.
+
+    Args:
+        leaf: a leaf of the result of ``fn`` that is no tensor.
+    """
+    if leaf is not None:
         raise TypeError(
-            f"fn returned a {type(other).__name__}, which has no tangent; expected tensors, "
+            f"fn returned a {type(leaf).__name__}, which has no tangent; expected tensors, "
             "or nests of them: return anything else as aux, with has_aux=True"
         )
 

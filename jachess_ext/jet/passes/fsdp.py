@@ -23,8 +23,8 @@ _groups: dict[dist.ProcessGroup, None] = {}
 
 @contextmanager
 def collect_groups() -> Iterator[list[dist.ProcessGroup]]:
-    """Yield a list, filled when the context ends, of the process groups of the wrapped modules that
-    were called with jets within it."""
+    """Yield a list to which, when the context ends, the process groups of the wrapped modules that
+    were called with jets within the context are added."""
     groups: list[dist.ProcessGroup] = []
     _groups.clear()
     try:
@@ -35,7 +35,7 @@ def collect_groups() -> Iterator[list[dist.ProcessGroup]]:
 
 
 def _sharded_modules() -> list[nn.Module]:
-    """Return every module of this process that `fully_shard` was called on."""
+    """Return all modules of this process that are wrapped by `fully_shard`."""
     if not _dist_is_on() or "torch.distributed.fsdp" not in sys.modules:
         return []
     from torch.distributed._composable_state import _module_state_mapping
@@ -46,14 +46,14 @@ def _sharded_modules() -> list[nn.Module]:
 
 @contextmanager
 def jets_through_fsdp() -> Iterator[None]:
-    """Call the hooks of `fully_shard` with the plain tensors of jets, while the context lasts.
+    """Pass the plain tensors of jets to the hooks of `fully_shard`, while the context lasts.
 
     The hooks gather and free weights when gradients of a module's inputs and outputs are computed,
-    and free weights after its forward.  Autograd records the stack of a jet, or the primal of a
-    dual tensor, not the wrapper; and a deferred jet has to be computed before its weights are
-    freed.
+    and free weights after its forward.  They need the tensors that autograd records: the stack of a
+    jet, or the primal of a dual tensor, not the wrapper.  And a deferred jet has to be computed
+    before its weights are freed.
     """
-    changed: list[tuple[dict[int, Function], int, Function]] = []
+    replaced_hooks: list[tuple[dict[int, Function], int, Function]] = []
     for module in _sharded_modules():
         for hooks, wrap_hook in (
             (module._forward_pre_hooks, _wrap_pre_hook),
@@ -61,13 +61,13 @@ def jets_through_fsdp() -> Iterator[None]:
         ):
             for number, hook in hooks.items():
                 if getattr(hook, "__module__", "").startswith("torch.distributed.fsdp"):
-                    changed.append((hooks, number, hook))
+                    replaced_hooks.append((hooks, number, hook))
                     hooks[number] = wrap_hook(hook)
     try:
         with _jets_through_ddp():
             yield
     finally:
-        for hooks, number, hook in changed:
+        for hooks, number, hook in replaced_hooks:
             hooks[number] = hook
 
 
@@ -77,42 +77,42 @@ def _dist_is_on() -> bool:
 
 @contextmanager
 def _jets_through_ddp() -> Iterator[None]:
-    """Hand DistributedDataParallel the plain tensors of the jets that its module returns.
+    """Give DistributedDataParallel the plain tensors of the jets that its inner module returns.
 
-    To find unused parameters, it traverses the outputs' graphs and passes the outputs to an
-    autograd Function.
+    To find unused parameters, DDP traverses the graphs of the outputs and passes the outputs to an
+    autograd Function, which takes no jets.
     """
     if not _dist_is_on():
         yield
         return
-    open_modules: list[tuple[RemovableHandle, list[Rebuild]]] = []
+    running: list[tuple[RemovableHandle, list[Rebuild]]] = []  # DDP modules in their forward
 
-    def before(module: nn.Module, args: Args) -> None:
+    def begin_forward(module: nn.Module, args: Args) -> None:
         if isinstance(module, nn.parallel.DistributedDataParallel):
             rebuild: list[Rebuild] = []
 
-            def plain(inner: nn.Module, args: Args, output: T) -> T:
+            def unwrap_output(inner: nn.Module, args: Args, output: T) -> T:
                 value, rebuild[:] = _unwrap_jets(output)
                 return value
 
             # DDP's forward calls the inner module, then traverses the graph of its output: only a
             # hook on the inner module runs in between. It runs after the module's other hooks,
             # which are called with jets.
-            open_modules.append((module.module.register_forward_hook(plain), rebuild))
+            running.append((module.module.register_forward_hook(unwrap_output), rebuild))
             _groups[module.process_group] = None
 
-    def after(module: nn.Module, args: Args, output: T) -> T:
+    def end_forward(module: nn.Module, args: Args, output: T) -> T:
         if not isinstance(module, nn.parallel.DistributedDataParallel):
             return output
-        hook, rebuild = open_modules.pop()
+        hook, rebuild = running.pop()
         hook.remove()
         return _rewrap_jets(output, rebuild)
 
-    with register_module_forward_pre_hook(before), register_module_forward_hook(after):
+    with register_module_forward_pre_hook(begin_forward), register_module_forward_hook(end_forward):
         try:
             yield
         finally:
-            for hook, _ in open_modules:  # of modules whose forward raised
+            for hook, _ in running:  # modules whose forward raised
                 hook.remove()
 
 
@@ -123,8 +123,8 @@ def _wrap_pre_hook(hook: Callable) -> Function:
             if (mesh := getattr(parameter, "device_mesh", None)) is not None:
                 _groups.update(dict.fromkeys(mesh.get_all_groups()))
                 break
-        changed = hook(module, *plain)
-        return _rewrap_jets(plain if changed is None else changed, rebuild)
+        result = hook(module, *plain)
+        return _rewrap_jets(plain if result is None else result, rebuild)
 
     return wrapper
 
@@ -132,28 +132,28 @@ def _wrap_pre_hook(hook: Callable) -> Function:
 def _wrap_hook(hook: Callable) -> Function:
     def wrapper(module: nn.Module, args: Args, output: T) -> T:
         plain, rebuild = _unwrap_jets(output)
-        changed = hook(module, args, plain)
-        return _rewrap_jets(plain if changed is None else changed, rebuild)
+        result = hook(module, args, plain)
+        return _rewrap_jets(plain if result is None else result, rebuild)
 
     return wrapper
 
 
 def _unwrap_jets(value: T) -> tuple[T, list[Rebuild]]:
-    """Replace jets by their plain tensors; also return the functions that wrap each tensor
-    again."""
+    """Replace jets in a nest by their plain tensors; also return, for each tensor of the nest, the
+    function that makes a jet of it again."""
     rebuild: list[Rebuild] = []
 
-    def plain(tensor: Tensor) -> Tensor:
+    def unwrap(tensor: Tensor) -> Tensor:
         if isinstance(tensor, JetTensor):
             rebuild.append(tensor.with_streams)
             return tensor.streams
         if isinstance(tensor, DualTensor):
             rebuild.append(tensor.with_primal)
             return tensor.primal
-        rebuild.append(lambda same: same)
+        rebuild.append(lambda plain: plain)
         return tensor
 
-    return map_tensors(value, plain), rebuild
+    return map_tensors(value, unwrap), rebuild
 
 
 def _rewrap_jets(value: T, rebuild: list[Rebuild]) -> T:

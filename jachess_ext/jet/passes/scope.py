@@ -1,4 +1,4 @@
-"""`open_pass`, the context in which a pass runs, and the functions of torch that it guards."""
+"""`open_pass`, the context in which a pass runs, and the functions of torch that it replaces."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from ..engine.tensor import forget_deferred
 
 @contextmanager
 def open_pass(jet_pass: Pass | None) -> Iterator[None]:
-    """Keep a pass open in the context; it ends with the context, also by an exception.
+    """Keep a pass open while the context lasts; leaving the context, also by an exception, ends the
+    pass.
 
     Tensors of a pass that has ended are refused, and its deferred jets are never computed.  While
-    any pass is open, `Tensor.requires_grad_` is `_guarded_requires_grad`, and `Tensor.data` takes
-    no tensor of a pass.
+    any pass is open, `Tensor.requires_grad_` is `_guarded_requires_grad`, and `Tensor.data` cannot
+    be set to a tensor of a pass.
     """
-    global _open_anywhere
+    global _num_open
     _OPEN.passes.append(jet_pass)
     with _LOCK:
-        _open_anywhere += 1
+        _num_open += 1
         Tensor.requires_grad_ = _guarded_requires_grad  # type: ignore[assignment, method-assign]
         Tensor.data = _GUARDED_DATA  # type: ignore[assignment]
     try:
@@ -33,8 +34,8 @@ def open_pass(jet_pass: Pass | None) -> Iterator[None]:
     finally:
         _OPEN.passes.pop()
         with _LOCK:
-            _open_anywhere -= 1
-            if not _open_anywhere:
+            _num_open -= 1
+            if not _num_open:
                 # torch.Tensor inherits both: without the attributes they are torch's own again.
                 del Tensor.requires_grad_, Tensor.data
         if jet_pass is not None:
@@ -46,9 +47,9 @@ def open_pass(jet_pass: Pass | None) -> Iterator[None]:
 #
 # ``torch.autograd.functional.jacobian(g, x)``, or the gradient of an energy by
 # ``x.detach().requires_grad_()``, has derivatives by x that a pass cannot see: its tangent would
-# silently be 0.  torch.func refuses every `requires_grad_` inside a transform; here it is
-# refused once the pass has detached something.  What sets it before, on hidden states of token
-# ids (gradient checkpointing with peft), is let through.
+# silently be 0.  torch.func refuses every `requires_grad_` inside a transform; here it is refused
+# only after the pass has detached a tensor.  Earlier calls are allowed, such as that of gradient
+# checkpointing with peft on the embeddings of token ids.
 
 
 class _Open(threading.local):
@@ -59,22 +60,23 @@ class _Open(threading.local):
 
 
 _OPEN = _Open()
-_open_anywhere = 0  # passes, on any thread
+_num_open = 0  # number of open passes on all threads
 _LOCK = threading.Lock()
 _requires_grad_ = Tensor.requires_grad_
 
 
 def _guarded_requires_grad(self: Tensor, requires_grad: bool = True) -> Tensor:
-    """Set ``requires_grad``, unless the pass around has detached something.
+    """Set ``requires_grad``, as the method of `Tensor` that this function replaces.
 
     Raises:
-        RuntimeError: a pass around the call has detached a tensor.
+        RuntimeError: a pass that is open on this thread has detached a tensor, and this tensor did
+            not require a gradient.
     """
     if isinstance(self, DerivativeTensor):  # torch would look for a rule of this function
         _requires_grad_(self.autograd_tensor, requires_grad)
         return self
-    begins = requires_grad and not self.requires_grad
-    if begins and any(p is not None and p.detached for p in _OPEN.passes):
+    turns_on = requires_grad and not self.requires_grad
+    if turns_on and any(p is not None and p.detached for p in _OPEN.passes):
         raise RuntimeError(
             "requires_grad_() was called, perhaps by torch.autograd.functional, on a tensor inside "
             "jx.jet, jx.jvp or a penalty after a detach: the derivative taken there would count as "
@@ -88,10 +90,11 @@ def _guarded_requires_grad(self: Tensor, requires_grad: bool = True) -> Tensor:
 
 
 def _set_data(self: Tensor, value: Tensor) -> None:
-    """Set ``self.data``, unless the value carries derivatives.
+    """Set ``self.data``, as the setter of `Tensor` that this function replaces.
 
     Raises:
-        RuntimeError: it does; torch would use the wrapper as memory, and the process would crash.
+        RuntimeError: the value carries derivatives; torch would use the wrapper as memory, and the
+            process would crash.
     """
     if isinstance(value, DerivativeTensor):
         raise RuntimeError(

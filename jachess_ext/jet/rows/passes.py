@@ -1,7 +1,7 @@
-"""Passes of a function of rows along groups of its directions, with the check that rows do not mix.
+"""Passes of a function of rows along groups of directions, with the check that rows do not mix.
 
-`Rows` is the function, where it is expanded, and the directions.  `Rows.passes` runs it once for
-each `Group` of directions and yields the `PassResult` of that pass.
+`Rows` holds the function, the point x of expansion, and the directions.  `Rows.passes` runs the
+function once for each `Group` of directions and yields the `PassResult` of that pass.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ from .check import (
     call_key,
     find_history,
     half_masks,
+    preserve_state,
     random_factors,
-    restoring_state,
 )
-from .sameness import CHANGES, refuse_irreproducible, require_same
+from .sameness import CAUSES, refuse_irreproducible, require_same
 
 _DIFFERS = (
     "fn runs once for each chunk and sign of weights, and is not the same function each time: "
-    f"{CHANGES}. Call eval(), leave out chunk_size, or give weights of one sign"
+    f"{CAUSES}. Call eval(), leave out chunk_size, or give weights of one sign"
 )
 
 
 class Group(NamedTuple):
     """The directions of one pass.
 
-    A pass adds squares up without weights, so a direction of weight w is multiplied by √|w|, and
-    the sign of w is that of its group: Σ w_i D²f[u_i, u_i] = Σ_groups sign Σ_i D²f[√|w_i| u_i,
-    √|w_i| u_i].
+    A pass adds up squares without weights.  So a direction of weight w is multiplied by √|w|, and
+    all weights of a group have the same sign:
+    Σ w_i D²f[u_i, u_i] = Σ_groups sign Σ_i D²f[√|w_i| u_i, √|w_i| u_i].
 
     Attributes:
         sign: 1 or -1, the factor of the group's sum of squares.
-        numbers: indices of the directions.
-        squares: how many of these, from the first on, have D²f[u_i, u_i].
+        numbers: indices of the directions among the q directions of the call.
+        squares: the number of these, counted from the first, whose D²f[u_i, u_i] is computed.
     """
 
     sign: int
@@ -72,7 +72,8 @@ class Group(NamedTuple):
     squares: int
 
     def chunks(self, size: int | None) -> Iterator[Group]:
-        """Yield groups of at most ``size`` directions; an empty group as it is."""
+        """Yield this group in chunks of at most ``size`` directions (None: in one); an empty group
+        unchanged."""
         count = max(1, len(self.numbers))
         for start in range(0, count, size or count):
             numbers = self.numbers[start : start + (size or count)]
@@ -83,10 +84,10 @@ class PassResult(NamedTuple):
     """The results of a pass along p directions.
 
     Attributes:
-        group: the directions.
-        steps: the directions, ``[p, N, ...]`` of each tensor of x.
+        group: the indices of the directions.
+        steps: the directions, ``[p, N, ...]`` for each tensor of x.
         jets: one for each tensor that ``fn`` returns.
-        first: J u_i, ``[p, N, ...]`` of each; with weights, times √|w_i|.
+        first: J u_i, ``[p, N, ...]`` for each of these tensors; with weights, times √|w_i|.
         assemble: puts a list of tensors into a nest like the one that ``fn`` returned.
         aux: ``(aux,)`` with has_aux, else ``()``.
     """
@@ -100,40 +101,41 @@ class PassResult(NamedTuple):
 
     @property
     def primals(self) -> list[Tensor]:
-        """Return the values, ``[N, ...]``."""
+        """Return the values of ``fn``, ``[N, ...]`` each."""
         return [jet.primal for jet in self.jets]
 
     @property
     def second(self) -> list[Tensor]:
-        """Return D²f[u_i, u_i], ``[squares, N, ...]``, or their sum, ``[1, N, ...]``."""
+        """Return D²f[u_i, u_i], ``[squares, N, ...]`` each, or their sums, ``[1, N, ...]``."""
         return [jet.second for jet in self.jets]
 
 
 def square_roots(weights: Tensor) -> Tensor:
-    """Return √|w|, and 1 for a weight of 0, whose direction is not scaled."""
+    """Return √|w|; 1 for a weight of 0, whose direction is not scaled."""
     return torch.where(weights == 0, 1, weights.abs()).sqrt()
 
 
 def split_nest(
-    nest: object, other: Callable[[object], object] | None = None
+    nest: object, replace_other: Callable[[object], object] | None = None
 ) -> tuple[Callable[[Sequence[Tensor]], Any], list[Tensor]]:
-    """Return a function that builds the same nest of other tensors, and the tensors of the nest.
+    """Return a function that builds a nest of the same structure from a list of tensors, and the
+    list of tensors of the nest.
 
     Args:
-        other: as of `map_tensors`.
+        replace_other: replaces leaves that are no tensors, as for `map_tensors`.
     """
     tensors: list[Tensor] = []
 
-    def place_of(tensor: Tensor) -> Tensor:
+    def extract(tensor: Tensor) -> Tensor:
         tensors.append(tensor)
         return torch.empty(0)
 
-    # Empty tensors stand in, so that `assemble` holds no memory of the tensors.
-    places = map_tensors(nest, place_of, other)
+    # The template holds empty tensors, so that `assemble` keeps none of the tensors in memory.
+    template = map_tensors(nest, extract, replace_other)
 
-    def assemble(parts: Sequence[Tensor]) -> Any:
-        remaining = iter(parts)
-        return map_tensors(places, lambda _: next(remaining))
+    def assemble(leaves: Sequence[Tensor]) -> Any:
+        remaining = iter(leaves)
+        return map_tensors(template, lambda _: next(remaining))
 
     return assemble, tensors
 
@@ -172,9 +174,9 @@ class Rows:
             pairs = zip(step_leaves, self.points, strict=True)
             self._directions = [expand_rows(step, point) for step, point in pairs]
             self.count = len(self._directions[0])
-        readable = can_read_values()
+        can_read = can_read_values()
         for number, (name, point) in enumerate(points):
-            if readable:
+            if can_read:
                 check_finite(point, name)
             if self._directions is not None:
                 check_directions(self._directions[number], point, name, self._directions[0])
@@ -185,7 +187,7 @@ class Rows:
         """Return the weights as a tensor ``[q]`` or ``[q, N]`` of x's dtype.
 
         Raises:
-            ValueError: they have another shape, or are not finite.
+            ValueError: the weights have another shape, or are not finite.
         """
         like = self.points[0]
         factors = torch.as_tensor(weights, dtype=like.dtype, device=like.device)
@@ -202,14 +204,15 @@ class Rows:
     ) -> Iterator[PassResult]:
         """Run ``fn`` once for each chunk of each group, with the same random numbers.
 
+        The last pass has one more direction, for the check that rows do not mix.
+
         Args:
-            size: the largest number of directions of a chunk; None: all of a group.
-            second: squares one by one, or added up.
-            weights: ``[q]``; directions are multiplied by √|w|.
+            size: the largest number of directions of a chunk; None: each group is one chunk.
+            second: "squares" for each D²f[u_i, u_i], or "sum" for their sum.
+            weights: ``[q]``; directions are multiplied by √|w|.  None: no weights.
 
         Raises:
-            ValueError: rows depend on each other (the last pass carries another direction for
-                that).
+            ValueError: rows depend on each other; or ``size`` is less than 1.
             RuntimeError: the values of two passes differ.
         """
         if size is not None and size < 1:
@@ -228,62 +231,64 @@ class Rows:
         # With one state of the generators, dropout draws the same mask in every pass.
         generators = check.generators if check else Generators() if len(plan) > 1 else None
         first: list[Tensor] = []  # the values of the first pass
-        exporting = torch.compiler.is_exporting()
+        is_traced = torch.compiler.is_exporting()
 
-        def run(place: int) -> PassResult:
-            group, is_last = plan[place], place == len(plan) - 1
+        def run(index: int) -> PassResult:
+            group, is_last = plan[index], index == len(plan) - 1
             steps = self._steps(group.numbers)
             if roots is not None:
                 steps = [step * append_dims(roots[group.numbers], step.ndim) for step in steps]
             mixture = check.direction() if check and is_last else None
-            with refuse_irreproducible(self.fn) if exporting and len(plan) > 1 else nullcontext():
-                return self._run(self.points, steps, group, second, mixture)
+            with refuse_irreproducible(self.fn) if is_traced and len(plan) > 1 else nullcontext():
+                return self._run_pass(self.points, steps, group, second, mixture)
 
-        def repeated(place: int, values: list[Tensor]) -> Iterator[tuple[list[Tensor], ...]]:
-            for number, before in ((place, values), (0, first), (0, first)):
-                assert generators is not None  # of several passes
+        def repeat_runs(index: int, values: list[Tensor]) -> Iterator[tuple[list[Tensor], ...]]:
+            for i, former in ((index, values), (0, first), (0, first)):
+                assert generators is not None  # as there are several passes
                 generators.restore()
-                yield before, run(number).primals
+                yield former, run(i).primals
 
-        for place, group in enumerate(plan):
-            if generators and place:
+        for index, group in enumerate(plan):
+            if generators and index:
                 generators.restore()
-            derivatives = run(place)
-            values = derivatives.primals
-            if not place and len(plan) > 1:
+            result = run(index)
+            values = result.primals
+            if not index and len(plan) > 1:
                 first = [value.detach().clone() for value in values]
-            elif place and not exporting:
-                require_same(self.fn, first, values, repeated(place, values), _DIFFERS)
-            is_last = place == len(plan) - 1
+            elif index and not is_traced:
+                require_same(self.fn, first, values, repeat_runs(index, values), _DIFFERS)
+            is_last = index == len(plan) - 1
             if check:
-                check.add(derivatives.first, group.numbers, roots)
+                check.add(result.first, group.numbers, roots)
                 if is_last:
-                    check.compare([jet.first[-1].detach() for jet in derivatives.jets])
+                    check.compare([jet.first[-1].detach() for jet in result.jets])
             if history is not None and is_last:
-                history.count(key, derivatives.jets[0].streams)
-            # A tensor in aux is a view of its stack, so aux of the last pass alone is kept.
-            yield derivatives if is_last else derivatives._replace(aux=())
+                history.count(key, result.jets[0].streams)
+            # A tensor in aux is a view that keeps its stack in memory: keep only that of the last
+            # pass.
+            yield result if is_last else result._replace(aux=())
 
     def groups(self, weights: Tensor | None) -> list[Group]:
-        """Return the directions in groups of one sign of their weights ``[q]``.
+        """Return the directions as groups whose weights ``[q]`` have the same sign; one group if
+        ``weights`` is None.
 
-        Directions of weight 0 are the last of the first group, without squares.
+        Directions of weight 0 are at the end of the first group, without squares.
         """
         if weights is None:
             return [self.all_directions(self.count)]
         signs = weights.detach().sign().tolist()
         plus, zero, minus = ([i for i, s in enumerate(signs) if s == sign] for sign in (1, 0, -1))
-        curved = [(sign, numbers) for sign, numbers in ((1, plus), (-1, minus)) if numbers]
-        (sign, numbers), *others = curved or [(1, [])]
+        signed_numbers = [(sign, numbers) for sign, numbers in ((1, plus), (-1, minus)) if numbers]
+        (sign, numbers), *second = signed_numbers or [(1, [])]
         first = Group(sign, numbers + zero, len(numbers))
-        return [first, *(Group(sign, numbers, len(numbers)) for sign, numbers in others)]
+        return [first, *(Group(sign, numbers, len(numbers)) for sign, numbers in second)]
 
     def all_directions(self, squares: int) -> Group:
         """Return the group of all directions; the first ``squares`` have second derivatives."""
         return Group(1, list(range(self.count)), squares)
 
     def flatten_like_x(self, nest: object) -> list[Tensor]:
-        """Return the tensors of an output in the order of x's.
+        """Return the tensors of an output of ``fn`` as a list, in the order of the tensors of x.
 
         Raises:
             ValueError: the output is nested otherwise than x.
@@ -302,8 +307,8 @@ class Rows:
         return tensors
 
     def _steps(self, numbers: list[int]) -> list[Tensor]:
-        """Return p of the directions, ``[p, N, ...]`` of each tensor of x."""
-        # Consecutive indices, as without weights, are made on the device without a copy.
+        """Return the p directions with these indices, ``[p, N, ...]`` for each tensor of x."""
+        # Consecutive indices (there are no weights) are generated on the device, without a copy.
         device, start = self.points[0].device, numbers[0] if numbers else 0
         if numbers == [*range(start, start + len(numbers))]:
             index = torch.arange(start, start + len(numbers), device=device)
@@ -311,8 +316,8 @@ class Rows:
             index = torch.tensor(numbers, dtype=torch.long, device=device)
         if self._directions is not None:
             return [step[index] for step in self._directions]
-        # Coordinates are numbered through all tensors of x; the step of a coordinate is 0 in other
-        # tensors.  The steps of all rows are the same, and expanded without a copy.
+        # The coordinates of all tensors of x are numbered consecutively; the step of a coordinate
+        # is 0 in the other tensors.  All rows have the same steps, expanded without a copy.
         steps, start = [], 0
         for size, point in zip(self._sizes, self.points, strict=True):
             entries = torch.arange(start, start + size, device=index.device)
@@ -322,7 +327,7 @@ class Rows:
         return steps
 
     @without_dynamo
-    def _run(
+    def _run_pass(
         self,
         points: list[Tensor],
         steps: list[Tensor],
@@ -333,14 +338,15 @@ class Rows:
         """Run ``fn`` on jets of one pass.
 
         Args:
-            points: ``[N, ...]``, of the shapes of x.
-            steps: the directions of the group, ``[p, N, ...]`` of each.
-            second: squares one by one, or added up.
-            extra: another direction without a square, ``[N, ...]`` of each.
+            points: tensors ``[N, ...]`` of the shapes of x.
+            steps: the directions of the group, ``[p, N, ...]`` for each tensor of x.
+            second: "squares" for each D²f[u_i, u_i], or "sum" for their sum.
+            extra: one more direction, ``[N, ...]`` for each tensor of x, for which only the first
+                derivative is computed.
         """
-        # A jet has at least one direction: zeros stand in for none.
-        is_plain = not len(steps[0])
-        directions = [s.new_zeros(1, *s.shape[1:]) for s in steps] if is_plain else steps
+        # A jet has at least one direction: an empty group takes one of zeros.
+        is_empty = not len(steps[0])
+        directions = [s.new_zeros(1, *s.shape[1:]) for s in steps] if is_empty else steps
         inputs = Inputs(points, directions, self._structure)
         count, order = inputs.count + (extra is not None), 2 if group.squares else 1
         layout = begin_pass(count, order, second, group.squares)
@@ -364,53 +370,57 @@ class Rows:
             raise TypeError(f"fn returned {value!r}, which holds no tensor; expected [N, ...]")
         for jet in jets:
             if not isinstance(jet, Jet) or jet.primal.shape[:1] != (self.batch,):
-                got = list(jet.primal.shape) if isinstance(jet, Jet) else jet.dtype
+                output = list(jet.primal.shape) if isinstance(jet, Jet) else jet.dtype
                 raise ValueError(
-                    f"fn returned {got} for {self.batch} rows; expected floating-point "
+                    f"fn returned {output} for {self.batch} rows; expected floating-point "
                     "tensors [N, ...], with a result for each row"
                 )
-        if is_plain:
+        if is_empty:
             jets = [Jet(jet.streams[:1], JetLayout(0, 1)) for jet in jets]
         first = [jet.first[: len(group.numbers)] for jet in jets]
         return PassResult(group, steps, jets, first, assemble, aux)
 
     def mixture(self, factors: Tensor) -> list[Tensor]:
-        """Return Σ a_qn u_q, ``[N, ...]`` of each tensor of x, for factors ``[q, N]``."""
+        """Return the direction Σ_i a_in u_i, ``[N, ...]`` for each tensor of x, for factors a
+        ``[q, N]``."""
         if self._directions is not None:
             return [(append_dims(factors, u.ndim) * u.detach()).sum(0) for u in self._directions]
-        # Along the coordinates Σ a_qn e_q is row n of the factors, cut into the tensors of x.
-        parts = factors.T.split(self._sizes, 1)
+        # For the coordinates, row n of Σ_i a_in e_i is column n of the factors, split among the
+        # tensors of x.
+        columns = factors.T.split(self._sizes, 1)
         return [
-            part.reshape(point.shape).to(point.dtype)
-            for part, point in zip(parts, self.points, strict=True)
+            column.reshape(point.shape).to(point.dtype)
+            for column, point in zip(columns, self.points, strict=True)
         ]
 
     def all_equal(self) -> bool:
         """Return whether all rows of x are equal."""
-        last = any_true(point[-1] != point[0] for point in self.points)  # differs in most batches
-        return not last and not any_true((point != point[:1]).flatten() for point in self.points)
+        # Compare the last row first: it differs in most batches.
+        differs = any_true(point[-1] != point[0] for point in self.points)
+        return not differs and not any_true((point != point[:1]).flatten() for point in self.points)
 
     def are_mixed(self, generators: Generators, *, nearby: bool = False) -> bool:
-        """Return whether a tangent of one row changes the result of another, for any two rows.
+        """Return whether the derivative of any row's result by another row is not 0.
 
-        Runs ``fn`` with tangents in half of the rows: those of the others have to be exactly 0.
+        ``fn`` runs with tangents in half of the rows: if rows are independent, the tangents of the
+        results are exactly 0 in the other half.
 
         Args:
-            generators: their state at the beginning of the call.
-            nearby: at points near x, since rows that are equal may hide a dependence.
+            generators: the state of the random generators at the beginning of the call.
+            nearby: whether to run at points near x, since equal rows may hide a dependence.
         """
         points = [point.detach() for point in self.points]
         mixture = self.mixture(random_factors(self.count, self.batch, points[0]))
         if nearby:
             pairs = zip(points, mixture, strict=True)
-            points = [point + (1 + point.abs()) * part / 128 for point, part in pairs]
-        with torch.no_grad(), restoring_state(self.fn):
+            points = [point + (1 + point.abs()) * step / 128 for point, step in pairs]
+        with torch.no_grad(), preserve_state(self.fn):
             for masks in half_masks(self.batch, points[0].device).split(8):
-                # masks [8, N]: in direction h the rows with masks[h] have a tangent, others 0
+                # masks [8, N]: direction h is 0 in rows where masks[h] is false
                 generators.restore()
-                steps = [append_dims(masks, 1 + part.ndim) * part for part in mixture]
+                steps = [append_dims(masks, 1 + step.ndim) * step for step in mixture]
                 group = Group(1, list(range(len(masks))), squares=0)
-                for jet in self._run(points, steps, group, "sum").jets:
+                for jet in self._run_pass(points, steps, group, "sum").jets:
                     outside = torch.where(append_dims(masks, jet.first.ndim), 0, jet.first)
                     if any_true([outside.abs() > 0]):
                         return True
@@ -430,7 +440,11 @@ def rows_mix(fn: Function, x: Tensor) -> bool:
 
 
 def expand_rows(step: object, point: Tensor) -> Tensor:
-    """Return directions ``[q, N, ...]``; ``[q, ...]`` is expanded to the same in each row."""
+    """Return directions as ``[q, N, ...]``; ``[q, ...]``, the same in each row, is expanded.
+
+    Args:
+        point: the tensor of x ``[N, ...]`` that the directions are for.
+    """
     if not isinstance(step, Tensor):
         raise TypeError(f"directions must be a tensor [q, N, ...], not {type(step).__name__}")
     if step.ndim == point.ndim and step.shape[1:] == point.shape[1:]:

@@ -1,13 +1,14 @@
 """Checks that a function that runs several times in a call is the same function each time.
 
-It may draw from a generator that is not restored, count its calls, or write what it reads.
+A function may not be: it may draw from a generator that is not restored, count its calls, or write
+into a tensor that it reads.
 
-`require_same` compares the results that two runs have in common, such as the value.  Different
-kernels compute them, and no bound on their rounding holds for every function; so where they differ,
-both runs are repeated: with the same kernels, the same function gives the same results.
+`require_same` compares the results that two runs have in common, such as the value.  Both runs may
+use different kernels, and no bound on their rounding holds for every function.  So if the results
+differ, both runs are repeated: with the same kernels, the same function gives the same results.
 
-No value can be read while a graph is traced.  `refuse_irreproducible` refuses there what would make
-the runs differ: random numbers, and writes into buffers.
+While a graph is traced, no value can be read.  There `refuse_irreproducible` refuses the operations
+that would make the runs differ: random numbers, and writes into buffers.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
 
 _MAX_ROUNDING = 1 / 8
-"""The largest relative difference that a function may have without being repeated in each call."""
+"""The largest relative difference that `require_same` accepts without repeating the runs, even
+after larger rounding was found."""
 _GPU_FACTOR = 64
-"""The factor by which a GPU may round more than a CPU from run to run: it adds in any order."""
-CHANGES = (
+"""The factor by which two runs may differ more on a GPU than on a CPU: a GPU adds in any order."""
+CAUSES = (
     "it draws random numbers (dropout; a generator of its own, NumPy's or Python's; a lazy layer, "
     "until it was called), counts its calls, or writes what it reads (spectral_norm in training)"
 )
@@ -45,57 +47,57 @@ CHANGES = (
 def require_same(
     fn: Function,
     first: Sequence[Tensor],
-    other: Sequence[Tensor],
+    second: Sequence[Tensor],
     repetitions: Iterable[tuple[list[Tensor], ...]],
     message: str,
     groups: Sequence[dist.ProcessGroup] = (),
 ) -> None:
-    """Raise RuntimeError where two runs of ``fn`` differ by more than the rounding of kernels.
+    """Raise RuntimeError if two runs of ``fn`` differ by more than the rounding of kernels.
 
     Args:
-        first, other: the results of both runs.
-        repetitions: pairs of the results of a run and of its repetition; an iterator that computes
-            them when read.
+        first, second: the results of both runs.
+        repetitions: pairs of the results of a run and of its repetition; an iterator, since each
+            pair takes another run.
         message: the message of the error.
-        groups: process groups whose ranks run ``fn`` together.  A rank that repeated it alone would
-            wait forever.
+        groups: process groups whose ranks run ``fn`` together: they repeat it together, since a
+            rank alone would wait forever.
     """
 
     def on_any_rank(flag: bool) -> bool:
-        agreed = torch.tensor(int(flag), device=first[0].device)
+        any_flag = torch.tensor(int(flag), device=first[0].device)
         for group in groups:
-            dist.all_reduce(agreed, dist.ReduceOp.MAX, group=group)
-        return bool(agreed)
+            dist.all_reduce(any_flag, dist.ReduceOp.MAX, group=group)
+        return bool(any_flag)
 
-    off, history = distance(first, other), find_history(fn)
-    if not on_any_rank(off > history.roundings_of_runs):
+    error, history = distance(first, second), find_history(fn)
+    if not on_any_rank(error > history.max_run_roundings):
         return
-    of_gpu = any(tensor.device.type != "cpu" for tensor in first)
-    limit = ROUNDINGS * (_GPU_FACTOR if of_gpu else 1)
-    if on_any_rank(max(distance(run, again) for run, again in repetitions) > limit):
+    is_on_gpu = any(tensor.device.type != "cpu" for tensor in first)
+    limit = ROUNDINGS * (_GPU_FACTOR if is_on_gpu else 1)
+    if on_any_rank(max(distance(run, repetition) for run, repetition in repetitions) > limit):
         raise RuntimeError(message)
     # The difference was rounding; later calls allow for it, up to `_MAX_ROUNDING`.
     largest = _MAX_ROUNDING / torch.finfo(_make_readable(first[0]).dtype).eps
-    history.roundings_of_runs = max(history.roundings_of_runs, min(4 * off, largest))
+    history.max_run_roundings = max(history.max_run_roundings, min(4 * error, largest))
 
 
-def distance(first: Sequence[Tensor], other: Sequence[Tensor]) -> float:
-    """Return the largest difference of entries, in units of ε (|a| + median |a|); NaN equals NaN,
-    and infinity equals infinity."""
+def distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
+    """Return the largest difference of entries a of ``first`` and b of ``second``, in units of
+    ε (|a| + median |a|); NaN equals NaN, and infinity equals infinity."""
     largest = 0.0
-    for a, b in zip(map(_make_readable, first), map(_make_readable, other), strict=True):
+    for a, b in zip(map(_make_readable, first), map(_make_readable, second), strict=True):
         if a.shape != b.shape:
             return torch.inf
         if not torch.equal(a, b):
             size, info = a.abs(), torch.finfo(a.dtype)
-            same = (a == b) | (a.isnan() & b.isnan())
-            off = (a - b).abs() / (size + size.nanmedian() + info.tiny) / info.eps
-            largest = max(largest, float(torch.where(same, 0, off.nan_to_num(torch.inf)).max()))
+            equal = (a == b) | (a.isnan() & b.isnan())
+            gap = (a - b).abs() / (size + size.nanmedian() + info.tiny) / info.eps
+            largest = max(largest, float(torch.where(equal, 0, gap.nan_to_num(torch.inf)).max()))
     return largest
 
 
 def _make_readable(tensor: Tensor) -> Tensor:
-    """Return a tensor without wrappers of torch.func, of at least 32 bits."""
+    """Return a tensor without its torch.func wrappers and its graph; 16-bit dtypes as float32."""
     return wide(unwrap(tensor.detach()))
 
 
@@ -104,10 +106,10 @@ def _make_readable(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def refuse_irreproducible(fn: Function) -> Iterator[None]:
-    """Refuse random numbers and writes into buffers while a run of ``fn`` is traced.
+    """Context manager around a traced run of ``fn``: refuse random numbers and writes into buffers.
 
     Raises:
-        RuntimeError: it draws random numbers, or is a module and writes a buffer.
+        RuntimeError: ``fn`` draws random numbers, or is a module and writes into a buffer.
     """
     buffers = dict(fn.named_buffers()) if isinstance(fn, nn.Module) else {}
     versions = {name: buffer._version for name, buffer in buffers.items()}
@@ -139,7 +141,7 @@ def _no_random_mode() -> type:
 def draws_random_numbers(operator: OpOverload, args: Args, kwargs: Named) -> bool:
     """Return whether a call of an operator draws random numbers.
 
-    Attention and recurrent networks draw only with dropout, whatever their tags.
+    Operators of attention and recurrent networks are tagged as random, but draw only with dropout.
     """
     if torch.Tag.nondeterministic_seeded not in operator.tags:
         return False
@@ -150,6 +152,6 @@ def draws_random_numbers(operator: OpOverload, args: Args, kwargs: Named) -> boo
     return not is_unset and not any(values.get(name) is False for name in ("train", "training"))
 
 
-def _random_error(what: str) -> RuntimeError:
-    """Return the error for a function that draws random numbers; ``what`` names their source."""
-    return RuntimeError(f"fn draws random numbers ({what}), and runs twice")
+def _random_error(source: str) -> RuntimeError:
+    """Return the error for a function that draws random numbers from ``source``."""
+    return RuntimeError(f"fn draws random numbers ({source}), and runs twice")

@@ -13,7 +13,7 @@ from ...torch_private import release
 from ..engine.layout import replace_tensors
 from ..engine.registry import Functions, attribute, general_rule, jet_rule, require_rule, spellings
 from ..engine.strides import record_storage
-from ..engine.tensor import JetTensor, aligned, common_layout, constant, lift, primal_of
+from ..engine.tensor import JetTensor, align_streams, common_layout, lift, primal_of, to_tensor
 from ..engine.types import Dims, Operand
 from .pointwise import Derivatives, evaluate_in_float32, push_forward, wide
 from .reduce import euclidean_norm
@@ -21,9 +21,9 @@ from .streamwise import add_to_primal, bilinear, lift_streams, stack_dims, varar
 
 
 def promote(a: Operand, b: Operand) -> tuple[Operand, Operand]:
-    """Cast both operands to the dtype in which torch computes, by its rules of type promotion.
+    """Cast both operands to their common dtype by torch's rules of type promotion.
 
-    A plain 0-dimensional tensor keeps its dtype, since torch keeps its precision next to float16.
+    A plain 0-dimensional tensor keeps its dtype: torch uses its full precision beside float16.
     """
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or a.dtype == b.dtype:
         return a, b
@@ -43,7 +43,7 @@ def add(input: Operand, other: Operand, *, alpha: float = 1) -> JetTensor:
     layout = common_layout(a, b)
     if isinstance(a, JetTensor) and isinstance(b, JetTensor):
         ndim = max(a.ndim, b.ndim)
-        return JetTensor(aligned(a, ndim) + aligned(b, ndim), layout)
+        return JetTensor(align_streams(a, ndim) + align_streams(b, ndim), layout)
     jet, addend = (a, b) if isinstance(a, JetTensor) else (cast(JetTensor, b), a)
     return JetTensor(add_to_primal(jet.streams, addend), layout)
 
@@ -96,15 +96,15 @@ def div(input: Operand, other: Operand, *, rounding_mode: str | None = None) -> 
 def _quotient(a: Operand, b: JetTensor) -> Tensor:
     """Compute y = a / b:  y_i = (a_i − y b_i) / b,
     y_ij = (a_ij − y_i b_j − y_j b_i − y b_ij) / b."""
-    # Leibniz' rule of a = y b, solved for y_i and y_ij.  The textbook's terms in 1 / b² and 1 / b³
-    # need powers of b, which overflow where y and its derivatives do not.
+    # Leibniz' rule for a = y b, solved for y_i and y_ij.  The usual terms in 1 / b² and 1 / b³ need
+    # powers of b, which may overflow although y and its derivatives do not.
     layout = b.jet_layout
     ndim = max(b.ndim, a.ndim) if isinstance(a, Tensor) else b.ndim
-    denominator = aligned(b, ndim)
+    denominator = align_streams(b, ndim)
     primal = primal_of(a) / b.primal
-    residual = -primal * denominator[1:]  # becomes a_i − y b_i, and a_ij − y b_ij
+    residual = -primal * denominator[1:]  # will be a_i − y b_i, and a_ij − y b_ij
     if isinstance(a, JetTensor):
-        residual = residual + aligned(a, ndim)[1:]
+        residual = residual + align_streams(a, ndim)[1:]
     first = residual[: layout.directions] / b.primal
     second = residual[layout.directions :]
     if layout.seconds:
@@ -153,22 +153,24 @@ def power(input: Operand, exponent: Operand) -> JetTensor:
     if not isinstance(n, JetTensor):
         return _power_of_jet(cast(JetTensor, a), n)
     if not isinstance(a, JetTensor):
-        return _power_to_jet(constant(a, dtype=n.dtype, device=n.device), n)
+        return _power_to_jet(to_tensor(a, dtype=n.dtype, device=n.device), n)
     return _power_of_jets(a, n)
 
 
 def _power_of_jet(base: JetTensor, n: Operand) -> JetTensor:
     x = base.primal
     ndim = max(x.ndim, n.ndim) if isinstance(n, Tensor) else x.ndim
-    return push_forward(base.with_streams(aligned(base, ndim)), _power_derivatives(x, n))
+    return push_forward(base.with_streams(align_streams(base, ndim)), _power_derivatives(x, n))
 
 
 def _power_derivatives(x: Tensor, n: Operand) -> Derivatives:
-    """Return x^n, n x^(n−1), n (n−1) x^(n−2); 0 for a factor of 0 times an infinite power."""
+    """Return x^n, n x^(n−1) and n (n−1) x^(n−2), for a plain x and n; a product of a factor 0 and
+    an infinite power is 0."""
     value = torch.pow(x, n)
     x, n = wide(x), wide(n.to(value.dtype)) if isinstance(n, Tensor) else n
     first, second = n - 1, n - 2
-    # A factor n or n (n − 1) of 0 meets 0^0 = 1 in place of 0^−1 and 0^−2: 0 · ∞ would be NaN.
+    # If n or n (n − 1) is 0, an exponent of 1 replaces n − 1 or n − 2: for x = 0, 0 · ∞ would be
+    # NaN.
     if isinstance(n, Tensor):
         first = torch.where(n == 0, 1, first)
         second = torch.where((n == 0) | (n == 1), 1, second)
@@ -179,72 +181,80 @@ def _power_derivatives(x: Tensor, n: Operand) -> Derivatives:
 
 
 def _detach_steep_zeros(x: Tensor, n: Operand) -> Tensor:
-    """Detach x where x^n is 0 and its slope infinite (0 < n < 1), so that a cotangent of 0 does not
-    become 0 · ∞ in the backward."""
+    """Detach the entries of x where x^n is 0 and its slope infinite (x = 0 and 0 < n < 1), so that
+    the backward does not multiply a cotangent of 0 by the slope."""
     if x.is_complex() or isinstance(n, complex) or not (isinstance(n, Tensor) or 0 < n < 1):
         return x
-    steep = (x == 0) & (n > 0) & (n < 1)
-    return torch.where(steep, x.detach(), x)
+    is_steep = (x == 0) & (n > 0) & (n < 1)
+    return torch.where(is_steep, x.detach(), x)
 
 
 def _power_to_jet(base: Tensor, exponent: JetTensor) -> JetTensor:
-    """Compute b^y as a function of y; constant where b is 0."""
+    """Compute b^y for a plain base b and a jet y; its derivatives are 0 where b is 0."""
     value = torch.pow(base, exponent.primal)
-    widened = exponent.with_streams(aligned(exponent, value.ndim))
-    return _exponential(base.to(value.dtype), widened, value)[0]
+    exponent = exponent.with_streams(align_streams(exponent, value.ndim))
+    return _exponential(base.to(value.dtype), exponent, value)[0]
 
 
 def _has_tangent(jet: JetTensor) -> Tensor:
-    """Return a mask of the primal's shape: whether any tangent of an entry is not 0."""
+    """Return a boolean mask of the primal's shape: whether any of an entry's tangents is not 0."""
     return (jet.streams[1:] != 0).any(0)
 
 
 def _exponential(base: Tensor, exponent: JetTensor, value: Tensor) -> tuple[JetTensor, Tensor]:
-    """Return the jet of b^y as a function of y, with derivatives b^y ln b and b^y (ln b)²; and ln
-    b.
+    """Return the jet of b^y as a function of y, with derivatives b^y ln b and b^y (ln b)², and
+    ln b.
 
     ln b is set to 0 where b is 0, as in torch, and where b is negative and all tangents of y are 0.
+
+    Args:
+        value: b^y.
     """
-    needed = _has_tangent(exponent) | ((wide(base).real > 0) & value.isfinite())
-    log = torch.where((base != 0) & needed, wide(base), 1).log()
-    power = torch.where(needed, wide(value), 0)
+    is_needed = _has_tangent(exponent) | ((wide(base).real > 0) & value.isfinite())
+    log = torch.where((base != 0) & is_needed, wide(base), 1).log()
+    power = torch.where(is_needed, wide(value), 0)
     return push_forward(exponent, (value, power * log, power * log * log)), log
 
 
 def _power_of_jets(base: JetTensor, exponent: JetTensor) -> JetTensor:
-    """Compute x^n as a function of both; its mixed derivative is x^(n−1) (1 + n ln x)."""
+    """Compute x^n for two jets; the mixed derivative is x^(n−1) (1 + n ln x)."""
     # f_x x_ij + f_xx x_i x_j is `base_terms`, f_n n_ij + f_nn n_i n_j is `exponent_terms`, and
     # `_add_mixed_terms` adds f_xn (x_i n_j + x_j n_i).  A derivative that is infinite or undefined
-    # must not meet a tangent of 0, with which its product would be NaN.
+    # must not be multiplied by a tangent of 0, since the product would be NaN.
     ndim = max(base.ndim, exponent.ndim)
-    base, exponent = (jet.with_streams(aligned(jet, ndim)) for jet in (base, exponent))
+    base, exponent = (jet.with_streams(align_streams(jet, ndim)) for jet in (base, exponent))
     x, n = base.primal, exponent.primal
     value = torch.pow(x, n)
     with torch.no_grad():
-        finite = torch.stack([wide(part) for part in _power_derivatives(x, n)]).isfinite().all(0)
-    needed = _has_tangent(base)
-    # Where all tangents are 0, the exponent 1 stands in, whose derivatives are finite.
-    _, slope, curvature = _power_derivatives(x, torch.where(needed | finite, n, 1))
+        is_finite = torch.stack([*map(wide, _power_derivatives(x, n))]).isfinite().all(0)
+    is_needed = _has_tangent(base)
+    # Where all tangents are 0, use the exponent 1, whose derivatives are finite.
+    _, slope, curvature = _power_derivatives(x, torch.where(is_needed | is_finite, n, 1))
     base_terms = push_forward(base, (value, slope, curvature))
     exponent_terms, log = _exponential(x, exponent, value)
     out = torch.cat([value.unsqueeze(0), base_terms.streams[1:] + exponent_terms.streams[1:]])
-    # An infinite mixed derivative is kept for tangents ≠ 0 alone; at x = 0 it is 0 (n ≠ 0, 1).
+    # The mixed derivative is set to 0 where it is infinite and all tangents are 0, and at x = 0.
     mixed = wide(torch.where(x == 0, 1, x)) ** (n - 1) * (1 + n * log)
-    is_zero = (x == 0) | ~((needed & _has_tangent(exponent)) | mixed.isfinite())
+    is_zero = (x == 0) | ~((is_needed & _has_tangent(exponent)) | mixed.isfinite())
     mixed = mixed.masked_fill(is_zero, 0)
     out = _add_mixed_terms(out, mixed, base, exponent)
-    # At x = 0 and n = 0 or 1 it is infinite: NaN, except for pairs with x_i n_j + x_j n_i = 0.
-    infinite = (x == 0) & ((n == 0) | (n == 1))
-    undefined = torch.zeros_like(mixed.detach()).masked_fill(infinite, math.nan)
+    # But at x = 0 with n = 0 or 1 it is infinite: the result is NaN for each pair of directions
+    # with x_i n_j + x_j n_i ≠ 0.
+    is_infinite = (x == 0) & ((n == 0) | (n == 1))
+    nans = torch.zeros_like(mixed.detach()).masked_fill(is_infinite, math.nan)
     with torch.no_grad():
-        absent = (
+        has_no_mixed_term = (
             _add_mixed_terms(torch.zeros_like(out), torch.ones_like(mixed), base, exponent) == 0
         )
-    return base.with_streams(out + undefined.masked_fill(absent, 0).to(out.dtype))
+    return base.with_streams(out + nans.masked_fill(has_no_mixed_term, 0).to(out.dtype))
 
 
 def _add_mixed_terms(streams: Tensor, mixed: Tensor, a: JetTensor, b: JetTensor) -> Tensor:
-    """Add ``mixed`` (a_i b_j + a_j b_i) to the second-order streams."""
+    """Add the terms ``mixed`` · (a_i b_j + a_j b_i) to the second-order streams.
+
+    Args:
+        mixed: the mixed derivative, of the primal's shape.
+    """
     layout = a.jet_layout
     if not layout.seconds:
         return streams
@@ -270,22 +280,25 @@ _FMAX_SPLITS_TIES = release(torch.__version__) >= (2, 14)
 
 
 def register_extremum(name: str, is_better: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Register ``maximum`` or ``minimum``, which return NaN of NaN, or ``fmax`` or ``fmin``, which
-    return a number of a number and NaN.
+    """Register ``maximum`` or ``minimum``, which return NaN if either argument is NaN, or ``fmax``
+    or ``fmin``, which then return the other argument.
 
-    Ties share the derivative equally, as in torch's autograd; of ``fmax`` and ``fmin`` before torch
-    2.14 it is that of ``input``.
+    Ties share the derivative equally, as in torch's autograd; before torch 2.14, for a tie ``fmax``
+    and ``fmin`` take the derivative of ``input``.
+
+    Args:
+        is_better: `torch.gt` for a maximum, `torch.lt` for a minimum.
     """
     skips_nan = name.startswith("f")
 
     @jet_rule(name)
     def rule(input: Tensor, other: Tensor) -> Tensor:
         ties = input == other
-        first = is_better(input, other) | torch.isnan(other if skips_nan else input)
+        is_first = is_better(input, other) | torch.isnan(other if skips_nan else input)
         if skips_nan and not _FMAX_SPLITS_TIES:
-            return torch.where(first | ties, input, other)
-        choice, loser = torch.where(first, input, other), torch.where(first, other, input)
-        return torch.where(ties, 0.5 * choice + 0.5 * loser, choice)
+            return torch.where(is_first | ties, input, other)
+        better, worse = torch.where(is_first, input, other), torch.where(is_first, other, input)
+        return torch.where(ties, 0.5 * better + 0.5 * worse, better)
 
 
 for _name, _is_better in (("max", torch.gt), ("min", torch.lt)):
@@ -295,14 +308,14 @@ for _name, _is_better in (("max", torch.gt), ("min", torch.lt)):
 
 @jet_rule("atan2", "arctan2")
 def atan2(input: Tensor, other: Tensor) -> JetTensor:
-    """Use the derivatives of atan(y / x), or of −atan(x / y) where |y| > |x|; 0 at the origin, as
-    in torch's autograd."""
+    """Compute atan2(y, x) with the derivatives of atan(y / x), or of −atan(x / y) where |y| > |x|;
+    at the origin they are 0, as in torch's autograd."""
     value = torch.atan2(primal_of(input), primal_of(other))
-    steep = input.abs() > other.abs()
-    origin = (input == 0) & (other == 0)
-    numerator = torch.where(steep, -other, input).masked_fill(origin, 0)
-    denominator = torch.where(steep, input, other).masked_fill(origin, 1)
-    # It differs from the angle by a constant: a quarter turn where steep, a half turn for x < 0.
+    is_steep = input.abs() > other.abs()
+    is_origin = (input == 0) & (other == 0)
+    numerator = torch.where(is_steep, -other, input).masked_fill(is_origin, 0)
+    denominator = torch.where(is_steep, input, other).masked_fill(is_origin, 1)
+    # This angle differs from atan2 by a constant, so that the tangents are the same.
     angle = cast(JetTensor, torch.atan(numerator / denominator))
     streams = [value.unsqueeze(0), angle.streams[1:].to(value.dtype)]
     return angle.with_streams(torch.cat(streams))
@@ -312,8 +325,11 @@ def atan2(input: Tensor, other: Tensor) -> JetTensor:
 
 
 def register_logaddexp(name: str, base: float) -> None:
-    """Register log_b(b^x + b^y), whose derivatives in d = x − y are σ(d ln b) and
-    ln b σ(d ln b) σ(−d ln b); d is 0 for two equal infinities."""
+    """Register log_b(b^x + b^y).
+
+    Its first and second derivatives by d = x − y are σ(d ln b) and ln b σ(d ln b) σ(−d ln b); d
+    counts as 0 if x and y are the same infinity.
+    """
     scale = math.log(base)
 
     @jet_rule(name)
@@ -321,15 +337,15 @@ def register_logaddexp(name: str, base: float) -> None:
         x, y = promote(input, other)
         value = getattr(torch, name)(primal_of(x), primal_of(y))
         layout = common_layout(x, y)
-        a, b = (JetTensor(aligned(lift(v, layout), value.ndim), layout) for v in (x, y))
-        infinite = (a.primal == b.primal) & a.primal.isinf()
-        gap = torch.where(infinite, 0, a.primal - b.primal)
+        a, b = (JetTensor(align_streams(lift(v, layout), value.ndim), layout) for v in (x, y))
+        is_infinite = (a.primal == b.primal) & a.primal.isinf()
+        gap = torch.where(is_infinite, 0, a.primal - b.primal)
         tangents = a.streams[1:] - b.streams[1:]
         difference = a.with_streams(torch.cat([gap.unsqueeze(0), tangents]))
 
         def derivatives(gap: Tensor) -> Derivatives:
-            share, complement = torch.sigmoid(scale * gap), torch.sigmoid(-scale * gap)
-            return value, share, scale * share * complement
+            slope, complement = torch.sigmoid(scale * gap), torch.sigmoid(-scale * gap)
+            return value, slope, scale * slope * complement
 
         # log(b^x + b^y) = y + log(1 + b^d): its tangents are those of y and of a function of d.
         shift = push_forward(difference, evaluate_in_float32(gap, derivatives)).streams[1:]
@@ -342,10 +358,12 @@ register_logaddexp("logaddexp2", 2.0)
 
 
 def register_xlogy(name: str, shift: float) -> None:
-    """Register x ln z with z = y + ``shift``: its derivatives are ln z in x, x / z and −x / z² in
-    y, and 1 / z in both.
+    """Register x ln z with z = y + ``shift``.
 
-    As in torch they are 0 where x is 0 and z ≤ 0; and where z ≤ 0 and no tangent of y needs them.
+    Its derivative by x is ln z, its first and second derivatives by y are x / z and −x / z², and
+    its mixed derivative is 1 / z.  As in torch, all are 0 where x = 0 and z ≤ 0.  Those by y, and
+    the mixed one, are also 0 where z ≤ 0 and all tangents of y are 0, since they would be
+    multiplied by these.
     """
     function = getattr(torch.special, name)
 
@@ -353,13 +371,13 @@ def register_xlogy(name: str, shift: float) -> None:
     def rule(input: Operand, other: Operand) -> JetTensor:
         value = function(primal_of(input), primal_of(other))
         layout = common_layout(input, other)
-        stacks = (aligned(lift(v, layout, value), value.ndim) for v in (input, other))
+        stacks = (align_streams(lift(v, layout, value), value.ndim) for v in (input, other))
         x, y = (JetTensor(stack.to(value.dtype), layout) for stack in stacks)
         z = wide(y.primal) + shift
         is_zero = (x.primal == 0) & (z <= 0)
         tangents = function(x.streams[1:], y.primal).masked_fill(is_zero, 0)
-        needed = _has_tangent(y) | (z > 0)
-        inverse = (1 / torch.where(needed, z, 1)).masked_fill(~needed, 0)
+        is_needed = _has_tangent(y) | (z > 0)
+        inverse = (1 / torch.where(is_needed, z, 1)).masked_fill(~is_needed, 0)
         slope = wide(x.primal) * inverse
         other_terms = push_forward(y, (value, slope, -slope * inverse)).streams
         out = torch.cat([value.unsqueeze(0), tangents + other_terms[1:]])
@@ -372,12 +390,13 @@ register_xlogy("xlog1py", 1.0)
 
 # ---- complex numbers -------------------------------------------------------------------------
 #
-# All but the modulus and the angle are linear over the real numbers, so the same on every stream.
+# All but the modulus and the angle are linear over the real numbers, and applied to every stream.
 # `complex_rules.COVERED` lists the other functions that take complex jets.
 
 
 def register_real_linear(function: Callable[[Tensor], Tensor], *other_names: Functions) -> None:
-    """Register a function that is linear over the real numbers: it is applied to every stream."""
+    """Register a function that is linear over the real numbers; its rule applies it to every
+    stream."""
 
     @jet_rule(function, *other_names)
     def rule(input: JetTensor) -> JetTensor:
@@ -397,8 +416,9 @@ def view_as_complex(input: JetTensor) -> JetTensor:
     streams = input.streams
     *outer, last = streams.stride()
     if last != 1 or any(stride % 2 for stride in (*outer, streams.storage_offset())):
-        # The stride of the streams is odd, which no complex view has.  Torch's result is a view: a
-        # write into the copy would be lost, and is refused.
+        # No complex view has an odd stride, which the stack has here, so it is copied.  Torch's
+        # result is a view: writes into the original or the copy are refused, as the other would
+        # miss them.
         copy = input.with_streams(torch.view_as_complex(streams.clone()))
         if input.jet_layout.jet_pass is not None:
             for jet in (input, copy):
@@ -409,10 +429,10 @@ def view_as_complex(input: JetTensor) -> JetTensor:
 
 @jet_rule("complex")
 def complex_(real: Tensor, imag: Tensor) -> JetTensor:
-    parts = torch.broadcast_tensors(real, imag)
-    # Called on empty tensors for torch's errors about dtypes.
-    torch.complex(*(part[:0].detach() if part.ndim else part.detach() for part in parts))
-    stacks, jet = lift_streams(parts)
+    pair = torch.broadcast_tensors(real, imag)
+    # Call torch's function on empty tensors, for its errors about dtypes.
+    torch.complex(*(x[:0].detach() if x.ndim else x.detach() for x in pair))
+    stacks, jet = lift_streams(pair)
     return jet.with_streams(torch.complex(*stacks))
 
 
@@ -426,7 +446,7 @@ _real_abs = require_rule(torch.abs)
 
 @jet_rule("abs", "absolute", "__abs__")
 def modulus(input: JetTensor) -> Tensor:
-    """Compute the modulus of complex numbers by `euclidean_norm`."""
+    """Compute the modulus; for complex numbers by `euclidean_norm`."""
     if not input.dtype.is_complex:
         return _real_abs(input)
     return euclidean_norm(torch.view_as_real(input), -1)
@@ -440,7 +460,7 @@ def angle(input: JetTensor) -> Tensor:
 
 
 def register_step_function(function: Callable[..., Tensor]) -> None:
-    """Register a piecewise constant function, which is called on detached primals."""
+    """Register a piecewise constant function; its rule calls it on detached primals."""
 
     @jet_rule(function)
     def rule(*args: object, **kwargs: object) -> Tensor:
@@ -456,7 +476,11 @@ for _function in spellings("floor_divide", "__floordiv__", "__rfloordiv__"):
 
 
 def register_fourier_transform(name: str, default: Dims) -> None:
-    """Register a Fourier transform along the dimensions ``default``, or all if None."""
+    """Register a Fourier transform.
+
+    Args:
+        default: the default of its argument ``dim``; None means all dimensions.
+    """
     function: Callable[..., Tensor] = getattr(torch.fft, name)
 
     @jet_rule(function)
@@ -467,13 +491,13 @@ def register_fourier_transform(name: str, default: Dims) -> None:
         norm: str | None = None,
         s: Dims = None,
     ) -> JetTensor:
-        """Take the size as ``n`` for one dimension, or as ``s`` for several."""
+        # The argument of the size is ``n`` for one dimension, ``s`` for several.
         size = n if s is None else s
         if dim is None:
             dim = range(-(len(size) if isinstance(size, Sequence) else input.ndim), 0)
         dims = stack_dims([dim] if isinstance(dim, int) else dim, input.ndim)
-        place = dims[0] if isinstance(dim, int) else dims
-        return input.with_streams(function(input.streams, size, place, norm))
+        stack_axes = dims[0] if isinstance(dim, int) else dims
+        return input.with_streams(function(input.streams, size, stack_axes, norm))
 
 
 for _name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"):

@@ -35,11 +35,14 @@ def scaled_dot_product_attention(
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
 ) -> Tensor:
-    """Compute softmax(q kᵀ · scale + mask) v, where any of query, key, value, mask are jets.
+    """Compute softmax(q kᵀ · scale + mask) v, where any of query, key, value and mask are jets.
 
-    Shapes ``[..., H, T, d]``; ``attn_mask`` is boolean (True takes part) or additive, such as T5's
-    relative position bias, which is a jet where parameters carry derivatives.  ``window``, which
-    takes no mask beside it, and ``softcap`` are those of `ops.attention_jet`; torch's has neither.
+    Args:
+        query, key, value: ``[..., H, T, d]``.
+        attn_mask: boolean (True: the key takes part), or additive, such as T5's relative position
+            bias, which is a jet if parameters carry derivatives.
+        window, softcap: as for `ops.attention_jet`; torch's function has neither.  A window
+            excludes ``attn_mask``.
     """
     jets = (query, key, value)
     # The operator holds no scores ``[B, H, T, T]``: its memory grows with T, not T².
@@ -56,7 +59,7 @@ def scaled_dot_product_attention(
             window=window,
             softcap=softcap,
             dropout_p=dropout_p,
-            # From the seed the backward draws the same mask again, instead of reading it.
+            # The backward draws the same mask from the seed, so that no mask is stored.
             dropout_seed=fresh_seed_on(query.streams.device) if dropout_p else 0,
         )
         return query.with_streams(out)
@@ -83,10 +86,10 @@ def scaled_dot_product_attention(
 
 
 def _operator_covers(
-    jets: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, grouped: bool
+    jets: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, enable_gqa: bool
 ) -> TypeGuard[tuple[JetTensor, JetTensor, JetTensor]]:
-    """Return whether query, key and value are jets ``[B, H, T, d]`` of one layout, and the mask
-    needs no gradient."""
+    """Return whether the operator takes a call: query, key and value are jets ``[B, H, T, d]`` of
+    one layout, and the mask needs no gradient."""
     query, key, value = jets
     if not isinstance(query, JetTensor) or not all(
         isinstance(jet, JetTensor)
@@ -98,57 +101,63 @@ def _operator_covers(
         return False
     if mask is not None and (isinstance(mask, JetTensor) or mask.requires_grad or mask.ndim > 4):
         return False
-    heads = query.shape[:2] if not grouped else (query.shape[0], key.shape[1])
+    heads = query.shape[:2] if not enable_gqa else (query.shape[0], key.shape[1])
     return key.shape[:2] == value.shape[:2] == heads and attention_fuses(query)
 
 
 def _unrepeated_heads(key: JetTensor, value: JetTensor) -> tuple[Tensor, Tensor]:
-    """Return the streams of key and value, before a model repeated their heads for groups of
-    queries (`patterns.RepeatedHeads`): the operator reads each head once for its group."""
+    """Return the streams of key and value; if a model repeated their heads for groups of queries
+    (`patterns.RepeatedHeads`), the streams before that, since the operator takes groups."""
     k, v = key.pattern, value.pattern
-    if isinstance(k, RepeatedHeads) and isinstance(v, RepeatedHeads) and k.times == v.times:
+    if isinstance(k, RepeatedHeads) and isinstance(v, RepeatedHeads) and k.repeats == v.repeats:
         return k.source.streams[:, :, :, 0], v.source.streams[:, :, :, 0]
     return key.streams, value.streams
 
 
-# ---- composed ----------------------------------------------------------------------------------
+# ---- without the operator ----------------------------------------------------------------------
 
 
 def _scores(
     query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float
 ) -> Tensor:
-    """Compute q kᵀ · scale + mask, by one fused product where the shapes allow it."""
+    """Compute q kᵀ · scale + mask, with `matmul_jets` if it takes query and key."""
     keys = key.transpose(-2, -1)
     shape = (*query.shape[:-1], key.shape[-2])
     bias = _additive_mask(mask, is_causal, shape[-2:], query)
     if isinstance(query, JetTensor) and isinstance(keys, JetTensor) and products_fuse(query, keys):
-        # A bias of more dimensions would make the scores larger, in which it is added in place.
+        # A bias is added in place, so it must not have more dimensions than the scores.
         if not isinstance(bias, JetTensor) and (bias is None or bias.ndim <= len(shape)):
             return matmul_jets(query, keys, alpha=scale, bias=bias)
         scores: Tensor = matmul_jets(query, keys, alpha=scale)
     else:
-        scores = torch.matmul(query * scale, keys)  # d numbers a token to scale, not T
+        scores = torch.matmul(query * scale, keys)  # scales d numbers per token, not T
     return scores if bias is None else scores + bias
 
 
 def _additive_mask(
     mask: Tensor | None, is_causal: bool, shape: Sequence[int], like: Tensor
 ) -> Tensor | None:
-    """Return the sum of the masks as additive ones, ``shape``, in the dtype of ``like``."""
+    """Return the sum of ``mask``, as an additive mask, and the causal mask of this shape; None if
+    there is neither.
+
+    Args:
+        shape: (T, number of keys).
+        like: the tensor whose dtype and device the result gets.
+    """
     if mask is not None:
-        boolean = mask.dtype == torch.bool
-        mask = _hide(mask.logical_not(), like) if boolean else mask.to(like.dtype)
+        is_boolean = mask.dtype == torch.bool
+        mask = _hide(mask.logical_not(), like) if is_boolean else mask.to(like.dtype)
     if not is_causal:
         return mask
-    ahead = torch.ones(shape, dtype=torch.bool, device=like.device).triu(1)
-    causal = _hide(ahead, like)
+    later_keys = torch.ones(shape, dtype=torch.bool, device=like.device).triu(1)
+    causal = _hide(later_keys, like)
     return causal if mask is None else mask + causal
 
 
 def _hide(hidden: Tensor, like: Tensor) -> Tensor:
-    """Return −inf where scores are ``hidden``, and 0 elsewhere.
+    """Return an additive mask: −inf where ``hidden`` is true, and 0 elsewhere.
 
-    A constant: exp(−inf) = 0 takes a key out of every stream of the softmax.
+    It needs no derivatives: exp(−inf) = 0 removes a key from every stream of the softmax.
     """
     bias = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
     return bias.masked_fill(hidden, -math.inf)

@@ -1,4 +1,5 @@
-"""Rules that call torch functions with rules: torch's Python code, losses, recurrent layers."""
+"""Rules composed of torch functions that have rules: torch's Python code, losses, recurrent
+layers."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ for _name in _PYTHON_FUNCTIONS:
     composed_rule(getattr(F, _name))(torch_private.copy_without_override_check(getattr(F, _name)))
 
 
-# Formulas of `jachess_ext.differentiable`, for the C++ functions; the Python functions of the same
-# names call those.
+# The rules of these C++ functions are formulas of `jachess_ext.differentiable`; the Python
+# functions of the same names call the C++ functions.
 for _function, _formula in (
     (F.pdist, distances.pdist),
     (torch.ctc_loss, losses_formulas.ctc_loss),
@@ -58,7 +59,7 @@ for _name in ("ctc_loss", "embedding_bag", *_LOSSES):
 def nll_loss(
     input: JetTensor, target: Tensor, weight: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> JetTensor:
-    """Apply the loss, which is linear in the log-probabilities, to every stream."""
+    """Compute the loss of every stream, since it is linear in the log-probabilities."""
     losses = [F.nll_loss(stream, target, weight, *args, **kwargs) for stream in input.streams]
     return input.with_streams(torch.stack(losses))
 
@@ -115,10 +116,10 @@ def binary_cross_entropy(
     x = input.primal
     value = F.binary_cross_entropy(x, target, reduction="none")
     product = x * (1 - x)
-    spread = product.clamp_min(1e-12)
-    slope = (x - target) / spread
-    # Where the denominator is the bound, a constant, the slope is linear in x.
-    curvature = (1 - slope * (1 - 2 * x) * (product > 1e-12)) / spread
+    denominator = product.clamp_min(1e-12)
+    slope = (x - target) / denominator
+    # Where the denominator is clamped, a constant, the slope is linear in x.
+    curvature = (1 - slope * (1 - 2 * x) * (product > 1e-12)) / denominator
     losses: Tensor = push_forward(input, (value, slope, curvature))
     return _reduce(losses if weight is None else losses * weight, reduction)
 
@@ -127,8 +128,11 @@ def binary_cross_entropy(
 def gumbel_softmax(
     logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
 ) -> Tensor:
-    """Compute the softmax with one draw of noise for all streams; with ``hard``, the value is
-    one-hot and the derivatives are those of the softmax, as in torch's backward."""
+    """Compute the softmax of the logits plus noise, which is constant.
+
+    With ``hard``, the value is one-hot, and the derivatives are those of the softmax, as in torch's
+    backward.
+    """
     noise = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     soft = F.softmax((logits - noise.exponential_().log()) / tau, dim)
     if not hard:
@@ -145,7 +149,8 @@ gumbel_softmax.under_autocast = True  # type: ignore[attr-defined]
 def linear_cross_entropy(
     input: Tensor, linear_weight: Tensor, target: Tensor, **kwargs: object
 ) -> Tensor:
-    """Compute it without ``options``, which only set chunk sizes: those have no forward mode."""
+    """Compute the loss without ``options``, which only set chunk sizes, and for which torch has no
+    forward mode."""
     rule = general_rule(F.linear_cross_entropy, "")
     return rule(input, linear_weight, target, **kwargs | {"options": None})
 
@@ -156,15 +161,17 @@ linear_cross_entropy.under_autocast = True  # type: ignore[attr-defined]
 # ---- recurrent layers ------------------------------------------------------------------------
 #
 # The formulas of torch.nn.LSTM, GRU and RNN, step by step, since torch's kernels have no second
-# derivative.  A packed sequence is ``[sum of lengths, C]``: the rows of the first step, the longest
-# sequence first, then those of the second, and so on; ``rows`` holds the number of rows per step.
+# derivative.  A packed sequence is ``[sum of lengths, C]``: the rows of all sequences at the first
+# step, longest sequence first, then those at the second step, and so on; ``rows`` holds the number
+# of rows of each step.
 
 
 State: TypeAlias = tuple[Tensor, ...]
-"""Hidden state ``[B, H]``; of an LSTM also the cell's, and the weight of a projection, if any."""
+"""The hidden state ``[B, H]``; for an LSTM, also the cell state, and the weight of a projection if
+it has one."""
 Step: TypeAlias = Callable[[Tensor, State, Tensor, "Tensor | None"], State]
-"""Maps the input's term of the gates ``[B, n H]``, the state, and the hidden state's weight and
-bias to the next state."""
+"""Maps the input's contribution to the gates ``[B, n H]``, the state, and the weight and bias of
+the hidden state to the next state."""
 
 
 def _lstm_step(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
@@ -178,12 +185,12 @@ def _lstm_step(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None)
 
 def _gru_step(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
     (hidden,) = state
-    # Not of the sum, as in an LSTM: r scales the hidden state's term of n alone.
+    # The contributions are not simply added, as in an LSTM: r scales the hidden state's one to n.
     r, z, n = gates.chunk(3, -1)
     hr, hz, hn = F.linear(hidden, weight, bias).chunk(3, -1)
     update = torch.sigmoid(z + hz)
-    new = torch.tanh(n + torch.sigmoid(r + hr) * hn)
-    return (new + update * (hidden - new),)
+    candidate = torch.tanh(n + torch.sigmoid(r + hr) * hn)
+    return (candidate + update * (hidden - candidate),)
 
 
 def _tanh_step(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
@@ -202,32 +209,34 @@ def _run_direction(
     backwards: bool,
     rows: Sequence[int] | None,
 ) -> tuple[Tensor, State]:
-    """Run ``x [T, B, C]`` through one layer; return all hidden states ``[T, B, H]``, and the last
-    state.
+    """Run x ``[T, B, C]`` through one layer in one direction; return all hidden states
+    ``[T, B, H]``, and the last state.
 
     Args:
-        params: weights of the input and the hidden state; their biases, or none; the weight of a
-            projection, or none.
-        rows: number of rows of every step of a packed x, ``[sum, C]``; the result is packed, too.
+        state: the initial state.
+        params: the weights of the input and of the hidden state, then their two biases, if any,
+            then the weight of a projection, if any.
+        rows: the number of rows of each step if x is packed, ``[sum of lengths, C]``; the result is
+            then packed, too.  None: x is not packed.
     """
-    w_ih, w_hh, *others = params
-    b_ih, b_hh = others[:2] if len(others) > 1 else (None, None)
-    projection = others[2:] if len(others) > 1 else others
+    w_ih, w_hh, *optional = params
+    b_ih, b_hh = optional[:2] if len(optional) > 1 else (None, None)
+    projection = optional[2:] if len(optional) > 1 else optional
     all_gates = F.linear(x, w_ih, b_ih)
     gates = all_gates.unbind(0) if rows is None else all_gates.split(list(rows))
     order = range(len(gates))
     hidden = []
     for t in reversed(order) if backwards else order:
-        # Of a packed x the first rows take the step.  The others keep their state: of a sequence
-        # that has ended (forwards), or has not begun (backwards).
+        # If x is packed, only the first rows take the step.  The idle rows keep their state: their
+        # sequences have ended (forwards), or have not begun (backwards).
         count = len(gates[t])
-        idle = [part[count:] for part in state]
-        active = tuple(part[:count] for part in state) if len(idle[0]) else state
-        new = step(gates[t], (*active, *projection), w_hh, b_hh)[: len(state)]
-        hidden.append(new[0])
+        idle = [tensor[count:] for tensor in state]
+        active = tuple(tensor[:count] for tensor in state) if len(idle[0]) else state
+        next_state = step(gates[t], (*active, *projection), w_hh, b_hh)[: len(state)]
+        hidden.append(next_state[0])
         if len(idle[0]):
-            new = tuple(torch.cat(parts) for parts in zip(new, idle, strict=True))
-        state = new
+            next_state = tuple(map(torch.cat, zip(next_state, idle, strict=True)))
+        state = next_state
     hidden = hidden[::-1] if backwards else hidden
     return torch.stack(hidden) if rows is None else torch.cat(hidden), state
 
@@ -245,10 +254,19 @@ def _run_layers(
     batch_first: bool,
     rows: Sequence[int] | None = None,
 ) -> tuple[Tensor, ...]:
+    """Run x through all layers; return the hidden states of the last layer, and the last states of
+    all layers and directions, ``[layers · directions, B, H]`` each.
+
+    Args:
+        hx: the initial states, of the same shape.
+        params: the parameters of all layers and directions, concatenated.
+        has_biases, num_layers, dropout, train, bidirectional, batch_first: as for torch's function.
+        rows: as for `_run_direction`.
+    """
     x = x.transpose(0, 1) if batch_first else x
     directions = 2 if bidirectional else 1
     count = len(params) // (num_layers * directions)
-    last: list[State] = []
+    last_states: list[State] = []
     for layer in range(num_layers):
         outputs = []
         for direction in range(directions):
@@ -257,12 +275,12 @@ def _run_layers(
             weights = params[number * count : (number + 1) * count]
             output, state = _run_direction(step, x, start, weights, direction == 1, rows)
             outputs.append(output)
-            last.append(state)
+            last_states.append(state)
         x = torch.cat(outputs, -1) if bidirectional else outputs[0]
         if train and dropout and layer < num_layers - 1:
             x = F.dropout(x, dropout)
-    ends = map(torch.stack, zip(*last, strict=True))  # ``[layers · directions, B, H]`` each
-    return (x.transpose(0, 1) if batch_first else x, *ends)
+    stacked_states = map(torch.stack, zip(*last_states, strict=True))
+    return (x.transpose(0, 1) if batch_first else x, *stacked_states)
 
 
 def register_recurrent(name: str, step: Step) -> None:
@@ -271,7 +289,7 @@ def register_recurrent(name: str, step: Step) -> None:
     @composed_rule(getattr(torch, name))
     def layers(input: Tensor, hx: Tensor | State, *args: Any) -> tuple[Tensor, ...]:
         if isinstance(hx, Tensor) and not hx.is_floating_point():
-            # A packed sequence: the argument before the state holds the numbers of rows.
+            # A packed sequence: the number of rows of each step precedes the state.
             rows = hx.tolist()
             hx, args = args[0], (*args[1:], False, rows)
         return _run_layers(step, input, (hx,) if isinstance(hx, Tensor) else hx, *args)
@@ -298,8 +316,8 @@ register_recurrent("rnn_relu", _relu_step)
 
 @composed_rule(built_in_functions("_pack_padded_sequence"))
 def pack_sequence(input: JetTensor, lengths: Tensor, batch_first: bool) -> tuple[JetTensor, Tensor]:
-    """Pack ``[T, B, ...]`` into ``[sum of lengths, ...]``; also return the number of rows per
-    step."""
+    """Pack sequences ``[T, B, ...]`` into ``[sum of lengths, ...]``; also return the number of rows
+    of each step."""
     packed, rows = torch_private.pack_padded_sequence(
         input.streams.movedim(0, 2), lengths, batch_first
     )
@@ -310,8 +328,8 @@ def pack_sequence(input: JetTensor, lengths: Tensor, batch_first: bool) -> tuple
 def pad_sequence(
     data: JetTensor, rows: Tensor, batch_first: bool, padding_value: float, total_length: int
 ) -> tuple[JetTensor, Tensor]:
-    """Invert `pack_sequence`; the padding carries no derivative."""
-    padded, settings = torch_private.pad_packed_sequence, (rows, batch_first)
-    primal, lengths = padded(data.primal, *settings, padding_value, total_length)
-    tangents, _ = padded(data.streams[1:].movedim(0, 1), *settings, 0.0, total_length)
+    """Invert `pack_sequence`; the padding has zero derivatives."""
+    pad, settings = torch_private.pad_packed_sequence, (rows, batch_first)
+    primal, lengths = pad(data.primal, *settings, padding_value, total_length)
+    tangents, _ = pad(data.streams[1:].movedim(0, 1), *settings, 0.0, total_length)
     return data.with_streams(torch.cat([primal.unsqueeze(0), tangents.movedim(2, 0)])), lengths

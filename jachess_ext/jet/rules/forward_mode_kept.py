@@ -1,15 +1,19 @@
-"""Functions that torch's own forward mode carries jets through (`forward_mode.py`).
+"""Functions whose jets torch's own forward mode computes correctly (`forward_mode.py`).
+
+For functions in `FORWARD_REVERSE`, torch's backward through its forward mode is correct,
+too; for functions in `FORWARD_ONLY` it is not, and gradients are refused.
 
 Written by `python -m python_tests.jet.keep_forward_mode` with torch 2.13.0; do not edit.
 """
 
 
-def full_names(spaces: dict[str, str]) -> tuple[str, ...]:
-    """Return ``space.name`` for every name, separated by whitespace, of every namespace."""
-    return tuple(f"{space}.{name}" for space, text in spaces.items() for name in text.split())
+def full_names(names: dict[str, str]) -> tuple[str, ...]:
+    """Return ``namespace.name`` for each name in ``names``, which maps a namespace to its names,
+    separated by blanks."""
+    return tuple(f"{space}.{name}" for space, text in names.items() for name in text.split())
 
 
-WITH_GRADIENTS = full_names(
+FORWARD_REVERSE = full_names(
     {
         "torch": """
             acos acosh addbmm addmv addr alias_copy aminmax angle as_strided_copy asin asinh atan
@@ -51,7 +55,7 @@ WITH_GRADIENTS = full_names(
     }
 )
 
-WITHOUT_GRADIENTS = full_names(
+FORWARD_ONLY = full_names(
     {
         "torch": "as_strided_scatter copysign renorm",
         "torch.Tensor": "as_strided_scatter copysign renorm",

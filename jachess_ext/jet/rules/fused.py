@@ -1,14 +1,14 @@
-"""Recognisers of the sequences of functions by which models spell one operator.
+"""Recognisers of the sequences of functions that models use in place of one operator.
 
     RMS norm    x.pow(2).mean(-1, keepdim=True) + ε → rsqrt (or pow −½) → times x, times weight,
                 with casts to and from float32 anywhere; Llama's, T5's and Gemma's classes
     gated MLP   act(g) · u
-    residual    a + b, before a layer norm or an RMS norm (rules/norm.py reads the pattern)
-    GQA         expand and reshape of key and value heads (rules/attention.py reads the pattern)
+    residual    a + b, before a layer norm or an RMS norm (rules/norm.py uses the pattern)
+    GQA         expand and reshape of key and value heads (rules/attention.py uses the pattern)
 
-Each recogniser is called with one function of the sequence, and returns a deferred jet, the jet of
-the operator at the end, or None.  The composed rules compute the same;
-`python_tests/jet/test_fused.py` compares them.
+A recogniser is called before the rule of one function of the sequence.  It returns a deferred jet
+(or, at the end of the sequence, the result of the operator), or None to leave the call to the rule.
+The ordinary rules compute the same; `python_tests/jet/test_fused.py` compares them.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def residual_sum(rule: Rule, input: Operand, other: Operand, **kwargs: Operand) 
         return None
     if not fusable("rms_norm_jet", input, other):
         return None
-    # Both are computed now: after the end of a checkpointed block, the block could not free the
-    # tensors that they save.
+    # Compute both now: if that happened only after the end of a checkpointed block, the block could
+    # not free the tensors that they save.
     input.streams, other.streams  # noqa: B018
     return defer(Sum(input, other), rule, (input, other), {}, input)
 
@@ -79,7 +79,7 @@ def gated_activation(rule: Rule, input: Operand, other: Operand) -> JetTensor | 
 
 
 def _uncast(jet: JetTensor) -> JetTensor:
-    """Return the jet before a widening cast, which has the same mean square."""
+    """Return the jet before a cast to a wider dtype, which has the same mean square."""
     return jet.pattern.source if isinstance(jet.pattern, Cast) else jet
 
 
@@ -105,8 +105,8 @@ def mean_square(rule: Rule, input: JetTensor, *args: object, **kwargs: object) -
         return None
     options = dict(zip(("dim", "keepdim"), args, strict=False)) | kwargs
     dim = options.pop("dim", None)
-    last = dim in (-1, input.ndim - 1, [-1], (-1,), [input.ndim - 1], (input.ndim - 1,))
-    if not last or options != {"keepdim": True}:
+    is_last = dim in (-1, input.ndim - 1, [-1], (-1,), [input.ndim - 1], (input.ndim - 1,))
+    if not is_last or options != {"keepdim": True}:
         return None
     shape = torch.Size((*input.shape[:-1], 1))
     pattern = MeanSquare(input.pattern.source)
@@ -141,8 +141,8 @@ def rms_normed(rule: Rule, input: Operand, other: Operand) -> JetTensor | None:
         if not isinstance(normed, JetTensor) or not isinstance(factor, Tensor):
             continue
         pattern = normed.pattern
-        # x · InverseRms(x) becomes RmsNormed(x), and that times a weight [d] RmsNormed(x, weight):
-        # both are deferred, and the operator is called once, with the weight that came last.
+        # x · InverseRms(x) becomes RmsNormed(x), and RmsNormed(x) times a weight [d] becomes
+        # RmsNormed(x, weight).  Both are deferred, so that the operator is called once.
         if isinstance(pattern, InverseRms) and _has_same_source(factor, pattern):
             dtype = torch.promote_types(normed.dtype, factor.dtype)
             return _defer_rms_norm(RmsNormed(_uncast(pattern.source), pattern.eps, None), dtype)
@@ -168,8 +168,8 @@ def _scales_channels(factor: Tensor, pattern: RmsNormed, normed: JetTensor) -> b
 
 def _defer_rms_norm(pattern: RmsNormed, dtype: torch.dtype) -> JetTensor:
     source = pattern.source
-    # Neither the source nor the result is rounded before the norm; the operator itself sums halves
-    # in float32.
+    # The norm is computed in the wider dtype of source and result, so that neither is rounded
+    # before it; the operator itself sums 16-bit numbers in float32.
     wide = torch.promote_types(source.dtype, dtype)
 
     def make(source: JetTensor, weight: Tensor | None) -> JetTensor:
@@ -187,16 +187,17 @@ def _defer_rms_norm(pattern: RmsNormed, dtype: torch.dtype) -> JetTensor:
 def repeated_heads(
     rule: Rule, self: JetTensor, *sizes: int | Sequence[int], **kwargs: object
 ) -> JetTensor | None:
-    """Defer the view of ``[B, H, n, T, d]``, expanded along n, as ``[B, H n, T, d]``: no copy."""
+    """Defer the reshape of ``[B, H, n, T, d]``, expanded along n, to ``[B, H n, T, d]``, which
+    would copy."""
     if kwargs or self.ndim != 5 or self.pattern is not None:
         return None
-    batch, heads, times, tokens, size = self.shape
+    batch, heads, repeats, tokens, size = self.shape
     if self.streams.stride(3) or not attention_fuses(self):
         return None
-    shape = torch.Size((batch, heads * times, tokens, size))
+    shape = torch.Size((batch, heads * repeats, tokens, size))
     if tuple(varargs(*sizes)) != shape:
         return None
-    return defer(RepeatedHeads(self, times), rule, (self, *sizes), {}, self, shape=shape)
+    return defer(RepeatedHeads(self, repeats), rule, (self, *sizes), {}, self, shape=shape)
 
 
 # ---- casts -------------------------------------------------------------------------------------
@@ -213,6 +214,8 @@ def cast(rule: Rule, input: Tensor, *args: object, **kwargs: object) -> JetTenso
 
 
 def register_cast(name: str, dtype: torch.dtype) -> None:
+    """Register the recogniser of a method that casts to ``dtype``."""
+
     @recognise(name)
     def method(rule: Rule, input: JetTensor, **kwargs: object) -> JetTensor | None:
         return None if kwargs else _defer_cast(input, dtype)
@@ -232,7 +235,7 @@ def _defer_cast(input: Tensor, dtype: object) -> JetTensor | None:
     if isinstance(input.pattern, RmsNormed):
         return _defer_rms_norm(input.pattern, dtype)
     if torch.promote_types(input.dtype, dtype) != dtype:
-        return None  # the cast rounds, so that the norm's source is no longer the jet before it
+        return None  # the cast rounds, so that it changes the mean square
 
     def widen(jet: JetTensor) -> JetTensor:
         return jet.with_streams(jet.streams.to(dtype))

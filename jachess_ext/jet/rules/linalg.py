@@ -1,8 +1,8 @@
-"""Linear algebra: systems, determinants and factors of matrices.
+"""Linear algebra: systems of equations, determinants and factors of matrices.
 
 The formulas replace torch's forward mode, which is wrong for: solutions and determinants at order
 2; a Vandermonde matrix at 0; a triangular factor whose tangent has entries outside the triangle;
-right-hand sides whose shape could be that of a batch of vectors; the gradient of a condition
+right-hand sides that could be either matrices or a batch of vectors; the gradient of a condition
 number's tangent.  16-bit matrices are computed in float32, as torch does under autocast.
 """
 
@@ -18,7 +18,7 @@ from ...differentiable import linalg
 from ...ops.library import transformed
 from ..engine.errors import missing_rule
 from ..engine.registry import jet_rule
-from ..engine.tensor import JetTensor, aligned, common_layout, lift, primal_of
+from ..engine.tensor import JetTensor, align_streams, common_layout, lift, primal_of
 from .pointwise import push_forward, wide
 
 
@@ -33,12 +33,12 @@ def vander(x: Tensor, *, N: int | None = None) -> Tensor:
 
 @jet_rule("cholesky_solve")
 def cholesky_solve(input: Tensor, L: Tensor, upper: bool = False) -> Tensor:
-    """Solve L Lᵀ X = B, or Uᵀ U X = B, by two triangular systems."""
+    """Solve L Lᵀ X = B, or Uᵀ U X = B, by two triangular systems; B is ``input``."""
     input, L = wide(input), wide(L)
     factor = L.triu() if upper else L.tril()
     lower = factor.mH if upper else factor
-    half = torch.linalg.solve_triangular(lower, input, upper=False)
-    return torch.linalg.solve_triangular(lower.mH, half, upper=True)
+    forward = torch.linalg.solve_triangular(lower, input, upper=False)
+    return torch.linalg.solve_triangular(lower.mH, forward, upper=True)
 
 
 @jet_rule("triangular_solve")
@@ -49,20 +49,21 @@ def triangular_solve(
     transpose: bool = False,
     unitriangular: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return (X, A) of A X = B, as the deprecated function of torch does."""
+    """Return (X, A) with A X = B, as torch's deprecated function does; B is ``input``."""
     input, A = wide(input), wide(A)
     factor = A.triu() if upper else A.tril()
     factor = factor.mT if transpose else factor
     solution = torch.linalg.solve_triangular(
         factor, input, upper=upper != transpose, unitriangular=unitriangular
     )
-    copy = A.mT.clone(memory_format=torch.contiguous_format).mT  # by columns, as torch's
+    copy = A.mT.clone(memory_format=torch.contiguous_format).mT  # column-major, as torch's result
     return torch.return_types.triangular_solve((solution, copy))
 
 
 @jet_rule(torch.linalg.cond)
 def cond(input: Tensor, p: float | str | None = None) -> Tensor:
-    """Return ‖A‖ ‖A⁻¹‖; for p = 2 and −2 the ratio of the extreme singular values."""
+    """Return the condition number ‖A‖ ‖A⁻¹‖; for p = 2 and −2 it is the ratio of the extreme
+    singular values."""
     input = wide(input)
     if p in (None, 2, -2):
         values = torch.linalg.svdvals(input)
@@ -74,7 +75,7 @@ def cond(input: Tensor, p: float | str | None = None) -> Tensor:
             return torch.linalg.svdvals(matrix).sum(-1)
         if p == "fro":
             return matrix.square().sum((-2, -1)).sqrt()
-        sums = matrix.abs().sum(-2 if p in (1, -1) else -1)  # of columns, or of rows
+        sums = matrix.abs().sum(-2 if p in (1, -1) else -1)  # column sums, or row sums
         return sums.amax(-1) if p in (1, torch.inf) else sums.amin(-1)
 
     return norm(input) * norm(torch.linalg.inv(input))
@@ -102,10 +103,10 @@ def solve_ex(
     A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Tensor, Tensor]:
     A, B = wide(A), wide(B)
-    solved = torch.linalg.solve_ex(*primal_of((A, B)), left=left, check_errors=check_errors)
-    if not transformed() and bool(solved.info.any()):
+    primals = torch.linalg.solve_ex(*primal_of((A, B)), left=left, check_errors=check_errors)
+    if not transformed() and bool(primals.info.any()):
         raise missing_rule(torch.linalg.solve_ex, "it failed, as its info says")
-    return type(solved)((_solve_jets(A, B, solved.result, left), solved.info))
+    return type(primals)((_solve_jets(A, B, primals.result, left), primals.info))
 
 
 @jet_rule(torch.linalg.tensorsolve)
@@ -119,54 +120,56 @@ def inverse(input: Tensor) -> Tensor:
 
 
 def _solve_jets(A: Tensor, B: Tensor, value: Tensor, left: bool) -> Tensor:
-    """Return the jet of X in A X = B, or X A = B:
+    """Return the jet of X in A X = B (``left``), or X A = B:
     A X_i = B_i − A_i X;  A X_ij = B_ij − A_ij X − A_i X_j − A_j X_i.
 
-    A ``[..., n, n]`` or B ``[..., n, k]`` may be constant.
-
     Args:
-        value: X.
+        A, B: ``[..., n, n]`` and ``[..., n, k]``; one of them may be plain.
+        value: the primal of X.
     """
     layout = common_layout(A, B)
-    # B of the shape of a batch of vectors is one, as in torch, even if it could be a matrix.
+    # As in torch, B is a batch of vectors if it has such a shape, even if it could be a matrix.
     if B.ndim == 1 or B.shape == A.shape[:-1]:
         return _solve_jets(A, B.unsqueeze(-1), value.unsqueeze(-1), left).squeeze(-1)
     if not left:
         return _solve_jets(A.mT, B.mT, value.mT, True).mT
     matrix = primal_of(A)
-    right = aligned(lift(B, layout), value.ndim)
-    first, second = right[layout.first], right[layout.second]
+    rhs = align_streams(lift(B, layout), value.ndim)
+    first, second = rhs[layout.first], rhs[layout.second]
     if isinstance(A, JetTensor):
-        streams = aligned(A, value.ndim)
+        streams = align_streams(A, value.ndim)
         first = first - streams[layout.first] @ value
         second = second - streams[layout.second] @ value
     first = _solve_stack(matrix, first.expand(-1, *value.shape))
-    parts = [value.unsqueeze(0), first]
+    results = [value.unsqueeze(0), first]
     if layout.seconds:
         if isinstance(A, JetTensor):
             second = second - layout.crossed(streams[layout.first], first, torch.matmul)
-        parts.append(_solve_stack(matrix, second.expand(-1, *value.shape)))
-    return JetTensor(torch.cat(parts), layout)
+        results.append(_solve_stack(matrix, second.expand(-1, *value.shape)))
+    return JetTensor(torch.cat(results), layout)
 
 
-def _solve_stack(matrix: Tensor, right: Tensor) -> Tensor:
+def _solve_stack(matrix: Tensor, rhs: Tensor) -> Tensor:
     """Return the solutions ``[N, ..., n, k]`` for a stack of right-hand sides of that shape.
 
-    They become ``k N`` columns of one system, so that ``matrix [..., n, n]`` is factorised once.
+    The right-hand sides become ``k N`` columns of one system, so that ``matrix``, ``[..., n, n]``,
+    is factorised once.
     """
-    columns = torch.linalg.solve(matrix, right.movedim(0, -1).flatten(-2))
-    return columns.unflatten(-1, (right.shape[-1], len(right))).movedim(-1, 0)
+    columns = torch.linalg.solve(matrix, rhs.movedim(0, -1).flatten(-2))
+    return columns.unflatten(-1, (rhs.shape[-1], len(rhs))).movedim(-1, 0)
 
 
 # ---- determinants ------------------------------------------------------------------------------
 
 
 def _log_abs_det(matrix: JetTensor, value: Tensor) -> JetTensor:
-    """Return the jet of ln |det A|, of complex matrices that of ln det A, by M = A⁻¹ A_…:
-    tr M_i;  tr M_ij − tr M_i M_j (Jacobi's formula, and A⁻¹_j = −A⁻¹ A_j A⁻¹).
+    """Return the jet of ln |det A|; for complex A, that of ln det A.
+
+    With M_i = A⁻¹ A_i and M_ij = A⁻¹ A_ij, its streams are tr M_i and tr M_ij − tr M_i M_j (by
+    Jacobi's formula, and (A⁻¹)_j = −A⁻¹ A_j A⁻¹).
 
     Args:
-        value: ln |det A|.
+        value: the primal, ln |det A|.
     """
     layout = matrix.jet_layout
 
@@ -176,15 +179,17 @@ def _log_abs_det(matrix: JetTensor, value: Tensor) -> JetTensor:
     ratios = _solve_stack(matrix.primal, matrix.streams[1:])
     first = ratios[: layout.directions]
     tangents = ratios.diagonal(dim1=-2, dim2=-1).sum(-1)
-    parts = [value.unsqueeze(0).to(tangents.dtype), tangents[: layout.directions]]
+    results = [value.unsqueeze(0).to(tangents.dtype), tangents[: layout.directions]]
     if layout.seconds:
-        # Both orders of a product have the same trace, and `crossed` adds them.
+        # `crossed` adds tr M_i M_j and tr M_j M_i, which are equal.
         products = layout.crossed(first, first, trace_of_product) / 2
-        parts.append(tangents[layout.directions :] - products)
-    return matrix.with_streams(torch.cat(parts))
+        results.append(tangents[layout.directions :] - products)
+    return matrix.with_streams(torch.cat(results))
 
 
 def register_slogdet(function: Callable[[Tensor], torch.return_types.slogdet]) -> None:
+    """Register a spelling of ``slogdet``."""
+
     @jet_rule(function)
     def rule(input: JetTensor) -> torch.return_types.slogdet:
         input = wide(input)
@@ -194,9 +199,9 @@ def register_slogdet(function: Callable[[Tensor], torch.return_types.slogdet]) -
         log = _log_abs_det(input, value.logabsdet)
         if not input.dtype.is_complex:
             return type(value)((value.sign, log))
-        # The sign moves as e^(iφ), φ = Im ln det A from 0 on: the primal's angle is in value.sign.
-        turn = log.with_streams(torch.cat([torch.zeros_like(log.streams[:1]), log.streams[1:]]))
-        return type(value)((value.sign * torch.exp(1j * turn.imag), log.real))
+        # The sign is value.sign · e^(iφ), where φ has the primal 0 and the tangents of Im ln det A.
+        change = log.with_streams(torch.cat([torch.zeros_like(log.streams[:1]), log.streams[1:]]))
+        return type(value)((value.sign * torch.exp(1j * change.imag), log.real))
 
 
 for _function in (torch.linalg.slogdet, torch.slogdet, torch.Tensor.slogdet):
@@ -206,37 +211,39 @@ for _function in (torch.linalg.slogdet, torch.slogdet, torch.Tensor.slogdet):
 @jet_rule("logdet")
 def logdet(input: Tensor) -> Tensor:
     sign, size = torch.linalg.slogdet(input)
-    return size + sign.log()  # NaN where the determinant is negative, as in torch
+    return size + sign.log()  # NaN if the determinant is negative, as in torch
 
 
 @jet_rule("det", torch.linalg.det)
 def det(A: JetTensor) -> Tensor:
-    """Compute det A = ± det B (d − c B⁻¹ b) from the blocks [[B, b], [c, d]] of Uᴴ A V, with the
-    singular vectors of A as constants.  B is invertible even if one singular value of A is 0.
+    """Compute det A = σ det B (d − c B⁻¹ b), |σ| = 1, from the blocks [[B, b], [c, d]] of Uᴴ A V,
+    where U and V are the singular vectors of A, as constants.
+
+    B is invertible even if one singular value of A is 0.
     """
     A = wide(A)
     if not A.shape[-1]:
         return torch.linalg.det(A.primal)
-    left, sizes, right = torch.linalg.svd(A.primal.detach())
-    if sizes.shape[-1] > 1 and not transformed():
-        # The second derivatives of det B would keep less than half of the digits.
-        least = torch.finfo(A.dtype).eps ** 0.5 * sizes[..., 0]
-        if bool((sizes[..., -2] <= least).any()):
+    U, values, Vh = torch.linalg.svd(A.primal.detach())
+    if values.shape[-1] > 1 and not transformed():
+        # Below the bound, the second derivatives of det B would lose more than half of the digits.
+        bound = torch.finfo(A.dtype).eps ** 0.5 * values[..., 0]
+        if bool((values[..., -2] <= bound).any()):
             raise missing_rule(
                 torch.linalg.det, "two singular values of its matrix, or more, are 0 up to rounding"
             )
-    # det A = det U · det(Uᴴ A V) · det Vᴴ for any unitary U and V: constants are as good, and
-    # spare the derivatives of an SVD, which are infinite where singular values tie.
-    sign = (torch.linalg.det(left) * torch.linalg.det(right)).sgn()
-    turned = left.mH @ A @ right.mH
-    block, last = cast(JetTensor, turned[..., :-1, :-1]), turned[..., -1, -1]
+    # det A = det U · det(Uᴴ A V) · det Vᴴ for any unitary U and V, so these may be constants: the
+    # derivatives of an SVD would be infinite if singular values are equal.
+    sign = (torch.linalg.det(U) * torch.linalg.det(Vh)).sgn()
+    rotated = U.mH @ A @ Vh.mH
+    block, corner = cast(JetTensor, rotated[..., :-1, :-1]), rotated[..., -1, -1]
     if not block.shape[-1]:
-        return sign * last
-    column = turned[..., :-1, -1:]
+        return sign * corner
+    column = rotated[..., :-1, -1:]
     solution = _solve_jets(block, column, torch.linalg.solve(*primal_of((block, column))), True)
-    across = turned[..., -1:, :-1] @ solution
+    product = rotated[..., -1:, :-1] @ solution
     value = torch.linalg.det(block.primal)
-    # det B = e^(ln det B), with itself for both derivatives by ln det B, of which `push_forward`
-    # reads the tangents alone: any primal will do.
+    # det B = e^(ln det B), whose derivatives by ln det B are det B.  `push_forward` uses only the
+    # tangents of ln det B, so that its primal may be any number.
     size = push_forward(_log_abs_det(block, value.detach()), (value, value, value))
-    return sign * size * (last - across[..., 0, 0])
+    return sign * size * (corner - product[..., 0, 0])

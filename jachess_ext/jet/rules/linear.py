@@ -1,5 +1,5 @@
-"""Linear maps and matrix products: one product of all streams, with the bias on the primal
-alone."""
+"""Linear maps and matrix products: one product for all streams, with the bias added to the primal
+only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...ops.gemm import rows_times
-from ...ops.library import transformed, watching
+from ...ops.library import dispatch_modes, transformed
 from ...torch_private import functional as F
 from ..engine.layout import JetLayout
 from ..engine.registry import jet_rule
@@ -32,8 +32,8 @@ from .streamwise import (
 
 @jet_rule("linear")
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    # The weight is a jet in jx.jvp by parameters, or where a layer computes its weight from the
-    # input: then this is a product of two jets.
+    # If the weight is a jet (in jx.jvp by parameters, or if a layer computes its weight from the
+    # input), this is a product of two jets.
     weight_is_jet = isinstance(weight, JetTensor)
     if weight_is_jet or not isinstance(input, JetTensor) or weight.layout is not torch.strided:
         out = torch.matmul(input, weight.mT if weight.ndim > 1 else weight)
@@ -51,8 +51,8 @@ def addmm(
     input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
     """Compute ``beta·input + alpha·mat1 @ mat2``, as in GPT-2's Conv1D."""
-    plain = not isinstance(input, JetTensor) and not isinstance(mat2, JetTensor)
-    if plain and alpha == beta == 1 and input.ndim == 1:
+    is_linear = not isinstance(input, JetTensor) and not isinstance(mat2, JetTensor)
+    if is_linear and alpha == beta == 1 and input.ndim == 1:
         return linear(mat1, mat2.mT, input)
     return beta * input + alpha * torch.matmul(mat1, mat2)
 
@@ -69,7 +69,7 @@ def baddbmm(
 def matmul(input: Tensor, other: Tensor) -> Tensor:
     for jet, factor in ((other, input), (input, other)):
         if not isinstance(factor, JetTensor) and factor.layout is not torch.strided:
-            # A constant sparse matrix: torch has no product of it with a batch.
+            # A constant sparse matrix, of which torch has no product with a batch.
             jet = cast(JetTensor, jet)
             streams = [
                 torch.matmul(s, factor) if factor is other else torch.matmul(factor, s)
@@ -90,8 +90,8 @@ def _matmul_with_vector(a: Tensor, b: Tensor) -> Tensor:
     """Multiply vectors as matrices, and drop the extra dimensions."""
     row = a.unsqueeze(0) if a.ndim == 1 else a
     column = b.unsqueeze(-1) if b.ndim == 1 else b
-    extra = [dim for dim, factor in ((-2, a), (-1, b)) if factor.ndim == 1]
-    return matmul(row, column).squeeze(extra)
+    extra_dims = [dim for dim, factor in ((-2, a), (-1, b)) if factor.ndim == 1]
+    return matmul(row, column).squeeze(extra_dims)
 
 
 jet_rule(torch.Tensor.__rmatmul__)(lambda self, other: matmul(other, self))
@@ -99,19 +99,20 @@ jet_rule(torch.Tensor.__rmatmul__)(lambda self, other: matmul(other, self))
 
 @jet_rule("einsum")
 def einsum(equation: str, *operands: Tensor) -> Tensor:
-    """Contract one or two operands stream by stream; of more, the first two at first."""
+    """Contract one or two operands stream by stream; of three or more, contract the first two, and
+    the result with the others."""
     if len(operands) > 2:
         inputs, arrow, output = equation.replace(" ", "").partition("->")
         dots = "..." if "." in inputs else ""
-        if not arrow:  # the indices that occur once, in alphabetical order, behind the dots
+        if not arrow:  # the output has the dots, then the indices that occur once, sorted
             output = dots + "".join(n for n in sorted({*inputs} - {*",."}) if inputs.count(n) == 1)
-        first, second, *later = inputs.split(",")
-        # Their contraction keeps the indices that a later operand or the output has.
-        used = "".join(later) + output
+        first, second, *tail = inputs.split(",")
+        # The first contraction keeps the indices of the other operands and of the output.
+        needed = "".join(tail) + output
         names = dict.fromkeys((first + second).replace(".", ""))
-        indices = dots + "".join(n for n in names if n in used)
+        indices = dots + "".join(n for n in names if n in needed)
         contraction = torch.einsum(f"{first},{second}->{indices}", *operands[:2])
-        return torch.einsum(f"{','.join([indices, *later])}->{output}", contraction, *operands[2:])
+        return torch.einsum(f"{','.join([indices, *tail])}->{output}", contraction, *operands[2:])
     contract: Callable[..., Tensor] = partial(torch.einsum, equation)
     if len(operands) == 1:
         jet = cast(JetTensor, operands[0])
@@ -120,18 +121,20 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
 
 
 def _rowwise_product(product: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
-    """Return the product of each pair of rows of two stacks, ``[N, ...]`` or ``[1, ...]`` each."""
+    """Return the stack of products of corresponding rows of two stacks, each ``[N, ...]`` or
+    ``[1, ...]``, which is broadcast."""
     count = max(len(a), len(b))
     return torch.stack([product(a[i % len(a)], b[i % len(b)]) for i in range(count)])
 
 
-def _fold_streams(function: Callable[[Tensor], Tensor], jet: JetTensor, batched: bool) -> Tensor:
-    """Apply a linear function of images to a batch ``[S N, C, ...]`` of all streams.
+def _fold_streams(function: Callable[[Tensor], Tensor], jet: JetTensor, has_batch: bool) -> Tensor:
+    """Apply a linear function of images ``[N, C, ...]`` to all streams, folded into the batch
+    dimension: ``[S N, C, ...]``.
 
     Args:
-        batched: whether the jet is ``[N, C, ...]``, not ``[C, ...]``.
+        has_batch: whether the jet is ``[N, C, ...]``; else it is one image ``[C, ...]``.
     """
-    if not batched:
+    if not has_batch:
         return function(jet.streams)
     return function(jet.streams.flatten(0, 1)).unflatten(0, (len(jet.streams), -1))
 
@@ -144,15 +147,15 @@ def register_convolution(name: str) -> None:
     def rule(
         input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: object, **kwargs: object
     ) -> Tensor:
-        def convolved(x: Tensor, w: Tensor = weight) -> Tensor:
+        def convolve(x: Tensor, w: Tensor = weight) -> Tensor:
             return function(x, w, None, *args, **kwargs)
 
-        if isinstance(weight, JetTensor):  # each stream has another weight: no common batch
-            out: Tensor = bilinear(partial(_rowwise_product, convolved), input, weight)
+        if isinstance(weight, JetTensor):  # streams with different weights form no batch
+            out: Tensor = bilinear(partial(_rowwise_product, convolve), input, weight)
         elif isinstance(input, JetTensor):
-            out = input.with_streams(_fold_streams(convolved, input, input.ndim == weight.ndim))
+            out = input.with_streams(_fold_streams(convolve, input, input.ndim == weight.ndim))
         else:
-            out = convolved(input)
+            out = convolve(input)
         if bias is None:
             return out
         bias = bias.reshape(-1, *(1,) * (weight.ndim - 2))
@@ -165,15 +168,15 @@ for _name in (f"conv{_kind}{_n}d" for _kind in ("", "_transpose") for _n in (1, 
     register_convolution(_name)
 
 
-def register_average_pooling(name: str, spatial: int) -> None:
-    """Register an average pooling over the last ``spatial`` dimensions."""
+def register_average_pooling(name: str, num_dims: int) -> None:
+    """Register an average pooling over the last ``num_dims`` dimensions."""
     function: Callable[..., Tensor] = getattr(F, name)
 
     @jet_rule(name)
     def rule(input: JetTensor, *args: object, **kwargs: object) -> JetTensor:
-        streams = input.streams.reshape(-1, 1, *input.shape[-spatial:])
+        streams = input.streams.reshape(-1, 1, *input.shape[-num_dims:])
         out = function(streams, *args, **kwargs)
-        shape = (len(input.streams), *input.shape[:-spatial], *out.shape[2:])
+        shape = (len(input.streams), *input.shape[:-num_dims], *out.shape[2:])
         return input.with_streams(out.reshape(shape))
 
 
@@ -196,7 +199,7 @@ def register_reduction(name: str) -> None:
         axis: Dims = None,
         keepdims: bool = False,
     ) -> JetTensor:
-        """Reduce; ``axis`` and ``keepdims`` are NumPy's names, which torch takes, too."""
+        # torch also accepts NumPy's names ``axis`` and ``keepdims``.
         dims = reduced_dims(dim if axis is None else axis, input.ndim)
         stack_axes = stack_dims(dims, input.ndim)
         out = function(input.streams, stack_axes, keepdim=keepdim or keepdims, dtype=dtype)
@@ -210,8 +213,8 @@ for _name in ("sum", "mean"):
 @jet_rule("cumsum")
 @accept_scalars
 def cumsum(input: JetTensor, dim: int, *, dtype: torch.dtype | None = None) -> JetTensor:
-    place = stack_dim(dim, input.ndim)
-    return input.with_streams(input.streams.cumsum(place, dtype=dtype))
+    stack_axis = stack_dim(dim, input.ndim)
+    return input.with_streams(input.streams.cumsum(stack_axis, dtype=dtype))
 
 
 @jet_rule("dropout")
@@ -223,9 +226,10 @@ def dropout(
     *,
     train: bool = True,
 ) -> JetTensor:
-    """Multiply all streams by one mask, drawn as torch draws it for the primal.
+    """Multiply all streams by one mask, which is drawn as torch draws it for the primal.
 
-    ``train`` is torch.dropout's name for ``training``.
+    Args:
+        train: the name that torch.dropout has for ``training``.
     """
     if not (training and train) or p == 0:
         return input
@@ -238,10 +242,10 @@ def dropout(
 
 
 class _StackedLinear(torch.autograd.Function):
-    """``x Wᵀ + b`` of all streams as rows of one product; the bias is added to stream 0.
+    """``x Wᵀ + b``, with the rows of all streams in one product; the bias is added to stream 0.
 
-    The backward is differentiable where gradients are enabled: there it calls torch's own product,
-    since that of `rows_times` has no derivative.
+    The backward is differentiable if gradients are enabled: then it calls torch's own product
+    instead of `rows_times`, which has no derivative.
     """
 
     @staticmethod
@@ -271,8 +275,9 @@ def _rows_times_matrix(rows: Tensor, matrix: Tensor) -> Tensor:
 
 
 def stacked_linear(streams: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return ``[S, ..., k]`` times ``[n, k]``ᵀ, plus ``[n]`` on stream 0: ``[S, ..., n]``."""
-    if transformed():  # forward mode and vmap know torch's own functions
+    """Return the product ``[S, ..., n]`` of streams ``[S, ..., k]`` and the transpose of a weight
+    ``[n, k]``, with the bias ``[n]`` added to stream 0."""
+    if transformed():  # forward mode and vmap need torch's own functions
         out = F.linear(streams, weight)
         return out if bias is None else add_to_primal(out, bias)
     product = _StackedLinear.apply if torch.is_grad_enabled() else _linear_streams
@@ -286,13 +291,13 @@ def _linear_streams(streams: Tensor, weight: Tensor, bias: Tensor | None) -> Ten
 
 # ---- products of two jets --------------------------------------------------------------------
 #
-# With a hand-written backward: in that of `streamwise.bilinear` every slice of the stack costs a
-# zero-filled stack and an addition; here each of the 1 + 2q + 4P products is added in place, unless
-# a dispatch mode may keep the sum, or a backward is itself differentiated.
+# These have a hand-written backward.  In the backward of `streamwise.bilinear` every slice of the
+# stack costs a zero-filled stack and an addition; here each of the 1 + 2q + 4P products is added in
+# place, unless a dispatch mode may keep the sum, or a backward is itself differentiated.
 
 
 def leibniz_terms(layout: JetLayout) -> Iterator[tuple[int, int, int]]:
-    """Yield (stream of the product, stream of a, stream of b) for every term of Leibniz' rule."""
+    """Yield (stream of the product, stream of a, stream of b) for each term of Leibniz' rule."""
     yield 0, 0, 0
     for stream in range(1, layout.streams):
         yield stream, stream, 0
@@ -305,17 +310,20 @@ def leibniz_terms(layout: JetLayout) -> Iterator[tuple[int, int, int]]:
 def _accumulate(
     terms: list[tuple[int, int, int]], a: Tensor, b: Tensor, alpha: float, grad_like: Tensor
 ) -> Tensor:
-    """Return the stack of alpha Σ a[i] b[j] over the terms (o, i, j) of each stream o.
+    """Return a stack of sums of products: stream o is alpha Σ a[i] b[j], over all terms (o, i, j).
 
     Args:
-        grad_like: the factor that may be a batched gradient, as which the result is allocated.
+        terms: triples (o, i, j) of streams of the result, of a and of b.
+        grad_like: one of a and b; if one is a gradient that vmap batches, that one, from which the
+            result is allocated.
     """
     shape = len(a), a.shape[1], a.shape[-2], b.shape[-1]
-    if watching() or transformed() or torch.is_grad_enabled():
+    if dispatch_modes() or transformed() or torch.is_grad_enabled():
         sums = [a.new_zeros(shape[1:])] * len(a)
-        left, right = a.unbind(), b.unbind()  # slices would fill a stack each in the backward
+        # Not slices, whose backward would allocate a stack for each.
+        streams_a, streams_b = a.unbind(), b.unbind()
         for o, i, j in terms:
-            sums[o] = sums[o].baddbmm(left[i], right[j], alpha=alpha)
+            sums[o] = sums[o].baddbmm(streams_a[i], streams_b[j], alpha=alpha)
         return torch.stack(sums)
     out = grad_like.new_empty(shape)
     betas = [0] * len(out)
@@ -326,7 +334,8 @@ def _accumulate(
 
 
 class _MatmulJets(torch.autograd.Function):
-    """alpha · a b (+ bias on the primal) for stacks ``[S, ..., m, k]`` and ``[S, ..., k, n]``.
+    """alpha · a b for stacks ``[S, ..., m, k]`` and ``[S, ..., k, n]``, with a bias, if any, added
+    to the primal.
 
     The backward is differentiable any number of times.
     """
@@ -340,7 +349,7 @@ class _MatmulJets(torch.autograd.Function):
         ctx.bias_shape = None if bias is None else bias.shape
         rows, columns = a.flatten(1, -3), b.flatten(1, -3)
         out = _accumulate(list(leibniz_terms(layout)), rows, columns, alpha, rows)
-        # Not a view, into which autograd forbids writing.
+        # No view, since autograd forbids writes into a view that a Function returns.
         out = torch.ops.aten._unsafe_view(out, [len(a), *a.shape[1:-1], b.shape[-1]])
         return out if bias is None else add_to_fresh_primal(out, bias)
 
@@ -350,23 +359,24 @@ class _MatmulJets(torch.autograd.Function):
         flat_a, flat_b, flat_grad = (
             t.reshape(len(t), math.prod(t.shape[1:-2]), *t.shape[-2:]) for t in (a, b, grad)
         )
-        # Of the term out_o += α a_i b_j: ∂a_i += α ∂out_o b_jᴴ and ∂b_j += α a_iᴴ ∂out_o, the same
-        # sums with the streams exchanged.
+        # The term out_o += α a_i b_j has the gradients ∂a_i += α ∂out_o b_jᴴ and
+        # ∂b_j += α a_iᴴ ∂out_o: the same kind of sum, with the streams exchanged.
         terms = list(leibniz_terms(ctx.layout))
         grad_a = grad_b = grad_bias = None
         if ctx.needs_input_grad[0]:
-            into_a = [(i, o, j) for o, i, j in terms]
-            grad_a = _accumulate(into_a, flat_grad, flat_b.mH, ctx.alpha, flat_grad).view(a.shape)
+            terms_a = [(i, o, j) for o, i, j in terms]
+            grad_a = _accumulate(terms_a, flat_grad, flat_b.mH, ctx.alpha, flat_grad).view(a.shape)
         if ctx.needs_input_grad[1]:
-            into_b = [(j, i, o) for o, i, j in terms]
-            grad_b = _accumulate(into_b, flat_a.mH, flat_grad, ctx.alpha, flat_grad).view(b.shape)
+            terms_b = [(j, i, o) for o, i, j in terms]
+            grad_b = _accumulate(terms_b, flat_a.mH, flat_grad, ctx.alpha, flat_grad).view(b.shape)
         if ctx.needs_input_grad[2]:
             grad_bias = grad[0].sum_to_size(ctx.bias_shape)
         return grad_a, grad_b, grad_bias, None, None
 
 
 def products_fuse(a: JetTensor, b: JetTensor) -> bool:
-    """Return whether `matmul_jets` takes two jets: of one dtype, layout and batch."""
+    """Return whether `matmul_jets` takes two jets: they have the same dtype, layout and batch
+    dimensions."""
     return (
         a.jet_layout == b.jet_layout
         and a.ndim == b.ndim >= 3
@@ -382,7 +392,7 @@ def matmul_jets(
     """Return alpha · a b, with ``bias`` (broadcast to the product's shape) added to the primal.
 
     Args:
-        a, b: ``[..., m, k]`` and ``[..., k, n]``, for which `products_fuse` holds.
+        a, b: jets ``[..., m, k]`` and ``[..., k, n]`` for which `products_fuse` is true.
     """
     return a.with_streams(_MatmulJets.apply(a.streams, b.streams, bias, alpha, a.jet_layout))
 
@@ -390,17 +400,17 @@ def matmul_jets(
 # ---- patches and resampling of images and signals --------------------------------------------
 
 
-def register_image_map(function: Callable[..., Tensor], batched: int) -> None:
-    """Register a linear function of images ``[N, C, ...]``, or of one image without N.
+def register_image_map(function: Callable[..., Tensor], batch_ndim: int) -> None:
+    """Register a linear function of images ``[N, C, ...]`` or of one image ``[C, ...]``.
 
     Args:
-        batched: number of dimensions from which on the first is N.
+        batch_ndim: an input with at least this many dimensions has the batch dimension N.
     """
 
     @jet_rule(function)
     def rule(input: JetTensor, *args: object, **kwargs: object) -> JetTensor:
         return input.with_streams(
-            _fold_streams(lambda x: function(x, *args, **kwargs), input, input.ndim >= batched)
+            _fold_streams(lambda x: function(x, *args, **kwargs), input, input.ndim >= batch_ndim)
         )
 
 
@@ -411,7 +421,9 @@ register_image_map(F.interpolate, 3)  # every mode is linear
 
 @jet_rule(F.grid_sample)
 def grid_sample(input: JetTensor, grid: Tensor, *args: Any, **kwargs: Any) -> JetTensor:
-    """Sample ``[N, C, ...]`` at a constant grid, with the streams as channels; `sampling` has the
-    rule for a grid that is a jet."""
+    """Sample images ``[N, C, ...]`` at a constant grid, with the streams as more channels.
+
+    `sampling.py` has the rule for a grid that is a jet.
+    """
     out = F.grid_sample(input.streams.transpose(0, 1).flatten(1, 2), grid, *args, **kwargs)
     return input.with_streams(out.unflatten(1, (len(input.streams), -1)).transpose(0, 1))

@@ -1,6 +1,7 @@
-"""Queries answered by the primal, buffers made like a jet, and writes in place.
+"""Functions that return plain values of the primal (comparisons, metadata), creation of buffers,
+and writes in place.
 
-Import this file after those of the rules that it builds on.
+Import this file after those of the out-of-place rules, which the rules of in-place functions call.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ...ops.library import watching
+from ...ops.library import dispatch_modes
 from ..engine.errors import missing_rule
 from ..engine.registry import attribute, general_rule, jet_rule, require_rule, spellings
 from ..engine.strides import copy_before_write, record_storage, refuse_overlap
-from ..engine.tensor import JetTensor, constant, lift, primal_of
+from ..engine.tensor import JetTensor, lift, primal_of, to_tensor
 from ..engine.types import Function, Index, Operand
 from .streamwise import (
     accept_scalars,
@@ -48,7 +49,7 @@ _ATTRIBUTES = [
 
 
 def _call_on_primals(function: Function) -> Function:
-    """Return the rule that calls the function on the primals."""
+    """Return the rule that calls a function on the primals of its arguments."""
 
     def rule(*args: object, **kwargs: object) -> object:
         return function(*primal_of(args), **primal_of(kwargs))
@@ -62,9 +63,9 @@ for _function in [*_COMPARISONS, *_FACTORY, *_METADATA, *_ATTRIBUTES]:
 
 @jet_rule("detach", attribute("data"))
 def detach(self: JetTensor) -> Tensor:
-    """Return the primal, which shares the jet's storage, so that later writes show in both."""
+    """Return the primal, which shares the jet's storage, so that later writes change both."""
     if self.jet_layout.jet_pass is not None:
-        if watching():
+        if dispatch_modes():
             copy_before_write(self)  # not possible once the storage is shared
         self.jet_layout.jet_pass.detached = True
         record_storage(self, self.jet_layout.jet_pass.aliased)
@@ -81,15 +82,15 @@ if hasattr(torch, "_nested_tensor_from_mask_left_aligned"):
 
 @jet_rule("requires_grad_")
 def requires_grad_(self: JetTensor, requires_grad: bool = True) -> JetTensor:
-    """Set ``requires_grad`` of the stack; gradient checkpointing does so for hidden states."""
+    """Set ``requires_grad`` of the stack; gradient checkpointing calls it for hidden states."""
     self.streams.requires_grad_(requires_grad)
     return self
 
 
 # ---- buffers ---------------------------------------------------------------------------------
 #
-# Tensors that a model creates like its hidden states, and fills.  They are constants
-# (`constants.py`), since a jet cannot be written into a plain tensor.
+# A model creates tensors like its hidden states, and fills them.  These are jets, constants of the
+# pass (`constants.py`), since a jet cannot be written into a plain tensor.
 
 
 def register_buffer_factory(name: str) -> None:
@@ -107,15 +108,16 @@ for _name in ("zeros_like", "new_zeros", "empty_like", "new_empty", "full_like",
 
 
 def register_indexed_write(name: str) -> None:
-    """Register ``index_add`` or ``index_copy``, which write at indices along a dimension."""
+    """Register ``index_add`` or ``index_copy``, which write a source at indices along a
+    dimension."""
     function: Callable[..., Tensor] = getattr(torch, name)
 
     @jet_rule(name)
     @accept_scalars
     def rule(input: Tensor, dim: int, index: Tensor, source: Tensor, **kwargs: float) -> JetTensor:
-        (stack, written), jet = lift_streams((input, source))
+        (stack, source_stack), jet = lift_streams((input, source))
         stack_axis = stack_dim(dim, input.ndim)
-        return jet.with_streams(function(stack, stack_axis, index, written, **kwargs))
+        return jet.with_streams(function(stack, stack_axis, index, source_stack, **kwargs))
 
 
 for _name in ("index_add", "index_copy"):
@@ -125,9 +127,9 @@ for _name in ("index_add", "index_copy"):
 @jet_rule("scatter_add")
 @accept_scalars
 def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> JetTensor:
-    (stack, added), jet = lift_streams((input, src))
+    (stack, source_stack), jet = lift_streams((input, src))
     indices = index.expand(len(stack), *index.shape)
-    return jet.with_streams(stack.scatter_add(stack_dim(dim, input.ndim), indices, added))
+    return jet.with_streams(stack.scatter_add(stack_dim(dim, input.ndim), indices, source_stack))
 
 
 @jet_rule("scatter_reduce")
@@ -144,22 +146,22 @@ def scatter_reduce(
 def scatter(
     input: Tensor, dim: int, index: Tensor, src: Operand | None = None, **kwargs: Operand
 ) -> JetTensor:
-    """Write ``src``, or the number ``value``; ``src`` may be a number, too."""
-    written = kwargs.pop("value", src)
-    if kwargs or written is None or isinstance(index, JetTensor):
+    """Write the tensor ``src``, or a number, which may be given as ``src`` or as ``value``."""
+    source = kwargs.pop("value", src)
+    if kwargs or source is None or isinstance(index, JetTensor):
         raise missing_rule(torch.scatter, "covered are (input, dim, index, src) and (…, value)")
     stack_axis = stack_dim(dim, input.ndim)
-    if not isinstance(written, Tensor):
+    if not isinstance(source, Tensor):
         return map_primal_and_tangents(
             cast(JetTensor, input),
-            lambda primal: primal.scatter(dim, index, written),
+            lambda primal: primal.scatter(dim, index, source),
             lambda tangents: tangents.scatter(
                 stack_axis, index.expand(len(tangents), *index.shape), 0
             ),
         )
-    (stack, copied), jet = lift_streams((input, written))
+    (stack, source_stack), jet = lift_streams((input, source))
     return jet.with_streams(
-        stack.scatter(stack_axis, index.expand(len(stack), *index.shape), copied)
+        stack.scatter(stack_axis, index.expand(len(stack), *index.shape), source_stack)
     )
 
 
@@ -188,10 +190,14 @@ _PLAIN_TARGET = (
 
 
 def _write(target: Tensor, value: Operand, function: Function) -> JetTensor:
-    """Overwrite ``target`` with ``value``, broadcast and cast."""
+    """Overwrite ``target`` with ``value``, which is broadcast and cast to it.
+
+    Args:
+        function: the in-place function, for errors.
+    """
     if not isinstance(target, JetTensor):
         raise missing_rule(function, _PLAIN_TARGET)
-    value = value if isinstance(value, Tensor) else constant(value, device=target.device)
+    value = value if isinstance(value, Tensor) else to_tensor(value, device=target.device)
     if torch.broadcast_shapes(value.shape, target.shape) != target.shape:
         raise missing_rule(
             function, f"a result of shape {tuple(value.shape)} does not fit {tuple(target.shape)}"
@@ -199,24 +205,29 @@ def _write(target: Tensor, value: Operand, function: Function) -> JetTensor:
     source = lift(value, target.jet_layout).streams
     refuse_overlap(target, target.streams.stride()[1:], function)
     prepare_write(target)
-    # Dimensions of size 1 go behind the streams: before them, they would be broadcast over streams.
-    padded = [len(source), *(1,) * (target.ndim - value.ndim), *value.shape]
-    target.streams.copy_(source.reshape(padded))
+    # Missing dimensions are inserted after that of the streams; broadcasting would insert them
+    # before it.
+    shape = [len(source), *(1,) * (target.ndim - value.ndim), *value.shape]
+    target.streams.copy_(source.reshape(shape))
     return target
 
 
 def _write_result(function: Function, rule: Callable[..., Tensor]) -> Function:
-    """Return the rule of an in-place function from that of the out-of-place one."""
+    """Return the rule of an in-place function.
+
+    Args:
+        rule: the rule of the out-of-place function.
+    """
 
     def write(self: Tensor, *args: object, **kwargs: object) -> JetTensor:
-        # A clone, since autograd saves the jet that the rule sees.
+        # The rule gets a clone, since autograd may save its argument.
         return _write(self, rule(self.clone(), *args, **kwargs), function)
 
     return write
 
 
 def register_in_place(name: str, in_place_name: str) -> None:
-    """Register the in-place version of a function."""
+    """Register the in-place version ``in_place_name`` of the function ``name``."""
     for function in spellings(in_place_name):
         rule = require_rule(spellings(name)[0])
         jet_rule(function)(_write_result(function, rule))
@@ -230,14 +241,13 @@ for _operator, _name in _OPERATORS.items():
 
 @jet_rule("__setitem__")
 def setitem(self: Tensor, index: Index | tuple[Index, ...], value: Operand) -> None:
-    """Write stream by stream, so that every index has the meaning that it has for a plain
-    tensor."""
+    """Write into each stream separately, so that an index means the same as for a plain tensor."""
     if not isinstance(self, JetTensor):
         raise missing_rule(torch.Tensor.__setitem__, _PLAIN_TARGET)
     index = primal_of(index)
     if isinstance(value, JetTensor):
-        # Not by iterating, which gives several views from one call: autograd allows no write into
-        # their base, and ``y[:, 0] += ...`` writes a view of y into y.
+        # Not by iterating, which returns several views from one call: autograd allows no write into
+        # their base, which ``y[:, 0] += ...`` does, as it writes a view of y into y.
         stack = lift(value, self.jet_layout).streams
         sources: list[Operand] = [stack[stream] for stream in range(len(stack))]
     else:

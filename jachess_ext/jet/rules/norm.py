@@ -1,4 +1,5 @@
-"""Normalisations: compiled operators where they exist, else the formula of their references."""
+"""Normalisations: by compiled operators if there are any for the jet, else by the formulas of
+`ops/norm.py`."""
 
 from __future__ import annotations
 
@@ -29,12 +30,12 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Tensor:
-    # The operators take constant parameters; jets among them multiply and shift afterwards.
-    constant = not isinstance(weight, JetTensor) and not isinstance(bias, JetTensor)
-    constant = constant and len(normalized_shape) == 1
-    if constant and isinstance(input, JetTensor) and fusable("layer_norm_jet", input):
+    # The operators take plain weights and biases; jets scale and shift the result afterwards.
+    is_plain = not isinstance(weight, JetTensor) and not isinstance(bias, JetTensor)
+    is_covered = is_plain and len(normalized_shape) == 1
+    if is_covered and isinstance(input, JetTensor) and fusable("layer_norm_jet", input):
         return _call_operator(input, ops.layer_norm_jet, ops.add_layer_norm_jet, weight, bias, eps)
-    out = _normalise(input, len(normalized_shape), eps, centred=True)
+    out = _normalise(input, len(normalized_shape), eps, is_centred=True)
     return _affine(out, weight, bias, input.dtype)
 
 
@@ -44,8 +45,12 @@ def _call_operator(
     sum_operator: Callable[..., tuple[Tensor, Tensor]],
     *settings: object,
 ) -> JetTensor:
-    """Call ``operator``; for a deferred residual sum, ``sum_operator``, which also returns the
-    sum."""
+    """Call the operator of a norm; for a deferred residual sum, call ``sum_operator``, which also
+    computes and returns the sum.
+
+    Args:
+        settings: the operators' arguments after the input: weight, bias (layer norm) and ε.
+    """
     settings = (*settings, input.jet_layout.directions, input.jet_layout.squares)
     pattern = input.pattern
     if isinstance(pattern, Sum):
@@ -55,22 +60,25 @@ def _call_operator(
     return input.with_streams(operator(input.streams, *settings))
 
 
-def _normalise(input: Tensor, dimensions: int, eps: float, centred: bool) -> Tensor:
-    """Normalise over the last dimensions, without parameters; 16-bit dtypes in float32.
+def _normalise(input: Tensor, num_dims: int, eps: float, is_centred: bool) -> Tensor:
+    """Normalise over the last ``num_dims`` dimensions, without weight and bias; 16-bit dtypes in
+    float32.
 
-    The input is a jet, or a plain tensor if the parameters are jets.
+    Args:
+        input: a jet, or a plain tensor if the weight or bias is a jet.
+        is_centred: whether to subtract the mean: a layer norm, else an RMS norm.
     """
-    x = wide(input).flatten(-dimensions)
-    name = "layer_norm_jet" if centred else "rms_norm_jet"
+    x = wide(input).flatten(-num_dims)
+    name = "layer_norm_jet" if is_centred else "rms_norm_jet"
     if isinstance(x, JetTensor) and fusable(name, x):
         operator, sum_operator = getattr(ops, name), getattr(ops, f"add_{name}")
-        out = _call_operator(x, operator, sum_operator, *([None] * (1 + centred)), eps)
+        out = _call_operator(x, operator, sum_operator, *([None] * (1 + is_centred)), eps)
         return out.reshape(input.shape)
-    # Not composed of the rules of mean, square and rsqrt: the closed form (`ops.norm`) passes over
-    # the streams less often, and divides before it squares, so that no square overflows.
+    # The closed form (`ops.norm`), not the rules of mean, square and rsqrt: it passes over the
+    # streams less often, and divides before it squares, so that no square overflows.
     layout = x.jet_layout if isinstance(x, JetTensor) else None
     streams = x.streams if isinstance(x, JetTensor) else x.unsqueeze(0)
-    stack = normalised_jet(streams, eps, layout, centred)
+    stack = normalised_jet(streams, eps, layout, is_centred)
     result = x.with_streams(stack) if isinstance(x, JetTensor) else stack[0]
     return result.reshape(input.shape)
 
@@ -84,16 +92,16 @@ def rms_norm(
 ) -> Tensor:
     """Compute x (mean x² + ε)^(−1/2) · w; by default ε is the machine epsilon, as in torch."""
     eps = torch.finfo(torch.promote_types(input.dtype, torch.float32)).eps if eps is None else eps
-    constant = weight is None or not (isinstance(weight, JetTensor) or weight.is_complex())
-    constant = constant and len(normalized_shape) == 1
-    if constant and isinstance(input, JetTensor) and fusable("rms_norm_jet", input):
+    is_real = weight is None or not (isinstance(weight, JetTensor) or weight.is_complex())
+    is_covered = is_real and len(normalized_shape) == 1
+    if is_covered and isinstance(input, JetTensor) and fusable("rms_norm_jet", input):
         return rms_norm_operator(input, weight, eps)
-    out = _normalise(input, len(normalized_shape), eps, centred=False)
+    out = _normalise(input, len(normalized_shape), eps, is_centred=False)
     return _affine(out, weight, None, input.dtype)
 
 
 def rms_norm_operator(input: JetTensor, weight: Tensor | None, eps: float) -> JetTensor:
-    """Call the RMS norm's operator; also used by the spellings that `fused.py` recognises."""
+    """Call the operator of the RMS norm."""
     return _call_operator(input, ops.rms_norm_jet, ops.add_rms_norm_jet, weight, eps)
 
 
@@ -118,7 +126,7 @@ def _affine_channels(
 def normalize(
     input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None
 ) -> Tensor:
-    """Compute x / max(‖x‖, ε), which is x / ε around x = 0."""
+    """Compute x / max(‖x‖, ε), which is x / ε near x = 0."""
     return _divide_by_norm(input, dim, eps, p).to(input.dtype)
 
 
@@ -135,8 +143,8 @@ def _divide_by_norm(x: Tensor, dim: int, eps: float, p: float = 2.0) -> Tensor:
 
 @jet_rule("cosine_similarity")
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """Compute x1 · x2 / (max(‖x1‖, ε) max(‖x2‖, ε)), dividing each first, as torch does."""
-    x1, x2 = torch.broadcast_tensors(x1, x2)  # before the norms, which it changes
+    """Compute x1 · x2 / (max(‖x1‖, ε) max(‖x2‖, ε)); as in torch, each factor is divided first."""
+    x1, x2 = torch.broadcast_tensors(x1, x2)  # first, since it changes the norms along ``dim``
     dtype = torch.promote_types(x1.dtype, x2.dtype)
     return (_divide_by_norm(x1, dim, eps) * _divide_by_norm(x2, dim, eps)).sum(dim).to(dtype)
 
@@ -152,9 +160,9 @@ def group_norm(
 ) -> Tensor:
     """Normalise each group of channels of ``[N, C, ...]``, then scale and shift each channel."""
     x = input.unflatten(1, (num_groups, -1)).flatten(2)
-    moving = isinstance(weight, JetTensor) or isinstance(bias, JetTensor)
-    constant = weight is not None and not moving
-    if constant and isinstance(x, JetTensor) and fusable("layer_norm_jet", x):
+    has_jets = isinstance(weight, JetTensor) or isinstance(bias, JetTensor)
+    is_covered = weight is not None and not has_jets
+    if is_covered and isinstance(x, JetTensor) and fusable("layer_norm_jet", x):
         # A group is a row of the layer norm's operator, with a weight and a bias for each.
         shape = (num_groups, input.shape[1] // num_groups, math.prod(input.shape[2:]))
         scale, shift = (
@@ -164,7 +172,7 @@ def group_norm(
         settings = (eps, x.jet_layout.directions, x.jet_layout.squares)
         out = ops.layer_norm_jet(x.streams, scale, shift, *settings)
         return x.with_streams(out).reshape(input.shape)
-    out = _normalise(wide(x), 1, eps, centred=True).reshape(input.shape)
+    out = _normalise(wide(x), 1, eps, is_centred=True).reshape(input.shape)
     return _affine_channels(out, weight, bias, input.dtype)
 
 
@@ -180,8 +188,8 @@ def instance_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Tensor:
-    """Normalise every channel of ``[N, C, ...]`` by the statistics of the sample, or running
-    ones."""
+    """Normalise each channel of ``[N, C, ...]`` by the statistics of each sample, or by running
+    statistics."""
     constants = (running_mean, running_var, weight, bias)
     if any(t is not None and t.is_complex() for t in constants):
         raise missing_rule(F.instance_norm, "complex numbers")
@@ -193,11 +201,11 @@ def instance_norm(
 
 
 def _undo_batch_count() -> None:
-    """Decrease ``num_batches_tracked`` again, which the module increased before the refused
-    call."""
+    """Decrease ``num_batches_tracked`` of the calling batch norm, which has increased it before the
+    call that is now refused."""
     for module in calling_modules()[:1]:
-        counts = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
-        if counts and isinstance(module.num_batches_tracked, Tensor):
+        is_training = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
+        if is_training and isinstance(module.num_batches_tracked, Tensor):
             module.num_batches_tracked.sub_(1)
 
 
@@ -213,10 +221,10 @@ def batch_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Tensor:
-    """Normalise channels of ``[N, C, ...]``; with running statistics, an affine map."""
+    """Normalise each channel of ``[N, C, ...]``; with running statistics this is an affine map."""
     if training and running_mean is None and running_var is None:
         # Statistics of the batch depend on the input: a layer norm of rows ``[C, N ...]``.
-        out = _normalise(input.transpose(0, 1).flatten(1), 1, eps, centred=True)
+        out = _normalise(input.transpose(0, 1).flatten(1), 1, eps, is_centred=True)
         out = out.unflatten(1, (input.shape[0], *input.shape[2:])).transpose(0, 1)
         return _affine_channels(out, weight, bias, input.dtype)
     if training or running_mean is None or running_var is None:
@@ -226,13 +234,13 @@ def batch_norm(
         )
         raise missing_rule(F.batch_norm, detail)
     channels = (-1, *(1,) * (input.ndim - 2))
-    spread = torch.rsqrt(wide(running_var) + eps).reshape(channels)
-    out = (wide(input) - wide(running_mean).reshape(channels)) * spread
+    inverse_std = torch.rsqrt(wide(running_var) + eps).reshape(channels)
+    out = (wide(input) - wide(running_mean).reshape(channels)) * inverse_std
     return _affine_channels(out, weight, bias, input.dtype)
 
 
 def register_parameters_first(function: Function, rule: Callable[..., Tensor]) -> None:
-    """Register a function of C++, which takes weight and bias before the running statistics."""
+    """Register the rule of a C++ function, whose weight and bias precede the running statistics."""
 
     @jet_rule(function)
     def parameters_first(

@@ -1,5 +1,5 @@
-"""Patterns, the formulas of deferred jets, and `defer`, by which a rule defers one
-(`deferred.py`)."""
+"""Patterns, the formulas of deferred jets (`deferred.py`), and `defer`, with which a rule returns a
+deferred jet."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ class UnaryPattern(Pattern):
 
 @dataclass(frozen=True)
 class Activated(UnaryPattern):
-    """act(source), element by element."""
+    """An activation function of the source, element by element; ``kind`` is its name in
+    `ops.ACTIVATION_KINDS`."""
 
     kind: str
 
 
 class Cast(UnaryPattern):
-    """source in another floating-point dtype."""
+    """The source in another floating-point dtype."""
 
 
 class Square(UnaryPattern):
@@ -46,7 +47,7 @@ class Square(UnaryPattern):
 
 
 class MeanSquare(UnaryPattern):
-    """Mean of source² over the last dimension, kept with size 1."""
+    """Mean of source² over the last dimension, which keeps size 1."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,10 @@ class InverseRms(UnaryPattern):
 
 @dataclass(frozen=True)
 class RepeatedHeads(UnaryPattern):
-    """Key or value heads ``[B, H, n, T, d]``, expanded along n, as ``[B, H n, T, d]``."""
+    """Key or value heads, each repeated for n queries: the source is ``[B, H, n, T, d]``, expanded
+    along n, and the result its view ``[B, H n, T, d]``."""
 
-    times: int
+    repeats: int
 
 
 @dataclass(frozen=True)
@@ -87,15 +89,16 @@ def defer(
     shape: torch.Size | None = None,
     dtype: torch.dtype | None = None,
 ) -> JetTensor:
-    """Defer ``rule(*args, **kwargs)``.
+    """Return a deferred jet, the result of ``rule(*args, **kwargs)``.
 
     Args:
-        like: a jet with the device and layout of the result, and its shape and dtype unless these
-            are given.
+        pattern: the formula of the result.
+        like: a jet with the device and layout of the result.
+        shape, dtype: those of the result; None: those of ``like``.
     """
     jets = [arg for arg in args if isinstance(arg, JetTensor)]
     plain = [arg for arg in args if isinstance(arg, Tensor) and not isinstance(arg, JetTensor)]
-    # A deferred jet checks its own sources; reading its streams here would compute them.
+    # A deferred argument checks its own sources; accessing its streams here would compute them.
     stacks = [jet.streams for jet in jets if jet.pattern is None]
     deferred = Deferred(
         pattern,
@@ -109,8 +112,8 @@ def defer(
 
 
 def _are_compatible(first: JetTensor, *operands: JetTensor) -> bool:
-    """Return whether the jets have the same shape, dtype and layout, and operators take that
-    layout."""
+    """Return whether the jets have the same shape, real dtype and layout, and the compiled
+    operators support that layout."""
     return (
         not first.jet_layout.composed
         and not first.dtype.is_complex
@@ -126,12 +129,13 @@ def _are_compatible(first: JetTensor, *operands: JetTensor) -> bool:
 
 
 def fusable(operator: str, first: JetTensor, *operands: JetTensor) -> bool:
-    """Return whether the jets are `_are_compatible` and ``operator`` has a kernel for them."""
+    """Return whether the jets are compatible (`_are_compatible`) and ``operator`` has a kernel for
+    their device and layout."""
     return _are_compatible(first, *operands) and ops.available(
         operator, first.device, sums=first.jet_layout.summed
     )
 
 
 def attention_fuses(jet: JetTensor) -> bool:
-    """Return whether `ops.attention_jet` takes the jet; not within transforms of torch.func."""
+    """Return whether `ops.attention_jet` takes the jet; False within a transform of torch.func."""
     return _are_compatible(jet) and not transformed()

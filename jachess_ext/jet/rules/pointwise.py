@@ -25,28 +25,33 @@ from ...ops.library import wide as wide
 from ...torch_private import functional as F
 from ..engine.errors import missing_rule
 from ..engine.registry import jet_rule, require_rule, spellings
-from ..engine.tensor import JetTensor, aligned
+from ..engine.tensor import JetTensor, align_streams
 from .patterns import Activated, defer, fusable
 from .streamwise import write_in_place
 
 
 def push_forward(jet: JetTensor, derivatives: Derivatives) -> JetTensor:
-    """Return the jet of f(x) from ``(f, f', f'')`` at the primal, each of the primal's shape.
+    """Return the jet of f(x).
 
-    For 16-bit jets the derivatives may be float32, whose range is wider.
+    Args:
+        jet: x.
+        derivatives: ``(f, f', f'')`` at the primal, of its shape; float32 for 16-bit jets if their
+            range needs it.
     """
     ndim = derivatives[0].ndim
-    if ndim > jet.ndim:  # broadcast against another argument, such as a clamp's bound
-        jet = jet.with_streams(aligned(jet, ndim))
+    if ndim > jet.ndim:  # broadcast with another argument, such as the bound of a clamp
+        jet = jet.with_streams(align_streams(jet, ndim))
     return jet.with_streams(pointwise_jet(derivatives, jet.streams, jet.jet_layout))
 
 
 def is_half(x: Tensor) -> bool:
+    """Return whether a tensor has a 16-bit floating-point dtype."""
     return x.dtype in (torch.float16, torch.bfloat16)
 
 
 def evaluate_in_float32(x: Tensor, derivatives: Callable[[Tensor], Derivatives]) -> Derivatives:
-    """Return ``derivatives(x)``, in float32 for 16-bit dtypes, in which 1 − t² cancels."""
+    """Return ``derivatives(x)``, computed in float32 for 16-bit dtypes, in which terms such as
+    1 − t² would cancel."""
     if not is_half(x):
         return derivatives(x)
     value, slope, curvature = derivatives(x.float())
@@ -54,9 +59,11 @@ def evaluate_in_float32(x: Tensor, derivatives: Callable[[Tensor], Derivatives])
 
 
 def pointwise(*names: str) -> Callable[[Callable[..., Derivatives]], Callable[..., Derivatives]]:
-    """Register a function ``x -> (f, f', f'')`` as the rule of the torch functions ``names``.
+    """Decorate a function ``x -> (f, f', f'')`` to register it as the rule of the torch functions
+    ``names``.
 
-    It takes the torch function's other arguments, too; ``inplace=True`` writes into the input.
+    The function has the other arguments of the torch function, too; if one is ``inplace``, the rule
+    handles it.
 
     Examples:
         >>> @pointwise("cosh")
@@ -77,8 +84,8 @@ def pointwise(*names: str) -> Callable[[Callable[..., Derivatives]], Callable[..
             ):
                 raise missing_rule(function, "only its first argument may be a jet")
             inplace = options.pop("inplace", False)
-            # A clone: autograd saves the argument of the formula, and the result is then written
-            # into the storage of the input.
+            # A write in place gets a clone: autograd saves the argument of the formula, and the
+            # result is written into the storage of the input.
             jet = input.with_streams(input.streams.clone()) if inplace else input
             if names[0] in ops.ACTIVATION_KINDS and all(
                 value == defaults.get(name) for name, value in options.items()
@@ -95,11 +102,15 @@ def pointwise(*names: str) -> Callable[[Callable[..., Derivatives]], Callable[..
 
 
 def apply_activation(
-    kind: str, jet: JetTensor, composed: Callable[[Tensor], Derivatives]
+    kind: str, jet: JetTensor, formula: Callable[[Tensor], Derivatives]
 ) -> JetTensor:
-    """Call the compiled activation operator, or the composed rule where there is none.
+    """Compute an activation by the compiled operator, or by its formula if there is no operator.
 
     The operator is deferred, so that a product with another jet can become a gated activation.
+
+    Args:
+        kind: the name of the activation in `ops.ACTIVATION_KINDS`.
+        formula: the formula, ``x -> (f, f', f'')``.
     """
     if fusable("activation_jet", jet):
 
@@ -110,7 +121,7 @@ def apply_activation(
             )
 
         return defer(Activated(jet, kind), operator, (jet,), {}, jet)
-    return push_forward(jet, evaluate_in_float32(jet.primal, composed))
+    return push_forward(jet, evaluate_in_float32(jet.primal, formula))
 
 
 # ---- activations -------------------------------------------------------------------------------
@@ -139,8 +150,8 @@ def gelu(input: JetTensor, approximate: str = "none") -> JetTensor:
 
 @pointwise("leaky_relu")
 def leaky_relu(x: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Derivatives:
-    one = torch.ones_like(x)  # two Python numbers would give a float32 slope
-    slope = torch.where(x > 0, one, negative_slope)
+    ones = torch.ones_like(x)  # `where` of two Python numbers would be float32
+    slope = torch.where(x > 0, ones, negative_slope)
     return F.leaky_relu(x, negative_slope), slope, torch.zeros_like(x)
 
 
@@ -159,7 +170,7 @@ def selu(x: Tensor, inplace: bool = False) -> Derivatives:
 
 @pointwise("celu")
 def celu(x: Tensor, alpha: float = 1.0, inplace: bool = False) -> Derivatives:
-    slope = torch.exp(x.clamp(max=0) / alpha)  # below 0; above it is 1
+    slope = torch.exp(x.clamp(max=0) / alpha)  # for x < 0; else the slope is 1
     return F.celu(x, alpha), slope.masked_fill(x > 0, 1), (slope / alpha).masked_fill(x > 0, 0)
 
 
@@ -174,8 +185,8 @@ def softsign(x: Tensor) -> Derivatives:
 def hardtanh(
     x: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
 ) -> Derivatives:
-    inside = (x > min_val) & (x < max_val)
-    return F.hardtanh(x, min_val, max_val), inside.to(x.dtype), torch.zeros_like(x)
+    is_inside = (x > min_val) & (x < max_val)
+    return F.hardtanh(x, min_val, max_val), is_inside.to(x.dtype), torch.zeros_like(x)
 
 
 @pointwise("relu6")
@@ -185,15 +196,15 @@ def relu6(x: Tensor, inplace: bool = False) -> Derivatives:
 
 @pointwise("hardsigmoid")
 def hardsigmoid(x: Tensor, inplace: bool = False) -> Derivatives:
-    inside = ((x > -3) & (x < 3)).to(x.dtype)
-    return F.hardsigmoid(x), inside / 6, torch.zeros_like(x)
+    is_inside = ((x > -3) & (x < 3)).to(x.dtype)
+    return F.hardsigmoid(x), is_inside / 6, torch.zeros_like(x)
 
 
 @pointwise("hardswish")
 def hardswish(x: Tensor, inplace: bool = False) -> Derivatives:
     """Compute x hardsigmoid(x)."""
     _, slope, _ = hardsigmoid(x)
-    gate = ((x + 3) / 6).clamp(0, 1)  # F.hardsigmoid's slope is not 1/6 in float64
+    gate = ((x + 3) / 6).clamp(0, 1)  # in float64 the slope of F.hardsigmoid is not exactly 1/6
     return F.hardswish(x), gate + x.clamp(-3, 3) * slope, 2 * slope  # 0 · inf is NaN
 
 
@@ -211,15 +222,15 @@ def glu(input: Tensor, dim: int = -1) -> Tensor:
 
 @pointwise("logit")
 def logit(x: Tensor, eps: float | None = None) -> Derivatives:
-    """Compute ln(x / (1 − x)), with derivatives 0 where ε clamps x."""
-    value, outside = torch.logit(x, eps), None
+    """Compute ln(x / (1 − x)); its derivatives are 0 where ``eps`` clamps x."""
+    value, is_outside = torch.logit(x, eps), None
     if eps is not None:
-        outside = (x < eps) | (x > 1 - eps)
-        x = x.masked_fill(outside, 0.5)  # backward through infinite slopes would be NaN
+        is_outside = (x < eps) | (x > 1 - eps)
+        x = x.masked_fill(is_outside, 0.5)  # infinite slopes would make the backward NaN
     slope = 1 / (x * (1 - x))
     curvature = (2 * x - 1) * slope * slope
-    if outside is not None:
-        slope, curvature = (part.masked_fill(outside, 0) for part in (slope, curvature))
+    if is_outside is not None:
+        slope, curvature = slope.masked_fill(is_outside, 0), curvature.masked_fill(is_outside, 0)
     return value, slope, curvature
 
 
@@ -233,7 +244,7 @@ def expm1(x: Tensor) -> Derivatives:
 
 
 def register_log(name: str, base: float) -> None:
-    """Register the logarithm to a base."""
+    """Register the logarithm ``name`` to a base."""
 
     @pointwise(name)
     def log(x: Tensor) -> Derivatives:
@@ -273,24 +284,25 @@ def rsqrt(x: Tensor) -> Derivatives:
 def sinc(x: Tensor) -> Derivatives:
     """Compute s = sin(y) / y at y = πx: s' = (cos y − s) / y, s'' = −s − 2 s' / y.
 
-    Near 0, where these differences cancel, by power series in y².
+    For |y| < 1, where these differences cancel, use power series in y².
     """
     y = math.pi * x
-    near = y.abs() < 1
-    series = torch.where(near, y, 0.0).square()
-    away = torch.where(near, 0.5, x)
-    far, turns = math.pi * away, away.round()
-    sign, angle = 1 - 2 * turns.remainder(2), math.pi * (away - turns)  # π x is too coarse
-    s = sign * torch.sin(angle) / far
-    s1 = (sign * torch.cos(angle) - s) / far
-    s2 = -s - 2 * s1 / far
+    is_near = y.abs() < 1
+    y_squared = torch.where(is_near, y, 0.0).square()
+    far_x = torch.where(is_near, 0.5, x)
+    far_y, half_turns = math.pi * far_x, far_x.round()
+    # The angle minus whole half turns: sin(π x) would round π x first.
+    sign, angle = 1 - 2 * half_turns.remainder(2), math.pi * (far_x - half_turns)
+    s = sign * torch.sin(angle) / far_y
+    s1 = (sign * torch.cos(angle) - s) / far_y
+    s2 = -s - 2 * s1 / far_y
     near_s1, near_s2 = torch.zeros_like(y), torch.zeros_like(y)
     for n in range(10, 0, -1):  # s = Σ (−1)^n y^2n / (2n + 1)!
         factor = (-1) ** n / math.factorial(2 * n + 1)
-        near_s1 = near_s1 * series + 2 * n * factor
-        near_s2 = near_s2 * series + 2 * n * (2 * n - 1) * factor
-    slope = torch.where(near, y * near_s1, s1)
-    curvature = torch.where(near, near_s2, s2)
+        near_s1 = near_s1 * y_squared + 2 * n * factor
+        near_s2 = near_s2 * y_squared + 2 * n * (2 * n - 1) * factor
+    slope = torch.where(is_near, y * near_s1, s1)
+    curvature = torch.where(is_near, near_s2, s2)
     return torch.sinc(x), math.pi * slope, math.pi**2 * curvature
 
 
@@ -319,25 +331,29 @@ def abs_(x: Tensor) -> Derivatives:
 Bound: TypeAlias = "Tensor | float | None"
 
 
-def register_clamp(name: str, first: str) -> None:
-    """Extend the rule of a clamp to bounds that are jets, by `maximum` and `minimum`."""
+def register_clamp(name: str, first_bound: str) -> None:
+    """Extend the rule of a clamp to bounds that are jets, by `maximum` and `minimum`.
+
+    Args:
+        first_bound: the name, "min" or "max", of the clamp's first positional argument after input.
+    """
     constant_rule = require_rule(getattr(torch, name))
 
     @jet_rule(name)
     def rule(input: Tensor, *args: Bound, **kwargs: Bound) -> Tensor:
-        bounds = dict(zip((first, "max"), args, strict=False)) | kwargs
+        bounds = dict(zip((first_bound, "max"), args, strict=False)) | kwargs
         if not any(isinstance(bound, JetTensor) for bound in bounds.values()):
             return constant_rule(input, *args, **kwargs)
-        for bound, choose in (("min", torch.maximum), ("max", torch.minimum)):
+        for bound, clamp_input in (("min", torch.maximum), ("max", torch.minimum)):
             if bounds.get(bound) is not None:
-                input = choose(input, torch.as_tensor(bounds[bound], dtype=input.dtype))
+                input = clamp_input(input, torch.as_tensor(bounds[bound], dtype=input.dtype))
         return input
 
 
 @pointwise("clamp", "clip")
 def clamp(x: Tensor, min: Bound = None, max: Bound = None) -> Derivatives:
-    # The slope is 1 at a bound, too, as in torch, and 0 of NaN.
-    value = torch.clamp(x, min, max)  # type: ignore[arg-type]  # of one kind in torch's stubs
+    # As in torch, the slope is also 1 at a bound, and 0 for NaN.
+    value = torch.clamp(x, min, max)  # type: ignore[arg-type]  # one number, one tensor
     return value, (value == x).to(x.dtype), torch.zeros_like(x)
 
 
@@ -357,7 +373,7 @@ for _name in ("clamp", "clip", "clamp_min", "clamp_max"):
 
 @jet_rule("nan_to_num")
 def nan_to_num(input: JetTensor, *args: float | None, **kwargs: Any) -> JetTensor:
-    """Replace infinities in the input's dtype, on which the largest number depends."""
+    """Replace NaN and infinities; the replaced entries have zero derivatives."""
     x = input.primal
     value = torch.nan_to_num(x, *args, **kwargs)
     tangents = input.streams[1:].masked_fill(~torch.isfinite(x), 0)

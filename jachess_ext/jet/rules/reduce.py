@@ -1,4 +1,4 @@
-"""Reductions that are not linear: extreme values, products, norms, variances."""
+"""Nonlinear reductions: extreme values, products, norms, variances."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .pointwise import wide
 from .streamwise import accept_scalars, reduced_dims, stack_dims
 
 Dtype: TypeAlias = "torch.dtype | None"
-Parts: TypeAlias = "tuple[Tensor, ...]"
+Pair: TypeAlias = "tuple[Tensor, Tensor]"
 Norm: TypeAlias = "float | str | None"
 """The order of a norm, or its name."""
 
@@ -27,8 +27,8 @@ Norm: TypeAlias = "float | str | None"
 def register_extremum(name: str) -> None:
     """Register ``max`` or ``min``.
 
-    Along a dimension the derivative is that of the entry at the index; over all entries, ties share
-    it equally.
+    Along a dimension the derivative is that of the entry whose index torch returns; over all
+    entries, ties share the derivative equally.
     """
 
     @jet_rule(name)
@@ -38,13 +38,13 @@ def register_extremum(name: str) -> None:
         keepdim: bool = False,
         *,
         other: Tensor | None = None,
-    ) -> Tensor | Parts:
+    ) -> Tensor | Pair:
         if isinstance(dim, Tensor) or other is not None:
             return getattr(torch, f"{name}imum")(input, dim if other is None else other)
-        return along(input, dim, keepdim)
+        return reduce_dim(input, dim, keepdim)
 
     @accept_scalars
-    def along(input: Tensor, dim: int | None, keepdim: bool) -> Tensor | Parts:
+    def reduce_dim(input: Tensor, dim: int | None, keepdim: bool) -> Tensor | Pair:
         if dim is None:
             return getattr(torch, f"a{name}")(input)
         values, index = getattr(torch, name)(primal_of(input), dim, keepdim=True)
@@ -69,9 +69,9 @@ def register_extreme_value(name: str) -> None:
         # Each of n ties has the slope 1/n.  The second derivative is 0: a maximum is linear as long
         # as the order of the entries does not change.
         ties = (input.primal == value).to(input.dtype)
-        shares = ties / ties.sum(dims, True)
+        slopes = ties / ties.sum(dims, True)
         stack_axes = stack_dims(dims, input.ndim)
-        tangents = (input.streams[1:] * shares).sum(stack_axes, keepdim=True)
+        tangents = (input.streams[1:] * slopes).sum(stack_axes, keepdim=True)
         streams = torch.cat([value.unsqueeze(0), tangents])
         return input.with_streams(streams if keepdim else streams.squeeze(stack_axes))
 
@@ -84,30 +84,30 @@ for _name in ("amax", "amin"):
 @accept_scalars
 def topk(
     input: JetTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
-) -> Parts:
+) -> Pair:
     _, index = torch.topk(input.primal, k, dim, largest, sorted)
     return torch.return_types.topk((torch.gather(input, dim, index), index))
 
 
 @jet_rule("sort")
 @accept_scalars
-def sort(input: JetTensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Parts:
+def sort(input: JetTensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Pair:
     _, index = torch.sort(input.primal, dim=dim, descending=descending, stable=stable)
     return torch.return_types.sort((torch.gather(input, dim, index), index))
 
 
-# ---- products, and running ones ----------------------------------------------------------------
+# ---- products, and cumulative products ---------------------------------------------------------
 
 
 def _associative_scan(combine: Callable[[Tensor, Tensor], Tensor], x: Tensor, dim: int) -> Tensor:
-    """Return the inclusive scan x_1, x_1 ∘ x_2, x_1 ∘ x_2 ∘ x_3, … along ``dim`` for an associative
-    ∘, in ⌈log₂ n⌉ steps (Hillis and Steele 1986)."""
+    """Return the inclusive scan x_1, x_1 ∘ x_2, x_1 ∘ x_2 ∘ x_3, … along ``dim``, in ⌈log₂ n⌉ steps
+    (Hillis and Steele 1986); ``combine`` is the associative operation ∘."""
     step, size = 1, x.shape[dim]
     while step < size:
-        # Before this step entry i combines the last ``step`` entries up to x_i, or all where there
-        # are fewer; after it, twice as many.
-        longer = combine(x.narrow(dim, 0, size - step), x.narrow(dim, step, size - step))
-        x = torch.cat([x.narrow(dim, 0, step), longer], dim)
+        # Before this step entry i combines the last ``step`` entries up to x_i, or all of them if
+        # there are fewer; after the step, twice as many.
+        combined = combine(x.narrow(dim, 0, size - step), x.narrow(dim, step, size - step))
+        x = torch.cat([x.narrow(dim, 0, step), combined], dim)
         step *= 2
     return x
 
@@ -115,7 +115,8 @@ def _associative_scan(combine: Callable[[Tensor, Tensor], Tensor], x: Tensor, di
 @jet_rule("cumprod")
 @accept_scalars
 def cumprod(input: Tensor, dim: int, *, dtype: Dtype = None) -> Tensor:
-    """Multiply by an associative scan: dividing by entries would fail at zeros."""
+    """Compute cumulative products by an associative scan; dividing products by entries would fail
+    at zeros."""
     dtype = dtype or input.dtype
     return _associative_scan(torch.mul, wide(input.to(dtype)) * 1, dim).to(dtype)
 
@@ -125,7 +126,8 @@ def cumprod(input: Tensor, dim: int, *, dtype: Dtype = None) -> Tensor:
 def prod(
     input: JetTensor, dim: int | None = None, keepdim: bool = False, *, dtype: Dtype = None
 ) -> Tensor:
-    """Multiply one half of the entries by the other, again and again: no division by zeros."""
+    """Compute the product by multiplying one half of the entries by the other, repeatedly; dividing
+    it by entries would fail at zeros."""
     dtype = dtype or input.dtype
     x = wide(input.to(dtype))
     x, dim = (x.flatten(), 0) if dim is None else (x, dim)
@@ -153,14 +155,15 @@ def euclidean_norm(
     """Compute n = ‖x‖ along ``dim``; with e = x / n and p_i = x_i − n_i e:
     n_i = Σ e x_i;  n_ij = Σ e x_ij + Σ p_i p_j / n.
 
-    At 0 a norm has no derivative.  There the first order is 0, as in torch's autograd.  The second,
-    and gradients of the first, are NaN, as in torch's double backward, so that no smooth function
-    of a norm (its square, exp(−n²)) is finite and wrong; but 0 along zero tangents.
+    At x = 0 a norm has no derivative.  There the first derivatives are 0, as in torch's autograd.
+    The second derivatives, and the gradients of the first, are NaN, as in torch's double backward,
+    so that no smooth function of a norm (its square, exp(−n²)) gets finite, wrong derivatives; but
+    they are 0 along zero tangents.
 
     Args:
         floor: norms below it get zero derivatives, since their curvature may overflow; for callers
             that clamp norms at ``floor``.
-        size: the norm of the primal, if already computed, with the reduced dimensions kept.
+        size: the norm of the primal, with the reduced dimensions kept; None: it is computed.
     """
     if not isinstance(x, JetTensor):
         return torch.linalg.vector_norm(x, 2, dim, keepdim)
@@ -171,38 +174,37 @@ def euclidean_norm(
     else:
         size = torch.linalg.vector_norm(streams[:1], 2, dims, True)
     at_kink = (size == 0) | (size < floor)
-    # Whether a stream leaves the kink at 0, [S-1, ...]; norms that are clamped at ``floor`` have no
-    # kink there.
+    # [S-1, ...]: which tangents are not 0.  Norms that are clamped at ``floor`` have no kink at 0.
     moves = (streams[1:].detach() != 0).any(dim=dims, keepdim=True) if floor == 0 else None
-    still = at_kink if moves is None else at_kink & ~moves.any(dim=0, keepdim=True)
+    is_constant = at_kink if moves is None else at_kink & ~moves.any(dim=0, keepdim=True)
     # Division by 0 at a kink makes the gradient NaN there.
-    unit = (streams[:1] / size.masked_fill(still, 1)).masked_fill(at_kink, 0)
+    unit = (streams[:1] / size.masked_fill(is_constant, 1)).masked_fill(at_kink, 0)
 
-    def along(tangents: Tensor) -> Tensor:
+    def project(tangents: Tensor) -> Tensor:
         return (unit * tangents).sum(dims, keepdim=True)
 
-    first = along(streams[layout.first])
-    across = streams[layout.first] - unit * first  # p_i
-    parts = [size, first]
+    first = project(streams[layout.first])
+    perpendicular = streams[layout.first] - unit * first  # p_i
+    results = [size, first]
     if layout.seconds:
-        products = layout.quadratic(across, across) / size.masked_fill(at_kink, 1)
-        curved = products.sum(dims, keepdim=True)
-        curved = curved.masked_fill(at_kink, 0)
+        products = layout.quadratic(perpendicular, perpendicular) / size.masked_fill(at_kink, 1)
+        curvature = products.sum(dims, keepdim=True)
+        curvature = curvature.masked_fill(at_kink, 0)
         if moves is not None:
-            # n_ij is undefined at 0 where x_ij moves, or both x_i and x_j do: the quadratic form of
-            # 0s and 1s counts such pairs.
-            by_first, by_second = moves.split([layout.directions, layout.seconds])
-            pairs = layout.quadratic(by_first.to(size.dtype), by_first.to(size.dtype)) > 0
-            curved = curved.masked_fill(at_kink & (pairs | by_second), math.nan)
-        parts.append(along(streams[layout.second]) + curved)
-    out = torch.cat(parts)
+            # n_ij is undefined at 0 if x_ij is not 0, or if neither x_i nor x_j is 0: the quadratic
+            # form of 0s and 1s counts such pairs.
+            first_moves, second_moves = moves.split([layout.directions, layout.seconds])
+            pairs = layout.quadratic(first_moves.to(size.dtype), first_moves.to(size.dtype)) > 0
+            curvature = curvature.masked_fill(at_kink & (pairs | second_moves), math.nan)
+        results.append(project(streams[layout.second]) + curvature)
+    out = torch.cat(results)
     return x.with_streams((out if keepdim else out.squeeze(dims)).to(x.dtype))
 
 
 @jet_rule("hypot")
 def hypot(input: Tensor, other: Tensor) -> Tensor:
-    """Compute the Euclidean norm of the two arguments."""
-    # torch's own value, which does not overflow where the squares would.
+    """Compute √(input² + other²)."""
+    # torch's own value does not overflow where the squares would.
     size = torch.hypot(primal_of(input), primal_of(other)).unsqueeze(0)
     return euclidean_norm(torch.stack(torch.broadcast_tensors(input, other)), 0, size=size)
 
@@ -216,7 +218,7 @@ def norm(
     out: None = None,
     dtype: Dtype = None,
 ) -> Tensor:
-    """Compute the norm of a vector; norms by name are left to the forward-mode rule."""
+    """Compute the norm of a vector; for a norm by name call the forward-mode rule."""
     p = 2 if p in ("fro", None) else p
     if isinstance(p, str):
         rule = general_rule(torch.norm, f"p={p!r} is not covered, only numbers")
@@ -237,9 +239,9 @@ def vector_norm(
         out = rule(x, ord, dim, keepdim, dtype=dtype)
         if not isinstance(out, JetTensor) or ord in (0, -math.inf):
             return out
-        # At 0 torch's forward mode gives 0 where there is no derivative.
-        undefined = cast(JetTensor, euclidean_norm(x, dim, keepdim)).streams.isnan()
-        return out.with_streams(out.streams.masked_fill(undefined, math.nan))
+        # At 0, where there is no derivative, torch's forward mode gives 0.
+        is_undefined = cast(JetTensor, euclidean_norm(x, dim, keepdim)).streams.isnan()
+        return out.with_streams(out.streams.masked_fill(is_undefined, math.nan))
     x = x if dtype is None else x.to(dtype)
     return euclidean_norm(x, dim, keepdim)
 
@@ -265,7 +267,7 @@ def triplet_margin_loss(
 ) -> Tensor:
     if set(legacy.values()) - {None}:
         raise missing_rule(F.triplet_margin_loss, "size_average and reduce; use reduction")
-    near, far = (F.pairwise_distance(anchor, other, p, eps) for other in (positive, negative))
+    near, far = (F.pairwise_distance(anchor, x, p, eps) for x in (positive, negative))
     if swap:
         far = torch.minimum(far, F.pairwise_distance(positive, negative, p, eps))
     losses = (margin + near - far).clamp_min(0)
@@ -274,7 +276,7 @@ def triplet_margin_loss(
 
 @jet_rule(*filter(None, [torch_private.find("torch._weight_norm")]))
 def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """Compute v g / ‖v‖ with the norm over all dimensions but ``dim``; over all for −1."""
+    """Compute v g / ‖v‖, with the norm over all dimensions except ``dim``; over all if it is −1."""
     dims = [d for d in range(v.ndim) if dim == -1 or d != dim]
     return v * (g / euclidean_norm(v, dims, True))
 
@@ -303,8 +305,8 @@ def matrix_norm(
 def linalg_norm(
     A: Tensor, ord: Norm = None, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None
 ) -> Tensor:
-    one_dimension = isinstance(dim, int) or (dim is None and A.ndim == 1)
-    if ord is None or (ord in (2, 2.0) and one_dimension):
+    is_vector_norm = isinstance(dim, int) or (dim is None and A.ndim == 1)
+    if ord is None or (ord in (2, 2.0) and is_vector_norm):
         return vector_norm(A, 2, dim, keepdim, dtype=dtype)
     raise missing_rule(torch.linalg.norm, f"ord={ord!r} is covered for vectors only, and only 2")
 
@@ -312,10 +314,9 @@ def linalg_norm(
 def register_variance(name: str) -> None:
     """Register ``var``, ``std``, ``var_mean`` or ``std_mean``.
 
-    They take ``(dim, *, correction, keepdim)``, or the older ``(dim, unbiased, keepdim)`` and
-    ``(unbiased)``.
-
-    A standard deviation has no derivative where all entries are equal (`euclidean_norm`).
+    Their arguments are ``(dim, *, correction, keepdim)``, or the older ``(dim, unbiased, keepdim)``
+    and ``(unbiased)``.  A standard deviation has no derivative if all entries are equal (see
+    `euclidean_norm`).
     """
 
     @jet_rule(name)
@@ -326,7 +327,7 @@ def register_variance(name: str) -> None:
         keepdim: bool = False,
         *,
         correction: float | None = None,
-    ) -> Tensor | Parts:
+    ) -> Tensor | Pair:
         if isinstance(dim, bool):
             unbiased, dim = dim, None
         if correction is None:
@@ -335,18 +336,18 @@ def register_variance(name: str) -> None:
         mean = wide(input).mean(dims, keepdim=True)
         centred = wide(input) - mean
         count = input.shape.numel() // max(1, mean.shape.numel())
-        freedom = max(0, count - correction)
+        divisor = max(0, count - correction)
         if name.startswith("std"):
-            # torch's own deviation does not overflow.
+            # torch's own standard deviation does not overflow where the squares would.
             deviation = torch.std(primal_of(centred), dims, correction=correction, keepdim=True)
-            size = deviation * math.sqrt(freedom)
-            spread = euclidean_norm(centred, dims, keepdim, size=size) / math.sqrt(freedom)
+            size = deviation * math.sqrt(divisor)
+            result = euclidean_norm(centred, dims, keepdim, size=size) / math.sqrt(divisor)
         else:
-            spread = (centred * centred).sum(dims, keepdim=keepdim) / freedom
-        spread = spread.to(input.dtype)
+            result = (centred * centred).sum(dims, keepdim=keepdim) / divisor
+        result = result.to(input.dtype)
         if name in ("var", "std"):
-            return spread
-        return spread, (mean if keepdim else mean.reshape(spread.shape)).to(input.dtype)
+            return result
+        return result, (mean if keepdim else mean.reshape(result.shape)).to(input.dtype)
 
 
 for _name in ("var", "std", "var_mean", "std_mean"):

@@ -1,7 +1,7 @@
 """``grid_sample`` with a grid that is a jet, and ``affine_grid``, which makes such grids.
 
-The formula is that of `differentiable/sampling.py`, composed of other rules.  The rule for a
-constant grid is in `rules/linear.py`.
+``grid_sample`` calls the formula of `differentiable/sampling.py`, whose functions have rules.  The
+rule for a constant grid is in `rules/linear.py`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ def grid_sample_at_jets(
     padding_mode: str = "zeros",
     align_corners: bool | None = None,
 ) -> Tensor | None:
-    """Sample ``[N, C, ...]``: between the centres of pixels, a polynomial of the grid's
-    coordinates."""
+    """Sample images ``[N, C, ...]`` at a grid that is a jet; return None for another grid.
+
+    Between the centres of pixels, the result is a polynomial of the grid's coordinates.
+    """
     if not isinstance(grid, JetTensor):
         return None
     settings = mode, padding_mode, align_corners
-    # For torch's checks of the call.  The nearest pixel does not change with the coordinates.
+    # torch's own function checks the call.
     sampled = F.grid_sample(primal_of(input).detach(), grid.primal.detach(), *settings)
-    if mode == "nearest" or not sampled.numel():
+    if mode == "nearest" or not sampled.numel():  # the derivative by the grid is 0
         return F.grid_sample(input, grid.primal, *settings)
     numbers = MODES.index(mode), PADDINGS.index(padding_mode), bool(align_corners)
     return grid_sample(input, grid, *numbers).to(sampled.dtype)
@@ -43,7 +45,7 @@ def grid_sample_at_jets(
 def affine_grid(
     theta: JetTensor, size: Sequence[int], align_corners: bool | None = None
 ) -> JetTensor:
-    """Apply the function, which is linear, to every stream."""
+    """Apply ``affine_grid``, which is linear in ``theta``, to every stream."""
     streams = theta.streams
     sizes = [len(streams) * size[0], *size[1:]]
     out = F.affine_grid(streams.flatten(0, 1), sizes, align_corners)

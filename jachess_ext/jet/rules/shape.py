@@ -1,4 +1,4 @@
-"""Changes of shape, copies, casts and selections: linear, so the same on every stream."""
+"""Changes of shape, copies, casts and selections: linear functions, applied to every stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...ops.library import transformed
 from ...torch_private import functional as F
 from ..engine.errors import missing_rule
 from ..engine.registry import attribute, built_in_functions, general_rule, jet_rule
-from ..engine.tensor import JetTensor, aligned, common_layout, primal_of
+from ..engine.tensor import JetTensor, align_streams, common_layout, primal_of
 from ..engine.types import Dims, Operand
 from .streamwise import (
     accept_scalars,
@@ -39,8 +39,8 @@ def reshape(self: JetTensor, *shape: Sizes, **kwargs: Sizes) -> JetTensor:
 
 
 def register_shape_like(name: str) -> None:
-    """Register ``view_as``, ``reshape_as`` or ``expand_as``, which read the other tensor's
-    shape."""
+    """Register ``view_as``, ``reshape_as`` or ``expand_as``, which use only the shape of the other
+    tensor."""
 
     @jet_rule(f"{name}_as")
     def rule(self: Tensor, other: Tensor) -> Tensor:
@@ -105,14 +105,14 @@ def unsqueeze(input: JetTensor, dim: int) -> JetTensor:
 def squeeze(input: JetTensor, dim: Dims = None) -> JetTensor:
     if dim is None:
         return reshape(input, [size for size in input.shape if size != 1])
-    places = tuple(stack_dims(varargs(dim), input.ndim))
-    return input.with_streams(input.streams.squeeze(places))
+    stack_axes = tuple(stack_dims(varargs(dim), input.ndim))
+    return input.with_streams(input.streams.squeeze(stack_axes))
 
 
 @jet_rule("expand")
 def expand(self: JetTensor, *sizes: Sizes, implicit: bool = False, **kwargs: Sizes) -> JetTensor:
     target = varargs(*sizes, *kwargs.values())
-    return self.with_streams(aligned(self, len(target)).expand(len(self.streams), *target))
+    return self.with_streams(align_streams(self, len(target)).expand(len(self.streams), *target))
 
 
 @jet_rule("broadcast_to")
@@ -123,7 +123,7 @@ def broadcast_to(input: JetTensor, size: Sequence[int]) -> JetTensor:
 @jet_rule("repeat")
 def repeat(self: JetTensor, *sizes: Sizes, **kwargs: Sizes) -> JetTensor:
     counts = varargs(*sizes, *kwargs.values())
-    return self.with_streams(aligned(self, len(counts)).repeat(1, *counts))
+    return self.with_streams(align_streams(self, len(counts)).repeat(1, *counts))
 
 
 @jet_rule("tile")
@@ -153,7 +153,8 @@ def linalg_diagonal(A: JetTensor, *, offset: int = 0, dim1: int = -2, dim2: int 
 
 
 def register_atleast(name: str) -> None:
-    """Register ``atleast_1d``, ``atleast_2d`` or ``atleast_3d``, of one or several tensors."""
+    """Register ``atleast_1d``, ``atleast_2d`` or ``atleast_3d``, which take one or several
+    tensors."""
     function: Callable = getattr(torch, name)
 
     @jet_rule(function, built_in_functions(name))
@@ -172,9 +173,9 @@ for _name in ("atleast_1d", "atleast_2d", "atleast_3d"):
 
 @jet_rule(torch.meshgrid, built_in_functions("meshgrid"))
 def meshgrid(*tensors: Tensors, indexing: str = "ij") -> tuple[Tensor, ...]:
-    """Return torch's grids, without its warning about the default of ``indexing``."""
+    """Return the same grids as torch, without torch's warning about the default of ``indexing``."""
     axes = varargs(*tensors)
-    if indexing == "xy":  # the grids of (y, x, ...), whose first two are exchanged again below
+    if indexing == "xy":  # compute the grids of (y, x, ...); the first two are swapped back below
         axes[:2] = axes[1::-1]
     shape = [axis.numel() for axis in axes]
     grids = [
@@ -204,46 +205,51 @@ def repeat_interleave(
 
 @jet_rule("__getitem__")
 def getitem(self: JetTensor, index: object) -> JetTensor:
-    if isinstance(index, list) and any(isinstance(part, _SLICES) for part in index):
+    if isinstance(index, list) and any(isinstance(entry, _SLICES) for entry in index):
         index = tuple(index)  # as torch does
-    parts: tuple[object, ...] = index if isinstance(index, tuple) else (index,)
-    parts = tuple(int(part) if _is_scalar_index(part) else part for part in parts)
-    if not all(map(_is_plain_index, parts)) or _indices_are_separated(parts):
+    entries: tuple[object, ...] = index if isinstance(index, tuple) else (index,)
+    entries = tuple(int(entry) if _is_scalar_index(entry) else entry for entry in entries)
+    if not all(map(_is_plain_index, entries)) or _indices_are_separated(entries):
         return self.with_streams(torch.stack([stream[index] for stream in self.streams]))  # type: ignore[index]
-    # One view of the stack, as the result is a view in torch: a write into it reaches the jet.
-    of_stack = (slice(None), *parts)
-    return self.with_streams(self.streams[of_stack])  # type: ignore[index]
+    # One view of the stack, since torch's result is a view: a write into it changes the jet.
+    stack_index = (slice(None), *entries)
+    return self.with_streams(self.streams[stack_index])  # type: ignore[index]
 
 
-def _is_scalar_index(part: object) -> TypeGuard[Tensor]:
-    """Return whether an index is a 0-dimensional integer tensor, which torch reads as a number."""
-    # Its value cannot be read inside a transform of torch.func, and breaks a compiled graph.
-    if not isinstance(part, Tensor) or part.ndim or transformed() or torch.compiler.is_compiling():
+def _is_scalar_index(item: object) -> TypeGuard[Tensor]:
+    """Return whether an item of an index is a 0-dimensional integer tensor whose value can be
+    read."""
+    # It cannot be read inside a transform of torch.func, and would break a compiled graph.
+    if not isinstance(item, Tensor) or item.ndim or transformed() or torch.compiler.is_compiling():
         return False
-    return part.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
+    return item.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 _SLICES = (slice, type(None), type(Ellipsis))
 
 
-def _is_plain_index(part: object) -> bool:
-    """Return whether an index can be applied to the whole stack [S, ...], one dimension further to
-    the right; lists, arrays and True are applied to each stream by itself."""
-    return isinstance(part, (Tensor, Integral, *_SLICES)) and not isinstance(part, bool)
+def _is_plain_index(index: object) -> bool:
+    """Return whether an index may be applied to the whole stack ``[S, ...]``, shifted one dimension
+    to the right, with the same result.
+
+    Other indices (lists, arrays, True) are applied to each stream separately.
+    """
+    return isinstance(index, (Tensor, Integral, *_SLICES)) and not isinstance(index, bool)
 
 
-def _indices_are_separated(parts: Sequence[object]) -> bool:
-    """Return whether a slice, None or ellipsis separates integer and tensor indices: torch then
-    moves the indexed dimensions to the front, before the streams."""
-    if not any(isinstance(part, Tensor) for part in parts):
+def _indices_are_separated(indices: Sequence[object]) -> bool:
+    """Return whether a slice, None or ellipsis stands between integer and tensor indices.
+
+    torch then moves the indexed dimensions to the front, before the streams.
+    """
+    if not any(isinstance(index, Tensor) for index in indices):
         return False
-    kinds = [isinstance(part, Tensor | Integral) for part in parts]
-    advanced = [number for number, is_advanced in enumerate(kinds) if is_advanced]
-    return advanced[-1] - advanced[0] + 1 != len(advanced)
+    numbers = [n for n, index in enumerate(indices) if isinstance(index, Tensor | Integral)]
+    return numbers[-1] - numbers[0] + 1 != len(numbers)
 
 
 def register_selection(name: str) -> None:
-    """Register ``select``, ``narrow`` or ``index_select``: along one dimension, ``(input, dim,
+    """Register ``select``, ``narrow`` or ``index_select``, whose arguments are ``(input, dim,
     ...)``."""
     function: Callable = getattr(torch, name)
 
@@ -262,7 +268,7 @@ for _name in ("select", "narrow", "index_select"):
 def gather(input: JetTensor, dim: int, index: Tensor, **kwargs: bool) -> JetTensor:
     if input.ndim == 0:
         return reshape(gather(flatten(input), dim, index.reshape(-1)), index.shape)
-    # torch's gather takes an index of as many dimensions: it is expanded along the streams.
+    # The index needs as many dimensions as the stack: it is expanded along the streams.
     indices = index.expand(len(input.streams), *index.shape)
     stack_axis = stack_dim(dim, input.ndim)
     return input.with_streams(input.streams.gather(stack_axis, indices, **kwargs))
@@ -277,18 +283,19 @@ def take_along_dim(input: JetTensor, indices: Tensor, dim: int | None = None) ->
 
 
 def _make_jets(jet: JetTensor, stacks: Sequence[Tensor]) -> Jets:
-    """Return a jet with the layout of ``jet`` for every stack."""
+    """Return a jet for each stack, with the layout of ``jet``."""
     return tuple(jet.with_streams(stack) for stack in stacks)
 
 
 def register_axis_split(name: str, dim: int) -> None:
-    """Register ``hsplit``, ``vsplit`` or ``dsplit``: a `tensor_split` along ``dim``."""
+    """Register ``hsplit``, ``vsplit`` or ``dsplit``, which is `tensor_split` along ``dim``; hsplit
+    splits a vector along dimension 0."""
 
     @jet_rule(name)
     def rule(input: JetTensor, indices_or_sections: Sizes) -> Jets:
-        place = 0 if input.ndim == 1 and name == "hsplit" else dim
+        split_dim = 0 if input.ndim == 1 and name == "hsplit" else dim
         getattr(torch, name)(input.primal, indices_or_sections)  # for torch's checks
-        return tensor_split(input, indices_or_sections, place)
+        return tensor_split(input, indices_or_sections, split_dim)
 
 
 for _name, _dim in (("hsplit", 1), ("vsplit", 0), ("dsplit", 2)):
@@ -299,7 +306,8 @@ for _name, _dim in (("hsplit", 1), ("vsplit", 0), ("dsplit", 2)):
 def split(
     tensor: JetTensor, split_size_or_sections: Dims = None, dim: int = 0, *, split_size: Dims = None
 ) -> Jets:
-    """Split as ``torch.split``, or as ``Tensor.split``, which names its argument ``split_size``."""
+    """Split a jet; ``split_size`` is the name that ``Tensor.split`` has for
+    ``split_size_or_sections``."""
     size = split_size_or_sections if split_size is None else split_size
     return _make_jets(tensor, tensor.streams.split(size, stack_dim(dim, tensor.ndim)))
 
@@ -315,15 +323,20 @@ def chunk(input: JetTensor, chunks: int, dim: int = 0) -> Jets:
 
 
 def register_unsafe_split(name: str, rule: Callable[..., Jets]) -> None:
-    """Register a split whose results may be written into."""
+    """Register an ``unsafe`` version of a split, whose results may be written into.
+
+    Args:
+        rule: the rule of the split.
+    """
 
     @jet_rule(name)
     def views(input: JetTensor, *args: object, **kwargs: object) -> Jets:
-        # A view by a call of its own for each: autograd allows no write into views from one call.
-        parts = [part.streams for part in rule(input, *args, **kwargs)]
+        # Each view is made by a separate call, since autograd allows no write into several views
+        # from one call.
+        stacks = [jet.streams for jet in rule(input, *args, **kwargs)]
         return _make_jets(
             input,
-            [input.streams.as_strided(p.shape, p.stride(), p.storage_offset()) for p in parts],
+            [input.streams.as_strided(s.shape, s.stride(), s.storage_offset()) for s in stacks],
         )
 
 
@@ -351,9 +364,9 @@ jet_rule("__iter__")(lambda self: iter(unbind(self)))
 
 @jet_rule("cat", "concat", "concatenate")
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> JetTensor:
-    # torch skips tensors of shape [0], such as fresh key-value caches, but not their dtypes.
-    parts = [tensor for tensor in tensors if tensor.shape != (0,)]
-    stacks, jet = lift_streams(parts or tensors)
+    # torch skips tensors of shape [0], such as empty key-value caches, but not their dtypes.
+    nonempty = [tensor for tensor in tensors if tensor.shape != (0,)]
+    stacks, jet = lift_streams(nonempty or tensors)
     out = torch.cat(stacks, stack_dim(dim, jet.ndim))
     return jet.with_streams(out.to(reduce(torch.promote_types, (t.dtype for t in tensors))))
 
@@ -368,15 +381,15 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> JetTensor:
 def roll(input: JetTensor, shifts: Sizes, dims: Dims = None) -> JetTensor:
     if dims in (None, (), []):
         return reshape(roll(flatten(input), shifts, 0), input.shape)
-    places = stack_dims(varargs(dims), input.ndim)
-    return input.with_streams(input.streams.roll(varargs(shifts), places))
+    stack_axes = stack_dims(varargs(dims), input.ndim)
+    return input.with_streams(input.streams.roll(varargs(shifts), stack_axes))
 
 
 @jet_rule("flip")
 @accept_scalars
 def flip(input: JetTensor, *dims: Sizes, **kwargs: Sizes) -> JetTensor:
-    places = stack_dims(varargs(*dims, *kwargs.values()), input.ndim)
-    return input.with_streams(input.streams.flip(places))
+    stack_axes = stack_dims(varargs(*dims, *kwargs.values()), input.ndim)
+    return input.with_streams(input.streams.flip(stack_axes))
 
 
 def register_triangle(name: str) -> None:
@@ -408,9 +421,9 @@ def pad(
 
 @jet_rule("to", "type_as")
 def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Call ``to`` on the stack, or on its primal for an integer dtype; another jet as the argument
-    gives its dtype and device."""
-    kwargs.pop("memory_format", None)  # it counts the primal's dimensions
+    """Cast or move a jet; a cast to an integer dtype returns the plain primal.  For ``to(other)``,
+    one of both may be plain."""
+    kwargs.pop("memory_format", None)  # it would not fit the dimensions of the stack
     if not isinstance(self, JetTensor):  # plain.to(jet)
         example = args[0] if args else kwargs["other"]
         return self.to(dtype=example.dtype, device=example.device)
@@ -437,7 +450,7 @@ def register_cast(name: str) -> None:
 
     @jet_rule(name)
     def rule(self: JetTensor, *args: object, **kwargs: object) -> JetTensor:
-        kwargs.pop("memory_format", None)  # it counts the primal's dimensions
+        kwargs.pop("memory_format", None)  # it would not fit the dimensions of the stack
         return self.with_streams(getattr(self.streams, name)(*args, **kwargs))
 
 
@@ -448,7 +461,7 @@ for _name in ("float", "double", "half", "bfloat16", "cfloat", "cdouble", "cpu",
 @jet_rule("contiguous")
 def contiguous(self: JetTensor, **kwargs: torch.memory_format) -> JetTensor:
     if self.primal.is_contiguous(**kwargs):
-        return self  # as torch does: a write into the result is one into the jet
+        return self  # as torch does: a write into the result changes the jet
     # `strides.match_torch_layout` applies the memory format afterwards.
     return self.with_streams(self.streams.contiguous())
 
@@ -461,11 +474,11 @@ def clone(input: JetTensor, **kwargs: torch.memory_format) -> JetTensor:
 @jet_rule("masked_fill")
 def masked_fill(input: Tensor, mask: Tensor, value: Operand) -> JetTensor:
     if not isinstance(input, JetTensor) or isinstance(value, JetTensor):
-        # A number in the dtype of the input, which `masked_fill` keeps where `where` may promote.
+        # A number gets the dtype of the input, to which `where` might not promote.
         fill = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=input.dtype)
         return where(mask, fill, input)
     return map_primal_and_tangents(
-        input.with_streams(aligned(input, max(input.ndim, mask.ndim))),
+        input.with_streams(align_streams(input, max(input.ndim, mask.ndim))),
         lambda primal: primal.masked_fill(mask, value),
         lambda tangents: tangents.masked_fill(mask, 0),
     )
@@ -478,18 +491,18 @@ def where(
     if isinstance(condition, JetTensor):
         raise missing_rule(torch.where, "the condition must be a plain boolean tensor")
     layout = common_layout(input, other)
-    plain = cast("Callable[..., Tensor]", torch.where)  # one of its overloads returns a tuple
+    select = cast("Callable[..., Tensor]", torch.where)  # one of its overloads returns a tuple
     sides = [primal_of(input), primal_of(other)]
-    primal = plain(condition, *sides)
+    primal = select(condition, *sides)
     if primal.dtype.is_complex:  # torch has no gradient for a real side of a complex result
         sides = [s.to(primal.dtype) if isinstance(s, Tensor) else s for s in sides]
-        primal = plain(condition, *sides)
-    # The zero tangents of a constant side are broadcast like those of the other.
+        primal = select(condition, *sides)
+    # A constant side has zero tangents, which are broadcast.
     zero = primal.new_zeros(())
-    parts = [
+    side_tangents = [
         _align_tangents(s, primal) if isinstance(s, JetTensor) else zero for s in (input, other)
     ]
-    tangents = plain(condition, *parts).expand(layout.streams - 1, *primal.shape)
+    tangents = select(condition, *side_tangents).expand(layout.streams - 1, *primal.shape)
     return JetTensor(torch.cat([primal.unsqueeze(0), tangents]), layout)
 
 
@@ -497,5 +510,6 @@ jet_rule(Tensor.where)(lambda self, condition, other: where(condition, self, oth
 
 
 def _align_tangents(jet: JetTensor, primal: Tensor) -> Tensor:
-    """Return x_i and x_ij in the dtype of a result's primal, to broadcast against it."""
-    return aligned(jet, primal.ndim)[1:].to(primal.dtype)
+    """Return the tangents x_i and x_ij in the dtype of a result's primal, aligned for broadcasting
+    with it."""
+    return align_streams(jet, primal.ndim)[1:].to(primal.dtype)

@@ -1,4 +1,5 @@
-"""Helpers of several families of rules: dimensions, linear and bilinear maps, writes in place."""
+"""Helpers that several families of rules share: dimensions, linear and bilinear maps, writes in
+place."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ...ops.activation import product_jet
-from ...ops.library import transformed, watching
+from ...ops.library import dispatch_modes, transformed
 from ..engine.constants import unmark_constant
 from ..engine.strides import copy_before_write, refuse_expanded
-from ..engine.tensor import JetTensor, aligned, common_layout, compute_deferred, lift
+from ..engine.tensor import JetTensor, align_streams, common_layout, compute_deferred, lift
 from ..engine.types import Dims, Operand, T
 
 R = TypeVar("R", bound=Callable[..., Tensor | tuple[Tensor, ...]])
@@ -22,12 +23,16 @@ R = TypeVar("R", bound=Callable[..., Tensor | tuple[Tensor, ...]])
 def stack_dim(dim: int, ndim: int) -> int:
     """Convert a dimension of the primal to one of the stack ``[S, ...]``.
 
+    Args:
+        ndim: the number of dimensions of the primal.
+
     Raises:
-        IndexError: ``dim`` is outside ``[-ndim, ndim)``; -ndim-1 would mean the streams.
+        IndexError: ``dim`` is outside ``[-ndim, ndim)``.
     """
+    # In the stack, -ndim - 1 would be the dimension of the streams.
     if not -ndim <= dim < max(ndim, 1):
         raise IndexError(f"dimension {dim} is out of range for a jet of {ndim} dimensions")
-    # Counted from the end, a dimension is the same with and without the streams in front.
+    # Counted from the end, a dimension has the same index in the primal and in the stack.
     return dim if dim < 0 else dim + 1
 
 
@@ -37,8 +42,10 @@ def stack_dims(dims: Sequence[int], ndim: int) -> list[int]:
 
 
 def accept_scalars(rule: R) -> R:
-    """Extend a rule to 0-dimensional tensors, for which torch accepts dimensions 0 and -1: they are
-    reshaped to vectors of one entry, and the results back."""
+    """Decorate a rule to accept 0-dimensional tensors, for which torch accepts dimensions 0 and -1.
+
+    The rule is called with vectors of one entry, and its results are reshaped to 0 dimensions.
+    """
 
     @functools.wraps(rule)
     def on_vector(input: Tensor, *args: object, **kwargs: object) -> Tensor | tuple[Tensor, ...]:
@@ -46,7 +53,7 @@ def accept_scalars(rule: R) -> R:
             return rule(input, *args, **kwargs)
         vectors = {name: _as_vector(value) for name, value in kwargs.items()}
         out = rule(_as_vector(input), *map(_as_vector, args), **vectors)
-        if isinstance(out, tuple):  # torch.return_types take a sequence, too
+        if isinstance(out, tuple):  # or a type of torch.return_types, which takes a sequence, too
             return type(out)([value.reshape(()) for value in out])
         return out.reshape(())
 
@@ -59,27 +66,33 @@ def _as_vector(value: object) -> object:
 
 def varargs(*values: T | Sequence[T]) -> list[T]:
     """Return the arguments of ``view(2, 3)`` or ``view((2, 3))`` as a list."""
-    sequence = isinstance(values[0], list | tuple)  # torch.Size is a tuple
-    return list(cast("Sequence[T]", values[0] if sequence else values))
+    is_sequence = isinstance(values[0], list | tuple)  # torch.Size is a tuple
+    return list(cast("Sequence[T]", values[0] if is_sequence else values))
 
 
 def reduced_dims(dim: Dims, ndim: int) -> list[int]:
-    """Return the dimensions of a reduction; all for None or an empty sequence, as in torch."""
+    """Return the list of dimensions of a reduction; all ``ndim`` dimensions for None or an empty
+    sequence, as in torch."""
     return ([] if dim is None else varargs(dim)) or [*range(ndim)]
 
 
 def map_primal_and_tangents(
-    jet: JetTensor, primal: Callable[[Tensor], Tensor], tangents: Callable[[Tensor], Tensor]
+    jet: JetTensor, map_primal: Callable[[Tensor], Tensor], map_tangents: Callable[[Tensor], Tensor]
 ) -> JetTensor:
-    """Apply an affine map ``primal`` to x0, and its linear part to the tangents ``[S-1, ...]``."""
-    streams = jet.streams
-    return jet.with_streams(torch.cat([primal(streams[0]).unsqueeze(0), tangents(streams[1:])]))
+    """Apply an affine map to a jet.
+
+    Args:
+        map_primal: the map, applied to x0.
+        map_tangents: its linear part, applied to the tangents ``[S-1, ...]``.
+    """
+    primal, tangents = map_primal(jet.streams[0]), map_tangents(jet.streams[1:])
+    return jet.with_streams(torch.cat([primal.unsqueeze(0), tangents]))
 
 
-# Composed of `streams[0] + constant` and `cat`, the backward would fill a gradient as large as the
-# whole stack for each of the two slices; every bias of a model comes through here.
+# A Function, since it adds every bias of a model: with `streams[0] + constant` and `cat`, the
+# backward would allocate a gradient as large as the whole stack for each of the two slices.
 class _AddToPrimal(torch.autograd.Function):
-    """``streams`` with ``constant`` added to stream 0; the backward copies nothing."""
+    """Add ``constant`` to stream 0 of ``streams``; the backward copies nothing."""
 
     @staticmethod
     def forward(ctx: Any, streams: Tensor, constant: Tensor) -> Tensor:
@@ -95,19 +108,19 @@ class _AddToPrimal(torch.autograd.Function):
 def add_to_fresh_primal(streams: Tensor, constant: Tensor) -> Tensor:
     """Add a constant to the primal of a new stack without a graph: in place, unless a dispatch mode
     may hold the stack."""
-    if watching():
+    if dispatch_modes():
         return streams.select_scatter(streams[0] + constant, 0, 0)
     streams[0].add_(constant)
     return streams
 
 
 def add_to_primal(streams: Tensor, constant: Tensor | complex) -> Tensor:
-    """Add a constant to the primal of ``[S, ...]``; each may be broadcast to the other."""
+    """Add a constant to the primal of a stack ``[S, ...]``; both are broadcast."""
     if isinstance(constant, Tensor) and constant.device == streams.device:
-        # The sum must keep the dtype and shape of the stack.
-        same = torch.result_type(streams, constant) == streams.dtype
-        fits = torch.broadcast_shapes(streams.shape[1:], constant.shape) == streams.shape[1:]
-        if same and fits and not transformed():
+        # The Function takes only sums with the dtype and shape of the stack.
+        keeps_dtype = torch.result_type(streams, constant) == streams.dtype
+        keeps_shape = torch.broadcast_shapes(streams.shape[1:], constant.shape) == streams.shape[1:]
+        if keeps_dtype and keeps_shape and not transformed():
             return _AddToPrimal.apply(streams, constant)
     primal = streams[0] + constant
     tangents = streams[1:].to(primal.dtype)
@@ -120,27 +133,29 @@ def add_to_primal(streams: Tensor, constant: Tensor | complex) -> Tensor:
 def bilinear(
     product: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor, ndim: int | None = None
 ) -> JetTensor:
-    """Apply the Leibniz rule to a product linear in both factors (docs/how_it_works.md, bilinear).
+    """Apply Leibniz' rule to a product that is linear in both factors (docs/how_it_works.md,
+    bilinear).
 
     Args:
         product: multiplies stacks ``[N, ...]`` or ``[1, ...]``, stream by stream.
-        a, b: a `JetTensor` each, or a plain tensor (constant).
-        ndim: broadcast both to this many dimensions behind the streams.
+        a, b: the factors; at least one is a `JetTensor`, the other may be a plain tensor.
+        ndim: number of dimensions, without that of the streams, to which both factors are extended
+            for broadcasting; None: neither is extended.
     """
     layout = common_layout(a, b)
     stacks = [_make_stack(value, ndim) for value in (a, b)]
     if not (isinstance(a, JetTensor) and isinstance(b, JetTensor)):
         # The stack [1, ...] of a constant is broadcast: each stream is multiplied by it.
         return JetTensor(product(*stacks), layout)
-    left, right = stacks
-    return JetTensor(product_jet(left, right, layout, product), layout)
+    stack_a, stack_b = stacks
+    return JetTensor(product_jet(stack_a, stack_b, layout, product), layout)
 
 
 def _make_stack(value: Tensor, ndim: int | None) -> Tensor:
-    """Return the stack ``[S, ...]`` of a jet, or ``[1, ...]`` of a constant, with ``ndim``
-    dimensions behind the first."""
+    """Return the stack ``[S, ...]`` of a jet, or the stack ``[1, ...]`` of a constant, with
+    ``ndim`` dimensions after the first; None: as many as ``value``."""
     if isinstance(value, JetTensor):
-        return value.streams if ndim is None else aligned(value, ndim)
+        return value.streams if ndim is None else align_streams(value, ndim)
     if ndim is not None and value.ndim < ndim:
         value = value.reshape(*(1,) * (ndim - value.ndim), *value.shape)
     return value.unsqueeze(0)
@@ -156,7 +171,7 @@ def write_in_place(target: JetTensor, value: JetTensor) -> JetTensor:
 
 def prepare_write(target: JetTensor) -> None:
     """Prepare for a write into ``target``: refuse overlapping entries, compute deferred jets, and
-    leave the saved streams to the backward."""
+    move ``target`` to a new storage if its streams may be saved for backward."""
     refuse_expanded(target)
     compute_deferred()
     copy_before_write(target)

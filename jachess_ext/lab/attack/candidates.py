@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")  # letters, with hyphens or apostrophes between
 
 NEAREST = "embeddings"
-"""In place of a file's name: the nearest rows of the model's own embedding table."""
+"""Name, instead of a file's, for the nearest rows of the model's own embedding table."""
 
 _PARTS = ("noun", "verb", "adj", "adv")
-_SHORTEST = 3  # WordNet's words of one or two letters are elements, units and states: as, in, he
+_SHORTEST = 3  # letters; WordNet's shorter words are elements, units and states: as, in, he
 
 
-Entry = tuple[str, list[str]]
+Entry = tuple[str, list[str]]  # a key (a lemma or an offset) and its words or offsets
 
 
 class Candidates(Protocol):
@@ -48,7 +48,7 @@ class Candidates(Protocol):
     source: str
 
     def __call__(self, word: str) -> Sequence[str]:
-        """Return the candidates of a word, the best first, in lower case; none is the word."""
+        """Return the candidates of a word in lower case, best first, without the word itself."""
 
 
 class Synonyms:
@@ -59,32 +59,32 @@ class Synonyms:
         ('fine', 'great')
 
     Args:
-        words: synonyms by word.
-        source: where they come from, for reports.
+        words: word -> its synonyms.
+        source: name of the table, for reports.
     """
 
     def __init__(self, words: Mapping[str, Sequence[str]], source: str = "a table") -> None:
         self.source = source
-        self._words = {word.lower(): tuple(others) for word, others in words.items()}
+        self._words = {word.lower(): tuple(synonyms) for word, synonyms in words.items()}
 
     def __call__(self, word: str) -> tuple[str, ...]:
-        """Return the synonyms of a word, none where it is not in the table."""
+        """Return the synonyms of a word; () if it is not in the table."""
         return self._words.get(word.lower(), ())
 
 
 def read_synonyms(path: str | Path) -> Synonyms:
     """Read a file of synonyms, or a folder with WordNet's `index.*` and `data.*` files.
 
-    A line of a file has a word and its synonyms, separated by blanks; what follows a ``#`` is left
-    out.  A synonym has the word as its own only on a line of its own.
+    A line of a file has a word and its synonyms, separated by blanks; a ``#`` begins a comment.
+    Lines are not symmetric: a synonym does not get the word as its synonym.
 
-    A word's synonyms in WordNet (the format is `wndb(5WN)`) are the other single words in lower
-    case of its senses: those counted in tagged texts, and the first of each part of speech.  Words
-    are looked up as they stand, not inflected, and those of one or two letters are left out.
+    A word's synonyms in WordNet (the format is `wndb(5WN)`) are the other single lower-case words
+    of its senses: of the senses tagged in texts, or of the first sense of a part of speech without
+    tagged ones.  Words are not inflected, and words of one or two letters are left out.
 
     Raises:
-        DataError: there is no such file, it is not UTF-8, a line is not in that format, or no word
-            has a synonym.
+        DataError: the file does not exist or is not UTF-8, a line is malformed, or no word has a
+            synonym.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -129,18 +129,19 @@ def _wordnet(folder: Path) -> dict[str, list[str]]:
             if len(lemma) < _SHORTEST or not WORD.fullmatch(lemma):
                 continue
             synonyms = words.setdefault(lemma, [])
-            others = dict.fromkeys(word for offset in offsets for word in senses[offset])
-            synonyms += [word for word in others if word not in (lemma, *synonyms)]
+            sense_words = dict.fromkeys(word for offset in offsets for word in senses[offset])
+            synonyms += [word for word in sense_words if word not in (lemma, *synonyms)]
     return words
 
 
-def _records(path: Path, parsed: Callable[[list[str]], Entry]) -> Iterator[Entry]:
-    """Yield the parsed lines; those of the licence, which begin with two blanks, are skipped."""
+def _records(path: Path, parse: Callable[[list[str]], Entry]) -> Iterator[Entry]:
+    """Yield ``parse(fields)`` for each line of a WordNet file, without the lines of the licence,
+    which begin with two blanks."""
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         if line.startswith("  ") or not line.strip():
             continue
         try:
-            yield parsed(line.split())
+            yield parse(line.split())
         except (IndexError, ValueError):
             raise DataError(
                 f"{path}: line {number} is {shown(line)}; expected WordNet's format (wndb)"
@@ -148,20 +149,21 @@ def _records(path: Path, parsed: Callable[[list[str]], Entry]) -> Iterator[Entry
 
 
 def _sense(fields: list[str]) -> tuple[str, list[str]]:
-    """Return the offset and the words of a line of WordNet's data.
+    """Parse a line of a WordNet data file; return the sense's offset and its words.
 
-    Its fields: offset, file, type, number of words in hexadecimal, then each word and a number.
+    The fields are: offset, file, type, number of words in hexadecimal, then each word and a number.
     """
     words = fields[4 : 4 + 2 * int(fields[3], 16) : 2]
-    words = [re.sub(r"\((?:a|p|ip)\)$", "", word) for word in words]  # where an adjective stands
+    words = [re.sub(r"\((?:a|p|ip)\)$", "", word) for word in words]  # an adjective's position
     return fields[0], [word for word in words if word.islower() and WORD.fullmatch(word)]
 
 
 def _lemma(fields: list[str]) -> tuple[str, list[str]]:
-    """Return the lemma of a line of WordNet's index, and the offsets of its tagged senses.
+    """Parse a line of a WordNet index file; return the lemma and the offsets of its tagged senses,
+    or of its first sense if none is tagged.
 
-    Its fields: lemma, part of speech, number of senses, number of pointers, pointers …, number of
-    senses, number of tagged senses, offsets.  Without tagged senses the first counts.
+    The fields are: lemma, part of speech, number of senses, number of pointers, pointers …, number
+    of senses, number of tagged senses, offsets of the senses.
     """
     pointers = int(fields[3])
     tagged, offsets = int(fields[5 + pointers]), fields[6 + pointers :]
@@ -171,8 +173,8 @@ def _lemma(fields: list[str]) -> tuple[str, list[str]]:
 class NearestRows:
     """Candidates whose rows of a model's embedding table are nearest to the word's, by cosine.
 
-    Words, and their candidates, are those with a single token.  Near rows are often no synonyms:
-    opposites stand in like places.
+    Only words that are a single token have candidates, and are candidates.  Near rows are often not
+    synonyms: words of opposite meaning occur in similar contexts.
 
     Examples:
         >>> from jachess_ext.lab.workbench.models import load_model, load_tokenizer
@@ -183,9 +185,9 @@ class NearestRows:
         (3, ())
 
     Args:
-        model: a transformers model; its table is copied.
-        tokenizer: its tokenizer.
-        count: candidates of a word.
+        model: a transformers model; its embedding table is copied.
+        tokenizer: the model's tokenizer.
+        count: number of candidates of a word.
     """
 
     source = "the nearest rows of the model's embedding table"
@@ -202,34 +204,35 @@ class NearestRows:
             (i, text.lower()) for (i, text), tokens in zip(words, ids, strict=True) if tokens == [i]
         ]
         self._words = [text for _, text in single]
-        self._place = {text: place for place, text in reversed(list(enumerate(self._words)))}
-        # Normalised once: the cosine with all words is then one product of matrix and vector.
+        self._row = {text: row for row, text in reversed(list(enumerate(self._words)))}
+        # Normalised once, so that the cosines with all words are one matrix-vector product.
         rows = table[torch.tensor([i for i, _ in single], dtype=torch.long, device=table.device)]
         self._unit = torch.nn.functional.normalize(rows.float(), dim=-1)
         self.count = count
         self._cache: dict[str, tuple[str, ...]] = {}
 
     def __call__(self, word: str) -> tuple[str, ...]:
-        """Return the nearest words, the nearest first."""
+        """Return the nearest words, nearest first; () for a word of several tokens."""
         word = word.lower()
-        if word not in self._place:
+        if word not in self._row:
             return ()
         if word not in self._cache:
-            likeness = self._unit @ self._unit[self._place[word]]
-            most = min(2 * self.count + 2, len(likeness))  # a word may stand there in other cases
-            order = likeness.topk(most).indices.tolist()
-            others = dict.fromkeys(self._words[i] for i in order if self._words[i] != word)
-            self._cache[word] = tuple(others)[: self.count]
+            cosines = self._unit @ self._unit[self._row[word]]
+            most = min(2 * self.count + 2, len(cosines))  # more: words may occur in several cases
+            order = cosines.topk(most).indices.tolist()
+            nearest = dict.fromkeys(self._words[i] for i in order if self._words[i] != word)
+            self._cache[word] = tuple(nearest)[: self.count]
         return self._cache[word]
 
 
 def candidates_from(
     source: str | Path, model: nn.Module, tokenizer: PreTrainedTokenizerBase
 ) -> Candidates:
-    """Return `NearestRows` of the model for `NEAREST`, else `read_synonyms` of that path.
+    """Return `NearestRows` of the model if ``source`` is `NEAREST`, otherwise `read_synonyms` of
+    the path ``source``.
 
     Raises:
-        DataError: as `read_synonyms`.
+        DataError: see `read_synonyms`.
 
     Examples:
         >>> candidates_from("no-such-file", None, None)
@@ -242,7 +245,7 @@ def candidates_from(
 
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> list[list[int]]:
-    """Return the ids of each word as it stands within a text, after a blank."""
+    """Return the token ids of each word as in the middle of a text, after a blank."""
     if not words:
         return []
     spaced = [f" {word}" for word in words]

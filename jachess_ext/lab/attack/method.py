@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 
 class AttackAugment(Penalised, name="attack-augment"):
-    """+ strength · (task loss under attack − task loss); 0.5: the mean of both.
+    """Task loss + strength · (task loss under attack − task loss); strength 0.5: the mean of both.
 
     Under attack, words are swapped for the candidates that raise the loss most, to first order.
 
-    Args (others: `Penalised`):
+    Args (further ones: `Penalised`):
         synonyms: path of a file of synonyms or of WordNet's folder, or "embeddings": the nearest
-            rows of the model's embedding table as it is when the trainer is made.
-        candidates: the most candidates of a word.
-        steps: the swaps are made in so many steps, each by the gradient at the copy so far.
-        swapped: share of the tokens that are swapped.
+            rows of the model's embedding table at the time when the trainer is made.
+        candidates: largest number of candidates of a word.
+        steps: number of steps in which the swaps are made, each by the gradient at the copy so far.
+        swapped: fraction of the tokens that are swapped.
     """
 
     needs_tokenizer, needs_outputs = True, False
@@ -60,32 +60,34 @@ class AttackAugment(Penalised, name="attack-augment"):
         self._special = torch.tensor(sorted(set(tokenizer.all_special_ids)))
 
     def options(self, inputs: Batch) -> tuple[Tensor, Tensor]:
-        """Return the candidates [B, T, K] and how many tokens of a row are swapped [B]."""
+        """Return the candidate ids, [B, T, K], and the number of tokens to swap in each row,
+        [B]."""
         if "input_ids" not in inputs:
             raise ValueError(f"expected a batch with input_ids to swap; it has {', '.join(inputs)}")
         ids, mask = inputs["input_ids"], padding_mask(inputs)
         return self._swaps.options(ids, mask), swap_counts(ids, mask, self._special, self.swapped)
 
     def attacked(self, run: Run, model: nn.Module, inputs: Batch) -> Tensor:
-        """Return the ids of the copy under attack [B, T]; the gradient's passes have no dropout."""
+        """Return the token ids of the batch under attack, [B, T]; gradients are without dropout."""
         options, count = self.options(inputs)
         table = token_table(model)
-        fixed = dict.fromkeys(model.parameters(), False)
+        frozen = dict.fromkeys(model.parameters(), False)
         first = ids = inputs["input_ids"]
         for step in range(self.steps):
             hooked = leaf_embeddings(model, {**inputs, "input_ids": ids})
-            with trained(fixed), in_mode(model, False), hooked as (batch, leaves):
+            with trained(frozen), in_mode(model, False), hooked as (batch, leaves):
                 inner = without_engine(model)
                 task, _ = run(batch) if inner is model else run(batch, inner)
             gradient = gradient_of_tokens(task, leaves)
-            more = (count * (step + 1)) // self.steps - (count * step) // self.steps
+            step_count = (count * (step + 1)) // self.steps - (count * step) // self.steps
+            # Tokens that are already swapped have no candidates but themselves.
             open_options = torch.where((ids == first).unsqueeze(-1), options, ids.unsqueeze(-1))
-            ids = steepest_swaps(ids, open_options, gradient, table.forward, more)
+            ids = steepest_swaps(ids, open_options, gradient, table.forward, step_count)
         return ids
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
         ids = self.attacked(run, model, inputs)
         task, outputs = run(inputs)
         with seeded_rng(self.key()):
-            other, _ = run({**inputs, "input_ids": ids})
-        return Loss(task, outputs, self.strength * (other - task))
+            attacked_task, _ = run({**inputs, "input_ids": ids})
+        return Loss(task, outputs, self.strength * (attacked_task - task))

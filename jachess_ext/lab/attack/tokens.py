@@ -1,7 +1,7 @@
-"""The attack within a batch of token ids, for training: one gradient, several words at once.
+"""An attack on a batch of token ids, for training: several words at once, by one gradient.
 
-A word is swapped where it and its candidate are a single token each, so that the rows keep their
-length and the way from one to the other is a direction in embedding space.
+Only words that are a single token are swapped, for candidates that are a single token, so that the
+rows keep their length and a swap is a difference of two embeddings.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class TokenSwaps:
     """Candidate ids for each token of a batch.
 
     Args:
-        tokenizer: the model's.
-        candidates: of words.
-        rows: rows of the model's embedding table; ids beyond are not used.
-        count: the most candidates of a word.
+        tokenizer: the model's tokenizer.
+        candidates: source of candidates for words.
+        rows: number of rows of the model's embedding table; larger ids are not used.
+        count: largest number of candidates of a word, K.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class TokenSwaps:
         self._word_ends: dict[tuple[int, int], bool] = {}
 
     def options(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return the candidates of each token [B, T, count]; the token itself fills them up.
+        """Return the candidate ids of each token, [B, T, K], padded with the token itself.
 
         Args:
             ids: [B, T], integer.
@@ -48,30 +48,31 @@ class TokenSwaps:
         real = mask.bool().tolist()
         for b, row in enumerate(ids.tolist()):
             for t, token in enumerate(row):
-                others = self._single_token_candidates(token) if real[b][t] else ()
-                if others and self._ends_word(token, row[t + 1] if t + 1 < len(row) else None):
-                    options[b, t, : len(others)] = torch.tensor(others)
+                candidates = self._single_token_candidates(token) if real[b][t] else ()
+                if candidates and self._ends_word(token, row[t + 1] if t + 1 < len(row) else None):
+                    options[b, t, : len(candidates)] = torch.tensor(candidates)
         return options.to(ids.device)
 
     def _single_token_candidates(self, token: int) -> tuple[int, ...]:
-        """Return the single-token candidates of a token that is a word by itself."""
+        """Return the ids of the single-token candidates of a token; () if the token is not a word
+        by itself."""
         if token not in self._words:
             word = str(self._tokenizer.decode([token])).strip()
-            others: tuple[int, ...] = ()
+            ids: tuple[int, ...] = ()
             if token not in self._special and WORD.fullmatch(word):
                 candidates = self._candidates(word)
                 if token_ids(self._tokenizer, [word]) == [[token]]:
-                    others = self._single(candidates)
-            self._words[token] = word, tuple(i for i in others if i != token)[: self.count]
+                    ids = self._single(candidates)
+            self._words[token] = word, tuple(i for i in ids if i != token)[: self.count]
         return self._words[token][1]
 
     def _single(self, words: Sequence[str]) -> tuple[int, ...]:
         unknown = getattr(self._tokenizer, "unk_token_id", None)
-        ids = (of[0] for of in token_ids(self._tokenizer, words) if len(of) == 1)
+        ids = (tokens[0] for tokens in token_ids(self._tokenizer, words) if len(tokens) == 1)
         return tuple(dict.fromkeys(i for i in ids if i < self._rows and i != unknown))
 
     def _ends_word(self, token: int, following: int | None) -> bool:
-        """Return whether a token ends a word, which the following one does not continue."""
+        """Return whether a token ends a word, so that the following token does not continue it."""
         if following is None or following in self._special:
             return True
         if (token, following) not in self._word_ends:
@@ -82,7 +83,8 @@ class TokenSwaps:
 
 
 def swap_counts(ids: Tensor, mask: Tensor, special: Tensor, share: float) -> Tensor:
-    """Return the number of tokens to swap in each row, [B]: the share of its real ones, or one."""
+    """Return the number of tokens to swap in each row, [B]: ``share`` of its real, non-special
+    tokens, but at least one."""
     real = mask.bool() & ~torch.isin(ids, special.to(ids))
     return (share * real.sum(1) + 1e-9).floor().long().clamp(min=1)
 
@@ -93,11 +95,11 @@ def steepest_swaps(
     """Return the ids after the swaps that raise the loss most, to first order, [B, T].
 
     Args:
-        ids: [B, T].
-        options: [B, T, K], of `TokenSwaps`.
-        gradient: of each row's loss by its embeddings, [B, T, d].
-        embed: gives the embeddings of ids.
-        count: the most swaps of each row, [B].
+        ids: token ids, [B, T].
+        options: candidate ids of `TokenSwaps`, [B, T, K].
+        gradient: gradient of each row's loss with respect to its embeddings, [B, T, d].
+        embed: function from ids to their embeddings.
+        count: largest number of swaps in each row, [B].
     """
     with torch.no_grad():
         steps = embed(options.flatten(1)).unflatten(1, options.shape[1:])
@@ -107,9 +109,9 @@ def steepest_swaps(
         # gains [B, T, K] → the best candidate of each token [B, T], then the best tokens of each
         # row: the rank by two sorts, since `count` differs from row to row and topk takes one
         # number
-        best, which = gains.max(-1)
+        best, best_option = gains.max(-1)
         order = best.argsort(dim=1, descending=True, stable=True)
         rank = order.argsort(dim=1)
         chosen = (rank < count.to(rank).unsqueeze(1)) & (best > 0)
-        other = options.gather(-1, which.unsqueeze(-1)).squeeze(-1)
-    return torch.where(chosen, other, ids)
+        swapped_ids = options.gather(-1, best_option.unsqueeze(-1)).squeeze(-1)
+    return torch.where(chosen, swapped_ids, ids)

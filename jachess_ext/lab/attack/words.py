@@ -1,4 +1,4 @@
-"""A greedy attack: words are replaced one by one, the most promising by the gradient first."""
+"""A greedy attack that replaces words one by one, the most promising by the gradient first."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ class Attacked:
     """Result of an attack on N rows.
 
     Attributes:
-        rows: the texts at the end; as they were where the attack did not change the answer.
-        clean: whether the answer was right before, [N].
-        right: whether it is right after, [N].
-        tried: whether the row was attacked, [N]: it was right, and may and can be changed.
-        changed: words changed in rows whose answer the attack changed, else 0, [N].
-        words: words of each row, [N].
-        queries: texts that the model was asked about, one by one, [N]; the gradient's are counted,
-            the first pass over all rows is not.
+        rows: the texts after the attack; the original texts if it did not change the prediction.
+        correct_before: whether the prediction was correct before the attack, [N].
+        correct_after: whether the prediction is correct after the attack, [N].
+        tried: whether the model was run on a replacement, [N]: the row was predicted correctly, and
+            at least one of its words may be replaced and has a candidate.
+        changed: number of replaced words in rows whose prediction changed, otherwise 0, [N].
+        words: number of words of each row, [N].
+        queries: number of texts that the model was run on for each row, [N], including those for
+            gradients, but not the first pass over all rows.
 
     Examples:
         >>> one, no = np.array([1]), np.array([False])
@@ -54,8 +55,8 @@ class Attacked:
     """
 
     rows: list[Row]
-    clean: npt.NDArray[np.bool_]
-    right: npt.NDArray[np.bool_]
+    correct_before: npt.NDArray[np.bool_]
+    correct_after: npt.NDArray[np.bool_]
     tried: npt.NDArray[np.bool_]
     changed: npt.NDArray[np.int64]
     words: npt.NDArray[np.int64]
@@ -63,16 +64,17 @@ class Attacked:
 
     @property
     def figures(self) -> dict[str, float | None]:
-        """The attack in figures.
+        """Figures of the attack by name.
 
-        ``accuracy`` before and ``attacked`` after it, of all rows; ``rows`` attacked; words
-        ``changed`` and their ``share`` of the row's, means over the rows whose answer changed;
-        ``queries``, mean over the rows attacked.
+        ``accuracy`` of all rows before the attack, and ``attacked``, that after it; ``rows``,
+        number of rows tried; ``changed``, number of replaced words, and ``share``, their fraction
+        of the row's words, means over the rows whose prediction changed; ``queries``, mean over the
+        rows tried.
         """
-        won = self.clean & ~self.right
+        won = self.correct_before & ~self.correct_after
         return {
-            "accuracy": float(self.clean.mean()),
-            "attacked": float(self.right.mean()),
+            "accuracy": float(self.correct_before.mean()),
+            "attacked": float(self.correct_after.mean()),
             "rows": float(self.tried.sum()),
             "changed": float(self.changed[won].mean()) if won.any() else None,
             "share": float((self.changed / self.words.clip(1))[won].mean()) if won.any() else None,
@@ -92,31 +94,32 @@ def attack_words(
     max_length: int = 128,
     batch: int = 64,
 ) -> Attacked:
-    """Replace words of the rows that a classifier has right until its answer is wrong.
+    """Replace words of correctly classified rows until the classifier's prediction is wrong.
 
-    In each step the gradient of the row's loss by its embeddings g estimates what every candidate
-    does: (mean embedding of its tokens − that of the word's) · Σ g over the word's tokens.  The
-    texts with the `tries` best are put to the model, and the one with the highest loss is kept,
-    until the answer changes, no try raises the loss, or the share of words is used up.  A word is
-    replaced at most once, and written as the word was (Good, GOOD).  Nothing is drawn at random.
+    In each step the gradient g of the row's loss with respect to its embeddings estimates the
+    effect of every candidate: (mean embedding of its tokens − mean embedding of the word's tokens)
+    · Σ g over the word's tokens.  The model is run on the texts with the `tries` best candidates,
+    and the text with the highest loss is kept, until the prediction changes, no try raises the
+    loss, or the share of words is used up.  A word is replaced at most once, and its candidate gets
+    its case (Good, GOOD).  Nothing is drawn at random.
 
     Args:
         model: a sequence classifier of transformers.
-        tokenizer: its fast tokenizer.
+        tokenizer: the model's fast tokenizer.
         rows: text, or both texts, of each row; words are runs of letters.
         labels: index of the class of each row.
         candidates: `read_synonyms` or `NearestRows`.
-        share: the most words that may change, as a share of the row's words; rows in which that is
-            less than one word are left as they are.
-        tries: texts that the model is asked about in each step.
-        max_length: tokens that texts are cut to; words cut off are not replaced.
-        batch: texts at a time.
+        share: largest fraction of a row's words to change; rows in which that is less than one word
+            are not attacked.
+        tries: number of texts that the model is run on in each step of a row.
+        max_length: number of tokens that texts are cut to; words beyond are not replaced.
+        batch: number of texts in a batch.
 
     Raises:
-        ValueError: not a label for each row, a row that is a string, a model that does not choose
-            one class a row, settings out of range, or a tokenizer that cannot say where tokens
-            stand.
-        TypeError, RuntimeError: a label that is no index of a class.
+        ValueError: there is not one label for each row, a row is a string, the model does not
+            predict one class per row, a setting is out of range, or the tokenizer has no positions
+            of tokens (is not a fast one).
+        TypeError, RuntimeError: a label is not the index of a class.
         FloatingPointError: the model's outputs are not finite.
 
     Examples:
@@ -128,7 +131,7 @@ def attack_words(
         >>> words = Synonyms({"good": ["fine", "great"], "bad": ["poor", "awful"]})
         >>> rows = [("a good film of some length",), ("a bad film of some length",)]
         >>> attacked = attack_words(model, tokenizer, rows, [1, 0], words)
-        >>> bool((attacked.right <= attacked.clean).all())
+        >>> bool((attacked.correct_after <= attacked.correct_before).all())
         True
     """
     if any(isinstance(row, str) for row in rows):
@@ -138,25 +141,25 @@ def attack_words(
         raise ValueError(
             f"the model's problem_type is {kind}; an attack needs a classifier with one class a row"
         )
-    # without a try or a word every row would count as one that withstood the attack
+    # Without a try or a word every row would count as one that withstood the attack.
     if not 0 < share <= 1:
         raise ValueError(f"share is {share}; expected a share of the words above 0, up to 1")
     if tries < 1:
         raise ValueError(f"tries is {tries}; expected a number from 1 up")
-    reader = _Reader(model, tokenizer, candidates, max_length, batch)
+    classifier = _Classifier(model, tokenizer, candidates, max_length, batch)
     attempts = [_Attempt(row, index(label), share) for row, label in zip(rows, labels, strict=True)]
     with in_mode(model, training=False):
-        losses, right = reader.judge([a.texts for a in attempts], [a.label for a in attempts])
-        for attempt, loss, clean in zip(attempts, losses, right, strict=True):
-            attempt.loss, attempt.clean, attempt.active = loss, clean, clean and attempt.budget > 0
-        while going := [attempt for attempt in attempts if attempt.active]:
-            for start in range(0, len(going), batch):
-                reader.step(going[start : start + batch], tries)
-    lost = [attempt.succeeded for attempt in attempts]
+        losses, correct = classifier.judge([a.texts for a in attempts], [a.label for a in attempts])
+        for attempt, loss, is_correct in zip(attempts, losses, correct, strict=True):
+            attempt.loss, attempt.active = loss, is_correct and attempt.budget > 0
+        while active := [attempt for attempt in attempts if attempt.active]:
+            for start in range(0, len(active), batch):
+                classifier.step(active[start : start + batch], tries)
+    succeeded = [attempt.succeeded for attempt in attempts]
     return Attacked(
         rows=[a.texts if a.succeeded else row for a, row in zip(attempts, rows, strict=True)],
-        clean=np.array(right),
-        right=np.array(right) & ~np.array(lost),
+        correct_before=np.array(correct),
+        correct_after=np.array(correct) & ~np.array(succeeded),
         tried=np.array([a.tried for a in attempts]),
         changed=np.array([len(a.replaced) if a.succeeded else 0 for a in attempts]),
         words=np.array([len(a.words) for a in attempts]),
@@ -165,7 +168,12 @@ def attack_words(
 
 
 class _Word(NamedTuple):
-    """A word of a row: the text it stands in, and its place among that text's pieces."""
+    """A word of a row.
+
+    Attributes:
+        text: index of its text in the row.
+        piece: index of the word among the pieces of that text.
+    """
 
     text: int
     piece: int
@@ -175,13 +183,18 @@ class _Attempt:
     """A row under attack.
 
     Attributes:
-        words: of all its texts.
-        left: words that may still be replaced.
-        replaced: words replaced so far.
+        words: the words of all texts.
+        budget: number of words that may still be replaced.
+        replaced: the words replaced so far.
+        loss: the loss of the present texts.
+        queries: number of texts that the model was run on.
+        active: whether the attack goes on.
+        tried: whether the model was run on any replacement.
+        succeeded: whether the prediction has changed.
     """
 
     def __init__(self, row: Row, label: int, share: float) -> None:
-        # words and what stands between them, in turn: words have odd places
+        # Words and the text between them alternate: words have odd indices.
         self._pieces = [_split_words(text) for text in row]
         self.words = [
             _Word(text, piece)
@@ -189,11 +202,11 @@ class _Attempt:
             for piece in range(1, len(pieces), 2)
         ]
         self.label = label
-        # 0.2 · 5 is 1, and must not come out a rounding error below it
+        # + 1e-9, since a product such as 0.2 · 5 may be a rounding error below a whole number.
         self.budget = math.floor(share * len(self.words) + 1e-9)
         self.replaced: set[_Word] = set()
         self.loss, self.queries = 0.0, 0
-        self.clean = self.active = self.tried = self.succeeded = False
+        self.active = self.tried = self.succeeded = False
 
     @property
     def texts(self) -> Row:
@@ -201,22 +214,23 @@ class _Attempt:
 
     @property
     def replaceable(self) -> Iterator[tuple[_Word, str, int]]:
-        """Words that may be replaced, with their spelling and first character in their text."""
+        """Words that may be replaced, with their spelling and the position of their first character
+        in their text."""
         for word in self.words:
             if word not in self.replaced:
                 pieces = self._pieces[word.text]
                 yield word, pieces[word.piece], sum(map(len, pieces[: word.piece]))
 
-    def with_word(self, word: _Word, other: str) -> Row:
-        """Return the texts with another word."""
+    def with_word(self, word: _Word, candidate: str) -> Row:
+        """Return the texts with a candidate in place of a word."""
         pieces = list(self._pieces[word.text])
-        pieces[word.piece] = other
+        pieces[word.piece] = candidate
         texts = list(self.texts)
         texts[word.text] = "".join(pieces)
         return tuple(texts)
 
-    def replace(self, word: _Word, other: str) -> None:
-        self._pieces[word.text][word.piece] = other
+    def replace(self, word: _Word, candidate: str) -> None:
+        self._pieces[word.text][word.piece] = candidate
         self.replaced.add(word)
         self.budget -= 1
 
@@ -229,15 +243,15 @@ def _split_words(text: str) -> list[str]:
     return [*pieces, text[end:]]
 
 
-def _match_case(word: str, other: str) -> str:
-    """Write a word as another was written: GOOD, Good or good."""
+def _match_case(word: str, candidate: str) -> str:
+    """Return a lower-case candidate in the case of a word: GOOD, Good or good."""
     if len(word) > 1 and word.isupper():
-        return other.upper()
-    return other[:1].upper() + other[1:] if word[:1].isupper() else other
+        return candidate.upper()
+    return candidate[:1].upper() + candidate[1:] if word[:1].isupper() else candidate
 
 
-class _Reader:
-    """Losses, answers and gradients of a model on texts."""
+class _Classifier:
+    """Losses, predictions and gradients of a model on texts, and steps of the attack."""
 
     def __init__(
         self,
@@ -255,7 +269,7 @@ class _Reader:
         self._means: dict[str, Tensor] = {}
 
     def encode(self, texts: Sequence[Row]) -> BatchEncoding:
-        """Return a batch padded on the right: encoders' heads read the first token."""
+        """Return a batch padded on the right, since encoders' heads use the first token."""
         return self.tokenizer(
             *map(list, zip(*texts, strict=True)),
             truncation=True,
@@ -266,7 +280,8 @@ class _Reader:
         )
 
     def losses(self, batch: Mapping[str, Tensor], labels: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return the cross-entropy of each row, float64 [B], and whether its answer is right."""
+        """Return the cross-entropy of each row, float64 [B], and whether its prediction is
+        correct."""
         logits = self.model(**on_device_of(self.model, batch)).logits.double()
         if logits.ndim != 2 or logits.shape[1] == 1:
             raise ValueError(
@@ -276,24 +291,24 @@ class _Reader:
         if not torch.isfinite(logits).all():
             raise FloatingPointError("the model's outputs are not finite under attack")
         targets = torch.tensor(labels, device=logits.device)
-        # cross_entropy would leave a label of -100 out, in place of an error
+        # cross_entropy would ignore a label of -100 instead of raising an error.
         losses = -logits.log_softmax(-1).gather(1, targets.unsqueeze(1)).squeeze(1)
         return losses, logits.argmax(-1) == targets
 
     @torch.no_grad()
     def judge(self, texts: Sequence[Row], labels: Sequence[int]) -> tuple[list[float], list[bool]]:
-        """Return the loss of each row and whether its answer is right."""
-        losses, right = [0.0] * len(texts), [False] * len(texts)
+        """Return the loss of each row and whether its prediction is correct."""
+        losses, correct = [0.0] * len(texts), [False] * len(texts)
         order = sorted(range(len(texts)), key=lambda i: sum(map(len, texts[i])))
         for start in range(0, len(order), self.batch):
-            chosen = order[start : start + self.batch]
-            some = self.losses(self.encode([texts[i] for i in chosen]), [labels[i] for i in chosen])
-            for i, loss, good in zip(chosen, *(values.tolist() for values in some), strict=True):
-                losses[i], right[i] = loss, good
-        return losses, right
+            some = order[start : start + self.batch]
+            results = self.losses(self.encode([texts[i] for i in some]), [labels[i] for i in some])
+            for i, loss, is_correct in zip(some, *(x.tolist() for x in results), strict=True):
+                losses[i], correct[i] = loss, is_correct
+        return losses, correct
 
     def step(self, attempts: Sequence[_Attempt], tries: int) -> None:
-        """Replace a word of each row, or end its attack."""
+        """Replace one word of each row, or end the row's attack."""
         swaps = list(self._swaps(attempts, tries))
         pairs = [(a, swap) for a, best in zip(attempts, swaps, strict=True) for swap in best]
         texts = [attempt.with_word(*swap) for attempt, swap in pairs]
@@ -301,40 +316,40 @@ class _Reader:
         for attempt, best in zip(attempts, swaps, strict=True):
             attempt.queries += 1 + len(best)
             attempt.tried |= bool(best)
-            # the first of those that change the answer, else of all, with the highest loss
-            tried = [(not right, loss) for loss, right in islice(outcomes, len(best))]
-            won, loss = max(tried, default=(False, -math.inf))
-            attempt.active = won or loss > attempt.loss
+            # The highest loss, of the swaps that change the prediction if there are any.
+            tried = [(not is_correct, loss) for loss, is_correct in islice(outcomes, len(best))]
+            succeeded, loss = max(tried, default=(False, -math.inf))
+            attempt.active = succeeded or loss > attempt.loss
             if attempt.active:
-                attempt.replace(*best[tried.index((won, loss))])
-                attempt.loss, attempt.succeeded = loss, won
-                attempt.active = not won and attempt.budget > 0
+                attempt.replace(*best[tried.index((succeeded, loss))])
+                attempt.loss, attempt.succeeded = loss, succeeded
+                attempt.active = not succeeded and attempt.budget > 0
 
     def _swaps(self, attempts: Sequence[_Attempt], tries: int) -> Iterator[list[tuple[_Word, str]]]:
-        """Yield the swaps of each row that raise the loss most by the gradient, best first."""
+        """Yield for each row the `tries` swaps (word, candidate) that, by the gradient, raise the
+        loss most, best first."""
         # To first order a swap changes the loss by (e(new) − e(old)) · Σ g: one backward pass ranks
-        # all candidates of all words, and only the best few are asked about.  Words may have
-        # several tokens; the mean stands for the word, and the sum of g for what moving them all
-        # would do.
+        # all candidates of all words, and the model is run only on the best few.  For words of
+        # several tokens, e is the mean of their embeddings, and g is summed over the tokens.
         batch = self.encode([attempt.texts for attempt in attempts])
         gradient = self._gradient(batch, [attempt.label for attempt in attempts])
         for row, attempt in enumerate(attempts):
             swaps, gains = [], []
             for word, text, start in attempt.replaceable:
-                others = [o for o in self.candidates(text) if o != text.lower()]
-                tokens = _tokens(batch, row, word.text, start, start + len(text)) if others else []
+                options = [c for c in self.candidates(text) if c != text.lower()]
+                tokens = _tokens(batch, row, word.text, start, start + len(text)) if options else []
                 if not tokens:
                     continue
                 embedding = self._mean_embedding(batch["input_ids"][row, tokens])
                 slope = gradient[row, tokens].sum(0)
-                written = [_match_case(text, other) for other in others]
-                gains += [((self._embedding(o) - embedding) @ slope).item() for o in written]
-                swaps += [(word, other) for other in written]
-            order = sorted(range(len(swaps)), key=lambda i: -gains[i])  # equal ones as they stand
+                options = [_match_case(text, option) for option in options]
+                gains += [((self._embedding(o) - embedding) @ slope).item() for o in options]
+                swaps += [(word, option) for option in options]
+            order = sorted(range(len(swaps)), key=lambda i: -gains[i])  # stable for equal gains
             yield [swaps[i] for i in order[:tries]]
 
     def _gradient(self, batch: BatchEncoding, labels: Sequence[int]) -> Tensor:
-        """Return the gradient of each row's loss by its embeddings [B, T, d]."""
+        """Return the gradient of each row's loss with respect to its embeddings, [B, T, d]."""
         inputs = on_device_of(self.model, batch)
         with torch.enable_grad(), leaf_embeddings(self.model, inputs) as (inputs, leaves):
             losses, _ = self.losses(inputs, labels)
@@ -352,6 +367,7 @@ class _Reader:
 
 
 def _tokens(batch: BatchEncoding, row: int, text: int, start: int, end: int) -> list[int]:
-    """Return the places of the tokens of a text's characters; none where they were cut off."""
+    """Return the positions of the tokens of characters ``start`` to ``end`` of a row's text; [] if
+    they were cut off."""
     ends = [batch.char_to_token(row, at, sequence_index=text) for at in (start, end - 1)]
     return [] if None in ends else list(range(ends[0], ends[1] + 1))

@@ -19,17 +19,23 @@ T = TypeVar("T")
 
 
 def _by_name(
-    metavar: str, value: type, cut: Callable[[str], tuple[str, str, str]]
+    metavar: str, value_type: type, split: Callable[[str], tuple[str, str, str]]
 ) -> PrimitiveConstructorSpec[Mapping]:
-    """Return tyro's specification of values by name, each given as ``name=value``."""
+    """Return tyro's specification of an option that maps names to values, each as ``name=value``.
+
+    Args:
+        metavar: description of a value in the help.
+        value_type: type of the values.
+        split: splits an argument into name, "=" and value.
+    """
 
     def parse(words: list[str]) -> dict[str, tuple[object, ...]]:
         values: dict[str, tuple[object, ...]] = {}
         for text in words:
-            name, _, last = cut(text)
-            if not (name and last):
+            name, _, value = split(text)
+            if not (name and value):
                 raise ValueError(f"{text!r} is not {metavar}")
-            values[name] = (*values.get(name, ()), value(last))
+            values[name] = (*values.get(name, ()), value_type(value))
         return values
 
     return PrimitiveConstructorSpec(
@@ -44,7 +50,7 @@ def _by_name(
 Targets = Annotated[
     Mapping[str, tuple[str, ...]], _by_name("TASK=TARGET", str, lambda text: text.partition("="))
 ]
-# a method's text may hold "=" as well
+# Split at the last "=", since a method's text may contain "=" as well.
 Strengths = Annotated[
     Mapping[str, tuple[float, ...]], _by_name("METHOD=X", float, lambda text: text.rpartition("="))
 ]
@@ -68,7 +74,11 @@ class GridOptions(Grid):
 def with_grid_file(
     function: Callable[..., T], words: Sequence[str]
 ) -> tuple[Callable[..., T], list[str]]:
-    """Take ``--grid FILE`` out of the options; the file's settings become the function's defaults.
+    """Remove ``--grid FILE`` from the command-line words; the file's settings become the function's
+    defaults.
+
+    Returns:
+        The function with the file's grid as default, and the remaining words.
 
     Raises:
         DataError: The file cannot be read, or has a setting that is unknown or out of range.
@@ -78,8 +88,8 @@ def with_grid_file(
     file, remaining = parser.parse_known_args(words)
     content = {} if file.grid is None else read_json(file.grid)
     content = from_json(content, dict[str, Any], str(file.grid))
-    # A Grid needs these, from the file or the options, and tyro takes a whole Grid as defaults:
-    # what the file lacks is filled in, checked with the rest, and then marked as still to be given.
+    # These settings are required, from the file or the options, but tyro needs a complete Grid as
+    # defaults: placeholders are filled in, checked with the rest, and then marked as missing.
     needed: dict[str, Any] = {"model": "-", "tasks": ["-"], "methods": ["-"]}
     grid = from_json(needed | content, GridOptions, "the grid")
     for name in needed.keys() - content.keys():

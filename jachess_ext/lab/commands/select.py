@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def size(text: str) -> float:
-    """Return a number of rows as people write it: 10000, 10k, 10,000."""
+    """Parse a number of rows in a usual notation: 10000, 10k, 10,000."""
     from ...scaling.sheets import parse_size
 
     try:
@@ -29,10 +29,10 @@ def size(text: str) -> float:
 
 
 def parsed(words: Sequence[str]) -> partial[None]:
-    """Return `select` with the options of a command line bound.
+    """Parse the words of a command line; return `select` with the options bound.
 
     Raises:
-        SystemExit: the options are wrong, or the help was asked for.
+        SystemExit: the options are invalid, or the help was requested.
     """
     parser = argparse.ArgumentParser("jachess select", description=select.__doc__)
     option = parser.add_argument
@@ -115,7 +115,7 @@ def select(
     report: Path | None = None,
 ) -> None:
     """Rank models by the loss or score they will have in full, from runs on small subsets."""
-    call = dict(locals())  # before any other name: `_command` writes these as options again
+    call = dict(locals())  # the arguments only, from which `_command` rebuilds the command line
     from ... import scaling
 
     check_ending(out, ".csv", ".json")
@@ -130,9 +130,9 @@ def select(
         if not error.options:
             raise
         raise DataError(f"{error.args[0]}, as in\n  {_command(call, error.options)}") from None
-    # The ranking needs no sizes of models; FLOPs do, and are left out where the table lacks them.
+    # FLOPs, unlike the ranking, need the models' sizes, and are left out if the table lacks them.
     costs: dict[str, float | None] = {"flops": None, "full_flops": None}
-    with suppress(scaling.TableError):  # the table does not tell the models' sizes
+    with suppress(scaling.TableError):
         costs = {"flops": selection.flops, "full_flops": selection.full_flops}
     facts = {name: getattr(selection, name) for name in ("method", "budget", "target")}
     if report is not None:
@@ -166,43 +166,49 @@ def select(
             write_json(out, {**facts, **flops, "rows": rows.to_dict("records")})
     print(selection.text(level))
     if costs["flops"] is not None:
-        of_all = 100 * selection.flops / selection.full_flops
+        percent = 100 * selection.flops / selection.full_flops
         recipe = "" if tokens is None else f"{epochs:g} epochs of {tokens:g} tokens an example"
         spent = f"{selection.cost_text(selection.flops)} ({recipe}), " if recipe else ""
-        print(f"This cost {spent}{of_all:.3g} % of training all models in full.")
+        print(f"This cost {spent}{percent:.3g} % of training all models in full.")
     for path in filter(None, (out, report)):
         print(f"written to {path}")
 
 
 def _reading(read: Mapping[str, str], ignore: Sequence[str], folder: bool) -> dict[str, Any]:
-    """Return the arguments of `read_table` or `read_runs` that `--read` and `--ignore` give."""
+    """Return the arguments of `read_table` (or, of a folder, `read_runs`) from the values of the
+    options `--read` and `--ignore`."""
     names = ["model", "size", "value", "test_rows"]
     if folder and (unknown := sorted(set(read) - {*names, "ignore"})):
         raise DataError(f"--read knows {', '.join(names)} here, not {unknown[0]!r}")
     if folder and "model" not in read:
         raise DataError("a folder needs --read model PATTERN, such as '^([^/]+)/': see read_runs")
     result: dict[str, Any] = dict(read)
-    more = [name.strip() for name in result.pop("ignore", "").split(",") if name.strip()]
+    ignored = [name.strip() for name in result.pop("ignore", "").split(",") if name.strip()]
     for name in {"test_rows", "full", "sheet", "fewest"} & read.keys():
         result[name] = int(size(read[name]))
-    return result | {"ignore": [*ignore, *more]}
+    return result | {"ignore": [*ignore, *ignored]}
 
 
 def _command(call: Mapping[str, Any], answers: Mapping[str, Any]) -> str:
-    """Return the command line of a call of `select`, with further options filled in."""
+    """Return the command line of a call of `select`, with the options of ``answers`` added.
+
+    Args:
+        call: the arguments of `select`.
+        answers: reader arguments that resolve an ambiguity of the table.
+    """
     read = dict(call["read"])
     ignore = [*call["ignore"], *read.pop("ignore", "").split(","), *answers.get("ignore", ())]
     options = {**call, "read": read, "ignore": [*filter(None, dict.fromkeys(ignore))]}
     for name in answers.keys() - {"ignore"}:
-        place = options if name in ("metric", "tokens") else read
-        place[name] = str(answers[name])
+        target = options if name in ("metric", "tokens") else read
+        target[name] = str(answers[name])
     words = ["jachess", "select", str(options.pop("table"))]
-    plain = inspect.signature(select).parameters
+    parameters = inspect.signature(select).parameters
     for name, value in options.items():
-        if value != plain[name].default and value not in ([], {}):
+        if value != parameters[name].default and value not in ([], {}):
             words.append("--" + name.replace("_", "-"))
-            several = [part for pair in value.items() for part in pair] if name == "read" else value
-            number = isinstance(value, float)
-            one = [f"{value:.15g}" if number else str(value)]
-            words += several if isinstance(several, (list, tuple)) else one
+            values = [word for pair in value.items() for word in pair] if name == "read" else value
+            is_number = isinstance(value, float)
+            single = [f"{value:.15g}" if is_number else str(value)]
+            words += values if isinstance(values, (list, tuple)) else single
     return shlex.join(words)

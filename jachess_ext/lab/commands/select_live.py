@@ -41,7 +41,12 @@ Settings = TypeVar("Settings")
 
 
 def _shown(metavar: str, default: str = "") -> Any:
-    """Return the settings of an option in the help."""
+    """Return tyro's settings for how an option is shown in the help.
+
+    Args:
+        metavar: description of the option's value.
+        default: description of the default.
+    """
     hint = f"(default: {default})" if default else ""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)
 
@@ -93,20 +98,20 @@ def select_live(
         DataError: What was given cannot be used; nothing has been trained.
         MissingExtra: An optional library is needed and missing.
     """
-    of_files = _parsed(Columns(), columns, "--columns")
-    tuned_by = _parsed(Recipe(), recipe, "--recipe")
-    on_ray = not processes.lstrip("-").isdecimal()
-    if not on_ray and int(processes) < 1:
+    file_columns = _parsed(Columns(), columns, "--columns")
+    training_recipe = _parsed(Recipe(), recipe, "--recipe")
+    uses_ray = not processes.lstrip("-").isdecimal()
+    if not uses_ray and int(processes) < 1:
         raise DataError(f"--processes is {processes}; expected at least 1, or a Ray cluster")
     from ..live import LiveSettings, choice
     from ..live.report import write_live_selection
     from ..workbench.runs import connect_ray
 
-    if on_ray:
+    if uses_ray:
         connect_ray(processes)
     settings = LiveSettings(
-        columns=of_files,
-        recipe=tuned_by,
+        columns=file_columns,
+        recipe=training_recipe,
         target=target if target is None else int(target),
         rank_by=rank_by,
         method=method,
@@ -121,8 +126,8 @@ def select_live(
         out,
         settings,
         keep_winner=keep_winner,
-        processes=1 if on_ray else int(processes),
-        backend="ray" if on_ray else "loky",
+        processes=1 if uses_ray else int(processes),
+        backend="ray" if uses_ray else "loky",
         progress=lambda text: print(text, file=sys.stderr),
     )
     _print(selection)
@@ -137,15 +142,17 @@ def select_live(
 
 
 def _parsed(defaults: Settings, pairs: Mapping[str, str], option: str) -> Settings:
-    """Return the default settings with the NAME=VALUE pairs of an option applied.
+    """Return ``defaults`` with the NAME VALUE pairs of a command-line option applied.
+
+    Args:
+        option: name of the option, for messages.
 
     Raises:
-        DataError: an unknown name, or a value of another kind.
+        DataError: a name is unknown, or a value has the wrong type.
     """
     settings: dict[str, object] = asdict(defaults)  # type: ignore[call-overload]
-    # Pairs, not options: a recipe has a dozen settings, and the help of a choice should not be
-    # theirs. A word is read as JSON where it is (3, 1e-4, true), and else left to the check of the
-    # type.
+    # Pairs instead of options, since a dozen settings of a recipe would fill the command's help. A
+    # word is parsed as JSON if possible (3, 1e-4, true); otherwise the check of types refuses it.
     for name, word in pairs.items():
         name = name.replace("-", "_")
         if name not in settings:
@@ -153,7 +160,7 @@ def _parsed(defaults: Settings, pairs: Mapping[str, str], option: str) -> Settin
         is_text = name == "pair" or isinstance(getattr(defaults, name), str)
         settings[name] = word
         if not is_text:
-            with suppress(ValueError):  # from_json says what was expected
+            with suppress(ValueError):  # from_json then raises an error that names the type
                 settings[name] = json.loads(word.lower())
     return from_json(settings, type(defaults), option)  # type: ignore[no-any-return]
 

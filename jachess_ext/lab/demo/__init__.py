@@ -39,30 +39,30 @@ SENTENCES = ASSETS / "docstrings"
 """Folder of the task's sentences, written by `examples/docstrings.py`."""
 
 PACKAGES = ("numpy", "python", "scipy", "sklearn", "torch", "transformers")
-"""The task's classes."""
+"""Names of the task's classes: packages."""
 
 FEW_METHODS = ("none", "recommended", "jachess-train")
 """The methods of the small comparison: plain, the recommended one, and JacHess."""
 
 METHODS = ("none", "label-smoothing", "recommended", "jachess-train", "jachess-joint")
-"""The methods of `jachess demo --compare`: a control and JacHess's other mode as well."""
+"""The methods of `jachess demo --compare`: also a control, and another mode of JacHess."""
 
 
 # The task: which package is a sentence from?
 
 
 def docstring_task(train_size: int = 1200, dev_size: int = 480) -> Task:
-    """Return the task of the sentences in `SENTENCES`; the same on every call.
+    """Return the task of classifying the sentences in `SENTENCES` by package; always the same.
 
     The sentences are from docstrings of six packages (the standard library is ``python``), with
     names masked as ``[NAME]``. Classes are balanced, and no source file has sentences in both
     parts.
 
     Args:
-        train_size, dev_size: Sentences, rounded down to a multiple of six.
+        train_size, dev_size: Numbers of sentences, rounded down to multiples of six.
 
     Raises:
-        DataError: There are fewer sentences than that.
+        DataError: There are not enough sentences.
 
     Examples:
         >>> task = docstring_task(6, 6)
@@ -73,15 +73,15 @@ def docstring_task(train_size: int = 1200, dev_size: int = 480) -> Task:
     from ..workbench.tasks import Examples, Task
 
     def part(name: str, size: int) -> Examples:
-        left = dict.fromkeys(PACKAGES, size // len(PACKAGES))
+        missing = dict.fromkeys(PACKAGES, size // len(PACKAGES))
         texts, labels = [], []
         for line in (SENTENCES / f"{name}.jsonl").read_text("utf-8").splitlines():
             row = json.loads(line)
-            if left[row["label"]]:
-                left[row["label"]] -= 1
+            if missing[row["label"]]:
+                missing[row["label"]] -= 1
                 texts.append(row["text"])
                 labels.append(PACKAGES.index(row["label"]))
-        if any(left.values()):
+        if any(missing.values()):
             raise DataError(
                 f"{size} sentences of {name} were asked for; there are {len(texts)}: ask for fewer"
             )
@@ -95,10 +95,11 @@ def docstring_task(train_size: int = 1200, dev_size: int = 480) -> Task:
 
 
 def derivative_table(tokens: int = 1024) -> tuple[list[str], Table]:
-    """Return torch's errors for derivatives of fused attention, and a table of our derivatives.
+    """Return torch's error messages for derivatives of fused attention, and a table of the same
+    derivatives by this package.
 
-    Errors are relative to torch's own derivatives, of attention written out, in float64 on 256
-    tokens; times are medians of three in float32 on `tokens`, measured in turns.
+    Errors are relative to torch's own derivatives of attention in plain operations, in float64 on
+    256 tokens; times are medians of three alternating measurements in float32 on `tokens` tokens.
     """
     import torch
     from torch.func import grad, hessian, vmap
@@ -159,8 +160,8 @@ def derivative_table(tokens: int = 1024) -> tuple[list[str], Table]:
     ):
         right, result = (call(*checked) for call in (theirs, ours))
         runs = partial(theirs, *taken), partial(ours, *taken)
-        # Measured in turns, and the first one dropped: what else the machine does in the meantime
-        # meets both, and the ratio of a turn is of one moment.
+        # Measured alternately, without the first turn: other load of the machine then affects both,
+        # and a turn's ratio compares measurements of one moment.
         turns = [[timeit(run, number=1) for run in runs] for _ in range(4)][1:]
         slow, fast = map(statistics.median, zip(*turns, strict=True))
         low, _, high = sorted(before / after for before, after in turns)
@@ -183,13 +184,13 @@ def derivative_table(tokens: int = 1024) -> tuple[list[str], Table]:
 
 
 def peak_mebibytes(call: Callable[[], object]) -> float:
-    """Return the most memory that torch's CPU allocator held during a call, in MiB."""
+    """Return the peak memory of torch's CPU allocator during a call, in MiB."""
     from torch.autograd.profiler import profile
 
     stderr = os.dup(2)
     try:
-        with TemporaryFile() as unread:  # the profiler prints that it starts and stops
-            os.dup2(unread.fileno(), 2)
+        with TemporaryFile() as discarded:  # the profiler prints when it starts and stops
+            os.dup2(discarded.fileno(), 2)
         with profile(use_kineto=False, profile_memory=True) as recorded:
             call()
     finally:
@@ -204,10 +205,14 @@ def peak_mebibytes(call: Callable[[], object]) -> float:
 
 
 def measure_layers(task: Task, recipe: Recipe, measurements: int = 5) -> tuple[Table, Picture]:
-    """Fine-tune the encoder without a penalty and measure its layers' smoothness meanwhile.
+    """Fine-tune the encoder without a penalty, and measure its layers' smoothness during training.
+
+    Args:
+        measurements: number of measurements after the first.
 
     Returns:
-        a table of each layer's norms before and after, and a picture of them over the steps.
+        A table of each layer's norms before and after training, and a picture of them over the
+        steps.
     """
     from ...training import SmoothnessMonitor
     from ..workbench.models import encode, load_model, load_tokenizer
@@ -246,7 +251,8 @@ def measure_layers(task: Task, recipe: Recipe, measurements: int = 5) -> tuple[T
 
 
 def layers_figure(history: Sequence[dict[str, float]], layers: int) -> Figure:
-    """Draw each layer's norms over the steps, in per cent of those before the first."""
+    """Return a figure of each layer's norms over the steps, in per cent of their values before the
+    first step."""
     from ..workbench.page import panels, styles_of
 
     figure, axes = panels(1, 2, width=7.2, height=3.4, sharex=True)
@@ -273,21 +279,21 @@ def layers_figure(history: Sequence[dict[str, float]], layers: int) -> Figure:
 
 
 def summary_table(runs: DataFrame) -> Table:
-    """Return accuracy, Brier score, norms and cost of each method, means over seeds.
+    """Return a table of each method's accuracy, Brier score, norms and cost, as means over seeds.
 
     Args:
-        runs: From `compare.tables.to_frame`.
+        runs: The runs, as of `compare.tables.to_frame`.
     """
     from ..compare import tables
 
     cost = tables.costs(runs)
-    wanted = (
+    columns = (
         ("accuracy × 100", "accuracy", 100, 1),
         ("Brier", "brier", 1, 3),
         ("Σ‖J‖ / 1000", "Σ‖J‖", 1e-3, 1),
         ("Σ‖H‖ / 1000", "Σ‖H‖", 1e-3, 0),
     )
-    figures = [(tables.by_seed(runs, name), scale, digits) for _, name, scale, digits in wanted]
+    figures = [(tables.by_seed(runs, name), scale, digits) for _, name, scale, digits in columns]
     rows = [
         [
             method,
@@ -300,11 +306,12 @@ def summary_table(runs: DataFrame) -> Table:
         "Mean ± standard deviation over seeds. Σ: sum over layers, after fine-tuning. Time: "
         "training's processor time over the plain one's."
     )
-    return tables.Table(caption, ["method", *(title for title, *_ in wanted), "time"], rows)
+    return tables.Table(caption, ["method", *(title for title, *_ in columns), "time"], rows)
 
 
 def penalty_summary(runs: DataFrame, method: str = "jachess-train") -> str:
-    """Return a sentence that compares a penalised method's norms with the plain model's."""
+    """Return a sentence that compares a penalised method's norms with those of plain training; ""
+    if the runs lack either."""
     from ..compare import tables
 
     norms = tables.by_seed(runs, "Σ‖H‖")
@@ -358,7 +365,7 @@ def demo(
     from ..workbench.settings import Recipe
 
     with locked(out / "runs"):
-        pass  # refuse a folder that cannot be used before any work
+        pass  # raises, before any work, if the folder cannot be used
     torch.set_num_threads(1)
     page, title = out / "report.html", "jachess_ext: the demo"
     width = shutil.get_terminal_size().columns

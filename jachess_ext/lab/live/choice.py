@@ -1,4 +1,4 @@
-"""`select_live`: a `Search` whose runs are done by transformers' Trainer and kept in a folder."""
+"""`select_live`: a `Search` whose runs use transformers' Trainer and are kept in a folder."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ from .trial import LOSS, RUN_NAME, RunRecord, Trial, killed, run
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-RUNS = "runs"  # in a live selection's folder: a file for each run
-RECORDS = "records.jsonl"  # the records of all runs, one a line
+RUNS = "runs"  # subfolder with a file for each run
+RECORDS = "records.jsonl"  # file with the records of all runs, one per line
 RESULT = "selection.json"
 WINNER = "winner"  # the best model, fine-tuned on the target's number of rows
 
 
 @dataclass(frozen=True)
 class LiveSelection:
-    """A live selection that has ended.
+    """A finished live selection.
 
     Attributes:
-        task: name of the data.
-        train_rows: in the training data.
-        search: settings, results and stops; `search.selection(method)` is what a method says,
-            `search.metric` what is forecast, and `search.test_rows` the dev rows judged on.
-        records: of all runs, see `RunRecord`; by size in the order run, then model, then seed.
-        winner: record of the best model's run on the target's rows, where it was asked for; its
-            cost is not in `flops`: it is what the choice was for.
+        task: name of the task.
+        train_rows: number of rows of the training data.
+        search: settings, results and stops of the search; `search.selection(method)` is the
+            selection by a method, `search.metric` the metric that is forecast, and
+            `search.test_rows` the number of dev rows used.
+        records: records of all runs, sorted by size (in the order run), then model, then seed.
+        winner: record of the best model's run on the target's number of rows; None if it was not
+            requested. Its cost is not included in `flops`.
 
     Examples:
         >>> from jachess_ext.lab.live import read_selection
@@ -60,7 +61,8 @@ class LiveSelection:
 
     @property
     def rank_by(self) -> str:
-        """The metric forecast: "loss", one of `CLASS_SCORES` or `NUMBER_SCORES`, or "bpb"."""
+        """The metric that is forecast: "loss", one of `CLASS_SCORES` or `NUMBER_SCORES`, or, for
+        text, "bpb" (bits per byte)."""
         return str(self.search.metric)
 
     @property
@@ -70,21 +72,21 @@ class LiveSelection:
 
     @property
     def share(self) -> float:
-        """The largest subset that was run, as a share of the target."""
+        """Size of the largest subset that was run, as a fraction of the target."""
         return max(record.size for record in self.records) / self.search.target
 
     @property
     def stops(self) -> dict[str, str]:
-        """Candidate -> why no further size of it was run."""
+        """Mapping candidate -> why no larger subset was run for it."""
         search = self.search
         return {model: search.stops.get(model, search.stop or "") for model in search.models}
 
     @property
     def flops(self) -> dict[str, float]:
-        """Operations by what they went into: training, judging; spent: their sum.
+        """FLOPs by purpose: "training", "judging" (evaluation on dev rows) and "spent", their sum.
 
-        Beside them full_tuning, of training every candidate on the target's data and judging it
-        once, and sub_tuning, the same on the largest subset.
+        For comparison: "full_tuning", for training every candidate on the target's number of rows
+        and judging it once, and "sub_tuning", the same on the largest subset.
         """
         largest = max(record.size for record in self.records)
         costs = (self.search.costs or {}).values()
@@ -104,7 +106,7 @@ class LiveSelection:
     def to_frame(self) -> DataFrame:
         """Return a pandas DataFrame with a row for each run.
 
-        Columns: those of a `RunRecord`, and score (by `rank_by`).
+        The columns are the fields of `RunRecord`, and score (of the metric `rank_by`).
 
         Raises:
             MissingExtra: pandas is not installed.
@@ -114,7 +116,7 @@ class LiveSelection:
         return frame.assign(score=scores)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of `selection.json`: choice, reasons, cost and state."""
+        """Return the content of `selection.json`: the choice, its reasons, cost and state."""
         return finite(  # type: ignore[no-any-return]
             {
                 "best": self.best,
@@ -146,24 +148,26 @@ def select_live(
     backend: str = "loky",
     progress: Callable[[str], None] = lambda text: None,
 ) -> LiveSelection:
-    """Fine-tune the candidates on subsets and rank them by the loss they will have in full.
+    """Fine-tune the candidates on subsets, and rank them by their forecast loss on the full data.
 
-    Runs that `out` has are not repeated: after a kill the same call goes on, to equal records.
+    Runs with a record in `out` are not repeated: after a kill, the same call continues, and gives
+    the same records.
 
     Args:
         models, task: as for `make_plan`.
-        out: folder of records and result.
+        out: folder for records and result.
         settings: subsets, recipe, method and so on, see `LiveSettings`.
-        keep_winner: whether the best model is fine-tuned on the target's rows and saved.
+        keep_winner: whether to fine-tune the best model on the target's number of rows, and save
+            it.
         processes, threads, backend: as for `workbench.runs.run_all`.
-        progress: called with a line of text for every run.
+        progress: function that is called with a line of text for every run.
 
     Returns:
-        The selection, written to `out` as well.
+        The selection, which is also written to `out`.
 
     Raises:
-        ValueError: what was given cannot be used, and nothing was trained; or the runs ended before
-            the method had sizes enough, and are kept.
+        ValueError: an argument cannot be used, and nothing was trained; or the runs ended before
+            the method had enough sizes (the runs are kept).
         MissingExtra: transformers, scipy or another library is not installed.
 
     Examples:
@@ -181,10 +185,10 @@ def select_live(
     records: dict[Ask, RunRecord] = {}
 
     def sorted_records() -> list[RunRecord]:
-        def place(ask: Ask) -> tuple[int, int]:
+        def position(ask: Ask) -> tuple[int, int]:
             return search.rounds.index(ask.rows), search.models.index(ask.model)
 
-        return [records[ask] for ask in sorted(records, key=place)]
+        return [records[ask] for ask in sorted(records, key=position)]
 
     def run_trials(trials: Sequence[Trial]) -> Iterator[tuple[Trial, RunRecord]]:
         runs = run_all(
@@ -194,14 +198,14 @@ def select_live(
             processes=processes,
             threads=threads,
             backend=backend,
-            usable=lambda trial, record: not _parse(record).lost,  # memory may be free now
+            usable=lambda trial, record: not _parse(record).lost,  # more memory may be free now
             killed=lambda trial: asdict(killed(trial)),
         )
         return ((trial, _parse(record)) for trial, record in runs)
 
-    # The search decides, the folder remembers.  After a kill the search starts anew and asks the
-    # same runs in the same order; those with a file are told to it at once, so that it comes to the
-    # same place without a state of its own on disk.
+    # The search decides which runs to do; the folder holds their results.  After a kill the search
+    # starts anew and requests the same runs in the same order; those with a file are answered at
+    # once, so that it reaches the same state without having been saved.
     with locked(out):
         while asks := search.open_runs():
             trials = {(trial := plan.trial(ask)).name: (trial, ask) for ask in asks}
@@ -223,7 +227,7 @@ def select_live(
                 "with a larger limit goes on from them; with the method subtuning it ranks by the "
                 "largest size that every model was run on"
             ) from error
-        # written before the winner is trained, which may take longer than the whole choice
+        # Written before the winner is trained, which may take longer than the selection.
         write_json(out / RESULT, selection.to_dict())
         if keep_winner:
             progress(f"{selection.best} on {search.target} rows, to keep")
@@ -233,12 +237,12 @@ def select_live(
 
 
 def _run_record(trial: Trial) -> Record:
-    """Run a trial; return the content of its file."""
+    """Run a trial; return its record as a dict, the content of its file."""
     return asdict(run(trial))
 
 
-def _parse(record: object, place: str = "the record") -> RunRecord:
-    return from_json(record, RunRecord, place)  # type: ignore[no-any-return]
+def _parse(record: object, name: str = "the record") -> RunRecord:
+    return from_json(record, RunRecord, name)  # type: ignore[no-any-return]
 
 
 def _run_best(
@@ -247,15 +251,18 @@ def _run_best(
     out: Path,
     run_trials: Callable[[Sequence[Trial]], Iterator[tuple[Trial, RunRecord]]],
 ) -> RunRecord:
-    """Return the record of the best model on the target's rows, and save that model."""
-    # The folder may be another run's, of other rows or another best model: RUN_NAME has to name
-    # this one.
+    """Fine-tune the best model on the target's number of rows, save it, and return its record.
+
+    Nothing is repeated if the folder already holds this model.
+    """
+    # The saved model may be from another run (other rows or another best model): it is kept only if
+    # the file RUN_NAME has the name of this trial.
     trial = plan.trial(Ask(best, plan.search.target), keep=out / WINNER)
     try:
         is_saved = (out / WINNER / RUN_NAME).read_text(encoding="utf-8") == trial.name
     except OSError:
         is_saved = False
-    if not is_saved:  # its record alone is not enough
+    if not is_saved:  # a record without the saved model is not enough
         (out / RUNS / f"{trial.name}.json").unlink(missing_ok=True)
     ((_, record),) = run_trials([trial])
     return record
@@ -265,7 +272,7 @@ def read_selection(folder: Path | str) -> LiveSelection:
     """Read a finished live selection from its folder.
 
     Raises:
-        DataError: it has not finished, or a file is not whole.
+        DataError: the selection has not finished, or a file is damaged.
 
     Examples:
         >>> from jachess_ext.lab.live import read_selection

@@ -1,4 +1,4 @@
-"""Causal language models in a live selection: pieces of text, windows of tokens, bits per byte."""
+"""Causal language models in a live selection: pieces of text, rows of tokens, bits per byte."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BITS = "bpb"
-"""Bits per byte of the dev text: comparable over tokenizers, as no figure per token is."""
+"""Bits per byte of the dev text: unlike scores per token, comparable between tokenizers."""
 SCORES = (BITS, "perplexity")
-"""The perplexity is a token's."""
+"""Names of the scores; the perplexity is per token."""
 _ENDINGS = (".txt", ".txt.gz")
 NO_LABEL = -100  # no target, in transformers and torch
 _MIN_KEPT = 0.99  # fraction of characters that a tokenizer must reproduce
-_SAMPLED_PIECES = 200  # of text that it is tried on
+_SAMPLED_PIECES = 200  # number of pieces of text on which this is checked
 
 
 def _no_metric(predictions: object, references: object) -> float:
@@ -37,7 +37,7 @@ def _no_metric(predictions: object, references: object) -> float:
 
 @dataclass(frozen=True)
 class TextTask(Task):
-    """Text to train and judge causal language models on; a row is a piece of text without label.
+    """A task of text for causal language models; a row is a piece of text without a label.
 
     Examples:
         >>> task = text_task(["a piece", "another one"], ["a third"])
@@ -47,15 +47,15 @@ class TextTask(Task):
 
     @property
     def regression(self) -> bool:
-        """False: there is nothing to predict beside the next token."""
+        """False: only the next token is predicted."""
         return False
 
 
 def text_task(train: Sequence[str], dev: Sequence[str], name: str = "text") -> TextTask:
-    """Return the task of two lists of pieces of text; pieces of white space are left out.
+    """Return the task of two lists of pieces of text; blank pieces are left out.
 
     Raises:
-        DataError: a list without text.
+        DataError: a list has no text.
     """
     parts = []
     for what, pieces in (("training", train), ("dev", dev)):
@@ -68,20 +68,20 @@ def text_task(train: Sequence[str], dev: Sequence[str], name: str = "text") -> T
 
 
 def is_text(spec: str) -> bool:
-    """Tell whether a task's spec names text files: train.txt:dev.txt, or a folder of these."""
+    """Return whether a task's spec names text files: train.txt:dev.txt, or a folder with these."""
     return _text_files(spec) is not None
 
 
 def load_text(spec: str) -> TextTask:
-    """Load train.txt:dev.txt (perhaps .gz), or a folder with these; a line is a piece of text.
+    """Load train.txt:dev.txt (may be .gz), or a folder with these; a line is a piece of text.
 
-    ``name=`` before either gives the task another name.
+    A prefix ``name=`` renames the task.
 
     Raises:
-        DataError: a file that cannot be read as UTF-8, or that is empty.
+        DataError: a file cannot be read as UTF-8, or is empty.
     """
     files = _text_files(spec)
-    assert files is not None  # `is_text` told
+    assert files is not None  # checked by `is_text`
     pieces = []
     for path in files:
         with open_text(path) as lines:
@@ -112,8 +112,8 @@ def load_language_model(
     """Load a causal language model in fp32.
 
     Raises:
-        DataError: it cannot be loaded; what it predicts depends on later tokens (an encoder); or
-            its checkpoint lacks the head.
+        DataError: the model cannot be loaded; its predictions depend on later tokens (an encoder);
+            or its checkpoint lacks the head.
     """
     model = load_head_model(source, "causal", tokenizer, seed)
     model.eval()
@@ -134,8 +134,8 @@ def load_language_model(
 @torch.no_grad()
 def _is_causal(model: PreTrainedModel) -> bool:
     """Return whether logits do not depend on later tokens."""
-    # Some encoders have a causal head class in transformers that sees both ways unless told not to;
-    # its loss would be near 0, and it would win every comparison.
+    # Some encoders have a causal head class in transformers that by default attends to later
+    # tokens, too; its loss would be near 0, and it would win every comparison.
     count = len(token_table(model).weight)
     rows = torch.arange(4).repeat(2, 1) % count
     rows[1, -1] = (rows[1, -1] + 1) % count
@@ -145,20 +145,23 @@ def _is_causal(model: PreTrainedModel) -> bool:
 
 
 def check_lossless(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, source: str) -> None:
-    """Check that decoding a tokenizer's tokens gives the text, as bits per byte assume.
+    """Check that decoding a tokenizer's tokens reproduces the text, which bits per byte assume.
 
-    White space does not count.
+    White space is ignored.
+
+    Args:
+        source: name of the model, for the message.
 
     Raises:
-        DataError: more than one character in a hundred is lost (unknown words, capitals).
+        DataError: more than 1 % of the characters are lost (unknown words, capitals).
     """
     pieces = list(texts[:_SAMPLED_PIECES])
     rows = tokenizer(pieces, add_special_tokens=False, verbose=False)["input_ids"]
     characters = Counter("".join("".join(pieces).split()))
-    back = tokenizer.batch_decode(
+    decoded = tokenizer.batch_decode(
         rows, skip_special_tokens=True, clean_up_tokenization_spaces=False
     )
-    lost = characters - Counter("".join("".join(back).split()))
+    lost = characters - Counter("".join("".join(decoded).split()))
     share = lost.total() / max(1, characters.total())
     if share > 1 - _MIN_KEPT:
         raise DataError(
@@ -172,53 +175,57 @@ def check_lossless(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, sou
 
 
 class Windows(Encoded):
-    """Rows of tokens, each but the first predicted from those before it; padding is not."""
+    """Rows of tokens, in which each token but the first is predicted from the preceding ones;
+    padding is not predicted."""
 
     def __getitem__(self, index: int) -> dict[str, object]:
         """Return a row's tokens."""
         return dict(self.rows[index])
 
     def collate(self, items: Sequence[Mapping[str, object]]) -> Batch:
-        """Return a batch of items, with labels [B, T] that transformers shifts itself."""
+        """Return a batch of items; the labels [B, T] are the ids, which transformers shifts."""
         batch = super().collate(items)
-        hidden = batch["attention_mask"] == 0
-        batch["labels"] = batch["input_ids"].masked_fill(hidden, NO_LABEL)
+        is_padding = batch["attention_mask"] == 0
+        batch["labels"] = batch["input_ids"].masked_fill(is_padding, NO_LABEL)
         return batch
 
     def by_length(self) -> Windows:
-        """Return the same rows, shortest first."""
+        """Return the same rows sorted by length."""
         return Windows(super().by_length().rows, self.labels, self.tokenizer)
 
 
 def windows(
     examples: Examples, tokenizer: PreTrainedTokenizerBase, length: int, *, end: bool
 ) -> Windows:
-    """Return each piece's tokens in rows of `length` at most, each token predicted once.
+    """Return the tokens of each piece of text in rows of at most `length` tokens, so that each
+    token is predicted once.
 
-    A row begins with the last token of the row before it, the first of a piece with a token that
-    begins texts (bos, else eos, cls or pad).
+    The first row of a piece begins with the token that begins texts (bos, else eos, cls or pad),
+    any other row with the last token of the row before it.
 
     Args:
-        end: whether the token that ends texts, if there is one, is predicted after each piece.
+        end: whether the token that ends texts (eos), if there is one, is predicted after each
+            piece.
     """
     names = ("bos", "eos", "cls", "pad")
     ids = [getattr(tokenizer, f"{name}_token_id") for name in names]
     start = next(token for token in ids if token is not None)
-    after = [tokenizer.eos_token_id] if end and tokenizer.eos_token_id is not None else []
+    ending = [tokenizer.eos_token_id] if end and tokenizer.eos_token_id is not None else []
     rows: list[dict[str, list[int]]] = []
     if len(examples):
         token_ids = tokenizer(examples.texts, add_special_tokens=False, verbose=False)["input_ids"]
         for piece in token_ids:
-            tokens = [start, *piece, *after]
-            # rows overlap by one token: it is the context of the next row's first prediction
-            for place in range(0, len(tokens) - 1, length - 1):
-                row = tokens[place : place + length]
+            tokens = [start, *piece, *ending]
+            # Rows overlap by one token, the context of the next row's first prediction.
+            for first in range(0, len(tokens) - 1, length - 1):
+                row = tokens[first : first + length]
                 rows.append({"input_ids": row, "attention_mask": [1] * len(row)})
     return Windows(rows, [0.0] * len(rows), tokenizer)
 
 
 def row_length(model: Model, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
-    """Return the largest number of tokens in a row that recipe, tokenizer and model allow."""
+    """Return the largest number of tokens in a row that the recipe (`max_length`), the tokenizer
+    and the model allow."""
     positions = getattr(model.config, "max_position_embeddings", None) or math.inf
     return int(min(max_length, tokenizer.model_max_length, positions))
 
@@ -230,15 +237,15 @@ def row_length(model: Model, tokenizer: PreTrainedTokenizerBase, max_length: int
 def judge_text(
     model: Model, examples: Examples, data: Windows, batch_size: int
 ) -> tuple[float, dict[str, float]]:
-    """Return the loss of pieces of text, nats a token, and their `SCORES`.
+    """Return a model's loss on pieces of text, in nats per token, and its `SCORES` by name.
 
     Args:
-        examples: the pieces.
-        data: their `windows`, without ends.
-        batch_size: rows at a time.
+        examples: the pieces of text.
+        data: the `windows` of the pieces, made with ``end=False``.
+        batch_size: number of rows in a batch.
 
     Raises:
-        FloatingPointError: an output that is not finite.
+        FloatingPointError: an output is not finite.
     """
     nats, count = 0.0, 0
     for batch in data.by_length().in_order(batch_size):
@@ -254,8 +261,8 @@ def judge_text(
         raise FloatingPointError(
             "the model's outputs are not finite: training diverged; lower the learning rate"
         )
-    # bits per byte = Σ nats / ln 2 / bytes of the text.  The sum is over all tokens whatever they
-    # are, so that a tokenizer with few long tokens and one with many short ones can be compared.
+    # Bits per byte = Σ nats / ln 2 / bytes of the text.  The sum is over all tokens of the text, so
+    # that tokenizers with few long tokens and with many short ones can be compared.
     size = sum(len(text.encode()) for text in examples.texts)
     loss = nats / count
     scores = (nats / math.log(2) / size, float(np.exp(min(loss, 700.0))))

@@ -1,4 +1,4 @@
-"""The plan of a live selection: candidates that load, subsets, dev rows, and their costs."""
+"""The plan of a live selection: loadable candidates, subsets, dev rows, and their costs."""
 
 from __future__ import annotations
 
@@ -30,27 +30,28 @@ from .trial import (
     training_flops,
 )
 
-_SAMPLED_ROWS = 1000  # rows whose tokens are counted
+_SAMPLED_ROWS = 1000  # number of rows over which tokens are counted
 
 
 @dataclass(frozen=True)
 class LiveSettings:
-    """How the candidates are fine-tuned on subsets, judged and ranked.
+    """Settings of how the candidates are fine-tuned on subsets, judged and ranked.
 
     Attributes:
-        columns: of the files.
-        recipe: how every model is fine-tuned.
-        target: training examples to predict for; None: all training rows.
-        sizes: subsets, increasing; None: by `subset_sizes`.
-        budget: the largest subset as a share of the target, at most; None: that of the sizes, or
-            without these 1/8, and more where there are few rows.
-        flops: limit of all runs' operations together: a round that would exceed it is not begun.
-        rank_by: "loss", or a score of `CLASS_SCORES` (`NUMBER_SCORES` in a regression); None:
-            "loss", of text "bpb", bits per byte.
-        dev_size: dev rows judged on; None: as many as keep judging cheap, see `dev_row_count`.
+        columns: names of the files' columns.
+        recipe: recipe by which every model is fine-tuned.
+        target: number of training examples that the loss is forecast for; None: all training rows.
+        sizes: sizes of the subsets, increasing; None: those of `subset_sizes`.
+        budget: largest allowed subset as a fraction of the target; None: the largest of the sizes,
+            or, without sizes, 1/8, and more if there are few rows.
+        flops: limit of the FLOPs of all runs: a round of runs that would exceed it is not begun.
+        rank_by: metric to forecast: "loss", or a score of `CLASS_SCORES` (`NUMBER_SCORES` in a
+            regression); None: "loss", or, for text, "bpb", bits per byte.
+        dev_size: number of dev rows to judge on; None: a number that keeps judging cheap, see
+            `dev_row_count`.
         history, method, strategy, gamma, tau: as for `Search`.
-        seed: of head, order and dropout of every run.
-        data_seed: of the order the training rows are taken in.
+        seed: seed of every run, for head, order and dropout.
+        data_seed: seed of the order in which training rows are taken.
 
     Examples:
         >>> from jachess_ext.lab.live import LiveSettings
@@ -80,11 +81,12 @@ class Candidate:
     """A model that can be loaded.
 
     Attributes:
-        model: as given.
-        version: digest of its files, or the hub's commit.
-        parameters: N, with a head for the task (and LoRA's adapters).
-        trained: those that the recipe trains.
-        tokens, dev_tokens: a training row and a dev row, on average over the first thousand.
+        model: the model's path or hub id.
+        version: digest of the model's files, or the hub's commit.
+        parameters: number of parameters N, with a head for the task (and LoRA's adapters).
+        trained: number of parameters that the recipe trains.
+        tokens, dev_tokens: mean number of tokens of a training row and of a dev row, over the first
+            thousand.
     """
 
     model: str
@@ -95,11 +97,11 @@ class Candidate:
     dev_tokens: float
 
     def training_flops(self, rows: float, recipe: Recipe) -> float:
-        """Return the expected cost of fine-tuning on so many rows."""
+        """Return the expected FLOPs of fine-tuning on a number of rows."""
         return training_flops(self.parameters, self.trained, self.tokens * rows, recipe)
 
     def judging_flops(self, rows: float) -> float:
-        """Return the expected cost of judging so many dev rows."""
+        """Return the expected FLOPs of judging a number of dev rows."""
         return judging_flops(self.parameters, self.dev_tokens * rows)
 
 
@@ -108,11 +110,12 @@ class Plan:
     """A live selection before its first run.
 
     Attributes:
-        search: of all models, with nothing told; those that do not load are unusable.
-        task: its training rows in the order they are taken in, and the dev rows judged on.
-        candidates: the models that load, in the order given.
-        recipe: how every model is fine-tuned.
-        seed: of every run.
+        search: search over all models, without results; models that do not load are unusable in it.
+        task: the task, with its training rows in the order in which they are taken, and the dev
+            rows to judge on.
+        candidates: the models that load, in the user's order.
+        recipe: recipe by which every model is fine-tuned.
+        seed: seed of every run.
     """
 
     search: Search
@@ -122,7 +125,11 @@ class Plan:
     seed: int
 
     def trial(self, ask: Ask, keep: Path | None = None) -> Trial:
-        """Return the trial of a run; `keep` is the folder to save its model in."""
+        """Return the trial for a requested run.
+
+        Args:
+            keep: folder to save the fine-tuned model in; None: it is not saved.
+        """
         rows = self.task.train
         candidate = next(c for c in self.candidates if c.model == ask.model)
         subset = replace(self.task, train=rows.slice(0, ask.rows), unlabelled=rows.slice(0, 0))
@@ -132,17 +139,17 @@ class Plan:
 def make_plan(
     models: Sequence[str], task: Task | str, settings: LiveSettings = LiveSettings()
 ) -> Plan:
-    """Read the data, load every model once, and decide on the sizes.
+    """Load the data, load every model once, and determine the sizes of subsets.
 
     Args:
-        models: candidates, hub ids or paths; any sequence classifier that transformers loads, or
-            for text any causal language model.
-        task: as `compare.tasks.load_task` takes it (a folder, ``train.csv:dev.csv``,
-            ``glue/cola``), or text as `language.load_text` does (``train.txt:dev.txt``).
+        models: candidates, hub ids or paths; any sequence classifier that transformers loads, or,
+            for text, any causal language model.
+        task: specification for `workbench.tasks.load_task` (a folder, ``train.csv:dev.csv``,
+            ``glue/cola``) or, for text, `language.load_text` (``train.txt:dev.txt``).
         settings: see `LiveSettings`.
 
     Raises:
-        ValueError: data, models, sizes or settings that cannot be used; nothing was trained.
+        ValueError: data, models, sizes or settings cannot be used; nothing was trained.
         MissingExtra: transformers is not installed.
     """
     if isinstance(task, str):
@@ -165,17 +172,17 @@ def make_plan(
         gamma=settings.gamma,
         tau=settings.tau,
         history=settings.history,
-    )  # refuses what cannot be used before models are loaded
-    # The stratified order decides which dev rows are judged, its first ones; they are judged in the
-    # order of the file.
+    )  # raises an error for invalid settings before models are loaded
+    # The dev rows to judge on are the first ones of a stratified order; they are then put back into
+    # the order of the file.
     order = stratified_order(task.dev, settings.data_seed, task.regression)
     train = task.train.take(stratified_order(task.train, settings.data_seed, task.regression))
     task = replace(task, train=train, dev=task.dev.take(order))
     _check_smallest(min(sizes), task, recipe)
     candidates, unusable = _candidates(models, task, settings)
-    judged = settings.dev_size or dev_row_count(candidates, recipe, target, sizes)
-    places = sorted(range(len(order)), key=order.__getitem__)
-    task = replace(task, dev=task.dev.take([place for place in places if place < judged]))
+    dev_size = settings.dev_size or dev_row_count(candidates, recipe, target, sizes)
+    positions = sorted(range(len(order)), key=order.__getitem__)
+    task = replace(task, dev=task.dev.take([i for i in positions if i < dev_size]))
     count = len(task.dev)
     search.set_candidates(
         test_rows=count,
@@ -187,7 +194,7 @@ def make_plan(
 
 
 def _sizes(rows: int, target: int, settings: LiveSettings) -> Sequence[int]:
-    """Return the sizes of the settings, or those that the budget allows."""
+    """Return the sizes in the settings, or else default sizes within the budget."""
     for name, value in (("dev_size", settings.dev_size), ("target", target)):
         if value is not None and value < 1:
             raise DataError(f"{name} is {value}; expected 1 or more")
@@ -203,14 +210,14 @@ def _sizes(rows: int, target: int, settings: LiveSettings) -> Sequence[int]:
     if settings.sizes is not None:
         return settings.sizes
     if settings.method in METHODS and METHODS[settings.method].trains == "none":
-        return (min(rows, target - 1),)  # nothing is fine-tuned on
+        return (min(rows, target - 1),)  # the method does not fine-tune
     return subset_sizes(rows, target, settings.recipe, budget)
 
 
 def _ranking_score(task: Task, rank_by: str | None) -> str:
     scores = (LOSS, *(NUMBER_SCORES if task.regression else CLASS_SCORES))
     if isinstance(task, TextTask):
-        scores = (BITS,)  # what is counted a token depends on the tokenizer
+        scores = (BITS,)  # scores per token would depend on the tokenizer
     if rank_by is not None and rank_by not in scores:
         raise DataError(f"rank_by is {rank_by!r}; expected one of {', '.join(scores)}")
     return rank_by or scores[0]
@@ -223,7 +230,7 @@ def _check_smallest(smallest: int, task: Task, recipe: Recipe) -> None:
             f"the smallest subset, {smallest} rows, holds one {what} only; begin with more rows, "
             "or draw others with another data seed"
         )
-    # A single step is the warm-up's first, whose learning rate is 0: nothing would be trained.
+    # A single step is the first of the warm-up, whose learning rate is 0: nothing would be trained.
     batches = math.ceil(smallest / (recipe.batch_size * recipe.gradient_accumulation))
     if recipe.epochs * batches <= 1:
         raise DataError(
@@ -235,9 +242,9 @@ def _check_smallest(smallest: int, task: Task, recipe: Recipe) -> None:
 def _candidates(
     models: Sequence[str], task: Task, settings: LiveSettings
 ) -> tuple[tuple[Candidate, ...], dict[str, str]]:
-    """Return the candidates that load, and why the others do not."""
-    # One model that does not load must not cost the user the comparison of the others, and that it
-    # does not is known before any of them is trained.
+    """Return the candidates that load, and model -> why it cannot be used for the others."""
+    # A model that does not load must not prevent the comparison of the others, and has to be found
+    # before any of them is trained.
     loaded: list[Candidate] = []
     unusable: dict[str, str] = {}
     for model in models:
@@ -245,7 +252,7 @@ def _candidates(
             loaded.append(_load_candidate(model, task, settings))
         except DataError as error:
             unusable[model] = str(error)
-        except (MemoryError, RuntimeError, ValueError) as error:  # of peft, or too large a model
+        except (MemoryError, RuntimeError, ValueError) as error:  # from peft, or out of memory
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             unusable[model] = f"the model {model!r} could not be loaded: {reason}"
     if len(loaded) < 2:
@@ -264,32 +271,32 @@ def _load_candidate(model: str, task: Task, settings: LiveSettings) -> Candidate
         check_lossless(task.dev.texts, tokenizer, model)
 
     def tokens(rows: Examples, trained: bool) -> float:
-        counted = rows.slice(0, _SAMPLED_ROWS)
-        data = encode_rows(task, counted, loaded, tokenizer, recipe, trained=trained)
-        return count_tokens(data) / len(counted)
+        sample = rows.slice(0, _SAMPLED_ROWS)
+        encoded = encode_rows(task, sample, loaded, tokenizer, recipe, trained=trained)
+        return count_tokens(encoded) / len(sample)
 
     counts = tokens(task.train, True), tokens(task.dev, False)
     return Candidate(model, model_version(model), *count_parameters(loaded), *counts)
 
 
 def stratified_order(rows: Examples, seed: int, regression: bool) -> list[int]:
-    """Return a random order of the rows, each of whose prefixes has the classes in proportion.
+    """Return a random order of the rows in which every prefix has the classes in proportion.
 
-    In an order drawn by the seed, the k-th (from 0) of n rows of a class is put at (k + ½)/n.  In a
-    regression it is the order drawn.
+    The rows are permuted by the seed, and then sorted by (k + ½)/n for the k-th (from 0) of the n
+    rows of a class.  In a regression the order is the permutation.
     """
-    # A subset is a beginning of this order, so that the smaller subsets lie within the larger ones:
-    # the curve over sizes is one of more rows, not of other rows.  With the k-th of n at (k + ½)/n
-    # every beginning has each class in proportion to within one row.
+    # Subsets are prefixes of this order, so that smaller ones are contained in larger ones, and the
+    # curve over sizes is not one of different rows.  By the keys (k + ½)/n every prefix has each
+    # class in proportion to within one row.
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).numpy()
     if regression:
         return order.tolist()
     labels = np.asarray(rows.labels)[order]
-    places = np.empty(len(labels))
+    keys = np.empty(len(labels))
     for label in np.unique(labels):
-        mine = np.flatnonzero(labels == label)
-        places[mine] = (np.arange(len(mine)) + 0.5) / len(mine)
-    return order[np.argsort(places, kind="stable")].tolist()
+        indices = np.flatnonzero(labels == label)
+        keys[indices] = (np.arange(len(indices)) + 0.5) / len(indices)
+    return order[np.argsort(keys, kind="stable")].tolist()
 
 
 def subset_sizes(
@@ -297,18 +304,17 @@ def subset_sizes(
 ) -> tuple[int, ...]:
     """Return the default sizes of subsets: three or more, evenly spaced in ln D.
 
-    The smallest is `smallest_subset`, the largest a share of the target (`budget`, else an eighth),
-    and each between a quarter and a half of the next: by quarters all of them have a third more
-    rows than the largest, by halves twice as many.  The largest is lowered as far as three need to
-    have that third more together.  Where even then no three fit, they are 1, 2 and 4 times the
-    smallest, if the largest is within the budget, or without one if the three have two thirds of
-    the target's rows together at most.
+    The smallest is `smallest_subset`, the largest a fraction of the target (`budget`, or 1/8), and
+    each is between a quarter and a half of the next.  Together they have at most 4/3 as many rows
+    as the allowed largest subset; the largest is reduced until three sizes fulfil this.  If that is
+    impossible, the sizes are 1, 2 and 4 times the smallest, provided that the largest is within the
+    budget, or, without a budget, that the three have at most two thirds of the target's rows.
 
     Raises:
-        DataError: there are too few rows for that.
+        DataError: there are too few rows.
     """
-    # All sizes are paid for, and the forecast is worth what its largest size is: Σ sizes ≤ 4/3 of
-    # the largest is what quarters sum up to, 1 + 1/4 + 1/16 + … = 4/3.
+    # All sizes cost training, but the largest one determines the quality of the forecast. 4/3 is
+    # the sum of quarters, 1 + 1/4 + 1/16 + ….
     least = smallest_subset(recipe)
     largest = min(int((1 / 8 if budget is None else budget) * target), rows)
     ladders = (_geometric_sizes(least, top) for top in range(largest, 4 * least - 1, -1))
@@ -333,14 +339,15 @@ def subset_sizes(
 
 
 def _geometric_sizes(least: int, top: int) -> tuple[int, ...]:
-    """Return sizes from `least` to `top` with a ratio of at most 4, three at least."""
+    """Return at least three sizes from `least` to `top`, in equal ratios of at most 4."""
     ratio = min(4.0, math.sqrt(top / least))
     count = 1 + int(math.log(top / least) / math.log(ratio) + 1e-9)
     return tuple(round(top / ratio**step) for step in reversed(range(count)))
 
 
 def smallest_subset(recipe: Recipe) -> int:
-    """Return the number of rows with eight optimiser steps, 16 at least."""
+    """Return the smallest number of rows on which the recipe takes eight optimiser steps, but at
+    least 16."""
     batches = math.ceil(8 / recipe.epochs)
     return max(16, (batches - 1) * recipe.batch_size * recipe.gradient_accumulation + 1)
 
@@ -350,11 +357,12 @@ def dev_row_count(
 ) -> int:
     """Return the default number of dev rows to judge on.
 
-    So many that judging a model once costs 0.5 % of training it on the target's rows, and 200 at
-    least; but judging after all sizes costs a sixth of training on them at most, down to 80 rows.
+    Judging a model once should cost 0.5 % of training it on the target's rows, with at least 200
+    rows; but judging after all sizes should cost at most a sixth of training on them, down to 80
+    rows.
     """
     # The loss of n dev rows has an error of about 1/√n, and costs n forward passes of every model
-    # after every size: beyond these limits the judging would cost more than it tells.
+    # after every size: more rows would cost more than the smaller error is worth.
     training = sum(candidate.training_flops(1, recipe) for candidate in candidates)
     ratio = training / sum(candidate.judging_flops(1) for candidate in candidates)  # of a row
     rows = max(200, int(0.005 * ratio * target))

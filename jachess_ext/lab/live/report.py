@@ -22,24 +22,24 @@ def write_selection(
     path: Path,
     selection: Selection,
     title: str,
-    data: Sequence[str],
+    notes: Sequence[str],
     *,
     level: float = 0.9,
     costs: Sequence[tuple[str, float]] = (),
     stops: Mapping[str, str] | None = None,
     settings: Mapping[str, object],
 ) -> None:
-    """Write the page of a selection, whole or not at all.
+    """Write the HTML page of a selection, atomically.
 
     Args:
         path: the .html file.
-        selection: from `select` or `Search.selection`.
-        title: of the page.
-        data: sentences on the losses.
+        selection: the result of `select` or `Search.selection`.
+        title: title of the page.
+        notes: sentences about the losses, for the page.
         level: probability of the intervals.
         costs: (name, FLOPs) of each expense; the last is training all models in full.
-        stops: model -> why no further size of it was run.
-        settings: shown as JSON.
+        stops: model -> why no larger subset was run; None: not shown.
+        settings: settings to show as JSON.
 
     Raises:
         MissingExtra: matplotlib, pandas or jinja2 is not installed.
@@ -60,16 +60,16 @@ def write_selection(
         f"with its {100 * level:g} % interval where there is one.",
         partial(_curves, selection, level),
     )
-    pictures = [curves] if selection.forecast.predicted is not None else []
-    paid = [[what, scientific(cost), f"{100 * cost / costs[-1][1]:.3g} %"] for what, cost in costs]
-    cost = Table("", ["", "FLOPs", "of training all in full"], paid)
+    figures = [curves] if selection.forecast.predicted is not None else []
+    cost_rows = [[n, scientific(c), f"{100 * c / costs[-1][1]:.3g} %"] for n, c in costs]
+    cost = Table("", ["", "FLOPs", "of training all in full"], cost_rows)
     if selection.unit == OF_ALL:  # FLOPs are not known
-        cost = Table("", ["", "of training all in full"], [[row[0], row[2]] for row in paid])
+        cost = Table("", ["", "of training all in full"], [[r[0], r[2]] for r in cost_rows])
     stop = Table("", ["model", ""], list(map(list, (stops or {}).items())), frozenset({1}))
     literal = json.dumps(settings, indent=1, ensure_ascii=False)
     sections = [
-        Section("Answer", [answer, selection.advice, *selection.notes, *data], [ranking], pictures),
-        Section("Cost", tables=[cost] if paid else []),
+        Section("Answer", [answer, selection.advice, *selection.notes, *notes], [ranking], figures),
+        Section("Cost", tables=[cost] if cost_rows else []),
         Section("Why each model's runs ended", tables=[stop] if stops else []),
         Section("Settings", literal=[literal]),
     ]
@@ -77,7 +77,7 @@ def write_selection(
 
 
 def write_live_selection(path: Path, live: LiveSelection) -> None:
-    """Write the page of a live selection that has ended; errors are those of `write_selection`."""
+    """Write the HTML page of a finished live selection; for errors see `write_selection`."""
     search, flops = live.search, live.flops
     parts = {
         "trainings": flops["training"],
@@ -102,7 +102,7 @@ def write_live_selection(path: Path, live: LiveSelection) -> None:
 
 
 def _curves(selection: Selection, level: float) -> Figure:
-    """Draw `Selection.plot` with its legend below, in as many columns as the names leave room."""
+    """Return a figure of `Selection.plot` with the legend below, in as many columns as fit."""
     figure, (panel,) = panels(width=6.4, height=4.4)
     selection.plot(panel, level)
     handles, names = panel.get_legend_handles_labels()
@@ -117,7 +117,8 @@ def _curves(selection: Selection, level: float) -> Figure:
 
 
 def _letters(text: str, longest: int = 28) -> str:
-    """Return a user's text for a figure: with $ escaped, and long texts cut in the middle."""
+    """Return a user's text for a figure: with $ escaped, and shortened in the middle if it is
+    long."""
     if len(text) > longest:
         letters = longest - 1
         text = text[: letters // 2] + "…" + text[-(letters - letters // 2) :]

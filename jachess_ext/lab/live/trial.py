@@ -31,39 +31,44 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LOSS = "loss"
-"""Mean negative log-likelihood (nats), or in a regression the mean squared error."""
+"""Name of the mean negative log-likelihood (nats) or, in a regression, the mean squared error."""
 CLASS_SCORES = ("accuracy", "f1", "matthews", "brier")
 NUMBER_SCORES = ("mae", "pearson", "spearman")
 FORWARD = 2.0
-"""Operations per parameter and token; a backward pass to the inputs costs as much, to the weights
-too."""
+"""FLOPs of a forward pass per parameter and token; gradients with respect to activations, and with
+respect to weights, each cost as much."""
 _BATCH = 64
-_WINDOWS = 16  # at a time: their logits have the whole vocabulary
-RUN_NAME = "run.txt"  # in the winner's folder: the name of its run
+_WINDOWS = 16  # rows of text in a batch: few, since logits have the size of the vocabulary
+RUN_NAME = "run.txt"  # file in the winner's folder with the name of its run
 
 
 def training_flops(parameters: int, trained: int, tokens: float, recipe: Recipe) -> float:
-    """Return 6 N × tokens × epochs where all N parameters are trained.
+    """Return the FLOPs of fine-tuning: 6 N × tokens × epochs if all N parameters are trained.
 
-    Of the six, two are for the gradients of weights, which the weights that are not trained (below
-    LoRA's adapters) do not have.  Gradient checkpointing runs the forward pass twice.
+    Two of the six are for weight gradients, which frozen weights (with LoRA) do not have.  Gradient
+    checkpointing runs the forward pass twice.
+
+    Args:
+        parameters: number of parameters N.
+        trained: number of trained parameters.
+        tokens: number of tokens of an epoch.
     """
-    # per parameter and token: 2 forward, 2 for the gradient by the activations, 2 by the weights
+    # Per parameter and token: 2 forward, 2 for gradients of activations, 2 for those of weights.
     step = OPERATIONS * parameters - FORWARD * (parameters - trained)
     return (step + FORWARD * parameters * recipe.gradient_checkpointing) * tokens * recipe.epochs
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A model to fine-tune on a subset, and everything the run's result depends on.
+    """A model to fine-tune on a subset, with everything that the run's result depends on.
 
     Attributes:
-        model: path or hub id.
-        version: changes with the model's files.
-        task: its training rows are the subset (none: the model is only judged), its dev rows those
-            to judge on; unlabelled rows play no part.
-        seed: of head, order and dropout.
-        recipe: how to train.
+        model: the model's path or hub id.
+        version: digest or commit, which changes with the model's files.
+        task: the task, whose training rows are the subset (none: the model is only judged), and
+            whose dev rows are those to judge on; unlabelled rows are not used.
+        seed: seed of head, order and dropout.
+        recipe: recipe for fine-tuning.
         keep: folder to save the fine-tuned model and its tokenizer in; None: they are not saved.
     """
 
@@ -81,7 +86,8 @@ class Trial:
 
     @cached_property
     def name(self) -> str:
-        """Words and a digest of everything the run depends on; serves as a file name."""
+        """Name of the run and its file: the model's name, size, seed, and a digest of everything
+        that the run depends on."""
         content = [self.model, self.version, digest(self.task), self.seed]
         text = json.dumps([*content, asdict(self.recipe)])
         key = hashlib.sha256(text.encode()).hexdigest()[:10]
@@ -91,25 +97,28 @@ class Trial:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Result of a run: a line of ``records.jsonl``, and a file below ``runs``.
+    """Result of a run: a line of ``records.jsonl``, and a file in the folder ``runs``.
 
     Attributes:
-        run: its name.
-        model: the candidate, as it was given.
-        size: training examples D; 0 is the model before fine-tuning, its head drawn from `seed`.
-        seed: of head, order and dropout.
-        parameters: N, all of the model with its head.
-        tokens: of one epoch, without padding (of text, with the token each row begins with).
-        steps: of the optimiser.
-        dev_loss: mean negative log-likelihood (nats) of the dev rows' labels; in a regression
-            their mean squared error; of text, nats a token; None where the run failed.
-        scores: `CLASS_SCORES`, in a regression `NUMBER_SCORES`, of text `language.SCORES`, by name.
-        dev_rows: how many were judged.
-        training_flops, judging_flops: operations.
+        run: name of the run.
+        model: path or hub id of the candidate.
+        size: number of training examples D; 0: the model before fine-tuning, its head drawn by
+            `seed`.
+        seed: seed of head, order and dropout.
+        parameters: number of parameters N of the model with its head.
+        tokens: number of tokens of one epoch, without padding (for text, with the first token of
+            each row).
+        steps: number of optimiser steps.
+        dev_loss: mean negative log-likelihood (nats) of the dev rows' labels; in a regression their
+            mean squared error; for text, nats per token; None if the run failed.
+        scores: scores by name: `CLASS_SCORES`, in a regression `NUMBER_SCORES`, for text
+            `language.SCORES`.
+        dev_rows: number of dev rows.
+        training_flops, judging_flops: FLOPs of training and of judging.
         seconds: wall-clock time of training and judging.
-        error: why there are no losses.
-        lost: whether the reason may pass (memory, a worker that was killed): the same command then
-            repeats the run.
+        error: why the run failed; None if it did not.
+        lost: whether the failure may be temporary (out of memory, a killed worker): the same
+            command then repeats the run.
     """
 
     run: str
@@ -130,11 +139,11 @@ class RunRecord:
 
     @property
     def flops(self) -> float:
-        """Operations of training and judging."""
+        """FLOPs of training and judging."""
         return self.training_flops + self.judging_flops
 
     def score(self, name: str) -> float | None:
-        """Return the loss or a score by name; None where the run failed."""
+        """Return the loss or a score by name; None if the run failed."""
         return self.dev_loss if name == LOSS or self.error is not None else self.scores[name]
 
     def summary(self, name: str) -> str:
@@ -144,13 +153,13 @@ class RunRecord:
 
 
 def run(trial: Trial) -> RunRecord:
-    """Fine-tune a model on a subset and judge it.
+    """Fine-tune a model on a subset and judge it; return the run's record.
 
-    A run that fails, whatever for, is recorded with its `error` and without losses: the other
-    candidates go on without it.
+    A run that fails for any reason has a record with its `error` and without losses, so that the
+    other candidates can continue.
     """
-    # The record grows as the run goes on: one that fails in training still has its expected cost,
-    # so that the search pays for failures too.
+    # The record is filled in during the run: if training fails, it still has the expected cost,
+    # so that the search counts the cost of failures, too.
     record = RunRecord(trial.name, trial.model, trial.size, trial.seed)
     task, recipe = trial.task, trial.recipe
     try:
@@ -181,7 +190,7 @@ def run(trial: Trial) -> RunRecord:
         )
     except FloatingPointError as error:  # a divergence, which the same seed repeats: not "lost"
         return replace(record, error=str(error))
-    except Exception as error:  # a candidate's code raises many kinds; to the others they are one
+    except Exception as error:  # the code of candidates may raise errors of any type
         return replace(record, error=_reason(error), lost=True)
     if trial.keep is not None:
         with whole_folder(trial.keep) as folder:
@@ -198,7 +207,7 @@ def killed(trial: Trial) -> RunRecord:
 
 
 class _Steps(TrainerCallback):
-    """Counts the optimiser's steps."""
+    """Count the optimiser's steps."""
 
     count = 0
 
@@ -207,15 +216,15 @@ class _Steps(TrainerCallback):
 
 
 def _reason(error: Exception) -> str:
-    words = (str(error).strip() or type(error).__name__).splitlines()[0]
-    full = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in words
-    if full and torch.cuda.is_available():
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    is_full = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in text
+    if is_full and torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return f"out of memory ({words})" if full else f"{type(error).__name__}: {words}"
+    return f"out of memory ({text})" if is_full else f"{type(error).__name__}: {text}"
 
 
 def new_model(trial: Trial, tokenizer: PreTrainedTokenizerBase) -> Model:
-    """Return the model before fine-tuning, in evaluation mode, on the GPU where there is one."""
+    """Return the model before fine-tuning, in evaluation mode, on the GPU if there is one."""
     model = load_task_model(trial.model, trial.task, tokenizer, trial.seed, trial.recipe)
     model.to("cuda" if torch.cuda.is_available() else "cpu").eval()  # type: ignore[arg-type]
     return model
@@ -224,7 +233,7 @@ def new_model(trial: Trial, tokenizer: PreTrainedTokenizerBase) -> Model:
 def load_task_model(
     name: str, task: Task, tokenizer: PreTrainedTokenizerBase, seed: int, recipe: Recipe
 ) -> Model:
-    """Return a model with a head for the task, and with adapters where the recipe has them."""
+    """Return a model with a head for the task, and with LoRA's adapters if the recipe has them."""
     if isinstance(task, TextTask):
         model, kind = load_language_model(name, tokenizer, seed), "CAUSAL_LM"
     else:
@@ -245,7 +254,8 @@ def encode_rows(
     """Return rows of the task as tokens of the model.
 
     Args:
-        trained: they are trained on: the token that ends a text is predicted in training only.
+        trained: whether the rows are for training, in which the token that ends a text is
+            predicted.
     """
     if isinstance(task, TextTask):
         length = row_length(model, tokenizer, recipe.max_length)
@@ -254,12 +264,12 @@ def encode_rows(
 
 
 def judging_flops(parameters: int, tokens: float) -> float:
-    """Return 2 N × tokens, the operations of a forward pass."""
+    """Return the FLOPs of judging, 2 N × tokens for a forward pass."""
     return FORWARD * parameters * tokens
 
 
 def count_parameters(model: Model) -> tuple[int, int]:
-    """Return N, with the head's and adapters' parameters, and how many of them are trained."""
+    """Return the number of parameters, with head and adapters, and the number of trained ones."""
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
     return sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)
 
@@ -278,31 +288,33 @@ def _judge(task: Task, model: Model, dev: Encoded) -> tuple[float, dict[str, flo
     if task.regression:
         numbers, predictions = np.asarray(dev.labels, dtype=np.float64), outputs[:, 0]
         loss = float(((predictions - numbers) ** 2).mean())
-        return loss, number_scores(predictions, numbers)
+        return loss, regression_scores(predictions, numbers)
     labels: Index = np.asarray(dev.labels, dtype=np.intp)
-    chosen = outputs[np.arange(len(labels)), labels]  # the label's probability [N]
-    # a probability that underflows counts as the smallest number
-    loss = -np.log(np.maximum(chosen, np.finfo(np.float64).tiny)).mean()
+    label_probability = outputs[np.arange(len(labels)), labels]  # [N]
+    # A probability that underflows is replaced by the smallest positive number.
+    loss = -np.log(np.maximum(label_probability, np.finfo(np.float64).tiny)).mean()
     return float(loss), class_scores(outputs, labels)
 
 
 def class_scores(probabilities: Array, labels: Index) -> dict[str, float]:
-    """Return `CLASS_SCORES` of probabilities [n, C] and labels [n]; f1 is the classes' mean."""
-    chosen = probabilities.argmax(1)
+    """Return `CLASS_SCORES` by name, of probabilities [n, C] and labels [n]; f1 is the mean over
+    classes."""
+    predictions = probabilities.argmax(1)
     f1 = require("sklearn.metrics").f1_score
     return {
-        "accuracy": ACCURACY(chosen, labels),
-        "f1": float(f1(labels, chosen, average="macro", zero_division=0.0)),
-        "matthews": MATTHEWS(chosen, labels),
+        "accuracy": ACCURACY(predictions, labels),
+        "f1": float(f1(labels, predictions, average="macro", zero_division=0.0)),
+        "matthews": MATTHEWS(predictions, labels),
         "brier": float(brier_score(probabilities, labels)),
     }
 
 
-def number_scores(predictions: Array, labels: Array) -> dict[str, float]:
-    """Return `NUMBER_SCORES` of predictions and labels, [n]; constants correlate by 0."""
-    flat = np.ptp(predictions) == 0 or np.ptp(labels) == 0
+def regression_scores(predictions: Array, labels: Array) -> dict[str, float]:
+    """Return `NUMBER_SCORES` by name, of predictions and labels [n]; correlations are 0 if either
+    is constant."""
+    is_constant = np.ptp(predictions) == 0 or np.ptp(labels) == 0
     return {
         "mae": float(np.abs(predictions - labels).mean()),
-        "pearson": 0.0 if flat else float(np.corrcoef(predictions, labels)[0, 1]),
+        "pearson": 0.0 if is_constant else float(np.corrcoef(predictions, labels)[0, 1]),
         "spearman": SPEARMAN(predictions, labels),
     }

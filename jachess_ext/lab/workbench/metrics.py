@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Metric:
-    """A score of which more is better, computed from predictions and references [N].
+    """A score, the higher the better, computed from predictions and references [N].
 
     Examples:
         >>> ACCURACY([0, 1, 1], [0, 1, 0])
@@ -29,7 +29,8 @@ class Metric:
         """Return the score of predictions [N] against references [N].
 
         Raises:
-            ValueError: no example, shapes other than [N] and [N], or NaN among the predictions.
+            ValueError: there is no example, the shapes are not [N] and [N], or a prediction is not
+                finite.
         """
         p, r = np.asarray(predictions), np.asarray(references)
         if p.ndim != 1 or p.shape != r.shape or len(p) == 0:
@@ -55,7 +56,7 @@ def _f1(predictions: npt.ArrayLike, references: npt.ArrayLike) -> float:
 
 
 def _spearman(predictions: npt.ArrayLike, references: npt.ArrayLike) -> float:
-    """Return the rank correlation; 0 where one side is constant."""
+    """Return the rank correlation; 0 if predictions or references are constant."""
     if np.ptp(np.asarray(predictions)) == 0 or np.ptp(np.asarray(references)) == 0:
         return 0.0
     return float(require("scipy.stats").spearmanr(predictions, references).statistic)
@@ -80,7 +81,8 @@ GLUE = {
 def probabilities_and_labels(
     probabilities: npt.ArrayLike, labels: npt.ArrayLike
 ) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """Return probabilities [N, C] and labels [N] as arrays; raise ValueError where they are not."""
+    """Return probabilities [N, C] and labels [N] as arrays; raise ValueError if they are
+    invalid."""
     p, y = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
     if p.ndim != 2 or y.shape != p.shape[:1] or len(y) == 0:
         raise ValueError(
@@ -103,8 +105,8 @@ def brier_score(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
         labels: [N], integers in 0 … C − 1.
 
     Raises:
-        ValueError: shapes that do not fit, no example, rows that are no distribution, or a label
-            out of range.
+        ValueError: shapes do not match, there is no example, a row of probabilities is not a
+            distribution, or a label is out of range.
 
     Examples:
         >>> round(brier_score([[0.7, 0.3], [0.2, 0.8]], [0, 1]), 3)

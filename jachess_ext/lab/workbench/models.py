@@ -1,4 +1,4 @@
-"""Load pretrained models and tokenizers without running their code; encode texts as batches."""
+"""Load pretrained models and tokenizers without remote code; encode texts as batches."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 Batch = dict[str, Tensor]
 Model: TypeAlias = "PreTrainedModel | PeftModel"
-"""A model of transformers, or one in peft's adapters."""
+"""A model of transformers, or one with peft's adapters."""
 
 
 def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     """Load a model's tokenizer, with a padding token.
 
     Raises:
-        DataError: it cannot be loaded.
+        DataError: the tokenizer cannot be loaded, or has no token to pad with.
         MissingExtra: transformers is not installed.
 
     Examples:
@@ -45,7 +45,7 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
 
 
 def load_config(source: str | Path) -> PreTrainedConfig:
-    """Load a model's configuration; errors are those of `load_tokenizer`."""
+    """Load a model's configuration; for errors see `load_tokenizer`."""
     return _pretrained("AutoConfig", source)  # type: ignore[no-any-return]
 
 
@@ -57,16 +57,16 @@ def load_model(
     *,
     regression: bool = False,
 ) -> PreTrainedModel:
-    """Load a sequence classifier in fp32; a head it lacks is drawn from `seed`.
+    """Load a sequence classifier in fp32; weights missing in the checkpoint are drawn by `seed`.
 
-    Its attribute `drawn_modules` has the names of the modules that were drawn.
+    The model's attribute `drawn_modules` lists the modules with drawn weights, mostly the head.
 
     Args:
         outputs: number of classes, or of numbers to predict.
-        regression: whether its loss is the squared error.
+        regression: whether the loss is the squared error.
 
     Raises:
-        DataError: it cannot be loaded (no such path, no network, no safetensors, …).
+        DataError: the model cannot be loaded (no such path, no network, no safetensors, …).
         MissingExtra: transformers is not installed.
 
     Examples:
@@ -89,7 +89,7 @@ def load_model(
 def load_head_model(
     source: str | Path, head: str, tokenizer: PreTrainedTokenizerBase, seed: int
 ) -> PreTrainedModel:
-    """Load a language model in fp32; errors are those of `load_model`.
+    """Load a language model in fp32; for errors see `load_model`.
 
     Args:
         head: "causal", "masked" or "seq2seq".
@@ -102,9 +102,9 @@ def _load(
     auto: str, source: str | Path, tokenizer: PreTrainedTokenizerBase, seed: int, **settings: Any
 ) -> PreTrainedModel:
     logging = require("transformers").utils.logging
-    torch.manual_seed(seed)  # transformers draws what the checkpoint lacks from torch's generator
+    torch.manual_seed(seed)  # transformers draws missing weights from torch's generator
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # it warns of a new head, and a new head is what is asked for
+    logging.set_verbosity_error()  # no warning of a new head, which is intended
     logging.disable_progress_bar()
     try:
         model, report = _pretrained(
@@ -119,16 +119,22 @@ def _load(
         logging.set_verbosity(verbosity)
         logging.enable_progress_bar()
     model.config.pad_token_id = tokenizer.pad_token_id
-    # modules whose weights the checkpoint lacks, or has in another shape
+    # Modules whose weights are missing in the checkpoint, or have another shape there.
     mismatched = [key if isinstance(key, str) else key[0] for key in report["mismatched_keys"]]
     drawn = {key.rpartition(".")[0] for key in [*report["missing_keys"], *mismatched]}
-    # Trainer and peft see no difference between a drawn weight and a loaded one, but LoRA has to
-    # train the head, and a pull towards the pretrained weights must leave it free: both read this.
+    # Trainer and peft do not distinguish drawn weights from loaded ones, but LoRA has to train the
+    # head, and a penalty towards the pretrained weights must exclude it: both use this attribute.
     model.drawn_modules = tuple(sorted(drawn))
     return model  # type: ignore[no-any-return]
 
 
-def _pretrained(auto: str, source: str | Path, what: str = "model", **settings: object) -> Any:
+def _pretrained(auto: str, source: str | Path, kind: str = "model", **settings: object) -> Any:
+    """Return ``auto.from_pretrained(source)`` of transformers, or raise DataError.
+
+    Args:
+        auto: name of the class, such as "AutoModelForMaskedLM".
+        kind: noun for the message.
+    """
     if not Path(source).exists():
         settings["local_files_only"] = _hub_unreachable(str(source))
     try:
@@ -137,11 +143,11 @@ def _pretrained(auto: str, source: str | Path, what: str = "model", **settings: 
     except Exception as error:  # the library raises errors of many types
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if settings.get("local_files_only"):
-            _hub_unreachable.cache_clear()  # the next try asks again
+            _hub_unreachable.cache_clear()  # the next attempt checks again
             reason = f"{_NO_FOLDER}, no download of it, and the hub is not reached; {_EXPECTED}"
         elif Path(source).is_dir() and not (Path(source) / "config.json").exists():
             reason = f"the folder has no config.json; {_EXPECTED}"
-        raise DataError(f"the {what} {str(source)!r} could not be loaded: {reason}") from error
+        raise DataError(f"the {kind} {str(source)!r} could not be loaded: {reason}") from error
 
 
 _NO_FOLDER = "there is no such folder"
@@ -155,10 +161,10 @@ _EXPECTED = (
 def _hub_unreachable(source: str) -> bool:
     """Return whether the hub is unreachable, so that only downloaded files can be loaded.
 
-    Asked once before all files, since transformers tries each of them for half a minute.
+    Checked once before all files, since transformers retries each of them for half a minute.
 
     Raises:
-        DataError: it is no hub id, or the hub has no such model.
+        DataError: ``source`` is not a hub id, or the hub has no such model.
     """
     from huggingface_hub import errors, model_info
 
@@ -172,14 +178,14 @@ def _hub_unreachable(source: str) -> bool:
             f"the model {source!r} could not be loaded: {_NO_FOLDER}{where}; {_EXPECTED}"
         ) from error
     except errors.HfHubHTTPError:
-        return False  # it answers: loading the model says what is wrong
-    except Exception:  # of the library for requests, which depends on the version
+        return False  # the hub is reachable: loading the model raises an error with the reason
+    except Exception:  # of the HTTP library, which depends on huggingface_hub's version
         return True
     return False
 
 
 def model_version(model: str) -> str:
-    """Return a digest of a folder's configuration, tokenizer and weights, or the hub's commit.
+    """Return a digest of a local model's files, or the commit of a model on the hub.
 
     Raises:
         DataError: the model's configuration cannot be loaded.
@@ -192,7 +198,7 @@ def model_version(model: str) -> str:
 
 
 def content_digest(path: Path) -> str:
-    """Return a digest of a file, or of the files of a folder."""
+    """Return a digest of the content of a file, or of all files in a folder."""
     return _digest(sorted(filter(Path.is_file, path.iterdir())) if path.is_dir() else [path])
 
 
@@ -218,33 +224,34 @@ class Encoded:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, object]:
-        """Return an example's tokens and its label, see `collate`."""
+        """Return an example as a dict of its tokens, and its label under "labels"."""
         return {**self.rows[index], "labels": self.labels[index]}
 
     def collate(self, items: Sequence[Mapping[str, object]]) -> Batch:
-        """Return a batch of items of `__getitem__`: tokens [B, T], and labels [B] if all have one.
+        """Return a batch of items of `__getitem__`: tokens [B, T], and labels [B] if all items have
+        one.
 
-        Labels are int64 if they are whole numbers (classes), else float32 (regression).
+        Labels are int64 if they are integers (classes), else float32 (regression).
         """
         tokens = [{k: v for k, v in item.items() if k != "labels"} for item in items]
         rows = cast("list[dict[str, list[int]]]", tokens)
-        # on the right: encoders' heads read the first token
+        # Padded on the right, since encoders' heads use the first token.
         batch = dict(self.tokenizer.pad(rows, padding_side="right", return_tensors="pt"))
         if all("labels" in item for item in items):
             batch["labels"] = torch.tensor([item["labels"] for item in items])
         return batch
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Return a batch of the examples at `indices`, see `collate`."""
+        """Return a batch of the examples at `indices`; see `collate`."""
         return self.collate([self[i] for i in indices])
 
     def in_order(self, size: int) -> Iterator[Batch]:
-        """Yield batches of `size` examples in the order given; the last may be smaller."""
+        """Yield batches of `size` examples in their present order; the last may be smaller."""
         for start in range(0, len(self), size):
             yield self.batch(range(start, min(start + size, len(self))))
 
     def by_length(self) -> Encoded:
-        """Return the same examples, shortest first: batches in order then hold little padding."""
+        """Return the same examples sorted by length, so that batches have little padding."""
         order = sorted(range(len(self)), key=lambda i: len(self.rows[i]["input_ids"]))
         return Encoded(
             [self.rows[i] for i in order], [self.labels[i] for i in order], self.tokenizer
@@ -252,7 +259,7 @@ class Encoded:
 
 
 def encode(examples: Examples, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Encoded:
-    """Tokenise examples, cut to `max_length` tokens or the tokenizer's own limit, if lower.
+    """Tokenise examples, truncated to `max_length` tokens or to the tokenizer's own lower limit.
 
     Examples:
         >>> from jachess_ext.lab.demo import ASSETS
@@ -262,7 +269,7 @@ def encode(examples: Examples, tokenizer: PreTrainedTokenizerBase, max_length: i
         tensor([1, 0])
     """
     if not len(examples):
-        return Encoded([], examples.labels, tokenizer)  # tokenizers refuse an empty list
+        return Encoded([], examples.labels, tokenizer)  # tokenizers fail on an empty list
     columns = tokenizer(
         *map(list, zip(*examples.rows, strict=True)),
         truncation=True,
@@ -278,13 +285,14 @@ def check_tokens(
     tokenizer: PreTrainedTokenizerBase,
     parts: Sequence[str] = ("train", "unlabelled", "dev"),
 ) -> None:
-    """Check that every row has a token to read.
+    """Check that every row has at least one token.
 
-    An empty text has none with tokenizers that add no special tokens, as many decoders' do.
+    An empty text has none with tokenizers that add no special tokens, as those of many decoders.
 
     Args:
-        drawn: the task as it is used.
-        whole: the task as it was loaded, by which the message numbers rows.
+        drawn: the task with the rows to use.
+        whole: the task with all its rows, by which the message numbers them.
+        parts: the parts of the task to check.
 
     Raises:
         DataError: a row has no token.

@@ -1,4 +1,4 @@
-"""Pages of tables, pictures and text, for a browser or a terminal."""
+"""Pages of tables, figures and text, for a browser or a terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Table:
     """A table of text, for a page or a terminal.
 
     Attributes:
-        prose: Indices of the columns that are set as running text.
+        prose: Indices of the columns that are typeset as running text.
     """
 
     caption: str
@@ -48,8 +48,8 @@ class Picture:
 
     def svg(self) -> Markup:
         """Return the figure as an ``<svg>`` element without a background, date or link."""
-        # matplotlib draws the ids of clip paths at random and writes the date: with a salt and
-        # without metadata the same records give the same page, byte for byte.
+        # matplotlib writes random ids of clip paths and the date: with a fixed salt and without
+        # metadata the same records give the same page, byte for byte.
         markup, buffer = require("markupsafe"), io.StringIO()
         with require("matplotlib").rc_context({"svg.hashsalt": "jachess"}):
             self.draw().savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
@@ -59,7 +59,7 @@ class Picture:
         return markup.Markup(f'<svg role="img" aria-label="{label}"{drawn}')
 
     def png(self, dots_per_inch: int = 120) -> bytes:
-        """Return the figure as a PNG file's content, on white."""
+        """Return the figure as the bytes of a PNG file, on a white background."""
         buffer = io.BytesIO()
         self.draw().savefig(buffer, format="png", dpi=dots_per_inch)
         return buffer.getvalue()
@@ -77,7 +77,7 @@ class Section:
 
 
 def to_html(title: str, sections: Iterable[Section]) -> str:
-    """Return a page with styles and pictures inside and no script.
+    """Return a self-contained HTML page: styles and pictures are inline, and there is no script.
 
     Examples:
         >>> page = to_html("Scores", [Section("Film reviews", ["Plain wins."], literal=["seed 0"])])
@@ -92,7 +92,7 @@ def to_html(title: str, sections: Iterable[Section]) -> str:
 
 
 def write_html(path: Path, title: str, sections: Iterable[Section]) -> None:
-    """Write the page of `to_html` to a file, whole or not at all."""
+    """Write the page of `to_html` to a file, atomically."""
     write_text(path, to_html(title, sections))
 
 
@@ -102,7 +102,8 @@ def nonempty(sections: Iterable[Section]) -> list[Section]:
 
 
 def to_text(table: Table, width: int) -> str:
-    """Return a table for a terminal; a wider one in parts, each with the first column."""
+    """Return a table as text of `width` characters; a wider table is split into several blocks of
+    columns, each with the first column."""
     first, *header = table.header
     body = require("pandas").DataFrame(
         [row[1:] for row in table.rows], [row[0] for row in table.rows], header
@@ -112,21 +113,21 @@ def to_text(table: Table, width: int) -> str:
 
 
 def wrap(text: str, width: int) -> str:
-    """Return a paragraph in lines of `width` characters, not broken at hyphens."""
+    """Return a paragraph wrapped to lines of `width` characters, not broken at hyphens."""
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def styles_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return colour and marker by name; up to 144 names differ in one of them.
+    """Return name -> colour and marker; up to 144 names have different pairs.
 
-    A report takes them once, so that a method looks the same in all of its figures.
+    A report calls it once, so that a method looks the same in all of its figures.
 
     Examples:
         >>> styles_of(["none", "sam"])["sam"]
         {'color': '#0072b2', 'marker': 's'}
     """
-    # 12 colours and 12 markers: each round of colours begins one marker further on, so that no pair
-    # comes twice before the 145th name
+    # 12 colours and 12 markers: each round of colours starts one marker later, so that no pair is
+    # repeated before the 145th name.
     count = len(COLOURS)
     return {
         name: {"color": COLOURS[i % count], "marker": MARKERS[(i + i // count) % count]}
@@ -142,7 +143,7 @@ def panels(
     Args:
         shared: ``sharex``, ``sharey``.
     """
-    # Figure itself, not pyplot: it needs no display, and no global list keeps it in memory
+    # Figure itself, not pyplot, needs no display and is not kept in a global list.
     figure = require("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
     for axis in axes:
@@ -151,12 +152,13 @@ def panels(
 
 
 def pluralise(number: int, name: str) -> str:
-    """Return 1 seed, 2 seeds."""
+    """Return a number with its noun, such as "1 seed" or "2 seeds"."""
     return f"{number} {name}" + "s" * (number != 1)
 
 
 def break_name(name: str, width: int = 26) -> str:
-    """Return a long name in lines of about `width` characters, broken after commas and spaces."""
+    """Return a long name wrapped to lines of about `width` characters, broken after commas and
+    spaces, with $ escaped for matplotlib."""
     lines = [""]
     for part in re.findall(r"[^ ,]*[ ,]*", name.replace("$", r"\$")):
         if lines[-1] and len(lines[-1] + part.rstrip()) > width:
@@ -166,7 +168,7 @@ def break_name(name: str, width: int = 26) -> str:
 
 
 def print_section(section: Section, width: int) -> None:
-    """Print a section in lines of `width` characters, without its pictures and literal text."""
+    """Print a section wrapped to `width` characters, without its pictures and literal text."""
     print(f"\n{section.title}\n")
     for paragraph in section.paragraphs:
         print(wrap(paragraph, width) + "\n")

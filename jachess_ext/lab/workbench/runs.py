@@ -1,4 +1,4 @@
-"""Run jobs in local processes, by Dask or on Ray; keep a JSON file of each run in a folder."""
+"""Run jobs in local processes, by Dask or on Ray, with a JSON file for each run in a folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RAY_RETRIES = 3
 
 
 class Job(Protocol):
-    """Description of a run; its name is its file's."""
+    """Description of a run; its name is also the name of the run's file."""
 
     @property
     def name(self) -> str: ...
@@ -52,26 +52,27 @@ def run_all(
     usable: Callable[[J, Record], bool] = lambda job, record: True,
     killed: Callable[[J], Record] | None = None,
 ) -> Iterator[tuple[J, Record]]:
-    """Yield each job with its record: first those that `folder` has, then the others as they end.
+    """Yield each job with its record: first the records already in `folder`, then those of the
+    other jobs as they finish.
 
-    A record is written to ``<folder>/<name>.json``, whole or not at all, before it is yielded: a
-    process that is killed loses the runs under way and no other.  A record does not depend on the
-    number of processes; its last digits may depend on `threads`.
+    A record is written to ``<folder>/<name>.json``, atomically, before it is yielded: if the
+    process is killed, only the runs in progress are lost.  A record does not depend on the number
+    of processes; its last digits may depend on `threads`.
 
     Args:
-        jobs: what to run; a job's name is its file's.
+        jobs: the jobs to run; a job's name is the name of its file.
         run: computes a job's record, a dict of JSON values; with several processes it is pickled.
-        folder: where the runs' files are; created if needed.
-        processes: how many at a time; 1 is this process.  A Ray cluster takes what it has room for.
-        threads: of each process.
-        backend: joblib's "loky" (processes here) or "dask" (the cluster of the `Client` that is
-            open), or "ray" (see `connect_ray`).
-        usable: whether a record from a file serves; a DataError says why it is broken.
-        killed: the record, not written, of a job whose process is killed twice; its neighbours are
-            run again.  None: that is an error.
+        folder: folder of the runs' files; created if needed.
+        processes: number of processes; 1: jobs run in this process.  On Ray, ignored.
+        threads: number of threads of each process.
+        backend: joblib's "loky" (local processes) or "dask" (the cluster of the open `Client`), or
+            "ray" (see `connect_ray`).
+        usable: returns whether a record from a file can be used; raises DataError if it is broken.
+        killed: returns the record, which is not written, of a job whose process was killed twice;
+            jobs that were running beside it are run again.  None: a killed process is an error.
 
     Raises:
-        DataError: another process works in the folder, or it cannot be written to.
+        DataError: another process uses the folder, or it cannot be written to.
         MissingExtra: joblib or the backend is not installed.
 
     Warns:
@@ -102,9 +103,10 @@ def run_all(
         elif processes == 1 and backend == "loky":
             computed = map(run_job, missing.values())
         else:
-            computed = _by_joblib(missing, run_job, processes, backend, alone=killed is not None)
+            computed = _by_joblib(missing, run_job, processes, backend, retry=killed is not None)
         for name, result in computed:
-            # written before it is yielded: what the caller has seen is never run again
+            # Written before it is yielded, so that a record that the caller has is never
+            # recomputed.
             if not isinstance(result, Exception):
                 write_json(folder / f"{name}.json", result)
             elif killed is None:
@@ -121,15 +123,15 @@ def _run_job(job: Job, run: Callable[[Any], Record], threads: int) -> tuple[str,
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from working in a folder; a killed process locks nothing.
+    """Lock a folder against other processes within the context; a killed process leaves no lock.
 
-    Within the block `run_all` of this process may be called with the folder.
+    Within the context this process may call `run_all` with the folder.
 
     Raises:
-        DataError: another process works there, or the folder cannot be created or written to.
+        DataError: another process uses the folder, or it cannot be created or written to.
     """
-    # The kernel lifts the lock when the process ends, however it does: none is left behind.  One
-    # object a file, so that a nested call in this process gets the lock again.
+    # The kernel releases the lock when the process ends in any way.  is_singleton: one lock object
+    # per file, so that a nested call in this process acquires the lock again.
     folder = folder.resolve()
     lock = FileLock(folder / ".lock", timeout=0, is_singleton=True)
     try:
@@ -148,7 +150,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _read_record(path: Path, usable: Callable[[Record], bool]) -> Record | None:
-    """Return a finished run's record; rename an unreadable file, so that its run is repeated."""
+    """Return a finished run's record from its file; None if there is none or it is not usable.
+
+    A broken file is renamed, with a warning, so that its run is repeated.
+    """
     if not path.is_file():
         return None
     try:
@@ -157,10 +162,10 @@ def _read_record(path: Path, usable: Callable[[Record], bool]) -> Record | None:
             raise DataError("it is not an object")
         return record if usable(record) else None
     except DataError as error:
-        aside = path.with_suffix(".broken")
-        os.replace(path, aside)
+        broken = path.with_suffix(".broken")
+        os.replace(path, broken)
         warnings.warn(
-            f"{path} is not a whole record of a run ({error}); it was renamed to {aside.name}, "
+            f"{path} is not a whole record of a run ({error}); it was renamed to {broken.name}, "
             "and only this run is repeated",
             RuntimeWarning,
             stacklevel=4,
@@ -169,18 +174,18 @@ def _read_record(path: Path, usable: Callable[[Record], bool]) -> Record | None:
 
 
 def write_results(path: Path, records: Iterable[Record]) -> None:
-    """Write records to a file, one JSON object a line."""
+    """Write records to a file, one JSON object per line."""
     write_text(path, "".join(json.dumps(finite(r), ensure_ascii=False) + "\n" for r in records))
 
 
 def read_results(path: Path) -> list[Record]:
-    """Return the records that `write_results` wrote.
+    """Return the records of a file that `write_results` wrote.
 
     Raises:
         DataError: the file is missing, empty or not UTF-8, or a line is not a JSON object.
     """
     records = []
-    # not splitlines: a text may hold U+2028, which breaks a line there and none in JSON
+    # Not splitlines, which also splits at U+2028, a character that JSON strings may contain.
     lines = read_text(path).removesuffix("\n").split("\n")
     for number, line in enumerate(lines if any(lines) else (), start=1):
         record = parse_json(line, f"{path}: line {number}")
@@ -200,12 +205,13 @@ def _by_joblib(
     run: Callable[[J], tuple[str, Record]],
     processes: int,
     backend: str,
-    alone: bool,
+    retry: bool,
 ) -> Results:
-    """Yield each job's name as it ends, with its record or the error of its killed process.
+    """Yield each job's name as the job ends, with its record or the error of its killed process.
 
     Args:
-        alone: whether jobs that a killed process leaves are run one by one, each in its own.
+        retry: whether jobs left over by a killed process are run again, each in a process of its
+            own; False: the error is raised.
     """
     joblib = require("joblib")
     options = {"initializer": _exit_with, "initargs": (os.getpid(),)} if backend == "loky" else {}
@@ -215,9 +221,8 @@ def _by_joblib(
             parallel = joblib.Parallel(batch_size=1, return_as="generator_unordered")
         return parallel(joblib.delayed(run)(jobs[name]) for name in names)
 
-    # Where one worker is killed, mostly for memory, loky gives up the whole pool.  The jobs that
-    # were under way and those not begun are then run one by one: the neighbours end, and the one
-    # that is killed alone as well is the one to blame.
+    # If one worker is killed, mostly for memory, loky shuts down the whole pool.  All unfinished
+    # jobs are then run one by one: the job whose process is killed again is the cause.
     waiting = list(jobs)
     killed = joblib.externals.loky.process_executor.TerminatedWorkerError
     try:
@@ -225,25 +230,25 @@ def _by_joblib(
             waiting.remove(name)
             yield name, record
     except killed:
-        if not alone:
+        if not retry:
             raise
     for name in waiting:
         try:
-            yield from results([name], max(processes, 2))  # of one process joblib starts none
+            yield from results([name], max(processes, 2))  # with 1, joblib would start no process
         except killed as error:
             yield name, error
 
 
 def _exit_with(parent: int) -> None:
-    """Exit from this worker once its parent has ended, however it ended."""
+    """Make this worker process exit once its parent process, number ``parent``, has ended."""
 
-    # a parent that is killed tells nobody, but its children then have another parent
-    def follow() -> None:
+    # A killed parent does not notify its children, but they then have another parent.
+    def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.2)
         os._exit(1)
 
-    threading.Thread(target=follow, daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def prepare(threads: int) -> None:
@@ -265,12 +270,12 @@ def connect_ray(address: str = "auto") -> None:
     that all machines share.
 
     Args:
-        address: "auto": the cluster this machine belongs to; "local": one started here that ends
-            with this process; or a cluster's address.
+        address: "auto": the cluster that this machine belongs to; "local": a new cluster on this
+            machine, which ends with this process; or a cluster's address.
 
     Raises:
         MissingExtra: ray is not installed.
-        DataError: no cluster answers.
+        DataError: there is no cluster at the address.
     """
     ray = require("ray")
     if ray.is_initialized():
@@ -287,14 +292,14 @@ def connect_ray(address: str = "auto") -> None:
 
 
 def _on_ray(jobs: Mapping[str, J], run: Callable[[J], Record], threads: int) -> Results:
-    """Yield as `_by_joblib` does; joblib's own Ray backend yields nothing until all have ended.
+    """Yield each job's name as the job ends, with its record or the error of its killed process.
 
-    A task whose worker dies is tried again.  Each takes `threads` CPUs, and a GPU where the cluster
-    has any.
+    (joblib's own Ray backend yields nothing until all jobs have ended.)  A task whose worker dies
+    is retried.  Each task has `threads` CPUs, and a GPU if the cluster has any.
     """
     connect_ray()
     ray = require("ray")
-    # Ray shows a task no GPU that it did not ask for, so that without this all would run on CPUs.
+    # A task sees only GPUs that it has requested: without this all would run on CPUs.
     gpus = 1 if ray.cluster_resources().get("GPU", 0) else 0
     task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=_RAY_RETRIES)(_run_job)
     waiting = {task.remote(job, run, threads): name for name, job in jobs.items()}
@@ -305,7 +310,7 @@ def _on_ray(jobs: Mapping[str, J], run: Callable[[J], Record], threads: int) -> 
             try:
                 yield ray.get(first)
             except ray.exceptions.RayTaskError:
-                raise  # what the run itself raised
+                raise  # the run itself raised an error
             except ray.exceptions.RayError as error:
                 yield name, error
     finally:

@@ -1,4 +1,4 @@
-"""Columns of a data set and a recipe of fine-tuning; importing them imports no torch."""
+"""Columns of a data set and a recipe for fine-tuning; importing this module imports no torch."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from dataclasses import dataclass
 from ..._io import DataError
 
 
-def check(settings: object, expected: str, good: Callable[[float], bool], *names: str) -> None:
-    """Check settings that are numbers, tuples of numbers, or None, which passes.
+def check(settings: object, expected: str, is_valid: Callable[[float], bool], *names: str) -> None:
+    """Check settings that are numbers or tuples of numbers; None is valid.
+
+    Args:
+        settings: object whose attributes ``names`` are checked.
+        expected: description of the valid numbers, for the message.
+        is_valid: returns whether a number is valid.
 
     Raises:
-        DataError: one is not good; the message names it and says what was expected.
+        DataError: a number is not valid; the message names the setting.
     """
     for name in names:
         value = getattr(settings, name)
         for number in value if isinstance(value, tuple) else (value,):
-            if number is not None and not good(number):
+            if number is not None and not is_valid(number):
                 verb = "has" if isinstance(value, tuple) else "is"
                 raise DataError(f"{name} {verb} {number}; expected {expected}")
 
@@ -44,18 +49,18 @@ class Recipe:
     """Settings of fine-tuning, the same for all methods.
 
     Attributes:
-        epochs: passes over the training rows; a fraction ends within a pass.
-        batch_size: rows of a batch on each device.
+        epochs: number of passes over the training rows; may be a fraction.
+        batch_size: number of rows of a batch on each device.
         lr: highest learning rate; None: the paper's 2e-5, with LoRA 1e-4.
         weight_decay: weight decay of AdamW.
-        warmup: share of the steps in which the learning rate rises.
+        warmup: fraction of the steps during which the learning rate rises.
         scheduler: transformers' name of the learning rate's schedule, which passes of mode unlab
             follow only if the method says ``unlab_schedule=follow``.
         max_length: tokens that texts are cut to.
         lora: whether only adapters are trained (peft, r 8, alpha 16).
         bf16: whether to train under bf16 autocast.
-        gradient_accumulation: batches of a step.
-        gradient_checkpointing: whether activations are computed again to save memory.
+        gradient_accumulation: number of batches of a step.
+        gradient_checkpointing: whether activations are recomputed to save memory.
         torch_compile: whether the model is compiled.
     """
 
@@ -74,7 +79,7 @@ class Recipe:
 
     @property
     def learning_rate(self) -> float:
-        """`lr`, or the paper's."""
+        """`lr`, or the paper's learning rate if `lr` is None."""
         return self.lr if self.lr is not None else (1e-4 if self.lora else 2e-5)
 
     def __post_init__(self) -> None:

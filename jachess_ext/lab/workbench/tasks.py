@@ -23,9 +23,9 @@ from .settings import Columns
 
 @dataclass(frozen=True)
 class Examples:
-    """Texts, second texts if the task has them, and labels.
+    """Texts, second texts if the task has text pairs, and labels.
 
-    Labels are indices of classes, or the numbers of a regression task.
+    Labels are class indices, or the numbers to predict in a regression task.
 
     Examples:
         >>> Examples(["a good film", "a bad film"], None, [1, 0]).slice(1, 2).rows
@@ -63,12 +63,13 @@ class Task:
     """A task: labelled training and dev rows, and unlabelled rows of its domain.
 
     Attributes:
-        classes: their names; a regression task has none.
-        unlabelled: rows whose labels no method reads.
-        validation: rows neither trained nor judged on, for temperatures and the best epoch.
+        classes: names of the classes; () for a regression task.
+        unlabelled: rows whose labels no method uses.
+        validation: rows used neither for training nor for the scores, to fit temperatures and
+            choose the best epoch.
 
     Raises:
-        DataError: a label of the training or dev rows is not the index of a class.
+        DataError: a label of the training or dev rows is not a class index.
     """
 
     name: str
@@ -82,7 +83,7 @@ class Task:
     def __post_init__(self) -> None:
         if self.regression:
             return
-        classes = range(self.outputs)  # a loss may silently leave out rows with other labels
+        classes = range(self.outputs)  # a loss may silently ignore rows with other labels
         for part, examples in (("training", self.train), ("dev", self.dev)):
             wrong = (label for label in examples.labels if label not in classes)
             if (label := next(wrong, None)) is not None:
@@ -105,10 +106,10 @@ class Task:
 def load_task(spec: str, columns: Columns = Columns()) -> Task:  # noqa: B008  frozen
     """Load ``glue/cola``, ``hub:owner/name``, a folder (`folder_task`), or ``train.csv:dev.csv``.
 
-    ``name=`` before any of them gives the task another name.
+    A prefix ``name=`` renames the task.
 
     Raises:
-        DataError: it is none of these, or cannot be used.
+        DataError: ``spec`` has none of these forms, or its data cannot be used.
         MissingExtra: `datasets` (of the hub) or `pandas` (of files) is not installed.
 
     Examples:
@@ -145,11 +146,12 @@ _ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parqu
 
 
 def file_task(train: Path, dev: Path, columns: Columns) -> Task:
-    """Load a task from two csv, tsv, jsonl (also .gz) or parquet files; classes are `train`'s.
+    """Load a task from two csv, tsv, jsonl (also .gz) or parquet files; the classes are the labels
+    of `train`.
 
     Raises:
-        DataError: a file is missing, empty, of another format, without the named columns, with an
-            unreadable label, or with one class only.
+        DataError: a file is missing, empty or of another format, lacks a column, or has an invalid
+            label or only one class.
         MissingExtra: `pandas` is not installed.
     """
     parts = [(str(path), read_records(path)) for path in (train, dev)]
@@ -161,11 +163,11 @@ def file_task(train: Path, dev: Path, columns: Columns) -> Task:
 def folder_task(folder: Path, columns: Columns) -> Task:
     """Load a task from a folder with files named train and dev.
 
-    A folder named after a GLUE task has that task's metric; F1 is of the class labelled 1.
+    A folder named after a GLUE task gets that task's metric; F1 refers to the class labelled 1.
 
     Raises:
-        DataError: no such folder or files in it, F1 of other labels than 0 and 1, or as
-            `file_task`.
+        DataError: the folder or its files do not exist, the metric is F1 but the labels are not 0
+            and 1, or for a reason of `file_task`.
     """
     files = []
     for stem in ("train", "dev"):
@@ -193,16 +195,16 @@ def folder_task(folder: Path, columns: Columns) -> Task:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a csv, tsv, jsonl or txt file, perhaps with .gz, or of a parquet file.
+    """Return the records of a csv, tsv, jsonl or txt file, which may be gzipped, or a parquet file.
 
-    Each line of a txt file that is not blank is a ``text``.  Cells of csv and tsv are texts: "007",
-    "NA" and "2024-01-01" stay as they are.  (`datasets.load_dataset` would infer types, so that
-    "01" and "1" were one class, and take a first cell without a name for an index, which moves each
-    text by a column.)
+    A record of a txt file is a non-blank line, under the key ``text``.  Cells of csv and tsv are
+    strings: "007", "NA" and "2024-01-01" are not converted.  (`datasets.load_dataset` would infer
+    types, making "01" and "1" one class, and would take a surplus first cell for an index, shifting
+    every text by one column.)
 
     Raises:
-        DataError: another name, or a file that cannot be read or is not well-formed.
-        MissingExtra: `pandas` is not installed, and the file is no jsonl.
+        DataError: the file's name has another ending, or the file cannot be read or is malformed.
+        MissingExtra: `pandas` is not installed, and the file is neither jsonl nor txt.
     """
     name = path.name.lower().removesuffix(".gz")
     if not name.endswith(_FORMATS):
@@ -215,15 +217,15 @@ def read_records(path: Path) -> list[dict[str, Any]]:
             return [{"text": line.strip()} for line in lines if line.strip()]
     if name.endswith(".jsonl"):
         with open_text(path) as lines:
-            places = ((f"{path}: line {n}", line) for n, line in enumerate(lines, start=1))
+            named_lines = ((f"{path}: line {n}", line) for n, line in enumerate(lines, start=1))
             return [
-                from_json(parse_json(line, place, lenient=True), dict[str, Any], place)
-                for place, line in places
+                from_json(parse_json(line, name, lenient=True), dict[str, Any], name)
+                for name, line in named_lines
                 if line.strip()
             ]
     pandas = require("pandas")
     with _data_errors(path), warnings.catch_warnings():
-        # what pandas gives where it drops the last cells of rows that are longer than the header
+        # pandas gives this warning if it drops the last cells of rows longer than the header.
         warnings.simplefilter("error", pandas.errors.ParserWarning)
         if name.endswith(".parquet"):
             frame = pandas.read_parquet(path)
@@ -235,9 +237,10 @@ def read_records(path: Path) -> list[dict[str, Any]]:
                 dtype=str,
                 keep_default_na=False,
                 index_col=False,
-                engine="python",  # which tells a cell that is not there from an empty one
+                engine="python",  # distinguishes a missing cell from an empty one
             )
-    if twice := [column for column in frame if f"{column}.1" in frame]:  # as pandas names them
+    # pandas renames the second of two equal columns to "column.1".
+    if twice := [column for column in frame if f"{column}.1" in frame]:
         raise DataError(f"{path} has the column {twice[0]!r} twice")
     return frame.to_dict("records")  # type: ignore[no-any-return]
 
@@ -247,7 +250,7 @@ def open_text(path: Path) -> Iterator[Iterable[str]]:
     """Open the lines of a UTF-8 text file, compressed by gzip if its name ends in .gz.
 
     Raises:
-        DataError: the file cannot be read, or the lines as they are read.
+        DataError: the file cannot be opened, or reading a line fails.
     """
     opened = gzip.open if path.name.lower().endswith(".gz") else open
     with _data_errors(path), opened(path, "rt", encoding="utf-8-sig", newline="") as file:
@@ -256,7 +259,8 @@ def open_text(path: Path) -> Iterator[Iterable[str]]:
 
 @contextmanager
 def _data_errors(path: Path) -> Iterator[None]:
-    """Raise DataErrors that name the file in place of errors of its reader."""
+    """Convert errors of reading a file, raised within the context, to DataErrors that name the
+    file."""
     try:
         yield
     except DataError:
@@ -279,17 +283,19 @@ _GLUE_COLUMNS = {
     "qnli": ("question", "sentence"),
     "mnli": ("premise", "hypothesis"),
 }
-# GLUE's test rows have no labels, so that a test split is the last that is taken.
+# In order of preference: "test" is the last, since GLUE's test rows have no labels.
 _DEV_SPLITS = ("validation", "validation_matched", "dev", "test")
 
 
 def hub_task(name: str, columns: Columns) -> Task:
     """Load `glue/cola`, or a data set `owner/name` with splits train and dev, by `datasets`.
 
-    Labels that are fractions make it a regression task (`glue/stsb`), judged by rank correlation.
+    If labels are floating point, it is a regression task (`glue/stsb`), with rank correlation as
+    metric.
 
     Raises:
-        DataError: it cannot be loaded, has one class only, or lacks columns, splits or labels.
+        DataError: the data set cannot be loaded, has only one class, or lacks columns, splits or
+            labels.
         MissingExtra: `datasets` is not installed.
     """
     datasets = require("datasets")
@@ -310,7 +316,7 @@ def hub_task(name: str, columns: Columns) -> Task:
             f"data set {name!r} needs the splits train and validation; it has {', '.join(splits)}"
         )
     feature = splits["train"].features.get(columns.label)
-    names = getattr(feature, "names", None)  # of a ClassLabel, whose values are ids
+    names = getattr(feature, "names", None)  # class names of a ClassLabel, whose values are ids
     if str(getattr(feature, "dtype", "")).startswith("float"):
         columns = replace(columns, regression=True)
     parts = [(f"data set {name!r} ({split})", list(splits[split])) for split in ("train", dev)]
@@ -332,20 +338,20 @@ def _build_task(
     columns: Columns,
     ids: Sequence[str] | None = None,
 ) -> Task:
-    """Check two sets of records and build their task.
+    """Check training and dev records, and return their task.
 
     Args:
-        train, dev: the name of a set in messages, and its records.
-        ids: names of the classes if labels are numbers from 0 up; None: labels are names.
+        train, dev: (name for messages, records) of each set.
+        ids: names of the classes if labels are class indices; None: labels are names.
     """
     (rows, labels), (dev_rows, dev_labels) = (
         _split_labels(place, records, columns, ids) for place, records in (train, dev)
     )
     titles: tuple[str, ...] = ()
     if not columns.regression:
-        # The training rows alone say which classes there are and in what order.  Two data sets of
-        # one task (a shift) then number them alike, and a class that only the dev rows have is an
-        # error, not an output that no row trains.
+        # The training rows alone determine the classes and their order, so that two data sets of
+        # one task (a shift) have the same indices, and a class that only dev rows have is an error,
+        # not an output without training rows.
         names = set(map(str, labels))
         titles = tuple(ids or sorted(names, key=_label_order))
         if len(names) < 2:
@@ -370,7 +376,11 @@ def _build_task(
 def _split_labels(
     place: str, records: Records, columns: Columns, ids: Sequence[str] | None
 ) -> tuple[Examples, list[str | float]]:
-    """Check records; return their texts, and their labels as `_label` does."""
+    """Check records; return examples of their texts without labels, and the labels as of `_label`.
+
+    Args:
+        place: name of the records, for messages.
+    """
     if not records:
         raise DataError(f"{place} is empty: it has no records; a task needs some in train and dev")
     needed = [name for name in (columns.text, columns.pair, columns.label) if name is not None]
@@ -392,7 +402,12 @@ def _split_labels(
 
 
 def _label(where: str, value: object, columns: Columns, ids: Sequence[str] | None) -> str | float:
-    """Check a record's label and return it: a number, or the name of a class."""
+    """Check a record's label; return it as a number (regression) or as the name of a class.
+
+    Args:
+        where: name of the record, for messages.
+        value: the record's label.
+    """
     if ids is not None and not columns.regression:
         if isinstance(value, int) and 0 <= value < len(ids):
             return ids[value]
@@ -418,7 +433,7 @@ def _label(where: str, value: object, columns: Columns, ids: Sequence[str] | Non
 
 
 def _label_order(label: str) -> tuple[int, int, str]:
-    """Return a sort key: whole numbers by value, before words."""
+    """Return a sort key for labels: whole numbers come first, by value, then words."""
     try:
         return (0, int(label), label)
     except ValueError:
@@ -431,41 +446,42 @@ def _label_order(label: str) -> tuple[int, int, str]:
 def draw_rows(
     task: Task, train: int | None, unlabelled: int | None, dev: int | None, seed: int
 ) -> Task:
-    """Return the task with these numbers of rows, drawn by `seed`; None keeps all.
+    """Return the task with these numbers of rows, drawn at random by `seed`; None keeps all.
 
-    Unlabelled rows are those of the training file that are not trained on, then trained ones.
+    Unlabelled rows are rows of the training file that are not trained on, and then, if these are
+    too few, rows that are.
 
     Raises:
-        DataError: there are fewer training rows than asked for, or all are of one class.
+        DataError: there are fewer than `train` training rows, or all drawn ones have one class.
     """
     count = len(task.train)
     if train is not None and train > count:
         raise DataError(f"{task.name}: {train} training rows were asked for, and it has {count}")
-    # One order for all sizes: a smaller subset is the beginning of a larger one, and the rows left
-    # over, which no method may see the labels of, are unlabelled rows of the same domain.
+    # One order for all sizes: a smaller subset is a prefix of a larger one, and the remaining rows,
+    # whose labels no method may use, are unlabelled rows of the same domain.
     order = _order(count, seed)
-    taken = count if train is None else train
-    free = [order[(taken + i) % count] for i in range(min(unlabelled or count, count))]
-    rows = task.train.take(order[:taken])
+    size = count if train is None else train
+    free = [order[(size + i) % count] for i in range(min(unlabelled or count, count))]
+    rows = task.train.take(order[:size])
     if len(set(rows.labels)) < 2:
-        same = "all have the same label" if task.regression else "are all of one class"
-        raise DataError(f"{task.name}: the {taken} training rows drawn {same}; take more rows")
-    judged = task.dev
-    if dev is not None and dev < len(judged):
-        judged = judged.take(sorted(_order(len(judged), seed)[:dev]))
-    return replace(task, train=rows, unlabelled=task.train.take(free), dev=judged)
+        problem = "all have the same label" if task.regression else "are all of one class"
+        raise DataError(f"{task.name}: the {size} training rows drawn {problem}; take more rows")
+    dev_rows = task.dev
+    if dev is not None and dev < len(dev_rows):
+        dev_rows = dev_rows.take(sorted(_order(len(dev_rows), seed)[:dev]))
+    return replace(task, train=rows, unlabelled=task.train.take(free), dev=dev_rows)
 
 
 def _order(count: int, seed: int) -> list[int]:
-    """Return the numbers below `count` in a random order drawn by `seed`."""
+    """Return a random permutation of range(`count`), drawn by `seed`."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def split_validation(task: Task, share: float, seed: int) -> Task:
-    """Return the task with a share of its dev rows, drawn by `seed`, moved to validation.
+    """Return the task with a fraction of its dev rows, drawn by `seed`, moved to validation.
 
     Raises:
-        DataError: one of the two parts would be empty.
+        DataError: the dev rows or the validation rows would be empty.
     """
     count, total = round(share * len(task.dev)), len(task.dev)
     if not 0 < count < total:
@@ -482,12 +498,12 @@ def split_validation(task: Task, share: float, seed: int) -> Task:
 
 
 def hold_out(task: Task, share: float) -> Task:
-    """Return the task with the last `share` of its training rows in place of the dev rows.
+    """Return the task with the last fraction `share` of its training rows as its dev rows.
 
-    They are taken out of the unlabelled rows too, unless there are no others.
+    These rows are removed from the unlabelled rows too, unless no others would remain.
 
     Raises:
-        DataError: one of the two parts would be empty or, in training, of one class.
+        DataError: the dev rows would be empty, or the training rows of one class.
     """
     total = len(task.train)
     count = round(share * total)
@@ -497,9 +513,9 @@ def hold_out(task: Task, share: float) -> Task:
             f"{task.name}: {total} training rows cannot be split into {total - count} to train on "
             f"and {count} to choose a strength on"
         )
-    # the texts are compared, not the rows: a text that stands twice must not be read either
-    judged = set(dev.rows)
-    free = [i for i, row in enumerate(task.unlabelled.rows) if row not in judged]
+    # Texts are compared, not indices, so that duplicates of dev texts are removed as well.
+    dev_texts = set(dev.rows)
+    free = [i for i, row in enumerate(task.unlabelled.rows) if row not in dev_texts]
     unlabelled = task.unlabelled.take(free) if free else task.unlabelled
     return replace(task, train=train, unlabelled=unlabelled, dev=dev, validation=None)
 
@@ -516,10 +532,10 @@ def digest(task: Task) -> str:
 
 
 def check_shift(source: Task, target: Task) -> None:
-    """Check that a model of `source` can be judged on `target`.
+    """Check that a model trained on `source` can be evaluated on `target`.
 
     Raises:
-        DataError: the tasks have different classes, or only one has pairs.
+        DataError: the tasks have different classes, or only one has text pairs.
     """
     place = f"shift {source.name} → {target.name}"
     if source.outputs != target.outputs or source.regression != target.regression:
@@ -527,7 +543,7 @@ def check_shift(source: Task, target: Task) -> None:
             f"{place}: {source.outputs} outputs against {target.outputs}; both tasks need the same "
             "classes"
         )
-    # "0" and "1" are numbers of classes, not names: what they stand for cannot be compared
+    # "0" and "1" are class numbers, not names, whose meanings cannot be compared.
     have_names = not any(name.isdigit() for name in (*source.classes, *target.classes))
     if have_names and source.classes != target.classes:
         raise DataError(

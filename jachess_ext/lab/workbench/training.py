@@ -28,20 +28,20 @@ def fine_tune(
     report_to: Sequence[str] = (),
     run_name: str | None = None,
 ) -> None:
-    """Train a model in place; the result does not depend on what ran before.
+    """Train a model in place; the result does not depend on the state of random generators.
 
     Args:
         model: a sequence classifier or regressor.
         train: labelled rows.
-        recipe: epochs, batches, learning rate and so on; applying its `lora` is up to the caller.
-        seed: draws the order of examples and dropout.
+        recipe: epochs, batches, learning rate and so on; its `lora` is not applied here.
+        seed: seed of the order of examples and of dropout.
         method: a `Method` or its text, see docs/methods.md.
-        unlabelled: rows for the methods that use them.
+        unlabelled: rows for the methods that use unlabelled data.
         callbacks: callbacks of the Trainer.
         report_to: trackers of the Trainer, which log losses and penalties under `run_name`.
 
     Raises:
-        FloatingPointError: a loss or penalty that is not finite.
+        FloatingPointError: a loss or penalty is not finite.
 
     Examples:
         >>> from jachess_ext.lab.workbench.models import encode, load_model, load_tokenizer
@@ -69,13 +69,14 @@ def fine_tune(
                 weight_decay=recipe.weight_decay,
                 warmup_steps=recipe.warmup,
                 lr_scheduler_type=recipe.scheduler,
-                # batches of rows of like length hold little padding; the seed alone orders them
+                # Batches of rows of similar length have little padding; their order depends on the
+                # seed only.
                 train_sampling_strategy="group_by_length",
                 bf16=recipe.bf16,
                 torch_compile=recipe.torch_compile,
                 use_cpu=not torch.cuda.is_available(),
                 seed=seed,
-                save_strategy="no",  # a run that is killed starts again: it takes minutes
+                save_strategy="no",  # a killed run starts again: it takes only minutes
                 logging_strategy="steps" if report_to else "no",
                 report_to=list(report_to) or "none",
                 disable_tqdm=True,
@@ -90,7 +91,7 @@ def fine_tune(
         )
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
-        # accelerate leaves the forward pass in autocast, in which the model would be judged too
+        # accelerate leaves autocast in the model's forward, which evaluation would then use too.
         trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_fp32_wrapper=False)
 
 
@@ -99,14 +100,15 @@ _LOG_EVERY = 10  # optimiser steps between two losses sent to a tracker
 
 @torch.no_grad()
 def model_outputs(model: Model, batches: Iterable[Batch], regression: bool) -> Floats:
-    """Return class probabilities [N, C], or predictions [N, 1], in evaluation mode; float64.
+    """Return class probabilities [N, C] (regression: predictions [N, 1]) in evaluation mode,
+    float64.
 
     Raises:
         FloatingPointError: an output is not finite.
     """
-    # The logits stay on the device until all batches are under way: a copy to the host after each
-    # would wait for it.  The softmax is in float64, since NLL and Brier of sure answers need p near
-    # 1.
+    # The logits stay on the device until all batches are launched: a copy to the host after each
+    # would wait for it.  The softmax is in float64, since the NLL and Brier score of confident
+    # predictions need an exact p near 1.
     with in_mode(model, training=False):
         logits = [model(**on_device_of(model, without_labels(b))).logits for b in batches]
     outputs = torch.cat([part.double() for part in logits])

@@ -1,4 +1,4 @@
-"""`Method`, the base of every fine-tuning method, with the plain one and label smoothing."""
+"""`Method`, the base class of all fine-tuning methods; plain training and label smoothing."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 Outputs: TypeAlias = "ModelOutput | Mapping[str, Tensor] | tuple[Tensor, ...] | None"
-"""What a model returns; None where neither the method nor the caller reads it."""
+"""A model's output; None if neither the method nor the caller needs it."""
 
 Run = Callable[..., tuple[Tensor, Outputs]]
-"""``run(batch, called=model)``: the Trainer's own task loss of a labelled batch and the output of
-the model, or of ``called`` in its place."""
+"""``run(batch, called=model)`` returns the Trainer's own task loss of a labelled batch and the
+output of the callable ``called``, which replaces the model."""
 
 METHODS: dict[str, type[Method]] = {}
 """Every method by name: a subclass ``class SAM(Method, name="sam")`` registers itself."""
@@ -37,10 +37,10 @@ class Loss(NamedTuple):
     """The loss of a training batch.
 
     Attributes:
-        task: the loss on the labels.
+        task: the task loss (on the labels), a scalar.
         outputs: the model's output of the plain pass.
-        penalty: what is added to the task loss, strength included; None without a penalty.
-        figures: scalars or ``[K]`` to log beside the penalty.
+        penalty: strength · penalty, which is added to the task loss; None without a penalty.
+        figures: figures to log with the penalty, scalars or ``[K]``.
     """
 
     task: Tensor
@@ -54,9 +54,9 @@ class Loss(NamedTuple):
 class Method:
     """A fine-tuning method; the annotated attributes of its class are its settings.
 
-    Every subclass is made a dataclass, whose constructor takes the settings by name and checks
-    them.  It overrides the steps in which it differs from plain training.  `MethodTrainer` binds a
-    copy of the method to its run (`bind`).
+    Every subclass becomes a dataclass, whose constructor takes the settings by name and checks
+    them.  A subclass overrides the hooks in which it differs from plain training.  `MethodTrainer`
+    binds a copy of the method to its run (`bind`).
 
     Example:
         >>> class HalfLoss(Method):
@@ -69,29 +69,31 @@ class Method:
         {'part': 0.25}
 
     Attributes:
-        name: its name in `METHODS`.
-        modes: the modes it has, the default first; empty without modes.
-        control: reports count it among the methods that this package's own have to beat.
-        capturable: whether a step is the same list of kernels each time, as a CUDA graph needs.
-        any_task: leave out what the task or the data does not allow, in place of an error.
-        one_process: refuse to run in several processes or under fp16's loss scaling.
-        needs_unlabelled, needs_tokenizer: whether it needs them with these settings.
-        needs_outputs: whether `penalty` or `loss` reads the model's output, which some trainers
-            compute for it alone; False hands them None.
-        mode, strength, placebo: see `WithModes` and `Penalised`; neutral values where they are no
-            settings.
-        smoothing: ε of label smoothing; 0 where it is no setting.
-        trainer: the run's trainer, once bound.
+        name: the method's name in `METHODS`.
+        modes: the method's modes, the default first; empty without modes.
+        control: whether reports count the method as a baseline for this package's own methods.
+        capturable: whether every step launches the same kernels, as a CUDA graph requires.
+        any_task: whether the method skips the parts that the task or the data does not allow,
+            instead of raising an error.
+        one_process: whether to refuse several processes and fp16's loss scaling.
+        needs_unlabelled, needs_tokenizer: whether the method needs unlabelled data or a tokenizer
+            with its current settings.
+        needs_outputs: whether `penalty` or `loss` uses the model's output, which some trainers
+            compute only for this; if False, ``outputs`` is None.
+        mode, strength, placebo: see `WithModes` and `Penalised`; neutral values if they are not
+            settings of the method.
+        smoothing: ε of label smoothing; 0 if it is not a setting of the method.
+        trainer: the run's trainer; set by `bind`.
     """
 
     name: ClassVar[str]
     modes: ClassVar[tuple[str, ...]] = ()
     control: ClassVar[bool] = True
     any_task: ClassVar[bool] = False
-    # Without an annotation, so that they are no settings until a subclass declares them.
+    # Not annotated, so that they are not settings until a subclass declares them.
     needs_unlabelled = needs_tokenizer = one_process = capturable = False
     mode, strength, placebo, smoothing = "train", 1.0, False, 0.0
-    _drawn_for = -1  # the step that `generator` draws for
+    _drawn_for = -1  # the optimiser step that `generator` was seeded for
 
     def __init_subclass__(cls, name: str | None = None) -> None:
         # Methods compare and hash as objects: settings may be lists, and a bound copy is not equal.
@@ -100,7 +102,7 @@ class Method:
             cls.name = name
             METHODS[name] = cls
         elif not hasattr(cls, "name"):
-            cls.name = cls.__name__  # for messages
+            cls.name = cls.__name__  # for messages only
 
     # Configuration ------------------------------------------------------------------------------
 
@@ -108,7 +110,7 @@ class Method:
         """Check the settings.
 
         Raises:
-            ValueError: one is out of range; the message names it.
+            ValueError: a setting has an invalid value; the message names the setting.
         """
         for declared in dataclasses.fields(self):
             value = getattr(self, declared.name)
@@ -128,17 +130,17 @@ class Method:
         return {name: getattr(self, name) for name in self.parameters()}
 
     def replace(self, **settings: object) -> Self:
-        """Return a new method with other values of these settings."""
+        """Return a copy of the method with these settings changed."""
         return dataclasses.replace(self, **settings)
 
     @property
     def label(self) -> str:
-        """Return the name with its mode: ``jachess-unlab``."""
+        """Return the method's name and mode, such as ``jachess-unlab``."""
         return f"{self.name}-{self.mode}" if "mode" in self.parameters() else self.name
 
     @property
     def knob(self) -> str | None:
-        """Return the name of the setting to tune, or None."""
+        """Return the name of the setting that a search tunes, or None."""
         return "strength" if "strength" in self.parameters() else None
 
     def error(self, reason: str) -> ValueError:
@@ -148,27 +150,32 @@ class Method:
     # A run --------------------------------------------------------------------------------------
 
     def bind(self, trainer: Any) -> Self:
-        """Return a copy for the run of a trainer.
+        """Return a copy of the method that is bound to a trainer's run.
 
         Raises:
-            ValueError: the trainer lacks what the method needs.
+            ValueError: the trainer lacks the data or the tokenizer that the method needs, or runs
+                in a way that the method does not support.
         """
         # A search binds one method to many trainers, one after the other.  A run's state (noise, a
-        # schedule) goes into the copy, so that no trial sees another's.
+        # schedule) is kept in the copy, so that trials do not share it.
         bound = copy.copy(self)
         bound.trainer = trainer
         bound.prepare()
         return bound
 
     def prepare(self) -> None:
-        """Check the trainer and keep what the run needs of it; called by `bind`."""
+        """Check that the trainer supports the method, and prepare the run; called by `bind`.
+
+        Raises:
+            ValueError: see `bind`.
+        """
         trainer = self.trainer
         if self.needs_unlabelled and not self.any_task and trainer.unlabelled_dataset is None:
             raise self.error("needs unlabelled_dataset=..., which was not given")
         if self.needs_tokenizer and not hasattr(trainer.processing_class, "all_special_ids"):
             raise self.error("needs processing_class=<the tokenizer>")
-        alone = self.one_process or self.placebo
-        if alone and (trainer.args.world_size > 1 or trainer.args.fp16):
+        needs_one_process = self.one_process or self.placebo
+        if needs_one_process and (trainer.args.world_size > 1 or trainer.args.fp16):
             raise self.error(
                 f"{'with a placebo ' * self.placebo}runs in one process and not in fp16, whose "
                 "loss scaling may skip steps; use bf16=True"
@@ -203,7 +210,7 @@ class Method:
         """Check that the method can train on a batch.
 
         Raises:
-            ValueError: it cannot.
+            ValueError: label smoothing is set, and the batch has no labels of classes.
         """
         if not isinstance(self.trainer.label_smoother, _Smoother):
             return
@@ -214,17 +221,22 @@ class Method:
             self._leave_out_smoothing(f"the labels are numbers ({labels.dtype})")
 
     def begin(self, model: nn.Module) -> None:
-        """Start or resume training; ``model`` is without wrappers."""
+        """Start or resume training.
+
+        Args:
+            model: the model without wrappers such as DistributedDataParallel.
+        """
         self._drawn_for = -1
 
     @property
     def needs_outputs(self) -> bool:
-        """Whether the method reads the model's output; see the class."""
+        """Whether the method uses the model's output; see the class."""
         return self._in_loss
 
-    # A method acts where it overrides `loss`, `penalty` or `step`, or smooths the labels.  A user's
-    # subclass can bypass each of these without an error, and the run would be a plain one under the
-    # method's name: the trainer checks that the first step went through all `active_parts`.
+    # A method acts by overriding `loss`, `penalty` or `step`, or by smoothing the labels.  A user's
+    # trainer subclass can bypass each of these without an error, and the run would be plain
+    # training under the method's name: the trainer checks that the first step used all
+    # `active_parts`.
 
     @property
     def _in_loss(self) -> bool:
@@ -232,44 +244,56 @@ class Method:
         return cls.loss is not Method.loss or cls.penalty is not Method.penalty
 
     def active_parts(self) -> set[str]:
-        """Return the parts of a step in which it acts, of "loss", "step" and "smoother"."""
+        """Return the parts of a step that the method changes, of "loss", "step" and "smoother"."""
         parts = {
             "loss": self._in_loss,
             "step": type(self).step is not Method.step,
             "smoother": isinstance(self.trainer.label_smoother, _Smoother),
         }
-        return {part for part, active in parts.items() if active}
+        return {part for part, is_active in parts.items() if is_active}
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
-        """Return the loss of a training batch."""
+        """Return the loss of a training batch.
+
+        Args:
+            run: computes the task loss and the model's output of a batch; see `Run`.
+        """
         task, outputs = run(inputs)
         penalty = self.penalty(model, inputs, outputs)
         return Loss(task, outputs, None if penalty is None else self.strength * penalty)
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor | None:
-        """Return the penalty before its strength, a mean over the rows; None without one."""
+        """Return the penalty without its factor ``strength``, a mean over rows; None: none."""
         return None
 
     def step(self, run: Callable[[Batch], Tensor], inputs: Batch) -> Tensor:
-        """Go forward and backward through ``run``; return the loss to log."""
+        """Take a training step up to the gradients; return the loss to log.
+
+        Args:
+            run: runs the forward and backward pass of a batch, and returns its loss.
+        """
         return run(inputs)
 
     def after_step(self) -> None:
-        """Act after an optimiser step."""
+        """Hook after an optimiser step."""
 
     def after_epoch(self) -> None:
-        """Act after an epoch."""
+        """Hook after an epoch."""
 
     def end(self, model: nn.Module) -> None:
-        """Finish training; ``model`` is without wrappers."""
+        """Hook after training.
+
+        Args:
+            model: the model without wrappers such as DistributedDataParallel.
+        """
 
     def zero_loss(self, task: Tensor) -> Tensor | None:
-        """Return the loss of a step whose task loss is not finite; None makes that an error."""
+        """Return a zero loss, which skips a step with a non-finite task loss, or None: an error."""
         return None
 
     @property
     def saved_parts(self) -> tuple[str, ...]:
-        """Return the keys of the state that an exact resumption reads from a checkpoint."""
+        """Return the keys of the state that an exact resumption needs from a checkpoint."""
         reads_unlabelled = self.mode != "train" and self.trainer.unlabelled_dataset is not None
         return ("unlabelled",) if reads_unlabelled else ()
 
@@ -278,18 +302,18 @@ class Method:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, object]]) -> None:
-        """Restore the state of a checkpoint; keys may be missing.
+        """Restore the state of a checkpoint; keys that the method can do without may be missing.
 
         Raises:
-            ValueError: the state is damaged, or of another model.
-            FileNotFoundError: a key is missing that the method needs.
+            ValueError: the state is damaged, or that of another model.
+            FileNotFoundError: a key that the method needs is missing.
         """
 
     def generator(self) -> torch.Generator:
-        """Return a generator on the CPU for the method's own draws.
+        """Return a CPU generator for the method's own draws.
 
-        The optimiser step's number seeds it, so that a resumed run draws the same numbers; the
-        step's micro-batches draw one after the other.
+        It is seeded by the run's seed and the optimiser step, so that a resumed run draws the same
+        numbers; the micro-batches of a step share it, one after the other.
         """
         # The step goes into the upper 32 bits: seed + step would give step 1 of seed 0 the numbers
         # of step 0 of seed 1, and runs of neighbouring seeds would not be independent.
@@ -304,28 +328,29 @@ class Method:
         return int(torch.randint(2**63 - 1, (), generator=self.generator()))
 
     def decision_kind(self, model: nn.Module, outputs: Outputs) -> Kind:
-        """Return what kind of answer the model's outputs are; see `decision_kind`."""
+        """Return the kind of prediction of the outputs' logits; see `decision.decision_kind`."""
         return decision_kind(self.trainer.accelerator.unwrap_model(model), logits_of(outputs))
 
     def problem_type(self) -> str | None:
-        """Return the model's ``problem_type``, as transformers takes it."""
+        """Return the ``problem_type`` of the model's config, or "regression" for a sequence
+        classifier with one label, as transformers infers it; None if it is not determined."""
         inner = self.trainer.accelerator.unwrap_model(self.trainer.model)
         config = getattr(inner, "config", None)
-        stated = getattr(config, "problem_type", None)
-        classifies = getattr(inner, "loss_type", None) == "ForSequenceClassification"
-        if stated is None and classifies and getattr(config, "num_labels", None) == 1:
+        problem_type = getattr(config, "problem_type", None)
+        is_classifier = getattr(inner, "loss_type", None) == "ForSequenceClassification"
+        if problem_type is None and is_classifier and getattr(config, "num_labels", None) == 1:
             return "regression"
-        return stated
+        return problem_type
 
 
 class Plain(Method, name="none"):
-    """The task loss alone."""
+    """Plain training on the task loss, without a penalty."""
 
     capturable = True
 
 
 class LabelSmoothing(Method, name="label-smoothing"):
-    """Cross-entropy against (1 − ε) one-hot + ε/C of C labels (Szegedy et al. 2016).
+    """Cross-entropy against targets (1 − ε) one-hot + ε/C with C labels (Szegedy et al. 2016).
 
     Args:
         smoothing: ε, above 0.
@@ -339,7 +364,8 @@ class Penalised(Method):
 
     Args:
         strength: factor of the penalty.
-        placebo: replace each step's penalty gradient by a random one of its norm, as a control.
+        placebo: whether to replace each step's gradient of the penalty by a random one of the same
+            norm, as a control.
     """
 
     strength: float = nonnegative(1.0)
@@ -347,13 +373,14 @@ class Penalised(Method):
 
 
 class WithModes(Penalised):
-    """A method whose penalty may be of unlabelled rows.
+    """A method whose penalty may be computed on unlabelled rows.
 
     Args:
-        mode: rows of the penalty: "train", the labelled ones; "joint", a batch of unlabelled ones
-            in the same step; "unlab", unlabelled ones in steps of their own.
-        dropout: modes joint and unlab: keep dropout on in the penalty's own pass.
-        unlab_batch_size: modes joint and unlab; None: ``per_device_train_batch_size``.
+        mode: rows that the penalty is computed on: "train", the labelled batch; "joint", a batch of
+            unlabelled rows in the same step; "unlab", unlabelled rows in separate steps.
+        dropout: in modes joint and unlab, whether the penalty's own pass uses dropout.
+        unlab_batch_size: number of rows of an unlabelled batch in modes joint and unlab; None:
+            ``per_device_train_batch_size``.
     """
 
     mode: str = "train"
@@ -374,7 +401,7 @@ class WithModes(Penalised):
 
 
 class _Smoother(LabelSmoother):
-    """transformers' label smoothing, which refuses labels that are not one class each."""
+    """transformers' label smoothing, but with an error for labels that do not match the logits."""
 
     def __init__(self, epsilon: float, trainer: Any) -> None:
         super().__init__(epsilon=epsilon)
@@ -395,7 +422,7 @@ class _Smoother(LabelSmoother):
 
 
 def parse_method(text: str) -> Method:
-    """Build a method from ``"name,setting=value"``; a mode may be part of the name.
+    """Return the method described by ``"name,setting=value,..."``; the name may include a mode.
 
     Example:
         >>> parse_method("jachess-unlab,strength=0.1,weights=norm").mode
@@ -404,7 +431,8 @@ def parse_method(text: str) -> Method:
         0.1
 
     Raises:
-        ValueError: an unknown method or setting, a setting of another method, a bad value.
+        ValueError: the method or a setting is unknown, the method does not have a setting, or a
+            value is invalid.
     """
     label, *parts = (part.strip() for part in text.split(","))
     name, mode = _name_and_mode(label)
@@ -442,11 +470,12 @@ def _name_and_mode(label: str) -> tuple[str, str | None]:
 
 
 def _value(text: str, default: object) -> object:
-    """Convert to the default's type; text that cannot be converted is left to the constructor."""
+    """Return the text converted to the default's type, or the text itself if that is impossible;
+    the method's constructor then refuses it."""
     if isinstance(default, bool):
         return {"yes": True, "true": True, "no": False, "false": False}.get(text.lower(), text)
     try:
-        if isinstance(default, str):  # a word, or numbers: one per layer, or layers
+        if isinstance(default, str):  # the setting takes a word or a list of numbers
             return [_number(part) for part in text.split(",")]
         return float(text) if isinstance(default, float) else int(text)
     except ValueError:
@@ -464,10 +493,10 @@ def logits_of(outputs: object, *, trained: bool = False) -> Tensor:
     """Return the logits in a model's output.
 
     Args:
-        trained: they are to carry the gradient of a training pass.
+        trained: whether the logits must have a gradient.
 
     Raises:
-        ValueError: it has none, or none with a gradient.
+        ValueError: the output has no logits, or, if ``trained``, they have no gradient.
     """
     fields = outputs if isinstance(outputs, Mapping) else {}
     logits = fields.get("logits", getattr(outputs, "logits", None))

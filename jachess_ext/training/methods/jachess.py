@@ -1,4 +1,4 @@
-"""JacHess as a method in its three modes; `DualSchedule`, the alternating schedule of one."""
+"""JacHess as a method with three modes; `DualSchedule`, the alternating schedule of mode unlab."""
 
 from __future__ import annotations
 
@@ -31,49 +31,49 @@ def _are_layers(value: object) -> bool:
 
 
 class JacHess(WithModes, name="jachess"):
-    """+ strength · R, the penalty of `jx.JacHess` (docs/how_it_works.md).
+    """Task loss + strength · R, R the penalty of `jx.JacHess` (docs/how_it_works.md).
 
-    Mode "train" adds R of the labelled batch to its task loss, from one forward; "joint" adds R of
-    an unlabelled batch to the task loss, in one step; "unlab" alternates an epoch (or
-    ``unlab_every`` steps) of task loss with a pass of R alone over the unlabelled data, under an
-    AdamW of its own (`DualSchedule`).
+    Mode "train" adds R of the labelled batch to its task loss, from one forward pass; "joint" adds
+    R of an unlabelled batch to the task loss, in one step; "unlab" alternates an epoch (or
+    ``unlab_every`` steps) on the task loss with a pass on R only over the unlabelled data, with a
+    separate AdamW (`DualSchedule`).
 
     The base model's norms are measured when training begins, on ``calibration_batches`` shuffled
     batches of the training data (of the unlabelled data in modes joint and unlab), unless
-    ``trainer.method.regulariser.base`` is set before.  A stream (``IterableDataset``), which may
-    give its rows once, is not read ahead: its first batch serves.
+    ``trainer.method.regulariser.base`` is set before.  A stream (``IterableDataset``), whose rows
+    may be available only once, is not consumed for this: the norms are measured on its first batch.
 
     Example:
         >>> method = JacHess(mode="unlab", unlab_lr_ratio=0.03, weights="norm")
         >>> method.label, method.settings["normalize"]
         ('jachess-unlab', True)
 
-    Args (others: `WithModes`):
-        strength: factor of R; in mode unlab AdamW undoes it.
+    Args (further ones: `WithModes`):
+        strength: factor of R; without effect in mode unlab, since AdamW normalises gradients.
         calibration_batches: number of batches that the base norms are measured on.
         unlab_every: mode unlab: optimiser steps between passes; None: an epoch.
         unlab_steps: mode unlab: batches per pass; None: all unlabelled data.
-        unlab_lr_ratio: mode unlab: learning rate of R's own AdamW over the trainer's.
-        unlab_schedule: mode unlab: "constant", the ratio is to the trainer's highest learning
-            rate; or "follow", to its current one: a pass after a decay to 0 does nothing.
-        weights, directions and what follows: arguments of `jx.JacHess`; ``normalize`` is True by
-            default, and ``seed`` that of the training arguments.
+        unlab_lr_ratio: mode unlab: learning rate of R's AdamW divided by the trainer's.
+        unlab_schedule: mode unlab: "constant", the ratio is relative to the trainer's highest
+            learning rate; or "follow", to its current one: a pass after a decay to 0 does nothing.
+        weights, directions, ...: arguments of `jx.JacHess`; ``normalize`` is True by default, and
+            ``seed`` that of the training arguments.
 
     Attributes:
-        regulariser: the `jx.JacHess` of the run, once the method is bound.
-        dual: the schedule of mode unlab, once training began.
+        regulariser: the `jx.JacHess` of the run; set when the method is bound.
+        dual: the schedule of mode unlab; None before training begins.
     """
 
     modes = ("train", "joint", "unlab")
     control = needs_outputs = False
-    _measured_base = False  # by this run, not by the caller
+    _measured_base = False  # whether this run, not the caller, measured the base norms
     strength: float = nonnegative(0.01)
     calibration_batches: int = count(8)
     unlab_every: int | None = count_or_none(None)
     unlab_steps: int | None = count_or_none(None)
     unlab_lr_ratio: float = positive(0.01)
     unlab_schedule: str = choice("constant", ("constant", "follow"))
-    # Settings without a check here are checked by `jx.JacHess`.
+    # `jx.JacHess` checks the settings that are not checked here.
     weights: str | Sequence[float] | Tensor = "softmax"
     directions: int = 2
     hessian: bool = flag(True)
@@ -94,8 +94,8 @@ class JacHess(WithModes, name="jachess"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # The passes' own optimiser is out of reach of fp16's loss scaling, and a loss without the
-        # head would leave DistributedDataParallel waiting for the head's gradients.
+        # fp16's loss scaling does not cover the optimiser of mode unlab, whose loss does not use
+        # the head, so that DistributedDataParallel would wait for the head's gradients.
         self.one_process = self.mode == "unlab"
         self.dual: DualSchedule | None = None
         self._schedule_state: Mapping[str, object] | None = None
@@ -105,14 +105,15 @@ class JacHess(WithModes, name="jachess"):
 
     @property
     def knob(self) -> str:
-        """Return ``strength``, or in mode unlab, where AdamW undoes it, the passes' rate."""
+        """Return the name of the setting to tune: ``strength``, or, in mode unlab, where it has no
+        effect, ``unlab_lr_ratio``."""
         return "unlab_lr_ratio" if self.mode == "unlab" else "strength"
 
     def build_regulariser(self, model: nn.Module, seed: int | None = None) -> Regulariser:
-        """Return the `jx.JacHess` that the settings describe.
+        """Return a `jx.JacHess` of a model with the method's settings.
 
         Args:
-            seed: used where the setting ``seed`` is None.
+            seed: used if the setting ``seed`` is None.
         """
         settings: dict[str, Any] = {name: getattr(self, name) for name in _REGULARISER_ARGUMENTS}
         return Regulariser(model, seed=seed if self.seed is None else self.seed, **settings)
@@ -124,8 +125,8 @@ class JacHess(WithModes, name="jachess"):
         return self.mode == "train" and not self.placebo
 
     def active_parts(self) -> set[str]:
-        no_loss = self.mode == "unlab" or self.strength == 0
-        return super().active_parts() - ({"loss"} if no_loss else set())
+        is_plain_loss = self.mode == "unlab" or self.strength == 0
+        return super().active_parts() - ({"loss"} if is_plain_loss else set())
 
     def prepare(self) -> None:
         super().prepare()
@@ -135,7 +136,7 @@ class JacHess(WithModes, name="jachess"):
             self.regulariser.base = previous.regulariser.base
 
     def begin(self, model: nn.Module) -> None:
-        """Measure the base norms, unless they are known, and start the schedule."""
+        """Measure the base norms if needed and not set, and start the schedule of mode unlab."""
         super().begin(model)
         if self.strength == 0:
             return
@@ -163,7 +164,7 @@ class JacHess(WithModes, name="jachess"):
             )
             if self._schedule_state is not None:
                 self.dual.load_state_dict(self._schedule_state)
-                # the checkpoint of an epoch's last step is written before the pass that follows it
+                # The checkpoint of an epoch's last step is written before the pass that follows it.
                 if self.dual.every is None and self.dual.passes < int(trainer.state.epoch or 0):
                     self._log_pass(self.dual.run())
         self._schedule_state = None
@@ -181,8 +182,8 @@ class JacHess(WithModes, name="jachess"):
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
         if self.mode == "unlab" or self.strength == 0:
             return Loss(*run(inputs))
-        # The wrapper may differ from step to step (compiled, DistributedDataParallel).  R is of the
-        # wrapper, so that its gradients are reduced over the ranks.
+        # The wrapper may differ from step to step (compiled, DistributedDataParallel).  R is
+        # computed through the wrapper, so that its gradients are reduced over the ranks.
         self.regulariser.model = model
         if self.mode == "train":
             regularised = RegularisedModel(model, self.regulariser)
@@ -194,7 +195,7 @@ class JacHess(WithModes, name="jachess"):
                 out = self.regulariser(self.trainer.next_unlabelled())
         self.trainer.step_log.add(skipped=torch.full((), float(out.skipped is not None)))
         if out.skipped is not None:
-            # fp16's loss scaling needs gradients, and skips the step at a NaN
+            # fp16's loss scaling needs gradients, and skips the step if they are NaN.
             return Loss(task * math.nan if self.trainer.args.fp16 else out.loss, outputs)
         if out.empty:
             return Loss(out.loss if self.mode == "train" else task + out.loss, outputs)
@@ -224,7 +225,11 @@ class JacHess(WithModes, name="jachess"):
         return {"regulariser": self.regulariser.state_dict(), **schedule}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, object]]) -> None:
-        """Restore the regulariser, and keep the schedule's state until training begins."""
+        """Restore the regulariser; the schedule's state is restored when training begins.
+
+        Raises:
+            FileNotFoundError: the state has no regulariser, and base norms are needed but not set.
+        """
         self._schedule_state = state.get("schedule")
         if "regulariser" in state:
             self.regulariser.load_state_dict(state["regulariser"])
@@ -237,27 +242,29 @@ class JacHess(WithModes, name="jachess"):
 
 
 class _LogitsOnly(JacHess):
-    """JacHess of the logits, which are a single layer."""
+    """JacHess of the logits only, as a single layer."""
 
     layers: str | Sequence[int] = fixed("logits")
     weights: str | Sequence[float] | Tensor = fixed("uniform")
 
 
 class Jacobian(_LogitsOnly, name="jacobian"):
-    """+ R of the logits, without the Hessian (Hoffman et al. 2019); settings as `JacHess`."""
+    """Task loss + strength · R of the logits, without the Hessian (Hoffman et al. 2019); the
+    settings are those of `JacHess`."""
 
     hessian: bool = fixed(False)
 
 
 class CrossHolder(_LogitsOnly, name="cross-holder"):
-    """+ R of the logits, with the Hessian; settings as `JacHess`."""
+    """Task loss + strength · R of the logits, with the Hessian; the settings are those of
+    `JacHess`."""
 
     hessian: bool = fixed(True)
 
 
 class Published(JacHess, name="published"):
-    """+ strength · R as the paper's code has it, its Hessian term without a gradient; settings as
-    `JacHess`."""
+    """Task loss + strength · R as in the paper's code, whose Hessian term has no gradient; the
+    settings are those of `JacHess`."""
 
     strength: float = nonnegative(1.0)
     squared: bool = fixed(True)
@@ -268,13 +275,13 @@ class Published(JacHess, name="published"):
 
 
 class RegularisedModel:
-    """A callable in place of the model that computes penalty and model output in one forward.
+    """A stand-in for the model that computes penalty and model output in one forward pass.
 
-    ``Trainer.compute_loss`` takes it for the model, so that label smoothing, ``compute_loss_func``
-    and the division by ``num_items_in_batch`` work as usual.
+    It is passed to ``Trainer.compute_loss`` as the model, so that label smoothing,
+    ``compute_loss_func`` and the division by ``num_items_in_batch`` work as usual.
 
     Attributes:
-        result: the regulariser's output in the last call.
+        result: the regulariser's output of the last call.
     """
 
     def __init__(self, model: nn.Module, regulariser: Regulariser) -> None:
@@ -282,7 +289,7 @@ class RegularisedModel:
         self._regulariser = regulariser
         self.result: JacHessOutput
 
-    # read by isinstance(), with which the Trainer recognises PEFT models and wrappers
+    # isinstance() uses it, by which the Trainer recognises PEFT models and wrappers.
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return type(self._model)
@@ -291,27 +298,25 @@ class RegularisedModel:
         return getattr(self._model, name)
 
     def __call__(self, **inputs: Tensor) -> Outputs:
-        if not torch.is_grad_enabled():  # TRL's further passes, for metrics or a reference
+        if not torch.is_grad_enabled():  # TRL's additional passes, for metrics or a reference model
             return self._model(**inputs)
         self.result = self._regulariser(inputs)
         return self.result.model_output
 
 
 def step_key(regulariser: Regulariser) -> tuple[int, int, int]:
-    """Return a key for `seeded_rng` of the regulariser's next step on this rank.
-
-    A regulariser without a seed gets the seed that torch was last given.
-    """
+    """Return the key for `seeded_rng` of the regulariser's next step on this rank: (seed, step,
+    rank), with torch's initial seed if the regulariser has none."""
     seed = torch.initial_seed() if regulariser.seed is None else regulariser.seed
     return seed, int(regulariser.step), ranks_of(regulariser.model).rank
 
 
 class DualSchedule:
-    """Run a pass of R alone over unlabelled data after every epoch, or every n steps.
+    """Run a pass on the penalty R only over unlabelled data after every epoch, or every n steps.
 
-    R has an AdamW of its own, since moments shared with the task loss would mix two losses of very
-    different size.  An adaptive step undoes the size of its loss: how far a pass moves the model
-    is decided by the learning rate, not by the regulariser's strength.
+    R has a separate AdamW, since moments shared with the task loss would mix two losses of very
+    different size.  An adaptive step does not depend on the scale of its loss: how far a pass moves
+    the model is determined by the learning rate, not by the regulariser's strength.
 
     Example:
         >>> dual = DualSchedule(jx.JacHess(model, weights="uniform"), [batch], lr=2e-6)
@@ -323,17 +328,18 @@ class DualSchedule:
         (2, ['hessian', 'jacobian', 'penalty'])
 
     Args:
-        regulariser: calibrated, if it needs to be.
-        batches: gives the unlabelled batches each time it is iterated; labels are dropped.
-        lr: learning rate, or a function that is called before each step for the current one.
+        regulariser: the regulariser, calibrated if it needs base norms.
+        batches: the unlabelled batches, which can be iterated repeatedly; labels are dropped.
+        lr: learning rate, or a function that returns the current one, called before each step.
         every: labelled optimiser steps between passes; None: a pass per epoch.
         steps: batches per pass, continuing where the last pass ended; None: all of them.
-        weight_decay: of R's own AdamW.
-        max_grad_norm: norm that gradients are clipped to; None: no clipping.
-        dropout: False runs the passes in evaluation mode.
+        weight_decay: weight decay of R's AdamW.
+        max_grad_norm: largest norm of the gradients, to which they are clipped; None: no clipping.
+        dropout: whether passes run in training mode; False: in evaluation mode.
 
     Raises:
-        ValueError: no trainable parameters (torch's), or no batches.
+        ValueError: the model has no trainable parameters (raised by torch), or ``batches`` is
+            empty.
     """
 
     def __init__(
@@ -357,27 +363,37 @@ class DualSchedule:
         self._lr: Callable[[], float] = lr if callable(lr) else lambda: lr
         self._parameters = parameters
         self._forever = repeat_rounds(batches)
-        # unfused, AdamW runs operation by operation on the CPU
+        # Unfused, AdamW runs operation by operation on the CPU.
         fused = all(p.device.type in ("cpu", "cuda") for p in parameters)
         self.optimizer = torch.optim.AdamW(
             parameters, lr=self._lr(), weight_decay=weight_decay, fused=fused
         )
 
     def after_step(self) -> Figures | None:
-        """Run a pass where it is due; call it after each optimiser step of the task."""
+        """Run a pass every ``every`` steps, and return its figures (see `run`); otherwise None.
+
+        To be called after each optimiser step on the task loss.
+        """
         self.taken += 1
         return self.run() if self.every is not None and self.taken % self.every == 0 else None
 
     def after_epoch(self) -> Figures | None:
-        """Run a pass unless ``every`` was given; call it after each epoch of the task."""
+        """Run a pass if ``every`` is None, and return its figures (see `run`); otherwise None.
+
+        To be called after each epoch on the task loss.
+        """
         return self.run() if self.every is None else None
 
     def run(self) -> Figures:
-        """Run a pass of R alone, and restore modes, the task's gradients and random numbers.
+        """Run a pass on R only; the modules' modes, the task's gradients and the state of torch's
+        generators are restored afterwards.
 
         Returns:
-            Means over the pass, on the CPU: ``penalty``, strength · R; ``jacobian`` and, where
-            there is a Hessian term, ``hessian``, ``[K]``.
+            Means over the pass, on the CPU: ``penalty``, strength · R; ``jacobian``, ``[K]``; and
+            ``hessian``, ``[K]``, if there is a Hessian term.
+
+        Raises:
+            ValueError: there are no batches.
         """
         gradients = [p.grad for p in self._parameters]
         batches = iter(self.batches) if self.steps is None else islice(self._forever, self.steps)
@@ -396,7 +412,7 @@ class DualSchedule:
         }
 
     def _step(self, batch: Batch) -> Figures:
-        """Take a step of R; return its penalty and norms without their graph."""
+        """Take one optimiser step on R; return its penalty and norms, detached."""
         for group in self.optimizer.param_groups:
             group["lr"] = self._lr()
         self.optimizer.zero_grad()
@@ -410,7 +426,7 @@ class DualSchedule:
         return {name: value.detach() for name, value in figures.items() if value is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the numbers of steps and passes, and AdamW's moments by the parameter's number.
+        """Return the numbers of task steps and passes, and AdamW's moments by parameter index.
 
         The position in ``batches`` is not included.
         """
@@ -418,11 +434,11 @@ class DualSchedule:
         return {"taken": self.taken, "passes": self.passes, "moments": moments}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned.
+        """Restore a state that `state_dict` returned.
 
         Raises:
-            ValueError: the moments are not AdamW's of these parameters; the schedule stays as it
-                was.
+            ValueError: the moments are not AdamW moments of these parameters; the schedule is then
+                unchanged.
         """
         moments = {int(n): self._moments(int(n), m) for n, m in state["moments"].items()}
         groups = self.optimizer.state_dict()["param_groups"]
@@ -430,7 +446,14 @@ class DualSchedule:
         self.taken, self.passes = state["taken"], state["passes"]
 
     def _moments(self, number: int, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Check a parameter's moments; return them in its memory format, as a fused AdamW needs."""
+        """Return checked moments in the parameter's memory format, which a fused AdamW requires.
+
+        Args:
+            number: index of the parameter.
+
+        Raises:
+            ValueError: the moments have wrong names or shapes, or are not finite.
+        """
         parameter = self._parameters[number]
         shape = tuple(parameter.shape)
         expected = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}

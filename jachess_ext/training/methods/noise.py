@@ -1,4 +1,4 @@
-"""Methods that compare a pass with another: of noisy embeddings, or of swapped tokens."""
+"""Methods that compare a pass with a second one, on noisy embeddings or on swapped tokens."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 
 
 class R3F(Penalised, name="r3f"):
-    """+ strength · (KL + KL) of f(x) and f(x + z), z noise (Aghajanyan et al. 2021, R3F).
+    """Task loss + strength · symmetric KL of f(x) and f(x + z) (R3F, Aghajanyan et al. 2021).
 
-    z ~ U(−ε, ε) or N(0, ε²) on every token embedding; dropout masks are drawn anew.  Under
-    autocast both passes run in full precision, since bfloat16 rounds noise of 1e-5 away.
+    The noise z ~ U(−ε, ε) or N(0, ε²) is added to every entry of the token embeddings; dropout
+    masks are drawn anew.  Under autocast both passes run in full precision, since bfloat16 rounds
+    noise of 1e-5 away.
 
     Args:
-        noise: ε.
+        noise: size ε of the noise.
         noise_distribution: "uniform" or "normal".
     """
 
@@ -42,10 +43,10 @@ class R3F(Penalised, name="r3f"):
     noise_distribution: str = choice("uniform", ("uniform", "normal"))
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor:
-        """Return the mean over rows (of decisions per token: `row_mean`)."""
+        """Return the mean of the symmetric KL over the batch's decisions; see `row_mean`."""
         kind, logits = self.decision_kind(model, outputs), logits_of(outputs, trained=True)
         device = logits.device.type
-        # accelerate wraps forward in autocast and keeps the plain one under this name
+        # accelerate wraps forward in autocast and keeps the original under this name.
         run = getattr(unwrapped(model), "_original_forward", model)
         noise = (self.noise, self.noise_distribution, self.generator())
 
@@ -58,19 +59,21 @@ class R3F(Penalised, name="r3f"):
                 contexts.enter_context(torch.autocast(device, enabled=False))
                 logits = logits_of(run(**without_labels(inputs)))
             noisy = contexts.enter_context(hooked_embeddings(model, add_noise, inputs))
-            moved = logits_of(run(**without_labels(noisy)))
-        return row_mean(kl_divergence(logits, moved, kind, symmetric=True), inputs, model)
+            noisy_logits = logits_of(run(**without_labels(noisy)))
+        return row_mean(kl_divergence(logits, noisy_logits, kind, symmetric=True), inputs, model)
 
 
 class _Corruption(Method):
-    """A method with copies of its batches in which tokens are swapped.
+    """A method that uses copies of its batches in which tokens are swapped for others.
 
-    Special tokens are neither swapped nor drawn, nor are tokens without a row in the model's
-    embedding table.  A tokenizer without an unknown and a mask token gives random tokens alone.
+    Special tokens are neither swapped nor drawn as replacements, nor are tokens without a row in
+    the model's embedding table.  If the tokenizer has neither an unknown nor a mask token, all
+    replacements are random tokens.
 
     Args:
-        swapped: share of the tokens that are swapped.
-        unknown: share of the swapped tokens that become the unknown token, not a random one.
+        swapped: fraction of the tokens that are swapped.
+        unknown: fraction of the swapped tokens that become the unknown token instead of a random
+            one.
     """
 
     needs_tokenizer = True
@@ -89,7 +92,11 @@ class _Corruption(Method):
         self._words = ids[~torch.isin(ids, self._special)]
 
     def corrupt(self, inputs: Batch) -> dict[str, Tensor]:
-        """Return the batch with a share of its tokens swapped."""
+        """Return the batch with the fraction ``swapped`` of its tokens swapped.
+
+        Raises:
+            ValueError: the batch has no ``input_ids``.
+        """
         if "input_ids" not in inputs:
             raise ValueError(f"expected a batch with input_ids to swap; it has {', '.join(inputs)}")
         ids, mask, generator = inputs["input_ids"], inputs.get("attention_mask"), self.generator()
@@ -102,20 +109,20 @@ class _Corruption(Method):
             padding=self._padding if self._unknown == self._padding else None,
         )
         count = int(sampled.sum())
-        new = self._words[torch.randint(len(self._words), (count,), generator=generator)]
-        unknown = torch.rand(count, generator=generator) < self.unknown
+        words = self._words[torch.randint(len(self._words), (count,), generator=generator)]
+        is_unknown = torch.rand(count, generator=generator) < self.unknown
         if self._unknown is not None:
-            new = torch.where(unknown, self._unknown, new)
-        swapped = ids.clone()
-        swapped[sampled.to(ids.device)] = new.to(ids)
-        return {**inputs, "input_ids": swapped}
+            words = torch.where(is_unknown, self._unknown, words)
+        swapped_ids = ids.clone()
+        swapped_ids[sampled.to(ids.device)] = words.to(ids)
+        return {**inputs, "input_ids": swapped_ids}
 
 
 class CorruptAugment(_Corruption, name="corrupt-augment"):
     """clean · task loss + (1 − clean) · task loss of a copy with swapped tokens.
 
-    Args (others: `_Corruption`):
-        clean: share of the clean rows' loss; 0: a single pass, on the copy.
+    Args (``swapped``, ``unknown``: see `_Corruption`):
+        clean: weight of the unchanged batch's loss; 0: a single pass, on the copy.
     """
 
     needs_outputs = False
@@ -134,12 +141,13 @@ class CorruptAugment(_Corruption, name="corrupt-augment"):
 
 
 class _Consistency(_Corruption):
-    """The penalty of `CorruptConsistency`, for methods with and without its settings."""
+    """Implementation of `CorruptConsistency`'s penalty, without its settings."""
 
     every, dropout = 1, True
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor | None:
-        """Return ``every`` times the mean over rows in nats in each such step, else None."""
+        """Return ``every`` · mean KL over the batch's decisions, in nats, in every ``every``-th
+        step; None in the other steps."""
         if self.trainer.state.global_step % self.every:
             return None
         target = outputs
@@ -157,14 +165,14 @@ class _Consistency(_Corruption):
 
 
 class CorruptConsistency(_Consistency, WithModes, name="corrupt-consistency"):
-    """+ strength · KL(p(x) ‖ p(x′)), x′ a copy with swapped tokens and other dropout masks.
+    """Task loss + strength · KL(p(x) ‖ p(x′)), x′ a copy of x with swapped tokens.
 
-    Mode train: x is the labelled batch, and gradients go through both passes.  Mode joint: x is an
-    unlabelled batch, and p(x) a target without gradient and dropout (Xie et al. 2020,
-    *Unsupervised Data Augmentation*).
+    The pass on x′ has other dropout masks.  Mode train: x is the labelled batch, and gradients flow
+    through both passes.  Mode joint: x is an unlabelled batch, and p(x) a target without gradient
+    and dropout (Xie et al. 2020, *Unsupervised Data Augmentation*).
 
-    Args (others: `_Corruption`, `WithModes`):
-        every: apply the penalty in every n-th optimiser step, with n-fold strength.
+    Args (further ones: `_Corruption`, `WithModes`):
+        every: apply the penalty in every n-th optimiser step only, with n-fold strength.
     """
 
     modes = ("train", "joint")
@@ -177,19 +185,19 @@ class CorruptConsistency(_Consistency, WithModes, name="corrupt-consistency"):
 class Recommended(_Consistency, name="recommended"):
     """Label smoothing and consistency on unlabelled rows, as docs/finetuning.md recommends.
 
-    Without unlabelled rows only label smoothing is left; with several labels a row, only
-    consistency; a regression is trained plainly.  A warning says what is left out.
+    Without unlabelled rows only label smoothing is applied; with several labels a row, only
+    consistency; a regression is trained plainly.  A warning names the part that is left out.
     """
 
     any_task = needs_unlabelled = True
     mode, every, smoothing = "joint", 2, 0.1
 
     def prepare(self) -> None:
-        unlabelled = self.trainer.unlabelled_dataset is not None
-        regression = self.problem_type() == "regression"
-        self.needs_tokenizer = unlabelled and not regression
+        has_unlabelled = self.trainer.unlabelled_dataset is not None
+        is_regression = self.problem_type() == "regression"
+        self.needs_tokenizer = has_unlabelled and not is_regression
         super().prepare()
-        if not (unlabelled or regression):
+        if not (has_unlabelled or is_regression):
             warnings.warn(
                 "method='recommended' trains with label smoothing alone: its consistency needs "
                 "unlabelled_dataset=..., which was not given",
@@ -201,15 +209,16 @@ class Recommended(_Consistency, name="recommended"):
 
 
 def row_mean(values: Tensor, batch: Batch, model: nn.Module) -> Tensor:
-    """Return the mean of values ``[B]`` over rows, or of ``[B, T]`` over the task's decisions.
+    """Return the mean of values ``[B]`` over rows, or of values ``[B, T]`` over the task's
+    decisions.
 
-    The decisions are at labelled tokens, or, in a batch without labels, at real tokens; in a causal
-    language model at those that predict such a token.  Where there are more values than tokens in
-    the batch, the first are those of a soft prompt.
+    The decisions are at labelled tokens, or, in a batch without labels, at real tokens; for a
+    causal language model at the tokens that predict these.  If T exceeds the number of tokens in
+    the batch, the first values belong to a soft prompt.
 
     Raises:
-        ValueError: the labels or the mask are of other tokens than the logits, as in CTC; or the
-            decisions are of neither rows nor tokens, as in segmentation.
+        ValueError: the labels or the mask belong to other positions than the logits (CTC), or the
+            decisions are neither per row nor per token (segmentation).
     """
     if values.ndim not in (1, 2):
         raise ValueError(
@@ -238,27 +247,30 @@ def row_mean(values: Tensor, batch: Batch, model: nn.Module) -> Tensor:
 def _align_with_values(
     mask: Tensor | None, name: str, values: Tensor, batch: Batch, prompt: bool = False
 ) -> Tensor:
-    """Return a mask of the batch's tokens as booleans ``[B, T]``, true where it is None.
+    """Return a mask of the batch's tokens as booleans of the shape of ``values``, ``[B, T]``.
 
     Args:
-        prompt: the mask at the tokens of a prompt, which come before the batch's.
+        mask: ``[B, T']``; None: all true.
+        name: name of the mask, for the message.
+        prompt: value of the mask at the T − T' tokens of a soft prompt, which come first.
     """
     if not isinstance(mask, Tensor) or mask.ndim != 2:
         return torch.ones_like(values, dtype=torch.bool)
-    before = values.shape[1] - mask.shape[1]
+    prompt_length = values.shape[1] - mask.shape[1]
     tokens = {"input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds"}
-    if before < 0 or (before and tokens.isdisjoint(batch)):
+    if prompt_length < 0 or (prompt_length and tokens.isdisjoint(batch)):
         raise ValueError(
             f"the {name} [B, {mask.shape[1]}] does not match the model's logits [B, "
             f"{values.shape[1]}, C]: give a label per decision, or use a method that compares none"
         )
-    return nn.functional.pad(mask.bool(), (before, 0), value=prompt)
+    return nn.functional.pad(mask.bool(), (prompt_length, 0), value=prompt)
 
 
 def draw_noise(
     shape: torch.Size, size: float, distribution: str, generator: torch.Generator
 ) -> Tensor:
-    """Draw noise ``[n, d]``, float32 on the CPU: U(−size, size), or N(0, size²)."""
+    """Return noise of a shape, float32 on the CPU: U(−size, size) for the distribution "uniform",
+    N(0, size²) for "normal"."""
     z = torch.empty(shape, dtype=torch.float32)
     if distribution == "uniform":
         return z.uniform_(-size, size, generator=generator)
@@ -268,10 +280,11 @@ def draw_noise(
 def token_noise(
     x: Tensor, real: Tensor, size: float, distribution: str, generator: torch.Generator
 ) -> Tensor:
-    """Draw noise ``[B, T, d]``, zero at padding, whose place does not change the other numbers.
+    """Return noise for token embeddings, ``[B, T, d]``, zero at padding; the noise of the real
+    tokens does not depend on the padding.
 
     Args:
-        x: ``[B, T, d]``, the embeddings.
+        x: the embeddings, ``[B, T, d]``.
         real: ``[B, T]``, false at padding.
         size, distribution: see `draw_noise`.
     """

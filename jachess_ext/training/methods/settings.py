@@ -15,8 +15,8 @@ def setting(default: T, expected: str, is_valid: Check) -> T:
     """Declare a setting whose values `Method` checks.
 
     Args:
-        expected: what a value may be, for the error message.
-        is_valid: returns whether a value is one of these.
+        expected: description of the valid values, for the error message.
+        is_valid: returns whether a value is valid.
     """
     return field(default=default, metadata={"expected": expected, "is_valid": is_valid})
 
@@ -27,7 +27,8 @@ def choice(default: str, choices: tuple[str, ...]) -> str:
 
 
 def fixed(value: T) -> T:
-    """Declare that a setting of the base class has this value and is no setting any more."""
+    """Declare that a setting of the base class has this fixed value in the subclass, where it is no
+    longer a setting."""
     return field(default=value, init=False, repr=False)
 
 
@@ -36,7 +37,7 @@ def _checked(expected: str, is_valid: Check) -> Callable[[T], T]:
 
 
 def _number(value: object) -> TypeGuard[float]:
-    # True is an int in Python, and "strength=yes" a mistake
+    # True is an int in Python, but "strength=yes" is a mistake.
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -31,13 +31,14 @@ _TASK_ARGUMENTS = (
 
 
 _Window: TypeAlias = list[tuple[Batch, RandomState, Tensor]]
-"""The micro-batches of an optimiser step, each with the random state before it and its loss."""
+"""The micro-batches of an optimiser step, each with the state of torch's generators before its pass
+and its loss."""
 
 
 class L2(Penalised, name="l2"):
-    """+ strength · ½ Σ θ² over trained matrices, without biases and norm weights.
+    """Task loss + strength · ½ Σ θ² over trained matrices, without biases and norm weights.
 
-    Σ θ² of an encoder is in the ten thousands.
+    For an encoder Σ θ² is of the order of 10⁴.
     """
 
     needs_outputs = False
@@ -50,14 +51,15 @@ class L2(Penalised, name="l2"):
 
 
 def half_squares(tensors: Iterable[Tensor]) -> Tensor:
-    """Return ½ Σ |t|², in float32 or wider, on the first one's device."""
+    """Return ½ Σ |t|² over all entries of all tensors, in float32 or wider, on the first tensor's
+    device."""
     pairs = map(real_pairs, tensors)
     squares = [t.to(torch.promote_types(t.dtype, torch.float32)).square().sum() for t in pairs]
     return torch.stack([s.to(squares[0].device) for s in squares]).sum() / 2
 
 
 class _TwoPasses(Method):
-    """A method that runs the micro-batches of an optimiser step a second time after the last."""
+    """A method that, after the last micro-batch of an optimiser step, runs all of them again."""
 
     one_process = True
 
@@ -66,7 +68,7 @@ class _TwoPasses(Method):
         self._window: _Window = []
 
     def step(self, run: Callable[[Batch], Tensor], inputs: Batch) -> Tensor:
-        """Take the plain step; after the last micro-batch run `second_pass` too."""
+        """Run the micro-batch's plain pass, and `second_pass` too if it is the step's last one."""
         random = RandomState()
         loss = run(inputs)
         self._window.append((inputs, random, loss))
@@ -76,16 +78,15 @@ class _TwoPasses(Method):
         return loss + self.second_pass(run, window)
 
     def second_pass(self, run: Callable[[Batch], Tensor], window: _Window) -> Tensor | float:
-        """Change the gradients of the step; return what to add to its loss."""
+        """Change the gradients of the step; return the summand to add to its loss."""
         raise NotImplementedError
 
 
 class SAM(_TwoPasses, name="sam"):
     """Sharpness-aware minimisation: the gradient at θ + ρ g/‖g‖ (Foret et al. 2021, Eq. 3).
 
-    It climbs once per optimiser step, along the gradient g of all its micro-batches, and leaves
-    the optimiser as it is.  Both passes have the same dropout masks; later steps have those of the
-    plain run.
+    There is one ascent step per optimiser step, along the gradient g of all its micro-batches.
+    Both passes have the same dropout masks; later steps have the masks of the plain run.
 
     Args:
         rho: ρ, the radius of the ascent step.
@@ -107,11 +108,12 @@ class SAM(_TwoPasses, name="sam"):
 
 
 class GradientNorm(_TwoPasses, Penalised, name="gradient-norm"):
-    """+ strength · ‖∇L‖², L the loss of an optimiser step's whole batch (Barrett & Dherin 2021).
+    """Task loss + strength · ‖∇L‖², L the loss of an optimiser step's full batch (Barrett & Dherin
+    2021).
 
-    Its gradient is 2 H ∇L, exact: a second pass over the micro-batches takes the derivative of L
-    along ∇L forward, by `jx.jvp`, and the gradient of that.  The second pass draws dropout masks
-    of its own, so that on average over them the penalty is that of the mean gradient.
+    The penalty's gradient, 2 H ∇L, is exact: a second pass over the micro-batches computes the
+    derivative of L along ∇L in forward mode, by `jx.jvp`, and its gradient.  The second pass draws
+    other dropout masks, so that on average over masks the penalty is that of the mean gradient.
     """
 
     strength: float = nonnegative(0.01)
@@ -127,7 +129,8 @@ class GradientNorm(_TwoPasses, Penalised, name="gradient-norm"):
         gradients = {name: p.grad.clone() for name, p in weights.items()}
         compute_loss, penalty = trainer.compute_loss, torch.zeros_like(window[0][2])
 
-        # Replaces the outermost compute_loss: what a class above the mixin adds is part of L.
+        # Replaces the outermost compute_loss, so that terms added by a class above the mixin are
+        # part of L.
         def derivative(*args: object, **kwargs: object) -> Tensor:
             def loss(dual_weights: dict[str, Tensor]) -> Tensor:
                 swap = torch_private.reparametrize_module(model, dual_weights, tie_weights=True)
@@ -141,7 +144,8 @@ class GradientNorm(_TwoPasses, Penalised, name="gradient-norm"):
 
         with seeded_rng(self.key()), patch.object(trainer, "compute_loss", derivative):
             for batch, *_ in window:
-                # The weights are back after the backward, which runs checkpointed blocks again.
+                # The weights are swapped back only after the backward pass, which runs checkpointed
+                # blocks again.
                 with ExitStack() as swaps:
                     penalty += run(batch) / 2
         trainer.step_log.add(task_loss=sum(loss for *_, loss in window), penalty=penalty)
@@ -151,22 +155,24 @@ class GradientNorm(_TwoPasses, Penalised, name="gradient-norm"):
 def sharpness_aware_gradient(
     parameters: Iterable[nn.Parameter], backward: Callable[[], None], rho: float
 ) -> float:
-    """Replace the gradients g at θ by those at θ + ρ g/‖g‖; θ stays bit for bit as it was.
+    """Replace the gradients g at θ by those at θ + ρ g/‖g‖; θ is unchanged bit for bit.
 
-    A gradient of zero, or one that is not finite, is left as it is.
+    If ‖g‖ is zero or not finite, the gradients are unchanged.
 
     Args:
-        parameters: with gradients g of the whole batch.
+        parameters: the parameters θ, whose ``.grad`` is the full batch's gradient g.
         backward: computes the same batch's loss and adds its gradients to ``.grad``.
+        rho: ρ.
 
     Returns:
-        ‖g‖.
+        The norm ‖g‖.
     """
     moved = [p for p in parameters if p.grad is not None]
     norm = _total_norm([p.grad for p in moved if p.grad is not None]).item()
     if not 0 < norm < float("inf"):
         return norm
-    # θ is restored from a copy: θ + ρ g − ρ g is not θ in floating point, and the drift adds up
+    # θ is restored from a copy: θ + ρ g − ρ g is not θ in floating point, and the error would
+    # accumulate.
     before = [p.detach().clone() for p in moved]
     with torch.no_grad():
         for p in moved:
@@ -186,13 +192,14 @@ def placebo(penalty: Tensor, parameters: Iterable[nn.Parameter], seed: int) -> T
     """Return a scalar with the penalty's value and a random gradient of the same norm.
 
     Args:
-        penalty: attached to the graph, which is kept for the task loss's backward pass.
-        parameters: the model's; the direction is uniform over those that are trained.
-        seed: from 0 up, decides the direction.
+        penalty: the penalty, with its graph, which is retained for the task loss's backward pass.
+        parameters: the model's parameters; the gradient's direction is uniformly distributed over
+            those that are trained.
+        seed: seed of the direction, a number from 0 up.
     """
     # z ~ N(0, I) over all trained weights has a uniform direction.  With c = ‖∂penalty/∂θ‖ / ‖z‖
-    # the scalar c Σ θ z has the gradient c z, whose norm is the penalty's: an effect that a penalty
-    # shares with its placebo is one of the step's length alone.
+    # the scalar c Σ θ z has the gradient c z, whose norm is that of the penalty's gradient: an
+    # effect that the penalty shares with its placebo comes from the length of the step only.
     leaves = [p for p in parameters if p.requires_grad]
     gradients = torch.autograd.grad(penalty, leaves, retain_graph=True, allow_unused=True)
     trained = [real_pairs(p) for p in leaves]
@@ -212,14 +219,15 @@ def _total_norm(tensors: list[Tensor]) -> Tensor:
 
 
 class TAPT(Method, name="tapt"):
-    """Language modelling on the unlabelled text, then the task loss (Gururangan et al. 2020).
+    """Language modelling on the unlabelled text, then training on the task loss (Gururangan et al.
+    2020).
 
-    The language model is built around the classifier's own backbone.
+    The language model shares the classifier's backbone.
 
     Args:
         tapt_epochs: epochs over the unlabelled text.
         tapt_lr: learning rate of the language modelling.
-        tapt_masked: share of the tokens that are masked, for encoders.
+        tapt_masked: fraction of the tokens that are masked, for encoders.
     """
 
     needs_unlabelled = needs_tokenizer = True
@@ -249,17 +257,18 @@ class TAPT(Method, name="tapt"):
         random, trainer = RandomState(), self.trainer
         language = language_model(model)
         tokenizer = cast("PreTrainedTokenizerBase", trainer.processing_class)
-        masked = is_masked(language.config)
+        is_mlm = is_masked(language.config)
         texts = cast("Sequence[Mapping[str, object]]", trainer.unlabelled_dataset)
-        rows = (texts[i] for i in range(len(texts)))  # a data set of torch's does not say its end
-        # LoRA's matrices stay as they are, zero in effect
+        # By index: iterating over a torch data set need not end.
+        rows = (texts[i] for i in range(len(texts)))
+        # LoRA's matrices are not trained, so that the adapters stay zero in effect.
         backbone = dict(backbone_of(model).named_parameters())
         with trained({parameter: "lora_" not in name for name, parameter in backbone.items()}):
             stage = trainer.plain_trainer(
                 model=language,
                 args=self._training_arguments(),
                 data_collator=transformers.DataCollatorForLanguageModeling(
-                    tokenizer, mlm=masked, mlm_probability=self.tapt_masked if masked else None
+                    tokenizer, mlm=is_mlm, mlm_probability=self.tapt_masked if is_mlm else None
                 ),
                 train_dataset=[{n: row[n] for n in _TEXT_COLUMNS if n in row} for row in rows],
                 processing_class=tokenizer,
@@ -271,7 +280,8 @@ class TAPT(Method, name="tapt"):
         random.restore()
 
     def _training_arguments(self) -> transformers.TrainingArguments:
-        """Return the task's arguments with TAPT's learning rate and length, without checkpoints."""
+        """Return the task's training arguments with TAPT's learning rate and number of epochs,
+        without checkpoints and logs."""
         args = self.trainer.args
         return transformers.TrainingArguments(
             output_dir=args.output_dir,
@@ -288,10 +298,10 @@ class TAPT(Method, name="tapt"):
 
 
 def is_masked(config: PreTrainedConfig) -> bool:
-    """Tell whether a model family is trained on masked tokens (encoders) or on the next token.
+    """Return whether a model family predicts masked tokens (encoders); False: the next token.
 
     Raises:
-        ValueError: transformers knows no language model of this family.
+        ValueError: transformers has no language model of this family.
     """
     if type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(
         config, "is_decoder", False
@@ -308,13 +318,13 @@ def is_masked(config: PreTrainedConfig) -> bool:
 def language_model(model: nn.Module) -> PreTrainedModel:
     """Return a language model that shares the backbone of ``model``.
 
-    Its head comes from the checkpoint that ``model`` was loaded from, if any; a new head is tied
-    to the token embeddings in most families.
+    Its head is loaded from the checkpoint of ``model``, if there is one, and is otherwise new; in
+    most families a new head is tied to the token embeddings.
     """
     config = cast("PreTrainedModel", unwrapped(model)).config
     auto = getattr(transformers, f"AutoModelFor{'Masked' if is_masked(config) else 'Causal'}LM")
     source = getattr(config, "_name_or_path", "")
-    if source:  # without trust_remote_code transformers may ask on the terminal
+    if source:  # if trust_remote_code is not set, transformers may prompt on the terminal
         language = auto.from_pretrained(source, trust_remote_code=False)
     else:
         language = auto.from_config(config)
@@ -334,11 +344,11 @@ def with_lora(
     seed: int = 0,
     task_type: str = "SEQ_CLS",
 ) -> PeftModel:
-    """Add low-rank adapters by peft; only these and the new head are trained.
+    """Return the model with low-rank adapters by peft; only these and the head are trained.
 
-    The head is what peft takes for it (``classifier``, ``score``) and what the model's checkpoint
-    lacked.  Adapters go where peft puts them for the model's family, or on every linear layer of a
-    family that peft does not know.
+    The head consists of the modules that peft takes for it (``classifier``, ``score``) and those
+    that the model's checkpoint lacked.  Adapters are added to the layers that peft chooses for the
+    model's family, or to every linear layer if peft does not support the family.
 
     Example:
         >>> adapted = with_lora(model, rank=4)
@@ -346,10 +356,10 @@ def with_lora(
         4
 
     Args:
-        rank: r of the adapters, as in the paper.
-        alpha: α of the adapters, as in the paper.
-        seed: of the adapters' first values.
-        task_type: peft's name of the kind of model, "CAUSAL_LM" for a language model.
+        rank: rank r of the adapters.
+        alpha: scale α of the adapters: the update is α/r · B A.
+        seed: seed of the adapters' initial values.
+        task_type: peft's name of the kind of model: "SEQ_CLS", "CAUSAL_LM", ...
 
     Raises:
         MissingExtra: peft is not installed.

@@ -96,8 +96,8 @@ def test_against_every_replacement(budget: int) -> None:
             changed = sum(a != b for a, b in zip(tried, words, strict=True))
             least[changed] = min(least.get(changed, 1e9), sign * score(list(tried)))
         fewest = [n for n in sorted(least) if least[n] < 0 and n <= budget]
-        assert found.clean.tolist() == [True]
-        assert found.right.tolist() == [not fewest], row
+        assert found.correct_before.tolist() == [True]
+        assert found.correct_after.tolist() == [not fewest], row
         assert found.changed.tolist() == [fewest[0] if fewest else 0]
         after = found.rows[0][0].split()
         assert sum(a != b for a, b in zip(after, words, strict=True)) == found.changed[0]
@@ -109,7 +109,7 @@ def test_figures_queries_and_rows_left_alone() -> None:
     rows = [("the good bad film",), ("good fine great",), ("bad film",), ("of of of of",)]
     found = attack_words(model, tokenizer(), rows, [0, 0, 0, 0], SYNONYMS, share=0.25, tries=3)
     # score .15: one of four words may change; three words: none may; wrong before; no candidate
-    assert found.clean.tolist() == [True, True, False, True]
+    assert found.correct_before.tolist() == [True, True, False, True]
     assert found.tried.tolist() == [True, False, False, False]
     assert found.rows[1:] == rows[1:]
     assert found.queries.tolist() == [4, 0, 0, 1]  # a gradient and three tries; a gradient
@@ -136,9 +136,9 @@ def test_whole_words_punctuation_and_case() -> None:
 def test_pairs_are_attacked_in_both_texts() -> None:
     rows = [("the good film", "a bad film"), ("a film", "good bad")]
     found = attack_words(Planted(), tokenizer(), rows, [0, 0], SYNONYMS, share=0.4)
-    assert found.clean.tolist() == [True, True]
+    assert found.correct_before.tolist() == [True, True]
     assert all(len(row) == 2 for row in found.rows)
-    assert found.right.tolist() == [False, False]
+    assert found.correct_after.tolist() == [False, False]
     assert found.rows[0][0] == "the fine film" and found.rows[0][1] == "a bad film"
     assert found.words.tolist() == [6, 4]
 
@@ -150,7 +150,7 @@ def test_words_cut_off_are_not_replaced_and_nothing_is_drawn() -> None:
         for n in (4, 4, 6)
     ]
     assert makes[0].rows == makes[1].rows == rows  # what is left, "a a a good", stays positive
-    assert makes[2].rows[0][0].startswith("a a a ") and not makes[2].right[0]
+    assert makes[2].rows[0][0].startswith("a a a ") and not makes[2].correct_after[0]
 
 
 @pytest.mark.parametrize(
