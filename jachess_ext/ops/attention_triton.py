@@ -191,7 +191,8 @@ def backward(
 
 def _takes_descriptor(x: Tensor) -> bool:
     """Return whether a tensor descriptor takes a jet: its strides are multiples of 16 bytes."""
-    hopper = not x.is_cuda or torch.cuda.get_device_capability(x.device) >= (9, 0)
-    whole = x.shape[-1] in (16, 32, 64, 128) and x.data_ptr() % 16 == 0
+    if not x.numel() or (x.is_cuda and torch.cuda.get_device_capability(x.device) < (9, 0)):
+        return False
     unit = 16 // x.element_size()
-    return hopper and whole and all(n > 0 and n % unit == 0 for n in x.stride()[:4])
+    aligned = x.data_ptr() % 16 == 0 and all(n > 0 and n % unit == 0 for n in x.stride()[:4])
+    return aligned and x.shape[-1] in (16, 32, 64, 128)

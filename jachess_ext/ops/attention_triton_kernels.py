@@ -512,8 +512,6 @@ def key_gradient(
     a1 = a0
     # Query i sees keys i − left ≤ j ≤ i + right: key j is seen by queries j − right ≤ i ≤ j + left.
     lo, whole_lo, whole_hi, hi = limits(first, N, TK, T, P.value.right, P.value.left, P.value.rows)
-    if first + N > TK:  # what is beyond the last key is hidden
-        whole_hi = whole_lo
     for n in range(group):
         h = key_head * group + n
         if P.value.right >= 0:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +14,15 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from triton.runtime.errors import InterpreterError
+
+from jachess_ext import ops
 from jachess_ext.ops import attention_triton
+from jachess_ext.ops import attention_triton_kernels as kernels
 from jachess_ext.ops.attention_reference import Call, Settings, dropout_mask
 from jachess_ext.ops.attention_triton import Tile
-from python_tests.ops import triton_interpreter  # noqa: F401  mends it
 from python_tests.ops.cases import random_jet, relative_error
+from python_tests.triton import interpreter  # noqa: F401  mends bfloat16
 
 BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
 SEED = torch.tensor(-(2**40) - 7)
@@ -37,6 +44,7 @@ CASES: dict[str, dict[str, Any]] = {
     "negative scale": {"scale": -0.4},
     "dropout": {"dropout_p": 0.3},
     "sizes": {"size": 24, "value_size": 40, "rows": 37, "keys": 53},
+    "by pointers": {"unaligned": True},
     "few keys": {"keys": 5},
     "one query": {"rows": 1, "heads": 1, "key_heads": 1},
     "one key": {"keys": 1, "causal": True},
@@ -45,8 +53,7 @@ CASES: dict[str, dict[str, Any]] = {
         **{"rows": 45, "keys": 61, "size": 40, "value_size": 24},
     },
 }
-FEW = ("plain", "window", "all at once")
-"""Cases that run fast and with every tile."""
+FAST = ("plain", "window", "all at once")
 STEPS = ((16, 16), (16, 32), (32, 16))
 
 
@@ -72,6 +79,8 @@ def problem(name: str, dtype: torch.dtype) -> tuple[Call, Tensor]:
     mask = make_mask(case.pop("mask", None), 2, heads, rows, keys)
     shapes = [(heads, rows, size), (key_heads, keys, size), (key_heads, keys, value_size)]
     jets = [random_jet(2, 2, *shape, dtype=dtype, seed=n) for n, shape in enumerate(shapes)]
+    if case.pop("unaligned", False):
+        jets = [torch.cat([x, x[..., :1]], -1)[..., :-1] for x in jets]
     gy = random_jet(2, 2, heads, rows, value_size, dtype=dtype, seed=9)
     settings = Settings(
         *(1, case.get("scale", size**-0.5), case.get("causal", False)),
@@ -137,7 +146,7 @@ def errors(got: list[Tensor], wanted: list[Tensor]) -> float:
         for a, b in zip(x.double(), reference, strict=True):
             finite = b.isfinite()
             assert torch.equal(a[~finite], b[~finite]) and a[finite].isfinite().all()
-            largest = max(largest, relative_error(a[finite], b[finite]))
+            largest = max(largest, relative_error(a[finite][None], b[finite][None]))
     return largest
 
 
@@ -152,15 +161,122 @@ def launched(call: Call, gy: Tensor, rows: int, keys: int, scores: bool = False)
         return [y, logs, *attention_triton.backward(gy, call, y, logs, tiles)]
 
 
-@pytest.mark.parametrize("scores", [False, True], ids=["no scores", "scores"])
-@pytest.mark.parametrize("dtype", BOUNDS)
-@pytest.mark.parametrize("steps", STEPS)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in FEW else pytest.mark.slow) for name in CASES]
-)
+QUICK = (32, 16, torch.bfloat16)
+TABLE = [
+    pytest.param(
+        *(name, steps, dtype, scores),
+        marks=()
+        if name in FAST and (steps, dtype) == ((32, 16), torch.bfloat16)
+        else pytest.mark.slow,
+        id=f"{name}, {steps[0]} x {steps[1]}, {dtype}" + (", scores in memory" if scores else ""),
+    )
+    for name in CASES
+    for steps in STEPS
+    for dtype in BOUNDS
+    for scores in (False, True)
+]
+
+
+@pytest.mark.parametrize("name, steps, dtype, scores", TABLE)
 def test_agrees_with_attention_written_out(
     name: str, steps: tuple[int, int], dtype: torch.dtype, scores: bool
 ) -> None:
     call, gy = problem(name, dtype)
     got = launched(call, gy, *steps, scores)
     assert errors(got, expected(call, gy)) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("name", [*FAST, "shared keys", "queries that see nothing"])
+def test_the_cpp_kernels_take_the_same_statistics(name: str) -> None:
+    """Either backward takes either forward."""
+    call, gy = problem(name, torch.float32)
+    y, logs = attention_triton.forward(call)
+    settings = call.settings
+    cpp = torch.ops.jachess.attention_jet(*call[:5], *settings)
+    assert errors([y, logs], [x.double() for x in cpp]) < BOUNDS[torch.float32]
+    ours = attention_triton.backward(gy, call, *cpp)
+    theirs = torch.ops.jachess.attention_jet_backward(gy, *call[:5], y, logs, *settings)
+    assert errors([*ours], [x.double() for x in theirs]) < BOUNDS[torch.float32]
+
+
+def test_an_offset_of_all_tangents_costs_no_digits() -> None:
+    """Tangents are centred: bfloat16's error does not grow with what they share."""
+    call, gy = problem("plain", torch.bfloat16)
+    far = call._replace(key=call.key + torch.tensor([0.0, 100.0]).view(2, 1, 1, 1, 1).bfloat16())
+    wanted = expected(far, gy)[0]
+    y, _ = attention_triton.forward(far)
+    assert errors([y], [wanted]) < BOUNDS[torch.bfloat16]
+
+
+@pytest.mark.parametrize("empty", ["batch", "rows", "keys"])
+def test_empty(empty: str) -> None:
+    sizes = {"batch": 2, "rows": 3, "keys": 4} | {empty: 0}
+    shapes = [(2, sizes["rows"], 16), (1, sizes["keys"], 16), (1, sizes["keys"], 16)]
+    jets = [torch.ones(2, sizes["batch"], *shape, dtype=torch.bfloat16) for shape in shapes]
+    call = Call(*jets, None, None, Settings(1, 0.25, False, -1, -1, 0.0, 0.0, 0))
+    y, logs = attention_triton.forward(call)
+    gradients = attention_triton.backward(torch.ones_like(y), call, y, logs)
+    for result in (y, *gradients):
+        assert torch.equal(result, torch.zeros_like(result))
+    assert torch.equal(logs[0], torch.full_like(logs[0], -math.inf))
+
+
+# ---- planted faults --------------------------------------------------------------------------
+
+MUTANTS = [
+    ("tl.dot(x[0], y1, tl.dot(x[1], y0))", "tl.dot(x[0], y0, tl.dot(x[1], y0))"),
+    ("tl.dot(p0, v1, n1 * shrink[:, None])", "tl.dot(p0, v1, n1)"),
+    ("y1 = (n1 - y0 * l1[:, None])", "y1 = (n1 + y0 * l1[:, None])"),
+    ("seen & (keys <= rows + P.value.right)", "seen & (keys < rows + P.value.right)"),
+    ("seen & (keys >= rows - P.value.left)", "seen & (keys > rows - P.value.left)"),
+    ("(first + AFTER + 1) // STEP", "(first + AFTER + STEP) // STEP"),
+    ("whole_lo = tl.maximum(tl.cdiv(tl", "whole_lo = tl.maximum((lambda a, b: a // b)(tl"),
+    (
+        "lo = tl.maximum(first - BEFORE, 0) // STEP",
+        "lo = tl.maximum(first - BEFORE + STEP, 0) // STEP",
+    ),
+    ("l1 = l1 * shrink + (t1 - c * t0)", "l1 = l1 + (t1 - c * t0)"),
+    ("c + l1 * inverse", "l1 * inverse"),
+    ("p0 * G0 + p1 * G1, p0 * G1", "p0 * G0 - p1 * G1, p0 * G1"),
+    ("g0 = g0 * slope - g1 * s1", "g0 = g0 * slope + g1 * s1"),
+    ("a1 = tl.dot(c0, z1, a1)", "a1 = tl.dot(c1, z1, a1)"),
+    ("a1 = tl.dot(c1, z0, a1)", "a1 = tl.dot(c0, z0, a1)"),
+    ("a0 = tl.dot(gs1, keys[1], tl", "a0 = tl.dot(gs1, keys[0], tl"),
+    ("tl.dot(g[1], tl.trans(v[1]), tl", "tl.dot(g[0], tl.trans(v[1]), tl"),
+    ("if (start >= lo) & (start < hi):", "if (start > lo) & (start < hi):"),
+    ("words >> 8) >= numbers[2]", "words >> 8) >= numbers[2] * 2"),
+    ("factor = tl.trans(factor)", "factor = factor"),
+    ("p0, z1 = tl.where(seen, p0, 0.0)", "p0, z1 = p0"),
+    ("return (p0 * factor, p1 * factor), gs", "return (p0, p1), gs"),
+    ("h = key_head * group + n", "h = key_head * group"),
+]
+FAULTY = ("causal", "left window", "window", "all at once", "shared keys", "dropout", "sizes")
+"""Cases that notice them."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("old, new", MUTANTS)
+def test_a_planted_fault_is_noticed(
+    old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Path(kernels.__file__).read_text()
+    assert source.count(old) == 1
+    path = tmp_path / "mutant_kernels.py"
+    path.write_text(source.replace(old, new))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    mutant = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, path.stem, mutant)
+    spec.loader.exec_module(mutant)
+    monkeypatch.setattr(ops, "attention_triton_kernels", mutant)
+    assert any(_is_noticed(name, scores) for name in FAULTY for scores in (False, True))
+
+
+def _is_noticed(name: str, scores: bool) -> bool:
+    call, gy = problem(name, torch.float32)
+    try:
+        return (
+            errors(launched(call, gy, 16, 16, scores), expected(call, gy)) > BOUNDS[torch.float32]
+        )
+    except (AssertionError, InterpreterError):  # not finite, or of another shape
+        return True

@@ -1,5 +1,5 @@
-"""Triton's interpreter, which conftest.py asks for where there is no GPU, with bfloat16 as GPUs have
-it: importing this module mends it."""
+"""Triton's interpreter, which conftest.py asks for where there is no GPU, with a GPU's bfloat16:
+importing this module mends it."""
 
 from __future__ import annotations
 
