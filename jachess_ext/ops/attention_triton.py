@@ -16,12 +16,12 @@ from torch import Tensor
 
 from .attention_chunks import Gradients, backward_from_scores, check_call, empty_by_token
 from .attention_reference import Call
-from .library import OLDEST_GPU, available
+from .library import OLDEST_GPU, available, constant_when_compiled
 
-LARGEST_HEAD = 128
-"""Numbers of a head at most: tiles of larger ones do not fit a program's registers."""
 LARGEST_HEAD_WITHOUT_SCORES = 64
 """Numbers of a head at most in the backward that stores no scores."""
+DESCRIBED = (16, 32, 64, 128)
+"""Numbers of a head that tensor descriptors take."""
 
 
 class Tile(NamedTuple):
@@ -33,17 +33,17 @@ class Tile(NamedTuple):
     stages: int
 
 
-Tiles: TypeAlias = Mapping[tuple[str, int], tuple[Tile, Tile]]
+Tiles: TypeAlias = Mapping[tuple[str, int], tuple[Tile, Tile, Tile]]
 TILES: Tiles = {
-    ("forward", 64): (Tile(64, 32, 4, 2), Tile(64, 64, 4, 2)),
-    ("forward", 128): (Tile(128, 32, 8, 2), Tile(128, 64, 8, 2)),
-    ("query_gradient", 64): (Tile(64, 32, 4, 2), Tile(64, 32, 4, 2)),
-    ("key_gradient", 64): (Tile(32, 64, 4, 2), Tile(32, 64, 4, 2)),
-    ("value_gradient", 64): (Tile(32, 128, 8, 2), Tile(32, 128, 8, 2)),
-    ("score_jets", 128): (Tile(64, 32, 4, 2), Tile(128, 32, 8, 2)),
+    ("forward", 64): (Tile(128, 32, 8, 2), Tile(64, 64, 4, 2), Tile(128, 64, 8, 2)),
+    ("forward", 128): (Tile(64, 32, 4, 2), Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)),
+    ("query_gradient", 64): (Tile(128, 32, 8, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 2)),
+    ("key_gradient", 64): (Tile(32, 32, 4, 2), Tile(32, 128, 8, 2), Tile(32, 128, 8, 1)),
+    ("value_gradient", 64): (Tile(32, 32, 4, 2), Tile(32, 128, 8, 2), Tile(16, 128, 8, 2)),
+    ("score_jets", 128): (Tile(64, 32, 4, 2), Tile(128, 32, 8, 2), Tile(128, 32, 8, 2)),
 }
-"""By kernel and the numbers of a head at most: the tile by pointers, and by tensor descriptors.
-Registers and instructions chose them, not a clock."""
+"""By kernel and the numbers of a head at most: the tile by pointers, and by tensor descriptors on
+GPUs of capability 9 and 10.  Registers and instructions chose them, not a clock."""
 
 
 @cache
@@ -52,19 +52,32 @@ def installed() -> bool:
     return find_spec("triton") is not None
 
 
+@constant_when_compiled
+def _capability(device: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+def _has_descriptors(x: Tensor) -> bool:
+    """Return whether tensor descriptors serve on a tensor's GPU, and in the interpreter."""
+    return not x.is_cuda or _capability(x.device.index)[0] in (9, 10)
+
+
 def accepts(call: Call) -> bool:
     """Return whether the kernels compute a call.
 
-    That is a value and its tangent in bfloat16, with heads of at most `LARGEST_HEAD` numbers, on a
-    GPU that the C++ kernels, too, run on."""
+    That is a value and its tangent in bfloat16, with heads of at most 64 numbers on a GPU that the
+    C++ kernels, too, run on, and of 128 where tensor descriptors serve.
+    """
     query, key, value = call[:3]
+    sizes = {int(query.shape[-1]), int(value.shape[-1])}
+    described = sizes <= {*DESCRIBED}
     return (
         query.is_cuda
         and query.dtype == key.dtype == value.dtype == torch.bfloat16
         and len(query) == 2
-        and max(query.shape[-1], value.shape[-1]) <= LARGEST_HEAD
         and installed()
-        and torch.cuda.get_device_capability(query.device) >= OLDEST_GPU
+        and _capability(query.device.index) >= OLDEST_GPU
+        and (max(sizes) <= 64 or (described and _has_descriptors(query)))
     )
 
 
@@ -83,6 +96,11 @@ class Launcher:
         key_heads, keys = key.shape[2:4]
         self.call, self.tiles, self.largest = call, tiles, max(size, value.shape[4])
         self.jets = [x if x.stride(-1) == 1 else x.contiguous() for x in jets]
+        if self.largest > 64:  # pointers to such tiles do not fit a program's registers
+            self.jets = [
+                x if _takes_descriptor(x) else x.clone(memory_format=torch.contiguous_format)
+                for x in self.jets
+            ]
         self.descriptors = all(map(_takes_descriptor, self.jets))
         mask_kind = 0 if mask is None else 1 + mask.is_floating_point()
         mask = query[0] if mask is None else mask.expand(batch, heads, rows, keys)
@@ -125,7 +143,10 @@ class Launcher:
 
         owns_keys = name in ("key_gradient", "value_gradient")
         width = 64 if self.largest <= 64 and (name, 64) in self.tiles else 128
-        tile = self.tiles[name, width][self.descriptors]
+        way = 0
+        if self.descriptors:
+            way = 2 if self.seed.is_cuda and _capability(self.seed.device.index)[0] == 10 else 1
+        tile = self.tiles[name, width][way]
         programs = -(-count // (tile.keys if owns_keys else tile.rows)) * heads
         if not programs:
             return
@@ -133,6 +154,10 @@ class Launcher:
         if self.descriptors:
             boxes = zip(jets, (tile.rows, tile.keys, tile.keys, tile.rows), strict=False)
             jets = [TensorDescriptor.from_tensor(x, [1, 1, 1, n, x.shape[-1]]) for x, n in boxes]
+            if rectangle:
+                box = [1, 1, tile.rows, tile.keys]
+                pair = (TensorDescriptor.from_tensor(x, box) for x in contiguous[:2])
+                contiguous = [*pair, *contiguous[2:]]
         with_strides = (*self.jets[:3], self.mask, *self.jets[3:], *strided)
         kernel = kernels.key_gradient if owns_keys else getattr(kernels, name)
         kernel[(programs,)](
@@ -175,10 +200,10 @@ def backward(
 
         def scores(head: int, heads: int, row: int, rows: int, keys: int) -> tuple[Tensor, Tensor]:
             line = -(-keys // 8) * 8  # whole units of 16 bytes, as cuBLAS wants them
-            p, gs = (gy.new_empty(2, heads, rows, line) for _ in range(2))
+            p, gs = (gy.new_empty(2, heads, rows, line)[..., :keys] for _ in range(2))
             rectangle = (head, row, rows, keys, line)
             launcher.run("score_jets", [], [p, gs, *numbers], heads, rows, *rectangle)
-            return p[..., :keys], gs[..., :keys]
+            return p, gs
 
         return backward_from_scores(scores, gy, call)
     query, key, value = (empty_by_token(x, *x.shape[2:]) for x in call[:3])
@@ -191,8 +216,6 @@ def backward(
 
 def _takes_descriptor(x: Tensor) -> bool:
     """Return whether a tensor descriptor takes a jet: its strides are multiples of 16 bytes."""
-    if not x.numel() or (x.is_cuda and torch.cuda.get_device_capability(x.device) < (9, 0)):
-        return False
     unit = 16 // x.element_size()
     aligned = x.data_ptr() % 16 == 0 and all(n > 0 and n % unit == 0 for n in x.stride()[:4])
-    return aligned and x.shape[-1] in (16, 32, 64, 128)
+    return x.numel() > 0 and aligned and x.shape[-1] in DESCRIBED and _has_descriptors(x)

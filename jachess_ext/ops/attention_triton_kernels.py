@@ -411,6 +411,53 @@ def query_gradient(
 
 
 @triton.jit
+def store_scores(x, rectangle, start, x0, x1, P: tl.constexpr):
+    """Store both streams of a tile of a rectangle's scores.
+
+    rectangle: (head, line, heads, lines, columns, distance between lines).
+    """
+    N: tl.constexpr = P.value.rows
+    M: tl.constexpr = P.value.keys
+    head, line, heads, count, width, step = rectangle
+    if P.value.descriptors:
+        x.store([0, head, line, start], tl.reshape(x0.to(x.dtype), [1, 1, N, M]))
+        x.store([1, head, line, start], tl.reshape(x1.to(x.dtype), [1, 1, N, M]))
+    else:
+        lines, columns = (line + tl.arange(0, N))[:, None], (start + tl.arange(0, M))[None, :]
+        x += head.to(tl.int64) * count * step
+        at = x + lines.to(tl.int64) * step + columns
+        inside = (lines < count) & (columns < width)
+        tl.store(at, x0.to(x.dtype.element_ty), mask=inside)
+        tl.store(at + heads.to(tl.int64) * count * step, x1.to(x.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def score_tiles(
+    p, gs, to, q, g, logs, d, k, v, place, lo, hi, call, P: tl.constexpr, HIDES: tl.constexpr
+):  # fmt: skip
+    """Store the weights and the scores' gradients of a tile of queries for the keys [lo, hi)."""
+    M: tl.constexpr = P.value.keys
+    b, h, sizes = place[0], place[1], call[2]
+    for start in tl.range(lo, hi, M, num_stages=P.value.stages):
+        keys = load(k, b, h // sizes[2], start, sizes[4], M, P.value.size, P)
+        values = load(v, b, h // sizes[2], start, sizes[4], M, P.value.value_size, P)
+        w, z = tile_gradients(q, g, logs, d, keys, values, place, start, call, P, HIDES)
+        store_scores(p, to, start, w[0], w[1], P)
+        store_scores(gs, to, start, z[0], z[1], P)
+
+
+@triton.jit
+def zero_tiles(p, gs, to, lo, hi, P: tl.constexpr):
+    """Store zeros for the keys [lo, hi)."""
+    N: tl.constexpr = P.value.rows
+    M: tl.constexpr = P.value.keys
+    zero = tl.zeros([N, M], tl.float32)
+    for start in tl.range(lo, hi, M):
+        store_scores(p, to, start, zero, zero, P)
+        store_scores(gs, to, start, zero, zero, P)
+
+
+@triton.jit
 def score_jets(
     q, k, v, mask, gy, p, gs, statistics, delta, seed, strides, sizes, numbers, rectangle,
     P: tl.constexpr,
@@ -422,32 +469,23 @@ def score_jets(
     """
     N: tl.constexpr = P.value.rows
     M: tl.constexpr = P.value.keys
-    _, H, group, T, TK = sizes
-    first_head, first_row, count, width, line_step = rectangle
+    first_head, first_row, count, width, step = rectangle
     tiles = tl.cdiv(count, N)
-    local_head, line = tl.program_id(0) // tiles, tl.program_id(0) % tiles * N
-    b, h = (first_head + local_head) // H, (first_head + local_head) % H
-    place = (b, h, first_row + line)
+    head, line = tl.program_id(0) // tiles, tl.program_id(0) % tiles * N
+    place = ((first_head + head) // sizes[1], (first_head + head) % sizes[1], first_row + line)
     call = ((mask, strides[3]), tl.load(seed) if P.value.dropout else 0, sizes, numbers)
-    Q, G = (q, strides[0]), (gy, strides[4])
+    Q, K, V, G = (q, strides[0]), (k, strides[1]), (v, strides[2]), (gy, strides[4])
     x, g, logs, d = load_queries(Q, G, statistics, delta, place, sizes, P)
-    lo, _, _, hi = limits(first_row + line, N, T, TK, P.value.left, P.value.right, M)
-    lines = (line + tl.arange(0, N))[:, None]
-    at = (local_head.to(tl.int64) * count + lines) * line_step
-    stream = (tl.num_programs(0) // tiles).to(tl.int64) * count * line_step
-    zero = tl.zeros([N, M], tl.float32)
-    for start in tl.range(0, width, M, num_stages=P.value.stages):
-        keys = (start + tl.arange(0, M))[None, :]
-        inside = (lines < count) & (keys < width)
-        jets = ((zero, zero), (zero, zero))
-        if (start >= lo) & (start < hi):
-            K = load((k, strides[1]), b, h // group, start, TK, M, P.value.size, P)
-            V = load((v, strides[2]), b, h // group, start, TK, M, P.value.value_size, P)
-            jets = tile_gradients(x, g, logs, d, K, V, place, start, call, P, True)
-        for n in tl.static_range(2):
-            target = (p if n == 0 else gs) + at + keys
-            tl.store(target, jets[n][0].to(p.dtype.element_ty), mask=inside)
-            tl.store(target + stream, jets[n][1].to(p.dtype.element_ty), mask=inside)
+    to = (head, line, tl.num_programs(0) // tiles, count, width, step)
+    lo, whole_lo, whole_hi, hi = limits(
+        first_row + line, N, sizes[3], sizes[4], P.value.left, P.value.right, M
+    )
+    zero_tiles(p, gs, to, 0, lo, P)
+    if P.value.left >= 0:
+        score_tiles(p, gs, to, x, g, logs, d, K, V, place, lo, whole_lo, call, P, True)
+    score_tiles(p, gs, to, x, g, logs, d, K, V, place, whole_lo, whole_hi, call, P, False)
+    score_tiles(p, gs, to, x, g, logs, d, K, V, place, whole_hi, hi, call, P, True)
+    zero_tiles(p, gs, to, tl.cdiv(hi, M) * M, width, P)
 
 
 @triton.jit

@@ -1,0 +1,158 @@
+"""Registers and spills of Triton's kernels, compiled for GPUs that need not be here (`make check`).
+
+    PYTHONPATH=build_backend python -m jachess_build.triton_registers [--if-changed]
+
+It compiles each kernel of `ops.attention_triton.TILES` with its tiles for each architecture, and
+writes triton_registers.txt beside this file: a hash of the kernels and tiles, and a line for each.
+`--if-changed` does nothing where the hash is that of the files as they are, or without Triton.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORD = Path(__file__).with_name("triton_registers.txt")
+ARCHS = (80, 90, 100, 120)
+MOST_SPILLED = 16
+"""Bytes of a thread's registers that may lie in memory."""
+MOST_COLUMNS = 512
+"""Columns of tensor memory that a program of 10.0 may take."""
+_FLOATS = ("mask", "y", "gy", "gq", "out", "p", "gs")
+
+
+def digest() -> str:
+    """Return a hash of the files on which the table depends."""
+    folder = ROOT / "jachess_ext" / "ops"
+    files = (folder / "attention_triton.py", folder / "attention_triton_kernels.py", Path(__file__))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def compile_kernel(
+    name: str, tile: Any, size: int, arch: int, descriptors: bool, **plan: Any
+) -> Any:
+    """Return what Triton makes of a kernel of `TILES` for bfloat16 heads of `size` numbers.
+
+    Args:
+        tile: as in `TILES`.
+        arch: a compute capability, 90 for 9.0.
+        plan: fields of a `Plan` other than the defaults.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from jachess_ext.ops import attention_triton_kernels as kernels
+
+    of_keys = name in ("key_gradient", "value_gradient")
+    kernel = kernels.key_gradient if of_keys else getattr(kernels, name)
+    settings = kernels.Plan(
+        tile.rows, tile.keys, size, size, stages=tile.stages, descriptors=descriptors, **plan
+    )
+    types: dict[str, Any] = dict.fromkeys(_FLOATS, "*bf16")
+    types |= {"q": tile.rows, "k": tile.keys, "v": tile.keys, "gy": tile.rows}
+    types = {
+        key: value
+        if isinstance(value, str)
+        else f"tensordesc<bf16[1,1,1,{value},{size}]>"
+        if descriptors
+        else "*bf16"
+        for key, value in types.items()
+    }
+    if descriptors and name == "score_jets":
+        types |= dict.fromkeys(("p", "gs"), f"tensordesc<bf16[1,1,{tile.rows},{tile.keys}]>")
+    if settings.mask == 1:
+        types["mask"] = "*u8"
+    strided = [x for x in ("q", "k", "v", "mask", "gy", "y", "gq", "out") if x in kernel.arg_names]
+    types |= {
+        **{"statistics": "*fp32", "delta": "*fp32", "seed": "*i64", "P": "constexpr"},
+        **{"strides": (("i32",) * 4,) * len(strided), "sizes": ("i32",) * 5},
+        **{"numbers": ("fp32", "fp32", "i32", "fp32"), "rectangle": ("i32",) * 5},
+        "VALUE": "constexpr",
+    }
+    signature = {x: types[x] for x in kernel.arg_names}
+    sixteen = [["tt.divisibility", 16]]
+    attributes: dict[tuple[int, ...], Any] = {
+        (n,): sixteen
+        for n, x in enumerate(kernel.arg_names)
+        if isinstance(types[x], str) and types[x].startswith("*")
+    }
+    place = kernel.arg_names.index("strides")
+    attributes |= {(place, n, m): sixteen for n in range(len(strided)) for m in range(4)}
+    constants: dict[str, Any] = {"P": settings}
+    if of_keys:
+        constants["VALUE"] = name == "value_gradient"
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
+def usage(compiled: Any) -> dict[str, int]:
+    """Return registers and bytes of stack of a thread, bytes of shared memory of a program, and its
+    columns of tensor memory."""
+    import triton
+
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        command = [str(tools / "cuobjdump"), "-res-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    numbers = {key: int(value) for key, value in re.findall(r"(REG|STACK):(\d+)", text)}
+    return {
+        "registers": numbers["REG"],
+        "stack": numbers["STACK"],
+        "shared": compiled.metadata.shared,
+        "columns": getattr(compiled.metadata, "tmem_size", None) or 0,
+    }
+
+
+def table() -> list[tuple[str, dict[str, int]]]:
+    """Return a line and the usage of each kernel, size, architecture and way of loading."""
+    from jachess_ext.ops.attention_triton import TILES
+
+    rows = []
+    for (name, size), tiles in TILES.items():
+        ways = [(arch, 0) for arch in ARCHS if size <= 64] + [(90, 1), (100, 2)]
+        for arch, way in ways:
+            tile = tiles[way]
+            used = usage(compile_kernel(name, tile, size, arch, way > 0))
+            shape = f"{tile.rows} x {tile.keys}, {tile.warps} warps, {tile.stages} stages"
+            loads = "descriptors" if way else "pointers"
+            rows.append((f"{name} {size}, sm_{arch}, {loads}, {shape}", used))
+    return rows
+
+
+def main(*arguments: str) -> int:
+    """Write the table and return 1 if a kernel spills."""
+    if "--if-changed" in arguments:
+        if find_spec("triton") is None:
+            print("triton: not installed, so its kernels were not compiled.")
+            return 0
+        if RECORD.exists() and digest() in RECORD.read_text():
+            print("triton: no kernel has changed since triton_registers.txt was written.")
+            return 0
+    rows = table()
+    lines = [f"{line}: " + ", ".join(f"{v} {k}" for k, v in used.items()) for line, used in rows]
+    faults = [
+        line
+        for line, (_, used) in zip(lines, rows, strict=True)
+        if used["stack"] > MOST_SPILLED or used["columns"] > MOST_COLUMNS
+    ]
+    for line in faults:
+        print(f"triton: {line}: too much; take a smaller tile, or more warps", file=sys.stderr)
+    if not faults:
+        RECORD.write_text("\n".join([digest(), *lines, ""]))
+    print(f"triton: {len(rows)} kernels: {len(faults)} faults.")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
