@@ -6,10 +6,10 @@ First one result and its gradients, by every way that serves a call, are compare
 in float64. Then there is a row of attention_gpu.csv for each shape, number of streams, way and
 direction: milliseconds a call (the median of five replays), the rate of the jets' matrix products
 in TFLOP/s, and how many times torch's own attention takes for the same direction. Ways: the fused
-kernels; the hybrid, whose forward is theirs; the composite of large products; torch's own, of one
-stream. Jets of two streams have three products for one of plain attention, of three five, of four
-nine; backward has two and a half times as many. A shape that fails is named, the others are
-measured all the same, and the exit status is 1.
+kernels; the hybrid, whose forward is theirs; the composite of large products; Triton's kernels, for
+two streams; torch's own, of one stream. Jets of two streams have three products for one of plain
+attention, of three five, of four nine; backward has two and a half times as many. A shape that
+fails is named, the others are measured all the same, and the exit status is 1.
 
     python -m benchmarks.attention_gpu --parts     # attention_gpu_parts.csv
     python -m benchmarks.attention_gpu --sums
@@ -29,6 +29,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from .common import commit, device_name
 
 PRODUCTS = {1: 1, 2: 3, 3: 5, 4: 9}
 """Of a number of streams, for one of plain attention."""
-WAYS = ("fused", "hybrid", "composite")
+WAYS = ("fused", "hybrid", "composite", "triton")
 CALLS = 4
 REFERENCE = ops.attention_jet_reference
 FIELDS = [
@@ -148,9 +149,13 @@ def print_errors_of_sums() -> None:
 
 
 def ways(args: argparse.Namespace) -> list[str]:
-    """Return the ways that there are here: the hybrid needs its kernel, and bfloat16."""
-    hybrid = ops.available("attention_jet_scores", args.device) and args.dtype == "bfloat16"
-    return [way for way in WAYS if way != "hybrid" or hybrid]
+    """Return the ways that there are here: the hybrid needs its kernel, Triton's kernels a GPU, and
+    both bfloat16."""
+    here = {
+        "hybrid": ops.available("attention_jet_scores", args.device) and args.dtype == "bfloat16",
+        "triton": args.device == "cuda" and args.dtype == "bfloat16" and find_spec("triton"),
+    }
+    return [way for way in WAYS if here.get(way, True)]
 
 
 def steps(
@@ -165,9 +170,9 @@ def steps(
         saved: tuple[Tensor, ...] = ()
         forward, backward = "attention_jet_composite", "attention_jet_composite_backward"
     else:
-        saved = operators.attention_jet(*inputs, *settings)
-        forward = "attention_jet"
-        backward = f"attention_jet{'_hybrid' if way == 'hybrid' else ''}_backward"
+        forward = "attention_jet_triton" if way == "triton" else "attention_jet"
+        saved = getattr(operators, forward)(*inputs, *settings)
+        backward = f"attention_jet{'' if way == 'fused' else '_' + way}_backward"
     gy = torch.randn_like(leaves[0]) if gy is None else gy
     return {
         "forward": lambda: getattr(operators, forward)(*inputs, *settings),
@@ -183,11 +188,12 @@ def compare_with_the_reference(args: argparse.Namespace) -> None:
     """
     worst = 0.0
     for size, way in itertools.product(args.sizes, ways(args)):
-        shape = (4, 1, 2, max(args.tokens[0] // 4, 8), size)
+        streams = 2 if way == "triton" else 4
+        shape = (streams, 1, 2, max(args.tokens[0] // 4, 8), size)
         dtype = getattr(torch, args.dtype)
         *x, gy = (torch.randn(shape, dtype=dtype, device=args.device) for _ in range(4))
         leaves = [leaf.double().requires_grad_() for leaf in x]
-        y = REFERENCE(*leaves, q=2)
+        y = REFERENCE(*leaves, q=streams // 2)
         expected = [y, *torch.autograd.grad(y, leaves, gy.double())]
         calls = steps(way, x, gy)
         result: Any = calls["forward"]()
@@ -210,6 +216,7 @@ def jobs_of_ways(args: argparse.Namespace) -> Jobs:
         plain: dict[str, float] = {}
         shape = (args.batch, args.heads, tokens, size)
         every = [(1, "torch"), *itertools.product((2, 3, 4), ways(args))]
+        every = [(streams, way) for streams, way in every if way != "triton" or streams == 2]
         for streams, way in every:
 
             def job(

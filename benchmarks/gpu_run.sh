@@ -176,18 +176,21 @@ DERIVATIVES=("$PYTHON" -m benchmarks.derivatives)
 micro() { step "$1" "$3" "${MICRO[@]}" -k "$2" --benchmark-json "$WORK/$1.json"; }
 
 if [ "$COMMAND" = short ]; then
+  # The first time that a GPU runs Triton's kernels.
+  KEYWORDS="on_a_gpu and (plain or once)" files triton 70 python_tests/triton/test_attention.py
+  export JACHESS_TRITON=1
   NEW="heads_of_models and bfloat16-4-128"
   KEYWORDS="$NEW or hybrid or scores" files new 20 "${ATTENTION[@]}"
-  sanitize racecheck 40 "$NEW-causal or hybrid or scores"
-  files operators 50 "${ATTENTION[@]}" python_tests/ops/test_{jet_mean_squares,ntk}.py
+  sanitize racecheck 25 "$NEW-causal or hybrid or scores"
+  files operators 30 "${ATTENTION[@]}" python_tests/ops/test_{jet_mean_squares,ntk}.py
   TOKENS=(2048 4096)
   SHAPES=(--shapes encoder6-T32 encoder6-T128)
   CASES=(--cases mlp-D10-N256 transformer-D8-N32 mlp-D50-N64 transformer-D32-N32)
   SIZES=(--samples 32 --tokens 32 64)
   [ -n "${QUICK:-}" ] && TOKENS=(128) SHAPES=() CASES=() SIZES=()
-  step attention 60 "$PYTHON" -m benchmarks.attention_gpu --dtype "$DTYPE" --results "$WORK" \
+  step attention 50 "$PYTHON" -m benchmarks.attention_gpu --dtype "$DTYPE" --results "$WORK" \
     --tokens "${TOKENS[@]}" ${DRY_RUN:+--dry-run}
-  step pieces 30 "$PYTHON" -m benchmarks.attention_gpu --dtype "$DTYPE" --results "$WORK" \
+  step pieces 15 "$PYTHON" -m benchmarks.attention_gpu --dtype "$DTYPE" --results "$WORK" \
     --parts ${DRY_RUN:+--dry-run}
   if command -v ncu >/dev/null; then
     step ncu 20 ncu --kernel-name-base demangled --kernel-name regex:jachess --launch-count 3 \
@@ -212,7 +215,7 @@ ops.attention_jet(*x, q=2).sum().backward()'
     "${CASES[@]}" --repeats 3
   step kernel 15 "$PYTHON" -m benchmarks.ntk "${ON[@]}" --parts time "${SIZES[@]}" \
     --methods jacobian vmap-grad --repeats 3
-  micro gram "$PRODUCTS" 30
+  micro gram "$PRODUCTS" 20
   finish
 fi
 

@@ -146,8 +146,9 @@ BACKENDS = (
         "reference",
     ),
     Backend(
-        "with Triton, on a GPU of 8.0 or later: a value and its tangent in bfloat16, heads of at "
-        f"most 64, of 128 on 9.x and 10.x, from {TRITON_FROM >> 20} M scores in the window on",
+        "with Triton and JACHESS_TRITON=1, on a GPU of 8.0 or later: a value and its tangent in "
+        "bfloat16, heads of at most 64, of 128 on 9.x and 10.x, from "
+        f"{TRITON_FROM >> 20} M scores in the window on",
         _large_enough_for_triton,
         "triton",
     ),

@@ -6,6 +6,7 @@ gradients, and large matrix products do the rest (attention_chunks.py).
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -47,9 +48,13 @@ GPUs of capability 9 and 10.  Registers and instructions chose them, not a clock
 
 
 @cache
-def installed() -> bool:
-    """Return whether Triton is installed."""
-    return find_spec("triton") is not None
+def enabled() -> bool:
+    """Return whether Triton is installed and JACHESS_TRITON=1 asks for it.
+
+    The kernels have run in Triton's interpreter and been compiled, but never on a GPU: until they
+    have, they are asked for.
+    """
+    return os.environ.get("JACHESS_TRITON") == "1" and find_spec("triton") is not None
 
 
 @constant_when_compiled
@@ -75,7 +80,7 @@ def accepts(call: Call) -> bool:
         query.is_cuda
         and query.dtype == key.dtype == value.dtype == torch.bfloat16
         and len(query) == 2
-        and installed()
+        and enabled()
         and _capability(query.device.index) >= OLDEST_GPU
         and (max(sizes) <= 64 or (described and _has_descriptors(query)))
     )
@@ -160,15 +165,16 @@ class Launcher:
                 contiguous = [*pair, *contiguous[2:]]
         with_strides = (*self.jets[:3], self.mask, *self.jets[3:], *strided)
         kernel = kernels.key_gradient if owns_keys else getattr(kernels, name)
-        kernel[(programs,)](
-            *(*jets[:3], self.mask, *jets[3:], *strided, *contiguous, self.seed),
-            tuple(x.stride()[:4] for x in with_strides),
-            *(self.sizes, self.numbers, *((rectangle,) if rectangle else ())),
-            **({"VALUE": name == "value_gradient"} if owns_keys else {}),
-            P=kernels.Plan(tile.rows, tile.keys, stages=tile.stages, **self.plan),
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-        )
+        with torch.cuda.device_of(self.seed):
+            kernel[(programs,)](
+                *(*jets[:3], self.mask, *jets[3:], *strided, *contiguous, self.seed),
+                tuple(x.stride()[:4] for x in with_strides),
+                *(self.sizes, self.numbers, *((rectangle,) if rectangle else ())),
+                **({"VALUE": name == "value_gradient"} if owns_keys else {}),
+                P=kernels.Plan(tile.rows, tile.keys, stages=tile.stages, **self.plan),
+                num_warps=tile.warps,
+                num_stages=tile.stages,
+            )
 
     def output_products(self, y: Tensor) -> Tensor:
         """Return Σ_d g₀ y₀ + g₁ y₁ and Σ_d g₁ y₀ of the result and its cotangent, [2, B, H, T]."""

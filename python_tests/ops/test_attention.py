@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from docs.hooks import ROOT, attention_table
 from jachess_ext import ops
-from jachess_ext.ops import attention, library
+from jachess_ext.ops import attention, attention_triton, library
 from jachess_ext.ops.attention_reference import Call, Settings, dropout_mask
 from python_tests import processes
 from python_tests.ops.cases import (
@@ -808,7 +808,7 @@ def call_of(
     return Call(jets[0], jets[1], jets[2], None, None, Settings(**numbers))
 
 
-NO_KERNEL, CAPPED_SUM, NOT_ON_A_GPU, HYBRID, FUSED = range(1, 6)
+TRITON, NO_KERNEL, CAPPED_SUM, NOT_ON_A_GPU, HYBRID, FUSED = range(1, 7)
 
 
 @pytest.mark.parametrize(
@@ -821,8 +821,21 @@ NO_KERNEL, CAPPED_SUM, NOT_ON_A_GPU, HYBRID, FUSED = range(1, 6)
         (NOT_ON_A_GPU, {"dtype": torch.float64}),
         (NOT_ON_A_GPU, {"size": 264}),
         (NOT_ON_A_GPU, {"value_size": 264}),
+        (TRITON, {"streams": 2, "q": 1}),
+        (TRITON, {"streams": 2, "q": 1, "queries": 1024}),
+        (TRITON, {"streams": 2, "q": 1, "size": 128}),
+        (TRITON, {"streams": 2, "q": 1, "size": 40, "softcap": 1.0, "dropout_p": 0.1}),
+        (TRITON, {"streams": 2, "q": 1, "queries": 2**15, "left": 100, "right": 27}),
+        (HYBRID, {"streams": 2, "q": 1, "size": 80}),
+        (FUSED, {"streams": 2, "q": 1, "queries": 1023}),
+        (FUSED, {"streams": 2, "q": 1, "queries": 2**15, "left": 100, "right": 26}),
+        (FUSED, {"streams": 2, "q": 1, "dtype": torch.float16}),
         (HYBRID, {}),
-        (HYBRID, {"streams": 2, "q": 1}),
+        (HYBRID, {"causal": True}),
+        (HYBRID, {"queries": 2**13, "left": 2047, "causal": True}),
+        (FUSED, {"queries": 2**13, "left": 2046, "causal": True}),
+        (FUSED, {"queries": 2**13, "keys": 2**13, "left": 64, "right": 64}),
+        (HYBRID, {"queries": 2**13, "keys": 2**13, "left": 64}),
         (HYBRID, {"size": 128, "queries": 2048, "keys": 2048}),
         (HYBRID, {"value_size": 72, "queries": 1024}),
         (FUSED, {"keys": 4095}),
@@ -841,8 +854,16 @@ def test_backends(line: int, settings: dict[str, Any], monkeypatch: pytest.Monke
     monkeypatch.setattr(library, "STATE", library.STATE._replace(kernels=frozenset(kernels)))
     properties = SimpleNamespace(shared_memory_per_block_optin=LARGEST)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(attention_triton, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(attention_triton, "enabled", lambda: True)
     call = call_of(**settings)
     assert line_of(call) == line
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert line_of(call) == line, "a captured step is the eager one to the bit"
+    monkeypatch.setattr(attention_triton, "enabled", lambda: False)
+    if line == TRITON:
+        line = line_of(call)
+        assert line in (HYBRID, FUSED)
     kernels.remove(("attention_jet_scores", "cuda"))
     monkeypatch.setattr(library, "STATE", library.STATE._replace(kernels=frozenset(kernels)))
     assert line_of(call) == (FUSED if line == HYBRID else line)
@@ -851,17 +872,6 @@ def test_backends(line: int, settings: dict[str, Any], monkeypatch: pytest.Monke
     with forward_ad.dual_level():
         assert line_of(call) == 0
     assert torch.func.vmap(lambda _: torch.tensor(line_of(call)))(torch.ones(2)).tolist() == [0, 0]
-
-
-def test_a_graph_asks_for_products_from_a_quarter_of_the_scores(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(attention, "available", lambda name, device, sums=False: True)
-    monkeypatch.setattr(attention, "_kernels_take", lambda query, value, q: True)
-    calls = [call_of(keys=1024), call_of(keys=1023), call_of(keys=1024, size=128, queries=1024)]
-    assert [line_of(call) for call in calls] == [FUSED, FUSED, FUSED]
-    monkeypatch.setattr(attention, "_capturing", lambda: True)
-    assert [line_of(call) for call in calls] == [HYBRID, FUSED, HYBRID]
 
 
 def test_the_page_prints_the_rule() -> None:

@@ -57,11 +57,12 @@ def test_all_steps_of_the_figures(tmp_path: Path) -> None:
 
 
 STEPS = {
+    "triton": 70,
     "new": 20,
-    "racecheck": 40,
-    "operators": 50,
-    "attention": 60,
-    "pieces": 30,
+    "racecheck": 25,
+    "operators": 30,
+    "attention": 50,
+    "pieces": 15,
     "ncu": 20,
     "peers": 60,
     "meanflow": 15,
@@ -69,7 +70,7 @@ STEPS = {
     "graphed": 15,
     "laplacian": 20,
     "kernel": 15,
-    "gram": 30,
+    "gram": 20,
 }
 
 

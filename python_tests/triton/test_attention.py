@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,11 @@ from jachess_ext.ops import attention_triton
 from jachess_ext.ops import attention_triton_kernels as kernels
 from jachess_ext.ops.attention_reference import Call, Settings, dropout_mask
 from jachess_ext.ops.attention_triton import Tile
+from python_tests import processes
 from python_tests.ops.cases import random_jet
 from python_tests.triton import interpreter  # noqa: F401  mends bfloat16
 
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compiles here")
 BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
 SEED = torch.tensor(-(2**40) - 7)
 SHAPE = {"heads": 2, "key_heads": 2, "rows": 48, "keys": 48, "size": 32, "value_size": 32}
@@ -177,6 +180,7 @@ TABLE = [
 ]
 
 
+@interpreted
 @pytest.mark.parametrize("name, steps, dtype, scores", TABLE)
 def test_agrees_with_attention_written_out(
     name: str, steps: tuple[int, int], dtype: torch.dtype, scores: bool
@@ -186,6 +190,7 @@ def test_agrees_with_attention_written_out(
     assert errors(got, expected(call, gy)) < BOUNDS[dtype]
 
 
+@interpreted
 @pytest.mark.parametrize("name", [*FAST, "shared keys", "queries that see nothing"])
 def test_the_cpp_kernels_take_the_same_statistics(name: str) -> None:
     """Either backward takes either forward."""
@@ -199,6 +204,7 @@ def test_the_cpp_kernels_take_the_same_statistics(name: str) -> None:
     assert errors([*ours], [x.double() for x in theirs]) < BOUNDS[torch.float32]
 
 
+@interpreted
 def test_an_offset_of_all_tangents_costs_no_digits() -> None:
     """Tangents are centred: bfloat16's error does not grow with what they share."""
     call, gy = problem("plain", torch.bfloat16)
@@ -208,6 +214,7 @@ def test_an_offset_of_all_tangents_costs_no_digits() -> None:
     assert errors([y], [wanted]) < BOUNDS[torch.bfloat16]
 
 
+@interpreted
 @pytest.mark.parametrize("empty", ["batch", "rows", "keys"])
 def test_empty(empty: str) -> None:
     sizes = {"batch": 2, "rows": 3, "keys": 4} | {empty: 0}
@@ -219,6 +226,32 @@ def test_empty(empty: str) -> None:
     for result in (y, *gradients):
         assert torch.equal(result, torch.zeros_like(result))
     assert torch.equal(logs[0], torch.full_like(logs[0], -math.inf))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("size", [24, 32, 64, 128])
+@pytest.mark.parametrize("name", CASES)
+def test_on_a_gpu(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CASES, name, CASES[name] | {"size": size, "value_size": size})
+    call, gy = problem(name, torch.bfloat16)
+    tensors = [None if x is None else x.cuda() for x in call[:5]]
+    if size > 64 and torch.cuda.get_device_capability()[0] not in (9, 10):
+        pytest.skip("heads of 128 need tensor descriptors")
+    there = Call(*tensors, call.settings)
+    y, logs = attention_triton.forward(there)
+    results = [y, logs, *attention_triton.backward(gy.cuda(), there, y, logs)]
+    assert errors([x.cpu() for x in results], expected(call, gy)) < BOUNDS[torch.bfloat16]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_launches_compile(arch: int) -> None:
+    """With the arguments that they get, by Triton's compiler, where no GPU is."""
+    command = [sys.executable, "-m", "python_tests.triton.compiled_job", str(arch)]
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = processes.run(command, env=environment, check=True)
+    names = {"forward", "query_gradient", "key_gradient"}
+    assert {*done.stdout.split()} == names | ({"score_jets"} if arch >= 90 else set())
 
 
 # ---- planted faults --------------------------------------------------------------------------
@@ -254,6 +287,7 @@ FAULTY = ("causal", "left window", "window", "all at once", "shared keys", "drop
 """Cases that notice them."""
 
 
+@interpreted
 @pytest.mark.slow
 @pytest.mark.parametrize("old, new", MUTANTS)
 def test_a_planted_fault_is_noticed(
