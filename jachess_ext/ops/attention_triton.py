@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -114,17 +114,9 @@ class Launcher:
         self.sizes = (batch * heads, heads, heads // max(key_heads, 1), rows, keys)
         p = settings.dropout_p  # a weight is kept where (word >> 8) · 2⁻²⁴ ≥ p
         self.numbers = (settings.scale, settings.softcap, math.ceil(p * 2**24), 1 / (1 - p))
-        self.plan: dict[str, Any] = {
-            "size": size,
-            "value_size": value.shape[4],
-            "mask": mask_kind,
-            "left": settings.left,
-            "right": 0 if settings.causal else settings.right,
-            "softcap": settings.softcap > 0,
-            "dropout": p > 0,
-            "descriptors": self.descriptors,
-            "scale_first": settings.scale <= 0,
-        }
+        right = 0 if settings.causal else settings.right
+        flags = (settings.softcap > 0, p > 0, self.descriptors, settings.scale <= 0)
+        self.plan = (size, value.shape[4], mask_kind, settings.left, right, *flags)
 
     def run(
         self,
@@ -155,9 +147,9 @@ class Launcher:
         programs = -(-count // (tile.keys if owns_keys else tile.rows)) * heads
         if not programs:
             return
-        jets: list[Any] = self.jets
+        jets: Sequence[object] = self.jets
         if self.descriptors:
-            boxes = zip(jets, (tile.rows, tile.keys, tile.keys, tile.rows), strict=False)
+            boxes = zip(self.jets, (tile.rows, tile.keys, tile.keys, tile.rows), strict=False)
             jets = [TensorDescriptor.from_tensor(x, [1, 1, 1, n, x.shape[-1]]) for x, n in boxes]
             if rectangle:
                 box = [1, 1, tile.rows, tile.keys]
@@ -171,7 +163,7 @@ class Launcher:
                 tuple(x.stride()[:4] for x in with_strides),
                 *(self.sizes, self.numbers, *((rectangle,) if rectangle else ())),
                 **({"VALUE": name == "value_gradient"} if owns_keys else {}),
-                P=kernels.Plan(tile.rows, tile.keys, stages=tile.stages, **self.plan),
+                P=kernels.Plan(tile.rows, tile.keys, *self.plan, tile.stages),
                 num_warps=tile.warps,
                 num_stages=tile.stages,
             )

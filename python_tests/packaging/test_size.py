@@ -19,7 +19,7 @@ LINES = {
     "jet": 6353,
     "lab": 4122,
     "ntk": 2019,
-    "ops": 2662,
+    "ops": 2649,
     "scaling": 3508,
     "smoothness": 1068,
     "training": 1699,
