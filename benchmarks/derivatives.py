@@ -355,6 +355,50 @@ def compiled_block(shape: Shape, options: Options) -> Steps:
     return {"2-jet of a block, compiled": step_of(compiled), "the same, eager": step_of(penalty)}
 
 
+class Hidden(nn.Module):
+    """An encoder as a function from embeddings to its last hidden states."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encoder(inputs_embeds=x).last_hidden_state
+
+
+def jvp_vs_plain(shape: Shape, options: Options) -> Steps:
+    """Return a jvp of a whole encoder and its backward, eager and in one graph, and a plain step.
+
+    Compilation is in the warm-up.  The loss is the sum of squares; dropout is off.
+    """
+    model = build_model(shape, **(options.place | {"dropout": 0.0}))
+    hidden = Hidden(model.base_model).eval()  # type: ignore[arg-type]
+    size = (2, shape.batch, shape.tokens, shape.width)
+    x, direction = torch.randn(size, device=options.device, dtype=options.dtype)
+
+    def tangents(x: Tensor, direction: Tensor) -> Tensor:
+        return jx.jvp(hidden, (x,), (direction,))[1].square().sum()
+
+    def plain(x: Tensor, direction: Tensor) -> Tensor:
+        return hidden(x).square().sum()
+
+    def step_of(function: Callable[..., Tensor]) -> Step:
+        def step() -> None:
+            hidden.zero_grad(set_to_none=True)
+            function(x, direction).backward()
+
+        return step
+
+    plain(x, direction)  # transformers writes into a model in its first pass
+    backends = ("aot_eager", options.extra.backend)
+    compiled = {b: torch.compile(tangents, fullgraph=True, backend=b) for b in backends}
+    return {
+        "plain": step_of(plain),
+        "jvp": step_of(tangents),
+        **{f"jvp, {backend}": step_of(function) for backend, function in compiled.items()},
+    }
+
+
 def gemm_libraries(shape: Shape, options: Options) -> Steps:
     """Return a linear layer's three products, each by oneDNN and by torch (MKL on x86)."""
     steps: Steps = {}
@@ -448,6 +492,12 @@ PARTS = {
         engine_vs_func,
         (*_ENCODERS, "llama6-T128"),
         [("2-jet, forward + backward", "torch.func jvp of jvp, eager", "≥ 2")],
+    ),
+    "jvp_vs_plain": Part(
+        jvp_vs_plain,
+        ("encoder4-T16", "encoder4-T32", "encoder6-T32", "encoder8-T32", "encoder12-T32"),
+        [(f"jvp{way}", "plain", "") for way in ("", ", aot_eager", ", inductor")],
+        quick=("encoder4-T16",),
     ),
     "train_mode": Part(train_mode, _ALL, [("train mode step", "plain step", "≤ 4.1")]),
     "graphed": Part(
