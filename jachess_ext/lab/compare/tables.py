@@ -396,10 +396,9 @@ def difference_cell(paired: DataFrame, method: str, figure: Figure) -> str:
     row = paired.loc[method]
     if not row["seeds"]:
         return DASH
-    interval = "" if row["seeds"] < 2 else f" ± {figure.scale * row['±']:.{figure.digits}f}"
-    mean = f"{figure.scale * row['mean']:+.{figure.digits}f}"
+    half = "" if row["seeds"] < 2 else f" ± {figure.scale * row['±']:.{figure.digits}f}"
     wins = row["more" if figure.better > 0 else "less"]
-    return f"{mean}{interval} ({wins:.0f}/{row['seeds']:.0f})"
+    return f"{figure.scale * row['mean']:+.{figure.digits}f}{half} ({wins:.0f}/{row['seeds']:.0f})"
 
 
 def paired_tables(runs: DataFrame) -> list[Table]:
