@@ -557,13 +557,15 @@ class ScipyLoop:
 
     def costs(self, u: np.ndarray) -> np.ndarray:
         """Return half the sum of squares of every curve, [n]."""
-        value, _ = self.law.log_loss(u, self.sizes, gradient=False)
+        value, _ = self.law.log_loss(u, self.sizes, needs_gradient=False)
         return ((value - self.logs) ** 2).sum(-1) / 2
 
     def _residual(self, row: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
         sizes = self.sizes[row : row + 1]
         return (
-            lambda u: self.law.log_loss(u[None], sizes, gradient=False)[0][0] - self.logs[row],
+            lambda u: (
+                self.law.log_loss(u[None], sizes, needs_gradient=False)[0][0] - self.logs[row]
+            ),
             lambda u: self.law.log_loss(u[None], sizes)[1][0],
         )
 

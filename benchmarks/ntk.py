@@ -411,7 +411,7 @@ def form_rows(options: Options) -> list[Row]:
             outputs=outputs,
             inputs=inputs,
             cotangents=cotangents,
-            symmetric=True,
+            is_symmetric=True,
             bytes_per_number=options.dtype.itemsize,
         )
         case, times = time_forms(size, options)

@@ -93,7 +93,7 @@ class NEFTune(Method, name="neftune"):
         def add(x: Tensor, real: Tensor) -> Tensor:
             return x + row_noise(x, real, self.alpha, self.generator()).to(x.dtype)
 
-        with hooked_embeddings(model, add, inputs, trained=True) as noisy:
+        with hooked_embeddings(model, add, inputs, needs_gradients=True) as noisy:
             return Loss(*run(noisy))
 
 
@@ -122,7 +122,7 @@ class AdversarialNoise:
                 self.noise.append(self._draw(x, real).requires_grad_())
             return x + self.noise[stack].to(x.dtype)
 
-        with hooked_embeddings(model, add, batch, trained=True) as noisy:
+        with hooked_embeddings(model, add, batch, needs_gradients=True) as noisy:
             yield noisy
 
     def ascend(

@@ -32,5 +32,5 @@ def accuracy(model: Any, data: Encoded) -> float:
     """Share of the rows whose class the model predicts."""
     from jachess_ext.lab.workbench.training import model_outputs
 
-    found = model_outputs(model, data.in_order(32), regression=False).argmax(1)
+    found = model_outputs(model, data.in_order(32), is_regression=False).argmax(1)
     return float((found == data.labels).mean())

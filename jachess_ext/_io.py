@@ -200,7 +200,7 @@ def parse_json(text: str, source: str, *, lenient: bool = False) -> Any:
     try:
         value = json.loads(
             text,
-            object_pairs_hook=_unique,
+            object_pairs_hook=_refuse_repeated_names,
             parse_constant=None if lenient else refuse,
             strict=not lenient,
         )
@@ -212,7 +212,7 @@ def parse_json(text: str, source: str, *, lenient: bool = False) -> Any:
         raise DataError(f"{source} is not JSON ({error})") from error
 
 
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _refuse_repeated_names(pairs: list[tuple[str, object]]) -> dict[str, object]:
     names = [name for name, _ in pairs]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"the name {shown(twice[0])} stands twice in one object")
@@ -300,8 +300,8 @@ def _object_from_json(value: Any, cls: Any, place: str) -> object:
         raise DataError(str(error)) from error
 
 
-def _expect(valid: bool, value: object, expected: str, place: str) -> None:
-    if not valid:
+def _expect(is_valid: bool, value: object, expected: str, place: str) -> None:
+    if not is_valid:
         raise DataError(f"{place} is {shown(value)}; expected {expected}")
 
 

@@ -63,9 +63,9 @@ def _runs_on(archs: str, capability: str) -> bool:
     gpu = tuple(map(int, capability.split(".")))
     for arch in archs.split():
         number = arch.removesuffix("+PTX")
-        built = tuple(map(int, number.rstrip("af").split(".")))
-        portable = built[0] == gpu[0] or arch.endswith("+PTX")
-        if built == gpu or (built < gpu and portable and not number.endswith("a")):
+        binary = tuple(map(int, number.rstrip("af").split(".")))
+        is_portable = binary[0] == gpu[0] or arch.endswith("+PTX")
+        if binary == gpu or (binary < gpu and is_portable and not number.endswith("a")):
             return True
     return False
 

@@ -140,15 +140,15 @@ class _Backward(TorchFunctionMode):
     """Mode that records whether a backward pass ran, which sets gradients of parameters.
 
     Attributes:
-        ran: whether a backward pass ran.
+        has_run: whether a backward pass ran.
     """
 
-    ran = False
+    has_run = False
 
     def __torch_function__(
         self, func: Function, types: object, args: Args = (), kwargs: Named | None = None
     ) -> object:
-        self.ran |= func in (Tensor.backward, torch.autograd.backward)
+        self.has_run |= func in (Tensor.backward, torch.autograd.backward)
         return func(*args, **(kwargs or {}))
 
 
@@ -160,21 +160,21 @@ class _Graphed(Generic[R]):
     ) -> None:
         self._step, self._parameters = step, parameters
         self._warmup, self._check_every = warmup, every
-        self._calls, self._eager = 0, False
+        self._calls, self._is_eager = 0, False
         self._optimizers: list[Optimizer] = []
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, *args: object, **kwargs: object) -> R:
         flat, nest = torch_private.pytree.tree_flatten_with_path((args, kwargs))
         if not self._calls and not on_gpu([leaf for _, leaf in flat]):
-            self._eager = True
+            self._is_eager = True
             warnings.warn(
                 "no argument of the step is a tensor on a GPU, so that its steps run as they are: "
                 "a CUDA graph needs the batch on the GPU",
                 stacklevel=2,
             )
         self._calls += 1
-        if self._eager:
+        if self._is_eager:
             return self._step(*args, **kwargs)
         if any(p.grad is not None for p in self._parameters or ()):
             raise ValueError(
@@ -188,10 +188,10 @@ class _Graphed(Generic[R]):
         return torch_private.pytree.tree_unflatten(results, self._nest)
 
     def _warm_up(self, args: Sequence[object], kwargs: dict[str, object]) -> list[Tensor]:
-        self._stepped = False
+        self._has_stepped = False
         with side_stream(), self._observe_optimizers(), _Backward() as backward:
             results = self._run(args, kwargs)
-        if backward.ran and not self._stepped and self._parameters is None:
+        if backward.has_run and not self._has_stepped and self._parameters is None:
             raise ValueError(
                 "a call of the step ended without an optimizer's step, so that gradients would "
                 "add up over calls: a graph has no gradient accumulation; let the step take "
@@ -228,7 +228,7 @@ class _Graphed(Generic[R]):
                 f"{type(optimizer).__name__} counts its steps on the host: a graph needs "
                 "capturable=True"
             )
-        self._stepped = True
+        self._has_stepped = True
         if optimizer not in self._optimizers:
             self._optimizers.append(optimizer)
         self._host_state = _host_state(optimizer)

@@ -30,25 +30,25 @@ _NO_TABLE = "{} has no get_input_embeddings(); pass inputs_embeds in the batch"
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """Put all modules into training or evaluation mode within the context; then restore each
     mode."""
-    before = {module: module.training for module in model.modules()}
+    former_modes = {module: module.training for module in model.modules()}
     model.train(training)
     try:
         yield
     finally:
-        for module, mode in before.items():
+        for module, mode in former_modes.items():
             module.training = mode
 
 
 @contextmanager
 def trained(flags: Mapping[nn.Parameter, bool]) -> Iterator[None]:
     """Set the flags ``requires_grad`` of parameters within the context; then restore them."""
-    before = {parameter: parameter.requires_grad for parameter in flags}
+    former_flags = {parameter: parameter.requires_grad for parameter in flags}
     try:
         for parameter, flag in flags.items():
             parameter.requires_grad_(flag)
         yield
     finally:
-        for parameter, flag in before.items():
+        for parameter, flag in former_flags.items():
             parameter.requires_grad_(flag)
 
 
@@ -172,8 +172,8 @@ def token_tables(model: nn.Module) -> dict[nn.Module, bool]:
     stacks = (getattr(inner, f"get_{name}", lambda: None)() for name in ("encoder", "decoder"))
     encoder, decoder = (_table_of(stack) for stack in stacks)
     has_two = getattr(getattr(inner, "config", None), "is_encoder_decoder", False)
-    by_stack = {encoder: False, decoder: has_two and decoder is not encoder}
-    tables = {table: is_decoder for table, is_decoder in by_stack.items() if table is not None}
+    is_decoder_of = {encoder: False, decoder: has_two and decoder is not encoder}
+    tables = {table: is_decoder for table, is_decoder in is_decoder_of.items() if table is not None}
     # A model of one stack has neither an encoder nor a decoder, but a table of its own.
     model_table = None if tables else _table_of(inner)
     return tables if model_table is None else {model_table: False}
@@ -207,7 +207,7 @@ def hooked_embeddings(
     replace: Replace,
     batch: Mapping[str, Tensor] | None = None,
     *,
-    trained: bool = False,
+    needs_gradients: bool = False,
 ) -> Iterator[dict[str, Tensor]]:
     """Replace the token embeddings x in passes within the context by ``replace(x, real)``.
 
@@ -219,8 +219,8 @@ def hooked_embeddings(
 
     Args:
         batch: arguments of the model; None: unknown, so that all tokens are taken as real.
-        trained: whether to replace only in passes with gradients; TRL runs other passes besides the
-            training pass, for metrics, a reference or other rows.
+        needs_gradients: whether to replace only in passes with gradients; TRL runs other passes
+            besides the training pass, for metrics, a reference or other rows.
 
     Yields:
         The batch to call the model with, in which ``inputs_embeds`` are already replaced.
@@ -231,22 +231,22 @@ def hooked_embeddings(
     batch = dict(batch or {})
     calls: list[bool] = []
 
-    def enter(x: Tensor, of_decoder: bool) -> Tensor:
-        if trained and not torch.is_grad_enabled():
+    def enter(x: Tensor, is_decoder: bool) -> Tensor:
+        if needs_gradients and not torch.is_grad_enabled():
             return x
-        calls.append(of_decoder)
-        return replace(x, _real_tokens(x, batch, of_decoder))
+        calls.append(is_decoder)
+        return replace(x, _real_tokens(x, batch, is_decoder))
 
-    for name, of_decoder in (("inputs_embeds", False), ("decoder_inputs_embeds", True)):
+    for name, is_decoder in (("inputs_embeds", False), ("decoder_inputs_embeds", True)):
         if batch.get(name) is not None:
-            batch[name] = enter(batch[name], of_decoder)
+            batch[name] = enter(batch[name], is_decoder)
     tables, name = token_tables(model), type(unwrapped(model)).__name__
     if not tables and not calls:
         raise ValueError(_NO_TABLE.format(name))
     with ExitStack() as hooks:
-        for table, of_decoder in tables.items():
+        for table, is_decoder in tables.items():
             handle = table.register_forward_hook(
-                lambda module, args, x, of_decoder=of_decoder: enter(x, of_decoder)
+                lambda module, args, x, is_decoder=is_decoder: enter(x, is_decoder)
             )
             hooks.callback(handle.remove)
         # Importing dynamo takes seconds; if it has not been imported, nothing is compiled.
@@ -261,11 +261,11 @@ def hooked_embeddings(
         )
 
 
-def _real_tokens(x: Tensor, batch: Mapping[str, Tensor], of_decoder: bool) -> Tensor:
+def _real_tokens(x: Tensor, batch: Mapping[str, Tensor], is_decoder: bool) -> Tensor:
     """Return the mask of real tokens ``[B, T]`` for the embeddings x ``[B, T, d]`` of a stack."""
     mask, labels = batch.get("attention_mask"), batch.get("labels")
     # A decoder's inputs are its own tokens, or the labels or encoder's tokens, shifted by one.
-    if of_decoder:
+    if is_decoder:
         if isinstance(labels, Tensor) and labels.ndim == 2 and not labels.is_floating_point():
             mask = labels != -100
         decoder_mask = batch.get("decoder_attention_mask")
@@ -290,7 +290,7 @@ def leaf_embeddings(
         leaves.append(x.detach().requires_grad_())
         return leaves[-1]
 
-    with hooked_embeddings(model, leaf, batch, trained=True) as batch:
+    with hooked_embeddings(model, leaf, batch, needs_gradients=True) as batch:
         yield batch, leaves
 
 
@@ -325,9 +325,9 @@ def drawn_modules(model: nn.Module) -> tuple[str, ...] | None:
     has not marked as loaded.
     """
     inner = unwrapped(model)
-    recorded: Iterable[str] | None = getattr(inner, "drawn_modules", None)
-    if recorded is not None:
-        return tuple(recorded)
+    module_names: Iterable[str] | None = getattr(inner, "drawn_modules", None)
+    if module_names is not None:
+        return tuple(module_names)
     # In a model built from its configuration no parameter is marked: the modules are unknown.
     loaded = {name: getattr(p, "_is_hf_initialized", False) for name, p in inner.named_parameters()}
     if not any(loaded.values()):

@@ -85,8 +85,8 @@ def _cast(query: Tensor, *others: Tensor | None) -> list[Any]:
     if not torch.is_autocast_enabled(device) or query.dtype == torch.float64:
         return [query, *others]
     dtype = torch.get_autocast_dtype(device)
-    tensors = query, *others
-    return [x if x is None or not x.is_floating_point() else x.to(dtype) for x in tensors]
+    operands = query, *others
+    return [x if x is None or not x.is_floating_point() else x.to(dtype) for x in operands]
 
 
 def _match_shapes(
@@ -101,9 +101,9 @@ def _match_shapes(
         x if size == lead else x.expand(*lead, *x.shape[len(size) - x.ndim :])
         for x, size in zip(inputs, sizes, strict=True)
     ]
-    heads = inputs[0].shape[-3]
+    num_heads = inputs[0].shape[-3]
     if inputs[1].shape[-3] != inputs[2].shape[-3]:
-        inputs[1:] = [x.repeat_interleave(heads // x.shape[-3], -3) for x in inputs[1:]]
+        inputs[1:] = [x.repeat_interleave(num_heads // x.shape[-3], -3) for x in inputs[1:]]
     if mask is not None:
         mask = mask[(None,) * (inputs[0].ndim - mask.ndim)]
     return inputs[0], inputs[1], inputs[2], mask
@@ -124,7 +124,7 @@ class Call:
     """
 
     scale: float
-    causal: bool
+    is_causal: bool
     dropout_p: float
     graph: list[tuple[Tensor, list[Tensor]]] | None
     needs_mask_gradient: bool = False
@@ -139,7 +139,7 @@ class Call:
             shape = batch, heads, rows, key.shape[-2]
             keeps = dropout_mask(*shape, self.dropout_p, seed, query.device)
             factor = keeps.to(query.dtype) / (1 - self.dropout_p)
-        return products.Arguments(query, key, value, mask, self.scale, self.causal, factor)
+        return products.Arguments(query, key, value, mask, self.scale, self.is_causal, factor)
 
 
 class CallContext(Context):
@@ -212,7 +212,7 @@ class _Primal:
 
 def _apply_batch(
     function: type[Function],
-    size: int,
+    count: int,
     tensors: Sequence[Tensor | None],
     dims: Sequence[int | None],
     call: Call,
@@ -221,13 +221,13 @@ def _apply_batch(
     the results.
 
     Args:
-        size: number of entries of the batch.
+        count: number of entries of the batch.
         dims: the batch dimension of each tensor; None: not batched.
     """
     if not call.dropout_p:
         return function.apply(
             *(
-                x if x is None else x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+                x if x is None else x.expand(count, *x.shape) if dim is None else x.movedim(dim, 0)
                 for x, dim in zip(tensors, dims, strict=False)
             ),
             call,
@@ -241,7 +241,7 @@ def _apply_batch(
             ),
             call,
         )
-        for n in range(size)
+        for n in range(count)
     ]
     if isinstance(results[0], Tensor):
         return torch.stack(results)
@@ -249,21 +249,21 @@ def _apply_batch(
     return tuple(None if column[0] is None else torch.stack(column) for column in columns)
 
 
-def _apply(function: type[Function], *inputs: Any) -> Any:
+def _apply_unbatched(function: type[Function], *inputs: Any) -> Any:
     """Call a function within a backward or jvp, in which tensors may be batched by
     `is_grads_batched`: `vmap` does not handle these, so that they are unwrapped here."""
     *tensors, call = inputs
-    batched = torch_private.functorch.is_legacy_batchedtensor
-    dims = [0 if x is not None and batched(x) else None for x in tensors]
+    is_batched = torch_private.functorch.is_legacy_batchedtensor
+    dims = [0 if x is not None and is_batched(x) else None for x in tensors]
     if not any(dim == 0 for dim in dims):
         return function.apply(*inputs)
-    plain = [
+    unbatched = [
         x if dim is None else torch_private.remove_batch_dim(x, 1, 0, 0)
         for x, dim in zip(tensors, dims, strict=True)
     ]
-    size = next(len(x) for x, dim in zip(plain, dims, strict=True) if dim == 0)
-    join = torch_private.add_batch_dim
-    return _map(lambda x: join(x, 0, 1), _apply_batch(function, size, plain, dims, call))
+    count = next(len(x) for x, dim in zip(unbatched, dims, strict=True) if dim == 0)
+    wrap = torch_private.add_batch_dim
+    return _map(lambda x: wrap(x, 0, 1), _apply_batch(function, count, unbatched, dims, call))
 
 
 class Attention(_Operator):
@@ -290,11 +290,11 @@ class Attention(_Operator):
         if g is None:
             return (None,) * 6
         call = replace(ctx.call, needs_mask_gradient=ctx.needs_input_grad[3])
-        return *_apply(Backward, *ctx.saved_tensors[:5], g, call), None, None
+        return *_apply_unbatched(Backward, *ctx.saved_tensors[:5], g, call), None, None
 
     @classmethod
     def push_forward(cls, ctx: CallContext, *tangents: Tensor | None) -> Tensor:
-        return _apply(Tangent, *ctx.saved_tensors[:5], *tangents[:4], ctx.call)
+        return _apply_unbatched(Tangent, *ctx.saved_tensors[:5], *tangents[:4], ctx.call)
 
 
 class Backward(_Operator):
@@ -319,7 +319,7 @@ class Backward(_Operator):
             return (None,) * 7
         call = replace(ctx.call, needs_mask_gradient=ctx.needs_input_grad[3])
         *inputs, g = ctx.saved_tensors
-        *input_gradients, along = _apply(Second, *inputs, None, g, *cotangents, call)[:5]
+        *input_gradients, along = _apply_unbatched(Second, *inputs, None, g, *cotangents, call)[:5]
         return *input_gradients, None, along, None
 
     @classmethod
@@ -327,8 +327,8 @@ class Backward(_Operator):
         *inputs, g = ctx.saved_tensors
         *direction, _, dg, _ = tangents
         if all(x is None for x in direction):
-            return _apply(Backward, *inputs, dg, ctx.call)
-        return _apply(Second, *inputs, dg, g, *direction, ctx.call)[:4]
+            return _apply_unbatched(Backward, *inputs, dg, ctx.call)
+        return _apply_unbatched(Second, *inputs, dg, g, *direction, ctx.call)[:4]
 
 
 class Tangent(_Operator):
@@ -363,9 +363,9 @@ class Tangent(_Operator):
         needed = ctx.needs_input_grad
         call = replace(ctx.call, needs_mask_gradient=needed[3] or needed[8])
         if not any(needed[:4]):
-            results = (*(None,) * 5, *_apply(Backward, *inputs, c, call))
+            results = (*(None,) * 5, *_apply_unbatched(Backward, *inputs, c, call))
         else:
-            results = _apply(Second, *inputs, None, c, *direction, call)
+            results = _apply_unbatched(Second, *inputs, None, c, *direction, call)
         # The fifth of the nine results is J d; the fifth input, the seed, has no gradient.
         pairs = zip(results[5:], direction, strict=True)
         return *results[:4], None, *(x if d is not None else None for x, d in pairs), None
@@ -376,7 +376,7 @@ class Tangent(_Operator):
         terms = []
         for function, rest in ((Mixed, (*direction, *tangents[:4])), (Tangent, tangents[5:9])):
             if any(x is not None for x in rest[-4:]):
-                terms.append(_apply(function, *inputs, *rest, ctx.call))
+                terms.append(_apply_unbatched(function, *inputs, *rest, ctx.call))
         return sum(terms[1:], terms[0])
 
 
@@ -393,37 +393,37 @@ class _SecondOrder(_Operator):
         whether it exists; the values of those that do; and their vjp with respect to these
         tensors."""
         tensors = ctx.saved_tensors
-        smooth = [n for n, x in enumerate(tensors) if x is not None and x.is_floating_point()]
+        indices = [n for n, x in enumerate(tensors) if x is not None and x.is_floating_point()]
         # The mask's gradient exists only for an additive mask.
         is_additive = products.is_additive(tensors[3])
-        exists = [kind != "m" or is_additive for kind in products.RESULTS[cls.formula]]
+        presence = [kind != "m" or is_additive for kind in products.RESULTS[cls.formula]]
 
         def results(*leaves: Tensor) -> tuple[Tensor, ...]:
             values = [*tensors]
-            for n, x in zip(smooth, leaves, strict=True):
+            for n, x in zip(indices, leaves, strict=True):
                 values[n] = x
             with torch.autocast(leaves[0].device.type, enabled=False):
                 outputs = products.at_once(cls.formula, ctx.call.arguments(values), *values[5:])
             return tuple(x for x in outputs if x is not None)
 
-        return smooth, exists, *torch.func.vjp(results, *(tensors[n] for n in smooth))
+        return indices, presence, *torch.func.vjp(results, *(tensors[n] for n in indices))
 
     @classmethod
     def backward(cls, ctx: CallContext, *cotangents: Tensor | None) -> Any:
-        smooth, exists, values, vjp = cls._vjp(ctx)
-        present = [c for c, result_exists in zip(cotangents, exists, strict=True) if result_exists]
-        gradients = dict(zip(smooth, vjp(tuple(map(_or_zeros, present, values))), strict=True))
+        indices, presence, values, vjp = cls._vjp(ctx)
+        present = [c for c, is_present in zip(cotangents, presence, strict=True) if is_present]
+        gradients = dict(zip(indices, vjp(tuple(map(_or_zeros, present, values))), strict=True))
         return *(gradients.get(n) for n in range(len(ctx.saved_tensors))), None
 
     @classmethod
     def push_forward(cls, ctx: CallContext, *tangents: Tensor | None) -> Any:
-        smooth, exists, values, vjp = cls._vjp(ctx)
-        input_tangents = tuple(_or_zeros(tangents[n], ctx.saved_tensors[n]) for n in smooth)
+        indices, presence, values, vjp = cls._vjp(ctx)
+        input_tangents = tuple(_or_zeros(tangents[n], ctx.saved_tensors[n]) for n in indices)
         # The jvp is computed as the vjp of the vjp, which is linear: torch.func.jvp does not work
         # within a jvp.
         zeros = tuple(map(torch.zeros_like, values))
         along = iter(torch.func.vjp(vjp, zeros)[1](input_tangents)[0])
-        results = tuple(next(along) if result_exists else None for result_exists in exists)
+        results = tuple(next(along) if is_present else None for is_present in presence)
         return results if len(results) > 1 else results[0]
 
 
@@ -486,7 +486,7 @@ def _by_formula(
     formula: products.Formula, tensors: Sequence[Any], call: Call, *rest: Tensor | None
 ) -> list[Tensor | None]:
     # Pieces are joined by in-place writes, which a recorded graph (torch.func.linearize) may lose.
-    is_one_piece = call.dropout_p or call.causal or recorded()
+    is_one_piece = call.dropout_p or call.is_causal or recorded()
     compute = products.at_once if is_one_piece else products.in_pieces
     return compute(formula, call.arguments(tensors), *rest)
 
@@ -510,9 +510,9 @@ def _flat_mask(tensors: Sequence[Any]) -> Tensor | None:
     if mask is None:
         return None
     mask = mask.detach()
-    first = mask[(0,) * (mask.ndim - 4)]
-    if _is_expanded(mask) and (mask.ndim == 4 or len(first) == 1):
-        return first
+    unexpanded = mask[(0,) * (mask.ndim - 4)]
+    if _is_expanded(mask) and (mask.ndim == 4 or len(unexpanded) == 1):
+        return unexpanded
     return mask.expand(*query.shape[:-3], *mask.shape[-3:]).flatten(0, -4)
 
 
@@ -523,7 +523,7 @@ def _attention_jet(tensors: Sequence[Any], call: Call) -> Callable[..., Tensor]:
         ops.attention_jet,
         mask=_flat_mask(tensors),
         scale=call.scale,
-        causal=call.causal,
+        causal=call.is_causal,
         dropout_p=call.dropout_p,
         dropout_seed=0 if seed is None else seed,
     )
@@ -544,7 +544,7 @@ def _attention_with_graph(tensors: Sequence[Any], call: Call) -> tuple[Tensor, l
             "scale": call.scale,
             "enable_gqa": leaves[0].shape[1] != leaves[1].shape[1],
         }
-        arguments = (*leaves, mask, call.dropout_p, call.causal)
+        arguments = (*leaves, mask, call.dropout_p, call.is_causal)
         # Torch's kernels do not return which weights they dropped; ours can draw the mask again.
         by_jet = call.dropout_p or torch_private.fused_attention_choice(*arguments, **options) == 0
         if not by_jet:

@@ -40,9 +40,9 @@ def cdist(
 def pdist(input: Tensor, p: float = 2.0) -> Tensor:
     """The norm of the differences of all pairs."""
     dtype, points = result_dtype(input), wide(input)
-    first, second = torch.triu_indices(len(points), len(points), 1, device=points.device)
+    left_rows, right_rows = torch.triu_indices(len(points), len(points), 1, device=points.device)
     # Not points[first], whose backward does not support the batched tensors of is_grads_batched.
-    difference = points.index_select(0, first) - points.index_select(0, second)
+    difference = points.index_select(0, left_rows) - points.index_select(0, right_rows)
     return _norm(difference.abs(), p).to(dtype)
 
 

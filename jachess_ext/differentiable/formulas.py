@@ -33,8 +33,10 @@ class Row(NamedTuple):
 
     Attributes:
         name: name of torch's operator.
-        refuses: the derivatives that torch refuses: forward, second, mixed.
-        wrong: the nestings in which torch's derivatives are wrong.
+        refuses: the kinds of derivative that torch refuses, as text: "forward, second, mixed" or
+            some of them.
+        wrong: the combinations of transforms (such as forward over reverse) in which torch's
+            derivatives are wrong, as text.
         text: how the operator is computed in these cases.
     """
 
@@ -53,7 +55,7 @@ def formula(
     wrong: str = "",
     only: Function | None = None,
     third: Function | None = None,
-    transforms: bool = True,
+    is_nestable: bool = True,
 ) -> Callable[[A], A]:
     """Return a decorator that registers a function as the formula of torch's ``functions``.
 
@@ -61,13 +63,13 @@ def formula(
         functions: torch's functions, with the formula's arguments; None: a function that this torch
             lacks.
         refuses: derivatives that torch refuses, for `Row`.
-        wrong: nestings of forward mode in which torch's derivatives are wrong; if torch refuses no
-            derivative, the formula is used only in these.
-        only: a predicate on the arguments: whether the formula applies to a call; None: always.
-        third: a predicate on the arguments, used only if torch refuses no derivative: whether the
-            formula replaces torch's reverse-mode derivatives of order three and higher; None:
-            never.
-        transforms: whether torch's operator works within the transforms of `torch.func`.
+        wrong: combinations of transforms in which torch's forward mode is wrong, for `Row`.  If
+            `refuses` is empty, the formula replaces torch's operator only in these.
+        only: predicate on the arguments of a call; the formula is used where it is true.  None:
+            always.
+        third: predicate on the arguments of a call: whether the formula also replaces torch's
+            backward from the third order on.  Read only if `refuses` is empty.  None: never.
+        is_nestable: whether torch's operator works within the transforms of `torch.func`.
     """
 
     def register(compute: A) -> A:
@@ -75,7 +77,7 @@ def formula(
         text = (compute.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
         TABLE.append(Row(name, refuses, wrong, " ".join(text.split())))
         for function in filter(None, functions):
-            answers(function)(_answer(function, compute, bool(refuses), only, third, transforms))
+            answers(function)(_answer(function, compute, bool(refuses), only, third, is_nestable))
         return compute
 
     return register
@@ -101,22 +103,22 @@ def _answer(
     is_refused: bool,
     only: Function | None,
     third: Function | None,
-    transforms: bool,
+    is_nestable: bool,
 ) -> Function:
     """Return the function to call in place of torch's ``function``, with the formula ``compute``;
     the other arguments are those of `formula`."""
 
     def answer(*args: object, **kwargs: object) -> object:
-        values = (*args, *kwargs.values())
-        smooth = [i for i, x in enumerate(values) if isinstance(x, Tensor) and _is_smooth(x)]
-        inputs = [values[i] for i in smooth]
+        arguments = (*args, *kwargs.values())
+        indices = [i for i, x in enumerate(arguments) if isinstance(x, Tensor) and _is_smooth(x)]
+        inputs = [arguments[i] for i in indices]
         levels = levels_of(inputs)  # type: ignore[arg-type]  # all are tensors
         if not any(levels) or (only is not None and not only(*args, **kwargs)):
             return function(*args, **kwargs)
         if not is_refused and (levels.forward or not (third and third(*args, **kwargs))):
-            return (compute if levels.nested_forward else function)(*args, **kwargs)
-        is_too_deep = levels.reverse + levels.graph > (1 if is_refused else 2)
-        if levels.forward or is_too_deep or (levels.reverse and not transforms):
+            return (compute if levels.has_nested_forward else function)(*args, **kwargs)
+        is_too_deep = levels.reverse + levels.has_graph > (1 if is_refused else 2)
+        if levels.forward or is_too_deep or (levels.reverse and not is_nestable):
             return compute(*args, **kwargs)
         if levels.reverse:
             return function(*args, **kwargs)
@@ -125,14 +127,14 @@ def _answer(
             return compute(*args, **kwargs)
 
         # The closure must not hold the tensors that autograd saves, since a checkpoint frees them.
-        constants = [None if i in smooth else x for i, x in enumerate(values)]
+        constants = [None if i in indices else x for i, x in enumerate(arguments)]
         count, names = len(args), tuple(kwargs)
 
         def call(function: Function, *tensors: Tensor) -> Results:
-            new = list(constants)
-            for i, x in zip(smooth, tensors, strict=True):
-                new[i] = x
-            return function(*new[:count], **dict(zip(names, new[count:], strict=True)))
+            values = list(constants)
+            for i, x in zip(indices, tensors, strict=True):
+                values[i] = x
+            return function(*values[:count], **dict(zip(names, values[count:], strict=True)))
 
         return _Twice.apply(call, function, compute, *inputs)
 

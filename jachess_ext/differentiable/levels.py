@@ -18,17 +18,17 @@ class Levels(NamedTuple):
     Attributes:
         forward: number of levels of forward mode (`torch.func.jvp`, and dual numbers).
         reverse: number of levels of `torch.func`'s reverse mode.
-        graph: whether a tensor requires a gradient outside of these levels.
+        has_graph: whether a tensor requires a gradient outside of these levels.
     """
 
     forward: int
     reverse: int
-    graph: bool
+    has_graph: bool
 
     @property
-    def nested_forward(self) -> bool:
+    def has_nested_forward(self) -> bool:
         """Return whether forward mode is nested with another derivative."""
-        return self.forward > 0 and self.forward + self.reverse + self.graph > 1
+        return self.forward > 0 and self.forward + self.reverse + self.has_graph > 1
 
 
 def levels_of(tensors: Sequence[Tensor]) -> Levels:
@@ -36,22 +36,22 @@ def levels_of(tensors: Sequence[Tensor]) -> Levels:
     functorch = torch_private.functorch
     has_dual_level = forward_ad._current_level >= 0
     if functorch.peek_interpreter_stack() is None:
-        graph = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-        return Levels(int(has_dual_level and any(map(_has_tangent, tensors))), 0, graph)
-    wrapped, plain = set(), []
+        has_graph = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        return Levels(int(has_dual_level and any(map(_has_tangent, tensors))), 0, has_graph)
+    wrapper_levels, unwrapped = set(), []
     for x in tensors:
         while functorch.is_functorch_wrapped_tensor(x):
-            wrapped.add(functorch.maybe_get_level(x))
+            wrapper_levels.add(functorch.maybe_get_level(x))
             x = functorch.get_unwrapped(x)
-        plain.append(x)
+        unwrapped.append(x)
     stack = functorch.get_interpreter_stack()
-    kinds = [layer.key() for layer in stack if layer.level() in wrapped]
+    kinds = [layer.key() for layer in stack if layer.level() in wrapper_levels]
     forward = kinds.count(functorch.TransformType.Jvp)
     if has_dual_level:
         with torch_private.pyfunctorch.temporarily_clear_interpreter_stack():
-            forward += any(map(_has_tangent, plain))
+            forward += any(map(_has_tangent, unwrapped))
     reverse = kinds.count(functorch.TransformType.Grad)
-    return Levels(forward, reverse, any(x.requires_grad for x in plain))
+    return Levels(forward, reverse, any(x.requires_grad for x in unwrapped))
 
 
 def _has_tangent(x: Tensor) -> bool:

@@ -29,8 +29,8 @@ def ormqr(
         return ormqr(input, tau, other.mH, True, not transpose).mH
     dtype = result_dtype(other, ["cpu"])
     input, tau, other = wide(input), wide(tau), wide(other)
-    rows, count = input.shape[-2], tau.shape[-1]
-    unit = torch.eye(rows, count, dtype=input.dtype, device=input.device)
+    num_rows, count = input.shape[-2], tau.shape[-1]
+    unit = torch.eye(num_rows, count, dtype=input.dtype, device=input.device)
     vectors = input[..., :count].tril(-1) + unit
     for n in range(count) if transpose else reversed(range(count)):
         v, factor = vectors[..., n : n + 1], tau[..., n, None, None]
@@ -101,16 +101,16 @@ def _diagonal(A: Tensor) -> tuple[Tensor, Tensor]:
 def slogdet(A: Tensor) -> tuple[Tensor, Tensor]:
     """The diagonal of the LU decomposition."""
     sign, diagonal = _diagonal(A)
-    size = diagonal.abs()
-    results = sign * (diagonal / size).prod(-1), size.log().sum(-1)
+    magnitudes = diagonal.abs()
+    results = sign * (diagonal / magnitudes).prod(-1), magnitudes.log().sum(-1)
     return torch.return_types.linalg_slogdet(results)  # type: ignore[attr-defined,no-any-return]
 
 
 @formula(torch.logdet, Tensor.logdet, wrong=_DETERMINANT)
 def logdet(A: Tensor) -> Tensor:
     """As `slogdet`."""
-    sign, size = slogdet(A)
-    return size + sign.log()
+    sign, log_magnitude = slogdet(A)
+    return log_magnitude + sign.log()
 
 
 @formula(torch.linalg.det, torch.det, Tensor.det, wrong=_DETERMINANT)

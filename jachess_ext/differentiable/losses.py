@@ -62,8 +62,8 @@ def huber_loss(input: Tensor, target: Tensor, reduction: int = 0, delta: float =
     """z² / 2, and δ (|z| − δ / 2) where |z| > δ."""
     # z², not |z|², whose second derivative at z = 0 is 0 in torch.
     z = _widen(input) - _widen(target)
-    size = z.abs()
-    return _reduce(torch.where(size < delta, 0.5 * z * z, delta * (size - 0.5 * delta)), reduction)
+    gap = z.abs()
+    return _reduce(torch.where(gap < delta, 0.5 * z * z, delta * (gap - 0.5 * delta)), reduction)
 
 
 @formula(_nn("soft_margin_loss"), refuses="mixed")
@@ -85,8 +85,8 @@ def multi_margin_loss(
     """Margins between each score and that of the class."""
     scores, classes = _rows(_widen(input)), target.reshape(-1)
     gap = margin - scores.gather(1, classes.unsqueeze(1)) + scores
-    wrong = torch.arange(scores.shape[1], device=input.device) != classes.unsqueeze(1)
-    losses = torch.where((gap > 0) & wrong, gap if p == 1 else gap * gap, 0 * gap)
+    is_wrong_class = torch.arange(scores.shape[1], device=input.device) != classes.unsqueeze(1)
+    losses = torch.where((gap > 0) & is_wrong_class, gap if p == 1 else gap * gap, 0 * gap)
     if weight is not None:
         losses = losses * weight[classes].unsqueeze(1)
     return _reduce((losses.sum(1) / scores.shape[1]).reshape(target.shape), reduction)
@@ -105,7 +105,7 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = 0) ->
     return _reduce(losses.reshape(input.shape[:-1]), reduction)
 
 
-@formula(torch.ctc_loss, transforms=False, refuses="forward, second, mixed")
+@formula(torch.ctc_loss, is_nestable=False, refuses="forward, second, mixed")
 def ctc_loss(
     log_probs: Tensor,
     targets: Tensor,
@@ -117,18 +117,18 @@ def ctc_loss(
 ) -> Tensor:
     """The forward recursion, a logsumexp for each step. Of log-probabilities that are not
     normalised torch's first backward is not the derivative; the formula's is."""
-    unbatched = log_probs.ndim == 2
-    logs = wide(log_probs.unsqueeze(1) if unbatched else log_probs)
+    is_unbatched = log_probs.ndim == 2
+    logs = wide(log_probs.unsqueeze(1) if is_unbatched else log_probs)
     steps, batch, _ = logs.shape
     device = logs.device
     input_sizes, target_sizes = (
         torch.as_tensor(lengths, device=device).reshape(-1).long()
         for lengths in (input_lengths, target_lengths)
     )
-    numbers, valid = ragged_table(target_sizes.cumsum(0) - target_sizes, target_sizes)
+    indices, valid = ragged_table(target_sizes.cumsum(0) - target_sizes, target_sizes)
     longest = valid.shape[1]
     if targets.ndim == 1 and targets.numel() and longest:
-        labels = targets.to(device)[numbers]
+        labels = targets.to(device)[indices]
     else:
         labels = targets.to(device).reshape(batch, -1)[:, :longest]
     labels = torch.where(valid, labels.long(), blank)
@@ -144,14 +144,14 @@ def ctc_loss(
     for t in range(1, steps):
         skipped = torch.where(may_skip, F.pad(paths, (2, 0), value=low)[:, :-2], low)
         before = torch.stack([paths, F.pad(paths, (1, 0), value=low)[:, :-1], skipped])
-        running = (t < input_sizes).unsqueeze(1)
-        paths = torch.where(running, before.logsumexp(0) + scores[t], paths)
+        is_running = (t < input_sizes).unsqueeze(1)
+        paths = torch.where(is_running, before.logsumexp(0) + scores[t], paths)
     end = 2 * target_sizes.unsqueeze(1)
-    last = (position == end) | (position == end - 1)
-    losses = -torch.where(last, paths, low).logsumexp(1)
-    impossible = losses > -low / 2
-    losses = torch.where(impossible, 0.0 if zero_infinity else torch.inf, losses)
+    is_last = (position == end) | (position == end - 1)
+    losses = -torch.where(is_last, paths, low).logsumexp(1)
+    is_impossible = losses > -low / 2
+    losses = torch.where(is_impossible, 0.0 if zero_infinity else torch.inf, losses)
     if reduction == 1:
         losses = losses / target_sizes.clamp(min=1)
-    losses = losses[0] if unbatched and reduction != 1 else losses
+    losses = losses[0] if is_unbatched and reduction != 1 else losses
     return _reduce(losses, reduction).to(result_dtype(log_probs))

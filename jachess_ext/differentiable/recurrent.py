@@ -40,8 +40,8 @@ def _recurrent(name: str) -> None:
         levels = levels_of([x for x in leaves if isinstance(x, Tensor) and x.is_floating_point()])
         # cuDNN's layers have no second backward, and from a graph it is not known if one will
         # follow.
-        is_refused = levels.forward or levels.reverse + levels.graph > 1
-        if not is_refused and not (levels.graph and input.is_cuda):
+        is_refused = levels.forward or levels.reverse + levels.has_graph > 1
+        if not is_refused and not (levels.has_graph and input.is_cuda):
             return function(input, *args)  # type: ignore[no-any-return]
         with _without_libraries():
             return function(input, *args)  # type: ignore[no-any-return]

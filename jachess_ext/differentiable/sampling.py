@@ -26,38 +26,38 @@ def grid_sample(
 ) -> Tensor:
     """The weighted sum of the pixels around each point of the grid, 1, 4 or 16 gathered tensors of
     the result's size, in three dimensions 1 or 8."""
-    padding, cubic = PADDINGS[padding_mode], interpolation_mode == 2
+    padding, is_cubic = PADDINGS[padding_mode], interpolation_mode == 2
     image, sizes = wide(input), input.shape[2:]
     flat, points = image.flatten(2), wide(grid).flatten(1, -2)
     shift = 0 if align_corners else 1
-    taps = []
+    taps_by_axis = []
     # A point's last coordinate is along the first of the sizes.
     for point, size in zip(reversed(points.unbind(-1)), sizes, strict=True):
         # From [−1, 1] to pixels: ±1 are the centres of the outer pixels; with a shift, their edges.
         point = ((point + 1) * (size - 1 + shift) - shift) / 2
-        if not cubic:
-            point = _pad(point, size, padding, align_corners)
+        if not is_cubic:
+            point = _fold_coordinate(point, size, padding, align_corners)
         if MODES[interpolation_mode] == "nearest":
-            taps.append([(torch.ones_like(point) + 0 * point, point.detach().round())])
+            taps_by_axis.append([(torch.ones_like(point) + 0 * point, point.detach().round())])
             continue
         base = point.detach().floor()
         t = point - base
-        weights = _cubic(t) if cubic else [1 - t, t]
-        pixels = [base + step for step in ((-1, 0, 1, 2) if cubic else (0, 1))]
-        if cubic:  # padding applies to the four pixels, not to the point
-            pixels = [_pad(pixel, size, padding, align_corners) for pixel in pixels]
-        taps.append([*zip(weights, pixels, strict=True)])
+        weights = _cubic(t) if is_cubic else [1 - t, t]
+        pixels = [base + step for step in ((-1, 0, 1, 2) if is_cubic else (0, 1))]
+        if is_cubic:  # padding applies to the four pixels, not to the point
+            pixels = [_fold_coordinate(pixel, size, padding, align_corners) for pixel in pixels]
+        taps_by_axis.append([*zip(weights, pixels, strict=True)])
     # Σ image(pixel) Π_k weight_k over the pixels around a point, 0 for pixels outside of the image;
     # ``index`` is the pixel's position in the flattened image.
     total = torch.zeros((), dtype=image.dtype, device=grid.device)
-    for corner in product(*taps):
+    for corner in product(*taps_by_axis):
         index = torch.zeros((), dtype=torch.long, device=grid.device)
-        inside = torch.ones((), dtype=torch.bool, device=grid.device)
+        is_inside = torch.ones((), dtype=torch.bool, device=grid.device)
         for (_, pixel), size in zip(corner, sizes, strict=True):
             pixel = pixel.detach()
-            inside = inside & (pixel >= 0) & (pixel < size)
+            is_inside = is_inside & (pixel >= 0) & (pixel < size)
             index = index * size + pixel.nan_to_num().clamp(0, size - 1).long()
-        weight = math.prod((weight for weight, _ in corner), start=inside)
+        weight = math.prod((weight for weight, _ in corner), start=is_inside)
         index = index.unsqueeze(1).expand(-1, flat.shape[1], -1)
         total = total + weight.unsqueeze(1) * torch.gather(flat, 2, index)
     shape = (*input.shape[:2], *grid.shape[1:-1])
@@ -78,7 +78,7 @@ def _cubic(t: Tensor) -> list[Tensor]:
     return [far(t + 1), near(t), near(1 - t), far(2 - t)]
 
 
-def _pad(point: Tensor, size: int, padding: str, align_corners: bool) -> Tensor:
+def _fold_coordinate(point: Tensor, size: int, padding: str, align_corners: bool) -> Tensor:
     """Return a coordinate, in pixels, reflected or clipped at the image's border, with slope 0
     where it is clipped, as in torch.
 

@@ -136,13 +136,13 @@ def segment_reduce(
     rows, valid = ragged_table(starts, lengths.flatten())
     table = _rows(x, rows)
     if initial is not None:
-        first = table.new_full((len(table), 1, *table.shape[2:]), initial)
-        size = valid.sum(1).clamp(min=1).reshape(-1, *(1,) * (x.ndim - 1))
+        initial_column = table.new_full((len(table), 1, *table.shape[2:]), initial)
+        counts = valid.sum(1).clamp(min=1).reshape(-1, *(1,) * (x.ndim - 1))
         with_first = F.pad(valid, (1, 0), value=True)
         out = _combine(
-            torch.cat([first, table], 1), with_first, "sum" if reduce == "mean" else reduce
+            torch.cat([initial_column, table], 1), with_first, "sum" if reduce == "mean" else reduce
         )
-        out = out / size if reduce == "mean" else out
+        out = out / counts if reduce == "mean" else out
     else:
         out = _combine(table, valid, reduce)
     return out.reshape(*lengths.shape, *data.shape[axis + 1 :]).to(data.dtype)

@@ -114,8 +114,8 @@ def _slope(
     pairs = zip(gradients, steps, strict=True)
     terms = [(wide(g).conj() * wide(u)).real for g, u in pairs if g is not None and u is not None]
     slopes = torch.stack([term.sum(dtype=torch.double) for term in terms])
-    sizes = torch.stack([term.abs().sum(dtype=torch.double) for term in terms])
-    return slopes.sum(), sizes.sum() + torch.finfo(torch.double).tiny
+    magnitudes = torch.stack([term.abs().sum(dtype=torch.double) for term in terms])
+    return slopes.sum(), magnitudes.sum() + torch.finfo(torch.double).tiny
 
 
 class AttachGradients(torch.autograd.Function):

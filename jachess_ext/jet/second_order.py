@@ -159,21 +159,21 @@ def _eager_laplacian(
         # direction would need one sign in all rows.  So each square has a stream, times w.
         passes = list(rows.passes(rows.groups(None), chunk_size, "squares"))
         squares = _concat([p.second for p in passes])
-        total = [(append_dims(factors, square.ndim) * square).sum(0) for square in squares]
-        first = _concat([p.first for p in passes])
-        return _result_of_rows(Laplacian, passes, first, total)
+        laplacians = [(append_dims(factors, square.ndim) * square).sum(0) for square in squares]
+        gradients = _concat([p.first for p in passes])
+        return _result_of_rows(Laplacian, passes, gradients, laplacians)
     passes = list(rows.passes(rows.groups(factors), chunk_size, "sum", factors))
     # Each pass has one second-order stream, the sum of squares.
-    sums = [[p.group.sign * second[0] for second in p.second] for p in passes if p.group.squares]
+    sums = [[p.group.sign * s[0] for s in p.second] for p in passes if p.group.num_squares]
     sums = sums or [[torch.zeros_like(primal) for primal in passes[0].primals]]
-    total = [reduce(torch.add, terms) for terms in zip(*sums, strict=True)]
-    first = _concat([p.first for p in passes])
+    laplacians = [reduce(torch.add, terms) for terms in zip(*sums, strict=True)]
+    gradients = _concat([p.first for p in passes])
     if factors is not None:  # restore the order of the directions, and undo their scaling
-        numbers = [number for p in passes for number in p.group.numbers]
-        order = torch.tensor(numbers, dtype=torch.long, device=factors.device).argsort()
+        direction_ids = [number for p in passes for number in p.group.numbers]
+        order = torch.tensor(direction_ids, dtype=torch.long, device=factors.device).argsort()
         roots = square_roots(factors)
-        first = [slopes[order] / append_dims(roots, slopes.ndim) for slopes in first]
-    return _result_of_rows(Laplacian, passes, first, total)
+        gradients = [slopes[order] / append_dims(roots, slopes.ndim) for slopes in gradients]
+    return _result_of_rows(Laplacian, passes, gradients, laplacians)
 
 
 def _concat(derivatives: list[list[Tensor]]) -> list[Tensor]:
@@ -204,13 +204,14 @@ def hessian_diagonal(
     has_aux: bool = False,
     check: bool = True,
 ) -> HessianDiagonal:
-    """Compute f(x), its derivatives along directions, and D²f[u_i, u_i] for each, in one pass.
+    """Compute f(x), its first derivative along each direction u_i, and the second derivative
+    D²f[u_i, u_i], in one pass.
 
     Along the coordinates, the second derivatives are the diagonal of each row's Hessian.
 
     Args:
-        fn, x, directions, chunk_size, has_aux, check: as for `laplacian`.  D directions cost
-            2 D + 1 streams.
+        fn, x, directions, chunk_size, has_aux, check: as for `laplacian`.  q directions cost
+            2 q + 1 streams.
 
     Returns:
         ``(value, gradient, diagonal)``, a named tuple; both derivatives are ``[q, N, ...]``.
@@ -226,8 +227,8 @@ def hessian_diagonal(
     """
     rows = Rows(fn, x, directions, has_aux, check)
     passes = list(rows.passes(rows.groups(None), chunk_size, "squares"))
-    first, second = _concat([p.first for p in passes]), _concat([p.second for p in passes])
-    return _result_of_rows(HessianDiagonal, passes, first, second)
+    gradients, diagonals = _concat([p.first for p in passes]), _concat([p.second for p in passes])
+    return _result_of_rows(HessianDiagonal, passes, gradients, diagonals)
 
 
 @without_dynamo
@@ -267,15 +268,15 @@ def divergence(
     if directions is not None and not rows.count:
         raise ValueError("directions hold no probe; expected one at least, or None")
     total = rows.points[0].new_zeros(rows.batch)
-    for p in rows.passes([rows.all_directions(squares=0)], chunk_size, "sum"):
-        for step, first in zip(p.steps, rows.flatten_like_x(p.assemble(p.first)), strict=True):
-            if step.shape != first.shape:
+    for p in rows.passes([rows.all_directions(num_squares=0)], chunk_size, "sum"):
+        for step, product in zip(p.steps, rows.flatten_like_x(p.assemble(p.first)), strict=True):
+            if step.shape != product.shape:
                 raise ValueError(
-                    f"fn returned {list(first.shape[1:])} for x of {list(step.shape[1:])}; "
+                    f"fn returned {list(product.shape[1:])} for x of {list(step.shape[1:])}; "
                     "expected the same shape"
                 )
-            # step, first [p, N, ...]: u · J u of each row, summed over directions and entries.
-            total = total + (step * first).unsqueeze(-1).flatten(2).sum((0, 2))
+            # step, product [p, N, ...]: u · J u of each row, summed over directions and entries.
+            total = total + (step * product).unsqueeze(-1).flatten(2).sum((0, 2))
     total = total if directions is None else total / rows.count
     return _result(Divergence, p.assemble(p.primals), total, *p.aux)
 
@@ -314,9 +315,9 @@ def hvp(
         with torch.inference_mode(False), torch.no_grad():
             primals, tangents = map_tensors((primals, tangents), Tensor.clone)
             return hvp(fn, primals, tangents, has_aux=has_aux)
-    points, steps, structure = paired_leaves(primals, "primals", tangents, "tangents")
+    points, tangent_leaves, structure = paired_leaves(primals, "primals", tangents, "tangents")
     has_graph = differentiable and torch.is_grad_enabled()
-    leaves = [*(point for _, point in points), *steps]
+    leaves = [*(point for _, point in points), *tangent_leaves]
     assemble: Callable[[Sequence[Tensor]], Any]
 
     def nest_pair(leaves: Sequence[Tensor]) -> list[Any]:
@@ -364,8 +365,8 @@ def _leaf(tensor: object, has_graph: bool) -> Any:
 def _is_differentiated(weights: Tensor) -> bool:
     """Return whether weights have a derivative, or are wrapped by a transform of torch.func, which
     hides their signs."""
-    dual = forward_ad.unpack_dual(weights).tangent is not None
-    return weights.requires_grad or dual or unwrap(weights) is not weights
+    has_tangent = forward_ad.unpack_dual(weights).tangent is not None
+    return weights.requires_grad or has_tangent or unwrap(weights) is not weights
 
 
 # ---- within torch.compile ----------------------------------------------------------------------

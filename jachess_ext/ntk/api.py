@@ -93,11 +93,11 @@ class Report:
         for choice in self.choices:
             if choice.names[0] in self.fallback:
                 continue
-            counts = f"{'':>6} {'':>9} {'':>9}"
+            cells = f"{'':>6} {'':>9} {'':>9}"
             if choice.cost is not None:
                 gram, dense = choice.cost.gram_flops / 1e9, choice.cost.materialise_flops / 1e9
-                counts = f"{choice.positions:>6} {gram:>9.3g} {dense:>9.3g}"
-            lines.append(f"{choice.form:<8} {counts}  {', '.join(choice.names)}")
+                cells = f"{choice.positions:>6} {gram:>9.3g} {dense:>9.3g}"
+            lines.append(f"{choice.form:<8} {cells}  {', '.join(choice.names)}")
         lines += [f"{'per_sample':<36}{name}: {why}" for name, why in self.fallback.items()]
         if self.local:
             lines.append(f"module alone differentiated: {', '.join(self.local)}")
@@ -253,7 +253,7 @@ class Job:
             # The same number of pairs on each of R ranks: 2R − 1 blocks a side give R (2R − 1)
             # pairs of a symmetric kernel; R blocks a side give R² pairs otherwise.
             count = self._ranks.count
-            largest = -(-longest // (2 * count - 1 if self._symmetric else count))
+            largest = -(-longest // (2 * count - 1 if self._is_symmetric else count))
             self._block = min(*self._ranks.gather(self._block), largest)
         self.report = self._make_report()
 
@@ -272,7 +272,7 @@ class Job:
             raise ValueError(f"method is {method!r}; expected one of {str(get_args(Method))[1:-1]}")
         inner = unwrapped(model)
         check_model(inner)
-        self._symmetric = other is None
+        self._is_symmetric = other is None
         sides = [Samples.of(batch)]
         if other is not None:
             sides.append(Samples.of(other, "other"))
@@ -298,7 +298,7 @@ class Job:
 
     def run(self, progress: bool | None) -> Tensor | None:
         """Compute Θ, [N, C, M, C]; None on all but the first rank."""
-        left, right, outputs = self._left.samples, self._right.samples, self._left.outputs
+        left, right, outputs = self._left.samples, self._right.samples, self._left.num_outputs
         # The sum over parameters is kept in double: as many terms as parameters, little memory.
         theta = torch.zeros(
             outputs, left.count, outputs, right.count, dtype=torch.float64, device=self._device
@@ -309,26 +309,26 @@ class Job:
         if self._ranks.rank != 0:
             return None
         theta = theta.permute(1, 0, 3, 2)
-        if self._symmetric:
+        if self._is_symmetric:
             theta = (theta + theta.permute(2, 3, 0, 1)) / 2  # remove round-off's asymmetry
         self.report.difference = check_kernel(theta, self._left, self._right, self._dtype)
         return theta.to(self._settings.dtype).contiguous()
 
     def _sum_pairs(self, theta: Tensor, progress: bool | None) -> None:
         """Add this rank's pairs of blocks to Θ [C, N, C, M]."""
-        first, row = True, -1
+        is_first, row = True, -1
         left: dict[str, Contribution] = {}
         right: dict[str, Contribution] = {}
         lefts, rights = self._blocks(self._left), self._blocks(self._right)
         grid = product(range(len(lefts)), range(len(rights)))
         # A symmetric kernel needs the upper triangle only.
-        pairs = self._ranks.slice([(i, j) for i, j in grid if j >= i or not self._symmetric])
+        pairs = self._ranks.slice([(i, j) for i, j in grid if j >= i or not self._is_symmetric])
         with (
             _bar(progress if self._ranks.rank == 0 else False, len(pairs)) as advance,
             FORCE_EAGER,
             torch.no_grad(),
         ):
-            for side in [self._left] if self._symmetric else [self._left, self._right]:
+            for side in [self._left] if self._is_symmetric else [self._left, self._right]:
                 if side.samples.count > self._block:
                     all_samples_gradient(self._coverage, self._outputs, side, self._full_batch)
             for i, j in pairs:
@@ -336,22 +336,22 @@ class Job:
                 if i != row:
                     left, row = {}, i
                     left = capture(self._coverage, self._outputs, self._left, lefts[i])
-                same = self._symmetric and j == i
+                is_diagonal = self._is_symmetric and j == i
                 right = left
-                if not same:
+                if not is_diagonal:
                     right = capture(self._coverage, self._outputs, self._right, rights[j])
                 choices: list[Choice] = []
-                for choice, kernel in contract(left, right, same, self._settings):
+                for choice, kernel in contract(left, right, is_diagonal, self._settings):
                     if not torch.isfinite(kernel).all():
                         raise ValueError(
                             f"the kernel of parameter {choice.names[0]!r} is NaN or infinite; "
                             "expected finite gradients (look for a division by zero or an overflow "
                             "in the model, or use a wider dtype)"
                         )
-                    _add(theta, kernel, lefts[i], rights[j], self._symmetric and not same)
+                    _add(theta, kernel, lefts[i], rights[j], self._is_symmetric and not is_diagonal)
                     choices.append(choice)
-                if first:
-                    self.report.choices, first = choices, False
+                if is_first:
+                    self.report.choices, is_first = choices, False
                 advance()
 
     def _blocks(self, side: Probe) -> list[list[int]]:
@@ -360,11 +360,11 @@ class Job:
 
     def _warn_of_fallback(self) -> None:
         reasons = self._coverage.fallback.items()
-        lines = "; ".join(f"{name} ({why})" for name, why in reasons if why != _REQUESTED)
-        if lines:
+        reasons_text = "; ".join(f"{name} ({why})" for name, why in reasons if why != _REQUESTED)
+        if reasons_text:
             warnings.warn(
-                f"jachess_ext.ntk: exact per-sample gradients, one sample at a time, for {lines}. "
-                "The kernel is exact, only slower.",
+                f"jachess_ext.ntk: exact per-sample gradients, one sample at a time, for "
+                f"{reasons_text}. The kernel is exact, only slower.",
                 RuntimeWarning,
                 stacklevel=5,
             )
@@ -379,65 +379,65 @@ class Job:
         default = min(_MAX_BUDGET, int(_MEMORY_FRACTION * free_memory(self._device)))
         budget = default if limit is None else limit
         workspace = min(_MAX_WORKSPACE, max(1, budget // 8))
-        samples, others = self._left.samples.count, self._right.samples.count
-        outputs = self._left.outputs
-        fallback = sum(
-            _numbers(self._coverage.parameters[name]) for name in self._coverage.fallback
+        left_count, right_count = self._left.samples.count, self._right.samples.count
+        num_outputs = self._left.num_outputs
+        num_fallback_scalars = sum(
+            _count_scalars(self._coverage.parameters[name]) for name in self._coverage.fallback
         )
-        size = torch.finfo(self._dtype).bits // 8
-        captured = max(self._left.capture_bytes(), self._right.capture_bytes())
-        one_capture = captured + fallback * size * outputs
-        activations = max(self._left.activation_bytes, self._right.activation_bytes)
+        bytes_per_scalar = torch.finfo(self._dtype).bits // 8
+        capture_bytes = max(self._left.capture_bytes(), self._right.capture_bytes())
+        one_capture = capture_bytes + num_fallback_scalars * bytes_per_scalar * num_outputs
+        activation_bytes = max(self._left.activation_bytes, self._right.activation_bytes)
         # Three tensors in double: the sum, the term added to it, and the returned copy.
-        result = samples * others * outputs**2 * 24
-        single_block = samples * (one_capture + activations)
-        single_block += 0 if self._symmetric else others * one_capture
-        self._block = largest = max(samples, others)
-        self._budget, self._expected = budget, single_block + result + workspace
-        available = budget - result - workspace
-        self._full_batch = max(2, max(available, _FULL_BATCH_BYTES) // max(activations, 1))
+        result_bytes = left_count * right_count * num_outputs**2 * 24
+        single_block = left_count * (one_capture + activation_bytes)
+        single_block += 0 if self._is_symmetric else right_count * one_capture
+        self._block = largest = max(left_count, right_count)
+        self._budget, self._expected = budget, single_block + result_bytes + workspace
+        available = budget - result_bytes - workspace
+        self._full_batch = max(2, max(available, _FULL_BATCH_BYTES) // max(activation_bytes, 1))
         if single_block > available:
-            pair = 2 * one_capture + activations
-            self._block = min(available // pair, largest) if available > 0 else 0
+            one_pair = 2 * one_capture + activation_bytes
+            self._block = min(available // one_pair, largest) if available > 0 else 0
             if self._block < 1:
                 raise ValueError(
                     f"memory_budget is {budget} bytes, too few for one sample: the kernel takes "
-                    f"{result} and a pair of samples {pair} bytes; pass at least "
-                    f"{int((result + pair) * 8 / 7) + 8}, fewer samples, or shorter ones"
+                    f"{result_bytes} and a pair of samples {one_pair} bytes; pass at least "
+                    f"{int((result_bytes + one_pair) * 8 / 7) + 8}, fewer samples, or shorter ones"
                 )
-            self._expected = self._block * pair + result + workspace
+            self._expected = self._block * one_pair + result_bytes + workspace
         return workspace
 
     def _make_report(self) -> Report:
-        first, block = self._left, self._block
-        samples, others = first.samples.count, self._right.samples.count
-        down, across = -(-samples // block), -(-others // block)
-        local = [
+        left, block = self._left, self._block
+        left_count, right_count = left.samples.count, self._right.samples.count
+        down, across = -(-left_count // block), -(-right_count // block)
+        local_names = [
             name for roles in self._coverage.active_local().values() for name in roles.values()
         ]
         return Report(
-            samples=samples,
-            others=others,
-            outputs=first.outputs,
-            symmetric=self._symmetric,
-            parameters=sum(map(_numbers, self._coverage.parameters.values())),
+            samples=left_count,
+            others=right_count,
+            outputs=left.num_outputs,
+            symmetric=self._is_symmetric,
+            parameters=sum(map(_count_scalars, self._coverage.parameters.values())),
             choices=plan(
-                first.contributions,
-                (min(block, samples), min(block, others)),
-                first.outputs,
-                self._symmetric,
+                left.contributions,
+                (min(block, left_count), min(block, right_count)),
+                left.num_outputs,
+                self._is_symmetric,
                 self._settings,
             ),
             fallback=dict(self._coverage.fallback),
-            local=local,
+            local=local_names,
             block=block,
-            blocks=down * (down + 1) // 2 if self._symmetric else down * across,
+            blocks=down * (down + 1) // 2 if self._is_symmetric else down * across,
             expected_bytes=self._expected,
             budget_bytes=self._budget,
         )
 
 
-def _numbers(parameter: nn.Parameter) -> int:
+def _count_scalars(parameter: nn.Parameter) -> int:
     """Return the number of real scalars in a parameter: two for each complex entry."""
     return parameter.numel() * (2 if parameter.is_complex() else 1)
 

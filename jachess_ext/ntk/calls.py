@@ -83,7 +83,7 @@ def _addmm(args: Arguments, names: Names) -> Call | None:
     args = {"bias": args["input"], "input": args["mat1"], "weight": args["mat2"]}
     if args["bias"].dim() != 1 or not _is_matrix_product(args, names):
         return None
-    return Call("linear", _roles(args, names), args["input"].detach(), {"transposed": True})
+    return Call("linear", _roles(args, names), args["input"].detach(), {"is_transposed": True})
 
 
 def _embedding(args: Arguments, names: Names) -> Call | None:
@@ -92,10 +92,10 @@ def _embedding(args: Arguments, names: Names) -> Call | None:
     if args.get("scale_grad_by_freq") or args.get("sparse"):
         return None
     padding = args.get("padding_idx")
-    rows = args["weight"].shape[0]
+    num_rows = args["weight"].shape[0]
     if padding is not None and padding < 0:
-        padding += rows
-    options = {"padding": padding, "rows": rows}
+        padding += num_rows
+    options = {"padding": padding, "rows": num_rows}
     return Call("embedding", _roles(args, names), args["input"].detach(), options)
 
 
@@ -125,15 +125,15 @@ def _norm(kind: str, eps: float | None, args: Arguments, names: Names) -> Call |
 def _product(args: Arguments, names: Names) -> Call | None:
     """Parse mul as weight * x, element by element; None unless one of the two is a parameter."""
     values = list(args.values())
-    weights = [i for i, value in enumerate(values) if id(value) in names]
-    if len(values) != 2 or len(weights) != 1:
+    weight_indices = [i for i, value in enumerate(values) if id(value) in names]
+    if len(values) != 2 or len(weight_indices) != 1:
         return None
-    weight, other = values[weights[0]], values[1 - weights[0]]
-    if not isinstance(other, Tensor) or other.dim() < max(1, weight.dim()):
+    weight, x = values[weight_indices[0]], values[1 - weight_indices[0]]
+    if not isinstance(x, Tensor) or x.dim() < max(1, weight.dim()):
         return None
-    if other.dim() == weight.dim() and weight.shape[0] != 1:
+    if x.dim() == weight.dim() and weight.shape[0] != 1:
         return None  # one weight entry per row of x: its gradient is not a sum over samples
-    return Call("product", {"weight": names[id(weight)]}, other.detach())
+    return Call("product", {"weight": names[id(weight)]}, x.detach())
 
 
 def _sum(args: Arguments, names: Names) -> Call | None:
@@ -176,37 +176,37 @@ _PARSERS: dict[Function, tuple[tuple[str, ...], Callable[[Arguments, Names], Cal
 
 
 def _linear_contribution(
-    call: Call, delta: Tensor, shapes: Shapes, samples: int
+    call: Call, delta: Tensor, shapes: Shapes, num_samples: int
 ) -> dict[str, Contribution]:
-    a = _rows(call, samples, delta.shape[1])
+    a = _input_rows(call, num_samples, delta.shape[1])
     terms: dict[str, Contribution] = {}
-    delta = delta.reshape(delta.shape[0], samples, -1, delta.shape[-1])
+    delta = delta.reshape(delta.shape[0], num_samples, -1, delta.shape[-1])
     if "bias" in call.roles:
         terms[call.roles["bias"]] = Dense(delta.sum(2))
     if "weight" in call.roles:
-        a = a.reshape(samples, -1, a.shape[-1])
+        a = a.reshape(num_samples, -1, a.shape[-1])
         assert call.inputs is not None
         source = (call.inputs.data_ptr(), call.inputs._version, *call.inputs.shape)
-        transposed = call.options.get("transposed", False)
-        terms[call.roles["weight"]] = make_factors(a, delta, transposed=transposed, source=source)
+        is_transposed = call.options.get("is_transposed", False)
+        terms[call.roles["weight"]] = make_factors(a, delta, is_transposed, source)
     return terms
 
 
 def _embedding_contribution(
-    call: Call, delta: Tensor, shapes: Shapes, samples: int
+    call: Call, delta: Tensor, shapes: Shapes, num_samples: int
 ) -> dict[str, Contribution]:
     """Return the contribution of a call of embedding, or of take (an embedding of width 1)."""
-    ids = _rows(call, samples, delta.shape[1]).reshape(samples, -1)
+    ids = _input_rows(call, num_samples, delta.shape[1]).reshape(num_samples, -1)
     padding = call.options["padding"]
     keep = torch.ones_like(ids, dtype=torch.bool) if padding is None else ids != padding
     width = 1 if call.kind == "take" else delta.shape[-1]
-    delta = delta.reshape(delta.shape[0], samples, -1, width)
+    delta = delta.reshape(delta.shape[0], num_samples, -1, width)
     (name,) = call.roles.values()
     return {name: make_matches(ids, delta, keep, call.options["rows"])}
 
 
 def _elementwise_contribution(
-    call: Call, delta: Tensor, shapes: Shapes, samples: int
+    call: Call, delta: Tensor, shapes: Shapes, num_samples: int
 ) -> dict[str, Contribution]:
     """Return the contributions of weight * x, bias + x, and norms, which normalise x first."""
     terms: dict[str, Contribution] = {}
@@ -217,32 +217,33 @@ def _elementwise_contribution(
             if call.kind != "product":
                 x = getattr(F, call.kind)(x, call.options["shape"], eps=call.options["eps"])
             values = delta * x
-        terms[name] = _sum_broadcast(values, shapes[name], samples)
+        terms[name] = _sum_broadcast(values, shapes[name], num_samples)
     return terms
 
 
-def _sum_broadcast(values: Tensor, shape: torch.Size, samples: int) -> Dense:
+def _sum_broadcast(values: Tensor, shape: torch.Size, num_samples: int) -> Dense:
     """Return values, [C, n·s, ...], summed over the s rows of each sample and over every dimension
     along which the parameter of this shape was broadcast."""
-    outputs, features = values.shape[0], values.shape[2:]
+    num_outputs, features = values.shape[0], values.shape[2:]
     if len(shape) > len(features):  # the parameter's first dimension, of size 1, is along the rows
         shape = shape[1:]
-    summed = values.reshape(outputs, samples, -1, *features).sum(2)
+    summed = values.reshape(num_outputs, num_samples, -1, *features).sum(2)
     if len(features) > len(shape):
         summed = summed.sum(tuple(range(2, 2 + len(features) - len(shape))))
-    single = tuple(2 + i for i, size in enumerate(shape) if size == 1)
-    if single:
-        summed = summed.sum(single, keepdim=True)
-    return Dense(summed.reshape(outputs, samples, -1))
+    broadcast_dims = tuple(2 + i for i, size in enumerate(shape) if size == 1)
+    if broadcast_dims:
+        summed = summed.sum(broadcast_dims, keepdim=True)
+    return Dense(summed.reshape(num_outputs, num_samples, -1))
 
 
-def _rows(call: Call, samples: int, rows: int) -> Tensor:
-    """Return a call's inputs with `rows` rows, repeated for each sample if they have no batch."""
+def _input_rows(call: Call, num_samples: int, num_rows: int) -> Tensor:
+    """Return a call's inputs with this number of rows, repeated for each sample if they have no
+    batch."""
     values = call.inputs
     assert values is not None
-    if values.shape[0] == rows:
+    if values.shape[0] == num_rows:
         return values
-    return values.expand(samples, *values.shape).flatten(0, 1)
+    return values.expand(num_samples, *values.shape).flatten(0, 1)
 
 
 # Childless modules of any other type (a norm with weight 1 + w, a convolution): their forward is
@@ -265,25 +266,25 @@ def local_call(
 
 
 def _local_contribution(
-    call: Call, cotangents: Tensor, shapes: Shapes, samples: int
+    call: Call, cotangents: Tensor, shapes: Shapes, num_samples: int
 ) -> dict[str, Contribution]:
     """Return the per-sample gradients of a module's parameters, [C, n, numel] each."""
     module, keywords = call.options["module"], call.options["keywords"]
     parameters = {key: module._parameters[key].detach() for key in call.roles}
-    values = tuple(_split(value, samples) for value in call.options["values"])
+    values = tuple(_split_samples(value, num_samples) for value in call.options["values"])
     dims = tuple(0 if isinstance(value, Tensor) else None for value in values)
-    plain = len(values) - len(keywords)
+    num_positional = len(values) - len(keywords)
 
     def sample_gradients(values: Args, delta: Tensor) -> dict[str, Tensor]:
-        kwargs = dict(zip(keywords, values[plain:], strict=True))
+        kwargs = dict(zip(keywords, values[num_positional:], strict=True))
 
         def forward(parameters: dict[str, Tensor]) -> Tensor:
-            return functional_call(module, parameters, values[:plain], kwargs)
+            return functional_call(module, parameters, values[:num_positional], kwargs)
 
         pull = vjp(forward, parameters)[1]
         return vmap(lambda d: pull(d)[0])(delta)
 
-    delta = cotangents.unflatten(1, (samples, -1))
+    delta = cotangents.unflatten(1, (num_samples, -1))
     with torch.enable_grad():
         gradients = vmap(sample_gradients, in_dims=(dims, 1), out_dims=1)(values, delta)
     # [C, n, numel]; a parameter may have no dimension.
@@ -293,14 +294,14 @@ def _local_contribution(
     }
 
 
-def _split(value: object, samples: int) -> object:
+def _split_samples(value: object, num_samples: int) -> object:
     """Return a tensor [n·s, ...] as [n, s, ...], a single row repeated for every sample; any other
     value unchanged."""
     if not isinstance(value, Tensor):
         return value
-    if value.shape[0] == 1 and samples > 1:
-        value = value.expand(samples, *value.shape[1:])
-    return value.unflatten(0, (samples, -1))
+    if value.shape[0] == 1 and num_samples > 1:
+        value = value.expand(num_samples, *value.shape[1:])
+    return value.unflatten(0, (num_samples, -1))
 
 
 CONTRIBUTE: dict[str, Callable[[Call, Tensor, Shapes, int], dict[str, Contribution]]] = {

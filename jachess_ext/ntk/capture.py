@@ -91,12 +91,13 @@ class Probe:
     values: Tensor | None = None
 
     @property
-    def outputs(self) -> int:
+    def num_outputs(self) -> int:
         return self.weights.shape[1]
 
     def capture_bytes(self) -> int:
-        """Return the number of bytes of one sample's contributions to all outputs."""
-        return -(-sum(part.nbytes(self.outputs) for part in self.contributions.values()) // 2)
+        """Return how many bytes the contributions captured for one sample take, over all outputs
+        and parameters: half of those of the two probed samples, rounded up."""
+        return -(-sum(term.nbytes(self.num_outputs) for term in self.contributions.values()) // 2)
 
 
 def learn_layout(coverage: Coverage, outputs: OutputMap, samples: Samples) -> SampleLayout:
@@ -111,7 +112,7 @@ def learn_layout(coverage: Coverage, outputs: OutputMap, samples: Samples) -> Sa
     for candidates in (owners, {}):
         layout, added = SampleLayout(), False
         recorder = Recorder(
-            coverage.covered, 1, layout, coverage.active_local(), owners=owners, learn=True
+            coverage.covered, 1, layout, coverage.active_local(), owners=owners, should_learn=True
         )
         with evaluation_mode(coverage.model), torch.no_grad(), recorder:
             outputs(samples.rows([0]))
@@ -157,9 +158,9 @@ def recorded_forward(
         ValueError: f is not finite or depends on no parameter.
     """
     local = coverage.active_local()
-    outside = {id(coverage.parameters[name]) for name in coverage.fallback}
+    fallback_ids = {id(coverage.parameters[name]) for name in coverage.fallback}
     recorder = Recorder(
-        coverage.covered, count, layout, local, inputs_only=inputs_only, outside=outside
+        coverage.covered, count, layout, local, inputs_only=inputs_only, fallback_ids=fallback_ids
     )
     with recorder:
         f = outputs(batch)
@@ -180,7 +181,7 @@ def capture(
             probed samples.
     """
     samples = side.samples
-    first = samples.name not in coverage.verified and samples.count > 1
+    is_first = samples.name not in coverage.verified and samples.count > 1
     with evaluation_mode(coverage.model):
         f, calls, unbatched = recorded_forward(
             coverage, outputs, side.layout, samples.rows(rows), len(rows), inputs_only=True
@@ -193,14 +194,14 @@ def capture(
             )
         if side.values is not None:
             require_same_values(rows, f.detach(), side.values[rows])
-        elif first:
+        elif is_first:
             count = len(rows)
             compare_batch_compositions(
                 outputs, samples, f.detach(), [permuted(count), spaced_subset(count)]
             )
-        needed = first and len(rows) > 1 and (calls or coverage.fallback)
-        separation = Separation(f) if needed else None
-        parts = _collect(coverage, f, calls, separation)
+        needs_separation = is_first and len(rows) > 1 and (calls or coverage.fallback)
+        separation = Separation(f) if needs_separation else None
+        by_name = _collect(coverage, f, calls, separation)
         del f, calls
         # A nonzero sum may be rounding; to decide takes further backward passes, and so a second
         # forward pass, since `_collect` has freed the graph of the first.
@@ -214,7 +215,7 @@ def capture(
         if separation is not None:
             separation.require_per_sample_gradients(per_sample, side.noise)
         coverage.verified.add(samples.name)
-        return parts | per_sample
+        return by_name | per_sample
 
 
 def _collect(
@@ -225,37 +226,37 @@ def _collect(
     Args:
         separation: independence check to which the passes' cotangents are added; None: no check.
     """
-    count, outputs = f.shape
-    store: list[list[Tensor | None]] = [[] for _ in calls]
+    count, num_outputs = f.shape
+    cotangents_by_call: list[list[Tensor | None]] = [[] for _ in calls]
     edges = [call.edge for call in calls]
     if separation is not None:
         separation.begin(f, edges, {name: coverage.parameters[name] for name in coverage.fallback})
-    for c in range(outputs if calls else 0):
+    for c in range(num_outputs if calls else 0):
         # Summing over samples gives the cotangents of all in one pass, provided that f_n depends on
         # sample n alone, which `separation` checks.
         cotangents = torch.autograd.grad(
-            f[:, c].sum(), edges, retain_graph=c + 1 < outputs, allow_unused=True
+            f[:, c].sum(), edges, retain_graph=c + 1 < num_outputs, allow_unused=True
         )
         if separation is not None:
             separation.add(separation.weights[:, c], cotangents)
-        for by_output, cotangent in zip(store, cotangents, strict=True):
-            by_output.append(cotangent)
-    return contributions(coverage, calls, store, count)
+        for cotangents_by_output, cotangent in zip(cotangents_by_call, cotangents, strict=True):
+            cotangents_by_output.append(cotangent)
+    return contributions(coverage, calls, cotangents_by_call, count)
 
 
 def contributions(
-    coverage: Coverage, calls: list[Call], store: list[list[Tensor | None]], count: int
+    coverage: Coverage, calls: list[Call], cotangents_by_call: list[list[Tensor | None]], count: int
 ) -> dict[str, Contribution]:
     """Return the contribution of every covered parameter, from cotangents of calls' outputs.
 
     Args:
-        store: C cotangents for each call, None where f_c does not depend on the call; the lists are
-            emptied to free memory.
+        cotangents_by_call: C cotangents for each call, None where f_c does not depend on the call;
+            the lists are emptied to free memory.
         count: number of samples.
     """
     sums: dict[str, list[Contribution]] = {}
     shapes = coverage.shapes
-    for call, cotangents in zip(calls, store, strict=True):
+    for call, cotangents in zip(calls, cotangents_by_call, strict=True):
         some = next((c for c in cotangents if c is not None), None)
         if some is None:
             continue

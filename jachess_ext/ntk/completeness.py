@@ -120,32 +120,32 @@ def _incomplete(coverage: Coverage, side: Probe) -> list[str]:
             f"the gradient of parameter {bad[0]!r} is NaN or infinite; expected finite gradients "
             "(look for a division by zero or an overflow in the model, or use a wider dtype)"
         )
-    whole = sum(norm**2 for norm in norms.values()) ** 0.5
-    wrong = []
+    total_norm = sum(norm**2 for norm in norms.values()) ** 0.5
+    incomplete = []
     for name, gradient in side.gradients.items():
         if name in coverage.fallback:
             continue
-        part = side.contributions.get(name)
-        missing = norms[name] if part is None else norm_of(_residual(gradient, part))
-        if missing > negligible_norm(gradient, whole, side.noise):
-            wrong.append(name)
-    return wrong
+        term = side.contributions.get(name)
+        missing = norms[name] if term is None else norm_of(_residual(gradient, term))
+        if missing > negligible_norm(gradient, total_norm, side.noise):
+            incomplete.append(name)
+    return incomplete
 
 
-def _residual(gradient: Tensor, part: Contribution) -> Tensor:
+def _residual(gradient: Tensor, contribution: Contribution) -> Tensor:
     """Return gradient − Σ_n G_n over samples n, for contributions of a single output."""
-    if isinstance(part, Tied):
-        return _residual(_residual(gradient, part.factors), part.matches)
-    if isinstance(part, Dense):
-        return gradient - part.gradients[0].sum(0).view(gradient.shape)
-    if isinstance(part, Matches):
+    if isinstance(contribution, Tied):
+        return _residual(_residual(gradient, contribution.factors), contribution.matches)
+    if isinstance(contribution, Dense):
+        return gradient - contribution.gradients[0].sum(0).view(gradient.shape)
+    if isinstance(contribution, Matches):
         remaining = gradient.clone()
         rows = remaining.view(remaining.shape[0], -1)
-        rows.index_add_(0, part.ids, part.gradients[0].to(rows), alpha=-1)
+        rows.index_add_(0, contribution.ids, contribution.gradients[0].to(rows), alpha=-1)
         return remaining
-    delta, a = part.cotangents[0].flatten(0, 1), part.inputs.flatten(0, 1)
-    left, right = (a, delta) if part.transposed else (delta, a)
-    return torch.addmm(gradient, left.T.to(gradient), right.to(gradient), alpha=-1)
+    delta, a = contribution.cotangents[0].flatten(0, 1), contribution.inputs.flatten(0, 1)
+    row_factor, column_factor = (a, delta) if contribution.is_transposed else (delta, a)
+    return torch.addmm(gradient, row_factor.T.to(gradient), column_factor.to(gradient), alpha=-1)
 
 
 def check_kernel(theta: Tensor, left: Probe, right: Probe, dtype: torch.dtype) -> float:
@@ -161,11 +161,11 @@ def check_kernel(theta: Tensor, left: Probe, right: Probe, dtype: torch.dtype) -
     """
     w, other_w = left.weights.double(), right.weights.double()
     contracted = (torch.tensordot(w, theta, 2) * other_w).sum()
-    squares = (torch.tensordot(w.square(), theta.square(), 2) * other_w.square()).sum()
+    mean_square = (torch.tensordot(w.square(), theta.square(), 2) * other_w.square()).sum()
     expected = sum(_dot(left.gradients[name], right.gradients[name]) for name in left.gradients)
-    sizes = [sum(norm_of(g) ** 2 for g in side.gradients.values()) ** 0.5 for side in (left, right)]
+    norms = [sum(norm_of(g) ** 2 for g in side.gradients.values()) ** 0.5 for side in (left, right)]
     # ‖Θ‖ is the root of the mean square of wᵀ Θ w', which may cancel.
-    scale = max(sizes[0] * sizes[1], float(squares.sqrt()), left.noise * right.noise)
+    scale = max(norms[0] * norms[1], float(mean_square.sqrt()), left.noise * right.noise)
     difference = abs(float(contracted) - expected) / scale if scale else 0.0
     if not difference <= tolerance(dtype):
         raise RuntimeError(

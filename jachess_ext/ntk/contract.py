@@ -44,22 +44,22 @@ class Factors:
     Attributes:
         inputs: a, [n, t, d_in].
         cotangents: δ, [C, n, t, d_out].
-        transposed: the parameter is [d_in, d_out] (GPT-2's Conv1D), not [d_out, d_in].
+        is_transposed: the parameter is [d_in, d_out] (GPT-2's Conv1D), not [d_out, d_in].
         source: key of the input tensor; layers with equal keys share a Gram matrix. (): no key.
     """
 
     inputs: Tensor
     cotangents: Tensor
-    transposed: bool = False
+    is_transposed: bool = False
     source: tuple[int, ...] = ()
 
     def materialise(self, shape: torch.Size) -> Tensor:
-        if self.transposed:
+        if self.is_transposed:
             return torch.einsum("ntk,cntr->cnkr", self.inputs, self.cotangents).flatten(2)
         return torch.einsum("cntr,ntk->cnrk", self.cotangents, self.inputs).flatten(2)
 
-    def nbytes(self, outputs: int) -> int:
-        return _nbytes(self.inputs) + _nbytes(self.cotangents[0]) * outputs
+    def nbytes(self, num_outputs: int) -> int:
+        return _nbytes(self.inputs) + _nbytes(self.cotangents[0]) * num_outputs
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ class Matches:
     count: int
 
     def materialise(self, shape: torch.Size) -> Tensor:
-        outputs = self.gradients.shape[0]
+        num_outputs = self.gradients.shape[0]
         width = self.gradients.shape[-1]  # 1 for a parameter that is a vector
-        full = self.gradients.new_zeros(outputs, self.count, shape[0], width)
+        full = self.gradients.new_zeros(num_outputs, self.count, shape[0], width)
         full[:, self.samples, self.ids] = self.gradients
         return full.flatten(2)
 
-    def nbytes(self, outputs: int) -> int:
-        return _nbytes(self.samples, self.ids) + _nbytes(self.gradients[0]) * outputs
+    def nbytes(self, num_outputs: int) -> int:
+        return _nbytes(self.samples, self.ids) + _nbytes(self.gradients[0]) * num_outputs
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class Dense:
     def materialise(self, shape: torch.Size) -> Tensor:
         return self.gradients
 
-    def nbytes(self, outputs: int) -> int:
-        return _nbytes(self.gradients[0]) * outputs
+    def nbytes(self, num_outputs: int) -> int:
+        return _nbytes(self.gradients[0]) * num_outputs
 
 
 @dataclass(frozen=True)
@@ -112,15 +112,15 @@ class Tied:
     def materialise(self, shape: torch.Size) -> Tensor:
         return self.factors.materialise(shape) + self.matches.materialise(shape)
 
-    def nbytes(self, outputs: int) -> int:
-        return self.factors.nbytes(outputs) + self.matches.nbytes(outputs)
+    def nbytes(self, num_outputs: int) -> int:
+        return self.factors.nbytes(num_outputs) + self.matches.nbytes(num_outputs)
 
 
 Contribution = Factors | Matches | Dense | Tied
 
 
 def make_factors(
-    inputs: Tensor, cotangents: Tensor, *, transposed: bool = False, source: tuple[int, ...] = ()
+    inputs: Tensor, cotangents: Tensor, is_transposed: bool = False, source: tuple[int, ...] = ()
 ) -> Factors:
     """Return the factors of a call without the positions whose cotangents are zero.
 
@@ -128,41 +128,42 @@ def make_factors(
     δ = 0 exactly. Each sample keeps its other positions, padded with zeros to the longest sample.
     """
     # The first feature may already show that some sample uses every position: keep all.
-    first = cotangents[..., 0].ne(0).any(0)  # [n, t]
-    if first.numel() and bool(first.all(1).any()):
-        return Factors(inputs, cotangents, transposed, source)
-    used = cotangents.ne(0).any(-1).any(0)  # [n, t]
-    longest = int(used.sum(1).max()) if used.numel() else 0
-    if longest > _WORTH_GATHERING * used.shape[1]:
-        return Factors(inputs, cotangents, transposed, source)
-    order = used.int().argsort(dim=1, descending=True, stable=True)[:, :longest]  # used ones first
+    is_first_used = cotangents[..., 0].ne(0).any(0)  # [n, t]
+    if is_first_used.numel() and bool(is_first_used.all(1).any()):
+        return Factors(inputs, cotangents, is_transposed, source)
+    is_used = cotangents.ne(0).any(-1).any(0)  # [n, t]
+    longest = int(is_used.sum(1).max()) if is_used.numel() else 0
+    if longest > _WORTH_GATHERING * is_used.shape[1]:
+        return Factors(inputs, cotangents, is_transposed, source)
+    # Used positions first.
+    order = is_used.int().argsort(dim=1, descending=True, stable=True)[:, :longest]
     inputs = inputs.take_along_dim(order[..., None], 1)
     cotangents = cotangents.take_along_dim(order[None, ..., None], 2)
     indices = tuple(order.flatten().tolist()) if source else ()
-    return Factors(inputs, cotangents, transposed, (*source, *indices))
+    return Factors(inputs, cotangents, is_transposed, (*source, *indices))
 
 
-def make_matches(ids: Tensor, cotangents: Tensor, keep: Tensor, rows: int) -> Matches:
+def make_matches(ids: Tensor, cotangents: Tensor, keep: Tensor, num_rows: int) -> Matches:
     """Return the matches of a call, in which cotangents of equal ids within a sample are summed.
 
     Args:
         ids: [n, t].
         cotangents: [C, n, t, d].
         keep: [n, t]; false where the embedding passes no gradient (its padding_idx).
-        rows: number of rows of the embedding's weight.
+        num_rows: number of rows of the embedding's weight.
     """
     keep = keep & cotangents.ne(0).any(-1).any(0)
     sample = torch.arange(ids.shape[0], device=ids.device)[:, None].expand_as(ids)
-    return _summed_matches(sample[keep], ids[keep], cotangents[:, keep], ids.shape[0], rows)
+    return _sum_matches(sample[keep], ids[keep], cotangents[:, keep], ids.shape[0], num_rows)
 
 
-def _summed_matches(
-    samples: Tensor, ids: Tensor, gradients: Tensor, count: int, rows: int
+def _sum_matches(
+    samples: Tensor, ids: Tensor, gradients: Tensor, count: int, num_rows: int
 ) -> Matches:
-    keys, index = torch.unique(samples * rows + ids, return_inverse=True)
+    keys, index = torch.unique(samples * num_rows + ids, return_inverse=True)
     summed = gradients.new_zeros(gradients.shape[0], len(keys), gradients.shape[-1])
     summed.index_add_(1, index, gradients)
-    return Matches(keys // rows, keys % rows, summed, count)
+    return Matches(keys // num_rows, keys % num_rows, summed, count)
 
 
 def add_up(parts: Sequence[Contribution], shape: torch.Size) -> Contribution:
@@ -174,15 +175,15 @@ def add_up(parts: Sequence[Contribution], shape: torch.Size) -> Contribution:
     """
     factors = [part for part in parts if isinstance(part, Factors)]
     matches = [part for part in parts if isinstance(part, Matches)]
-    same_layout = len({part.transposed for part in factors}) <= 1
+    have_one_layout = len({part.is_transposed for part in factors}) <= 1
     if len(parts) == 1:
         return parts[0]
-    if len(factors) == len(parts) and same_layout:
+    if len(factors) == len(parts) and have_one_layout:
         return _join_factors(factors)
     if len(matches) == len(parts):
         return _join_matches(matches, shape[0])
-    untransposed = not any(part.transposed for part in factors)
-    if untransposed and len(factors) + len(matches) == len(parts):
+    is_untransposed = not any(part.is_transposed for part in factors)
+    if is_untransposed and len(factors) + len(matches) == len(parts):
         return Tied(_join_factors(factors), _join_matches(matches, shape[0]))
     return Dense(reduce(torch.add, (part.materialise(shape) for part in parts)))
 
@@ -194,19 +195,19 @@ def _join_factors(parts: list[Factors]) -> Factors:
     return Factors(
         torch.cat([part.inputs for part in parts], 1),
         torch.cat([part.cotangents for part in parts], 2),
-        parts[0].transposed,
+        parts[0].is_transposed,
     )
 
 
-def _join_matches(parts: list[Matches], rows: int) -> Matches:
+def _join_matches(parts: list[Matches], num_rows: int) -> Matches:
     if len(parts) == 1:
         return parts[0]
-    return _summed_matches(
+    return _sum_matches(
         torch.cat([part.samples for part in parts]),
         torch.cat([part.ids for part in parts]),
         torch.cat([part.gradients for part in parts], 1),
         parts[0].count,
-        rows,
+        num_rows,
     )
 
 
@@ -250,7 +251,7 @@ class Size:
     outputs: int
     inputs: int
     cotangents: int
-    symmetric: bool
+    is_symmetric: bool
     bytes_per_number: int = 4
 
 
@@ -274,13 +275,14 @@ class Cost:
 
 def count_cost(size: Size) -> Cost:
     """Count operations and bytes of forms A and B."""
+    # All of these are counts, but for `half` and `packed`.
     rows, columns = size.samples * size.positions, size.other_samples * size.other_positions
     pairs = size.samples * size.other_samples * size.outputs**2
     features = size.inputs + size.outputs**2 * size.cotangents
     weights = size.inputs * size.cotangents
-    half = 0.5 if size.symmetric else 1.0
-    sides = rows if size.symmetric else rows + columns
-    vectors = size.samples if size.symmetric else size.samples + size.other_samples
+    half = 0.5 if size.is_symmetric else 1.0
+    sides = rows if size.is_symmetric else rows + columns
+    vectors = size.samples if size.is_symmetric else size.samples + size.other_samples
     packed = sum(1 / side for side in _TILE)
     return Cost(
         gram_flops=half * 2 * rows * columns * features,
@@ -328,7 +330,7 @@ class Settings:
 
 
 def contract(
-    left: Contributions, right: Contributions, symmetric: bool, settings: Settings
+    left: Contributions, right: Contributions, is_symmetric: bool, settings: Settings
 ) -> Iterator[tuple[Choice, Tensor]]:
     """Yield (choice, K [C, N, C, M]) for each group of parameters; the sum of K is the kernel.
 
@@ -338,19 +340,19 @@ def contract(
     for names in _groups(left, right):
         lefts, rights = _factors(left, names), _factors(right, names)
         if lefts and rights:
-            choice = _choose(names, lefts, rights, symmetric, settings)
-            yield choice, _contract_linear(choice.form, lefts, rights, symmetric, settings)
+            choice = _choose(names, lefts, rights, is_symmetric, settings)
+            yield choice, _contract_linear(choice.form, lefts, rights, is_symmetric, settings)
         else:
             (name,) = names
             choice = Choice(names, _FORMS[type(left[name])])
-            yield choice, _contract_single(left[name], right[name], symmetric, settings)
+            yield choice, _contract_single(left[name], right[name], is_symmetric, settings)
 
 
 def plan(
     sample: Contributions,
     counts: tuple[int, int],
-    outputs: int,
-    symmetric: bool,
+    num_outputs: int,
+    is_symmetric: bool,
     settings: Settings,
 ) -> list[Choice]:
     """Return the choices of `contract` for blocks of ``counts`` (left, right) samples.
@@ -362,7 +364,7 @@ def plan(
     for names in _groups(sample, sample):
         parts = _factors(sample, names)
         choices.append(
-            _choose(names, parts, parts, symmetric, settings, counts, outputs)
+            _choose(names, parts, parts, is_symmetric, settings, counts, num_outputs)
             if parts
             else Choice(names, _FORMS[type(sample[names[0]])])
         )
@@ -392,22 +394,22 @@ def _choose(
     names: tuple[str, ...],
     lefts: list[Factors],
     rights: list[Factors],
-    symmetric: bool,
+    is_symmetric: bool,
     settings: Settings,
     counts: tuple[int, int] | None = None,
-    outputs: int | None = None,
+    num_outputs: int | None = None,
 ) -> Choice:
-    first, other = lefts[0], rights[0]
-    samples, others = counts or (first.inputs.shape[0], other.inputs.shape[0])
+    left, right = lefts[0], rights[0]
+    left_count, right_count = counts or (left.inputs.shape[0], right.inputs.shape[0])
     size = Size(
-        samples=samples,
-        positions=first.inputs.shape[1],
-        other_samples=others,
-        other_positions=other.inputs.shape[1],
-        outputs=outputs or first.cotangents.shape[0],
-        inputs=first.inputs.shape[2],
+        samples=left_count,
+        positions=left.inputs.shape[1],
+        other_samples=right_count,
+        other_positions=right.inputs.shape[1],
+        outputs=num_outputs or left.cotangents.shape[0],
+        inputs=left.inputs.shape[2],
         cotangents=sum(part.cotangents.shape[-1] for part in lefts),
-        symmetric=symmetric,
+        is_symmetric=is_symmetric,
         bytes_per_number=settings.dtype.itemsize,
     )
     cost = count_cost(size)
@@ -416,7 +418,7 @@ def _choose(
 
 
 def _contract_linear(
-    form: str, lefts: list[Factors], rights: list[Factors], symmetric: bool, settings: Settings
+    form: str, lefts: list[Factors], rights: list[Factors], is_symmetric: bool, settings: Settings
 ) -> Tensor:
     """Return K, [C, N, C, M], of layers that share their inputs.
 
@@ -424,13 +426,13 @@ def _contract_linear(
     """
     sides = [
         [parts[0].inputs, *(part.cotangents for part in parts)]
-        for parts in ([lefts] if symmetric else [lefts, rights])
+        for parts in ([lefts] if is_symmetric else [lefts, rights])
     ]
     dtypes = {operand.dtype for side in sides for operand in side}
     if len(dtypes) > 1 or (settings.dtype == torch.float64 and dtypes != {torch.float64}):
         sides = [[operand.to(settings.dtype) for operand in side] for side in sides]
     inputs, *cotangents = sides[0]
-    other_inputs, other_cotangents = (None, None) if symmetric else (sides[1][0], sides[1][1:])
+    other_inputs, other_cotangents = (None, None) if is_symmetric else (sides[1][0], sides[1][1:])
     if form == "A":
         return ntk_gram(inputs, cotangents, other_inputs, other_cotangents)
     return ntk_materialised(
@@ -439,18 +441,18 @@ def _contract_linear(
 
 
 def _contract_single(
-    left: Contribution, right: Contribution, symmetric: bool, settings: Settings
+    left: Contribution, right: Contribution, is_symmetric: bool, settings: Settings
 ) -> Tensor:
     """Return K, [C, N, C, M], of a parameter with contributions other than `Factors`."""
     if isinstance(left, Dense) and isinstance(right, Dense):
         x, y = (part.gradients.to(settings.dtype) for part in (left, right))
         return torch.tensordot(x, y, dims=([2], [2]))
-    pieces = (
-        _contract_pair(x, y, symmetric and x is y, settings)
+    terms = (
+        _contract_pair(x, y, is_symmetric and x is y, settings)
         for x in _uses(left)
         for y in _uses(right)
     )
-    return reduce(torch.add, pieces)
+    return reduce(torch.add, terms)
 
 
 def _uses(contribution: Contribution) -> list[Factors | Matches]:
@@ -467,7 +469,7 @@ def _uses(contribution: Contribution) -> list[Factors | Matches]:
 
 
 def _contract_pair(
-    left: Factors | Matches, right: Factors | Matches, symmetric: bool, settings: Settings
+    left: Factors | Matches, right: Factors | Matches, is_symmetric: bool, settings: Settings
 ) -> Tensor:
     if isinstance(left, Matches):
         if isinstance(right, Matches):
@@ -475,8 +477,8 @@ def _contract_pair(
         return _contract_tied(left, right, settings)
     if isinstance(right, Matches):
         return _contract_tied(right, left, settings).permute(2, 3, 0, 1)
-    form = _choose((), [left], [right], symmetric, settings).form
-    return _contract_linear(form, [left], [right], symmetric, settings)
+    form = _choose((), [left], [right], is_symmetric, settings).form
+    return _contract_linear(form, [left], [right], is_symmetric, settings)
 
 
 # ---- embeddings ------------------------------------------------------------------------------
@@ -491,42 +493,43 @@ def _contract_pair(
 
 def _contract_embeddings(left: Matches, right: Matches, settings: Settings) -> Tensor:
     """Return K, [C, N, C, M], of an embedding."""
-    dtype, outputs = settings.dtype, left.gradients.shape[0]
-    shape = (outputs, left.count, outputs, right.count)
+    dtype, num_outputs = settings.dtype, left.gradients.shape[0]
+    shape = (num_outputs, left.count, num_outputs, right.count)
     kernel = left.gradients.new_zeros(shape, dtype=dtype)
     for rows, columns in _shared_ids(left.ids, right.ids):
-        per_id = (rows.shape[1] + columns.shape[1]) * outputs * left.gradients.shape[-1]
+        per_id = (rows.shape[1] + columns.shape[1]) * num_outputs * left.gradients.shape[-1]
         step = max(1, settings.workspace // max(1, per_id * dtype.itemsize))
-        for x, y in zip(rows.split(step), columns.split(step), strict=True):
-            _add_group(kernel, left, right, x, y)
+        for row_chunk, column_chunk in zip(rows.split(step), columns.split(step), strict=True):
+            _add_group(kernel, left, right, row_chunk, column_chunk)
     return kernel
 
 
 def _shared_ids(left_ids: Tensor, right_ids: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Return index pairs ([g, k], [g, k']): g shared ids with k entries left and k' right."""
-    order, ids, counts = _sorted(left_ids)
-    other_order, other_ids, other_counts = _sorted(right_ids)
+    order, ids, counts = _sort_ids(left_ids)
+    other_order, other_ids, other_counts = _sort_ids(right_ids)
     starts, other_starts = counts.cumsum(0) - counts, other_counts.cumsum(0) - other_counts
     if not len(other_ids):
         return []
     index = torch.searchsorted(other_ids, ids).clamp(max=len(other_ids) - 1)
-    shared = other_ids[index] == ids
-    left, right = shared.nonzero()[:, 0], index[shared]  # index of each shared id on each side
+    is_shared = other_ids[index] == ids
+    # The index of each shared id on each side.
+    left, right = is_shared.nonzero()[:, 0], index[is_shared]
     if not len(left):
         return []
-    sizes, size_of = torch.unique(
+    count_pairs, count_pair_of = torch.unique(
         torch.stack([counts[left], other_counts[right]], 1), dim=0, return_inverse=True
     )
     groups = []
-    for i, (k, other_k) in enumerate(sizes.tolist()):
-        group = size_of == i
-        rows = starts[left[group]][:, None] + torch.arange(k, device=ids.device)
-        columns = other_starts[right[group]][:, None] + torch.arange(other_k, device=ids.device)
+    for i, (k, other_k) in enumerate(count_pairs.tolist()):
+        mask = count_pair_of == i
+        rows = starts[left[mask]][:, None] + torch.arange(k, device=ids.device)
+        columns = other_starts[right[mask]][:, None] + torch.arange(other_k, device=ids.device)
         groups.append((order[rows], other_order[columns]))
     return groups
 
 
-def _sorted(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _sort_ids(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     order = ids.argsort(stable=True)
     unique, counts = torch.unique_consecutive(ids[order], return_counts=True)
     return order, unique, counts
@@ -545,11 +548,11 @@ def _add_group(
         for side, entries in ((left, rows), (right, columns))
     )
     products = torch.bmm(x, y.transpose(1, 2))  # [g, C k, C k']
-    outputs, count, _, other_count = kernel.shape
-    output = torch.arange(outputs, device=rows.device)[:, None]
+    num_outputs, count, _, other_count = kernel.shape
+    output = torch.arange(num_outputs, device=rows.device)[:, None]
     i = (output * count + left.samples[rows][:, None]).flatten(1)  # [g, C k]
     j = (output * other_count + right.samples[columns][:, None]).flatten(1)
-    entries = i[:, :, None] * (outputs * other_count) + j[:, None, :]
+    entries = i[:, :, None] * (num_outputs * other_count) + j[:, None, :]
     kernel.view(-1).index_add_(0, entries.flatten(), products.flatten())
 
 
@@ -559,16 +562,16 @@ def _contract_tied(matches: Matches, factors: Factors, settings: Settings) -> Te
     K[c, n, c', m] = Σ_{v, t} (g_{n,c,v} · a_{m,t}) δ_{m,c',t,v}
     """
     dtype = settings.dtype
-    outputs, entries, _ = matches.gradients.shape
+    outputs, num_entries, _ = matches.gradients.shape
     other_count, positions = factors.inputs.shape[:2]
     kernel = matches.gradients.new_zeros(outputs, matches.count, outputs, other_count, dtype=dtype)
     per_entry = 2 * outputs * other_count * positions * dtype.itemsize
     step = max(1, settings.workspace // max(1, per_entry))
-    for start in range(0, entries, step):
+    for start in range(0, num_entries, step):
         rows = slice(start, start + step)
         g = matches.gradients[:, rows].to(dtype)
-        picked = factors.cotangents[..., matches.ids[rows]].to(dtype)
+        cotangents = factors.cotangents[..., matches.ids[rows]].to(dtype)
         inner = torch.einsum("cud,mtd->umct", g, factors.inputs.to(dtype))
-        products = torch.einsum("umct,emtu->cuem", inner, picked)
+        products = torch.einsum("umct,emtu->cuem", inner, cotangents)
         kernel.index_add_(1, matches.samples[rows], products)
     return kernel

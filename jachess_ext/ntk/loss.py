@@ -94,8 +94,8 @@ class Spectrum:
                 f"theta has the eigenvalue {lowest:.3e} (the largest is {float(values[-1]):.3e}), "
                 "more negative than round-off; a kernel is positive semidefinite"
             )
-        negative = values < 0
-        clipped = int(negative.sum())
+        is_negative = values < 0
+        clipped = int(is_negative.sum())
         if lowest < -_DECOMPOSITION_ROUND_OFF * len(values) * largest:
             warnings.warn(
                 f"jachess_ext.ntk: {clipped} of {len(values)} eigenvalues of theta are negative, "
@@ -152,10 +152,10 @@ class Spectrum:
         It is −inf if the residual is zero.
         """
         t, rates, energies = self._terms(residual, t, lr)
-        present = energies > 0
-        if not present.any():
+        is_positive = energies > 0
+        if not is_positive.any():
             return torch.full_like(t, -torch.inf)
-        return torch.logsumexp(energies[present].log() - rates[present] * t[..., None], -1)
+        return torch.logsumexp(energies[is_positive].log() - rates[is_positive] * t[..., None], -1)
 
     def modes(self, residual: Tensor, lr: float) -> tuple[Tensor, Tensor]:
         """Return the rates and energies of F(t) = Σ_i e^{−rate_i t} energy_i.

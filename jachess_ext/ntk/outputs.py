@@ -161,7 +161,7 @@ def choose_parameters(model: nn.Module, parameters: Parameters) -> dict[str, nn.
             f"parameters is {parameters!r}; expected None, a list of names, or a predicate"
         )
     else:
-        chosen = _named(model, parameters)
+        chosen = _parameters_by_name(model, parameters)
     if not chosen:
         raise ValueError(
             "there is no parameter to take the kernel over: none that requires gradients"
@@ -170,20 +170,20 @@ def choose_parameters(model: nn.Module, parameters: Parameters) -> dict[str, nn.
     return chosen
 
 
-def _named(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
-    every = dict(model.named_parameters(remove_duplicate=False))
-    first_name = {id(p): name for name, p in model.named_parameters()}
+def _parameters_by_name(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
+    all_parameters = dict(model.named_parameters(remove_duplicate=False))
+    first_names = {id(p): name for name, p in model.named_parameters()}
     chosen = {}
     for name in names:
-        if name not in every:
-            near = get_close_matches(str(name), every, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+        if name not in all_parameters:
+            suggestions = get_close_matches(str(name), all_parameters, n=1)
+            hint = f"; did you mean {suggestions[0]!r}?" if suggestions else ""
             raise ValueError(f"the model has no parameter named {name!r}{hint}")
-        if not every[name].requires_grad:
+        if not all_parameters[name].requires_grad:
             raise ValueError(
                 f"parameter {name!r} is frozen; call requires_grad_(True) on it or leave it out"
             )
-        chosen[first_name[id(every[name])]] = every[name]
+        chosen[first_names[id(all_parameters[name])]] = all_parameters[name]
     return chosen
 
 
@@ -198,13 +198,13 @@ class OutputMap:
             sample's label, C = 1. An int k: k random projections, C = k. A callable
             (model output, batch) -> [n, C]: your own.
         seed: seed of the random projections.
-        narrow: whether a language model's head computes only the logits that f needs.
+        is_narrow: whether a language model's head computes only the logits that f needs.
     """
 
     model: nn.Module
     outputs: Outputs
     seed: int | None = None
-    narrow: bool = False
+    is_narrow: bool = False
 
     def __post_init__(self) -> None:
         f = self.outputs
@@ -234,9 +234,9 @@ class OutputMap:
         unchanged; otherwise this map itself."""
         if output_head(self._base) is None or callable(self.outputs):
             return self
-        narrow = replace(self, narrow=True)
-        same = all(_same_outputs(self, narrow, side.rows([0])) for side in sides)
-        return narrow if same else self
+        narrow = replace(self, is_narrow=True)
+        is_same = all(_have_same_outputs(self, narrow, side.rows([0])) for side in sides)
+        return narrow if is_same else self
 
     def __call__(self, batch: Batch) -> Tensor:
         """Return f, [n, C], with its autograd graph."""
@@ -269,13 +269,13 @@ class OutputMap:
         if isinstance(batch, Tensor):
             return self.model(batch)
         arguments = dict(batch)
-        if self._encoder_decoder and "decoder_input_ids" not in arguments:
+        if self._has_encoder_decoder and "decoder_input_ids" not in arguments:
             # The model derives the decoder's inputs from the labels, if it has the method.
             prepare = getattr(self._base, "prepare_decoder_input_ids_from_labels", None)
             labels = _labels(arguments)
             if prepare is not None and labels is not None and labels.dim() == 2:
                 arguments["decoder_input_ids"] = prepare(labels=labels)
-        if "decoder_input_ids" in arguments or not self._encoder_decoder:
+        if "decoder_input_ids" in arguments or not self._has_encoder_decoder:
             arguments.pop("labels", None)  # a loss over a vocabulary costs, and is not needed
         if "use_cache" in inspect.signature(self.model.forward).parameters:
             arguments["use_cache"] = False
@@ -283,7 +283,7 @@ class OutputMap:
 
     def _head(self, batch: Batch) -> AbstractContextManager[None]:
         """Return a context in which the head computes only the logits that f needs."""
-        if not self.narrow:
+        if not self.is_narrow:
             return nullcontext()
         if self.outputs != "label":
             return _last_token_head(
@@ -305,14 +305,14 @@ class OutputMap:
         return without_peft(self.model)
 
     @property
-    def _encoder_decoder(self) -> bool:
+    def _has_encoder_decoder(self) -> bool:
         return bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
 
     @property
     def _predicts_next_token(self) -> bool:
         """Whether logits at t predict the label at t + 1."""
         name = type(self._base).__name__
-        return not self._encoder_decoder and ("CausalLM" in name or "LMHead" in name)
+        return not self._has_encoder_decoder and ("CausalLM" in name or "LMHead" in name)
 
     def _last_token_logits(self, logits: Tensor, batch: Batch) -> Tensor:
         count, length = logits.shape[:2]
@@ -332,7 +332,7 @@ class OutputMap:
         """Return the mask of real tokens in the sequence of the logits, [n, T], or None."""
         if isinstance(batch, Tensor):
             return None
-        if not self._encoder_decoder:
+        if not self._has_encoder_decoder:
             return batch.get("attention_mask")
         labels = _labels(batch)
         if "decoder_attention_mask" in batch or "decoder_input_ids" in batch or labels is None:
@@ -343,7 +343,7 @@ class OutputMap:
         """Return the label's logit, [n, 1]; for token labels, the mean over labelled tokens."""
         assert labels is not None
         labels = labels.to(logits.device)
-        is_picked = self.narrow and logits.dim() == 3 and logits.shape[-1] == 1
+        is_picked = self.is_narrow and logits.dim() == 3 and logits.shape[-1] == 1
         if logits.dim() == 3 and self._predicts_next_token:
             logits, labels = logits[:, :-1], labels[:, 1:]
         if labels.shape != logits.shape[:-1] or labels.is_floating_point():
@@ -351,15 +351,15 @@ class OutputMap:
                 f"labels are {labels.dtype} of shape {list(labels.shape)}, but outputs='label' "
                 f"needs one class number for each of {list(logits.shape[:-1])}"
             )
-        labelled = labels != NO_LABEL
+        is_labelled = labels != NO_LABEL
         if is_picked:
-            picked = logits[..., 0] * labelled
+            picked = logits[..., 0] * is_labelled
         else:
-            _require_classes(labels, labelled, logits.shape[-1])
-            picked = logits.gather(-1, labels.clamp(min=0)[..., None])[..., 0] * labelled
+            _require_classes(labels, is_labelled, logits.shape[-1])
+            picked = logits.gather(-1, labels.clamp(min=0)[..., None])[..., 0] * is_labelled
         if logits.dim() == 2:
             return picked[:, None]
-        return picked.sum(1, keepdim=True) / labelled.sum(1, keepdim=True).clamp(min=1)
+        return picked.sum(1, keepdim=True) / is_labelled.sum(1, keepdim=True).clamp(min=1)
 
     def _projections(self, logits: Tensor, count: int) -> Tensor:
         """Return random projections, [L, k], of entries ±1/√k, equal in every block of a call."""
@@ -389,13 +389,13 @@ def require_outputs(f: Tensor, count: int) -> None:
         raise ValueError("the outputs do not depend on any parameter that requires gradients")
 
 
-def _require_classes(labels: Tensor, labelled: Tensor, classes: int) -> None:
-    outside = labelled & ((labels < 0) | (labels >= classes))
+def _require_classes(labels: Tensor, is_labelled: Tensor, num_classes: int) -> None:
+    outside = is_labelled & ((labels < 0) | (labels >= num_classes))
     if outside.any():
-        raise ValueError(f"label {int(labels[outside][0])} is not one of the {classes} classes")
+        raise ValueError(f"label {int(labels[outside][0])} is not one of the {num_classes} classes")
 
 
-def _same_outputs(plain: OutputMap, narrow: OutputMap, batch: Batch) -> bool:
+def _have_same_outputs(plain: OutputMap, narrow: OutputMap, batch: Batch) -> bool:
     with torch.no_grad():
         expected = plain(batch)
         try:

@@ -51,14 +51,16 @@ class Recorder(TorchFunctionMode):
 
     Args:
         names: id -> name of the chosen parameters.
-        samples: number of samples n.
-        layout: layout of the calls' outputs: filled in if ``learn``, otherwise compared with them.
+        num_samples: number of samples n.
+        layout: layout of the calls' outputs: filled in if ``should_learn``, otherwise compared with
+            them.
         local: childless modules that are differentiated as a whole -> their chosen parameters
             (name within the module -> full name).
-        owners: all childless modules with chosen parameters, in the same format; used if ``learn``.
-        learn: whether this pass, over one sample, fills in the layout.
+        owners: all childless modules with chosen parameters, in the same format; used if
+            ``should_learn``.
+        should_learn: whether this pass, over one sample, fills in the layout.
         inputs_only: whether gradients of covered parameters will not be needed.
-        outside: ids of the parameters that get exact per-sample gradients.
+        fallback_ids: ids of the parameters that get exact per-sample gradients.
 
     Attributes:
         calls: the recorded calls, in order.
@@ -68,24 +70,24 @@ class Recorder(TorchFunctionMode):
     def __init__(
         self,
         names: Names,
-        samples: int,
+        num_samples: int,
         layout: SampleLayout,
         local: Owners,
         *,
         owners: Owners | None = None,
-        learn: bool = False,
+        should_learn: bool = False,
         inputs_only: bool = False,
-        outside: Set[int] = frozenset(),
+        fallback_ids: Set[int] = frozenset(),
     ) -> None:
         super().__init__()
         local_names = {name for roles in local.values() for name in roles.values()}
         self._names = {key: name for key, name in names.items() if name not in local_names}
-        self._samples = samples
+        self._num_samples = num_samples
         self._layout = layout
         self._local = local
         self._owners = owners or {}
-        self._learn = learn
-        self._inputs_only, self._outside = inputs_only, outside
+        self._should_learn = should_learn
+        self._inputs_only, self._fallback_ids = inputs_only, fallback_ids
         self._counts: Counter[tuple[str, str]] = Counter()
         self._running: list[nn.Module] = []  # stack of the childless modules whose forward runs
         self._hooks = ExitStack()
@@ -102,7 +104,7 @@ class Recorder(TorchFunctionMode):
         for module, roles in self._local.items():
             hook = partial(self._record_module, roles)
             keep(module.register_forward_hook(hook, with_kwargs=True).remove)
-        for module in self._owners if self._learn else ():
+        for module in self._owners if self._should_learn else ():
             keep(module.register_forward_pre_hook(lambda m, _: self._running.append(m)).remove)
             keep(module.register_forward_hook(self._pop_module).remove)
         super().__enter__()
@@ -119,7 +121,7 @@ class Recorder(TorchFunctionMode):
     ) -> object:
         kwargs = kwargs or {}
         output: object = None
-        if self._inputs_only and not any(id(v) in self._outside for v in flat(args, kwargs)):
+        if self._inputs_only and not any(id(v) in self._fallback_ids for v in flat(args, kwargs)):
             output = fast_linear(func, args, kwargs)
         if output is None:
             output = func(*args, **kwargs)
@@ -155,7 +157,7 @@ class Recorder(TorchFunctionMode):
             return output
         rows = output.shape[0] if output.dim() else 0
         keys = [self._key(call.kind, name) for name in call.roles.values()]
-        if self._learn:
+        if self._should_learn:
             self._layout.rows.update(dict.fromkeys(keys, rows))
             return output
         expected = self._layout.rows.get(keys[0])
@@ -167,7 +169,7 @@ class Recorder(TorchFunctionMode):
         if isinstance(output, DerivativeTensor):
             self._reject(call, "it is used within jx.jvp, jx.jet or jx.laplacian")
             return output
-        if rows == expected * self._samples:
+        if rows == expected * self._num_samples:
             call.edge = get_gradient_edge(output)
             self.calls.append(call)
         elif rows == expected == 1:  # one row for all samples (position embeddings)
@@ -183,7 +185,7 @@ class Recorder(TorchFunctionMode):
     def _expand_rows(self, call: Call, output: Tensor) -> Tensor:
         """Record a call whose output, [1, ...], is the same for all samples; return the output
         expanded to [n, ...], so that the samples get separate cotangents."""
-        output = output.expand(self._samples, *output.shape[1:])
+        output = output.expand(self._num_samples, *output.shape[1:])
         call.edge = get_gradient_edge(output)
         self.calls.append(call)
         return output
@@ -201,7 +203,7 @@ class Recorder(TorchFunctionMode):
     def _note_unknown(self, names: set[str], func: Function) -> None:
         function_name = getattr(func, "__name__", str(func))
         for name in names:
-            if self._learn:
+            if self._should_learn:
                 self._layout.unknown[name].add(self._running[-1] if self._running else None)
             else:
                 reason = f"it is used by {function_name}, in a way that is not covered"

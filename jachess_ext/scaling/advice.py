@@ -59,20 +59,20 @@ def expected_regret(mixture: Mixture, order: Index, *, ratio: bool) -> Array:
     Returns:
         The expected excess for k = 1 … n; the last is 0.
     """
-    regrets = [_component_regret(students, order, ratio) for students in mixture.components]
+    regrets = [_component_regret(losses, order, ratio) for losses in mixture.components]
     return mixture.weights @ np.stack(regrets)
 
 
-def _component_regret(students: Student, order: Index, ratio: bool) -> Array:
+def _component_regret(losses: Student, order: Index, ratio: bool) -> Array:
     """Return `expected_regret` for one component of the mixture, [n]."""
     # Every minimum lies below the first model's loss, so that no cell above its range is needed.
-    students = Student(students.location, _REGRET_FACTOR * students.scale, students.dof)
-    edges = students.edges()
-    edges = edges[edges <= students.rows(order[:1]).quantile(np.array([1 - 1e-9]))[0, 0]]
+    losses = Student(losses.location, _REGRET_FACTOR * losses.scale, losses.dof)
+    edges = losses.edges()
+    edges = edges[edges <= losses.rows(order[:1]).quantile(np.array([1 - 1e-9]))[0, 0]]
     edges = edges[:: 1 + len(edges) // _MOST_CELLS]
     steps = np.diff(edges if ratio else np.exp(edges)) / 2
     survival, expected_minima = np.ones(len(edges)), np.empty(len(order))
     for rank, row in enumerate(order):
-        survival *= 1 - students.rows(np.array([row])).cdf(edges)[0]
+        survival *= 1 - losses.rows(np.array([row])).cdf(edges)[0]
         expected_minima[rank] = (survival[1:] + survival[:-1]) @ steps
     return expected_minima - expected_minima[-1]

@@ -59,27 +59,27 @@ def accept_then_stop(x: Array, y: Array, gamma: int = 3, tau: float = 5.0) -> Li
         raise ValueError(f"gamma is {gamma}; expected 3 or more points for a line with residuals")
     if not tau > 0:
         raise ValueError(f"tau is {tau}; expected a positive number of standard deviations")
-    curves, points = y.shape
-    if points < 2:
-        raise ValueError(f"a line needs 2 sizes or more, there are {points}")
+    num_curves, num_points = y.shape
+    if num_points < 2:
+        raise ValueError(f"a line needs 2 sizes or more, there are {num_points}")
     x = np.broadcast_to(x, y.shape)
-    count = np.full(curves, points if points <= gamma else points - 1)
-    stopped = np.zeros(curves, dtype=bool)
-    for size in range(gamma, points):
-        line, residual = line_through(x[:, -size:], y[:, -size:], 1.0, size)
+    count = np.full(num_curves, num_points if num_points <= gamma else num_points - 1)
+    is_stopped = np.zeros(num_curves, dtype=bool)
+    for line_size in range(gamma, num_points):
+        line, residual = line_through(x[:, -line_size:], y[:, -line_size:], 1.0, line_size)
         # Sizes descend, so that the pre-power phase, where the curve is flat, is reached after the
         # line through the power phase is known.  Algorithm 1 stops there.
-        index = points - size - 1
+        index = num_points - line_size - 1
         deviation = np.abs(y[:, index] - line[0] - line[1] * x[:, index])
         tolerance = np.maximum(tau * residual.std(-1), _ROUNDING)
-        rejected = ~stopped & (deviation > tolerance)
-        count = np.where(rejected, size, count)
-        stopped |= rejected
-    accepted = np.arange(points) >= points - count[:, None]
-    (intercept, slope, mean_x, square_x), residual = line_through(x, y, accepted, count)
+        is_rejected = ~is_stopped & (deviation > tolerance)
+        count = np.where(is_rejected, line_size, count)
+        is_stopped |= is_rejected
+    is_accepted = np.arange(num_points) >= num_points - count[:, None]
+    (intercept, slope, mean_x, square_x), residual = line_through(x, y, is_accepted, count)
     with np.errstate(invalid="ignore", divide="ignore"):
         variance = np.where(count > 2, (residual**2).sum(-1) / (count - 2), np.nan)
-    visited = np.where(stopped, count + 1, points)
+    visited = np.where(is_stopped, count + 1, num_points)
     return Line(intercept, slope, count, visited, mean_x, square_x, variance)
 
 

@@ -126,7 +126,7 @@ class Kriging:
         return cls.solve(np.stack(patterns), len(sizes))
 
     @classmethod
-    def solve(cls, covariance: Array, points: int) -> Kriging:
+    def solve(cls, covariance: Array, m: int) -> Kriging:
         """Return the predictors for covariances.
 
         Args:
@@ -137,17 +137,17 @@ class Kriging:
         # mean (`simple`) sum to 1 − `missing`; for an unbiased prediction, the estimate of the
         # constant, 1ᵀ K⁻¹ y / (1ᵀ K⁻¹ 1), gets the weight `missing`, and the variance of its error
         # is added.
-        measured, cross = covariance[:, :points, :points], covariance[:, points:, :points]
+        measured, cross = covariance[:, :m, :m], covariance[:, m:, :m]
         inverse = np.linalg.inv(measured)
-        ones = inverse.sum(1, keepdims=True)
-        total = ones.sum(-1, keepdims=True)
+        column_sums = inverse.sum(1, keepdims=True)
+        total = column_sums.sum(-1, keepdims=True)
         log_norm = 0.5 * (np.linalg.slogdet(measured)[1] + np.log(total[:, 0, 0]))
         simple = cross @ inverse
         missing = 1 - simple.sum(-1, keepdims=True)
         variance = (missing**2 / total - (cross * simple).sum(-1, keepdims=True))[..., 0]
-        variance += np.diagonal(covariance, 0, 1, 2)[:, points:]
-        precision = inverse - ones.swapaxes(1, 2) * ones / total
-        return cls(precision, -log_norm, simple + missing * ones / total, variance)
+        variance += np.diagonal(covariance, 0, 1, 2)[:, m:]
+        precision = inverse - column_sums.swapaxes(1, 2) * column_sums / total
+        return cls(precision, -log_norm, simple + missing * column_sums / total, variance)
 
 
 FEWEST_SIZES = 3
@@ -185,7 +185,7 @@ def covariates(y: Array) -> Array:
     return np.stack([np.ones(len(y)), level - level.mean()], -1)
 
 
-def log_marginal_likelihood(squares: Array, log_weight: Array, points: int, scale: float) -> Array:
+def log_marginal_likelihood(squares: Array, log_weight: Array, m: int, scale: float) -> Array:
     """Return ln p(y_i | shape, pattern), [k, n, s], up to a constant, scales integrated out.
 
     A curve's squared scale has an inverse gamma distribution with shape a and rate b = a s²; the
@@ -194,15 +194,15 @@ def log_marginal_likelihood(squares: Array, log_weight: Array, points: int, scal
     Args:
         squares: Q = rᵀ P r of every residual r, [k, n, s].
         log_weight: log weights of the patterns, [k].
-        points: number of sizes, m.
+        m: number of sizes, m.
         scale: scale of the table, s.
     """
     b = GAMMA_SHAPE * scale**2
-    power = GAMMA_SHAPE + (points - 1) / 2
+    power = GAMMA_SHAPE + (m - 1) / 2
     return GAMMA_SHAPE * np.log(b) + log_weight[:, None, None] - power * np.log(b + squares / 2)
 
 
-def table_scale(blocks: Iterable[Array], log_weight: Array, points: int, prior: Array) -> float:
+def table_scale(blocks: Iterable[Array], log_weight: Array, m: int, prior: Array) -> float:
     """Return the scale of the table, around which the scales of the curves are distributed.
 
     It is the geometric mean of the posterior on the grid `TABLE_SCALES`.
@@ -210,13 +210,13 @@ def table_scale(blocks: Iterable[Array], log_weight: Array, points: int, prior: 
     Args:
         blocks: Q of blocks of curves, [k, n, s] each; see `residual_squares`.
         log_weight: log weights of the patterns, [k].
-        points: number of sizes.
+        m: number of sizes.
         prior: ln p(shape), [s].
     """
     log_evidence = np.zeros(len(TABLE_SCALES))
     for squares in blocks:
         for index, scale in enumerate(TABLE_SCALES):
-            log_joint = log_marginal_likelihood(squares, log_weight, points, scale) + prior
+            log_joint = log_marginal_likelihood(squares, log_weight, m, scale) + prior
             log_evidence[index] += log_sum(log_sum(log_joint, 2), 0).sum()
     return float(np.exp(softmax(log_evidence) @ np.log(TABLE_SCALES)))
 
@@ -229,11 +229,11 @@ def pattern_frequencies(log_evidence: Array) -> Array:
     Args:
         log_evidence: ln p(y_i | pattern), [k, n].
     """
-    patterns, models = log_evidence.shape
-    frequency = np.full(patterns, 1 / patterns)
+    num_patterns, models = log_evidence.shape
+    frequency = np.full(num_patterns, 1 / num_patterns)
     for _ in range(EM_STEPS):
         counts = softmax((log_evidence + np.log(frequency)[:, None]).T).sum(0)
-        frequency = (counts + PATTERN_PRIOR_MODELS / patterns) / (models + PATTERN_PRIOR_MODELS)
+        frequency = (counts + PATTERN_PRIOR_MODELS / num_patterns) / (models + PATTERN_PRIOR_MODELS)
     return frequency
 
 
@@ -333,7 +333,7 @@ def posteriors(y: Array, sizes: Array, targets: Array) -> list[Posterior]:
     vague = -0.5 * ((shapes.theta - PRIOR_MEAN) ** 2 / np.diag(PRIOR_COVARIANCE)).sum(-1)
     squares = partial(residual_squares, y, shapes, kriging)
     scale = table_scale(squares(), kriging.log_weight, len(sizes), vague)
-    marginal = partial(log_marginal_likelihood, points=len(sizes), scale=scale)
+    marginal = partial(log_marginal_likelihood, m=len(sizes), scale=scale)
     pattern_evidence = [log_sum(marginal(q, kriging.log_weight) + vague, 2) for q in squares()]
     weight = kriging.log_weight + np.log(pattern_frequencies(np.concatenate(pattern_evidence, 1)))
     shape_evidence = np.concatenate([log_sum(marginal(q, weight), 0) for q in squares()])
@@ -477,7 +477,7 @@ class Backtest:
     """Forecasts at a size of a table from its first sizes, and the true ln L there.
 
     Attributes:
-        sizes: number of first sizes used.
+        num_sizes: number of first sizes used.
         last: ln L at the last size used, [n].
         truth: ln L at the forecast size, [n].
         posterior: forecast of the hierarchical model.
@@ -485,7 +485,7 @@ class Backtest:
         deviation: standard deviation of the Gaussian process.
     """
 
-    sizes: int
+    num_sizes: int
     last: Array
     truth: Array
     posterior: Posterior
@@ -521,7 +521,7 @@ def last_loss_weight(tests: Iterable[Backtest]) -> float:
     """
     numerator, denominator = _PRIOR_BACKTESTS * _PRIOR_LAST_WEIGHT, _PRIOR_BACKTESTS
     for test in tests:
-        forecast, last, truth = map(_centred, (test.posterior.mean, test.last, test.truth))
+        forecast, last, truth = map(_centre, (test.posterior.mean, test.last, test.truth))
         error, gap = truth - forecast, last - forecast
         squares = np.mean((truth - last) ** 2 + error**2)
         if squares > _LEAST_ERROR:
@@ -550,19 +550,19 @@ def trust_in_process(tests: Sequence[Backtest], weight: float) -> float:
     """
     gains = []
     for test in tests:
-        posterior, truth = test.posterior, _centred(test.truth)
+        posterior, truth = test.posterior, _centre(test.truth)
         fall = test.last - posterior.mean
-        score = _centred(posterior.mean + weight * _centred(fall))
+        score = _centre(posterior.mean + weight * _centre(fall))
         deviation = idiosyncratic_deviation(student_scale(posterior.variance), fall)
         blend_loss = ((truth - score) / deviation) ** 2 / 2 + np.log(deviation)
-        process_loss = ((truth - _centred(test.mean)) / test.deviation) ** 2 / 2
+        process_loss = ((truth - _centre(test.mean)) / test.deviation) ** 2 / 2
         gains.append(np.mean(blend_loss - process_loss) - np.log(test.deviation))
     gain = np.clip(gains, -_MOST_EVIDENCE, _MOST_EVIDENCE).mean() if gains else 0.0
-    odds = _PRIOR_ODDS + _EVIDENCE * gain * len({test.sizes for test in tests})
+    odds = _PRIOR_ODDS + _EVIDENCE * gain * len({test.num_sizes for test in tests})
     return float(1 / (1 + np.exp(-odds)))
 
 
-def _centred(values: Array) -> Array:
+def _centre(values: Array) -> Array:
     """Return the values minus their mean."""
     return values - values.mean()
 
@@ -578,13 +578,13 @@ class BlendForecast:
     """The forecasts of n curves at a target.
 
     Attributes:
-        predictive: the distribution of ln L, Student's t (`student_scale`) around the posterior
-            mean, which is shrunk to the mean fall where its variance is large
-            (`_MEAN_FALL_WEIGHT`).
-        choice: ln of the score, [n]: the posterior mean, with the differences between the
-            candidates shrunk towards those of the last losses by `last_loss_weight`, and then
-            towards those of the Gaussian process by the trust in it.
-        fall: fall of ln L from each curve's last loss to the posterior mean, [n].
+        fall: predicted decrease of ln L from each curve's last loss to its posterior mean, [n].
+        predictive: Student's t distributions of ln L (`student_scale`); their centres are the
+            posterior means, and where the posterior variance is large, they are shrunk towards the
+            mean `fall` of all curves (`_MEAN_FALL_WEIGHT`).
+        choice: ln of the score that ranks the curves, [n]: the posterior means, whose differences
+            are shrunk towards those of the last losses by `last_loss_weight`, and then towards
+            those of the Gaussian process as far as `trust` says.
         deviation: standard deviation of ln L in the Gaussian process, [n].
         trust: the probability that the Gaussian process describes this table, [n].
     """
@@ -614,12 +614,12 @@ def forecasts(sizes: Array, losses: Array, targets: Sequence[float]) -> list[Ble
         # Forecasts that fall more than the mean over candidates are more often too low than too
         # high: each is shrunk towards the mean fall, in proportion to its variance.
         fall = y[:, -1] - moments.mean
-        excess = _centred(fall)
+        excess = _centre(fall)
         shrinkage = np.minimum(_MEAN_FALL_WEIGHT * moments.variance / moments.variance.mean(), 1)
         location, dof = moments.mean + shrinkage * excess, np.full(len(y), _DOF)
         predictive = Student(location, student_scale(moments.variance), dof)
         choice = moments.mean + weight * excess
-        choice += trust * (_centred(mean) - _centred(choice))
+        choice += trust * (_centre(mean) - _centre(choice))
         process = np.full(len(y), deviation), np.full(len(y), trust)
         results.append(BlendForecast(predictive, choice, fall, *process))
     return results
@@ -643,15 +643,15 @@ def forecast_ahead(
     Returns:
         The forecast of that curve alone.
     """
-    size, log_loss = last[0], np.log(last[1])
-    near, far = forecasts(sizes, losses, [size, target])
-    remaining = np.sqrt(np.log(target / size) / np.log(target / sizes[-1]))
-    index, student = np.array([row]), far.predictive.rows(np.array([row]))
-    location = student.location + log_loss - near.predictive.location[index]
+    last_size, log_loss = last[0], np.log(last[1])
+    at_last, at_target = forecasts(sizes, losses, [last_size, target])
+    remaining = np.sqrt(np.log(target / last_size) / np.log(target / sizes[-1]))
+    index, student = np.array([row]), at_target.predictive.rows(np.array([row]))
+    location = student.location + log_loss - at_last.predictive.location[index]
     return BlendForecast(
         predictive=Student(location, student.scale * remaining, student.dof),
-        choice=far.choice[index] + log_loss - near.choice[index],
-        fall=far.fall[index],
-        deviation=far.deviation[index],
-        trust=far.trust[index],
+        choice=at_target.choice[index] + log_loss - at_last.choice[index],
+        fall=at_target.fall[index],
+        deviation=at_target.deviation[index],
+        trust=at_target.trust[index],
     )

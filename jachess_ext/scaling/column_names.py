@@ -97,8 +97,8 @@ def marks_unfinished(column: str, value: str) -> bool:
         column: the column's name in snake case.
         value: text of the cell.
     """
-    denied = column in _STATUS and value.lower() in ("false", "no")
-    return denied or not _UNFINISHED.isdisjoint(re.findall(r"[a-z]+", value.lower()))
+    is_denied = column in _STATUS and value.lower() in ("false", "no")
+    return is_denied or not _UNFINISHED.isdisjoint(re.findall(r"[a-z]+", value.lower()))
 
 
 def doubt_about_sizes(headers: Sequence[object], sizes: Sequence[float]) -> str | None:

@@ -102,7 +102,8 @@ class FittedLaw:
 
     Attributes:
         definition: the law, with its `formula`.
-        coordinates: fitted coordinates, [n, p], in units of `scale`; logarithms if `Parameter.log`.
+        coordinates: fitted coordinates, [n, p], in units of `scale`; logarithms if
+            `Parameter.is_log`.
         covariance: covariance of the coordinates, [n, p, p]; zero for fixed ones.
         noise: standard deviation of ln L around the law, [n]; NaN without degrees of freedom.
         dof: number of losses with a weight above 0 minus that of free parameters, [n].
@@ -194,8 +195,8 @@ class FittedLaw:
             gradient = central_gradient(coordinate, self.coordinates, _STEP)
             error = np.maximum(np.sqrt(self._variance(gradient)), _LEAST_SCALE)
             student = Student(coordinate(self.coordinates), error, self.dof)
-            low, high = student.exp_interval(level) if p.log else student.interval(level)
-            low = low if p.log else np.maximum(low, p.low)
+            low, high = student.exp_interval(level) if p.is_log else student.interval(level)
+            low = low if p.is_log else np.maximum(low, p.low)
             result[p.name] = self._match_curves(low), self._match_curves(high)
         return result
 
@@ -328,8 +329,8 @@ class FittedLaw:
         """Return ln L, [n, k], at sizes, [k]."""
         if not self.definition.reads_zero and (sizes == 0).any():
             raise ValueError(f"the {self.law} law has no value at size 0; ask for sizes above 0")
-        value, _ = self.definition.log_loss(self.coordinates, self._scaled(sizes), gradient=False)
-        return value + np.log(self.scale.loss)[:, None]
+        log_losses, _ = self.definition.log_loss(self.coordinates, self._scaled(sizes), False)
+        return log_losses + np.log(self.scale.loss)[:, None]
 
     def _scaled(self, sizes: Array) -> Array:
         """Return sizes, [k], in units of the fit, [n, k]."""
@@ -363,11 +364,11 @@ def describe(fitted: FittedLaw) -> str:
 
     Parameters of a single curve have 90 % intervals; for several curves, their range is printed.
     """
-    first, last = fitted.size_range[:, 0].min(), fitted.size_range[:, 1].max()
+    smallest, largest = fitted.size_range[:, 0].min(), fitted.size_range[:, 1].max()
     num_curves = len(fitted.size_range)
     location = "" if num_curves == 1 else f"{num_curves} curves at "
-    sizes = f"{_size_text(first, 6)} to {_size_text(last, 6)}"
-    title = f"{fitted.law} law, {fitted.definition.formula}, through {location}sizes {sizes}"
+    range_text = f"{_size_text(smallest, 6)} to {_size_text(largest, 6)}"
+    title = f"{fitted.law} law, {fitted.definition.formula}, through {location}sizes {range_text}"
     if fitted.backtest:
         order = sorted(fitted.backtest, key=fitted.backtest.__getitem__)
         errors = ", ".join(f"{law} {fitted.backtest[law]:.2g}" for law in order)

@@ -171,8 +171,8 @@ def _fit_best(
         laws.remove("lensllm")  # with F free it is the rectified law
     if (curves.weights != curves.weights[:, :1]).any():
         laws.remove("ats")
-    counts, half = curves.counted.cumsum(-1).min(0), (len(curves.sizes) + 1) // 2
-    lengths = [k for k in range(half, len(curves.sizes)) if counts[k - 1] >= _FEWEST_TO_JUDGE]
+    counts, half_count = curves.counted.cumsum(-1).min(0), (len(curves.sizes) + 1) // 2
+    lengths = [k for k in range(half_count, len(curves.sizes)) if counts[k - 1] >= _FEWEST_TO_JUDGE]
 
     def fit_first(k: int, law: str) -> FittedLaw:
         mask = np.arange(len(curves.sizes)) < k
@@ -189,12 +189,12 @@ def _fit_best(
     def log_errors(k: int, law: str) -> Array:
         return np.log(fit_first(k, law).predict(curves.sizes[k:]) / curves.losses[:, k:])
 
-    def median(by_length: Mapping[int, Array]) -> float:
-        held_out = [np.abs(error)[curves.weights[:, k:] > 0] for k, error in by_length.items()]
+    def median_error(errors_by_k: Mapping[int, Array]) -> float:
+        held_out = [np.abs(error)[curves.weights[:, k:] > 0] for k, error in errors_by_k.items()]
         return float(np.median(np.concatenate(held_out)))
 
     errors = {law: {k: log_errors(k, law) for k in lengths} for law in (laws if lengths else ())}
-    backtest = {law: median(by_length) for law, by_length in errors.items()}
+    backtest = {law: median_error(errors_by_k) for law, errors_by_k in errors.items()}
     # `min` returns the first of equals, and the simplest law comes first.
     best = min(backtest, key=lambda law: round(backtest[law], _DIGITS), default=laws[0])
     chosen = fit_first(len(curves.sizes), best)
@@ -245,9 +245,9 @@ def _user_bounds(
             raise ValueError(f"the {law.name} law has no parameter {name!r} among {[*parameters]}")
         coordinates = np.array([parameters[name].coordinate(end) for end in (low, high)])
         if not (np.isfinite(coordinates).all() and coordinates[0] <= coordinates[1]) or low < 0:
-            kind = "positive numbers" if parameters[name].log else "numbers"
+            domain = "positive numbers" if parameters[name].is_log else "numbers"
             text = f"{name} is to lie in [{low}, {high}]"
-            raise ValueError(f"{text}; expected two finite {kind}, the lower first")
+            raise ValueError(f"{text}; expected two finite {domain}, the lower first")
     return merged
 
 
@@ -273,10 +273,10 @@ def _scale_and_bounds(
     is_convertible = (not np.isnan(power).any() for power in zip(*powers, NO_UNIT, strict=True))
     has_loss_unit, has_size_unit = is_convertible
     has_size_unit &= not law.sizes_are_examples
-    counted, ones = curves.weights > 0, np.ones(len(curves.losses))
-    largest = np.where(counted, curves.sizes, 0.0).max(-1)
+    is_counted, ones = curves.weights > 0, np.ones(len(curves.losses))
+    largest = np.where(is_counted, curves.sizes, 0.0).max(-1)
     scale = Scale(
-        loss=np.where(counted, curves.losses, np.inf).min(-1) if has_loss_unit else ones,
+        loss=np.where(is_counted, curves.losses, np.inf).min(-1) if has_loss_unit else ones,
         size=np.where(largest > 0, largest, 1.0) if has_size_unit else ones,
     )
     low, high = np.empty((2, len(ones), len(law.parameters)))
@@ -330,12 +330,12 @@ class _Problem:
     def residuals(self, curve_ids: Index) -> Residuals:
         """Return the function of the residuals for rows whose curves are `curve_ids`."""
 
-        def residuals(u: Array, rows: Index, gradient: bool) -> tuple[Array, Array]:
+        def residuals(u: Array, rows: Index, needs_gradient: bool) -> tuple[Array, Array]:
             # In ln L, an error of 1 % has the same weight at a loss of 3 and at 0.03, whatever the
             # unit.  Residuals in L would be dominated by the largest losses, at the smallest sizes,
             # but the curve is extrapolated from its largest sizes.
             curves = curve_ids[rows]
-            log_losses, jacobian = self.law.log_loss(u, self.sizes[curves], gradient)
+            log_losses, jacobian = self.law.log_loss(u, self.sizes[curves], needs_gradient)
             return log_losses - self.log_losses[curves], jacobian
 
         return residuals
@@ -346,7 +346,7 @@ class _Problem:
         return self.residuals(rows)(u, rows, True)
 
     def minimise(
-        self, u: Array, curve_ids: Index, delta: Array, limits: Limits, held: Mask | bool = False
+        self, u: Array, curve_ids: Index, delta: Array, limits: Limits, is_held: Mask | bool = False
     ) -> Solution:
         """Minimise Huber's objective from each of P starts.
 
@@ -357,7 +357,7 @@ class _Problem:
             limits: number of iterations and tolerance.
             held: which coordinates stay at their start, [p].
         """
-        low, high = (np.where(held, u, end[curve_ids]) for end in (self.low, self.high))
+        low, high = (np.where(is_held, u, end[curve_ids]) for end in (self.low, self.high))
         weights, residuals = self.weights[curve_ids], self.residuals(curve_ids)
         return minimise(residuals, u, low, high, weights, delta[curve_ids], *limits)
 
@@ -370,10 +370,10 @@ def _solve(problem: _Problem) -> tuple[Solution, Array]:
     # residuals hardly count.  Least squares has no such minima: it comes first, and the threshold
     # is then decreased in stages.
     infinite = np.full(num_curves, np.inf)
-    for names in problem.law.stages:
-        held = np.array([parameter.name in names for parameter in problem.law.parameters])
+    for names in problem.law.held_by_stage:
+        is_held = np.array([parameter.name in names for parameter in problem.law.parameters])
         limits = _HELD_LIMITS if names else _SQUARES_LIMITS
-        stage = problem.minimise(u, curve_ids, infinite, limits, held)
+        stage = problem.minimise(u, curve_ids, infinite, limits, is_held)
         u = stage.u
     delta = _robust_delta(problem, _best_solution(stage, num_curves).u)
     for factor in _ANNEALING:
@@ -404,10 +404,10 @@ def _best_starts(problem: _Problem) -> tuple[Array, Index]:
     return starts.reshape(-1, p), np.repeat(np.arange(num_curves), best.shape[1])
 
 
-def _best_solution(solutions: Solution, curves: int) -> Solution:
+def _best_solution(solutions: Solution, num_curves: int) -> Solution:
     """Return the solution with the lowest objective of each curve, from all its starts."""
-    objective = solutions.objective.reshape(curves, -1)
-    best = objective.argmin(-1) + np.arange(curves) * objective.shape[1]
+    objective = solutions.objective.reshape(num_curves, -1)
+    best = objective.argmin(-1) + np.arange(num_curves) * objective.shape[1]
     return Solution(solutions.u[best], solutions.objective[best])
 
 
@@ -415,15 +415,15 @@ def _robust_delta(problem: _Problem, u: Array) -> Array:
     """Return Huber's threshold of each curve, 1.345 robust deviations of its residuals, [n]."""
     # As p parameters are fitted to m points, residuals are smaller than the noise by about
     # √((m − p)/m).
-    size = np.abs(problem.evaluate(u)[0])
-    counted = problem.weights > 0
-    median = np.nanmedian(np.where(counted, size, np.nan), -1)
-    num_points = counted.sum(-1)
+    magnitudes = np.abs(problem.evaluate(u)[0])
+    is_counted = problem.weights > 0
+    median = np.nanmedian(np.where(is_counted, magnitudes, np.nan), -1)
+    num_points = is_counted.sum(-1)
     inflation = np.sqrt(num_points / np.maximum(num_points - problem.free.sum(), 1))
     return np.maximum(_EFFICIENT * median / _NORMAL_MEDIAN * inflation, _NARROWEST)
 
 
-def _robust_deviation(residuals: Array, weights: Array, free: int) -> Array:
+def _robust_deviation(residuals: Array, weights: Array, num_free: int) -> Array:
     """Return the robust standard deviation of the residuals, [n], from the m − p largest.
 
     The p smallest are left out, as a fit with a small δ, hence of absolute residuals, makes them 0.
@@ -431,11 +431,11 @@ def _robust_deviation(residuals: Array, weights: Array, free: int) -> Array:
     Args:
         residuals: [n, m].
         weights: [n, m].
-        free: number of free parameters, p.
+        num_free: number of free parameters, p.
     """
-    size = np.sort(np.where(weights > 0, np.abs(residuals), np.nan), -1)  # NaN last
-    size[:, : min(free, size.shape[1] - 1)] = np.nan
-    return np.nanmedian(size, -1) / _NORMAL_MEDIAN
+    magnitudes = np.sort(np.where(weights > 0, np.abs(residuals), np.nan), -1)  # NaN last
+    magnitudes[:, : min(num_free, magnitudes.shape[1] - 1)] = np.nan
+    return np.nanmedian(magnitudes, -1) / _NORMAL_MEDIAN
 
 
 def _gaussian_variance(delta: Array) -> Array:
@@ -447,9 +447,9 @@ def _gaussian_variance(delta: Array) -> Array:
         delta: thresholds, in standard deviations of the noise.
     """
     k = np.clip(delta, 1e-3, 10.0)
-    inside = np.vectorize(math.erf)(k / math.sqrt(2))
+    coverage = np.vectorize(math.erf)(k / math.sqrt(2))
     density = np.exp(-(k**2) / 2) / math.sqrt(2 * math.pi)
-    return (inside - 2 * k * density + k**2 * (1 - inside)) / inside**2
+    return (coverage - 2 * k * density + k**2 * (1 - coverage)) / coverage**2
 
 
 def _fitted_law(

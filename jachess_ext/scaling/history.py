@@ -30,8 +30,8 @@ SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".xlsx")
 PRIOR_WEIGHTS = np.array([1.0, 0.0, 0.0, 0.6])
 """Prior of the regression weights of score, forecast, last loss and standing.  It and the next four
 constants were chosen on the development halves; see benchmarks.selection."""
-PRIOR_TABLES = 5.0  # weight of the prior, in tables
-STANDING_TABLES = 5.0  # tables of standing 0 that are added to each mean standing (shrinkage)
+PRIOR_TABLE_COUNT = 5.0  # weight of the prior, in tables
+STANDING_TABLE_COUNT = 5.0  # tables of standing 0 that are added to each mean standing (shrinkage)
 TOP_DECAY = 2.0  # a model's weight is exp(−TOP_DECAY · standardised score above the best)
 NEAR_RATIO = 2.0  # largest ratio between the budget / target of an earlier table and of this one
 _RUN_TOLERANCE = 1e-3  # relative difference of two losses of one run, rounded differently
@@ -68,11 +68,11 @@ class History:
             return sources
         items = sources if isinstance(sources, (list, tuple)) else [cast(Tables, sources)]
         tables: dict[str, LossTable] = {}
-        for item in chain.from_iterable(map(_files, items)):
+        for item in chain.from_iterable(map(_expand_folder, items)):
             is_path = isinstance(item, (str, PathLike))
             label = str(item) if is_path else f"table {1 + len(tables)}"
             try:
-                table = _read(item, metric)
+                table = _read_item(item, metric)
                 tables[label] = table.up_to(table.sizes[-1])  # checks every loss
             except TableError as error:  # its options concern an earlier table, not the new one
                 hint = " (give the LossTable of read_table, told so)" if error.options else ""
@@ -102,10 +102,10 @@ class History:
 
         A model's standing on a table is its ln loss at the table's last size, standardised over the
         models that both tables have.  Its mean over tables is shrunk towards 0 by adding
-        `STANDING_TABLES` tables of standing 0.  The standardised true ln loss is modelled as linear
-        in score, forecast, last loss and mean standing, the first three in units of the score's
-        standard deviation, see `_regression`.  The shifts of ln L have mean 0 over the models with
-        a standing and are 0 for the others.
+        `STANDING_TABLE_COUNT` tables of standing 0.  The standardised true ln loss is modelled as
+        linear in score, forecast, last loss and mean standing, the first three in units of the
+        score's standard deviation, see `_regression`.  The shifts of ln L have mean 0 over the
+        models with a standing and are 0 for the others.
 
         Args:
             forecast: forecast of the n models; returned unchanged if it predicts no loss.
@@ -175,7 +175,7 @@ class History:
             settings: forecasting method.
         """
         prior = np.column_stack([np.eye(len(PRIOR_WEIGHTS)), PRIOR_WEIGHTS])
-        sums, count = PRIOR_TABLES * prior, 0
+        sums, count = PRIOR_TABLE_COUNT * prior, 0
         for index, table in enumerate(self.tables.values()):
             size, table_standing = float(standings[index, 0]), standings[index, 1:]
             smaller = table.trained[table.trained < size]
@@ -189,22 +189,22 @@ class History:
                     truncated, forecast, _ = forecast_up_to(table, *key[1:])
                     self.forecasts[key] = truncated.names, _log_forecasts(truncated, forecast)
             forecast_names, features = self.forecasts[key] or ((), np.empty((0, 3)))
-            rows, models = _match_models(forecast_names, names)
-            rows, models = (index[np.isfinite(table_standing[models])] for index in (rows, models))
+            matches = np.stack(_match_models(forecast_names, names))
+            rows, model_indices = matches[:, np.isfinite(table_standing[matches[1]])]
             if len(rows) < 2:
                 continue
-            mean_standing = _mean_standing(np.delete(standings[:, 1:], index, 0))[models]
+            mean_standing = _mean_standing(np.delete(standings[:, 1:], index, 0))[model_indices]
             x, unit = _regressors(features[rows], mean_standing)
             if unit > _LEAST_SPREAD:
                 model_weights = np.exp(-TOP_DECAY * (x[:, 0] - x[:, 0].min()))
-                columns = np.column_stack([x, table_standing[models]])
-                columns -= np.average(columns, 0, model_weights)
-                sums += (model_weights / model_weights.sum() * columns[:, :-1].T) @ columns
+                variables = np.column_stack([x, table_standing[model_indices]])
+                variables -= np.average(variables, 0, model_weights)
+                sums += (model_weights / model_weights.sum() * variables[:, :-1].T) @ variables
                 count += 1
         return np.linalg.solve(sums[:, :-1], sums[:, -1]), count
 
 
-def _files(item: Tables) -> Sequence[Tables]:
+def _expand_folder(item: Tables) -> Sequence[Tables]:
     """Return the files of a folder that have one of `SUFFIXES`; any other item in a list."""
     if not isinstance(item, (str, PathLike)) or not Path(item).is_dir():
         return [item]
@@ -214,7 +214,7 @@ def _files(item: Tables) -> Sequence[Tables]:
     return files
 
 
-def _read(item: Tables, metric: str | None) -> LossTable:
+def _read_item(item: Tables, metric: str | None) -> LossTable:
     if isinstance(item, LossTable):
         return item
     if isinstance(item, Mapping):
@@ -247,12 +247,12 @@ def same_runs(table: LossTable, other: LossTable) -> bool:
     True if at least half of the losses of common models at common sizes are equal.
     """
     rows, other_rows = _match_models(table.names, other.names)
-    _, sizes, other_sizes = np.intersect1d(table.trained, other.trained, return_indices=True)
-    losses = table.trained_losses[rows][:, sizes]
+    _, size_indices, other_sizes = np.intersect1d(table.trained, other.trained, return_indices=True)
+    losses = table.trained_losses[rows][:, size_indices]
     other_losses = other.trained_losses[other_rows][:, other_sizes]
-    present = np.isfinite(losses) & np.isfinite(other_losses)
-    equal = np.isclose(losses, other_losses, _RUN_TOLERANCE, 0.0)[present]
-    return bool(equal.sum() >= max(0.5 * len(equal), 1))
+    is_common = np.isfinite(losses) & np.isfinite(other_losses)
+    is_equal = np.isclose(losses, other_losses, _RUN_TOLERANCE, 0.0)[is_common]
+    return bool(is_equal.sum() >= max(0.5 * len(is_equal), 1))
 
 
 def _final_standings(table: LossTable, names: Sequence[str]) -> Array:
@@ -273,8 +273,8 @@ def _final_standings(table: LossTable, names: Sequence[str]) -> Array:
 
 
 def _mean_standing(standings: Array) -> Array:
-    """Return the mean of [tables, n] over tables, [n], shrunk to 0 by `STANDING_TABLES`."""
-    return np.nansum(standings, 0) / (np.isfinite(standings).sum(0) + STANDING_TABLES)
+    """Return the mean of [tables, n] over tables, [n], shrunk to 0 by `STANDING_TABLE_COUNT`."""
+    return np.nansum(standings, 0) / (np.isfinite(standings).sum(0) + STANDING_TABLE_COUNT)
 
 
 def _regressors(features: Array, standing: Array) -> tuple[Array, float]:

@@ -29,32 +29,32 @@ Exponents = tuple[Array | float, Array | float]
 class Parameter:
     """A parameter of a law with its bounds.
 
-    The fit uses a coordinate: ln(value) if `log` (for positive values of unknown magnitude), else
-    the value itself.
+    The fit uses a coordinate: ln(value) if `is_log` (for positive values of unknown magnitude),
+    else the value itself.
 
     Attributes:
         name: key in `FittedLaw.params`.
         low, high: bounds of the value.
-        log: whether the coordinate is the logarithm.
+        is_log: whether the coordinate is the logarithm.
     """
 
     name: str
     low: float
     high: float
-    log: bool = True
+    is_log: bool = True
 
     def coordinate(self, value: Array | float) -> Array | float:
         """Return the coordinate of a value; the logarithm of 0 is −inf, of negative values NaN."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.log(value) if self.log else value
+            return np.log(value) if self.is_log else value
 
     def value(self, coordinate: Array) -> Array:
         """Return the value at a coordinate."""
-        return np.exp(coordinate) if self.log else coordinate
+        return np.exp(coordinate) if self.is_log else coordinate
 
 
 def log_sizes(sizes: Array) -> Array:
-    """Return ln D; 0 where D = 0, for which a law must not use it."""
+    """Return ln D, with 0 in place of −inf where D = 0; laws must not use the value there."""
     return np.log(np.where(sizes > 0, sizes, 1.0))
 
 
@@ -63,7 +63,7 @@ class Law(ABC):
 
     name: str
     parameters: tuple[Parameter, ...]
-    stages: tuple[tuple[str, ...], ...] = ((),)
+    held_by_stage: tuple[tuple[str, ...], ...] = ((),)
     """Names of the parameters that are held at their initial value, for each stage of the fit."""
     formula: str
     reads_zero = False
@@ -72,13 +72,13 @@ class Law(ABC):
     """Whether the law holds only for sizes in training examples, and in no other unit."""
 
     @abstractmethod
-    def log_loss(self, u: Array, sizes: Array, gradient: bool = True) -> tuple[Array, Array]:
+    def log_loss(self, u: Array, sizes: Array, needs_gradient: bool = True) -> tuple[Array, Array]:
         """Return ln L, [n, m], and its gradient with respect to the coordinates, [n, m, p].
 
         Args:
             u: coordinates, [n, p].
             sizes: numbers of training examples D ≥ 0, [n, m]; 0 is the model before fine-tuning.
-            gradient: whether to compute the gradient; if not, it is an empty array.
+            needs_gradient: whether to compute the gradient; if not, it is an empty array.
         """
 
     def candidates(self, sizes: Array, log_losses: Array, weights: Array) -> Array:
@@ -144,7 +144,7 @@ _EXPONENT = Parameter("beta", 0.01, 3.0)
 _RATE = Parameter("beta", 0.01, 1.0)
 """Even the fast rates of learning theory are not faster than 1/D.  Without this bound, curves that
 hardly fall would be fitted by a fall of D⁻³ right after their last size."""
-_FLOOR = Parameter("E", 0.0, 1e6, log=False)
+_FLOOR = Parameter("E", 0.0, 1e6, is_log=False)
 _FLOORS = (0.0, 0.4, 0.8)
 _MARGIN = np.log(8.0)
 
@@ -167,14 +167,14 @@ class Rectified(Law):
         """Set the parameters; `shift` is the name and bounds of the one in place of D_l."""
         self.parameters = (_SCALE, shift or Parameter("D_l", 1e-13, 1e16), _RATE, _FLOOR)
 
-    def log_loss(self, u: Array, sizes: Array, gradient: bool = True) -> tuple[Array, Array]:
+    def log_loss(self, u: Array, sizes: Array, needs_gradient: bool = True) -> tuple[Array, Array]:
         beta, logs = np.exp(u[:, 2:3]), log_sizes(sizes)
         power = np.where(sizes > 0, np.exp(beta * logs), 0.0)
         shift, shift_slope = self._shift(u, sizes)
         denom = shift + power
         excess = np.exp(u[:, 0])[:, None] / denom
         loss = excess + u[:, 3:]
-        if not gradient:
+        if not needs_gradient:
             return np.log(loss), np.empty(0)
         fraction = excess / loss
         slope = power * beta * logs
@@ -224,9 +224,10 @@ def _fit_log_scale(u: Array, sizes: Array, log_losses: Array, weights: Array) ->
 
 
 class FreeLens(Rectified):
-    """LensLLM's law L = B / (F(Θ, t) + D^β) + E (Eq. 10) with F a fitted number.
+    """LensLLM's law (Eq. 10), L = B / (F + D^β) + E, for curves without a measured kernel: F is a
+    fitted number.
 
-    It is the rectified law, with F for D_l, and serves for curves without a measured kernel.
+    It is `Rectified` with D_l renamed to F.
     """
 
     name = "lensllm"
@@ -267,7 +268,7 @@ class MeasuredLens(Rectified):
     name = "lensllm"
     formula = "L = B / (F(Θ, t) + D^beta) + E"
     sizes_are_examples = True
-    stages = (("t",), ())
+    held_by_stage = (("t",), ())
 
     def __init__(
         self,
@@ -299,8 +300,8 @@ class MeasuredLens(Rectified):
         """Return the training time at a size, interpolated or extrapolated; 0 at size 0."""
         if size == 0:
             return 0.0
-        trained = self._sizes > 0
-        x, y = np.log(self._sizes[trained]), np.log(self._times[trained])
+        is_trained = self._sizes > 0
+        x, y = np.log(self._sizes[is_trained]), np.log(self._times[is_trained])
         log_size = float(np.log(size))
         segment = int(np.clip(np.searchsorted(x, log_size) - 1, 0, max(len(x) - 2, 0)))
         slopes = np.diff(y) / np.diff(x) if len(x) > 1 else [1.0]  # time in proportion to size
@@ -368,13 +369,13 @@ class Power(Law):
     formula = "L = (B / D^beta + E)^alpha"
     parameters = (_SCALE, _EXPONENT, _FLOOR, Parameter("alpha", 0.1, 10.0))
 
-    def log_loss(self, u: Array, sizes: Array, gradient: bool = True) -> tuple[Array, Array]:
+    def log_loss(self, u: Array, sizes: Array, needs_gradient: bool = True) -> tuple[Array, Array]:
         logs = log_sizes(sizes)
         beta, alpha = np.exp(u[:, 1:2]), np.exp(u[:, 3:4])
         excess = np.exp(u[:, :1] - beta * logs)
         base = excess + u[:, 2:3]
         log_loss = alpha * np.log(base)
-        if not gradient:
+        if not needs_gradient:
             return log_loss, np.empty(0)
         fraction = alpha * excess / base
         return log_loss, np.stack((fraction, -fraction * beta * logs, alpha / base, log_loss), -1)
@@ -418,9 +419,9 @@ class StraightLine(Law):
 
     name = "ats"
     formula = "ln L = intercept + slope · ln D"
-    parameters = tuple(Parameter(x, -np.inf, np.inf, log=False) for x in ("intercept", "slope"))
+    parameters = tuple(Parameter(x, -np.inf, np.inf, is_log=False) for x in ("intercept", "slope"))
 
-    def log_loss(self, u: Array, sizes: Array, gradient: bool = True) -> tuple[Array, Array]:
+    def log_loss(self, u: Array, sizes: Array, needs_gradient: bool = True) -> tuple[Array, Array]:
         logs = log_sizes(sizes)
         return u[:, :1] + u[:, 1:] * logs, np.stack([np.ones_like(logs), logs], -1)
 

@@ -37,16 +37,16 @@ def huber(residuals: Array, weights: Array, delta: Array) -> Array:
         weights: w, [n, m].
         delta: threshold δ of each row, [n].
     """
-    size, delta = np.abs(residuals), delta[..., None]
-    clipped = np.minimum(size, delta)
-    return (weights * clipped * (size - clipped / 2)).sum(-1)
+    magnitudes, delta = np.abs(residuals), delta[..., None]
+    clipped = np.minimum(magnitudes, delta)
+    return (weights * clipped * (magnitudes - clipped / 2)).sum(-1)
 
 
 def huber_weights(residuals: Array, weights: Array, delta: Array) -> Array:
     """Return the weights of reweighted least squares, w_j min(1, δ/|r_j|), [n, m]."""
-    size, delta = np.abs(residuals), delta[..., None]
-    outside = size > delta  # δ may be infinite
-    return weights * np.where(outside, delta, 1.0) / np.where(outside, size, 1.0)
+    magnitudes, delta = np.abs(residuals), delta[..., None]
+    is_outside = magnitudes > delta  # δ may be infinite
+    return weights * np.where(is_outside, delta, 1.0) / np.where(is_outside, magnitudes, 1.0)
 
 
 def minimise(
@@ -56,7 +56,7 @@ def minimise(
     high: Array,
     weights: Array,
     delta: Array,
-    iterations: int = 200,
+    max_iterations: int = 200,
     tolerance: float = 1e-10,
 ) -> Solution:
     """Minimise Σ_j w_j h_δ(r_j) over a box, for each of P rows.
@@ -72,7 +72,7 @@ def minimise(
         low, high: bounds of the box, [P, p]; a coordinate with low = high is fixed.
         weights: w, [P, m]; 0 leaves a residual out.
         delta: Huber's threshold δ, [P]; infinite for least squares.
-        iterations: largest number of iterations.
+        max_iterations: largest number of iterations.
         tolerance: a row is done when an accepted step lowers its objective by a smaller fraction
             than this, or when no step lowers it.
     """
@@ -83,10 +83,10 @@ def minimise(
     objective = np.where(np.isfinite(objective), objective, np.inf)
     gradient, curvature = _normal_equations(r, jacobian, weights, delta)
     damping, growth = np.full(len(u), 1e-2), np.full(len(u), 2.0)
-    for _ in range(iterations):
+    for _ in range(max_iterations):
         if not len(rows):
             break
-        current, old, g, a = u[rows], objective[rows], gradient[rows], curvature[rows]
+        current, old_objective, g, a = u[rows], objective[rows], gradient[rows], curvature[rows]
         box = low[rows], high[rows]
         trial = np.clip(current + _bounded_step(current, *box, g, a, damping[rows]), *box)
         step = trial - current
@@ -94,22 +94,22 @@ def minimise(
         # step is rejected like any other that is too long, and the damping grows.
         with np.errstate(all="ignore"):
             r, jacobian = residuals(trial, rows, True)
-            new = huber(r, weights[rows], delta[rows])
-        better = new < old
-        decrease = np.where(better, old - new, 0.0)
+            new_objective = huber(r, weights[rows], delta[rows])
+        is_better = new_objective < old_objective
+        decrease = np.where(is_better, old_objective - new_objective, 0.0)
         predicted = -(g * step).sum(-1) - 0.5 * np.einsum("ni,nij,nj->n", step, a, step)
         gain = np.minimum(decrease / np.maximum(predicted, 1e-300), 2.0)
         shrink = np.clip(1 - (2 * gain - 1) ** 3, 1 / 5, 2.0)
-        damping[rows] *= np.where(better, shrink, growth[rows])
+        damping[rows] *= np.where(is_better, shrink, growth[rows])
         damping[rows] = np.clip(damping[rows], 1e-12, 10 * _STALLED)
-        growth[rows] = np.where(better, 2.0, np.minimum(growth[rows] * 2, 64.0))
-        improved = rows[better]
-        u[improved], objective[improved] = trial[better], new[better]
+        growth[rows] = np.where(is_better, 2.0, np.minimum(growth[rows] * 2, 64.0))
+        improved = rows[is_better]
+        u[improved], objective[improved] = trial[is_better], new_objective[is_better]
         gradient[improved], curvature[improved] = _normal_equations(
-            r[better], jacobian[better], weights[improved], delta[improved]
+            r[is_better], jacobian[is_better], weights[improved], delta[improved]
         )
-        done = better & (decrease <= tolerance * old) | (damping[rows] >= _STALLED)
-        rows = rows[~done & (step != 0).any(-1)]
+        is_done = is_better & (decrease <= tolerance * old_objective) | (damping[rows] >= _STALLED)
+        rows = rows[~is_done & (step != 0).any(-1)]
     return Solution(u, objective)
 
 
@@ -130,22 +130,22 @@ def _bounded_step(
     If that step leaves the box, the coordinates that leave it are put on their bounds, and the
     system is solved again for the other coordinates.
     """
-    held = ((u <= low) & (g >= 0)) | ((u >= high) & (g <= 0))
+    is_held = ((u <= low) & (g >= 0)) | ((u >= high) & (g <= 0))
     diagonal = np.einsum("nii->ni", curvature)
     floor = 1e-14 * diagonal.max(-1, keepdims=True) + 1e-300
     damped = damping[:, None] * diagonal + floor
     matrix = curvature + damped[:, :, None] * np.eye(u.shape[1])
-    step = _solve_free(matrix, g, ~held, np.zeros_like(g))
+    step = _solve_free(matrix, g, ~is_held, np.zeros_like(g))
     clipped = np.clip(step, low - u, high - u)
     rows = (clipped != step).any(-1)
     if rows.any():
-        bound = held[rows] | (clipped[rows] != step[rows])
+        bound = is_held[rows] | (clipped[rows] != step[rows])
         step[rows] = _solve_free(matrix[rows], g[rows], ~bound, np.where(bound, clipped[rows], 0.0))
     return step
 
 
-def _solve_free(matrix: Array, g: Array, free: Mask, held: Array) -> Array:
+def _solve_free(matrix: Array, g: Array, is_free: Mask, held: Array) -> Array:
     """Solve M s = −g for the free coordinates of s, with the others equal to `held`."""
-    rhs = np.where(free, -g - (matrix @ held[..., None])[..., 0], held)
-    reduced = np.where(free[:, :, None] & free[:, None, :], matrix, np.eye(g.shape[1]))
+    rhs = np.where(is_free, -g - (matrix @ held[..., None])[..., 0], held)
+    reduced = np.where(is_free[:, :, None] & is_free[:, None, :], matrix, np.eye(g.shape[1]))
     return np.linalg.solve(reduced, rhs[..., None])[..., 0]

@@ -86,14 +86,14 @@ def _concatenate(groups: Sequence[Forecast]) -> Forecast:
     A field that is None in any group is None in the result.
     """
 
-    def join(values: Sequence[Array | None]) -> Array | None:
-        arrays = [value for value in values if value is not None]
-        return np.concatenate(arrays) if len(arrays) == len(values) else None
+    def join(arrays_or_none: Sequence[Array | None]) -> Array | None:
+        arrays = [value for value in arrays_or_none if value is not None]
+        return np.concatenate(arrays) if len(arrays) == len(arrays_or_none) else None
 
     arrays = {name: join([getattr(group, name) for group in groups]) for name in _ARRAYS}
-    students = [group.predictive for group in groups if group.predictive is not None]
-    columns = zip(*((s.location, s.scale, s.dof) for s in students), strict=True)
-    predictive = Student(*map(np.concatenate, columns)) if len(students) == len(groups) else None
+    predictives = [group.predictive for group in groups if group.predictive is not None]
+    fields = zip(*((s.location, s.scale, s.dof) for s in predictives), strict=True)
+    predictive = Student(*map(np.concatenate, fields)) if len(predictives) == len(groups) else None
     return replace(groups[0], predictive=predictive, **arrays)  # type: ignore[arg-type]
 
 
@@ -110,15 +110,15 @@ class Method:
             or "parameters" (numbers of parameters).
         trains: the sizes that every model has to be fine-tuned on: "all" up to the budget, the
             "last" only, those that a "walk" down from the budget visits, or "none".
-        points: number of losses needed of each model; if `reads_zero`, the loss before fine-tuning
-            is one of them.
+        min_losses: number of losses needed of each model; if `reads_zero`, the loss before
+            fine-tuning is one of them.
         reads_zero: whether it uses the loss before fine-tuning if it is known.
     """
 
     forecast: Callable[[LossTable, float, MethodSettings], Forecast]
     needs: Literal["losses", "zero", "parameters"]
     trains: Literal["all", "last", "walk", "none"]
-    points: int = 0
+    min_losses: int = 0
     reads_zero: bool = False
 
     def fewest_sizes(self, *, has_zero: bool) -> int:
@@ -127,7 +127,7 @@ class Method:
         Args:
             has_zero: whether the loss before fine-tuning is known.
         """
-        return self.points - (has_zero and self.reads_zero)
+        return self.min_losses - (has_zero and self.reads_zero)
 
 
 # The functions below are the `forecast` of one method each, and their helpers.
@@ -206,15 +206,15 @@ METHODS: dict[str, Method] = {
 
 def unranked_reasons(table: LossTable, method: str) -> dict[str, str]:
     """Return the models that a method cannot rank, model -> reason, a sentence."""
-    present = np.isfinite(table.losses)
-    counts = present[:, table.sizes > 0].sum(1)
-    zero_present = present[:, table.sizes == 0].sum(1) > 0
+    is_present = np.isfinite(table.losses)
+    counts = is_present[:, table.sizes > 0].sum(1)
+    has_zero_loss = is_present[:, table.sizes == 0].sum(1) > 0
     reasons = {}
-    for name, count, has_zero in zip(table.names, counts, zero_present, strict=True):
+    for name, count, has_zero in zip(table.names, counts, has_zero_loss, strict=True):
         needed = METHODS[method].fewest_sizes(has_zero=bool(has_zero))
         if count < needed:
             reasons[name] = f"{method} needs {needed} sizes above 0 or more, and {name} has {count}"
-        elif METHODS[method].needs == "zero" and zero_present.any() and not has_zero:
+        elif METHODS[method].needs == "zero" and has_zero_loss.any() and not has_zero:
             reasons[name] = f"{method} needs the loss before fine-tuning, and {name} has none"
     return reasons
 

@@ -96,8 +96,8 @@ class Student:
         """
         edges = np.concatenate([[-np.inf], self.edges(), [np.inf]])
         lowest, count = np.zeros(len(self.location)), 1 + _BLOCK_CELLS // len(self.location)
-        for first in range(0, len(edges) - 1, count):
-            cumulative = self.cdf(edges[first : first + count + 1])
+        for start in range(0, len(edges) - 1, count):
+            cumulative = self.cdf(edges[start : start + count + 1])
             # Survival functions are averaged over the edges of each cell; the floor keeps the
             # logarithm finite in cells where one is 0, which then add nothing.
             survival = 1 - (cumulative[:, 1:] + cumulative[:, :-1]) / 2

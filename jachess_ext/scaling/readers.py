@@ -39,8 +39,8 @@ class _Run:
         recipe: recorded settings of `_RECIPE` or of lm-eval, by name.
         trial: hyperparameters of a trial of a hyperparameter search, without seeds; None if the
             run is not a trial.
-        values: metric -> (step, measurement) in the order of the log, NaN for a measurement that is
-            not a number.
+        measurements: metric -> (step, measurement) in the order of the log, NaN for a measurement
+            that is not a number.
     """
 
     directory: Path
@@ -48,7 +48,7 @@ class _Run:
     rows: int | None
     recipe: Mapping[str, object]
     trial: Mapping[str, object] | None
-    values: Mapping[str, Sequence[tuple[int | None, float]]]
+    measurements: Mapping[str, Sequence[tuple[int | None, float]]]
 
     def differences(self, other: _Run) -> dict[str, tuple[object, object]]:
         """Return the settings recorded by both runs that differ, name -> (this run's, other's)."""
@@ -184,7 +184,7 @@ def _metric(folder: Path, runs: Sequence[_Run], metric: str | None) -> str:
     Raises:
         TableError: there is no measurement, or several match.
     """
-    recorded = list(dict.fromkeys(name for run in runs for name in run.values))
+    recorded = list(dict.fromkeys(name for run in runs for name in run.measurements))
     if not recorded:
         raise TableError(f"no run of {folder} has a measurement that can be read")
     if metric is None:
@@ -197,7 +197,7 @@ def _metric(folder: Path, runs: Sequence[_Run], metric: str | None) -> str:
     return names[0]
 
 
-def _measurement(run: _Run, metric: str, value: str) -> float:
+def _measurement(run: _Run, metric: str, choice: str) -> float:
     """Return a run's measurement of a metric.
 
     Args:
@@ -208,11 +208,11 @@ def _measurement(run: _Run, metric: str, value: str) -> float:
     Raises:
         TableError: a measurement is missing or not finite, or two at one step differ.
     """
-    pairs = run.values.get(metric, ())
+    pairs = run.measurements.get(metric, ())
     values = [number for _, number in pairs]
     wrong = [number for number in values if not math.isfinite(number)]
     if wrong or not values:
-        problem = f"no {quote(metric)} (it has {quote_all(list(run.values)) or 'none'})"
+        problem = f"no {quote(metric)} (it has {quote_all(list(run.measurements)) or 'none'})"
         problem = f"a {quote(metric)} of {wrong[0]}" if wrong else problem
         text = f"the run {quote(run.name)} has {problem}; leave it out"
         raise TableError(text, ignore=[run.name])
@@ -223,13 +223,13 @@ def _measurement(run: _Run, metric: str, value: str) -> float:
         at_other_steps = {number for other, number in pairs if other != step}
         at_step = {number for other, number in pairs if other == step}
         is_best_again = len(at_step - at_other_steps) < 2
-        if len(at_step) > 1 and not (is_best_again and value == "best"):
+        if len(at_step) > 1 and not (is_best_again and choice == "best"):
             numbers = quote_all(sorted(map(str, at_step)))
             text = f"the run {quote(run.name)} has several {metric} at step {step}, {numbers}:"
             text += " of other data, or of the best model; leave it out or say that the best counts"
             options = {"value": "best"} if is_best_again else {"ignore": [run.name]}
             raise TableError(text, **options)
-    if value == "last":
+    if choice == "last":
         return values[-1]
     return max(values) if higher_is_better(metric) else min(values)
 
@@ -241,16 +241,16 @@ def _refuse_other_recipes(
     first_runs: dict[tuple[str, float], _Run] = {}
     for run, model, size in zip(runs, models, sizes, strict=True):
         other = first_runs.setdefault((model, size), run)
-        different = {
+        differences = {
             name: f"{name} is {other_value} and {value}"
             for name, (value, other_value) in run.differences(other).items()
             if name not in ignore
         }
-        if different:
+        if differences:
             text = f"the runs {quote(other.name)} and {quote(run.name)} of {model} at {size:g} "
-            text += f"examples are no repeats: {', '.join(different.values())}; leave out a run, "
-            text += f"or the setting{'s' * (len(different) > 1)} if it does not matter"
-            raise TableError(text, ignore=[*ignore, *different])
+            text += f"examples are no repeats: {', '.join(differences.values())}; leave out a run, "
+            text += f"or the setting{'s' * (len(differences) > 1)} if it does not matter"
+            raise TableError(text, ignore=[*ignore, *differences])
 
 
 def _trainer_runs(folder: Path) -> list[_Run]:
@@ -281,8 +281,8 @@ def _trainer_runs(folder: Path) -> list[_Run]:
             *earlier, (is_final, _, last, state) = sorted(all_states, key=lambda entry: entry[:2])
             for _, _, earlier_folder, earlier_state in earlier:
                 log = earlier_state["log_history"]  # compared as text, as NaN does not equal NaN
-                continues = repr(state["log_history"][: len(log)]) == repr(log)
-                if not is_final and not continues:
+                is_continuation = repr(state["log_history"][: len(log)]) == repr(log)
+                if not is_final and not is_continuation:
                     text = f"{last} does not go on from {earlier_folder.name}: {directory}"
                     text += " holds checkpoints of several runs; remove the earlier one's"
                     raise TableError(text)
@@ -332,13 +332,13 @@ def _trainer_run(folder: Path, directory: Path, state: State) -> _Run:
     if runtimes and results.get("train_runtime", runtimes[-1]) != runtimes[-1]:
         text = f"the results in {directory} are of another training than its trainer_state.json"
         raise TableError(f"{text} (train_runtime differs); remove the files of the earlier one")
-    values: dict[str, list[tuple[int | None, float]]] = {}
+    logged_values: dict[str, list[tuple[int | None, float]]] = {}
     for entry in [*log, {"step": log[-1].get("step") if log else None, **results}]:
         for name, number in entry.items():
             if re.match(r"eval_|test_|predict_", name):
                 is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
                 pair = entry.get("step"), float(number) if is_number else math.nan
-                values.setdefault(name, []).append(pair)
+                logged_values.setdefault(name, []).append(pair)
     recipe = {name: state[name] for name in _RECIPE if state.get(name) is not None}
     trial = state.get("trial_params")  # of Trainer.hyperparameter_search
     if trial is not None:
@@ -347,7 +347,7 @@ def _trainer_run(folder: Path, directory: Path, state: State) -> _Run:
     if rates:
         recipe["learning_rate"] = max(rates)
     name = directory.name if directory == folder else directory.relative_to(folder).as_posix()
-    return _Run(directory, name, results.get("train_samples"), recipe, trial, values)
+    return _Run(directory, name, results.get("train_samples"), recipe, trial, logged_values)
 
 
 @contextmanager

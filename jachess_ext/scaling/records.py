@@ -135,16 +135,16 @@ def _pivot(records: Records, columns: Index, sizes: Array) -> tuple[Array, Array
     rows = {name: row for row, name in enumerate(records.names)}
     shape = len(rows), len(sizes)
     cell_indices = np.ravel_multi_index(([rows[name] for name in records.models], columns), shape)
-    present = ~np.isnan(records.values)
-    cell_indices, values = cell_indices[present], records.values[present]
+    is_present = ~np.isnan(records.values)
+    cell_indices, values = cell_indices[is_present], records.values[is_present]
 
     def cell_sums(values: Array) -> Array:
         return np.bincount(cell_indices, values, len(rows) * len(sizes)).astype(np.float64)
 
     with np.errstate(invalid="ignore", divide="ignore"):
-        repeats = cell_sums(np.ones_like(values))
-        means = cell_sums(values) / repeats
-        errors = np.sqrt(cell_sums((values - means[cell_indices]) ** 2) / (repeats - 1) / repeats)
+        counts = cell_sums(np.ones_like(values))
+        means = cell_sums(values) / counts
+        errors = np.sqrt(cell_sums((values - means[cell_indices]) ** 2) / (counts - 1) / counts)
     return means.reshape(shape), None if records.seeds is None else errors.reshape(shape)
 
 

@@ -268,8 +268,8 @@ class Search:
         results = {}
         for ask, (value, cost) in values.items():
             if ask.model not in self.models:
-                names = ", ".join(self.models)
-                raise DataError(f"{ask.model!r} is none of the candidates, {names}")
+                candidates = ", ".join(self.models)
+                raise DataError(f"{ask.model!r} is none of the candidates, {candidates}")
             if not 0 <= ask.rows < self.target or ask.rows != int(ask.rows):
                 text = f"{ask.model!r} has a result at {ask.rows:g} rows"
                 raise DataError(f"{text}; expected a whole number below the target's {self.target}")
@@ -448,16 +448,16 @@ class Search:
             size = self.rounds[self._round_index]
             added = {ask.model for ask, r in self.results.items() if r.added and ask.rows == size}
             asks = [Ask(model, size) for model in self._active() if model not in added]
-            unpaid = []
+            unaffordable = []
             droppable = [ask for model in self._ranked[2:] if (ask := Ask(model, size)) in asks]
             while not (can_pay := self._can_pay(asks)) and droppable:
-                unpaid.append(droppable.pop())
-                asks.remove(unpaid[-1])
+                unaffordable.append(droppable.pop())
+                asks.remove(unaffordable[-1])
             if not can_pay:
                 self.stop = f"the budget {self.budget:g} does not pay for the next size, {size}"
                 return
             reason = f"dropped before {size} rows, which the budget does not pay"
-            self.stops |= {ask.model: reason for ask in unpaid}
+            self.stops |= {ask.model: reason for ask in unaffordable}
             self._round = asks
             self._asked.update(asks)
 
@@ -473,13 +473,14 @@ class Search:
         self._next_round()
 
     def _can_pay(self, asks: Sequence[Ask]) -> bool:
-        """Return whether the budget covers the runs at their expected costs, after all so far."""
-        trained = [ask for ask in asks if ask.rows]
-        if self.budget is None or not trained:
+        """Return whether the budget covers the expected costs of the runs in addition to the costs
+        of all runs so far."""
+        training_runs = [ask for ask in asks if ask.rows]
+        if self.budget is None or not training_runs:
             return True
         seen, earlier_sizes = self._seen, self.rounds[: self._round_index]
         costs = sum(r.cost for a, r in self.results.items() if a in seen or a.rows in earlier_sizes)
-        costs += sum(self._expected_cost(seen, ask.model, ask.rows) for ask in trained)
+        costs += sum(self._expected_cost(seen, ask.model, ask.rows) for ask in training_runs)
         return costs <= self.budget
 
     def _expected_cost(self, results: Results, model: str, rows: float) -> float:
@@ -505,8 +506,8 @@ class Search:
     def _check(self) -> None:
         """Raise ValueError for a setting that cannot be used."""
         models = list(self.models)
-        if repeated := [model for model in models if models.count(model) > 1]:
-            raise DataError(f"the model {repeated[0]!r} is given twice; expected each model once")
+        if twice := [model for model in models if models.count(model) > 1]:
+            raise DataError(f"the model {twice[0]!r} is given twice; expected each model once")
         if len(models) < 2:
             raise DataError(f"{len(models)} model to choose from; expected two or more")
         for name, choices in {"method": list(METHODS), "strategy": list(STRATEGIES)}.items():

@@ -280,8 +280,8 @@ class Selection:
             size: number of training examples; None for the target.
         """
         total = float(self.full_costs.sum())
-        costs = sum(float(self.full_costs[self.names.index(name)]) for name in names)
-        return costs / total * (size or self.target) / self.target if total > 0 else math.nan
+        total_cost = sum(float(self.full_costs[self.names.index(name)]) for name in names)
+        return total_cost / total * (size or self.target) / self.target if total > 0 else math.nan
 
     @cached_property
     def expected_regret(self) -> Array:
@@ -306,9 +306,9 @@ class Selection:
         Raises:
             ValueError: the method gives no distribution.
         """
-        sufficient = self.expected_regret <= self.tolerance
-        sufficient[-1] = True  # all models have no regret, even if the distribution has no mean
-        return self.ranking[: 1 + int(sufficient.argmax())]
+        is_sufficient = self.expected_regret <= self.tolerance
+        is_sufficient[-1] = True  # all models have no regret, even if the distribution has no mean
+        return self.ranking[: 1 + int(is_sufficient.argmax())]
 
     @property
     def survivors(self) -> list[str]:

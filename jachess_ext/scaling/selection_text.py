@@ -59,8 +59,8 @@ def difference_text(metric: str | None, difference: float) -> str:
     is_score = metric is not None and higher_is_better(metric)
     with np.errstate(over="ignore"):
         text = share(max(difference if is_score else float(np.expm1(difference)), 0.001))
-    points = "point" if text == "1 %" else "points"
-    return text.replace("%", points) if is_score else text
+    unit = "point" if text == "1 %" else "points"
+    return text.replace("%", unit) if is_score else text
 
 
 def advice_text(

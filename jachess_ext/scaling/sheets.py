@@ -171,7 +171,8 @@ class Sheet:
             label: name of the cell's column; per cents are shares, see `_PER_CENT`.
 
         Raises:
-            DoubtfulSize: `value` is a share but `full` is None, or is no share although it is set.
+            DoubtfulSize: `value` is a share of the data and `full` is None, or `full` is set and
+                `value` is not a share.
             TableError: `value` is not a size.
         """
         text = str(value).strip().translate(_DECIMAL_COMMA if self.has_decimal_comma else {})
@@ -221,8 +222,8 @@ class Sheet:
         if not isinstance(cell, str):
             if isinstance(cell, (bool, np.bool_)):  # float(True) is 1.0
                 raise ValueError("a truth value")
-            missing = cell is None or str(cell) == "<NA>"
-            return math.nan if missing else float(cast(SupportsFloat, cell))
+            is_empty = cell is None or str(cell) == "<NA>"
+            return math.nan if is_empty else float(cast(SupportsFloat, cell))
         text = cell.strip().removesuffix("%").rstrip()
         if text.lower() in MISSING:
             return math.nan
@@ -232,15 +233,15 @@ class Sheet:
 
     def are_numbers(self, index: int) -> bool:
         """Return whether a column holds a number, and otherwise only numbers and empty cells."""
-        any_number = False
+        has_number = False
         for cell in self.columns[index]:
             try:
-                any_number |= not math.isnan(self.parse_number(cell))
+                has_number |= not math.isnan(self.parse_number(cell))
             except (TypeError, ValueError):
                 if not _WITH_COMMA.fullmatch(str(cell).strip()):
                     return False
-                any_number = True  # `numbers` raises for it, with a suggestion
-        return any_number
+                has_number = True  # `numbers` raises for it, with a suggestion
+        return has_number
 
     def are_counts(self, index: int) -> bool:
         """Return whether a column holds only sizes such as 300M or 25%, and empty cells."""

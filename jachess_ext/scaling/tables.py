@@ -184,30 +184,30 @@ class _Reader:
             headers = [self.sheet.headers[index] for index in sizes]
             doubt = doubt_about_sizes(headers, list(sizes.values()))
             if doubt and size is None and self.sheet.full is None:
-                names = quote_all(list(map(str, headers)))
-                text = f"the header of {self.sheet.name} has {names}, which {doubt}; say so if they"
-                self.questions.add(f"{text} are numbers of training examples", size="headers")
+                listed = quote_all(list(map(str, headers)))
+                text = f"the header of {self.sheet.name} has {listed}, which {doubt}; say so if"
+                self.questions.add(f"{text} they are numbers of training examples", size="headers")
             return self._wide(sizes, model_col, seed)
         size_col = self._column_of("size", size)
         sheet, labels = self.sheet, self.sheet.labels
         seeds = self._seeds(seed)
         if size_col is None and labels and not labels[0] and sheet.are_sizes(0):
             size_col = 0
-        others = {*range(len(labels))} - {size_col, *seeds}
-        others = {p for p in others if sheet.are_numbers(p) or len(set(sheet.texts(p))) > 1}
-        values = [p for p in others if metric_word(labels[p]) or has_role("value", labels[p])]
-        transposed = model_col is None and len(others) > 1 and not values
-        if size_col is not None and transposed and all(map(sheet.are_numbers, others)):
-            return self._transposed(size_col, sorted(others), seeds)
+        other_cols = {*range(len(labels))} - {size_col, *seeds}
+        other_cols = {p for p in other_cols if sheet.are_numbers(p) or len(set(sheet.texts(p))) > 1}
+        values = [p for p in other_cols if metric_word(labels[p]) or has_role("value", labels[p])]
+        is_transposed = model_col is None and len(other_cols) > 1 and not values
+        if size_col is not None and is_transposed and all(map(sheet.are_numbers, other_cols)):
+            return self._melt(size_col, sorted(other_cols), seeds)
         return self._long(size_col, model_col, seeds, metric)
 
     def _drop_row_numbers(self) -> None:
         """Remove a first column without a name that only numbers the rows."""
         sheet = self.sheet
         if sheet.labels[:1] == [""] and all(text.isdigit() for text in sheet.texts(0)):
-            others = range(1, len(sheet.labels))
-            has_sizes = any(re.fullmatch(r"\W*\d.*", sheet.labels[index]) for index in others)
-            if has_sizes or not all(map(sheet.are_numbers, others)):
+            other_cols = range(1, len(sheet.labels))
+            has_sizes = any(re.fullmatch(r"\W*\d.*", sheet.labels[index]) for index in other_cols)
+            if has_sizes or not all(map(sheet.are_numbers, other_cols)):
                 self.sheet = sheet.keep_columns([index > 0 for index in range(len(sheet.labels))])
 
     def _keep_one_metric(self, metric: Label) -> Label:
@@ -255,10 +255,10 @@ class _Reader:
 
         indices = [index for index, name in enumerate(labels) if has_role(role, name)]
         if len(indices) > 1:
-            names = quote_all([labels[index] for index in indices])
-            first, *other_labels = (labels[index] for index in sorted(indices, key=is_unlikely))
-            text = f"{self.sheet.name} has the columns {names}, any of which may be the one that"
-            options = {role: first} if role in ("model", "size") else {"ignore": other_labels}
+            listed = quote_all([labels[index] for index in indices])
+            likeliest, *other_labels = (labels[index] for index in sorted(indices, key=is_unlikely))
+            text = f"{self.sheet.name} has the columns {listed}, any of which may be the one that"
+            options = {role: likeliest} if role in ("model", "size") else {"ignore": other_labels}
             self.questions.add(f"{text} holds the {role}; say which", **options)
         return min(indices, key=is_unlikely, default=None)
 
@@ -268,9 +268,9 @@ class _Reader:
         Args:
             label: name of one of them; None infers all.
         """
-        first = [] if label is None else [self.sheet.index(label)]
+        label_cols = [] if label is None else [self.sheet.index(label)]
         seeds = [index for index, name in enumerate(self.sheet.labels) if has_role("seed", name)]
-        return first + [index for index in seeds if index not in first]
+        return label_cols + [index for index in seeds if index not in label_cols]
 
     def _repeat_names(self, indices: Sequence[int]) -> list[str] | None:
         """Return the seed of each row as text, from the columns of seeds; None without any."""
@@ -333,19 +333,19 @@ class _Reader:
             # within a model splits its runs into groups, whose losses lie on different curves.
             values = list(dict.fromkeys(texts))
             unfinished = [value for value in values if marks_unfinished(key, value)]
-            usable = [x for x in values if not is_missing(x) and x not in unfinished]
+            meaningful = [x for x in values if not is_missing(x) and x not in unfinished]
             models = [""] * len(texts) if model_col is None else self.sheet.texts(model_col)
             varies = len(set(zip(models, texts, strict=True))) > len(set(models))
             if not (unfinished or varies or (key in FILTER_COLUMNS and len(values) > 1)):
                 continue
             text = f"the column {quote(label)} of {table} holds {quote_all(values, 4)}"
             is_row_name = len(values) == len(texts) and key not in FILTER_COLUMNS
-            if not usable or is_row_name or label in _OPTIONS:
+            if not meaningful or is_row_name or label in _OPTIONS:
                 text += "; leave it out if its rows are comparable"
                 self.questions.add(text, ignore=[label])
             else:
-                self.questions.add(f"{text}; say of which the rows count", **{label: usable[0]})
-                self.sheet = self.sheet.keep_rows([text == usable[0] for text in texts])
+                self.questions.add(f"{text}; say of which the rows count", **{label: meaningful[0]})
+                self.sheet = self.sheet.keep_rows([text == meaningful[0] for text in texts])
         if unused:
             text = f"{table} has numbers in {quote_all(unused)}, not named by a size that can be"
             text += " read, such as 1000, 1k or 1,000; rename or leave out"
@@ -398,28 +398,28 @@ class _Reader:
         counts = _parameters(sheet, count_col, names)
         return Records(sheet.name, models, cell_sizes, values, seed_texts, counts, metric, percent)
 
-    def _transposed(self, size_col: int, columns: Sequence[int], seeds: Sequence[int]) -> Records:
+    def _melt(self, size_col: int, model_cols: Sequence[int], seeds: Sequence[int]) -> Records:
         """Return the runs of a table with a row for each size and a column for each model.
 
         Args:
             size_col: index of the column of sizes.
-            columns: indices of the columns of models.
+            model_cols: indices of the columns of models.
             seeds: indices of the columns of seeds.
         """
-        self._question_unused({size_col, *columns, *seeds}, None, strict=True)
+        self._question_unused({size_col, *model_cols, *seeds}, None, strict=True)
         sheet, label = self.sheet, self.sheet.labels[size_col]
         sizes = [self._size(cell, label) for cell in sheet.columns[size_col]]
         if not label and (doubt := doubt_about_sizes(sheet.columns[size_col], sizes)):
             texts = quote_all(sheet.texts(size_col))
             text = f"the first column of {sheet.name} holds {texts}, which {doubt}"
             raise TableError(f"{text}; if they are training examples, call it rows")
-        names = quote_all([sheet.labels[index] for index in columns], 4)
-        text = f"{sheet.name} is read with sizes down ({quote(label)}) and models across ({names})"
+        listed = quote_all([sheet.labels[index] for index in model_cols], 4)
+        text = f"{sheet.name} is read with sizes down ({quote(label)}) and models across ({listed})"
         warnings.warn(text, stacklevel=4)
         id_cols = [size_col, *seeds]
         cells = [
             (sheet.labels[index], *ids, value)
-            for index in columns
+            for index in model_cols
             for *ids, value in zip(*(sheet.columns[p] for p in (*id_cols, index)), strict=True)
             if not is_missing(value)
         ]
@@ -494,15 +494,15 @@ class _Reader:
             size_col = self._guess_size_column({model_col, *seeds})
         if model_col is None:
             model_col = self._guess_model_column({size_col, *seeds})
-        of_models = not has_role("parameters", labels[size_col])
-        count_col = self._column_of("parameters", None) if of_models else None
+        is_example_count = not has_role("parameters", labels[size_col])
+        count_col = self._column_of("parameters", None) if is_example_count else None
         value_col = self._value_column(metric, {size_col, model_col, *seeds, count_col})
         used = {size_col, model_col, *seeds, value_col, count_col}
         self._question_unused(used, model_col, strict=False)
         names = self._keep_models(model_col)
-        no_size = [is_missing(cell) for cell in self.sheet.columns[size_col]]
-        if any(no_size):
-            nameless = [*dict.fromkeys(compress(names, no_size))]
+        lacks_size = [is_missing(cell) for cell in self.sheet.columns[size_col]]
+        if any(lacks_size):
+            nameless = [*dict.fromkeys(compress(names, lacks_size))]
             text = f"{quote_all(nameless)} of {table} have no size; leave out"
             self.questions.add(text, ignore=nameless)
             self.sheet = self.sheet.keep_rows([name not in nameless for name in names])
@@ -546,14 +546,14 @@ class _Reader:
             indices += [p for p in candidates if metric_word(labels[p]) is not None]
         elif names := matching_names(metric, [labels[p] for p in candidates]):
             indices = [p for p in candidates if labels[p] in names]
-        columns = quote_all([labels[p] for p in indices or candidates], 3)
+        listed = quote_all([labels[p] for p in indices or candidates], 3)
         if len(indices) > 1:
-            text = f"{table} has several columns of values, {columns}; say which"
+            text = f"{table} has several columns of values, {listed}; say which"
             self.questions.add(text, metric=labels[indices[0]])
         if not indices:
             wanted = "" if metric is None else f" for the metric {quote(metric)}"
             text = f"{table} has no column named by a size, nor one of values that is known"
-            text += f"{wanted}, among the numbers {columns or 'of no other column'}; call one value"
+            text += f"{wanted}, among the numbers {listed or 'of no other column'}; call one value"
             if metric is not None or not candidates:
                 raise TableError(text)
             label = labels[candidates[0]]
@@ -605,14 +605,14 @@ def _parameters(sheet: Sheet, index: Column, names: Sequence[str]) -> dict[str, 
         return None
     counts: dict[str, float] = {}
     for cell, name in zip(sheet.columns[index], names, strict=True):
-        missing = is_missing(cell)
+        is_empty = is_missing(cell)
         try:
-            count = math.nan if missing else sheet.parse_count(cell)
+            count = math.nan if is_empty else sheet.parse_count(cell)
         except TableError:
             label = sheet.labels[index]
             text = f"{quote(cell)} in column {quote(label)} of {quote(name)} is no number of"
             raise TableError(f"{text} parameters such as 110M", ignore=[label]) from None
-        if name in counts and not (counts[name] == count or missing):
+        if name in counts and not (counts[name] == count or is_empty):
             raise TableError(f"{sheet.name} has two numbers of parameters of {quote(name)}")
         counts.setdefault(name, count)
     return counts

@@ -44,7 +44,7 @@ def attention(
             )
     # Models with rms_norm_eps in their configuration have RMS norms in plain operations only.
     may_layer_norm = not hasattr(getattr(module, "config", None), "rms_norm_eps")
-    if may_layer_norm and not is_active() and levels_of((query, key, value)).nested_forward:
+    if may_layer_norm and not is_active() and levels_of((query, key, value)).has_nested_forward:
         raise RuntimeError(
             "forward mode nested with another derivative is wrong through torch's layer norm, "
             f"which the model of {type(module).__name__} may have; run it within "

@@ -75,20 +75,20 @@ def test_gram_of_nothing_and_of_strided_inputs() -> None:
 
 def test_counted_cost() -> None:
     """The formulas of docs/ntk.md, and the choices they must lead to."""
-    size = Size(8, 16, 8, 16, 2, 384, 384, symmetric=False)
+    size = Size(8, 16, 8, 16, 2, 384, 384, is_symmetric=False)
     cost = count_cost(size)
     assert cost.gram_flops == 2 * (8 * 16) ** 2 * (384 + 4 * 384)
     assert cost.materialise_flops == 2 * (8 + 8) * 16 * 2 * 384**2 + 2 * 16**2 * 384**2
-    one_token = count_cost(Size(64, 1, 64, 1, 2, 384, 384, symmetric=True))
-    long = count_cost(Size(64, 512, 64, 512, 2, 384, 384, symmetric=True))
+    one_token = count_cost(Size(64, 1, 64, 1, 2, 384, 384, is_symmetric=True))
+    long = count_cost(Size(64, 512, 64, 512, 2, 384, 384, is_symmetric=True))
     assert (one_token.form, long.form) == ("A", "B")
-    wide = count_cost(Size(8, 16, 8, 16, 1, 8192, 50000, symmetric=True))
+    wide = count_cost(Size(8, 16, 8, 16, 1, 8192, 50000, is_symmetric=True))
     assert wide.form == "A"
 
 
 def test_bytes_of_the_forms() -> None:
     """A packs each side's numbers once per tile of 256 x 128; B writes and reads each gradient."""
-    size = Size(32, 16, 32, 16, 2, 384, 768, symmetric=False)
+    size = Size(32, 16, 32, 16, 2, 384, 768, is_symmetric=False)
     tiles = (32 * 16 / 256) * (32 * 16 / 128)
     per_tile = (256 + 128) * (384 + 4 * 768) * 4
     cost = count_cost(size)

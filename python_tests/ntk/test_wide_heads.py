@@ -47,7 +47,7 @@ def test_every_family_narrows_its_head(
 ) -> None:
     model, samples = language_model(name, tied), language_batch(LENGTHS)
     narrow = _narrowed(model, outputs, samples)
-    assert narrow.narrow
+    assert narrow.is_narrow
     with torch.no_grad():
         torch.testing.assert_close(
             narrow(samples), OutputMap(model, outputs)(samples), rtol=1e-12, atol=1e-12
@@ -80,7 +80,7 @@ def _gemma() -> nn.Module:
 
 def test_capped_logits(whole_heads: Any) -> None:
     model, samples = _gemma(), language_batch(LENGTHS)
-    assert _narrowed(model, "label", samples).narrow
+    assert _narrowed(model, "label", samples).is_narrow
     found = jx.ntk(model, samples, outputs="label")
     assert error(found, whole_heads(model, samples, outputs="label")) < 1e-7
 
@@ -103,8 +103,8 @@ class Normalised(nn.Module):
 def test_logits_that_depend_on_all_words_stay_whole(whole_heads: Any) -> None:
     torch.manual_seed(2)
     model, samples = Normalised().double(), language_batch(LENGTHS)
-    assert not _narrowed(model, "label", samples).narrow
-    assert _narrowed(model, "sum", samples).narrow  # one token alone is enough here
+    assert not _narrowed(model, "label", samples).is_narrow
+    assert _narrowed(model, "sum", samples).is_narrow  # one token alone is enough here
     found = jx.ntk(model, samples, outputs="label")
     assert torch.equal(found, whole_heads(model, samples, outputs="label"))
 

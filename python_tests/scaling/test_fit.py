@@ -157,14 +157,14 @@ def test_as_good_as_scipy_from_many_starts(name: str) -> None:
         params = {p.name: p.value(v) for p, v in zip(parameters, u, strict=True)}
         return np.log(eval(formula, {"D": curves.SIZES, **params})) - y
 
-    low = [np.log(p.low) if p.log else max(p.low, 1e-12) for p in parameters]
-    high = [np.log(p.high) if p.log else p.high for p in parameters]
+    low = [np.log(p.low) if p.is_log else max(p.low, 1e-12) for p in parameters]
+    high = [np.log(p.high) if p.is_log else p.high for p in parameters]
     scales = [(1, 150) if p.name == "B" else (0.2, 0.9) for p in parameters]
     for row, y in enumerate(np.log(losses)):
         costs = []
         for _ in range(6):
             start = [generator.uniform(*ends) for ends in scales]
-            start = [np.log(x) if p.log else x for x, p in zip(start, parameters, strict=True)]
+            start = [np.log(x) if p.is_log else x for x, p in zip(start, parameters, strict=True)]
             huber: dict[str, Any] = {"loss": "huber", "f_scale": fitted.delta[row]}
             costs.append(
                 least_squares(residual, start, args=(y,), bounds=(low, high), **huber).cost

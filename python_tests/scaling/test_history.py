@@ -68,9 +68,9 @@ def by_least_squares(earlier: list[LossTable], selection: Selection) -> pd.Serie
         return ((logs - logs.mean()) / unit).assign(standing=standing), unit
 
     def mean(of: pd.DataFrame) -> pd.Series:
-        return of.sum(axis=1) / (of.notna().sum(axis=1) + history.STANDING_TABLES)
+        return of.sum(axis=1) / (of.notna().sum(axis=1) + history.STANDING_TABLE_COUNT)
 
-    root = np.sqrt(history.PRIOR_TABLES)
+    root = np.sqrt(history.PRIOR_TABLE_COUNT)
     rows, truth = [root * np.eye(4)], [root * history.PRIOR_WEIGHTS]
     for place, each in enumerate(earlier):
         own = standings[place].dropna()
@@ -144,7 +144,7 @@ def test_a_table_of_another_metric_or_too_few_sizes_counts_by_standing() -> None
     np.testing.assert_allclose(shift(result), shift(moved(*short)), rtol=0, atol=1e-9)
     assert "5 of 5 earlier tables hold 7 of the 7 models, and 0 tell" in result.history_note
     standing = (
-        np.mean([standardised(each) for each in short], 0) * 5 / (5 + history.STANDING_TABLES)
+        np.mean([standardised(each) for each in short], 0) * 5 / (5 + history.STANDING_TABLE_COUNT)
     )
     unit = np.log(TODAY.scores).std()
     np.testing.assert_allclose(shift(result), history.PRIOR_WEIGHTS[3] * unit * standing, atol=1e-9)

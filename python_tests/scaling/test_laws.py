@@ -38,7 +38,7 @@ def drawn(law: Law, generator: np.random.Generator, rows: int) -> np.ndarray:
     log_losses = np.log(curves.rectified(where, *CURVE))
     starts = law.candidates(where, log_losses, np.ones_like(where))[0]
     u = generator.choice(starts, rows) + 0.3 * generator.standard_normal((rows, starts.shape[1]))
-    floors = [place for place, parameter in enumerate(law.parameters) if not parameter.log]
+    floors = [place for place, parameter in enumerate(law.parameters) if not parameter.is_log]
     u[:, floors] = np.abs(u[:, floors]) + 1e-3
     return u
 

@@ -77,19 +77,19 @@ def unpack_call(call: Call) -> Any:
     return fn
 
 
-def pack(value: object, outer: list[types.CodeType], objects: list[object]) -> Any:
+def pack(value: object, outer_codes: list[types.CodeType], objects: list[object]) -> Any:
     """Return a value as inputs of a non-strict region.
 
     Args:
-        outer: the code objects of the functions whose closures hold the value; a function among
-            them closes over itself, which is refused.
+        outer_codes: the code objects of the functions whose closures hold the value; a function
+            among them closes over itself, which is refused.
         objects: a list to which the modules and objects in the value are appended: the region
             reads their attributes.
     """
     if type(value) in (list, tuple, torch.Size):
-        items = [pack(item, outer, objects) for item in value]  # type: ignore[attr-defined]
+        items = [pack(item, outer_codes, objects) for item in value]  # type: ignore[attr-defined]
         return items if type(value) is list else tuple(items)
-    return pytree.tree_map(lambda leaf: _pack_leaf(leaf, outer, objects), value)
+    return pytree.tree_map(lambda leaf: _pack_leaf(leaf, outer_codes, objects), value)
 
 
 def _pack_leaf(value: Any, outer: list[types.CodeType], objects: list[object]) -> Any:
@@ -104,16 +104,16 @@ def _pack_leaf(value: Any, outer: list[types.CodeType], objects: list[object]) -
     if isinstance(value, types.MethodType):
         return _pack_builder("method", [value.__func__, value.__self__], outer, objects)
     if isinstance(value, FIXED):
-        return {_BUILDER: f"{_constant_name(value)}", "arguments": []}
+        return {_BUILDER: f"{_register_constant(value)}", "arguments": []}
     if isinstance(value, _NUMPY):  # dynamo would take it for a tensor
         raise JetGraphError(_NOT_A_FUNCTION)
     if not isinstance(value, types.FunctionType):
         modules = modules_in(_record_object(value, objects), [])
-        return {_BUILDER: f"{_object_name(value)}", "arguments": modules}
+        return {_BUILDER: f"{_register_object(value)}", "arguments": modules}
     readers: list[Any] = []
     comptime(_trace_reader, lambda: readers.extend(_readers(value)))
     if len(readers) > 1:  # a function of torch
-        return {_BUILDER: f"{_constant_name(value)}", "arguments": []}
+        return {_BUILDER: f"{_register_constant(value)}", "arguments": []}
     if not readers or not all(name.startswith("__") for name in vars(value)):
         raise JetGraphError(_NOT_A_FUNCTION)
     if value.__code__ in outer:
@@ -127,10 +127,10 @@ def _pack_leaf(value: Any, outer: list[types.CodeType], objects: list[object]) -
 
 
 def _pack_builder(
-    name: str, arguments: list[Any], outer: list[types.CodeType], objects: list[object]
+    name: str, arguments: list[Any], outer_codes: list[types.CodeType], objects: list[object]
 ) -> dict[str, Any]:
     """Return the dict of a builder's name and its packed arguments."""
-    return {_BUILDER: name, "arguments": [pack(value, outer, objects) for value in arguments]}
+    return {_BUILDER: name, "arguments": [pack(value, outer_codes, objects) for value in arguments]}
 
 
 def _record_object(value: object, objects: list[object]) -> object:
@@ -283,7 +283,7 @@ def _may_change(value: object, variables: dict[str, Any]) -> bool:
 
 
 @opaque_to_dynamo
-def _constant_name(value: object) -> str:
+def _register_constant(value: object) -> str:
     """Return the name of a builder that returns this value."""
     name = f"constant {id(value)}"
     _BUILDERS[name] = lambda: value
@@ -291,7 +291,7 @@ def _constant_name(value: object) -> str:
 
 
 @opaque_to_dynamo
-def _object_name(value: object) -> str:
+def _register_object(value: object) -> str:
     """Return the name of a builder that returns this object, to which it has a weak reference."""
     name = f"object {id(value)}"
     reference = weakref.ref(value)

@@ -170,8 +170,8 @@ def _jvp_region(
         fn = unpack_call(call)
         if not _is_traced(primals):
             return eager_jvp(fn, primals, _decode_none(tangents), has_aux, differentiable)
-        as_jets = differentiable or not torch.is_grad_enabled()
-        inputs, layout = attach_tangents(primals, _decode_none(tangents), as_jets)
+        uses_jets = differentiable or not torch.is_grad_enabled()
+        inputs, layout = attach_tangents(primals, _decode_none(tangents), uses_jets)
         modules = nn.ModuleList(modules_in(fn, []))
         guard = refuse_irreproducible(modules) if is_second_run else nullcontext()
         with _refuse_captured(), refuse_attribute_writes(fn), guard:

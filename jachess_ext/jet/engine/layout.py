@@ -34,7 +34,7 @@ class Pass:
         saved_for_backward: ids of the storages of jets that were arguments of a function, which may
             have saved them for backward.
         aliased: storages that a jet shares with a plain tensor (by `Tensor.detach`), by id.
-        detached: whether `Tensor.detach` was called on any jet.
+        is_detached: whether `Tensor.detach` was called on any jet.
         forward_code: the Functions that `forward_code` names around the pass; a backward that
             recomputes a checkpoint uses them, too.
         overlapping: storages into which no write is allowed, by id: those of expanded inputs, and
@@ -43,7 +43,7 @@ class Pass:
 
     def __init__(self) -> None:
         self.ended = False
-        self.detached = False
+        self.is_detached = False
         self.forward_code = FORWARD_CODE.get()
         # Weak: a pass keeps no jet alive. Keys are ids, since jets compare element by element.
         self.jets: WeakValueDictionary[int, Any] = WeakValueDictionary()

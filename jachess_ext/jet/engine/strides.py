@@ -320,17 +320,17 @@ def _shared_storages(tensors: list[Tensor]) -> tuple[tuple[int, int, int | torch
     ``source`` is the index of the first tensor in that storage, ``offset`` the distance between
     both in entries.
     """
-    first: dict[int, tuple[int, int | torch.SymInt]] = {}
-    shared = []
+    first_tensors: dict[int, tuple[int, int | torch.SymInt]] = {}
+    sharings = []
     for index, tensor in enumerate(tensors):
         storage = storage_id(tensor)
         if storage is None:
             continue
         begin = _plain(tensor).storage_offset()
-        source, start = first.setdefault(storage, (index, begin))
+        source, start = first_tensors.setdefault(storage, (index, begin))
         if source != index:
-            shared.append((index, source, begin - start))
-    return tuple(shared)
+            sharings.append((index, source, begin - start))
+    return tuple(sharings)
 
 
 @without_dispatch_modes()
@@ -400,9 +400,9 @@ def _match_layout(jet: Jet, layout: Layout, tensors: list[Tensor]) -> Jet:
         # Torch returned a view of the argument, and the rule a copy: the same view of the
         # argument's stack replaces the copy, so that a write into either changes both.
         stack = source.streams
-        sizes, strides = (len(stack), *jet.shape), (stack.stride(0), *layout.strides)
+        shape, strides = (len(stack), *jet.shape), (stack.stride(0), *layout.strides)
         return jet.with_streams(
-            stack.as_strided(sizes, strides, stack.storage_offset() + layout.offset)
+            stack.as_strided(shape, strides, stack.storage_offset() + layout.offset)
         )
     streams, storage = jet.streams, storage_id(jet)
     is_shared = storage is not None and any(storage_id(tensor) == storage for tensor in tensors)

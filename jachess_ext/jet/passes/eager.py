@@ -147,7 +147,7 @@ def check_inputs(x: object, directions: object, *, check_values: bool) -> Inputs
 
 
 def paired_leaves(
-    points: object, name: str, steps: object, steps_name: str, labels: bool = False
+    points: object, name: str, steps: object, steps_name: str, may_be_labels: bool = False
 ) -> tuple[list[tuple[str, Tensor]], list[Any], torch_private.pytree.TreeSpec]:
     """Flatten two nests: return ``(name, point)`` pairs, the steps, and their common structure.
 
@@ -157,7 +157,7 @@ def paired_leaves(
         points: the nest of tensors at which the pass starts.
         name, steps_name: the names of both nests in messages.
         steps: the nest of their directions.
-        labels: whether points may hold integer tensors.
+        may_be_labels: whether points may hold integer tensors.
 
     Raises:
         TypeError: ``points`` holds no tensor, or one that cannot start a jet; ``steps`` are nested
@@ -169,7 +169,7 @@ def paired_leaves(
         raise TypeError(f"{name} {verb} no tensor; expected at least one floating-point tensor")
     named_points = [(name + torch_private.pytree.keystr(path), leaf) for path, leaf in leaves]
     for leaf_name, leaf in named_points:
-        if not (labels and _is_label(leaf)):
+        if not (may_be_labels and _is_label(leaf)):
             check_point(leaf, leaf_name)
     # flatten_up_to goes no deeper than x, so the step of a tensor of x may still be a nest.
     try:
@@ -223,16 +223,18 @@ def check_finite(x: Tensor, name: str) -> None:
         )
 
 
-def check_directions(directions: object, x: Tensor, name: str, first: Tensor) -> None:
+def check_directions(directions: object, x: Tensor, name: str, first_directions: Tensor) -> None:
     """Refuse directions that do not fit a tensor of x.
 
     Args:
         x: this tensor, and ``name`` its name in messages.
-        first: the directions of the first tensor of x, which set the number of directions.
+        first_directions: the directions of the first tensor of x, which set the number of
+            directions.
 
     Raises:
         TypeError: ``directions`` is no tensor, or has another dtype than ``x``.
-        ValueError: its shape or device does not fit ``x``, or its number of directions ``first``.
+        ValueError: its shape or device does not fit ``x``, or its number of directions that of
+            ``first_directions``.
     """
     label = "directions" if name == "x" else f"directions{name[1:]}"
     if not isinstance(directions, Tensor):
@@ -244,16 +246,17 @@ def check_directions(directions: object, x: Tensor, name: str, first: Tensor) ->
             f"{label} have shape {list(directions.shape)}, but {name} of shape {list(x.shape)} "
             f"needs [q, {', '.join(map(str, x.shape))}]"
         )
-    if len(directions) != len(first):
+    if len(directions) != len(first_directions):
         raise ValueError(
             f"{label} hold {len(directions)} directions, but the tensors before them "
-            f"{len(first)}; expected the same number everywhere"
+            f"{len(first_directions)}; expected the same number everywhere"
         )
     _check_dtype_and_device(directions, f"{label} are", x, name)
 
 
 def _check_dtype_and_device(step: Tensor, subject: str, x: Tensor, name: str) -> None:
-    """Require a step to have x's dtype and device.
+    """Raise TypeError or ValueError unless a direction or tangent (``step``) has x's dtype and
+    device.
 
     Args:
         subject: the beginning of the message, such as "directions are".
@@ -302,13 +305,13 @@ def check_point(x: object, name: str) -> None:
             f"{name} has dtype {x.dtype}, but derivatives need a floating-point tensor: pass "
             "embeddings (model.get_input_embeddings()(input_ids)), not token ids"
         )
-    kinds = {
+    unsupported_kinds = {
         "nested": x.is_nested,
         "sparse": x.layout is not torch.strided,
         "without data, on the device meta": x.is_meta and type(x) is Tensor,
         str(x.dtype): x.dtype.itemsize == 1,  # float8, which has no arithmetic in torch
     }
-    for kind in (kind for kind, applies in kinds.items() if applies):
+    for kind in (kind for kind, applies in unsupported_kinds.items() if applies):
         raise TypeError(
             f"{name} is {kind}, which jets cannot start from; pass a dense tensor of float64, "
             "float32, bfloat16 or float16 on a device"
@@ -355,14 +358,14 @@ def eager_jvp(
     """Compute `jvp` outside ``torch.compile``."""
     # If gradients are off, jets have no graph either, and use fused operators; and dual tensors
     # cannot hold the wrappers of torch.func.
-    as_jets = differentiable or not torch.is_grad_enabled() or transformed()
-    arguments, layout = attach_tangents(primals, tangents, as_jets)
+    uses_jets = differentiable or not torch.is_grad_enabled() or transformed()
+    arguments, layout = attach_tangents(primals, tangents, uses_jets)
     with jets_through_fsdp(), open_pass(layout.jet_pass):
         return split_output(fn(*arguments), has_aux, differentiable, layout)
 
 
 def attach_tangents(
-    primals: object, tangents: object, as_jets: bool
+    primals: object, tangents: object, uses_jets: bool
 ) -> tuple[tuple[Any, ...], JetLayout]:
     """Return the arguments of ``fn``, as jets of order 1 or as dual tensors, and the layout of the
     pass."""
@@ -371,7 +374,7 @@ def attach_tangents(
             f"primals must be a tuple, with an entry for each argument of fn, not "
             f"{type(primals).__name__}; for one argument, write primals=(x,)"
         )
-    points, steps, structure = paired_leaves(primals, "primals", tangents, "tangents", labels=True)
+    points, steps, structure = paired_leaves(primals, "primals", tangents, "tangents", True)
     if all(_is_label(point) for _, point in points):
         check_point(points[0][1], points[0][0])
     layout = begin_pass(1, 1)
@@ -387,7 +390,7 @@ def attach_tangents(
                 )
             return point
         tangent = _check_tangent(step, point, name)
-        if as_jets:
+        if uses_jets:
             return jet_at(point, tangent.unsqueeze(0), layout)
         return _make_dual(point, tangent, dual_pass)
 

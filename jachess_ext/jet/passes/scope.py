@@ -76,7 +76,7 @@ def _guarded_requires_grad(self: Tensor, requires_grad: bool = True) -> Tensor:
         _requires_grad_(self.autograd_tensor, requires_grad)
         return self
     turns_on = requires_grad and not self.requires_grad
-    if turns_on and any(p is not None and p.detached for p in _OPEN.passes):
+    if turns_on and any(p is not None and p.is_detached for p in _OPEN.passes):
         raise RuntimeError(
             "requires_grad_() was called, perhaps by torch.autograd.functional, on a tensor inside "
             "jx.jet, jx.jvp or a penalty after a detach: the derivative taken there would count as "

@@ -46,8 +46,8 @@ MIXED = (
 _call_numbers = itertools.count()
 
 
-def random_factors(count: int, rows: int, like: Tensor, *, has_zeros: bool = False) -> Tensor:
-    """Return random factors ``[count, rows]``, different ones at each call.
+def random_factors(count: int, num_rows: int, like: Tensor, *, has_zeros: bool = False) -> Tensor:
+    """Return random factors ``[count, num_rows]``, different ones at each call.
 
     NumPy draws them: torch's generators have to keep their state, and `torch.func.vmap` restricts
     their use.
@@ -56,23 +56,23 @@ def random_factors(count: int, rows: int, like: Tensor, *, has_zeros: bool = Fal
         like: the tensor whose dtype and device the factors get.
         has_zeros: whether all factors of one row are 0; it is another row at each call.
     """
-    count, rows = int(count), int(rows)  # while torch.export traces they may be symbols
-    make_table = _factor_table if count * rows < 2**16 else _factor_table.__wrapped__
-    first = next(_call_numbers) % rows
-    table = torch.from_numpy(make_table(count, rows, like.dtype == torch.float64, has_zeros))
+    count, num_rows = int(count), int(num_rows)  # while torch.export traces they may be symbols
+    make_table = _factor_table if count * num_rows < 2**16 else _factor_table.__wrapped__
+    start = next(_call_numbers) % num_rows
+    table = torch.from_numpy(make_table(count, num_rows, like.dtype == torch.float64, has_zeros))
     # Each call takes another window of the table: if some factors miss a dependence of rows, the
     # next ones detect it.
-    return table[:, first : first + rows].to(like.device, like.dtype)
+    return table[:, start : start + num_rows].to(like.device, like.dtype)
 
 
 @functools.lru_cache(16)
-def _factor_table(count: int, rows: int, is_double: bool, has_zeros: bool) -> np.ndarray:
-    """Return a table ``[count, 2 rows - 1]``, of which any ``rows`` consecutive columns serve as
-    `random_factors`."""
+def _factor_table(count: int, num_rows: int, is_double: bool, has_zeros: bool) -> np.ndarray:
+    """Return a table ``[count, 2 num_rows - 1]``, of which any ``num_rows`` consecutive columns
+    serve as `random_factors`."""
     generator, dtype = np.random.default_rng(0), np.float64 if is_double else np.float32
-    table = generator.standard_normal((count, 2 * rows - 1), dtype)
+    table = generator.standard_normal((count, 2 * num_rows - 1), dtype)
     if has_zeros:
-        table[:, rows - 1] = 0
+        table[:, num_rows - 1] = 0
     return table
 
 
@@ -81,13 +81,13 @@ def append_dims(factors: Tensor, ndim: int) -> Tensor:
     return factors.reshape(*factors.shape, *(1,) * (ndim - factors.ndim))
 
 
-def half_masks(rows: int, device: torch.device) -> Tensor:
-    """Return boolean masks ``[h, rows]``, each true for about half of the rows; for any ordered
+def half_masks(num_rows: int, device: torch.device) -> Tensor:
+    """Return boolean masks ``[h, num_rows]``, each true for about half of the rows; for any ordered
     pair of rows, one of the masks is true for the first and false for the second."""
     # Two row numbers differ in a bit: either the mask of rows with that bit, or the mask of rows
     # without it, is true for the first row only.
-    numbers = torch.arange(rows, device=device)
-    bits = torch.stack([numbers >> bit & 1 for bit in range((rows - 1).bit_length())]).bool()
+    numbers = torch.arange(num_rows, device=device)
+    bits = torch.stack([numbers >> bit & 1 for bit in range((num_rows - 1).bit_length())]).bool()
     return torch.stack([bits, ~bits], 1).flatten(0, 1)
 
 
@@ -288,35 +288,37 @@ class RowCheck:
         self._factors = factors  # [q, N]
         # [N, ...] for each result: Σ_i a_ni J u_i, and Σ_i |a_ni J u_i|, the scale of rounding.
         self._sums: list[Tensor] = []
-        self._sizes: list[Tensor] = []
+        self._magnitudes: list[Tensor] = []
 
     def direction(self) -> list[Tensor]:
         """Return the additional direction of the last pass, ``[N, ...]`` for each tensor of x."""
         return self._rows.mixture(self._factors)
 
-    def add(self, first: list[Tensor], numbers: list[int], roots: Tensor | None) -> None:
-        """Add the tangents of one pass to the mixture of tangents.
+    def add(self, all_tangents: list[Tensor], numbers: list[int], roots: Tensor | None) -> None:
+        """Add Σ_i a_ni J u_i over the directions of one pass to the mixture of tangents that
+        `compare` checks.
 
         Args:
-            first: the tangents of every result, ``[p, N, ...]``.
+            all_tangents: the tangents J u_i of every result, ``[p, N, ...]``.
             numbers: the indices of the pass's p directions.
-            roots: ``[q]``, by which the directions were multiplied; None for 1.
+            roots: ``[q]``, √|weight| by which the directions were multiplied, undone here; None:
+                they were not multiplied.
         """
         if roots is not None:
             factors = self._factors[numbers] / roots[numbers].unsqueeze(1)
         else:  # the indices are consecutive, unlike those of groups by sign: no copy
             factors = self._factors[numbers[0] : numbers[-1] + 1]
-        sums, sizes = [], []
-        for tangents in first:
+        sums, magnitudes = [], []
+        for tangents in all_tangents:
             tangents = tangents.detach()
             tangents = tangents.float() if tangents.dtype.itemsize < 4 else tangents
             terms = append_dims(factors, tangents.ndim) * tangents
             sums.append(terms.sum(0))
-            sizes.append(terms.abs().sum(0))
+            magnitudes.append(terms.abs().sum(0))
         if self._sums:
             sums = [a + b for a, b in zip(self._sums, sums, strict=True)]
-            sizes = [a + b for a, b in zip(self._sizes, sizes, strict=True)]
-        self._sums, self._sizes = sums, sizes
+            magnitudes = [a + b for a, b in zip(self._magnitudes, magnitudes, strict=True)]
+        self._sums, self._magnitudes = sums, magnitudes
 
     def compare(self, tangents: list[Tensor]) -> None:
         """Compare the tangents ``[N, ...]`` of every result along the mixture with the mixture of
@@ -336,7 +338,7 @@ class RowCheck:
                 history.max_roundings = 4 * error
         if not is_mixed and self._rows.all_equal():
             with suppress(Exception):  # fn may not be defined at the points near x
-                is_mixed = self._rows.are_mixed(self.generators, nearby=True)
+                is_mixed = self._rows.are_mixed(self.generators, uses_nearby_points=True)
         if is_mixed:
             find_history(self._rows.fn).forget()
             raise ValueError(MIXED)
@@ -347,7 +349,7 @@ class RowCheck:
         This is a quick test, which also fails for values that are not finite; `_largest_error`
         allows for these.
         """
-        for tangent, total, size in zip(tangents, self._sums, self._sizes, strict=True):
+        for tangent, total, size in zip(tangents, self._sums, self._magnitudes, strict=True):
             if tangent.numel():
                 bound = (size + size.median()) * (ROUNDINGS * torch.finfo(tangent.dtype).eps)
                 is_close = (tangent - total).abs() <= bound
@@ -365,7 +367,7 @@ class RowCheck:
         denominator, for subnormal tangents.
         """
         errors = [torch.zeros(())]
-        for tangent, total, size in zip(tangents, self._sums, self._sizes, strict=True):
+        for tangent, total, size in zip(tangents, self._sums, self._magnitudes, strict=True):
             if tangent.numel():
                 info = torch.finfo(tangent.dtype)
                 error = (

@@ -64,20 +64,20 @@ class Group(NamedTuple):
     Attributes:
         sign: 1 or -1, the factor of the group's sum of squares.
         numbers: indices of the directions among the q directions of the call.
-        squares: the number of these, counted from the first, whose D²f[u_i, u_i] is computed.
+        num_squares: the number of these, counted from the first, whose D²f[u_i, u_i] is computed.
     """
 
     sign: int
     numbers: list[int]
-    squares: int
+    num_squares: int
 
-    def chunks(self, size: int | None) -> Iterator[Group]:
-        """Yield this group in chunks of at most ``size`` directions (None: in one); an empty group
-        unchanged."""
+    def chunks(self, chunk_size: int | None) -> Iterator[Group]:
+        """Yield this group in chunks of at most ``chunk_size`` directions (None: in one); an empty
+        group unchanged."""
         count = max(1, len(self.numbers))
-        for start in range(0, count, size or count):
-            numbers = self.numbers[start : start + (size or count)]
-            yield Group(self.sign, numbers, max(0, min(self.squares - start, len(numbers))))
+        for start in range(0, count, chunk_size or count):
+            numbers = self.numbers[start : start + (chunk_size or count)]
+            yield Group(self.sign, numbers, max(0, min(self.num_squares - start, len(numbers))))
 
 
 class PassResult(NamedTuple):
@@ -106,7 +106,7 @@ class PassResult(NamedTuple):
 
     @property
     def second(self) -> list[Tensor]:
-        """Return D²f[u_i, u_i], ``[squares, N, ...]`` each, or their sums, ``[1, N, ...]``."""
+        """Return D²f[u_i, u_i], ``[num_squares, N, ...]`` each, or their sums, ``[1, N, ...]``."""
         return [jet.second for jet in self.jets]
 
 
@@ -217,11 +217,11 @@ class Rows:
         """
         if size is not None and size < 1:
             raise ValueError(f"chunk_size is {size}; expected 1 direction at least, or None")
-        plan = [chunk for group in groups for chunk in group.chunks(size)]
-        if len(plan) > 1 and library.capturing():
+        chunks = [chunk for group in groups for chunk in group.chunks(size)]
+        if len(chunks) > 1 and library.capturing():
             raise ValueError(
-                f"fn has to run {len(plan)} times with the same random numbers, whose state a CUDA "
-                "graph cannot set back: leave out chunk_size, and weights of both signs"
+                f"fn has to run {len(chunks)} times with the same random numbers, whose state a "
+                "CUDA graph cannot set back: leave out chunk_size, and weights of both signs"
             )
         key = call_key(self) if self._check else None
         history = None if key is None else find_history(self.fn)
@@ -229,35 +229,35 @@ class Rows:
         check = RowCheck(self) if is_checked else None
         roots = None if weights is None else square_roots(weights)
         # With one state of the generators, dropout draws the same mask in every pass.
-        generators = check.generators if check else Generators() if len(plan) > 1 else None
-        first: list[Tensor] = []  # the values of the first pass
+        generators = check.generators if check else Generators() if len(chunks) > 1 else None
+        first_values: list[Tensor] = []  # the values of the first pass
         is_traced = torch.compiler.is_exporting()
 
         def run(index: int) -> PassResult:
-            group, is_last = plan[index], index == len(plan) - 1
+            group, is_last = chunks[index], index == len(chunks) - 1
             steps = self._steps(group.numbers)
             if roots is not None:
                 steps = [step * append_dims(roots[group.numbers], step.ndim) for step in steps]
             mixture = check.direction() if check and is_last else None
-            with refuse_irreproducible(self.fn) if is_traced and len(plan) > 1 else nullcontext():
+            with refuse_irreproducible(self.fn) if is_traced and len(chunks) > 1 else nullcontext():
                 return self._run_pass(self.points, steps, group, second, mixture)
 
         def repeat_runs(index: int, values: list[Tensor]) -> Iterator[tuple[list[Tensor], ...]]:
-            for i, former in ((index, values), (0, first), (0, first)):
+            for i, former in ((index, values), (0, first_values), (0, first_values)):
                 assert generators is not None  # as there are several passes
                 generators.restore()
                 yield former, run(i).primals
 
-        for index, group in enumerate(plan):
+        for index, group in enumerate(chunks):
             if generators and index:
                 generators.restore()
             result = run(index)
             values = result.primals
-            if not index and len(plan) > 1:
-                first = [value.detach().clone() for value in values]
+            if not index and len(chunks) > 1:
+                first_values = [value.detach().clone() for value in values]
             elif index and not is_traced:
-                require_same(self.fn, first, values, repeat_runs(index, values), _DIFFERS)
-            is_last = index == len(plan) - 1
+                require_same(self.fn, first_values, values, repeat_runs(index, values), _DIFFERS)
+            is_last = index == len(chunks) - 1
             if check:
                 check.add(result.first, group.numbers, roots)
                 if is_last:
@@ -280,12 +280,12 @@ class Rows:
         plus, zero, minus = ([i for i, s in enumerate(signs) if s == sign] for sign in (1, 0, -1))
         signed_numbers = [(sign, numbers) for sign, numbers in ((1, plus), (-1, minus)) if numbers]
         (sign, numbers), *second = signed_numbers or [(1, [])]
-        first = Group(sign, numbers + zero, len(numbers))
-        return [first, *(Group(sign, numbers, len(numbers)) for sign, numbers in second)]
+        first_group = Group(sign, numbers + zero, len(numbers))
+        return [first_group, *(Group(sign, numbers, len(numbers)) for sign, numbers in second)]
 
-    def all_directions(self, squares: int) -> Group:
-        """Return the group of all directions; the first ``squares`` have second derivatives."""
-        return Group(1, list(range(self.count)), squares)
+    def all_directions(self, num_squares: int) -> Group:
+        """Return the group of all directions; the first ``num_squares`` have second derivatives."""
+        return Group(1, list(range(self.count)), num_squares)
 
     def flatten_like_x(self, nest: object) -> list[Tensor]:
         """Return the tensors of an output of ``fn`` as a list, in the order of the tensors of x.
@@ -319,11 +319,11 @@ class Rows:
         # The coordinates of all tensors of x are numbered consecutively; the step of a coordinate
         # is 0 in the other tensors.  All rows have the same steps, expanded without a copy.
         steps, start = [], 0
-        for size, point in zip(self._sizes, self.points, strict=True):
-            entries = torch.arange(start, start + size, device=index.device)
+        for num_entries, point in zip(self._sizes, self.points, strict=True):
+            entries = torch.arange(start, start + num_entries, device=index.device)
             unit = (index.unsqueeze(1) == entries).reshape(len(index), 1, *point.shape[1:])
             steps.append(unit.to(point.dtype).expand(-1, *point.shape))
-            start += size
+            start += num_entries
         return steps
 
     @without_dynamo
@@ -333,7 +333,7 @@ class Rows:
         steps: list[Tensor],
         group: Group,
         second: Second,
-        extra: list[Tensor] | None = None,
+        extra_direction: list[Tensor] | None = None,
     ) -> PassResult:
         """Run ``fn`` on jets of one pass.
 
@@ -341,19 +341,19 @@ class Rows:
             points: tensors ``[N, ...]`` of the shapes of x.
             steps: the directions of the group, ``[p, N, ...]`` for each tensor of x.
             second: "squares" for each D²f[u_i, u_i], or "sum" for their sum.
-            extra: one more direction, ``[N, ...]`` for each tensor of x, for which only the first
-                derivative is computed.
+            extra_direction: one more direction, ``[N, ...]`` for each tensor of x, for which only
+                the first derivative is computed.
         """
         # A jet has at least one direction: an empty group takes one of zeros.
         is_empty = not len(steps[0])
         directions = [s.new_zeros(1, *s.shape[1:]) for s in steps] if is_empty else steps
         inputs = Inputs(points, directions, self._structure)
-        count, order = inputs.count + (extra is not None), 2 if group.squares else 1
-        layout = begin_pass(count, order, second, group.squares)
+        count, order = inputs.count + (extra_direction is not None), 2 if group.num_squares else 1
+        layout = begin_pass(count, order, second, group.num_squares)
         aux: tuple[object, ...] = ()
         try:
             with jets_through_fsdp(), open_pass(layout.jet_pass):
-                value = self.fn(*inputs.jets(layout, extra))
+                value = self.fn(*inputs.jets(layout, extra_direction))
                 if self._has_aux:
                     value, aux_nest = output_and_aux(value)
                     aux = (map_tensors(aux_nest, primal_of),)
@@ -399,7 +399,7 @@ class Rows:
         differs = any_true(point[-1] != point[0] for point in self.points)
         return not differs and not any_true((point != point[:1]).flatten() for point in self.points)
 
-    def are_mixed(self, generators: Generators, *, nearby: bool = False) -> bool:
+    def are_mixed(self, generators: Generators, *, uses_nearby_points: bool = False) -> bool:
         """Return whether the derivative of any row's result by another row is not 0.
 
         ``fn`` runs with tangents in half of the rows: if rows are independent, the tangents of the
@@ -407,11 +407,12 @@ class Rows:
 
         Args:
             generators: the state of the random generators at the beginning of the call.
-            nearby: whether to run at points near x, since equal rows may hide a dependence.
+            uses_nearby_points: whether to run at points near x, since equal rows may hide a
+                dependence.
         """
         points = [point.detach() for point in self.points]
         mixture = self.mixture(random_factors(self.count, self.batch, points[0]))
-        if nearby:
+        if uses_nearby_points:
             pairs = zip(points, mixture, strict=True)
             points = [point + (1 + point.abs()) * step / 128 for point, step in pairs]
         with torch.no_grad(), preserve_state(self.fn):
@@ -419,10 +420,10 @@ class Rows:
                 # masks [8, N]: direction h is 0 in rows where masks[h] is false
                 generators.restore()
                 steps = [append_dims(masks, 1 + step.ndim) * step for step in mixture]
-                group = Group(1, list(range(len(masks))), squares=0)
+                group = Group(1, list(range(len(masks))), num_squares=0)
                 for jet in self._run_pass(points, steps, group, "sum").jets:
-                    outside = torch.where(append_dims(masks, jet.first.ndim), 0, jet.first)
-                    if any_true([outside.abs() > 0]):
+                    leaked = torch.where(append_dims(masks, jet.first.ndim), 0, jet.first)
+                    if any_true([leaked.abs() > 0]):
                         return True
         return False
 
@@ -435,7 +436,7 @@ def rows_mix(fn: Function, x: Tensor) -> bool:
         return False
     generators = Generators()
     return rows.are_mixed(generators) or (
-        rows.all_equal() and rows.are_mixed(generators, nearby=True)
+        rows.all_equal() and rows.are_mixed(generators, uses_nearby_points=True)
     )
 
 

@@ -46,8 +46,8 @@ CAUSES = (
 
 def require_same(
     fn: Function,
-    first: Sequence[Tensor],
-    second: Sequence[Tensor],
+    results: Sequence[Tensor],
+    repeated_results: Sequence[Tensor],
     repetitions: Iterable[tuple[list[Tensor], ...]],
     message: str,
     groups: Sequence[dist.ProcessGroup] = (),
@@ -55,7 +55,7 @@ def require_same(
     """Raise RuntimeError if two runs of ``fn`` differ by more than the rounding of kernels.
 
     Args:
-        first, second: the results of both runs.
+        results, repeated_results: the results of both runs.
         repetitions: pairs of the results of a run and of its repetition; an iterator, since each
             pair takes another run.
         message: the message of the error.
@@ -63,36 +63,36 @@ def require_same(
             rank alone would wait forever.
     """
 
-    def on_any_rank(flag: bool) -> bool:
-        any_flag = torch.tensor(int(flag), device=first[0].device)
+    def on_any_rank(is_true: bool) -> bool:
+        result = torch.tensor(int(is_true), device=results[0].device)
         for group in groups:
-            dist.all_reduce(any_flag, dist.ReduceOp.MAX, group=group)
-        return bool(any_flag)
+            dist.all_reduce(result, dist.ReduceOp.MAX, group=group)
+        return bool(result)
 
-    error, history = distance(first, second), find_history(fn)
+    error, history = distance(results, repeated_results), find_history(fn)
     if not on_any_rank(error > history.max_run_roundings):
         return
-    is_on_gpu = any(tensor.device.type != "cpu" for tensor in first)
+    is_on_gpu = any(tensor.device.type != "cpu" for tensor in results)
     limit = ROUNDINGS * (_GPU_FACTOR if is_on_gpu else 1)
     if on_any_rank(max(distance(run, repetition) for run, repetition in repetitions) > limit):
         raise RuntimeError(message)
     # The difference was rounding; later calls allow for it, up to `_MAX_ROUNDING`.
-    largest = _MAX_ROUNDING / torch.finfo(_make_readable(first[0]).dtype).eps
+    largest = _MAX_ROUNDING / torch.finfo(_make_readable(results[0]).dtype).eps
     history.max_run_roundings = max(history.max_run_roundings, min(4 * error, largest))
 
 
-def distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
+def distance(tensors: Sequence[Tensor], other_tensors: Sequence[Tensor]) -> float:
     """Return the largest difference of entries a of ``first`` and b of ``second``, in units of
     ε (|a| + median |a|); NaN equals NaN, and infinity equals infinity."""
     largest = 0.0
-    for a, b in zip(map(_make_readable, first), map(_make_readable, second), strict=True):
+    for a, b in zip(map(_make_readable, tensors), map(_make_readable, other_tensors), strict=True):
         if a.shape != b.shape:
             return torch.inf
         if not torch.equal(a, b):
-            size, info = a.abs(), torch.finfo(a.dtype)
-            equal = (a == b) | (a.isnan() & b.isnan())
-            gap = (a - b).abs() / (size + size.nanmedian() + info.tiny) / info.eps
-            largest = max(largest, float(torch.where(equal, 0, gap.nan_to_num(torch.inf)).max()))
+            magnitude, info = a.abs(), torch.finfo(a.dtype)
+            is_equal = (a == b) | (a.isnan() & b.isnan())
+            gap = (a - b).abs() / (magnitude + magnitude.nanmedian() + info.tiny) / info.eps
+            largest = max(largest, float(torch.where(is_equal, 0, gap.nan_to_num(torch.inf)).max()))
     return largest
 
 

@@ -206,7 +206,7 @@ def _run_direction(
     x: Tensor,
     state: State,
     params: Sequence[Tensor],
-    backwards: bool,
+    is_reversed: bool,
     rows: Sequence[int] | None,
 ) -> tuple[Tensor, State]:
     """Run x ``[T, B, C]`` through one layer in one direction; return all hidden states
@@ -225,20 +225,20 @@ def _run_direction(
     all_gates = F.linear(x, w_ih, b_ih)
     gates = all_gates.unbind(0) if rows is None else all_gates.split(list(rows))
     order = range(len(gates))
-    hidden = []
-    for t in reversed(order) if backwards else order:
+    hidden_states = []
+    for t in reversed(order) if is_reversed else order:
         # If x is packed, only the first rows take the step.  The idle rows keep their state: their
         # sequences have ended (forwards), or have not begun (backwards).
         count = len(gates[t])
-        idle = [tensor[count:] for tensor in state]
-        active = tuple(tensor[:count] for tensor in state) if len(idle[0]) else state
-        next_state = step(gates[t], (*active, *projection), w_hh, b_hh)[: len(state)]
-        hidden.append(next_state[0])
-        if len(idle[0]):
-            next_state = tuple(map(torch.cat, zip(next_state, idle, strict=True)))
+        idle_state = [tensor[count:] for tensor in state]
+        active_state = tuple(tensor[:count] for tensor in state) if len(idle_state[0]) else state
+        next_state = step(gates[t], (*active_state, *projection), w_hh, b_hh)[: len(state)]
+        hidden_states.append(next_state[0])
+        if len(idle_state[0]):
+            next_state = tuple(map(torch.cat, zip(next_state, idle_state, strict=True)))
         state = next_state
-    hidden = hidden[::-1] if backwards else hidden
-    return torch.stack(hidden) if rows is None else torch.cat(hidden), state
+    hidden_states = hidden_states[::-1] if is_reversed else hidden_states
+    return torch.stack(hidden_states) if rows is None else torch.cat(hidden_states), state
 
 
 def _run_layers(

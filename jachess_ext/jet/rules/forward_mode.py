@@ -161,8 +161,8 @@ def _refuse_views(function: Function, values: Iterable[Tensor], stacks: list[Ten
 
 
 def unwrap(tensor: Tensor) -> Tensor:
-    """Return a tensor without its torch.func wrappers; a tensor that vmap batches with its batch
-    dimension."""
+    """Return a tensor without its torch.func wrappers; a tensor within vmap is returned with its
+    batch dimension."""
     functorch = torch_private.functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
@@ -191,13 +191,13 @@ _SPECTRAL = {torch_private.find(f"torch.{name}"): name for name in (*_SINGULAR, 
 def _refuse_repeated_values(function: Function, args: Args, kwargs: Named, matrix: Tensor) -> None:
     """Raise MissingJetRule if two of the singular values or eigenvalues that the function uses are
     equal up to rounding."""
-    values = _spectrum(_SPECTRAL[function], args, kwargs, matrix.detach())
-    if values is None or not values.numel():
+    spectrum = _spectrum(_SPECTRAL[function], args, kwargs, matrix.detach())
+    if spectrum is None or not spectrum.numel():
         return
     # |λ_i − λ_j| [..., k, k]; only pairs i < j count.
-    gaps = (values.unsqueeze(-1) - values.unsqueeze(-2)).abs()
+    gaps = (spectrum.unsqueeze(-1) - spectrum.unsqueeze(-2)).abs()
     lower = torch.ones_like(gaps, dtype=torch.bool).tril()
-    largest = values.abs().amax(-1)[..., None, None]
+    largest = spectrum.abs().amax(-1)[..., None, None]
     if (gaps.masked_fill(lower, torch.inf) <= 100 * torch.finfo(matrix.dtype).eps * largest).any():
         raise missing_rule(
             function,
@@ -234,6 +234,6 @@ def _spectrum(name: str, args: Args, kwargs: Named, matrix: Tensor) -> Tensor | 
         if order != "nuc" and (name == "functional.norm" or order not in (2, -2)):
             return None
         matrix = matrix.movedim(cast("tuple[int, int]", dims or (-2, -1)), (-2, -1))
-    values = torch.linalg.svdvals(matrix)
-    values = torch.cat([values, torch.zeros_like(values[..., :1])], -1)
-    return values[..., :2] if order == 2 else values
+    singular_values = torch.linalg.svdvals(matrix)
+    singular_values = torch.cat([singular_values, torch.zeros_like(singular_values[..., :1])], -1)
+    return singular_values[..., :2] if order == 2 else singular_values

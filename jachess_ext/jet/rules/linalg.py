@@ -66,8 +66,8 @@ def cond(input: Tensor, p: float | str | None = None) -> Tensor:
     singular values."""
     input = wide(input)
     if p in (None, 2, -2):
-        values = torch.linalg.svdvals(input)
-        largest, least = values[..., 0], values[..., -1]
+        singular_values = torch.linalg.svdvals(input)
+        largest, least = singular_values[..., 0], singular_values[..., -1]
         return least / largest if p == -2 else largest / least
 
     def norm(matrix: Tensor) -> Tensor:
@@ -75,8 +75,8 @@ def cond(input: Tensor, p: float | str | None = None) -> Tensor:
             return torch.linalg.svdvals(matrix).sum(-1)
         if p == "fro":
             return matrix.square().sum((-2, -1)).sqrt()
-        sums = matrix.abs().sum(-2 if p in (1, -1) else -1)  # column sums, or row sums
-        return sums.amax(-1) if p in (1, torch.inf) else sums.amin(-1)
+        totals = matrix.abs().sum(-2 if p in (1, -1) else -1)  # column sums, or row sums
+        return totals.amax(-1) if p in (1, torch.inf) else totals.amin(-1)
 
     return norm(input) * norm(torch.linalg.inv(input))
 
@@ -210,8 +210,8 @@ for _function in (torch.linalg.slogdet, torch.slogdet, torch.Tensor.slogdet):
 
 @jet_rule("logdet")
 def logdet(input: Tensor) -> Tensor:
-    sign, size = torch.linalg.slogdet(input)
-    return size + sign.log()  # NaN if the determinant is negative, as in torch
+    sign, log_magnitude = torch.linalg.slogdet(input)
+    return log_magnitude + sign.log()  # NaN if the determinant is negative, as in torch
 
 
 @jet_rule("det", torch.linalg.det)
@@ -224,11 +224,11 @@ def det(A: JetTensor) -> Tensor:
     A = wide(A)
     if not A.shape[-1]:
         return torch.linalg.det(A.primal)
-    U, values, Vh = torch.linalg.svd(A.primal.detach())
-    if values.shape[-1] > 1 and not transformed():
+    U, singular_values, Vh = torch.linalg.svd(A.primal.detach())
+    if singular_values.shape[-1] > 1 and not transformed():
         # Below the bound, the second derivatives of det B would lose more than half of the digits.
-        bound = torch.finfo(A.dtype).eps ** 0.5 * values[..., 0]
-        if bool((values[..., -2] <= bound).any()):
+        bound = torch.finfo(A.dtype).eps ** 0.5 * singular_values[..., 0]
+        if bool((singular_values[..., -2] <= bound).any()):
             raise missing_rule(
                 torch.linalg.det, "two singular values of its matrix, or more, are 0 up to rounding"
             )
@@ -245,5 +245,5 @@ def det(A: JetTensor) -> Tensor:
     value = torch.linalg.det(block.primal)
     # det B = e^(ln det B), whose derivatives by ln det B are det B.  `push_forward` uses only the
     # tangents of ln det B, so that its primal may be any number.
-    size = push_forward(_log_abs_det(block, value.detach()), (value, value, value))
-    return sign * size * (corner - product[..., 0, 0])
+    block_det = push_forward(_log_abs_det(block, value.detach()), (value, value, value))
+    return sign * block_det * (corner - product[..., 0, 0])

@@ -106,12 +106,12 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
         dots = "..." if "." in inputs else ""
         if not arrow:  # the output has the dots, then the indices that occur once, sorted
             output = dots + "".join(n for n in sorted({*inputs} - {*",."}) if inputs.count(n) == 1)
-        first, second, *tail = inputs.split(",")
+        left, right, *tail = inputs.split(",")
         # The first contraction keeps the indices of the other operands and of the output.
-        needed = "".join(tail) + output
-        names = dict.fromkeys((first + second).replace(".", ""))
-        indices = dots + "".join(n for n in names if n in needed)
-        contraction = torch.einsum(f"{first},{second}->{indices}", *operands[:2])
+        remaining = "".join(tail) + output
+        all_indices = dict.fromkeys((left + right).replace(".", ""))
+        indices = dots + "".join(n for n in all_indices if n in remaining)
+        contraction = torch.einsum(f"{left},{right}->{indices}", *operands[:2])
         return torch.einsum(f"{','.join([indices, *tail])}->{output}", contraction, *operands[2:])
     contract: Callable[..., Tensor] = partial(torch.einsum, equation)
     if len(operands) == 1:

@@ -67,7 +67,7 @@ def detach(self: JetTensor) -> Tensor:
     if self.jet_layout.jet_pass is not None:
         if dispatch_modes():
             copy_before_write(self)  # not possible once the storage is shared
-        self.jet_layout.jet_pass.detached = True
+        self.jet_layout.jet_pass.is_detached = True
         record_storage(self, self.jet_layout.jet_pass.aliased)
     return self.primal.detach()
 

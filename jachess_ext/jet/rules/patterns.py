@@ -89,7 +89,8 @@ def defer(
     shape: torch.Size | None = None,
     dtype: torch.dtype | None = None,
 ) -> JetTensor:
-    """Return a deferred jet, the result of ``rule(*args, **kwargs)``.
+    """Return a jet whose streams are computed, by ``rule(*args, **kwargs)``, only when they are
+    needed.
 
     Args:
         pattern: the formula of the result.

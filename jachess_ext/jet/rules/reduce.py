@@ -150,7 +150,7 @@ def logcumsumexp(input: Tensor, dim: int) -> Tensor:
 
 @accept_scalars
 def euclidean_norm(
-    x: Tensor, dim: Dims = None, keepdim: bool = False, floor: float = 0, size: Tensor | None = None
+    x: Tensor, dim: Dims = None, keepdim: bool = False, floor: float = 0, norm: Tensor | None = None
 ) -> Tensor:
     """Compute n = ‖x‖ along ``dim``; with e = x / n and p_i = x_i − n_i e:
     n_i = Σ e x_i;  n_ij = Σ e x_ij + Σ p_i p_j / n.
@@ -163,38 +163,38 @@ def euclidean_norm(
     Args:
         floor: norms below it get zero derivatives, since their curvature may overflow; for callers
             that clamp norms at ``floor``.
-        size: the norm of the primal, with the reduced dimensions kept; None: it is computed.
+        norm: the norm of the primal, with the reduced dimensions kept; None: it is computed.
     """
     if not isinstance(x, JetTensor):
         return torch.linalg.vector_norm(x, 2, dim, keepdim)
     streams, layout = wide(x).streams, x.jet_layout
     dims = stack_dims(reduced_dims(dim, x.ndim), x.ndim)
-    if size is not None:
-        size = size.unsqueeze(0)
+    if norm is not None:
+        norm = norm.unsqueeze(0)
     else:
-        size = torch.linalg.vector_norm(streams[:1], 2, dims, True)
-    at_kink = (size == 0) | (size < floor)
+        norm = torch.linalg.vector_norm(streams[:1], 2, dims, True)
+    at_kink = (norm == 0) | (norm < floor)
     # [S-1, ...]: which tangents are not 0.  Norms that are clamped at ``floor`` have no kink at 0.
     moves = (streams[1:].detach() != 0).any(dim=dims, keepdim=True) if floor == 0 else None
     is_constant = at_kink if moves is None else at_kink & ~moves.any(dim=0, keepdim=True)
     # Division by 0 at a kink makes the gradient NaN there.
-    unit = (streams[:1] / size.masked_fill(is_constant, 1)).masked_fill(at_kink, 0)
+    unit = (streams[:1] / norm.masked_fill(is_constant, 1)).masked_fill(at_kink, 0)
 
     def project(tangents: Tensor) -> Tensor:
         return (unit * tangents).sum(dims, keepdim=True)
 
     first = project(streams[layout.first])
     perpendicular = streams[layout.first] - unit * first  # p_i
-    results = [size, first]
+    results = [norm, first]
     if layout.seconds:
-        products = layout.quadratic(perpendicular, perpendicular) / size.masked_fill(at_kink, 1)
+        products = layout.quadratic(perpendicular, perpendicular) / norm.masked_fill(at_kink, 1)
         curvature = products.sum(dims, keepdim=True)
         curvature = curvature.masked_fill(at_kink, 0)
         if moves is not None:
             # n_ij is undefined at 0 if x_ij is not 0, or if neither x_i nor x_j is 0: the quadratic
             # form of 0s and 1s counts such pairs.
             first_moves, second_moves = moves.split([layout.directions, layout.seconds])
-            pairs = layout.quadratic(first_moves.to(size.dtype), first_moves.to(size.dtype)) > 0
+            pairs = layout.quadratic(first_moves.to(norm.dtype), first_moves.to(norm.dtype)) > 0
             curvature = curvature.masked_fill(at_kink & (pairs | second_moves), math.nan)
         results.append(project(streams[layout.second]) + curvature)
     out = torch.cat(results)
@@ -205,8 +205,8 @@ def euclidean_norm(
 def hypot(input: Tensor, other: Tensor) -> Tensor:
     """Compute √(input² + other²)."""
     # torch's own value does not overflow where the squares would.
-    size = torch.hypot(primal_of(input), primal_of(other)).unsqueeze(0)
-    return euclidean_norm(torch.stack(torch.broadcast_tensors(input, other)), 0, size=size)
+    norm = torch.hypot(primal_of(input), primal_of(other)).unsqueeze(0)
+    return euclidean_norm(torch.stack(torch.broadcast_tensors(input, other)), 0, norm=norm)
 
 
 @jet_rule("norm")
@@ -231,9 +231,9 @@ def vector_norm(
     x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None
 ) -> Tensor:
     if ord in (1, math.inf):
-        size = x.abs() if dtype is None else x.abs().to(dtype)
+        magnitudes = x.abs() if dtype is None else x.abs().to(dtype)
         dims = reduced_dims(dim, x.ndim)
-        return size.sum(dims, keepdim) if ord == 1 else size.amax(dims, keepdim)
+        return magnitudes.sum(dims, keepdim) if ord == 1 else magnitudes.amax(dims, keepdim)
     if ord not in (2, 2.0):
         rule = general_rule(torch.linalg.vector_norm, f"ord={ord!r} is not covered, only 2")
         out = rule(x, ord, dim, keepdim, dtype=dtype)
@@ -267,10 +267,10 @@ def triplet_margin_loss(
 ) -> Tensor:
     if set(legacy.values()) - {None}:
         raise missing_rule(F.triplet_margin_loss, "size_average and reduce; use reduction")
-    near, far = (F.pairwise_distance(anchor, x, p, eps) for x in (positive, negative))
+    d_positive, d_negative = (F.pairwise_distance(anchor, x, p, eps) for x in (positive, negative))
     if swap:
-        far = torch.minimum(far, F.pairwise_distance(positive, negative, p, eps))
-    losses = (margin + near - far).clamp_min(0)
+        d_negative = torch.minimum(d_negative, F.pairwise_distance(positive, negative, p, eps))
+    losses = (margin + d_positive - d_negative).clamp_min(0)
     return losses if reduction == "none" else getattr(losses, reduction)()
 
 
@@ -340,8 +340,8 @@ def register_variance(name: str) -> None:
         if name.startswith("std"):
             # torch's own standard deviation does not overflow where the squares would.
             deviation = torch.std(primal_of(centred), dims, correction=correction, keepdim=True)
-            size = deviation * math.sqrt(divisor)
-            result = euclidean_norm(centred, dims, keepdim, size=size) / math.sqrt(divisor)
+            norm = deviation * math.sqrt(divisor)
+            result = euclidean_norm(centred, dims, keepdim, norm=norm) / math.sqrt(divisor)
         else:
             result = (centred * centred).sum(dims, keepdim=keepdim) / divisor
         result = result.to(input.dtype)

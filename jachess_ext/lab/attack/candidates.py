@@ -95,7 +95,7 @@ def read_synonyms(path: str | Path) -> Synonyms:
         ('fine', 'great')
     """
     path = Path(path)
-    words = _wordnet(path) if path.is_dir() else _lines(path)
+    words = _read_wordnet(path) if path.is_dir() else _read_lines(path)
     if not any(words.values()):
         raise DataError(
             f"{path} has no word with a synonym; expected lines of a word and its synonyms, or "
@@ -104,7 +104,7 @@ def read_synonyms(path: str | Path) -> Synonyms:
     return Synonyms(words, f"{'WordNet in ' if path.is_dir() else ''}{path}")
 
 
-def _lines(path: Path) -> dict[str, list[str]]:
+def _read_lines(path: Path) -> dict[str, list[str]]:
     words: dict[str, list[str]] = {}
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         entry = line.partition("#")[0].lower().split()
@@ -121,11 +121,11 @@ def _lines(path: Path) -> dict[str, list[str]]:
     return words
 
 
-def _wordnet(folder: Path) -> dict[str, list[str]]:
+def _read_wordnet(folder: Path) -> dict[str, list[str]]:
     words: dict[str, list[str]] = {}
     for part in (part for part in _PARTS if (folder / f"index.{part}").is_file()):
-        senses = dict(_records(folder / f"data.{part}", _sense))
-        for lemma, offsets in _records(folder / f"index.{part}", _lemma):
+        senses = dict(_parse_lines(folder / f"data.{part}", _parse_sense))
+        for lemma, offsets in _parse_lines(folder / f"index.{part}", _parse_lemma):
             if len(lemma) < _SHORTEST or not WORD.fullmatch(lemma):
                 continue
             synonyms = words.setdefault(lemma, [])
@@ -134,7 +134,7 @@ def _wordnet(folder: Path) -> dict[str, list[str]]:
     return words
 
 
-def _records(path: Path, parse: Callable[[list[str]], Entry]) -> Iterator[Entry]:
+def _parse_lines(path: Path, parse: Callable[[list[str]], Entry]) -> Iterator[Entry]:
     """Yield ``parse(fields)`` for each line of a WordNet file, without the lines of the licence,
     which begin with two blanks."""
     for number, line in enumerate(read_text(path).splitlines(), start=1):
@@ -148,7 +148,7 @@ def _records(path: Path, parse: Callable[[list[str]], Entry]) -> Iterator[Entry]
             ) from None
 
 
-def _sense(fields: list[str]) -> tuple[str, list[str]]:
+def _parse_sense(fields: list[str]) -> tuple[str, list[str]]:
     """Parse a line of a WordNet data file; return the sense's offset and its words.
 
     The fields are: offset, file, type, number of words in hexadecimal, then each word and a number.
@@ -158,7 +158,7 @@ def _sense(fields: list[str]) -> tuple[str, list[str]]:
     return fields[0], [word for word in words if word.islower() and WORD.fullmatch(word)]
 
 
-def _lemma(fields: list[str]) -> tuple[str, list[str]]:
+def _parse_lemma(fields: list[str]) -> tuple[str, list[str]]:
     """Parse a line of a WordNet index file; return the lemma and the offsets of its tagged senses,
     or of its first sense if none is tagged.
 

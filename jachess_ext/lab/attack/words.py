@@ -151,17 +151,17 @@ def attack_words(
     with in_mode(model, training=False):
         losses, correct = classifier.judge([a.texts for a in attempts], [a.label for a in attempts])
         for attempt, loss, is_correct in zip(attempts, losses, correct, strict=True):
-            attempt.loss, attempt.active = loss, is_correct and attempt.budget > 0
-        while active := [attempt for attempt in attempts if attempt.active]:
-            for start in range(0, len(active), batch):
-                classifier.step(active[start : start + batch], tries)
-    succeeded = [attempt.succeeded for attempt in attempts]
+            attempt.loss, attempt.is_active = loss, is_correct and attempt.budget > 0
+        while active_attempts := [attempt for attempt in attempts if attempt.is_active]:
+            for start in range(0, len(active_attempts), batch):
+                classifier.step(active_attempts[start : start + batch], tries)
+    succeeded = [attempt.has_succeeded for attempt in attempts]
     return Attacked(
-        rows=[a.texts if a.succeeded else row for a, row in zip(attempts, rows, strict=True)],
+        rows=[a.texts if a.has_succeeded else row for a, row in zip(attempts, rows, strict=True)],
         correct_before=np.array(correct),
         correct_after=np.array(correct) & ~np.array(succeeded),
-        tried=np.array([a.tried for a in attempts]),
-        changed=np.array([len(a.replaced) if a.succeeded else 0 for a in attempts]),
+        tried=np.array([a.was_tried for a in attempts]),
+        changed=np.array([len(a.replaced) if a.has_succeeded else 0 for a in attempts]),
         words=np.array([len(a.words) for a in attempts]),
         queries=np.array([a.queries for a in attempts]),
     )
@@ -188,9 +188,9 @@ class _Attempt:
         replaced: the words replaced so far.
         loss: the loss of the present texts.
         queries: number of texts that the model was run on.
-        active: whether the attack goes on.
-        tried: whether the model was run on any replacement.
-        succeeded: whether the prediction has changed.
+        is_active: whether the attack goes on.
+        was_tried: whether the model was run on any replacement.
+        has_succeeded: whether the prediction has changed.
     """
 
     def __init__(self, row: Row, label: int, share: float) -> None:
@@ -206,7 +206,7 @@ class _Attempt:
         self.budget = math.floor(share * len(self.words) + 1e-9)
         self.replaced: set[_Word] = set()
         self.loss, self.queries = 0.0, 0
-        self.active = self.tried = self.succeeded = False
+        self.is_active = self.was_tried = self.has_succeeded = False
 
     @property
     def texts(self) -> Row:
@@ -315,15 +315,15 @@ class _Classifier:
         outcomes = zip(*self.judge(texts, [a.label for a, _ in pairs]), strict=True)
         for attempt, best in zip(attempts, swaps, strict=True):
             attempt.queries += 1 + len(best)
-            attempt.tried |= bool(best)
+            attempt.was_tried |= bool(best)
             # The highest loss, of the swaps that change the prediction if there are any.
             tried = [(not is_correct, loss) for loss, is_correct in islice(outcomes, len(best))]
-            succeeded, loss = max(tried, default=(False, -math.inf))
-            attempt.active = succeeded or loss > attempt.loss
-            if attempt.active:
-                attempt.replace(*best[tried.index((succeeded, loss))])
-                attempt.loss, attempt.succeeded = loss, succeeded
-                attempt.active = not succeeded and attempt.budget > 0
+            has_succeeded, loss = max(tried, default=(False, -math.inf))
+            attempt.is_active = has_succeeded or loss > attempt.loss
+            if attempt.is_active:
+                attempt.replace(*best[tried.index((has_succeeded, loss))])
+                attempt.loss, attempt.has_succeeded = loss, has_succeeded
+                attempt.is_active = not has_succeeded and attempt.budget > 0
 
     def _swaps(self, attempts: Sequence[_Attempt], tries: int) -> Iterator[list[tuple[_Word, str]]]:
         """Yield for each row the `tries` swaps (word, candidate) that, by the gradient, raise the

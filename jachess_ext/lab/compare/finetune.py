@@ -399,7 +399,7 @@ def run(
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(logs / job.name)
     tokenizer = load_tokenizer(job.model)
     task = job.task
-    base = load_model(job.model, task.outputs, tokenizer, job.seed, regression=task.regression)
+    base = load_model(job.model, task.outputs, tokenizer, job.seed, task.is_regression)
     scale = embedding_scale(base)
     model = with_lora(base, seed=job.seed) if job.recipe.lora else base
     method = job.tuned_method
@@ -515,9 +515,9 @@ class BestEpoch(transformers.TrainerCallback):
         self.seconds = self.seconds + _clock() - start
 
     def _judge(self, model: Model, rows: Encoded, validation: Encoded | None = None) -> Figures:
-        metric, regression = self._job.task.metric, self._job.task.regression
+        metric, is_regression = self._job.task.metric, self._job.task.is_regression
         clean = self._job.conditions.clean_only
-        return judge(model, rows, metric, 1.0, clean, regression=regression, validation=validation)
+        return judge(model, rows, metric, 1.0, clean, is_regression, validation=validation)
 
 
 # The whole grid
@@ -594,7 +594,7 @@ def run_grid(
             processes=processes,
             threads=threads,
             backend=backend,
-            usable=partial(_is_usable, models=models),
+            is_usable=partial(_is_usable, models=models),
         ):
             records[job.name] = record
             bar.update()

@@ -55,8 +55,8 @@ def judge_task(
 
     def judge_shift(target: Task) -> dict[str, float | None]:
         rows, clean = encode_rows(target.dev), conditions.clean_only
-        figures = judge(model, rows, target.metric, scale, clean, regression=target.regression)
-        return {"score": figures.score, "brier": figures.brier, "ece": figures.ece}
+        judged = judge(model, rows, target.metric, scale, clean, is_regression=target.is_regression)
+        return {"score": judged.score, "brier": judged.brier, "ece": judged.ece}
 
     figures = judge(
         model,
@@ -64,7 +64,7 @@ def judge_task(
         task.metric,
         scale,
         conditions,
-        regression=task.regression,
+        is_regression=task.is_regression,
         validation=None if task.validation is None else encode_rows(task.validation),
         perturbed={
             noise: encode_rows(add_text_noise(task.dev, noise, conditions.text_share))
@@ -123,8 +123,8 @@ def judge(
     metric: Metric,
     scale: float,
     conditions: Conditions = Conditions(),  # noqa: B008  frozen
+    is_regression: bool = False,
     *,
-    regression: bool = False,
     validation: Encoded | None = None,
     perturbed: Mapping[str, Encoded] | None = None,
 ) -> Figures:
@@ -136,7 +136,7 @@ def judge(
         metric: metric of the score.
         scale: standard deviation of the embedding noise for δ = 1.
         conditions: conditions of the evaluation.
-        regression: whether the model predicts a number.
+        is_regression: whether the model predicts a number.
         validation: rows to fit the temperature to; None for no temperature scaling.
         perturbed: kind of change of the texts -> the rows of `dev` with changed texts.
 
@@ -160,15 +160,15 @@ def judge(
 
     def score(draws: list[Floats], condition: str = "", labels: Labels = labels) -> float:
         """Return the mean score over draws of outputs, and store the accuracy of the condition."""
-        predictions = [p[:, 0] if regression else p.argmax(1) for p in draws]
-        if condition and not regression:
+        predictions = [p[:, 0] if is_regression else p.argmax(1) for p in draws]
+        if condition and not is_regression:
             accuracies[condition] = float(np.mean([(p == labels).mean() for p in predictions]))
         return float(np.mean([metric(p, labels) for p in predictions]))
 
     def outputs_of(batches: Iterable[Batch]) -> Floats:
         device = next(model.parameters()).device.type
         with torch.autocast(device, torch.bfloat16, enabled=conditions.bf16):
-            return model_outputs(model, batches, regression)
+            return model_outputs(model, batches, is_regression)
 
     def corrupted_score(share: float) -> float:
         draws = (corrupt_batches(clean, dev.tokenizer, share, d) for d in range(conditions.draws))
@@ -187,10 +187,10 @@ def judge(
         outputs = outputs_of(rows.in_order(conditions.batch))
         return score([outputs], noise, np.asarray(rows.labels))
 
-    outputs = model_outputs(model, clean, regression)  # never under autocast
+    outputs = model_outputs(model, clean, is_regression)  # never under autocast
     clean_score = score([outputs])
     scaled = None
-    if validation is not None and not regression:
+    if validation is not None and not is_regression:
         # the temperature is fitted to other rows: fitted to the dev rows, it would hide some of
         # their miscalibration
         rows = validation.by_length()
@@ -201,7 +201,7 @@ def judge(
     norms = layer_norms(model, dev, conditions.sequences) if conditions.layers else ([], [])
     figures = {
         "score": clean_score,
-        **({} if regression else class_figures(outputs, labels)),
+        **({} if is_regression else class_figures(outputs, labels)),
         "scaled": scaled,
         "corrupted": {str(share): corrupted_score(share) for share in conditions.corruption},
         "noisy": {str(d): noisy_score(d) if d else clean_score for d in conditions.deltas},
@@ -209,8 +209,8 @@ def judge(
         "accuracies": accuracies,
         "jacobian": norms[0],
         "hessian": norms[1],
-        "slopes": slopes(model, dev, 0 if regression else conditions.sequences),
-        "reliability": None if regression else vars(reliability(outputs, labels)),
+        "slopes": slopes(model, dev, 0 if is_regression else conditions.sequences),
+        "reliability": None if is_regression else vars(reliability(outputs, labels)),
     }
     return Figures(**finite(figures))
 
@@ -245,17 +245,15 @@ def slopes(model: Model, rows: Encoded, sequences: int = 32) -> dict[str, float]
 
 
 @torch.no_grad()
-def layer_norms(
-    model: Model, rows: Encoded, sequences: int = 32
-) -> tuple[list[float], list[float]]:
+def layer_norms(model: Model, rows: Encoded, num_rows: int = 32) -> tuple[list[float], list[float]]:
     """Return the mean ‖J‖ and ‖H‖ of each of K layers, [K] each, over evenly spaced rows.
 
     Args:
         model: the model.
         rows: rows to choose from.
-        sequences: number of rows; 0 returns empty lists.
+        num_rows: number of rows; 0 returns empty lists.
     """
-    batch = _sample(model, rows, sequences)
+    batch = _sample(model, rows, num_rows)
     if batch is None:
         return [], []
     with in_mode(model, training=False):
@@ -264,9 +262,9 @@ def layer_norms(
     return norms.jacobian.tolist(), norms.hessian.tolist()
 
 
-def _sample(model: Model, rows: Encoded, sequences: int) -> Batch | None:
+def _sample(model: Model, rows: Encoded, num_rows: int) -> Batch | None:
     """Return a batch of evenly spaced rows (of all lengths, if sorted); None for 0 rows."""
-    count = min(sequences, len(rows))
+    count = min(num_rows, len(rows))
     if count == 0:
         return None
     return on_device_of(model, rows.batch([i * len(rows) // count for i in range(count)]))

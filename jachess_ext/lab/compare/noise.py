@@ -26,7 +26,7 @@ def add_label_noise(task: Task, share: float, seed: int) -> Task:
     Raises:
         DataError: `task` is a regression task.
     """
-    if task.regression:
+    if task.is_regression:
         raise DataError(f"{task.name}: label noise is of classes, and its labels are numbers")
     generator = torch.Generator().manual_seed(seed)
     count = len(task.train)

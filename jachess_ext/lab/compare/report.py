@@ -48,8 +48,8 @@ def forest_figure(differences: DataFrame, x_label: str, styles: Styles) -> Matpl
     """
     names = [name for name in styles if name in differences.index]
     labels = [break_name(name) for name in names]
-    lines = 1 + max(label.count("\n") for label in labels)
-    figure, (panel,) = panels(width=4.6, height=0.8 + (0.12 + 0.16 * lines) * len(names))
+    max_lines = 1 + max(label.count("\n") for label in labels)
+    figure, (panel,) = panels(width=4.6, height=0.8 + (0.12 + 0.16 * max_lines) * len(names))
     panel.axvline(0, color="#999999", linewidth=1, linestyle="--")
     for row, name in enumerate(names):
         mean, half_width = differences.loc[name, ["mean", "±"]]
@@ -79,11 +79,11 @@ def reliability_figure(diagrams: Mapping[str, Reliability], styles: Styles) -> M
         panel.set_visible(False)
     for panel, (name, diagram) in zip(axes, diagrams.items(), strict=False):
         colour = styles[name]["color"]
-        share, nonempty_bins = diagram.counts / diagram.counts.sum(), diagram.counts > 0
+        shares, is_nonempty = diagram.counts / diagram.counts.sum(), diagram.counts > 0
         edges, widths = diagram.edges[:-1], np.diff(diagram.edges)
-        panel.bar(edges, share, widths, align="edge", color=colour, alpha=0.2)
+        panel.bar(edges, shares, widths, align="edge", color=colour, alpha=0.2)
         panel.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle="--")
-        line = diagram.confidence[nonempty_bins], diagram.accuracy[nonempty_bins]
+        line = diagram.confidence[is_nonempty], diagram.accuracy[is_nonempty]
         panel.plot(*line, "o-", color=colour, markersize=4)
         panel.set(xlabel="confidence", xlim=(0, 1), ylim=(0, 1))
         panel.set_title(break_name(name), fontsize="medium")
@@ -218,7 +218,7 @@ def _answer_paragraph(runs: DataFrame, figure: Figure) -> str | None:
     differences = differences[differences["seeds"] > 0] if tasks else differences
     if not len(differences):
         return None
-    seeds = int(differences["seeds"].max())
+    max_seeds = int(differences["seeds"].max())
     groups: dict[str, list[tuple[float, str]]] = {"better": [], "worse": [], "open": []}
     for method, row in differences.iterrows():
         mean, half_width = figure.scale * row["mean"], figure.scale * row["±"]
@@ -228,10 +228,10 @@ def _answer_paragraph(runs: DataFrame, figure: Figure) -> str | None:
         signed = f"{round(mean, figure.digits) + 0.0:+.{figure.digits}f}"  # never −0
         text = f"{method} ({signed.replace('-', '−')}"
         text += "" if np.isnan(half_width) else f" ± {half_width:.{figure.digits}f}"
-        text += f", {pluralise(int(row['seeds']), 'seed')}" if row["seeds"] < seeds else ""
+        text += f", {pluralise(int(row['seeds']), 'seed')}" if row["seeds"] < max_seeds else ""
         groups[group].append((abs(mean), text + ")"))
     scope = f"{len(tasks)} tasks" if len(tasks) > 1 else tasks[0]
-    head = f"{figure.title[0].upper()}{figure.title[1:]}, {scope}, {pluralise(seeds, 'seed')}: "
+    head = f"{figure.title[0].upper()}{figure.title[1:]}, {scope}, {pluralise(max_seeds, 'seed')}: "
     parts = [
         f"{name} than the plain model: {', '.join(text for _, text in groups[name])}"
         for name in ("better", "worse")
@@ -244,7 +244,7 @@ def _answer_paragraph(runs: DataFrame, figure: Figure) -> str | None:
         parts.append(f"not told apart from {'it' if parts else 'the plain model'}: {listed}")
     note = (
         " One seed cannot tell a difference from chance."
-        if seeds < 2
+        if max_seeds < 2
         else " ± is half of a 95 % interval over seeds, not adjusted for the number of methods."
     )
     return head + "; ".join(parts) + "." + note * (figure is _HEADLINES[0])

@@ -96,13 +96,13 @@ def to_frame(records: Iterable[RunRecord]) -> DataFrame:
     final = [record for record in records if record.kind == "final"]
     if not final:
         raise DataError("no run has finished yet, or only runs that choose strengths")
-    runs = require("pandas").json_normalize([_row(record) for record in final])
+    runs = require("pandas").json_normalize([_fields_of(record) for record in final])
     for name in _UNFLATTENED:
         runs[name] = [getattr(record, name) for record in final]
     return runs  # type: ignore[no-any-return]
 
 
-def _row(record: RunRecord) -> dict[str, Any]:
+def _fields_of(record: RunRecord) -> dict[str, Any]:
     """Return the fields of a record, with sums of norms and the figures under each condition.
 
     Under noise and on changed texts the figures are accuracies, or scores without an accuracy.
@@ -135,10 +135,11 @@ def compared_methods(runs: DataFrame) -> list[str]:
     return [m for m in methods if m != REFERENCE] if REFERENCE in methods else []
 
 
-def tasks_with(runs: DataFrame, *figures: str) -> list[str]:
-    """Return the tasks with a run that has one of the figures, in the order of the runs."""
-    mask = runs.reindex(columns=figures).notna().any(axis=1)
-    return list(runs.loc[mask, "task"].unique())
+def tasks_with(runs: DataFrame, *metrics: str) -> list[str]:
+    """Return the tasks with a run that has one of the metrics (columns), in the order of the
+    runs."""
+    has_metric = runs.reindex(columns=metrics).notna().any(axis=1)
+    return list(runs.loc[has_metric, "task"].unique())
 
 
 def task_groups(tasks: list[str]) -> list[tuple[str, list[str]]]:
@@ -147,41 +148,42 @@ def task_groups(tasks: list[str]) -> list[tuple[str, list[str]]]:
     return [*single, ("average", tasks)] if len(single) > 1 else single
 
 
-def by_pair(runs: DataFrame, figure: str) -> DataFrame:
-    """Return a figure of the finished runs: rows are (task, seed), columns are methods."""
+def by_pair(runs: DataFrame, metric: str) -> DataFrame:
+    """Return a metric (a column of `runs`) of the finished runs as a frame: rows are (task, seed),
+    columns are methods."""
     # "last": if a run was repeated, the later one counts
-    finished = runs[runs["score"].notna()].astype({figure: float})
-    pivoted = finished.pivot_table(figure, ["task", "seed"], "method", aggfunc="last")
+    finished = runs[runs["score"].notna()].astype({metric: float})
+    pivoted = finished.pivot_table(metric, ["task", "seed"], "method", aggfunc="last")
     return pivoted.reindex(columns=methods_of(runs))
 
 
-def by_seed(runs: DataFrame, figure: str, tasks: Sequence[str] | None = None) -> DataFrame:
-    """Return the mean of a figure over tasks: rows are seeds, columns are methods.
+def by_seed(runs: DataFrame, metric: str, tasks: Sequence[str] | None = None) -> DataFrame:
+    """Return the mean of a metric over tasks: rows are seeds, columns are methods.
 
-    The mean is NaN unless the method has the figure for that seed on all of the tasks.
+    The mean is NaN unless the method has the metric for that seed on all of the tasks.
 
     Args:
         runs: From `to_frame`.
-        figure: One of its columns.
-        tasks: Tasks to average over; None for all that have the figure.
+        metric: One of its columns.
+        tasks: Tasks to average over; None for all that have the metric.
     """
     # Means over different tasks would compare tasks rather than methods.
-    tasks = tasks_with(runs, figure) if tasks is None else tasks
-    pairs = by_pair(runs, figure)
+    tasks = tasks_with(runs, metric) if tasks is None else tasks
+    pairs = by_pair(runs, metric)
     seeds = pairs[pairs.index.isin(tasks, level="task")].groupby("seed")
     return seeds.mean().where(seeds.count() == len(tasks))
 
 
 def differences(
-    runs: DataFrame, figure: str, reference: str = REFERENCE, tasks: Sequence[str] | None = None
+    runs: DataFrame, metric: str, reference: str = REFERENCE, tasks: Sequence[str] | None = None
 ) -> DataFrame:
     """Return the differences of every method from a reference, paired by task and seed.
 
     Args:
-        runs: From `to_frame`, or with its columns method, task, seed, score and the figure.
-        figure: One of its columns.
+        runs: From `to_frame`, or with its columns method, task, seed, score and the metric.
+        metric: One of its columns.
         reference: Name of the reference method.
-        tasks: Tasks to average over; None for all that have the figure.
+        tasks: Tasks to average over; None for all that have the metric.
 
     Returns:
         A row for each method: the mean difference over seeds ("mean"), half of its 95 % interval by
@@ -199,7 +201,7 @@ def differences(
     # Runs of one seed have the same initial head and order of rows, which affect scores more than
     # the methods do: the interval is that of the differences within seeds,
     # mean ± t₀.₉₇₅(n − 1) · s / √n.
-    means = by_seed(runs, figure, tasks)
+    means = by_seed(runs, metric, tasks)
     paired = means.drop(columns=reference).sub(means[reference], axis=0)
     return pandas.DataFrame(
         {
@@ -229,49 +231,49 @@ def costs(runs: DataFrame) -> dict[str, float]:
 # --- means over seeds
 
 
-def mean_cell(values: Series, scale: float = 1.0, digits: int = 3) -> str:
+def mean_cell(values: Series, scale: float = 1.0, num_digits: int = 3) -> str:
     """Format the mean ± the sample standard deviation, times `scale`; a dash without values."""
     mean, std = scale * values.mean(), scale * values.std()
     if np.isnan(mean):
         return DASH
-    return f"{mean:.{digits}f}" + ("" if np.isnan(std) else f" ± {std:.{digits}f}")
+    return f"{mean:.{num_digits}f}" + ("" if np.isnan(std) else f" ± {std:.{num_digits}f}")
 
 
 def mean_table(
-    caption: str, columns: Sequence[tuple[str, DataFrame]], *, scale: float, digits: int
+    caption: str, titled_means: Sequence[tuple[str, DataFrame]], *, scale: float, digits: int
 ) -> Table:
     """Return a table of mean ± sample standard deviation over seeds, with a row for each method.
 
     Args:
         caption: Caption of the table.
-        columns: Title and values (from `by_seed`) of each column.
+        titled_means: Title and values (from `by_seed`) of each column.
         scale: Factor of the values.
         digits: Number of decimals.
     """
-    cells = {method: [method] for method in columns[0][1]}
-    for _, values in columns:
+    cells = {method: [method] for method in titled_means[0][1]}
+    for _, values in titled_means:
         for method, row in cells.items():
             row.append(mean_cell(values[method], scale, digits))
-    return Table(caption, ["method", *(title for title, _ in columns)], list(cells.values()))
+    return Table(caption, ["method", *(title for title, _ in titled_means)], list(cells.values()))
 
 
-def task_tables(runs: DataFrame, specs: Iterable[tuple[str, str, float, int]]) -> list[Table]:
+def task_tables(runs: DataFrame, table_specs: Iterable[tuple[str, str, float, int]]) -> list[Table]:
     """Return a table for each of several figures that a task has.
 
     It has a column for each task with the figure and, if there are several, for their average.
 
     Args:
         runs: From `to_frame`.
-        specs: (caption, column of `runs`, scale, digits) of each table.
+        table_specs: (caption, column of `runs`, scale, digits) of each table.
     """
     tables = []
-    for caption, figure, scale, digits in specs:
-        columns = [
-            (name, by_seed(runs, figure, tasks))
-            for name, tasks in task_groups(tasks_with(runs, figure))
+    for caption, metric, scale, digits in table_specs:
+        titled_means = [
+            (name, by_seed(runs, metric, tasks))
+            for name, tasks in task_groups(tasks_with(runs, metric))
         ]
-        if columns:
-            tables.append(mean_table(caption, columns, scale=scale, digits=digits))
+        if titled_means:
+            tables.append(mean_table(caption, titled_means, scale=scale, digits=digits))
     return tables
 
 
@@ -347,12 +349,12 @@ def condition_tables(runs: DataFrame, name: str) -> list[Table]:
         runs: From `to_frame`.
         name: Kind of the conditions, one of `CONDITIONS`.
     """
-    figures = [column for column in runs if column.startswith(f"{name}.")]
-    tasks = tasks_with(runs, *(figure for figure in figures if figure != "corruption.clean"))
+    metrics = [column for column in runs if column.startswith(f"{name}.")]
+    tasks = tasks_with(runs, *(figure for figure in metrics if figure != "corruption.clean"))
     return [
         mean_table(
             f"{'average over tasks' if len(group) > 1 else title}: {CONDITIONS[name]}",
-            [(f.removeprefix(f"{name}."), by_seed(runs, f, group)) for f in figures],
+            [(f.removeprefix(f"{name}."), by_seed(runs, f, group)) for f in metrics],
             scale=100,
             digits=1,
         )

@@ -361,7 +361,7 @@ def demo(
     from ..compare.settings import Conditions, Grid
     from ..compare.tables import to_frame
     from ..workbench.page import Section, pluralise, to_text, wrap, write_html
-    from ..workbench.runs import locked, prepare
+    from ..workbench.runs import locked, prepare_process
     from ..workbench.settings import Recipe
 
     with locked(out / "runs"):
@@ -383,7 +383,7 @@ def demo(
             lines = (json.dumps({"text": t, "label": task.classes[int(y)]}) + "\n" for t, y in rows)
             write_text(out / "docstrings" / f"{name}.jsonl", "".join(lines))
     with _stage("3. Fine-tuning a small encoder on them, its smoothness measured on the way"):
-        prepare(threads=1)
+        prepare_process(threads=1)
         watched = replace(task, train=task.train.slice(0, train * 2 // 3))
         layers, picture = measure_layers(watched, recipe)
         write_bytes(out / "smoothness.png", picture.png())

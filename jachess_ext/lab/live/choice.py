@@ -198,7 +198,8 @@ def select_live(
             processes=processes,
             threads=threads,
             backend=backend,
-            usable=lambda trial, record: not _parse(record).lost,  # more memory may be free now
+            # More memory may be free now.
+            is_usable=lambda trial, record: not _parse(record).lost,
             killed=lambda trial: asdict(killed(trial)),
         )
         return ((trial, _parse(record)) for trial, record in runs)

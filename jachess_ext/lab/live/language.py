@@ -46,7 +46,7 @@ class TextTask(Task):
     """
 
     @property
-    def regression(self) -> bool:
+    def is_regression(self) -> bool:
         """False: only the next token is predicted."""
         return False
 
@@ -57,13 +57,13 @@ def text_task(train: Sequence[str], dev: Sequence[str], name: str = "text") -> T
     Raises:
         DataError: a list has no text.
     """
-    parts = []
+    splits = []
     for what, pieces in (("training", train), ("dev", dev)):
         texts = [piece for piece in pieces if piece.strip()]
         if not texts:
             raise DataError(f"{name}: the {what} text is empty; expected pieces of text")
-        parts.append(Examples(texts, None, [0] * len(texts)))
-    rows, dev_rows = parts
+        splits.append(Examples(texts, None, [0] * len(texts)))
+    rows, dev_rows = splits
     return TextTask(name, (), rows, rows.slice(0, 0), dev_rows, Metric("perplexity", _no_metric))
 
 
@@ -140,8 +140,8 @@ def _is_causal(model: PreTrainedModel) -> bool:
     rows = torch.arange(4).repeat(2, 1) % count
     rows[1, -1] = (rows[1, -1] + 1) % count
     logits = model(input_ids=rows, attention_mask=torch.ones_like(rows)).logits
-    first, second = logits[:, :-1].double()
-    return bool((first - second).abs().max() <= 1e-5 * first.abs().max())
+    original, changed = logits[:, :-1].double()
+    return bool((original - changed).abs().max() <= 1e-5 * original.abs().max())
 
 
 def check_lossless(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, source: str) -> None:
@@ -162,10 +162,10 @@ def check_lossless(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, sou
         rows, skip_special_tokens=True, clean_up_tokenization_spaces=False
     )
     lost = characters - Counter("".join("".join(decoded).split()))
-    share = lost.total() / max(1, characters.total())
-    if share > 1 - _MIN_KEPT:
+    loss = lost.total() / max(1, characters.total())
+    if loss > 1 - _MIN_KEPT:
         raise DataError(
-            f"the tokenizer of {source!r} loses {100 * share:.2g} % of the characters (such as "
+            f"the tokenizer of {source!r} loses {100 * loss:.2g} % of the characters (such as "
             f"{lost.most_common(1)[0][0]!r}), so that its bits per byte cannot be compared; "
             "expected one that gives the text back, such as byte-level BPE"
         )
@@ -195,7 +195,7 @@ class Windows(Encoded):
 
 
 def windows(
-    examples: Examples, tokenizer: PreTrainedTokenizerBase, length: int, *, end: bool
+    examples: Examples, tokenizer: PreTrainedTokenizerBase, length: int, *, predicts_end: bool
 ) -> Windows:
     """Return the tokens of each piece of text in rows of at most `length` tokens, so that each
     token is predicted once.
@@ -204,21 +204,21 @@ def windows(
     any other row with the last token of the row before it.
 
     Args:
-        end: whether the token that ends texts (eos), if there is one, is predicted after each
-            piece.
+        predicts_end: whether the token that ends texts (eos), if there is one, is predicted after
+            each piece.
     """
-    names = ("bos", "eos", "cls", "pad")
-    ids = [getattr(tokenizer, f"{name}_token_id") for name in names]
+    special_tokens = ("bos", "eos", "cls", "pad")
+    ids = [getattr(tokenizer, f"{name}_token_id") for name in special_tokens]
     start = next(token for token in ids if token is not None)
-    ending = [tokenizer.eos_token_id] if end and tokenizer.eos_token_id is not None else []
+    ending = [tokenizer.eos_token_id] if predicts_end and tokenizer.eos_token_id is not None else []
     rows: list[dict[str, list[int]]] = []
     if len(examples):
         token_ids = tokenizer(examples.texts, add_special_tokens=False, verbose=False)["input_ids"]
         for piece in token_ids:
             tokens = [start, *piece, *ending]
             # Rows overlap by one token, the context of the next row's first prediction.
-            for first in range(0, len(tokens) - 1, length - 1):
-                row = tokens[first : first + length]
+            for start_index in range(0, len(tokens) - 1, length - 1):
+                row = tokens[start_index : start_index + length]
                 rows.append({"input_ids": row, "attention_mask": [1] * len(row)})
     return Windows(rows, [0.0] * len(rows), tokenizer)
 
@@ -235,20 +235,20 @@ def row_length(model: Model, tokenizer: PreTrainedTokenizerBase, max_length: int
 
 @torch.no_grad()
 def judge_text(
-    model: Model, examples: Examples, data: Windows, batch_size: int
+    model: Model, examples: Examples, rows: Windows, batch_size: int
 ) -> tuple[float, dict[str, float]]:
     """Return a model's loss on pieces of text, in nats per token, and its `SCORES` by name.
 
     Args:
         examples: the pieces of text.
-        data: the `windows` of the pieces, made with ``end=False``.
+        rows: the `windows` of the pieces, made with ``predicts_end=False``.
         batch_size: number of rows in a batch.
 
     Raises:
         FloatingPointError: an output is not finite.
     """
     nats, count = 0.0, 0
-    for batch in data.by_length().in_order(batch_size):
+    for batch in rows.by_length().in_order(batch_size):
         inputs = on_device_of(model, batch)
         labels = inputs.pop("labels")[:, 1:]
         logits = model(**inputs).logits[:, :-1].float()
@@ -263,7 +263,7 @@ def judge_text(
         )
     # Bits per byte = Σ nats / ln 2 / bytes of the text.  The sum is over all tokens of the text, so
     # that tokenizers with few long tokens and with many short ones can be compared.
-    size = sum(len(text.encode()) for text in examples.texts)
+    num_bytes = sum(len(text.encode()) for text in examples.texts)
     loss = nats / count
-    scores = (nats / math.log(2) / size, float(np.exp(min(loss, 700.0))))
+    scores = (nats / math.log(2) / num_bytes, float(np.exp(min(loss, 700.0))))
     return loss, dict(zip(SCORES, scores, strict=True))

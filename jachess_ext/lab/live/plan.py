@@ -175,8 +175,8 @@ def make_plan(
     )  # raises an error for invalid settings before models are loaded
     # The dev rows to judge on are the first ones of a stratified order; they are then put back into
     # the order of the file.
-    order = stratified_order(task.dev, settings.data_seed, task.regression)
-    train = task.train.take(stratified_order(task.train, settings.data_seed, task.regression))
+    order = stratified_order(task.dev, settings.data_seed, task.is_regression)
+    train = task.train.take(stratified_order(task.train, settings.data_seed, task.is_regression))
     task = replace(task, train=train, dev=task.dev.take(order))
     _check_smallest(min(sizes), task, recipe)
     candidates, unusable = _candidates(models, task, settings)
@@ -215,7 +215,7 @@ def _sizes(rows: int, target: int, settings: LiveSettings) -> Sequence[int]:
 
 
 def _ranking_score(task: Task, rank_by: str | None) -> str:
-    scores = (LOSS, *(NUMBER_SCORES if task.regression else CLASS_SCORES))
+    scores = (LOSS, *(NUMBER_SCORES if task.is_regression else CLASS_SCORES))
     if isinstance(task, TextTask):
         scores = (BITS,)  # scores per token would depend on the tokenizer
     if rank_by is not None and rank_by not in scores:
@@ -225,7 +225,7 @@ def _ranking_score(task: Task, rank_by: str | None) -> str:
 
 def _check_smallest(smallest: int, task: Task, recipe: Recipe) -> None:
     if not isinstance(task, TextTask) and len(set(task.train.slice(0, smallest).labels)) < 2:
-        what = "label" if task.regression else "class"
+        what = "label" if task.is_regression else "class"
         raise DataError(
             f"the smallest subset, {smallest} rows, holds one {what} only; begin with more rows, "
             "or draw others with another data seed"
@@ -270,16 +270,16 @@ def _load_candidate(model: str, task: Task, settings: LiveSettings) -> Candidate
     if isinstance(task, TextTask):
         check_lossless(task.dev.texts, tokenizer, model)
 
-    def tokens(rows: Examples, trained: bool) -> float:
+    def tokens(rows: Examples, is_training: bool) -> float:
         sample = rows.slice(0, _SAMPLED_ROWS)
-        encoded = encode_rows(task, sample, loaded, tokenizer, recipe, trained=trained)
+        encoded = encode_rows(task, sample, loaded, tokenizer, recipe, is_training=is_training)
         return count_tokens(encoded) / len(sample)
 
     counts = tokens(task.train, True), tokens(task.dev, False)
     return Candidate(model, model_version(model), *count_parameters(loaded), *counts)
 
 
-def stratified_order(rows: Examples, seed: int, regression: bool) -> list[int]:
+def stratified_order(rows: Examples, seed: int, is_regression: bool) -> list[int]:
     """Return a random order of the rows in which every prefix has the classes in proportion.
 
     The rows are permuted by the seed, and then sorted by (k + ½)/n for the k-th (from 0) of the n
@@ -289,7 +289,7 @@ def stratified_order(rows: Examples, seed: int, regression: bool) -> list[int]:
     # curve over sizes is not one of different rows.  By the keys (k + ½)/n every prefix has each
     # class in proportion to within one row.
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).numpy()
-    if regression:
+    if is_regression:
         return order.tolist()
     labels = np.asarray(rows.labels)[order]
     keys = np.empty(len(labels))
@@ -322,19 +322,19 @@ def subset_sizes(
     if sizes is not None:
         return sizes
     sizes = (least, 2 * least, 4 * least)
-    small = budget is None and sizes[-1] <= rows and sum(sizes) <= 2 / 3 * target
-    if small or sizes[-1] <= largest:
+    fits_without_budget = budget is None and sizes[-1] <= rows and sum(sizes) <= 2 / 3 * target
+    if fits_without_budget or sizes[-1] <= largest:
         return sizes
     if budget is not None:
         raise DataError(
             f"the budget {budget:g} of {target} rows is {largest}; three subsets of {least} rows "
             f"and more need {sizes[-1]}: take a larger budget, or give the sizes"
         )
-    whole = min(rows, target - 1)
+    most = min(rows, target - 1)
     raise DataError(
         f"{min(rows, target)} rows are too few to forecast from subsets of {least} rows and more; "
         "compare the models on nearly all of them, which forecasts nothing: "
-        f"--method subtuning --sizes {whole} (in Python method='subtuning', sizes=[{whole}])"
+        f"--method subtuning --sizes {most} (in Python method='subtuning', sizes=[{most}])"
     )
 
 
@@ -363,8 +363,8 @@ def dev_row_count(
     """
     # The loss of n dev rows has an error of about 1/√n, and costs n forward passes of every model
     # after every size: more rows would cost more than the smaller error is worth.
-    training = sum(candidate.training_flops(1, recipe) for candidate in candidates)
-    ratio = training / sum(candidate.judging_flops(1) for candidate in candidates)  # of a row
-    rows = max(200, int(0.005 * ratio * target))
-    most = int(ratio * sum(sizes) / len(sizes) / 6)
-    return min(rows, max(most, 80))
+    training_cost = sum(candidate.training_flops(1, recipe) for candidate in candidates)
+    ratio = training_cost / sum(candidate.judging_flops(1) for candidate in candidates)  # of a row
+    wanted_rows = max(200, int(0.005 * ratio * target))
+    max_rows = int(ratio * sum(sizes) / len(sizes) / 6)
+    return min(wanted_rows, max(max_rows, 80))

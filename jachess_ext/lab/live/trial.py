@@ -88,8 +88,8 @@ class Trial:
     def name(self) -> str:
         """Name of the run and its file: the model's name, size, seed, and a digest of everything
         that the run depends on."""
-        content = [self.model, self.version, digest(self.task), self.seed]
-        text = json.dumps([*content, asdict(self.recipe)])
+        identity = [self.model, self.version, digest(self.task), self.seed]
+        text = json.dumps([*identity, asdict(self.recipe)])
         key = hashlib.sha256(text.encode()).hexdigest()[:10]
         words = re.sub(r"[^A-Za-z0-9.]+", "-", self.model.rstrip("/"))[-40:].strip("-.")
         return f"{words}-{self.size}-s{self.seed}-{key}"
@@ -165,8 +165,8 @@ def run(trial: Trial) -> RunRecord:
     try:
         tokenizer = load_tokenizer(trial.model)
         model = new_model(trial, tokenizer)
-        train = encode_rows(task, task.train, model, tokenizer, recipe, trained=True)
-        dev = encode_rows(task, task.dev, model, tokenizer, recipe, trained=False)
+        train = encode_rows(task, task.train, model, tokenizer, recipe, is_training=True)
+        dev = encode_rows(task, task.dev, model, tokenizer, recipe, is_training=False)
         (parameters, trained), tokens = count_parameters(model), count_tokens(train)
         record = replace(
             record,
@@ -191,7 +191,7 @@ def run(trial: Trial) -> RunRecord:
     except FloatingPointError as error:  # a divergence, which the same seed repeats: not "lost"
         return replace(record, error=str(error))
     except Exception as error:  # the code of candidates may raise errors of any type
-        return replace(record, error=_reason(error), lost=True)
+        return replace(record, error=_failure_reason(error), lost=True)
     if trial.keep is not None:
         with whole_folder(trial.keep) as folder:
             model.save_pretrained(str(folder))
@@ -215,7 +215,8 @@ class _Steps(TrainerCallback):
         self.count += 1
 
 
-def _reason(error: Exception) -> str:
+def _failure_reason(error: Exception) -> str:
+    """Return the reason of a run's failure; if memory is full, first empty the CUDA cache."""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     is_full = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in text
     if is_full and torch.cuda.is_available():
@@ -237,7 +238,7 @@ def load_task_model(
     if isinstance(task, TextTask):
         model, kind = load_language_model(name, tokenizer, seed), "CAUSAL_LM"
     else:
-        model = load_model(name, task.outputs, tokenizer, seed, regression=task.regression)
+        model = load_model(name, task.outputs, tokenizer, seed, is_regression=task.is_regression)
         kind = "SEQ_CLS"
     return with_lora(model, seed=seed, task_type=kind) if recipe.lora else model
 
@@ -249,17 +250,17 @@ def encode_rows(
     tokenizer: PreTrainedTokenizerBase,
     recipe: Recipe,
     *,
-    trained: bool,
+    is_training: bool,
 ) -> Encoded:
     """Return rows of the task as tokens of the model.
 
     Args:
-        trained: whether the rows are for training, in which the token that ends a text is
+        is_training: whether the rows are for training, in which the token that ends a text is
             predicted.
     """
     if isinstance(task, TextTask):
         length = row_length(model, tokenizer, recipe.max_length)
-        return windows(rows, tokenizer, length, end=trained)
+        return windows(rows, tokenizer, length, predicts_end=is_training)
     return encode(rows, tokenizer, recipe.max_length)
 
 
@@ -270,8 +271,8 @@ def judging_flops(parameters: int, tokens: float) -> float:
 
 def count_parameters(model: Model) -> tuple[int, int]:
     """Return the number of parameters, with head and adapters, and the number of trained ones."""
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
-    return sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)
+    parameters = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    return sum(size for size, _ in parameters), sum(size for size, trained in parameters if trained)
 
 
 def count_tokens(data: Encoded) -> int:
@@ -284,8 +285,8 @@ def _judge(task: Task, model: Model, dev: Encoded) -> tuple[float, dict[str, flo
     if isinstance(dev, Windows):
         return judge_text(model, task.dev, dev, _WINDOWS)
     dev = dev.by_length()
-    outputs = model_outputs(model, dev.in_order(_BATCH), regression=task.regression)
-    if task.regression:
+    outputs = model_outputs(model, dev.in_order(_BATCH), is_regression=task.is_regression)
+    if task.is_regression:
         numbers, predictions = np.asarray(dev.labels, dtype=np.float64), outputs[:, 0]
         loss = float(((predictions - numbers) ** 2).mean())
         return loss, regression_scores(predictions, numbers)

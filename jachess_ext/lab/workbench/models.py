@@ -54,8 +54,7 @@ def load_model(
     outputs: int,
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
-    *,
-    regression: bool = False,
+    is_regression: bool = False,
 ) -> PreTrainedModel:
     """Load a sequence classifier in fp32; weights missing in the checkpoint are drawn by `seed`.
 
@@ -63,7 +62,7 @@ def load_model(
 
     Args:
         outputs: number of classes, or of numbers to predict.
-        regression: whether the loss is the squared error.
+        is_regression: whether the loss is the squared error.
 
     Raises:
         DataError: the model cannot be loaded (no such path, no network, no safetensors, …).
@@ -81,7 +80,7 @@ def load_model(
         tokenizer,
         seed,
         num_labels=outputs,
-        problem_type="regression" if regression else "single_label_classification",
+        problem_type="regression" if is_regression else "single_label_classification",
         ignore_mismatched_sizes=True,
     )
 

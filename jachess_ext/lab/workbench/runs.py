@@ -49,7 +49,7 @@ def run_all(
     processes: int = 1,
     threads: int = 1,
     backend: str = "loky",
-    usable: Callable[[J, Record], bool] = lambda job, record: True,
+    is_usable: Callable[[J, Record], bool] = lambda job, record: True,
     killed: Callable[[J], Record] | None = None,
 ) -> Iterator[tuple[J, Record]]:
     """Yield each job with its record: first the records already in `folder`, then those of the
@@ -67,7 +67,8 @@ def run_all(
         threads: number of threads of each process.
         backend: joblib's "loky" (local processes) or "dask" (the cluster of the open `Client`), or
             "ray" (see `connect_ray`).
-        usable: returns whether a record from a file can be used; raises DataError if it is broken.
+        is_usable: returns whether a record from a file can be used; raises DataError if it is
+            broken.
         killed: returns the record, which is not written, of a job whose process was killed twice;
             jobs that were running beside it are run again.  None: a killed process is an error.
 
@@ -90,20 +91,20 @@ def run_all(
         [{'square': 4}, {'square': 9}]
     """
     with locked(folder):
-        missing: dict[str, J] = {}
+        unfinished: dict[str, J] = {}
         for job in jobs:
-            record = _read_record(folder / f"{job.name}.json", functools.partial(usable, job))
+            record = _read_record(folder / f"{job.name}.json", functools.partial(is_usable, job))
             if record is None:
-                missing[job.name] = job
+                unfinished[job.name] = job
             else:
                 yield job, record
         run_job = functools.partial(_run_job, run=run, threads=threads)
         if backend == "ray":
-            computed = _on_ray(missing, run, threads)
+            computed = _run_on_ray(unfinished, run, threads)
         elif processes == 1 and backend == "loky":
-            computed = map(run_job, missing.values())
+            computed = map(run_job, unfinished.values())
         else:
-            computed = _by_joblib(missing, run_job, processes, backend, retry=killed is not None)
+            computed = _by_joblib(unfinished, run_job, processes, backend, killed is not None)
         for name, result in computed:
             # Written before it is yielded, so that a record that the caller has is never
             # recomputed.
@@ -112,12 +113,12 @@ def run_all(
             elif killed is None:
                 raise result
             else:
-                result = killed(missing[name])
-            yield missing[name], result
+                result = killed(unfinished[name])
+            yield unfinished[name], result
 
 
 def _run_job(job: Job, run: Callable[[Any], Record], threads: int) -> tuple[str, Record]:
-    prepare(threads)
+    prepare_process(threads)
     return job.name, run(job)
 
 
@@ -149,7 +150,7 @@ def locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _read_record(path: Path, usable: Callable[[Record], bool]) -> Record | None:
+def _read_record(path: Path, is_usable: Callable[[Record], bool]) -> Record | None:
     """Return a finished run's record from its file; None if there is none or it is not usable.
 
     A broken file is renamed, with a warning, so that its run is repeated.
@@ -160,7 +161,7 @@ def _read_record(path: Path, usable: Callable[[Record], bool]) -> Record | None:
         record = read_json(path)
         if not isinstance(record, dict):
             raise DataError("it is not an object")
-        return record if usable(record) else None
+        return record if is_usable(record) else None
     except DataError as error:
         broken = path.with_suffix(".broken")
         os.replace(path, broken)
@@ -205,13 +206,13 @@ def _by_joblib(
     run: Callable[[J], tuple[str, Record]],
     processes: int,
     backend: str,
-    retry: bool,
+    should_retry: bool,
 ) -> Results:
     """Yield each job's name as the job ends, with its record or the error of its killed process.
 
     Args:
-        retry: whether jobs left over by a killed process are run again, each in a process of its
-            own; False: the error is raised.
+        should_retry: whether jobs left over by a killed process are run again, each in a process of
+            its own; False: the error is raised.
     """
     joblib = require("joblib")
     options = {"initializer": _exit_with, "initargs": (os.getpid(),)} if backend == "loky" else {}
@@ -223,16 +224,16 @@ def _by_joblib(
 
     # If one worker is killed, mostly for memory, loky shuts down the whole pool.  All unfinished
     # jobs are then run one by one: the job whose process is killed again is the cause.
-    waiting = list(jobs)
+    unfinished = list(jobs)
     killed = joblib.externals.loky.process_executor.TerminatedWorkerError
     try:
-        for name, record in results(list(waiting), processes):
-            waiting.remove(name)
+        for name, record in results(list(unfinished), processes):
+            unfinished.remove(name)
             yield name, record
     except killed:
-        if not retry:
+        if not should_retry:
             raise
-    for name in waiting:
+    for name in unfinished:
         try:
             yield from results([name], max(processes, 2))  # with 1, joblib would start no process
         except killed as error:
@@ -251,7 +252,7 @@ def _exit_with(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def prepare(threads: int) -> None:
+def prepare_process(threads: int) -> None:
     """Set the number of this process's threads, and silence libraries."""
     import torch
     import transformers
@@ -280,9 +281,9 @@ def connect_ray(address: str = "auto") -> None:
     ray = require("ray")
     if ray.is_initialized():
         return
-    quiet = {"include_dashboard": False, "log_to_driver": False}
+    options = {"include_dashboard": False, "log_to_driver": False}
     try:
-        ray.init(**({} if address == "local" else {"address": address}), **quiet)
+        ray.init(**({} if address == "local" else {"address": address}), **options)
     except (ConnectionError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(
@@ -291,7 +292,7 @@ def connect_ray(address: str = "auto") -> None:
         ) from error
 
 
-def _on_ray(jobs: Mapping[str, J], run: Callable[[J], Record], threads: int) -> Results:
+def _run_on_ray(jobs: Mapping[str, J], run: Callable[[J], Record], threads: int) -> Results:
     """Yield each job's name as the job ends, with its record or the error of its killed process.
 
     (joblib's own Ray backend yields nothing until all jobs have ended.)  A task whose worker dies
@@ -302,17 +303,17 @@ def _on_ray(jobs: Mapping[str, J], run: Callable[[J], Record], threads: int) -> 
     # A task sees only GPUs that it has requested: without this all would run on CPUs.
     gpus = 1 if ray.cluster_resources().get("GPU", 0) else 0
     task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=_RAY_RETRIES)(_run_job)
-    waiting = {task.remote(job, run, threads): name for name, job in jobs.items()}
+    running = {task.remote(job, run, threads): name for name, job in jobs.items()}
     try:
-        while waiting:
-            (first,), _ = ray.wait(list(waiting), num_returns=1)
-            name = waiting.pop(first)
+        while running:
+            (task_reference,), _ = ray.wait(list(running), num_returns=1)
+            name = running.pop(task_reference)
             try:
-                yield ray.get(first)
+                yield ray.get(task_reference)
             except ray.exceptions.RayTaskError:
                 raise  # the run itself raised an error
             except ray.exceptions.RayError as error:
                 yield name, error
     finally:
-        for reference in waiting:
+        for reference in running:
             ray.cancel(reference, force=True)

@@ -81,19 +81,19 @@ class Task:
     validation: Examples | None = None
 
     def __post_init__(self) -> None:
-        if self.regression:
+        if self.is_regression:
             return
         classes = range(self.outputs)  # a loss may silently ignore rows with other labels
-        for part, examples in (("training", self.train), ("dev", self.dev)):
+        for split, examples in (("training", self.train), ("dev", self.dev)):
             wrong = (label for label in examples.labels if label not in classes)
             if (label := next(wrong, None)) is not None:
                 raise DataError(
-                    f"{self.name}: a {part} row has the label {label}; expected an index of its "
+                    f"{self.name}: a {split} row has the label {label}; expected an index of its "
                     f"{self.outputs} classes, from 0 to {self.outputs - 1}"
                 )
 
     @property
-    def regression(self) -> bool:
+    def is_regression(self) -> bool:
         """Whether labels are numbers rather than classes."""
         return not self.classes
 
@@ -183,7 +183,7 @@ def folder_task(folder: Path, columns: Columns) -> Task:
     task = replace(
         task,
         name=folder.name,
-        metric=task.metric if task.regression else GLUE.get(folder.name, ACCURACY),
+        metric=task.metric if task.is_regression else GLUE.get(folder.name, ACCURACY),
     )
     if task.metric is F1 and task.classes != ("0", "1"):
         raise DataError(
@@ -321,7 +321,7 @@ def hub_task(name: str, columns: Columns) -> Task:
         columns = replace(columns, regression=True)
     parts = [(f"data set {name!r} ({split})", list(splits[split])) for split in ("train", dev)]
     task = _build_task(name, parts[0], parts[1], columns, names)
-    if glue and not task.regression:
+    if glue and not task.is_regression:
         task = replace(task, metric=GLUE[glue])
     return replace(task, name=glue or name)
 
@@ -345,49 +345,49 @@ def _build_task(
         ids: names of the classes if labels are class indices; None: labels are names.
     """
     (rows, labels), (dev_rows, dev_labels) = (
-        _split_labels(place, records, columns, ids) for place, records in (train, dev)
+        _split_labels(source, records, columns, ids) for source, records in (train, dev)
     )
-    titles: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
     if not columns.regression:
         # The training rows alone determine the classes and their order, so that two data sets of
         # one task (a shift) have the same indices, and a class that only dev rows have is an error,
         # not an output without training rows.
-        names = set(map(str, labels))
-        titles = tuple(ids or sorted(names, key=_label_order))
-        if len(names) < 2:
+        label_names = set(map(str, labels))
+        class_names = tuple(ids or sorted(label_names, key=_label_order))
+        if len(label_names) < 2:
             raise DataError(
                 f"{train[0]}: every label is {shown(labels[0])}; a classifier needs at least two "
                 "classes"
             )
         for number, label in enumerate(dev_labels, start=1):
-            if label not in titles:
+            if label not in class_names:
                 raise DataError(
                     f"{dev[0]}: record {number} has the label {shown(label)}, which {train[0]} "
-                    f"does not have; known labels are {', '.join(map(shown, titles[:10]))}"
+                    f"does not have; known labels are {', '.join(map(shown, class_names[:10]))}"
                 )
-    index = {title: i for i, title in enumerate(titles)}
+    index = {class_name: i for i, class_name in enumerate(class_names)}
     rows, dev_rows = (
-        replace(part, labels=[y if isinstance(y, float) else index[y] for y in values])
-        for part, values in ((rows, labels), (dev_rows, dev_labels))
+        replace(examples, labels=[y if isinstance(y, float) else index[y] for y in split_labels])
+        for examples, split_labels in ((rows, labels), (dev_rows, dev_labels))
     )
-    return Task(name, titles, rows, rows, dev_rows, ACCURACY if titles else SPEARMAN)
+    return Task(name, class_names, rows, rows, dev_rows, ACCURACY if class_names else SPEARMAN)
 
 
 def _split_labels(
-    place: str, records: Records, columns: Columns, ids: Sequence[str] | None
+    source: str, records: Records, columns: Columns, ids: Sequence[str] | None
 ) -> tuple[Examples, list[str | float]]:
     """Check records; return examples of their texts without labels, and the labels as of `_label`.
 
     Args:
-        place: name of the records, for messages.
+        source: name of the records, for messages.
     """
     if not records:
-        raise DataError(f"{place} is empty: it has no records; a task needs some in train and dev")
-    needed = [name for name in (columns.text, columns.pair, columns.label) if name is not None]
+        raise DataError(f"{source} is empty: it has no records; a task needs some in train and dev")
+    required = [name for name in (columns.text, columns.pair, columns.label) if name is not None]
     labels = []
     for number, record in enumerate(records, start=1):
-        where = f"{place}: record {number}"
-        for column in needed:
+        where = f"{source}: record {number}"
+        for column in required:
             if column not in record:
                 raise DataError(
                     f"{where} has no column {column!r}; it has "
@@ -461,15 +461,15 @@ def draw_rows(
     # whose labels no method may use, are unlabelled rows of the same domain.
     order = _order(count, seed)
     size = count if train is None else train
-    free = [order[(size + i) % count] for i in range(min(unlabelled or count, count))]
+    unlabelled_rows = [order[(size + i) % count] for i in range(min(unlabelled or count, count))]
     rows = task.train.take(order[:size])
     if len(set(rows.labels)) < 2:
-        problem = "all have the same label" if task.regression else "are all of one class"
+        problem = "all have the same label" if task.is_regression else "are all of one class"
         raise DataError(f"{task.name}: the {size} training rows drawn {problem}; take more rows")
     dev_rows = task.dev
     if dev is not None and dev < len(dev_rows):
         dev_rows = dev_rows.take(sorted(_order(len(dev_rows), seed)[:dev]))
-    return replace(task, train=rows, unlabelled=task.train.take(free), dev=dev_rows)
+    return replace(task, train=rows, unlabelled=task.train.take(unlabelled_rows), dev=dev_rows)
 
 
 def _order(count: int, seed: int) -> list[int]:
@@ -538,7 +538,7 @@ def check_shift(source: Task, target: Task) -> None:
         DataError: the tasks have different classes, or only one has text pairs.
     """
     place = f"shift {source.name} → {target.name}"
-    if source.outputs != target.outputs or source.regression != target.regression:
+    if source.outputs != target.outputs or source.is_regression != target.is_regression:
         raise DataError(
             f"{place}: {source.outputs} outputs against {target.outputs}; both tasks need the same "
             "classes"

@@ -99,7 +99,7 @@ _LOG_EVERY = 10  # optimiser steps between two losses sent to a tracker
 
 
 @torch.no_grad()
-def model_outputs(model: Model, batches: Iterable[Batch], regression: bool) -> Floats:
+def model_outputs(model: Model, batches: Iterable[Batch], is_regression: bool) -> Floats:
     """Return class probabilities [N, C] (regression: predictions [N, 1]) in evaluation mode,
     float64.
 
@@ -116,4 +116,4 @@ def model_outputs(model: Model, batches: Iterable[Batch], regression: bool) -> F
         raise FloatingPointError(
             "the model's outputs are not finite: training diverged; lower the learning rate"
         )
-    return (outputs if regression else outputs.softmax(-1)).cpu().numpy()
+    return (outputs if is_regression else outputs.softmax(-1)).cpu().numpy()

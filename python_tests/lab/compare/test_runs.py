@@ -73,7 +73,7 @@ def test_finished_runs_are_not_repeated(tmp_path: Path) -> None:
     def odd(job: Square, record: Record) -> bool:
         return record["square"] % 2 == 1
 
-    run(jobs(tmp_path, 2), tmp_path, usable=odd)
+    run(jobs(tmp_path, 2), tmp_path, is_usable=odd)
     assert "square-0-1" in calls(tmp_path) and "square-1-1" not in calls(tmp_path)
 
 
@@ -90,7 +90,7 @@ def test_a_broken_file_costs_its_run_alone(tmp_path: Path, content: str) -> None
         return True
 
     with pytest.warns(RuntimeWarning, match=r"renamed to square-1\.broken, and only this run"):
-        assert run(jobs(tmp_path), tmp_path, usable=is_number) == first
+        assert run(jobs(tmp_path), tmp_path, is_usable=is_number) == first
     assert calls(tmp_path) == ["square-0-0", "square-1-0", "square-1-1", "square-2-0", "square-3-0"]
     assert path.with_suffix(".broken").read_text() == content
 

@@ -157,7 +157,7 @@ def test_parquet_and_texts_that_look_like_numbers(tmp_path: Path) -> None:
 def test_regression_labels_are_numbers(tmp_path: Path) -> None:
     path = write(tmp_path, "d.csv", "text,label\na,0.5\nb,-2\n")
     task = file_task(path, path, Columns(regression=True))
-    assert task.regression and task.outputs == 1
+    assert task.is_regression and task.outputs == 1
     assert list(task.train.labels) == [0.5, -2.0] and task.metric.name == "Spearman correlation"
     bad = write(tmp_path, "e.csv", "text,label\na,0.5\nb,nan\n")
     with pytest.raises(DataError, match="record 2 has the label 'nan'; expected a number"):
@@ -256,7 +256,7 @@ def test_any_other_name_uses_the_columns_given(monkeypatch: pytest.MonkeyPatch) 
 def test_fractions_are_a_regression(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {"sentence1": ["a", "b"], "sentence2": ["c", "d"], "label": [2.5, 5.0]}
     task = load(monkeypatch, "glue/stsb", made(train=rows, validation=rows))
-    assert task.regression and task.metric.name == "Spearman correlation"
+    assert task.is_regression and task.metric.name == "Spearman correlation"
     assert (task.name, list(task.dev.labels)) == ("stsb", [2.5, 5.0])
 
 
@@ -407,7 +407,7 @@ def test_words(tmp_path: Path) -> None:
     assert load_task(f"{path}:{path}").name == "d"
     assert load_task(f"mine={path}:{path}").name == "mine"
     numbers = load_task(f"{path}:{path}", Columns(regression=True))
-    assert numbers.regression and list(numbers.dev.labels) == [0.0, 1.0]
+    assert numbers.is_regression and list(numbers.dev.labels) == [0.0, 1.0]
     for name in ("train.csv", "dev.csv"):
         (tmp_path / name).write_text(path.read_text())
     assert load_task(str(tmp_path)).name == tmp_path.name

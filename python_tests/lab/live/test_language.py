@@ -85,7 +85,7 @@ def test_every_token_is_predicted_once(decoders: tuple[str, str]) -> None:
     tokenizer = load_tokenizer(decoders[0])
     pieces = ["the film is very good", "a", "é" * 16]
     for end in (False, True):
-        data = windows(text_task(pieces, ["b"]).train, tokenizer, 8, end=end)
+        data = windows(text_task(pieces, ["b"]).train, tokenizer, 8, predicts_end=end)
         assert max(len(row["input_ids"]) for row in data.rows) == 8
         batch = data.batch(range(len(data)))
         predicted = (batch["labels"][:, 1:] != -100).sum()
@@ -103,7 +103,7 @@ def test_training_lowers_the_loss_and_costs_six_n_d(given: Given, tmp_path: Path
     before, after = (run(j) for j in (plan.trial(Ask(model, 0)), job))
     assert after.error is None and after.scores["bpb"] < 0.9 * before.scores["bpb"]
     tokenizer = load_tokenizer(model)
-    rows = windows(job.task.train, tokenizer, 16, end=True).rows
+    rows = windows(job.task.train, tokenizer, 16, predicts_end=True).rows
     tokens = sum(len(row["input_ids"]) for row in rows)
     assert after.training_flops == 6 * after.parameters * tokens
     assert after.steps == math.ceil(len(rows) / 4)

@@ -166,9 +166,9 @@ def test_subsets_are_nested_and_the_same_for_all_models(settings: Settings, tmp_
 def test_subsets_have_the_classes_in_proportion() -> None:
     labels = [0] * 60 + [1] * 30 + [2] * 10
     rows = Examples([str(i) for i in range(100)], None, labels)
-    order = stratified_order(rows, 3, regression=False)
+    order = stratified_order(rows, 3, is_regression=False)
     assert sorted(order) == list(range(100)) and order != stratified_order(
-        rows, 4, regression=False
+        rows, 4, is_regression=False
     )
     for count in range(1, 101):
         shares = np.bincount([labels[i] for i in order[:count]], minlength=3)
