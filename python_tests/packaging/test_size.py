@@ -17,7 +17,7 @@ PACKAGE = ROOT / "jachess_ext"
 LINES = {
     "differentiable": 1187,
     "jet": 6353,
-    "lab": 4122,
+    "lab": 4119,
     "ntk": 2019,
     "ops": 2649,
     "scaling": 3508,
