@@ -372,6 +372,33 @@ def test_what_a_function_closes_over_is_an_input(
         compare(5)
 
 
+ACTIVATION: type[nn.Module] = nn.Tanh
+
+
+def activated(z: Tensor) -> Tensor:
+    return ACTIVATION()(z)
+
+
+@pytest.mark.parametrize("place", ["closure", "global variable"])
+def test_another_class_is_traced_anew(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a class in a closure dynamo itself guards only that it is a class (torch 2.13)."""
+
+    def of_closure(kind: type[nn.Module]) -> Any:
+        return lambda z: kind()(z)
+
+    made: list[Any] = []
+    z, _ = point(3)
+
+    def step(z: Tensor) -> Tensor:
+        return jx.jvp(made[0], (z,), (z.cos(),))[1]
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for kind in (nn.Tanh, nn.Sigmoid):
+        monkeypatch.setattr(sys.modules[__name__], "ACTIVATION", kind)
+        made[:] = [of_closure(kind) if place == "closure" else activated]
+        torch.testing.assert_close(compiled(z), step(z))
+
+
 # ---- what no graph holds -------------------------------------------------------------------------
 
 

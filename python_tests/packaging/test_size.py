@@ -16,7 +16,7 @@ PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
     "differentiable": 1187,
-    "jet": 6353,
+    "jet": 6358,
     "lab": 4119,
     "ntk": 2019,
     "ops": 2649,

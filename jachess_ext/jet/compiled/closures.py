@@ -20,6 +20,7 @@ import torch
 import torch._dynamo
 from torch import Tensor, nn
 from torch._dynamo.comptime import ComptimeContext, comptime
+from torch._dynamo.guards import GuardBuilder, install_guard
 from torch.utils import _pytree as pytree
 
 from ..engine.types import Args, Function
@@ -104,6 +105,7 @@ def _pack_leaf(value: Any, outer: list[types.CodeType], objects: list[object]) -
     if isinstance(value, types.MethodType):
         return _pack_builder("method", [value.__func__, value.__self__], outer, objects)
     if isinstance(value, FIXED):
+        comptime(_guard_identity)
         return {_BUILDER: f"{_register_constant(value)}", "arguments": []}
     if isinstance(value, _NUMPY):  # dynamo would take it for a tensor
         raise JetGraphError(_NOT_A_FUNCTION)
@@ -167,6 +169,14 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "partial": lambda function, args, kwargs: functools.partial(function, *args, **kwargs),
     "method": types.MethodType,
 }
+
+
+def _guard_identity(context: ComptimeContext) -> None:
+    """Guard the identity of the caller's local variable ``value``: of a class in a closure, dynamo
+    guards that it is a class."""
+    tracker = context.get_local("value")._i_will_not_complain_if_bc_breaks_VariableTracker()
+    if (source := tracker.realize().source) is not None:
+        install_guard(source.make_guard(GuardBuilder.ID_MATCH))
 
 
 def _trace_reader(context: ComptimeContext) -> None:
@@ -271,15 +281,15 @@ def _global_names(code: types.CodeType) -> set[str]:
 
 
 def _may_change(value: object, variables: dict[str, Any]) -> bool:
-    """Return whether the value of a global variable has to be guarded; not so a class, a module or
-    a function of another file.
+    """Return whether the value of a global variable has to be guarded; not so a module or a
+    function of another file.
 
     Args:
         variables: the global variables of the file.
     """
     if isinstance(value, types.FunctionType):
         return value.__globals__ is variables
-    return type(value) in NUMBERS or not isinstance(value, FIXED)
+    return isinstance(value, (type, *NUMBERS)) or not isinstance(value, FIXED)
 
 
 @opaque_to_dynamo
