@@ -169,13 +169,13 @@ def multiply(out: Tensor, a: Tensor, b: Tensor, *, beta: float = 0.0, alpha: flo
         torch.baddbmm(out, *wide, beta=beta, alpha=alpha, out=out)
 
 
-def _side_by_side(x: Tensor, factors: Sequence[tuple[int, int]]) -> Tensor:
+def _side_by_side(x: Tensor, terms: Sequence[tuple[int, int]]) -> Tensor:
     """Return streams of x, [S, ..., D], concatenated along the last dimension, [..., N · D].
 
     Args:
-        factors: N pairs (stream, factor by which it is multiplied).
+        terms: N pairs (stream, factor by which it is multiplied).
     """
-    return torch.cat([x[s] if factor == 1 else factor * x[s] for s, factor in factors], -1)
+    return torch.cat([x[s] if factor == 1 else factor * x[s] for s, factor in terms], -1)
 
 
 def _outer_jet(

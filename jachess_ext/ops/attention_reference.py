@@ -166,8 +166,8 @@ def mask_scores(primal: Tensor, block: ScoreBlock, settings: Settings) -> Tensor
     """
     mask = block.mask
     if mask is not None and mask.dtype == torch.bool:
-        hides = torch.zeros_like(mask, dtype=primal.dtype).masked_fill(~mask, -math.inf)
-        primal = primal + hides
+        additive_mask = torch.zeros_like(mask, dtype=primal.dtype).masked_fill(~mask, -math.inf)
+        primal = primal + additive_mask
     elif mask is not None:
         primal = primal + mask.to(primal.dtype)
     right = 0 if settings.causal else settings.right

@@ -54,12 +54,12 @@ def normalised_jet(x: Tensor, eps: float, streams: Streams | None, centred: bool
     # Split, not sliced: the gradient of each slice would be a full stack, padded with zeros.
     primal, tangents = (x - mean(x) if centred else x).split([1, len(x) - 1])
     # Divided first by a constant close to the root mean square, so that squares do not overflow.
-    near = (mean(primal.detach().square()) + eps).sqrt()
-    near = torch.where(near == 0, 1, near)
+    rough_rms = (mean(primal.detach().square()) + eps).sqrt()
+    rough_rms = torch.where(rough_rms == 0, 1, rough_rms)
     # An overflowed variance gives NaN, as in torch's layer and group norm: with 0 a diverged model
     # would look finite.  An overflowed mean square gives 0 in torch's RMS norm, and so here.
-    near = near.masked_fill(near.isinf(), math.nan if centred else 1)
-    r = torch.rsqrt(mean((primal / near).square()) + eps / near / near) / near
+    rough_rms = rough_rms.masked_fill(rough_rms.isinf(), math.nan if centred else 1)
+    r = torch.rsqrt(mean((primal / rough_rms).square()) + eps / rough_rms / rough_rms) / rough_rms
     y, z = primal * r, tangents * r
     m = mean(y * z)
     parts = (z - m * y).split([streams.directions, streams.seconds])
