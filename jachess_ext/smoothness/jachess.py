@@ -7,17 +7,20 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, cast, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 
 from .._io import DataError, from_json
 from ..graphs import is_graphed_step
+from ..jet.engine.context import without_dynamo
 from ..models import in_mode, is_deepspeed, padding_mask
 from ..ops import library
-from .directions import Distribution
+from ..ops.directions import fresh_seed_on, number_on
+from .directions import Distribution, fresh_seed
 from .estimators import Smoothness, measure
 from .parallel import (
     Ranks,
@@ -42,6 +45,13 @@ OnNonfinite = Literal["raise", "skip"]
 Weighting = Literal["uniform", "inverse", "norm", "softmax", "raw_softmax"]
 WEIGHTINGS = get_args(Weighting)
 _LOG = logging.getLogger("jachess_ext")
+_ON_HOST = (
+    " needs results on the host, which a graph does not read; use engine='jet', "
+    "on_nonfinite='raise' and one process"
+)
+_NONFINITE_REMEDY = (
+    ", and so the penalty; lower the learning rate, use a wider dtype, or on_nonfinite='skip'"
+)
 
 
 def layer_profile(weighting: Weighting, norms: Tensor, temperature: float = 1.0) -> Tensor:
@@ -67,7 +77,11 @@ def layer_profile(weighting: Weighting, norms: Tensor, temperature: float = 1.0)
     """
     if weighting not in WEIGHTINGS:
         raise ValueError(f"weights is {weighting!r}; expected one of {', '.join(WEIGHTINGS)}")
-    if norms.ndim != 1 or not (torch.isfinite(norms).all() and (norms > 0).all()):
+    # Within a graph the norms are those that `calibrate` has checked.
+    is_checked = is_dynamo_compiling()
+    if norms.ndim != 1 or not (
+        is_checked or (torch.isfinite(norms).all() and (norms > 0).all())
+    ):
         raise ValueError(
             f"the base model's Jacobian norms are {norms.tolist()}; expected one positive, finite "
             "number per layer"
@@ -84,9 +98,8 @@ def layer_profile(weighting: Weighting, norms: Tensor, temperature: float = 1.0)
     if weighting == "raw_softmax":
         return torch.softmax(-norms / temperature, 0)
     spread = norms.std(correction=0)
-    if spread == 0:
-        return torch.full_like(norms, 1 / count)
-    return torch.softmax((norms.mean() - norms) / (spread * temperature), 0)
+    profile = torch.softmax((norms.mean() - norms) / (spread * temperature), 0)
+    return torch.where(spread == 0, 1 / count, profile)
 
 
 @dataclass(frozen=True)
@@ -314,8 +327,11 @@ class JacHess:
         hessian_gradient: bool = True,
         temperature: float = 1.0,
         on_nonfinite: OnNonfinite = "raise",
+        compile: str | None = None,
     ) -> None:
         self.model = model
+        self.compile = compile
+        self._compiled: Any = None
         self.settings = Settings(
             engine=engine,
             directions=directions,
@@ -407,6 +423,73 @@ class JacHess:
             batch: as for `jx.smoothness`; if it has labels, the model's own loss is computed too
                 (``model_output.loss``), and is part of ``total``.
         """
+        if is_dynamo_compiling():
+            return self._step_in_graph(batch)
+        if self.compile is None or is_graphed_step():
+            return self._step(batch)
+        if self._compiled is None:
+            from .compiled import CompiledStep  # imports torch._dynamo, which takes seconds
+
+            self._compiled = CompiledStep(self._traced_step, self.compile)
+        if self._compiled.model is not self.model or self._compiled.runs_eagerly:
+            # A model may write into itself in its first pass, which a graph cannot do.
+            out = self._step(batch)
+            self._compiled.note_eager(self.model, out.loss)
+            return out
+        device, seed = next(self.model.parameters()).device, self.seed
+        drawn = fresh_seed() if seed is None else seed
+        numbers = (number_on(device, number).clone() for number in (drawn, self.step))
+        out = self._compiled(batch, *numbers)
+        if out is not None:
+            self.step += 1
+            return out
+        self.seed = drawn
+        try:
+            return self._step(batch)
+        finally:
+            self.seed = seed
+
+    def _step_in_graph(self, batch: Mapping[str, Tensor]) -> JacHessOutput:
+        """Take a step while dynamo traces; eagerly, after a graph break, if a graph cannot hold
+        it."""
+        from .compiled import can_trace_step, move_step_to_device
+
+        refusal = self._host_reads()
+        if self.needs_base and self.base is None:
+            refusal = "the base norms are not measured yet: call calibrate, or take a step, before"
+        if not can_trace_step(self.model, refusal):
+            return self._step(batch)
+        move_step_to_device(self)
+        step, seed = cast(Tensor, self.step), self.seed
+        seed = fresh_seed_on(step.device) if seed is None else number_on(step.device, seed)
+        out = self._traced_step(batch, seed, step.clone())
+        self.step += 1
+        return out
+
+    def _traced_step(self, batch: Mapping[str, Tensor], seed: Tensor, step: Tensor) -> JacHessOutput:
+        """Take a step while dynamo traces, with this seed and number.
+
+        A norm that is not finite raises the eager step's error when the graph runs.
+        """
+        from .compiled import measure_in_graph
+
+        norms, result = measure_in_graph(self.model, batch, self.settings, seed, step)
+        terms, loss = self._weighted(norms)
+        zero = torch.ops.jachess_ext.raise_nonfinite(
+            terms.detach(), loss.detach(), result.mask, result.embeddings.detach(), step
+        )
+        loss = loss + zero  # a result that nobody uses would be left out of the graph
+        return JacHessOutput(
+            loss=loss,
+            model_output=result.output,
+            jacobian=norms.jacobian,
+            hessian=norms.hessian,
+            smoothness=norms,
+        )
+
+    @without_dynamo
+    def _step(self, batch: Mapping[str, Tensor]) -> JacHessOutput:
+        """Take a step eagerly."""
         if self.needs_base and self.base is None and int(self.step) == 0:
             _LOG.warning("the base norms are measured on the first batch; calibrate takes more")
             self.calibrate([batch])
@@ -429,10 +512,7 @@ class JacHess:
         norms, result = measure(
             self.model, placeholder_row(batch) if empty else batch, self.settings, random
         )
-        terms = self._layer_terms(norms)
-        sources = self.weights, self.base, self.temperature
-        weights = self._constant("weights", sources, lambda: self.layer_weights(len(terms)), terms)
-        loss = self.strength * terms.dot(weights)
+        terms, loss = self._weighted(norms)
         # A row without a real token makes a term NaN, as an overflow does. With several ranks this
         # was checked above; on one rank it is checked here, so that the host waits only once.
         rows = result.mask if ranks.size == 1 else None
@@ -456,22 +536,30 @@ class JacHess:
             out.loss, out.empty = (loss if task is None else loss + task) * 0, True
         return out
 
+    def _weighted(self, norms: Smoothness) -> tuple[Tensor, Tensor]:
+        """Return the terms of R, ``[K]``, and strength · R."""
+        terms = self._layer_terms(norms)
+        sources = self.weights, self.base, self.temperature
+        weights = self._constant("weights", sources, lambda: self.layer_weights(len(terms)), terms)
+        return terms, self.strength * terms.dot(weights)
+
+    def _host_reads(self) -> str | None:
+        """Return the setting whose steps need results on the host; None if there is none."""
+        if self.settings.engine != "jet":
+            return f"engine={self.settings.engine!r}{_ON_HOST}"
+        return f"on_nonfinite='skip'{_ON_HOST}" if self.on_nonfinite == "skip" else None
+
     def _prepare_capture(self, ranks: Ranks) -> None:
         """Move the step counter to the device, where the replays of a CUDA graph increment it.
 
         Raises:
             ValueError: a step with these settings needs results on the host.
         """
-        host_reads = {
-            f"engine={self.settings.engine!r}": self.settings.engine != "jet",
-            "on_nonfinite='skip'": self.on_nonfinite == "skip",
-            f"a model on {ranks.size} ranks": ranks.size > 1,
-        }
-        for setting in (setting for setting, applies in host_reads.items() if applies):
-            raise ValueError(
-                f"{setting} needs results on the host, which a CUDA graph does not read; use "
-                "engine='jet', on_nonfinite='raise' and one process, or run steps as they are"
-            )
+        reason = self._host_reads()
+        if ranks.size > 1:
+            reason = f"a model on {ranks.size} ranks{_ON_HOST}"
+        if reason:
+            raise ValueError(f"{reason}, or run steps as they are")
         if isinstance(self.step, Tensor):
             return
         if library.capturing():
@@ -479,8 +567,7 @@ class JacHess:
                 "step is a number, which stays the same in every replay of a CUDA graph: use "
                 "jx.graphed, or set it to torch.tensor(0, device='cuda') and take a step first"
             )
-        device = next(self.model.parameters()).device
-        self.step = torch.full((), self.step, dtype=torch.int64, device=device)
+        self.step = number_on(next(self.model.parameters()).device, self.step)
 
     def _constant(
         self, name: str, sources: tuple[object, ...], compute: Callable[[], Tensor], like: Tensor
@@ -490,6 +577,8 @@ class JacHess:
         The result is cached under ``name`` as long as ``sources`` are the same objects: a copy to a
         GPU would stall the host, and a CUDA graph cannot capture it.
         """
+        if is_dynamo_compiling():
+            return compute().to(like)
         old_sources, copy = self._copies.get(name, (sources, None))
         is_current = all(map(operator.is_, old_sources, sources))
         if copy is None or not is_current or _format(copy) != _format(like):
@@ -527,14 +616,9 @@ class JacHess:
         Args:
             layer: index, among the chosen layers, of the first one whose norm is not finite.
         """
-        text = f"step {int(self.step)}: layer {layer} (of those chosen) has a non-finite norm"
-        if not has_finite_embeddings:
-            text += " (this batch's token embeddings are not finite)"
+        text = _nonfinite_text(int(self.step), layer, has_finite_embeddings)
         if self.on_nonfinite == "raise":
-            raise FloatingPointError(
-                f"{text}, and so the penalty; lower the learning rate, use a wider dtype, or "
-                "on_nonfinite='skip'"
-            )
+            raise FloatingPointError(text + _NONFINITE_REMEDY)
         self.skipped[layer] += 1
         _LOG.warning("%s; the step is skipped, %d so far", text, self.skipped.total())
 
@@ -641,6 +725,32 @@ def nonfinite_layer(
         return count
     # If only the loss, their sum, overflows, the first layer is returned.
     return None if all(finite) else finite.index(False) % count
+
+
+def _nonfinite_text(step: int, layer: int, has_finite_embeddings: bool) -> str:
+    text = f"step {step}: layer {layer} (of those chosen) has a non-finite norm"
+    return text + " (this batch's token embeddings are not finite)" * (not has_finite_embeddings)
+
+
+@torch.library.custom_op("jachess_ext::raise_nonfinite", mutates_args=())
+def _raise_nonfinite(
+    terms: Tensor, loss: Tensor, mask: Tensor, embeddings: Tensor, step: Tensor
+) -> Tensor:
+    """Raise the error of an eager step if a term is not finite or a row has no real token; return
+    a zero."""
+    layer = None if library.capturing() else nonfinite_layer(terms, loss, Ranks(), mask)
+    if layer == len(terms):
+        padding_mask({"input_ids": mask, "attention_mask": mask})  # raises
+    if layer is not None:
+        has_finite_embeddings = bool(torch.isfinite(embeddings).all())
+        text = _nonfinite_text(int(step), layer, has_finite_embeddings)
+        raise FloatingPointError(text + _NONFINITE_REMEDY)
+    return torch.zeros_like(loss)
+
+
+@_raise_nonfinite.register_fake
+def _(terms: Tensor, loss: Tensor, mask: Tensor, embeddings: Tensor, step: Tensor) -> Tensor:
+    return torch.zeros_like(loss)
 
 
 class _Base(TypedDict):

@@ -162,7 +162,8 @@ def layer_indices(layers: Layers, count: int) -> list[int]:
 def stack_equal_shapes(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return K tensors as a list of one stack ``[K, ...]`` if they have the same shape, otherwise
     as K stacks ``[1, ...]``."""
-    if len({tensor.shape for tensor in tensors}) == 1:
+    # Not a set of shapes: within a graph of any size they hold symbols, which have no hash.
+    if all(tensor.shape == tensors[0].shape for tensor in tensors):
         return [torch.stack([*tensors])]
     return [tensor.unsqueeze(0) for tensor in tensors]
 
