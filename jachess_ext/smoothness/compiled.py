@@ -6,10 +6,13 @@ Import this file only where a step is compiled: it imports torch._dynamo, which 
 from __future__ import annotations
 
 import logging
+import random
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 import torch._dynamo
 from torch import Tensor, nn
@@ -17,8 +20,9 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import counters
 
 from ..jet.compiled.closures import Call, pack_call, unpack_call
-from ..jet.compiled.reachable import opaque_to_dynamo, refuse_attribute_writes
+from ..jet.compiled.reachable import JetGraphError, opaque_to_dynamo, refuse_attribute_writes
 from ..jet.compiled.regions import can_trace, raise_error, refuse_captured, return_error
+from ..jet.engine.layout import MAX_DIRECTIONS
 from ..models import unwrapped
 from ..ops.directions import number_on
 from .estimators import ForwardPass, Smoothness, measure
@@ -29,6 +33,10 @@ Batch = Mapping[str, Tensor]
 _LOG = logging.getLogger("jachess_ext")
 _MAX_FAILURES = 2
 """Number of steps in a row that could not be traced, after which none is tried again."""
+_NOT_REPLAYED = (
+    "the model draws NumPy's or Python's random numbers, which would be constants of a graph, or "
+    f"writes into its buffers between the passes of more than {MAX_DIRECTIONS} directions"
+)
 _ON_RANKS = "the model is data-parallel, and its ranks read results on the host in each step"
 
 
@@ -86,13 +94,23 @@ def _measure_region(call: Call, batch: Batch, seed: Tensor, step: Tensor) -> Any
     def run() -> Any:
         nonlocal inputs, output
         model, settings = unpack_call(call)
+        is_repeated = settings.directions > MAX_DIRECTIONS
+        before = _host_state(model, is_repeated)
         with refuse_captured(), refuse_attribute_writes(model):
             norms, result = measure(model, batch, settings, Randomness.from_seed(seed, step))
+        if _host_state(model, is_repeated) != before:
+            raise JetGraphError(_NOT_REPLAYED)
         inputs, output = (result.embeddings, result.mask), result.output
         return {name: value for name, value in vars(norms).items() if value is not None}
 
     norms = return_error(run, batch)
     return norms, inputs or (seed, step), output
+
+
+def _host_state(model: nn.Module, with_buffers: bool) -> object:
+    """Return the states of Python's and NumPy's generators, and how often buffers were written."""
+    versions = [buffer._version for buffer in model.buffers()] if with_buffers else []
+    return random.getstate(), repr(np.random.get_state()), versions
 
 
 class CompiledStep:
@@ -139,7 +157,9 @@ class CompiledStep:
             out = self._graph(dict(batch), seed, step)
         except TorchDynamoException as error:
             self._failures += 1
-            _LOG.warning("JacHess: this step runs eagerly, outside of a graph: %s", error)
+            reason = re.search("debug context: (.+)", str(error)) or re.search("(.+)", str(error))
+            text = "" if reason is None else reason[1]
+            _LOG.warning("JacHess: this step runs eagerly, outside of a graph: %s", text)
             return None
         self._failures = 0
         if counters["stats"]["unique_graphs"] > graphs:

@@ -45,6 +45,8 @@ OnNonfinite = Literal["raise", "skip"]
 Weighting = Literal["uniform", "inverse", "norm", "softmax", "raw_softmax"]
 WEIGHTINGS = get_args(Weighting)
 _LOG = logging.getLogger("jachess_ext")
+BACKENDS = ("aot_eager", "inductor")
+"""Backends of torch.compile that a step can be compiled with."""
 _ON_HOST = (
     " needs results on the host, which a graph does not read; use engine='jet', "
     "on_nonfinite='raise' and one process"
@@ -330,6 +332,8 @@ class JacHess:
         compile: str | None = None,
     ) -> None:
         self.model = model
+        if compile is not None:
+            check_choice("compile", compile, BACKENDS)
         self.compile = compile
         self._compiled: Any = None
         self.settings = Settings(
