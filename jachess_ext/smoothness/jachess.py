@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import operator
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, cast, get_args
 
@@ -20,7 +22,8 @@ from ..jet.engine.context import without_dynamo
 from ..models import in_mode, is_deepspeed, padding_mask
 from ..ops import library
 from ..ops.directions import fresh_seed_on, number_on
-from .directions import Distribution, fresh_seed
+from ..ops.library import Gradients
+from .directions import Distribution
 from .estimators import Smoothness, measure
 from .parallel import (
     Ranks,
@@ -45,12 +48,6 @@ OnNonfinite = Literal["raise", "skip"]
 Weighting = Literal["uniform", "inverse", "norm", "softmax", "raw_softmax"]
 WEIGHTINGS = get_args(Weighting)
 _LOG = logging.getLogger("jachess_ext")
-BACKENDS = ("aot_eager", "inductor")
-"""Backends of torch.compile that a step can be compiled with."""
-_ON_HOST = (
-    " needs results on the host, which a graph does not read; use engine='jet', "
-    "on_nonfinite='raise' and one process"
-)
 _NONFINITE_REMEDY = (
     ", and so the penalty; lower the learning rate, use a wider dtype, or on_nonfinite='skip'"
 )
@@ -79,11 +76,9 @@ def layer_profile(weighting: Weighting, norms: Tensor, temperature: float = 1.0)
     """
     if weighting not in WEIGHTINGS:
         raise ValueError(f"weights is {weighting!r}; expected one of {', '.join(WEIGHTINGS)}")
-    # Within a graph the norms are those that `calibrate` has checked.
-    is_checked = is_dynamo_compiling()
-    if norms.ndim != 1 or not (
-        is_checked or (torch.isfinite(norms).all() and (norms > 0).all())
-    ):
+    # In a graph the norms are those that `calibrate` has checked.
+    is_checked = is_dynamo_compiling() or (torch.isfinite(norms).all() and (norms > 0).all())
+    if norms.ndim != 1 or not is_checked:
         raise ValueError(
             f"the base model's Jacobian norms are {norms.tolist()}; expected one positive, finite "
             "number per layer"
@@ -228,9 +223,15 @@ class JacHessOutput:
     model_output: Any
     skipped: int | None = None
     empty: bool = False
-    jacobian: Tensor
-    hessian: Tensor | None
     smoothness: Smoothness
+
+    @property
+    def jacobian(self) -> Tensor:
+        return self.smoothness.jacobian
+
+    @property
+    def hessian(self) -> Tensor | None:
+        return self.smoothness.hessian
 
     def __repr__(self) -> str:
         task = getattr(self.model_output, "loss", None)
@@ -332,10 +333,11 @@ class JacHess:
         compile: str | None = None,
     ) -> None:
         self.model = model
-        if compile is not None:
-            check_choice("compile", compile, BACKENDS)
         self.compile = compile
-        self._compiled: Any = None
+        self._graph: Callable[..., JacHessOutput] | None = None
+        self._traced_model: nn.Module | None = None  # has run eagerly before
+        self._unreached: list[Tensor] = []
+        self._failures = self._traces = 0
         self.settings = Settings(
             engine=engine,
             directions=directions,
@@ -431,65 +433,58 @@ class JacHess:
             return self._step_in_graph(batch)
         if self.compile is None or is_graphed_step():
             return self._step(batch)
-        if self._compiled is None:
-            from .compiled import CompiledStep  # imports torch._dynamo, which takes seconds
+        return self._compiled_step(dict(batch))
 
-            self._compiled = CompiledStep(self._traced_step, self.compile)
-        if self._compiled.model is not self.model or self._compiled.runs_eagerly:
-            # A model may write into itself in its first pass, which a graph cannot do.
+    def _compiled_step(self, batch: dict[str, Tensor]) -> JacHessOutput:
+        """Take a step in a compiled graph; eagerly if it is the first one of its model, which may
+        write into itself, or cannot be traced."""
+        from torch._dynamo.exc import TorchDynamoException  # takes seconds
+        from torch._dynamo.utils import counters
+
+        if self._traced_model is not self.model or self._failures > 1:
             out = self._step(batch)
-            self._compiled.note_eager(self.model, out.loss)
+            if out.loss.requires_grad and out.skipped is None:
+                self._traced_model, self._unreached = self.model, _unreached(self.model, out.loss)
             return out
-        device, seed = next(self.model.parameters()).device, self.seed
-        drawn = fresh_seed() if seed is None else seed
-        numbers = (number_on(device, number).clone() for number in (drawn, self.step))
-        out = self._compiled(batch, *numbers)
-        if out is not None:
-            self.step += 1
-            return out
-        self.seed = drawn
+        if self._graph is None:
+            self._graph = torch.compile(
+                self._step_in_graph, backend=str(self.compile), fullgraph=True
+            )
+        graphs = counters["stats"]["unique_graphs"]
         try:
+            out = self._graph(batch)
+        except TorchDynamoException as error:
+            self._failures += 1
+            reason = re.search("debug context: (.+)", str(error)) or re.search("(.+)", str(error))
+            _LOG.warning("a step runs eagerly, outside of a graph: %s", reason and reason[1])
             return self._step(batch)
-        finally:
-            self.seed = seed
-
-    def _step_in_graph(self, batch: Mapping[str, Tensor]) -> JacHessOutput:
-        """Take a step while dynamo traces; eagerly, after a graph break, if a graph cannot hold
-        it."""
-        from .compiled import can_trace_step, move_step_to_device
-
-        refusal = self._host_reads()
-        if self.needs_base and self.base is None:
-            refusal = "the base norms are not measured yet: call calibrate, or take a step, before"
-        if not can_trace_step(self.model, refusal):
-            return self._step(batch)
-        move_step_to_device(self)
-        step, seed = cast(Tensor, self.step), self.seed
-        seed = fresh_seed_on(step.device) if seed is None else number_on(step.device, seed)
-        out = self._traced_step(batch, seed, step.clone())
-        self.step += 1
+        self._failures = 0
+        self._traces += counters["stats"]["unique_graphs"] > graphs
+        if self._traces == 2:
+            self._traces += 1
+            _LOG.warning("another shape or setting: the step is traced once more (said once)")
+        _drop_zero_gradients(out, self._unreached)
         return out
 
-    def _traced_step(self, batch: Mapping[str, Tensor], seed: Tensor, step: Tensor) -> JacHessOutput:
-        """Take a step while dynamo traces, with this seed and number.
+    def _step_in_graph(self, batch: Mapping[str, Tensor]) -> JacHessOutput:
+        """Take a step while dynamo traces; eagerly, after a graph break, if a graph cannot hold it.
 
         A norm that is not finite raises the eager step's error when the graph runs.
         """
-        from .compiled import measure_in_graph
+        from .compiled import can_trace_step, measure_in_graph
 
+        if not can_trace_step(self):
+            return self._step(batch)
+        count = cast(Tensor, self.step)
+        device, step = count.device, count.clone()
+        seed = fresh_seed_on(device) if self.seed is None else number_on(device, self.seed)
         norms, result = measure_in_graph(self.model, batch, self.settings, seed, step)
         terms, loss = self._weighted(norms)
-        zero = torch.ops.jachess_ext.raise_nonfinite(
-            terms.detach(), loss.detach(), result.mask, result.embeddings.detach(), step
-        )
-        loss = loss + zero  # a result that nobody uses would be left out of the graph
-        return JacHessOutput(
-            loss=loss,
-            model_output=result.output,
-            jacobian=norms.jacobian,
-            hessian=norms.hessian,
-            smoothness=norms,
-        )
+        # What the check returns is used, so that it is not left out of the graph.
+        checked = terms.detach(), loss.detach(), result.mask, result.embeddings.detach(), step
+        loss = loss + _raise_nonfinite(*checked)
+        count += 1
+        return JacHessOutput(loss=loss, model_output=result.output, smoothness=norms)
 
     @without_dynamo
     def _step(self, batch: Mapping[str, Tensor]) -> JacHessOutput:
@@ -499,9 +494,9 @@ class JacHess:
             self.calibrate([batch])
         if self.needs_base:
             self._require_base()
+        if (is_graphed_step() or library.capturing()) and (refusal := self.prepare_graph()):
+            raise ValueError(refusal)
         ranks = ranks_of(self.model)
-        if is_graphed_step() or library.capturing():
-            self._prepare_capture(ranks)
         empty = ranks.size > 1 and not has_tokens(batch)
         if ranks.size > 1:
             device = next(self.model.parameters()).device
@@ -524,17 +519,10 @@ class JacHess:
         if layer == len(terms):  # rows without a real token
             padding_mask(batch)  # raises
         if layer is not None:
-            self._note_nonfinite(layer, bool(torch.isfinite(result.embeddings).all()))
+            self._note_nonfinite(layer, result.embeddings)
             loss = self.zero_loss(loss, ranks)
         self.step += 1
-        out = JacHessOutput(
-            loss=loss,
-            model_output=result.output,
-            skipped=layer,
-            jacobian=norms.jacobian,
-            hessian=norms.hessian,
-            smoothness=norms,
-        )
+        out = JacHessOutput(loss=loss, model_output=result.output, skipped=layer, smoothness=norms)
         if empty and layer is None:
             task = getattr(result.output, "loss", None)  # zero, with gradients for the collectives
             out.loss, out.empty = (loss if task is None else loss + task) * 0, True
@@ -547,31 +535,32 @@ class JacHess:
         weights = self._constant("weights", sources, lambda: self.layer_weights(len(terms)), terms)
         return terms, self.strength * terms.dot(weights)
 
-    def _host_reads(self) -> str | None:
-        """Return the setting whose steps need results on the host; None if there is none."""
-        if self.settings.engine != "jet":
-            return f"engine={self.settings.engine!r}{_ON_HOST}"
-        return f"on_nonfinite='skip'{_ON_HOST}" if self.on_nonfinite == "skip" else None
-
-    def _prepare_capture(self, ranks: Ranks) -> None:
-        """Move the step counter to the device, where the replays of a CUDA graph increment it.
-
-        Raises:
-            ValueError: a step with these settings needs results on the host.
-        """
-        reason = self._host_reads()
-        if ranks.size > 1:
-            reason = f"a model on {ranks.size} ranks{_ON_HOST}"
-        if reason:
-            raise ValueError(f"{reason}, or run steps as they are")
-        if isinstance(self.step, Tensor):
-            return
-        if library.capturing():
-            raise ValueError(
-                "step is a number, which stays the same in every replay of a CUDA graph: use "
-                "jx.graphed, or set it to torch.tensor(0, device='cuda') and take a step first"
+    def prepare_graph(self) -> str | None:
+        """Move the step counter to the device, where a graph increments it; or return why a step
+        with these settings cannot be in a graph."""
+        size = ranks_of(self.model).size
+        host_reads = {
+            f"engine={self.settings.engine!r}": self.settings.engine != "jet",
+            "on_nonfinite='skip'": self.on_nonfinite == "skip",
+            f"a model on {size} ranks": size > 1,
+        }
+        for setting in (setting for setting, applies in host_reads.items() if applies):
+            return (
+                f"{setting} needs results on the host, which a graph does not read; use "
+                "engine='jet', on_nonfinite='raise' and one process, or run steps as they are"
             )
-        self.step = number_on(next(self.model.parameters()).device, self.step)
+        if self.needs_base and self.base is None:
+            return (
+                "the base norms are not measured: call calibrate(batches), or take a step, before"
+            )
+        if isinstance(self.step, int):
+            if library.capturing():
+                return (
+                    "step is a number, which stays the same in every replay of a CUDA graph: use "
+                    "jx.graphed, or set it to torch.tensor(0, device='cuda') and take a step first"
+                )
+            self.step = number_on(next(self.model.parameters()).device, self.step)
+        return None
 
     def _constant(
         self, name: str, sources: tuple[object, ...], compute: Callable[[], Tensor], like: Tensor
@@ -614,13 +603,13 @@ class JacHess:
         # would move them by momentum and weight decay.
         return torch.zeros_like(loss.detach(), requires_grad=True)
 
-    def _note_nonfinite(self, layer: int, has_finite_embeddings: bool) -> None:
+    def _note_nonfinite(self, layer: int, embeddings: Tensor) -> None:
         """Count and log a skipped step, or raise FloatingPointError, as ``on_nonfinite`` says.
 
         Args:
             layer: index, among the chosen layers, of the first one whose norm is not finite.
         """
-        text = _nonfinite_text(int(self.step), layer, has_finite_embeddings)
+        text = _nonfinite_text(int(self.step), layer, embeddings)
         if self.on_nonfinite == "raise":
             raise FloatingPointError(text + _NONFINITE_REMEDY)
         self.skipped[layer] += 1
@@ -731,30 +720,56 @@ def nonfinite_layer(
     return None if all(finite) else finite.index(False) % count
 
 
-def _nonfinite_text(step: int, layer: int, has_finite_embeddings: bool) -> str:
+def _unreached(model: nn.Module, loss: Tensor) -> list[Tensor]:
+    """Return the trained parameters to which the loss has no gradient; none if a reentrant
+    checkpoint hides them."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    gradients: Sequence[Tensor | None] = parameters
+    with suppress(RuntimeError):
+        gradients = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
+    return [p for p, g in zip(parameters, gradients, strict=True) if g is None]
+
+
+def _drop_zero_gradients(out: JacHessOutput, unreached: list[Tensor]) -> None:
+    """Let a backward from the penalty alone leave the gradients of parameters that it does not
+    reach None, as in an eager step; a graph's backward gives zeros."""
+    node = out.loss.grad_fn
+    if node is None or not unreached:
+        return
+    edges = [getattr(n, "variable", None) for n, _ in node.next_functions]
+    penalty = {t.output_nr for t in (out.loss, *vars(out.smoothness).values()) if t is not None}
+    ids = {*map(id, unreached)}
+
+    def drop(gradients: Gradients, cotangents: Gradients) -> Gradients | None:
+        if any(c is not None for n, c in enumerate(cotangents) if n not in penalty):
+            return None
+        pairs = zip(gradients, edges, strict=True)
+        return tuple(None if id(variable) in ids else g for g, variable in pairs)
+
+    node.register_hook(drop)
+
+
+def _nonfinite_text(step: int, layer: int, embeddings: Tensor) -> str:
     text = f"step {step}: layer {layer} (of those chosen) has a non-finite norm"
-    return text + " (this batch's token embeddings are not finite)" * (not has_finite_embeddings)
+    is_finite = bool(torch.isfinite(embeddings).all())
+    return text if is_finite else f"{text} (this batch's token embeddings are not finite)"
 
 
 @torch.library.custom_op("jachess_ext::raise_nonfinite", mutates_args=())
 def _raise_nonfinite(
     terms: Tensor, loss: Tensor, mask: Tensor, embeddings: Tensor, step: Tensor
 ) -> Tensor:
-    """Raise the error of an eager step if a term is not finite or a row has no real token; return
-    a zero."""
+    """Raise an eager step's error if a term is not finite or a row has no real token; return 0."""
     layer = None if library.capturing() else nonfinite_layer(terms, loss, Ranks(), mask)
     if layer == len(terms):
         padding_mask({"input_ids": mask, "attention_mask": mask})  # raises
     if layer is not None:
-        has_finite_embeddings = bool(torch.isfinite(embeddings).all())
-        text = _nonfinite_text(int(step), layer, has_finite_embeddings)
+        text = _nonfinite_text(int(step), layer, embeddings)
         raise FloatingPointError(text + _NONFINITE_REMEDY)
     return torch.zeros_like(loss)
 
 
-@_raise_nonfinite.register_fake
-def _(terms: Tensor, loss: Tensor, mask: Tensor, embeddings: Tensor, step: Tensor) -> Tensor:
-    return torch.zeros_like(loss)
+_raise_nonfinite.register_fake(lambda terms, loss, *_: torch.zeros_like(loss))
 
 
 class _Base(TypedDict):

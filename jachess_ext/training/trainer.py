@@ -149,6 +149,8 @@ class MethodMixin(_Base):
                 "strength=0.01), not jachess_ext.JacHess, or text such as 'jachess,strength=0.01'"
             )
         self._compile = compile
+        is_compiled = compile is None and self.args.torch_compile
+        self.backend = self.args.torch_compile_backend if is_compiled else compile
         self.method = self._unbound.bind(self)
         self._graphed = graphed
         self._graph: Callable[..., tuple[Tensor, dict[str, Tensor]]] | None = None
@@ -168,11 +170,6 @@ class MethodMixin(_Base):
             self._left_padding = LeftPadding()
             self.method = self._unbound.bind(self)
         return model
-
-    @property
-    def backend(self) -> str | None:
-        """Backend of torch.compile; None: training is not compiled."""
-        return self._compile or (self.args.torch_compile_backend if self.args.torch_compile else None)
 
     # The loss -----------------------------------------------------------------------------------
 
