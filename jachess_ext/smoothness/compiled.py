@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 
 from ..jet.compiled.closures import Call, pack_call, unpack_call
 from ..jet.compiled.reachable import opaque_to_dynamo, refuse_attribute_writes
-from ..jet.compiled.regions import can_trace, raise_error, refuse_captured, return_error
+from ..jet.compiled.regions import can_trace as can_trace
+from ..jet.compiled.regions import raise_error, refuse_captured, return_error
 from ..jet.engine.layout import MAX_DIRECTIONS
 from ..jet.engine.types import Function
 from ..jet.rows.sameness import refuse_irreproducible
@@ -33,19 +34,13 @@ pytree.register_dataclass(ForwardPass)
 class Step(Protocol):
     """A step that dynamo traces."""
 
-    model: nn.Module
-
     def prepare_graph(self) -> str | None:
         """Prepare the first run in a graph, or return why no graph can contain the step."""
 
 
-def can_trace_step(step: Step) -> bool:
-    """Return whether the graph that dynamo traces can contain a step; if not, break the graph."""
-    return can_trace(unwrapped(step.model), _prepare(step))
-
-
 @opaque_to_dynamo
-def _prepare(step: Step) -> str | None:
+def prepare(step: Step) -> str | None:
+    """Call `Step.prepare_graph` when a trace begins."""
     return step.prepare_graph()
 
 

@@ -19,7 +19,7 @@ from torch.compiler import is_dynamo_compiling
 from .._io import DataError, from_json
 from ..graphs import is_graphed_step
 from ..jet.engine.context import without_dynamo
-from ..models import in_mode, is_deepspeed, padding_mask
+from ..models import in_mode, is_deepspeed, padding_mask, unwrapped
 from ..ops import library
 from ..ops.directions import fresh_seed_on, number_on
 from ..ops.library import Gradients
@@ -48,6 +48,8 @@ OnNonfinite = Literal["raise", "skip"]
 Weighting = Literal["uniform", "inverse", "norm", "softmax", "raw_softmax"]
 WEIGHTINGS = get_args(Weighting)
 _LOG = logging.getLogger("jachess_ext")
+_MAX_FAILURES = 2
+"""Number of steps in a row that cannot be traced, after which all steps run eagerly."""
 _NONFINITE_REMEDY = (
     ", and so the penalty; lower the learning rate, use a wider dtype, or on_nonfinite='skip'"
 )
@@ -441,15 +443,16 @@ class JacHess:
         from torch._dynamo.exc import TorchDynamoException  # takes seconds
         from torch._dynamo.utils import counters
 
-        if self._traced_model is not self.model or self._failures > 1:
+        is_new = self._traced_model is not self.model
+        if is_new or self._failures == _MAX_FAILURES:
             out = self._step(batch)
-            if out.loss.requires_grad and out.skipped is None:
+            if is_new and out.loss.requires_grad and out.skipped is None:
                 self._traced_model, self._unreached = self.model, _unreached(self.model, out.loss)
+                self._failures = 0
             return out
         if self._graph is None:
-            self._graph = torch.compile(
-                self._step_in_graph, backend=str(self.compile), fullgraph=True
-            )
+            backend = str(self.compile)
+            self._graph = torch.compile(self._step_in_graph, backend=backend, fullgraph=True)
         graphs = counters["stats"]["unique_graphs"]
         try:
             out = self._graph(batch)
@@ -471,9 +474,9 @@ class JacHess:
 
         A norm that is not finite raises the eager step's error when the graph runs.
         """
-        from .compiled import can_trace_step, measure_in_graph
+        from .compiled import can_trace, measure_in_graph, prepare
 
-        if not can_trace_step(self):
+        if not can_trace(unwrapped(self.model), prepare(self)):
             return self._step(batch)
         count = cast(Tensor, self.step)
         device, step = count.device, count.clone()
@@ -550,9 +553,7 @@ class JacHess:
                 "engine='jet', on_nonfinite='raise' and one process, or run steps as they are"
             )
         if self.needs_base and self.base is None:
-            return (
-                "the base norms are not measured: call calibrate(batches), or take a step, before"
-            )
+            return "the base norms are not measured: call calibrate, or take a step, before"
         if isinstance(self.step, int):
             if library.capturing():
                 return (
