@@ -92,6 +92,7 @@ def training(
     batches: Any = None,
     accumulated: int = 1,
     whole: bool = False,
+    rate: float = 0.1,
     **settings: Any,
 ) -> tuple[list[list[Tensor | None]], jx.JacHess]:
     """Losses, norms and gradients of four steps on other batches, with weights that change.
@@ -102,7 +103,7 @@ def training(
     """
     torch.manual_seed(0)
     model = make()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     arguments: dict[str, Any] = {"seed": 0, "dimensions": 5, "weights": "uniform"} | settings
     reg = jx.JacHess(model, compile=None if whole else compile, **arguments)
     if reg.needs_base:
@@ -159,7 +160,7 @@ SLOW: dict[str, dict[str, Any]] = {
     "logits": {"layers": "logits"},
     "no gradient of the Hessian": {"hessian_gradient": False},
     "dropout": {"make": lambda: bert(0.1)},
-    "grouped queries": {"make": llama, "loss": penalty},
+    "grouped queries": {"make": llama, "rate": 1e-3},
     "checkpointing": {"make": checkpointed},
     "LoRA, penalty alone": {"make": with_lora, "loss": penalty},
     "accumulated": {"accumulated": 2},
@@ -189,7 +190,7 @@ def test_lora_is_equal_to_rounding() -> None:
     for ours, theirs in zip(results, expected, strict=True):
         for a, b in zip(ours, theirs, strict=True):
             if a is not None and b is not None:
-                assert (a.double() - b).norm() <= 1e-6 * b.norm()
+                assert (a.double() - b.double()).norm() <= 1e-6 * b.double().norm()
 
 
 @pytest.mark.slow
@@ -255,11 +256,10 @@ def test_a_model_that_writes_in_a_later_step(caplog: pytest.LogCaptureFixture) -
     results, _ = training("aot_eager", **settings)
     assert_equal(results, expected)
     assert graphs() == 2
-    assert (
-        sum("runs eagerly" in message and "written" in message for message in caplog.messages) == 1
-    )
+    assert sum("changes written" in message for message in caplog.messages) == 1
 
 
+@pytest.mark.slow
 def test_a_model_that_writes_in_every_step(caplog: pytest.LogCaptureFixture) -> None:
     """All steps run eagerly, and the third is not traced any more."""
     expected, _ = training(make=lambda: writing(True))
@@ -284,7 +284,7 @@ def test_a_break_that_the_caller_allows() -> None:
     "settings",
     [
         {"on_nonfinite": "skip"},
-        {"engine": "reverse", "dimensions": 1, "make": lambda: tiny_reverse()},
+        {"engine": "reverse", "dimensions": 1, "hessian": False},
         pytest.param({"directions": 6, "make": lambda: bert(0.1)}, marks=pytest.mark.slow),
     ],
 )
@@ -294,12 +294,6 @@ def test_what_a_graph_cannot_hold_runs_eagerly(settings: dict[str, Any]) -> None
     results, _ = training("aot_eager", **settings)
     assert_equal(results, expected)
     assert graphs() == 0
-
-
-def tiny_reverse() -> nn.Module:
-    model = bert()
-    model.config._attn_implementation = "eager"
-    return model
 
 
 def messages_of(steps: list[Callable[[], Any]]) -> list[str]:
@@ -349,9 +343,10 @@ def test_inductor() -> None:
         for a, b in zip(ours, theirs, strict=True):
             assert (a is None) == (b is None)
             if a is not None and b is not None:
-                assert (a.double() - b).norm() <= 1e-4 * b.double().norm()
+                assert (a.double() - b.double()).norm() <= 1e-4 * b.double().norm()
 
 
+@pytest.mark.slow
 def test_a_frozen_part_that_is_trained_later() -> None:
     """Parameters that the first step did not train get their gradient."""
     model = bert()
