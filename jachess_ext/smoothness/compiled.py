@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 import torch._dynamo
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..jet.compiled.closures import Call, pack_call, unpack_call
-from ..jet.compiled.reachable import opaque_to_dynamo, refuse_attribute_writes
+from ..jet.compiled.reachable import refuse_attribute_writes
 from ..jet.compiled.regions import can_trace as can_trace
 from ..jet.compiled.regions import raise_error, refuse_captured, return_error
 from ..jet.engine.layout import MAX_DIRECTIONS
@@ -29,19 +29,6 @@ from .settings import Randomness, Settings
 # As results of a region.
 pytree.register_dataclass(Smoothness)
 pytree.register_dataclass(ForwardPass)
-
-
-class Step(Protocol):
-    """A step that dynamo traces."""
-
-    def prepare_graph(self) -> str | None:
-        """Prepare the first run in a graph, or return why no graph can contain the step."""
-
-
-@opaque_to_dynamo
-def prepare(step: Step) -> str | None:
-    """Call `Step.prepare_graph` when a trace begins."""
-    return step.prepare_graph()
 
 
 def measure_in_graph(

@@ -7,7 +7,6 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, cast, get_args
 
@@ -474,9 +473,9 @@ class JacHess:
 
         A norm that is not finite raises the eager step's error when the graph runs.
         """
-        from .compiled import can_trace, measure_in_graph, prepare
+        from .compiled import can_trace, measure_in_graph
 
-        if not can_trace(unwrapped(self.model), prepare(self)):
+        if not can_trace(unwrapped(self.model), self._prepare_graph()):
             return self._step(batch)
         count = cast(Tensor, self.step)
         device, step = count.device, count.clone()
@@ -497,7 +496,7 @@ class JacHess:
             self.calibrate([batch])
         if self.needs_base:
             self._require_base()
-        if (is_graphed_step() or library.capturing()) and (refusal := self.prepare_graph()):
+        if (is_graphed_step() or library.capturing()) and (refusal := self._prepare_graph()):
             raise ValueError(refusal)
         ranks = ranks_of(self.model)
         empty = ranks.size > 1 and not has_tokens(batch)
@@ -538,7 +537,8 @@ class JacHess:
         weights = self._constant("weights", sources, lambda: self.layer_weights(len(terms)), terms)
         return terms, self.strength * terms.dot(weights)
 
-    def prepare_graph(self) -> str | None:
+    @library.constant_when_compiled
+    def _prepare_graph(self) -> str | None:
         """Move the step counter to the device, where a graph increments it; or return why a step
         with these settings cannot be in a graph."""
         size = ranks_of(self.model).size
@@ -722,12 +722,9 @@ def nonfinite_layer(
 
 
 def _unreached(model: nn.Module, loss: Tensor) -> list[Tensor]:
-    """Return the trained parameters to which the loss has no gradient; none if a reentrant
-    checkpoint hides them."""
+    """Return the trained parameters to which the loss has no gradient."""
     parameters = [p for p in model.parameters() if p.requires_grad]
-    gradients: Sequence[Tensor | None] = parameters
-    with suppress(RuntimeError):
-        gradients = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
+    gradients = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
     return [p for p, g in zip(parameters, gradients, strict=True) if g is None]
 
 
