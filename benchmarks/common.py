@@ -56,6 +56,7 @@ class Shape:
 
 SHAPES = {
     "tiny": Shape("bert", 2, 64, 4, 128, 2, 8),
+    "encoder4-T16": Shape("bert", 4, 64, 4, 256, 2, 16),
     "encoder6-T32": Shape("bert", 6, 384, 12, 1536, 8, 32),
     "encoder6-T128": Shape("bert", 6, 384, 12, 1536, 8, 128),
     "encoder12-T32": Shape("bert", 12, 768, 12, 3072, 4, 32),
