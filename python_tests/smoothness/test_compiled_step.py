@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import jachess_ext as jx
 from jachess_ext.smoothness import JacHessOutput
 from python_tests.jet.compiling import NEEDS_MODULES_IN_GRAPHS
 from python_tests.jet.compiling import fresh_dynamo as fresh_dynamo
+from python_tests.snippets import blocks, run
 
 pytestmark = [pytest.mark.usefixtures("fresh_dynamo"), NEEDS_MODULES_IN_GRAPHS]
 VOCABULARY = 50
@@ -331,6 +333,16 @@ def test_errors_of_a_graph_are_the_eager_ones() -> None:
     texts = messages_of([lambda reg=reg: reg(batch_of(2)) for reg in regs])
     assert len({*texts}) == 1
     assert int(regs[1].step) == regs[0].step == 2
+    assert graphs() == 1
+
+
+@pytest.mark.slow
+def test_the_example_of_the_documentation() -> None:
+    document = Path(__file__).resolve().parents[2] / "docs" / "compile.md"
+    (code,) = [code for code, _ in blocks(document) if "compile=" in code]
+    names: dict[str, Any] = {}
+    run(code, names)
+    assert int(names["regulariser"].step) == 3
     assert graphs() == 1
 
 
