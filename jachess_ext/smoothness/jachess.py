@@ -291,13 +291,13 @@ class JacHess:
         temperature: temperature of the softmax weightings.
         on_nonfinite: what to do if R is not finite: "raise", or "skip" the step (see
             `JacHessOutput`), log it and count it in ``skipped``.
-        compile: backend of torch.compile, "aot_eager" or "inductor", whose one graph takes each step
-            but a model's first; a step that cannot be traced runs eagerly, with a warning.  None: no
-            graph (docs/compile.md).
+        compile: backend of torch.compile, "aot_eager" or "inductor", for a graph that takes each
+            step but a model's first (docs/compile.md); None: no graph.  A step that cannot be
+            traced runs eagerly, with a warning.
 
     Attributes:
-        step: number of the next step.  In a graph (``compile``, `jx.graphed`) it is an int64 scalar on
-            the model's device, which every run increments, so that it draws other directions;
+        step: number of the next step.  In a graph (``compile``, `jx.graphed`) it is an int64 scalar
+            on the model's device, which every run increments, so that it draws other directions;
             without a ``seed``, seeds are then drawn from the device's generator.  A captured step
             is not checked for norms that are not finite.
         skipped: layer index -> number of steps in which it was the first layer whose norm was not

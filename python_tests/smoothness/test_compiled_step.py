@@ -192,7 +192,7 @@ def test_lora_is_equal_to_rounding() -> None:
     for ours, theirs in zip(results, expected, strict=True):
         for a, b in zip(ours, theirs, strict=True):
             if a is not None and b is not None:
-                assert (a.double() - b.double()).norm() <= 1e-6 * b.double().norm()
+                assert (a.double() - b.double()).norm() <= 1e-5 * b.double().norm()
 
 
 @pytest.mark.slow
