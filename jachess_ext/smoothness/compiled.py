@@ -22,8 +22,10 @@ from ..jet.compiled.regions import raise_error, refuse_captured, return_error
 from ..jet.engine.layout import MAX_DIRECTIONS
 from ..jet.engine.types import Function
 from ..jet.rows.sameness import refuse_irreproducible
-from ..models import unwrapped
+from ..models import padding_mask, unwrapped
+from ..ops import library
 from .estimators import ForwardPass, Smoothness, measure
+from .parallel import NONFINITE_REMEDY, Ranks, nonfinite_layer, nonfinite_text
 from .settings import Randomness, Settings
 
 # As results of a region.
@@ -58,3 +60,20 @@ def _measure_region(
         return norms, replace(result, blocks=[], logits=None)
 
     return return_error(run, batch)
+
+
+@torch.library.custom_op("jachess_ext::raise_nonfinite", mutates_args=())
+def raise_nonfinite(
+    terms: Tensor, loss: Tensor, mask: Tensor, embeddings: Tensor, step: Tensor
+) -> Tensor:
+    """Raise an eager step's error if a term is not finite or a row has no real token; return 0."""
+    layer = None if library.capturing() else nonfinite_layer(terms, loss, Ranks(), mask)
+    if layer == len(terms):
+        padding_mask({"input_ids": mask, "attention_mask": mask})  # raises
+    if layer is not None:
+        text = nonfinite_text(int(step), layer, embeddings)
+        raise FloatingPointError(text + NONFINITE_REMEDY)
+    return torch.zeros_like(loss)
+
+
+raise_nonfinite.register_fake(lambda terms, loss, *_: torch.zeros_like(loss))

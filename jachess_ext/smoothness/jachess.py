@@ -25,8 +25,11 @@ from ..ops.library import Gradients
 from .directions import Distribution
 from .estimators import Smoothness, measure
 from .parallel import (
+    NONFINITE_REMEDY,
     Ranks,
     has_tokens,
+    nonfinite_layer,
+    nonfinite_text,
     placeholder_row,
     raise_together,
     ranks_of,
@@ -49,9 +52,6 @@ WEIGHTINGS = get_args(Weighting)
 _LOG = logging.getLogger("jachess_ext")
 _MAX_FAILURES = 2
 """Number of steps in a row that cannot be traced, after which all steps run eagerly."""
-_NONFINITE_REMEDY = (
-    ", and so the penalty; lower the learning rate, use a wider dtype, or on_nonfinite='skip'"
-)
 
 
 def layer_profile(weighting: Weighting, norms: Tensor, temperature: float = 1.0) -> Tensor:
@@ -476,7 +476,7 @@ class JacHess:
 
         A norm that is not finite raises the eager step's error when the graph runs.
         """
-        from .compiled import can_trace, measure_in_graph
+        from .compiled import can_trace, measure_in_graph, raise_nonfinite
 
         if not can_trace(unwrapped(self.model), self._prepare_graph()):
             return self._step(batch)
@@ -487,7 +487,7 @@ class JacHess:
         terms, loss = self._weighted(norms)
         # What the check returns is used, so that it is not left out of the graph.
         checked = terms.detach(), loss.detach(), result.mask, result.embeddings.detach(), step
-        loss = loss + _raise_nonfinite(*checked)
+        loss = loss + raise_nonfinite(*checked)
         count += 1
         return JacHessOutput(loss=loss, model_output=result.output, smoothness=norms)
 
@@ -613,9 +613,9 @@ class JacHess:
         Args:
             layer: index, among the chosen layers, of the first one whose norm is not finite.
         """
-        text = _nonfinite_text(int(self.step), layer, embeddings)
+        text = nonfinite_text(int(self.step), layer, embeddings)
         if self.on_nonfinite == "raise":
-            raise FloatingPointError(text + _NONFINITE_REMEDY)
+            raise FloatingPointError(text + NONFINITE_REMEDY)
         self.skipped[layer] += 1
         _LOG.warning("%s; the step is skipped, %d so far", text, self.skipped.total())
 
@@ -700,30 +700,6 @@ def _token_mean(tokens: Tensor, counts: Tensor) -> Tensor:
     return (tokens.sum(-1) / counts).mean(-1)
 
 
-def nonfinite_layer(
-    terms: Tensor, loss: Tensor, ranks: Ranks, rows: Tensor | None = None
-) -> int | None:
-    """Return the index of the first layer whose term is not finite on any rank, or None if all
-    terms and the loss are finite; a collective.
-
-    Args:
-        rows: mask of real tokens, ``[B, T]``. If one of its rows has no real token, the number of
-            layers is returned; both checks need only one copy from the GPU, for which the host
-            waits. None: not checked.
-    """
-    values = [terms.detach(), loss.detach().reshape(1)]
-    if rows is not None:
-        # Infinite where a row has no token.
-        values.append(rows.to(terms.device).any(1).reciprocal())
-    # 0 times a value that is not finite is NaN, which stays NaN in the sum over the ranks.
-    count, zeros = len(terms), ranks.sum(torch.cat(values) * 0).tolist()
-    finite = [zero == 0 for zero in zeros]
-    if not all(finite[count + 1 :]):
-        return count
-    # If only the loss, their sum, overflows, the first layer is returned.
-    return None if all(finite) else finite.index(False) % count
-
-
 def _unreached(model: nn.Module, loss: Tensor) -> list[Tensor]:
     """Return the trained parameters to which the loss has no gradient."""
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -748,29 +724,6 @@ def _drop_zero_gradients(out: JacHessOutput, unreached: list[Tensor]) -> None:
         return tuple(None if id(variable) in ids else g for g, variable in pairs)
 
     node.register_hook(drop)
-
-
-def _nonfinite_text(step: int, layer: int, embeddings: Tensor) -> str:
-    text = f"step {step}: layer {layer} (of those chosen) has a non-finite norm"
-    is_finite = bool(torch.isfinite(embeddings).all())
-    return text if is_finite else f"{text} (this batch's token embeddings are not finite)"
-
-
-@torch.library.custom_op("jachess_ext::raise_nonfinite", mutates_args=())
-def _raise_nonfinite(
-    terms: Tensor, loss: Tensor, mask: Tensor, embeddings: Tensor, step: Tensor
-) -> Tensor:
-    """Raise an eager step's error if a term is not finite or a row has no real token; return 0."""
-    layer = None if library.capturing() else nonfinite_layer(terms, loss, Ranks(), mask)
-    if layer == len(terms):
-        padding_mask({"input_ids": mask, "attention_mask": mask})  # raises
-    if layer is not None:
-        text = _nonfinite_text(int(step), layer, embeddings)
-        raise FloatingPointError(text + _NONFINITE_REMEDY)
-    return torch.zeros_like(loss)
-
-
-_raise_nonfinite.register_fake(lambda terms, loss, *_: torch.zeros_like(loss))
 
 
 class _Base(TypedDict):
