@@ -348,14 +348,14 @@ def test_the_example_of_the_documentation() -> None:
 
 @pytest.mark.slow
 def test_inductor() -> None:
-    """Its rounding, and None for the parameters that the penalty does not reach."""
+    """Its rounding (keys' biases have a gradient of rounding alone), and None as eagerly."""
     expected, _ = training(loss=penalty, weights="norm")
     results, _ = training("inductor", loss=penalty, weights="norm")
     for ours, theirs in zip(results, expected, strict=True):
         for a, b in zip(ours, theirs, strict=True):
             assert (a is None) == (b is None)
             if a is not None and b is not None:
-                assert (a.double() - b.double()).norm() <= 1e-4 * b.double().norm()
+                assert (a.double() - b.double()).norm() <= 1e-4 * b.double().norm() + 1e-9
 
 
 @pytest.mark.slow
