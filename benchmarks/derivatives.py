@@ -8,6 +8,7 @@
                        alone) against a plain step through sdpa attention, and its products alone
     step_vs_published  the same against the published code's protocol, re-enacted
     engine_vs_func     a 2-jet of every layer against torch.func's jvp of jvp
+    compiled_step      a JacHess step, eager and compiled by each backend, against a plain step
     train_mode         task loss + R from one forward against a plain step
     graphed            a JacHess step and a plain one as CUDA graphs (`jx.graphed`), against the
                        same steps run by Python; on a CPU both are
@@ -75,6 +76,20 @@ def step_vs_plain(shape: Shape, options: Options) -> Steps:
         "plain step": plain_step(model, batch),
         "floor": floor_step(model, batch, shape, STREAMS),
         "plain floor": floor_step(model, batch, shape, 1),
+    }
+
+
+def compiled_step(shape: Shape, options: Options) -> Steps:
+    """Return a JacHess step by Python and in a graph of each backend, and a plain one."""
+    model = build_model(shape, **options.place)
+    batch = make_batch(shape, labels=True, device=options.device)
+    return {
+        "plain step": plain_step(model, batch),
+        "JacHess step, eager": penalty_step(model, batch),
+        **{
+            f"JacHess step, {backend}": penalty_step(model, batch, compile=backend)
+            for backend in ("aot_eager", "inductor")
+        },
     }
 
 
@@ -500,6 +515,11 @@ PARTS = {
         quick=("encoder4-T16",),
     ),
     "train_mode": Part(train_mode, _ALL, [("train mode step", "plain step", "≤ 4.1")]),
+    "compiled_step": Part(
+        compiled_step,
+        ("encoder4-T16", "encoder6-T32"),
+        [(f"JacHess step, {way}", "plain step", "") for way in ("eager", "aot_eager", "inductor")],
+    ),
     "graphed": Part(
         graphed,
         ("encoder6-T32",),

@@ -379,7 +379,8 @@ def measure_jet(
     jacobian: list[Tensor] = []  # mean squares over the passes
     hessian: list[Tensor] = []
     first: list[Tensor] = []  # block outputs of the first pass
-    generators = Generators() if passes > 1 and not library.capturing() else None
+    can_read = not (library.capturing() or torch.compiler.is_compiling())
+    generators = Generators() if passes > 1 and can_read else None
 
     def repeated(count: int, values: list[Tensor]) -> Iterator[tuple[list[Tensor], ...]]:
         for directions, expected in ((count, values), (counts[0], first), (counts[0], first)):

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import logging
 import operator
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, cast, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 
 from .._io import DataError, from_json
 from ..graphs import is_graphed_step
-from ..models import in_mode, is_deepspeed, padding_mask
+from ..jet.engine.context import without_dynamo
+from ..models import in_mode, is_deepspeed, padding_mask, unwrapped
 from ..ops import library
+from ..ops.directions import fresh_seed_on, number_on
+from ..ops.library import Gradients
 from .directions import Distribution
 from .estimators import Smoothness, measure
 from .parallel import (
+    NONFINITE_REMEDY,
     Ranks,
     has_tokens,
+    nonfinite_layer,
+    nonfinite_text,
     placeholder_row,
     raise_together,
     ranks_of,
@@ -42,6 +50,8 @@ OnNonfinite = Literal["raise", "skip"]
 Weighting = Literal["uniform", "inverse", "norm", "softmax", "raw_softmax"]
 WEIGHTINGS = get_args(Weighting)
 _LOG = logging.getLogger("jachess_ext")
+_MAX_FAILURES = 2
+"""Number of steps in a row that cannot be traced, after which all steps run eagerly."""
 
 
 def layer_profile(weighting: Weighting, norms: Tensor, temperature: float = 1.0) -> Tensor:
@@ -67,7 +77,9 @@ def layer_profile(weighting: Weighting, norms: Tensor, temperature: float = 1.0)
     """
     if weighting not in WEIGHTINGS:
         raise ValueError(f"weights is {weighting!r}; expected one of {', '.join(WEIGHTINGS)}")
-    if norms.ndim != 1 or not (torch.isfinite(norms).all() and (norms > 0).all()):
+    # In a graph the norms are those that `calibrate` has checked.
+    is_checked = is_dynamo_compiling() or (torch.isfinite(norms).all() and (norms > 0).all())
+    if norms.ndim != 1 or not is_checked:
         raise ValueError(
             f"the base model's Jacobian norms are {norms.tolist()}; expected one positive, finite "
             "number per layer"
@@ -84,9 +96,8 @@ def layer_profile(weighting: Weighting, norms: Tensor, temperature: float = 1.0)
     if weighting == "raw_softmax":
         return torch.softmax(-norms / temperature, 0)
     spread = norms.std(correction=0)
-    if spread == 0:
-        return torch.full_like(norms, 1 / count)
-    return torch.softmax((norms.mean() - norms) / (spread * temperature), 0)
+    profile = torch.softmax((norms.mean() - norms) / (spread * temperature), 0)
+    return torch.where(spread == 0, 1 / count, profile)
 
 
 @dataclass(frozen=True)
@@ -213,9 +224,15 @@ class JacHessOutput:
     model_output: Any
     skipped: int | None = None
     empty: bool = False
-    jacobian: Tensor
-    hessian: Tensor | None
     smoothness: Smoothness
+
+    @property
+    def jacobian(self) -> Tensor:
+        return self.smoothness.jacobian
+
+    @property
+    def hessian(self) -> Tensor | None:
+        return self.smoothness.hessian
 
     def __repr__(self) -> str:
         task = getattr(self.model_output, "loss", None)
@@ -274,10 +291,13 @@ class JacHess:
         temperature: temperature of the softmax weightings.
         on_nonfinite: what to do if R is not finite: "raise", or "skip" the step (see
             `JacHessOutput`), log it and count it in ``skipped``.
+        compile: backend of torch.compile, "aot_eager" or "inductor", for a graph that takes each
+            step but a model's first (docs/compile.md); None: no graph.  A step that cannot be
+            traced runs eagerly, with a warning.
 
     Attributes:
-        step: number of the next step.  In a CUDA graph (`jx.graphed`) it is an int64 scalar on the
-            model's device, which every replay increments, so that it draws other directions;
+        step: number of the next step.  In a graph (``compile``, `jx.graphed`) it is an int64 scalar
+            on the model's device, which every run increments, so that it draws other directions;
             without a ``seed``, seeds are then drawn from the device's generator.  A captured step
             is not checked for norms that are not finite.
         skipped: layer index -> number of steps in which it was the first layer whose norm was not
@@ -314,8 +334,14 @@ class JacHess:
         hessian_gradient: bool = True,
         temperature: float = 1.0,
         on_nonfinite: OnNonfinite = "raise",
+        compile: str | None = None,
     ) -> None:
         self.model = model
+        self.compile = compile
+        self._graph: Callable[..., JacHessOutput] | None = None
+        self._traced_model: nn.Module | None = None  # has run eagerly before
+        self._unreached: list[Tensor] = []
+        self._failures = self._traces = 0
         self.settings = Settings(
             engine=engine,
             directions=directions,
@@ -407,14 +433,75 @@ class JacHess:
             batch: as for `jx.smoothness`; if it has labels, the model's own loss is computed too
                 (``model_output.loss``), and is part of ``total``.
         """
+        if is_dynamo_compiling():
+            return self._step_in_graph(batch)
+        if self.compile is None or is_graphed_step():
+            return self._step(batch)
+        return self._compiled_step(dict(batch))
+
+    def _compiled_step(self, batch: dict[str, Tensor]) -> JacHessOutput:
+        """Take a step in a compiled graph; eagerly if it is the first one of its model, which may
+        write into itself, or cannot be traced."""
+        from torch._dynamo.exc import TorchDynamoException  # takes seconds
+        from torch._dynamo.utils import counters
+
+        is_new = self._traced_model is not self.model
+        if is_new or self._failures == _MAX_FAILURES:
+            out = self._step(batch)
+            if is_new and out.loss.requires_grad and out.skipped is None:
+                self._traced_model, self._unreached = self.model, _unreached(self.model, out.loss)
+                self._failures = 0
+            return out
+        if self._graph is None:
+            backend = str(self.compile)
+            self._graph = torch.compile(self._step_in_graph, backend=backend, fullgraph=True)
+        graphs = counters["stats"]["unique_graphs"]
+        try:
+            out = self._graph(batch)
+        except TorchDynamoException as error:
+            self._failures += 1
+            reason = re.search("debug context: (.+)", str(error)) or re.search("(.+)", str(error))
+            _LOG.warning("a step runs eagerly, outside of a graph: %s", reason and reason[1])
+            return self._step(batch)
+        self._failures = 0
+        self._traces += counters["stats"]["unique_graphs"] > graphs
+        if self._traces == 2:
+            self._traces += 1
+            _LOG.warning("another shape or setting: the step is traced once more (said once)")
+        _drop_zero_gradients(out, self._unreached)
+        return out
+
+    def _step_in_graph(self, batch: Mapping[str, Tensor]) -> JacHessOutput:
+        """Take a step while dynamo traces; eagerly, after a graph break, if a graph cannot hold it.
+
+        A norm that is not finite raises the eager step's error when the graph runs.
+        """
+        from .compiled import can_trace, measure_in_graph, raise_nonfinite
+
+        if not can_trace(unwrapped(self.model), self._prepare_graph()):
+            return self._step(batch)
+        count = cast(Tensor, self.step)
+        device, step = count.device, count.clone()
+        seed = fresh_seed_on(device) if self.seed is None else number_on(device, self.seed)
+        norms, result = measure_in_graph(self.model, batch, self.settings, seed, step)
+        terms, loss = self._weighted(norms)
+        # What the check returns is used, so that it is not left out of the graph.
+        checked = terms.detach(), loss.detach(), result.mask, result.embeddings.detach(), step
+        loss = loss + raise_nonfinite(*checked)
+        count += 1
+        return JacHessOutput(loss=loss, model_output=result.output, smoothness=norms)
+
+    @without_dynamo
+    def _step(self, batch: Mapping[str, Tensor]) -> JacHessOutput:
+        """Take a step eagerly."""
         if self.needs_base and self.base is None and int(self.step) == 0:
             _LOG.warning("the base norms are measured on the first batch; calibrate takes more")
             self.calibrate([batch])
         if self.needs_base:
             self._require_base()
+        if (is_graphed_step() or library.capturing()) and (refusal := self._prepare_graph()):
+            raise ValueError(refusal)
         ranks = ranks_of(self.model)
-        if is_graphed_step() or library.capturing():
-            self._prepare_capture(ranks)
         empty = ranks.size > 1 and not has_tokens(batch)
         if ranks.size > 1:
             device = next(self.model.parameters()).device
@@ -429,10 +516,7 @@ class JacHess:
         norms, result = measure(
             self.model, placeholder_row(batch) if empty else batch, self.settings, random
         )
-        terms = self._layer_terms(norms)
-        sources = self.weights, self.base, self.temperature
-        weights = self._constant("weights", sources, lambda: self.layer_weights(len(terms)), terms)
-        loss = self.strength * terms.dot(weights)
+        terms, loss = self._weighted(norms)
         # A row without a real token makes a term NaN, as an overflow does. With several ranks this
         # was checked above; on one rank it is checked here, so that the host waits only once.
         rows = result.mask if ranks.size == 1 else None
@@ -440,47 +524,47 @@ class JacHess:
         if layer == len(terms):  # rows without a real token
             padding_mask(batch)  # raises
         if layer is not None:
-            self._note_nonfinite(layer, bool(torch.isfinite(result.embeddings).all()))
+            self._note_nonfinite(layer, result.embeddings)
             loss = self.zero_loss(loss, ranks)
         self.step += 1
-        out = JacHessOutput(
-            loss=loss,
-            model_output=result.output,
-            skipped=layer,
-            jacobian=norms.jacobian,
-            hessian=norms.hessian,
-            smoothness=norms,
-        )
+        out = JacHessOutput(loss=loss, model_output=result.output, skipped=layer, smoothness=norms)
         if empty and layer is None:
             task = getattr(result.output, "loss", None)  # zero, with gradients for the collectives
             out.loss, out.empty = (loss if task is None else loss + task) * 0, True
         return out
 
-    def _prepare_capture(self, ranks: Ranks) -> None:
-        """Move the step counter to the device, where the replays of a CUDA graph increment it.
+    def _weighted(self, norms: Smoothness) -> tuple[Tensor, Tensor]:
+        """Return the terms of R, ``[K]``, and strength · R."""
+        terms = self._layer_terms(norms)
+        sources = self.weights, self.base, self.temperature
+        weights = self._constant("weights", sources, lambda: self.layer_weights(len(terms)), terms)
+        return terms, self.strength * terms.dot(weights)
 
-        Raises:
-            ValueError: a step with these settings needs results on the host.
-        """
+    @library.constant_when_compiled
+    def _prepare_graph(self) -> str | None:
+        """Move the step counter to the device, where a graph increments it; or return why a step
+        with these settings cannot be in a graph."""
+        size = ranks_of(self.model).size
         host_reads = {
             f"engine={self.settings.engine!r}": self.settings.engine != "jet",
             "on_nonfinite='skip'": self.on_nonfinite == "skip",
-            f"a model on {ranks.size} ranks": ranks.size > 1,
+            f"a model on {size} ranks": size > 1,
         }
         for setting in (setting for setting, applies in host_reads.items() if applies):
-            raise ValueError(
-                f"{setting} needs results on the host, which a CUDA graph does not read; use "
+            return (
+                f"{setting} needs results on the host, which a graph does not read; use "
                 "engine='jet', on_nonfinite='raise' and one process, or run steps as they are"
             )
-        if isinstance(self.step, Tensor):
-            return
-        if library.capturing():
-            raise ValueError(
-                "step is a number, which stays the same in every replay of a CUDA graph: use "
-                "jx.graphed, or set it to torch.tensor(0, device='cuda') and take a step first"
-            )
-        device = next(self.model.parameters()).device
-        self.step = torch.full((), self.step, dtype=torch.int64, device=device)
+        if self.needs_base and self.base is None:
+            return "the base norms are not measured: call calibrate, or take a step, before"
+        if isinstance(self.step, int):
+            if library.capturing():
+                return (
+                    "step is a number, which stays the same in every replay of a CUDA graph: use "
+                    "jx.graphed, or set it to torch.tensor(0, device='cuda') and take a step first"
+                )
+            self.step = number_on(next(self.model.parameters()).device, self.step)
+        return None
 
     def _constant(
         self, name: str, sources: tuple[object, ...], compute: Callable[[], Tensor], like: Tensor
@@ -490,6 +574,8 @@ class JacHess:
         The result is cached under ``name`` as long as ``sources`` are the same objects: a copy to a
         GPU would stall the host, and a CUDA graph cannot capture it.
         """
+        if is_dynamo_compiling():
+            return compute().to(like)
         old_sources, copy = self._copies.get(name, (sources, None))
         is_current = all(map(operator.is_, old_sources, sources))
         if copy is None or not is_current or _format(copy) != _format(like):
@@ -521,20 +607,15 @@ class JacHess:
         # would move them by momentum and weight decay.
         return torch.zeros_like(loss.detach(), requires_grad=True)
 
-    def _note_nonfinite(self, layer: int, has_finite_embeddings: bool) -> None:
+    def _note_nonfinite(self, layer: int, embeddings: Tensor) -> None:
         """Count and log a skipped step, or raise FloatingPointError, as ``on_nonfinite`` says.
 
         Args:
             layer: index, among the chosen layers, of the first one whose norm is not finite.
         """
-        text = f"step {int(self.step)}: layer {layer} (of those chosen) has a non-finite norm"
-        if not has_finite_embeddings:
-            text += " (this batch's token embeddings are not finite)"
+        text = nonfinite_text(int(self.step), layer, embeddings)
         if self.on_nonfinite == "raise":
-            raise FloatingPointError(
-                f"{text}, and so the penalty; lower the learning rate, use a wider dtype, or "
-                "on_nonfinite='skip'"
-            )
+            raise FloatingPointError(text + NONFINITE_REMEDY)
         self.skipped[layer] += 1
         _LOG.warning("%s; the step is skipped, %d so far", text, self.skipped.total())
 
@@ -619,28 +700,30 @@ def _token_mean(tokens: Tensor, counts: Tensor) -> Tensor:
     return (tokens.sum(-1) / counts).mean(-1)
 
 
-def nonfinite_layer(
-    terms: Tensor, loss: Tensor, ranks: Ranks, rows: Tensor | None = None
-) -> int | None:
-    """Return the index of the first layer whose term is not finite on any rank, or None if all
-    terms and the loss are finite; a collective.
+def _unreached(model: nn.Module, loss: Tensor) -> list[Tensor]:
+    """Return the trained parameters to which the loss has no gradient."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
+    return [p for p, g in zip(parameters, gradients, strict=True) if g is None]
 
-    Args:
-        rows: mask of real tokens, ``[B, T]``. If one of its rows has no real token, the number of
-            layers is returned; both checks need only one copy from the GPU, for which the host
-            waits. None: not checked.
-    """
-    values = [terms.detach(), loss.detach().reshape(1)]
-    if rows is not None:
-        # Infinite where a row has no token.
-        values.append(rows.to(terms.device).any(1).reciprocal())
-    # 0 times a value that is not finite is NaN, which stays NaN in the sum over the ranks.
-    count, zeros = len(terms), ranks.sum(torch.cat(values) * 0).tolist()
-    finite = [zero == 0 for zero in zeros]
-    if not all(finite[count + 1 :]):
-        return count
-    # If only the loss, their sum, overflows, the first layer is returned.
-    return None if all(finite) else finite.index(False) % count
+
+def _drop_zero_gradients(out: JacHessOutput, unreached: list[Tensor]) -> None:
+    """Let a backward from the penalty alone leave the gradients of parameters that it does not
+    reach None, as in an eager step; a graph's backward gives zeros."""
+    node = out.loss.grad_fn
+    if node is None or not unreached:
+        return
+    edges = [getattr(n, "variable", None) for n, _ in node.next_functions]
+    penalty = {t.output_nr for t in (out.loss, *vars(out.smoothness).values()) if t is not None}
+    ids = {*map(id, unreached)}
+
+    def drop(gradients: Gradients, cotangents: Gradients) -> Gradients | None:
+        if any(c is not None for n, c in enumerate(cotangents) if n not in penalty):
+            return None
+        pairs = zip(gradients, edges, strict=True)
+        return tuple(None if id(variable) in ids else g for g, variable in pairs)
+
+    node.register_hook(drop)
 
 
 class _Base(TypedDict):

@@ -1,4 +1,4 @@
-"""Ranks and collectives of data-parallel models.
+"""Ranks and collectives of data-parallel models; checks of their losses.
 
 A model is data-parallel if DistributedDataParallel or an engine of DeepSpeed wraps it, if it is
 called within such a wrapper's forward, if `replicate` was applied to it, or if `fully_shard` has
@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from .. import torch_private
 from ..models import is_deepspeed, real_pairs
 
+NONFINITE_REMEDY = (
+    ", and so the penalty; lower the learning rate, use a wider dtype, or on_nonfinite='skip'"
+)
 _REPLICATE = "torch.distributed._composable.replicate"
 
 
@@ -186,3 +189,33 @@ def placeholder_row(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return row
 
     return {name: shrink(name, value) for name, value in batch.items()}
+
+
+def nonfinite_layer(
+    terms: Tensor, loss: Tensor, ranks: Ranks, rows: Tensor | None = None
+) -> int | None:
+    """Return the index of the first layer whose term is not finite on any rank, or None if all
+    terms and the loss are finite; a collective.
+
+    Args:
+        rows: mask of real tokens, ``[B, T]``. If one of its rows has no real token, the number of
+            layers is returned; both checks need only one copy from the GPU, for which the host
+            waits. None: not checked.
+    """
+    values = [terms.detach(), loss.detach().reshape(1)]
+    if rows is not None:
+        # Infinite where a row has no token.
+        values.append(rows.to(terms.device).any(1).reciprocal())
+    # 0 times a value that is not finite is NaN, which stays NaN in the sum over the ranks.
+    count, zeros = len(terms), ranks.sum(torch.cat(values) * 0).tolist()
+    finite = [zero == 0 for zero in zeros]
+    if not all(finite[count + 1 :]):
+        return count
+    # If only the loss, their sum, overflows, the first layer is returned.
+    return None if all(finite) else finite.index(False) % count
+
+
+def nonfinite_text(step: int, layer: int, embeddings: Tensor) -> str:
+    text = f"step {step}: layer {layer} (of those chosen) has a non-finite norm"
+    is_finite = bool(torch.isfinite(embeddings).all())
+    return text if is_finite else f"{text} (this batch's token embeddings are not finite)"

@@ -17,6 +17,7 @@ HessianNorm = Literal["per_dimension", "tensor"]
 Scope = Literal["all", "first", "last"]
 Layers = Literal["all", "logits"] | Sequence[int]
 Dimensions = int | Literal["all"]
+Number = int | Tensor
 
 # Name → function of (model, batch, settings, random). `estimators` and `reverse` register theirs;
 # `estimators.measure` calls them.
@@ -103,25 +104,25 @@ class Randomness:
 
     @classmethod
     def from_seed(
-        cls, seed: int | None, step: int | Tensor = 0, *, rank: int = 0, calibrating: bool = False
+        cls, seed: Number | None, step: Number = 0, *, rank: int = 0, calibrating: bool = False
     ) -> Randomness:
         """Return counters that give the same random numbers for the same arguments on every device.
 
         Args:
-            seed: the seed; None: drawn from torch's global CPU generator, or, if ``step`` is a
-                tensor, from the generator of its device.
+            seed: the seed, a number or an int64 scalar on the model's device; None: drawn from
+                torch's global CPU generator, or, if ``step`` is a tensor, from the generator of its
+                device.
             step: number of the training step or calibration batch, or an int64 scalar on the
                 model's device.
             rank: rank of this process; ranks draw different directions, but the same D.
             calibrating: whether the numbers are for calibration, which draws other directions and
                 another D than training.
         """
-        key: int | Tensor | None = seed
-        if key is None:
-            key = fresh_seed_on(step.device) if isinstance(step, Tensor) else fresh_seed()
+        if seed is None:
+            seed = fresh_seed_on(step.device) if isinstance(step, Tensor) else fresh_seed()
         directions: Use = "calibration directions" if calibrating else "directions"
         dimensions: Use = "calibration dimensions" if calibrating else "dimensions"
-        return cls(DrawCounter(key, directions, step, rank), DrawCounter(key, dimensions, step))
+        return cls(DrawCounter(seed, directions, step, rank), DrawCounter(seed, dimensions, step))
 
 
 def tokens_in_scope(mask: Tensor, scope: Scope) -> Tensor:
@@ -162,7 +163,8 @@ def layer_indices(layers: Layers, count: int) -> list[int]:
 def stack_equal_shapes(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return K tensors as a list of one stack ``[K, ...]`` if they have the same shape, otherwise
     as K stacks ``[1, ...]``."""
-    if len({tensor.shape for tensor in tensors}) == 1:
+    # Not a set of shapes: within a graph of any size they hold symbols, which have no hash.
+    if all(tensor.shape == tensors[0].shape for tensor in tensors):
         return [torch.stack([*tensors])]
     return [tensor.unsqueeze(0) for tensor in tensors]
 

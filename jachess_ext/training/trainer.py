@@ -106,6 +106,9 @@ class MethodMixin(_Base):
             (`jx.graphed`), for methods none, jachess in mode train and those derived from it.
             Batches need one shape: a collator that pads to a fixed length, and
             ``dataloader_drop_last=True``.  On a CPU it only gives a warning.
+        compile: backend of torch.compile, "aot_eager" or "inductor", for the model's training
+            passes and the step of `jx.JacHess`; None: that of ``TrainingArguments(torch_compile=
+            True)``, if it is set.  The model stays compiled (``nn.Module.compile``).
 
     Attributes:
         method: the method, bound to this trainer.
@@ -126,6 +129,7 @@ class MethodMixin(_Base):
         method: Method | str = "none",
         unlabelled_dataset: Rows | None = None,
         graphed: bool = False,
+        compile: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -144,6 +148,9 @@ class MethodMixin(_Base):
                 f"method is {type(method)}; expected a Method such as jachess_ext.training.JacHess("
                 "strength=0.01), not jachess_ext.JacHess, or text such as 'jachess,strength=0.01'"
             )
+        self._compile = compile
+        is_compiled = compile is None and self.args.torch_compile
+        self.backend = self.args.torch_compile_backend if is_compiled else compile
         self.method = self._unbound.bind(self)
         self._graphed = graphed
         self._graph: Callable[..., tuple[Tensor, dict[str, Tensor]]] | None = None
@@ -410,6 +417,8 @@ class MethodMixin(_Base):
         steps = self.args.gradient_accumulation_steps
         self._division_unchecked = steps * ranks > 1 and counts_items
         self._reached = set()
+        if self._compile and self.model._compiled_call_impl is None:
+            self.model.compile(backend=self._compile)
         self.method.begin(self.accelerator.unwrap_model(self.model_wrapped))
 
     def _check_loss_division(self, samples: list[dict[str, Tensor]]) -> None:

@@ -68,7 +68,11 @@ FIXED = (
     *(torch._ops.OpOverload, torch._ops.OpOverloadPacket),
     torch._ops.HigherOrderOperator,  # to dynamo, torch's checkpoint is one
 )
-_MUTABLE = (dict, list, set, collections.deque)
+# Attributes that dynamo cannot read: a module's compiled forward, which no region runs, and handles
+# of transformers' hooks for gradient checkpointing; the hooks are read where they are registered.
+_UNREAD = ("_compiled_call_impl", "_require_grads_hook", "_require_grads_hooks")
+# OrderedDict first: dict.clear would leave its order as it was.
+_MUTABLE = (collections.OrderedDict, dict, list, set, collections.deque)
 _SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 
 
@@ -106,7 +110,7 @@ def contents(value: object, ids: list[int]) -> list[Any]:
     if isinstance(value, types.MethodType):
         return [value.__self__, value.__func__]
     if isinstance(value, dict | types.MappingProxyType):
-        return [value[key] for key in value]
+        return [value[key] for key in value if key not in _UNREAD]
     if isinstance(value, _SEQUENCES):
         return list(value)
     if id(value) in ids:
@@ -188,7 +192,7 @@ def _find_unguarded(value: object, ids: list[int], path: str) -> tuple[type, str
         children = contents(value, ids)
     except (ValueError, AttributeError):  # an empty cell
         return cls, path
-    keys = list(value) if isinstance(value, dict) else []
+    keys = [k for k in value if k not in _UNREAD] if isinstance(value, dict) else []
     for number, child in enumerate(children):
         suffix = f".{keys[number]}" if number < len(keys) else ""
         if attribute := _find_unguarded(child, ids, path + suffix):

@@ -51,7 +51,7 @@ def jet_in_graph(fn: Function, x: object, directions: object, order: int, second
     for constant in ORDERS:  # with dynamic=True the order is a symbol
         order = constant if order == constant else order
     stacks = _jet_region(pack_call(fn), x, directions, order, second)
-    _raise_error(stacks)
+    raise_error(stacks)
     count = pytree.tree_leaves(directions)[0].shape[0]
     layout = make_layout.__wrapped__(count, order, second)
 
@@ -77,7 +77,7 @@ def jvp_in_graph(
     """
     tangents = _encode_none(tangents)
     outputs = _jvp_region(pack_call(fn), primals, tangents, has_aux, differentiable, is_second_run)
-    _raise_error(outputs)
+    raise_error(outputs)
     return outputs
 
 
@@ -130,7 +130,7 @@ def _decode_none(value: T) -> T:
     )
 
 
-def _raise_error(result: object) -> None:
+def raise_error(result: object) -> None:
     if isinstance(result, dict):
         for key in result:
             if isinstance(key, str) and key.startswith(_ERROR_KEY):
@@ -152,7 +152,7 @@ def _jet_region(call: Call, x: object, directions: object, order: int, second: S
             value, lambda t: lift(t, layout).streams if carries_derivatives(t) else t
         )
 
-    return _return_error(run, x)
+    return return_error(run, x)
 
 
 @torch._dynamo.nonstrict_trace
@@ -174,11 +174,11 @@ def _jvp_region(
         inputs, layout = attach_tangents(primals, _decode_none(tangents), uses_jets)
         modules = nn.ModuleList(modules_in(fn, []))
         guard = refuse_irreproducible(modules) if is_second_run else nullcontext()
-        with _refuse_captured(), refuse_attribute_writes(fn), guard:
+        with refuse_captured(), refuse_attribute_writes(fn), guard:
             value = fn(*inputs)
         return split_output(value, has_aux, differentiable, layout)
 
-    return _return_error(run, primals)
+    return return_error(run, primals)
 
 
 def _is_traced(inputs: object) -> bool:
@@ -194,7 +194,7 @@ def _is_traced(inputs: object) -> bool:
 def _open_pass(fn: Function, layout: JetLayout, inputs: object) -> Iterator[None]:
     """Open the pass of a non-strict region, which is traced or runs eagerly."""
     if _is_traced(inputs):
-        with _refuse_captured(), refuse_attribute_writes(fn):
+        with refuse_captured(), refuse_attribute_writes(fn):
             yield
     else:
         with FORCE_EAGER, jets_through_fsdp(), open_pass(layout.jet_pass):
@@ -202,7 +202,7 @@ def _open_pass(fn: Function, layout: JetLayout, inputs: object) -> Iterator[None
 
 
 @torch._dynamo.disable
-def _return_error(run: Callable[[], Any], inputs: object) -> Any:
+def return_error(run: Callable[[], Any], inputs: object) -> Any:
     """Return ``run()``; if it raises an error in a traced region, return a dict whose key is the
     message.
 
@@ -226,7 +226,7 @@ def _return_error(run: Callable[[], Any], inputs: object) -> Any:
 
 
 @contextmanager
-def _refuse_captured() -> Iterator[None]:
+def refuse_captured() -> Iterator[None]:
     """Context manager in which tensors that are no inputs of the graph raise an error: the graph of
     a non-strict region would hold them as constants."""
     former = fake_tensor_tls.allow_non_fake_inputs_override

@@ -21,7 +21,8 @@ from ..callbacks import flatten_figures, write_entry
 from .base import Loss, Outputs, Run, WithModes
 from .settings import choice, count, count_or_none, fixed, flag, nonnegative, positive, setting
 
-_REGULARISER_ARGUMENTS = inspect.signature(Regulariser).parameters.keys() - {"model", "seed"}
+_OF_RUN = {"model", "seed", "compile"}
+_REGULARISER_ARGUMENTS = inspect.signature(Regulariser).parameters.keys() - _OF_RUN
 Figures = dict[str, Tensor]
 
 
@@ -131,6 +132,7 @@ class JacHess(WithModes, name="jachess"):
     def prepare(self) -> None:
         super().prepare()
         self.regulariser = self.build_regulariser(self.trainer.model, self.trainer.args.seed)
+        self.regulariser.compile = self.trainer.backend
         previous = getattr(self.trainer, "method", None)  # bound to the model of another trial
         if isinstance(previous, JacHess) and not previous._measured_base:
             self.regulariser.base = previous.regulariser.base
