@@ -360,12 +360,12 @@ class MethodMixin(_Base):
         # The Trainer counts the labels here, before `_prepare_inputs`: a target dropped only there
         # would still be in the count that the loss is divided by.
         batches = (drop_padding_targets(self.model, batch) for batch in epoch_iterator)
-        samples, count = super().get_batch_samples(batches, *args, **kwargs)
-        if self._division_unchecked and samples:
-            self._check_loss_division(samples)
+        micro_batches, count = super().get_batch_samples(batches, *args, **kwargs)
+        if self._division_unchecked and micro_batches:
+            self._check_loss_division(micro_batches)
             if not (self.model_accepts_loss_kwargs or self.compute_loss_func):
                 count = None
-        return samples, count
+        return micro_batches, count
 
     def next_unlabelled(self) -> dict[str, Tensor]:
         """Return the next batch of the unlabelled data, without labels."""

@@ -16,13 +16,13 @@ PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
     "differentiable": 1187,
-    "jet": 6358,
+    "jet": 6359,
     "lab": 4119,
     "ntk": 2019,
     "ops": 2649,
     "scaling": 3508,
-    "smoothness": 1068,
-    "training": 1699,
+    "smoothness": 1177,
+    "training": 1707,
     ".": 998,
 }
 """Lines of code of each folder's Python files at most, without imports, comments, docstrings and

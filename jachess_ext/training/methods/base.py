@@ -288,7 +288,8 @@ class Method:
         """
 
     def zero_loss(self, task: Tensor) -> Tensor | None:
-        """Return a zero loss, which skips a step with a non-finite task loss, or None: an error."""
+        """Return the loss that replaces a task loss that is not finite, so that the step changes
+        nothing; None if the trainer is to raise an error instead."""
         return None
 
     @property
