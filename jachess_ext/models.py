@@ -19,7 +19,7 @@ NO_LABEL = -100
 
 
 Replace = Callable[[Tensor, Tensor], Tensor]
-TWO_STACKS = (
+SEVERAL_EMBEDDINGS_MESSAGE = (
     "the model embeds its tokens more than once in a pass (an encoder-decoder?); derivatives are "
     "taken through one encoder or decoder: pass that part, for example model.get_encoder()"
 )

@@ -103,8 +103,8 @@ def scatter_reduce(
     # ``dim``.
     corner = [slice(size) for size in index.shape]
     lines = (*corner[:dim], slice(None), *corner[dim + 1 :])
-    numbers = torch.arange(x.numel(), device=x.device).reshape(x.shape)
-    groups = numbers[lines].gather(dim, index).flatten()
+    flat_indices = torch.arange(x.numel(), device=x.device).reshape(x.shape)
+    groups = flat_indices[lines].gather(dim, index).flatten()
     out = _reduce_with(x.reshape(-1), groups, src[tuple(corner)].flatten(), reduce, include_self)
     return out.reshape(input.shape)
 

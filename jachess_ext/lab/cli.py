@@ -71,7 +71,7 @@ COMMANDS = {
 }
 
 
-def needs() -> dict[str, tuple[str, ...]]:
+def modules_needed() -> dict[str, tuple[str, ...]]:
     """Return command -> modules that it needs; a command with an option that needs further modules
     has an entry of its own, such as "jachess select --report"."""
     return {
@@ -171,13 +171,13 @@ def _parsed(name: str, words: Sequence[str]) -> functools.partial[int | None]:
         argparse.ArgumentParser(user, description=command.summary).parse_args(words)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # the report itself has this warning
-            bound = functools.partial(import_module("..doctor", __package__).main, needs())
+            bound = functools.partial(import_module("..doctor", __package__).main, modules_needed())
     elif name == "select":  # without tyro, so that it works in the smallest installation
         bound = import_module(f"{__package__}.commands.select").parsed(words)
     else:
         bound = _parsed_by_tyro(name, words)
     user += next((f" --{o}" for o in command.option_needs if bound.keywords.get(o)), "")
-    require_all(user, needs()[user])  # after the help
+    require_all(user, modules_needed()[user])  # after the help
     return bound
 
 

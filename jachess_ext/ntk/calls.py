@@ -1,7 +1,7 @@
 """Parsers of calls that use a parameter, and each call's contribution to the kernel.
 
 To cover another torch function, add its parser to `_PARSERS` and, for a new kind of call, the
-function that computes its contribution to `CONTRIBUTE`.
+function that computes its contribution to `CONTRIBUTION_RULES`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Call:
     """A call of a torch function or of a module.
 
     Attributes:
-        kind: kind of the function, a key of ``CONTRIBUTE``.
+        kind: kind of the function, a key of ``CONTRIBUTION_RULES``.
         roles: role ("weight", "bias") -> name of the parameter.
         inputs: tensor that the parameter is combined with, [n·s, ...] like the output (n samples, s
             rows each); None if the contribution needs no input.
@@ -304,7 +304,7 @@ def _split_samples(value: object, num_samples: int) -> object:
     return value.unflatten(0, (num_samples, -1))
 
 
-CONTRIBUTE: dict[str, Callable[[Call, Tensor, Shapes, int], dict[str, Contribution]]] = {
+CONTRIBUTION_RULES: dict[str, Callable[[Call, Tensor, Shapes, int], dict[str, Contribution]]] = {
     "linear": _linear_contribution,
     "embedding": _embedding_contribution,
     "take": _embedding_contribution,
@@ -344,7 +344,7 @@ def chain_start(call: Call, cotangents: Tensor) -> tuple[Call, Tensor]:
     end, start = call.options["end"], call.options["call"]
     outputs, samples = cotangents.shape[:2]
     grads = cotangents.flatten(0, 1)[:, None]  # [C n, 1, ...]: each one cotangent of the end
-    (moved,) = torch.autograd.grad(
+    (start_cotangents,) = torch.autograd.grad(
         end, [start.edge], grads, retain_graph=True, is_grads_batched=True
     )
-    return start, moved.unflatten(0, (outputs, samples)).flatten(1, 2)
+    return start, start_cotangents.unflatten(0, (outputs, samples)).flatten(1, 2)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models import in_mode
-from .calls import CONTRIBUTE, Call, chain_start
+from .calls import CONTRIBUTION_RULES, Call, chain_start
 from .contract import Contribution, Dense, add_up, as_real
 from .independence import (
     Separation,
@@ -267,7 +267,7 @@ def contributions(
         if call.kind == "chain":
             call, stacked = chain_start(call, stacked)
         try:
-            terms = CONTRIBUTE[call.kind](call, stacked, shapes, count)
+            terms = CONTRIBUTION_RULES[call.kind](call, stacked, shapes, count)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:

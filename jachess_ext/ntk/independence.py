@@ -186,18 +186,18 @@ class Separation:
             factors: factor a_n of each sample in this pass, [n].
             cotangents: cotangent of each recorded call's output, [n·s, ...]; None: zero.
         """
-        for call, cotangent in enumerate(cotangents):
+        for call_index, cotangent in enumerate(cotangents):
             if cotangent is None or not cotangent.numel():
                 continue
             rows = as_real(cotangent).reshape(len(factors), -1)
             wide = rows.dtype if rows.dtype == torch.float64 else torch.float32
-            if call not in self._vectors:
+            if call_index not in self._vectors:
                 vector = torch.randn(rows.shape[1], generator=self._generator, device="cpu")
-                self._vectors[call] = vector.to(rows)
-            product = (rows @ self._vectors[call]).to(wide) * factors.to(wide)
+                self._vectors[call_index] = vector.to(rows)
+            product = (rows @ self._vectors[call_index]).to(wide) * factors.to(wide)
             norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide) * factors.to(wide).abs()
-            self._sums[call] = self._sums.get(call, 0.0) + product
-            self._sizes[call] = max(self._sizes.get(call, 0.0), float(norms.max()))
+            self._sums[call_index] = self._sums.get(call_index, 0.0) + product
+            self._sizes[call_index] = max(self._sizes.get(call_index, 0.0), float(norms.max()))
 
     def suspects(self) -> set[int]:
         """Return the indices of samples whose weighted sum exceeds round-off: other samples may

@@ -200,13 +200,13 @@ def check_settings(mask: Tensor | None, settings: Settings) -> None:
     """
     if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(
-            f"mask has dtype {mask.dtype}; expected bool (True takes block) or a float dtype "
+            f"mask has dtype {mask.dtype}; expected bool (True takes part) or a float dtype "
             "(added to the scores): convert it with .to()."
         )
     if min(settings.left, settings.right) < -1:
         raise ValueError(
             f"window is {(settings.left, settings.right)}; expected how many keys to the left and "
-            "to the right take block, −1 for no limit."
+            "to the right take part, −1 for no limit."
         )
     if not 0 <= settings.softcap < math.inf:
         raise ValueError(

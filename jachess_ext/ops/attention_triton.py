@@ -21,7 +21,7 @@ from .library import OLDEST_GPU, available, constant_when_compiled
 
 LARGEST_HEAD_WITHOUT_SCORES = 64
 """Numbers of a head at most in the backward that stores no scores."""
-DESCRIBED = (16, 32, 64, 128)
+HEAD_SIZES = (16, 32, 64, 128)
 """Numbers of a head that tensor descriptors take."""
 
 
@@ -74,15 +74,13 @@ def accepts(call: Call) -> bool:
     C++ kernels, too, run on, and of 128 where tensor descriptors serve.
     """
     query, key, value = call[:3]
+    if not (enabled() and query.is_cuda and query.dim() == value.dim() == 5 and len(query) == 2):
+        return False
     sizes = {int(query.shape[-1]), int(value.shape[-1])}
-    described = sizes <= {*DESCRIBED}
     return (
-        query.is_cuda
-        and query.dtype == key.dtype == value.dtype == torch.bfloat16
-        and len(query) == 2
-        and enabled()
+        query.dtype == key.dtype == value.dtype == torch.bfloat16
         and _capability(query.device.index) >= OLDEST_GPU
-        and (max(sizes) <= 64 or (described and _has_descriptors(query)))
+        and (max(sizes) <= 64 or (sizes <= {*HEAD_SIZES} and _has_descriptors(query)))
     )
 
 
@@ -216,4 +214,4 @@ def _takes_descriptor(x: Tensor) -> bool:
     """Return whether a tensor descriptor takes a jet: its strides are multiples of 16 bytes."""
     unit = 16 // x.element_size()
     aligned = x.data_ptr() % 16 == 0 and all(n > 0 and n % unit == 0 for n in x.stride()[:4])
-    return x.numel() > 0 and aligned and x.shape[-1] in DESCRIBED and _has_descriptors(x)
+    return x.numel() > 0 and aligned and x.shape[-1] in HEAD_SIZES and _has_descriptors(x)

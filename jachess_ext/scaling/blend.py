@@ -131,7 +131,7 @@ class Kriging:
 
         Args:
             covariance: [k, m + t, m + t], the measured values first.
-            points: number of measured values, m.
+            m: number of measured values.
         """
         # The constant has a flat prior, so that P annihilates constants.  The weights for a known
         # mean (`simple`) sum to 1 − `missing`; for an unbiased prediction, the estimate of the

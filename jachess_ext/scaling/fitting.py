@@ -151,7 +151,7 @@ _DIGITS = 9  # decimals to which errors are compared, as smaller differences are
 
 
 def _fit_best(
-    curves: Curves, kernel: Mapping[str, object], fit_one: Callable[..., FittedLaw]
+    curves: Curves, kernel_args: Mapping[str, object], fit_one: Callable[..., FittedLaw]
 ) -> FittedLaw:
     """Fit the law that would have forecast the larger sizes best from the smaller ones.
 
@@ -163,11 +163,11 @@ def _fit_best(
 
     Args:
         curves: the losses.
-        kernel: arguments `theta`, `residual`, `t` and `lr` of `fit`; empty without a kernel.
+        kernel_args: `theta`, `residual`, `t` and `lr` of `fit`; empty without a kernel.
         fit_one: (sizes, losses, law, weights and kernel by keyword) -> fitted law.
     """
     laws = list(_SIMPLEST_FIRST)
-    if not kernel:
+    if not kernel_args:
         laws.remove("lensllm")  # with F free it is the rectified law
     if (curves.weights != curves.weights[:, :1]).any():
         laws.remove("ats")
@@ -181,8 +181,8 @@ def _fit_best(
         options: dict[str, object] = {}
         if law == "lensllm":
             # Θ and r are either the same for all sizes, or sequences with one entry per size, as t.
-            options = {n: v[:k] if isinstance(v, Sequence) else v for n, v in kernel.items()}
-            options["t"] = np.asarray(kernel["t"])[:k]
+            options = {n: v[:k] if isinstance(v, Sequence) else v for n, v in kernel_args.items()}
+            options["t"] = np.asarray(kernel_args["t"])[:k]
         options["weights"] = None if law == "ats" else curves.weights[:, mask]
         return fit_one(curves.sizes[mask], curves.losses[:, mask], law, **options)
 
@@ -355,7 +355,7 @@ class _Problem:
             curve_ids: curve of each start, [P].
             delta: Huber's threshold of each curve, [n].
             limits: number of iterations and tolerance.
-            held: which coordinates stay at their start, [p].
+            is_held: which coordinates stay at their start, [p].
         """
         low, high = (np.where(is_held, u, end[curve_ids]) for end in (self.low, self.high))
         weights, residuals = self.weights[curve_ids], self.residuals(curve_ids)

@@ -203,7 +203,7 @@ def _measurement(run: _Run, metric: str, choice: str) -> float:
     Args:
         run: the run.
         metric: recorded name of the metric.
-        value: "last" or "best".
+        choice: "last" or "best".
 
     Raises:
         TableError: a measurement is missing or not finite, or two at one step differ.
@@ -334,10 +334,10 @@ def _trainer_run(folder: Path, directory: Path, state: State) -> _Run:
         raise TableError(f"{text} (train_runtime differs); remove the files of the earlier one")
     logged_values: dict[str, list[tuple[int | None, float]]] = {}
     for entry in [*log, {"step": log[-1].get("step") if log else None, **results}]:
-        for name, number in entry.items():
+        for name, value in entry.items():
             if re.match(r"eval_|test_|predict_", name):
-                is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
-                pair = entry.get("step"), float(number) if is_number else math.nan
+                is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+                pair = entry.get("step"), float(value) if is_number else math.nan
                 logged_values.setdefault(name, []).append(pair)
     recipe = {name: state[name] for name in _RECIPE if state.get(name) is not None}
     trial = state.get("trial_params")  # of Trainer.hyperparameter_search

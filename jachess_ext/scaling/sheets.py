@@ -194,7 +194,7 @@ class Sheet:
 
         Args:
             index: of the column.
-            doubtful: whether a cell that raises DoubtfulSize counts as a size.
+            allow_doubtful: whether a cell that raises DoubtfulSize counts as a size.
         """
         for cell in self.columns[index]:
             try:

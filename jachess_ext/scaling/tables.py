@@ -434,7 +434,7 @@ class _Reader:
         Adds a question, with the column as the suggestion.
 
         Args:
-            others: indices of columns with another role.
+            used: indices of columns with another role.
 
         Raises:
             TableError: no column can be that of the sizes.
@@ -460,7 +460,7 @@ class _Reader:
         Adds a question, with the column as the suggestion.
 
         Args:
-            others: indices of columns with another role.
+            used: indices of columns with another role.
 
         Raises:
             TableError: no column can be that of the models.

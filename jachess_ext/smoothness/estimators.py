@@ -26,7 +26,13 @@ from ..jet.passes.fsdp import jets_through_fsdp
 from ..jet.passes.scope import open_pass
 from ..jet.rows.check import Generators
 from ..jet.rows.sameness import CAUSES, require_same
-from ..models import TWO_STACKS, backbone_of, hooked_embeddings, padding_mask, unwrapped
+from ..models import (
+    SEVERAL_EMBEDDINGS_MESSAGE,
+    backbone_of,
+    hooked_embeddings,
+    padding_mask,
+    unwrapped,
+)
 from ..ops import jet_mean_squares, library
 from ..torch_private import functional as F
 from .directions import Distribution, draw_directions
@@ -226,7 +232,7 @@ def run_model(
 
     def replace(x: Tensor, real: Tensor) -> Tensor:
         if seen:
-            raise ValueError(TWO_STACKS)
+            raise ValueError(SEVERAL_EMBEDDINGS_MESSAGE)
         seen.append((x, real))
         entered = enter(x, real)
         if isinstance(entered, JetTensor):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .._io import axes_or_new
 from ..models import (
-    TWO_STACKS,
+    SEVERAL_EMBEDDINGS_MESSAGE,
     in_mode,
     leaf_embeddings,
     on_device_of,
@@ -157,7 +157,7 @@ def decision_slopes(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, 
         if logits.ndim != 2:
             return {}
         if len(leaves) > 1:
-            raise ValueError(TWO_STACKS)
+            raise ValueError(SEVERAL_EMBEDDINGS_MESSAGE)
         real = padding_mask(batch).unsqueeze(-1)
 
         def gradient_norms(values: Tensor) -> Tensor:

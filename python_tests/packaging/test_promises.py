@@ -27,7 +27,10 @@ def in_extra(name: str) -> set[str]:
 
 
 def test_the_extra_has_what_commands_and_training_need() -> None:
-    modules = {*TRAINING, *(module for needed in cli.needs().values() for module in needed)}
+    modules = {
+        *TRAINING,
+        *(module for needed in cli.modules_needed().values() for module in needed),
+    }
     assert {DISTRIBUTIONS.get(module, module) for module in modules} <= in_extra("demo")
 
 

@@ -19,7 +19,7 @@ LINES = {
     "jet": 6359,
     "lab": 4119,
     "ntk": 2019,
-    "ops": 2649,
+    "ops": 2647,
     "scaling": 3508,
     "smoothness": 1177,
     "training": 1707,

@@ -43,7 +43,7 @@ _NOT_AN_INPUT = (
     "constant of the graph, without a gradient. Register it (register_buffer), or pass it with "
     "functools.partial(module, ...)"
 )
-_ERROR_KEY = "problem: "
+_ERROR_PREFIX = "problem: "
 
 
 def jet_in_graph(fn: Function, x: object, directions: object, order: int, second: Second) -> Any:
@@ -133,8 +133,8 @@ def _decode_none(value: T) -> T:
 def raise_error(result: object) -> None:
     if isinstance(result, dict):
         for key in result:
-            if isinstance(key, str) and key.startswith(_ERROR_KEY):
-                raise JetGraphError(key.removeprefix(_ERROR_KEY))
+            if isinstance(key, str) and key.startswith(_ERROR_PREFIX):
+                raise JetGraphError(key.removeprefix(_ERROR_PREFIX))
 
 
 @torch._dynamo.nonstrict_trace
@@ -222,7 +222,7 @@ def return_error(run: Callable[[], Any], inputs: object) -> Any:
         message = f"{type(error).__name__}: {error}"
         if "convert all Tensors to FakeTensors" in message:
             message = _NOT_AN_INPUT
-        return {_ERROR_KEY + message: torch.zeros(())}
+        return {_ERROR_PREFIX + message: torch.zeros(())}
 
 
 @contextmanager

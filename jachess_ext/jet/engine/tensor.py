@@ -129,7 +129,7 @@ class JetTensor(DerivativeTensor):
 
     @property
     def primal(self) -> Tensor:
-        """Return x0, ``shape``."""
+        """Return x_0, the value of the function: stream 0, a tensor of the jet's shape."""
         return self.streams[0]
 
     @property

@@ -82,8 +82,10 @@ def require_same(
 
 
 def distance(tensors: Sequence[Tensor], other_tensors: Sequence[Tensor]) -> float:
-    """Return the largest difference of entries a of ``first`` and b of ``second``, in units of
-    ε (|a| + median |a|); NaN equals NaN, and infinity equals infinity."""
+    """Return the largest difference of an entry a of ``tensors`` and b of ``other_tensors``.
+
+    It is in units of ε (|a| + median |a|); NaN equals NaN, and infinity equals infinity.
+    """
     largest = 0.0
     for a, b in zip(map(_make_readable, tensors), map(_make_readable, other_tensors), strict=True):
         if a.shape != b.shape:

@@ -91,10 +91,10 @@ def parsed(words: Sequence[str]) -> partial[None]:
     page = "file for one page of curves, predictions, ranking and cost, .html"
     option("--report", **file, help=page)
     options = {k: v for k, v in vars(parser.parse_args(words)).items() if v is not None}
-    pairs = options.get("read", [])
-    if len(pairs) % 2:
-        parser.error(f"--read takes pairs of a name and a value, not {shlex.join(pairs)}")
-    options["read"] = dict(zip(pairs[::2], pairs[1::2], strict=True))
+    words = options.get("read", [])
+    if len(words) % 2:
+        parser.error(f"--read takes pairs of a name and a value, not {shlex.join(words)}")
+    options["read"] = dict(zip(words[::2], words[1::2], strict=True))
     return partial(select, **options)
 
 

@@ -169,9 +169,9 @@ def _print(live: LiveSelection) -> None:
     search, selection = live.search, live.search.selection()
     print(f"{live.task}, dev rows judged: {search.test_rows:,}")
     print(selection.text())
-    last = {record.model: record.scores for record in live.records}
-    if any("perplexity" in scores for scores in last.values()):
-        figures = (f"{model} {last[model]['perplexity']:.4g}" for model in selection.ranking)
+    last_scores = {record.model: record.scores for record in live.records}
+    if any("perplexity" in scores for scores in last_scores.values()):
+        figures = (f"{model} {last_scores[model]['perplexity']:.4g}" for model in selection.ranking)
         print(f"perplexity a token after the last run: {', '.join(figures)}")
     for model, reason in live.stops.items():
         if reason != search.stop:

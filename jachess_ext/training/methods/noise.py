@@ -70,7 +70,7 @@ class _Corruption(Method):
     the model's embedding table.  If the tokenizer has neither an unknown nor a mask token, all
     replacements are random tokens.
 
-    Args:
+    Attributes:
         swapped: fraction of the tokens that are swapped.
         unknown: fraction of the swapped tokens that become the unknown token instead of a random
             one.

@@ -76,7 +76,9 @@ OPTIONS = {
     "evaluate": ("results.jsonl",),
     "demo": ("--quick",),
 }
-NEEDS = {name.removeprefix("jachess "): needed for name, needed in cli.needs().items() if needed}
+NEEDS = {
+    name.removeprefix("jachess "): needed for name, needed in cli.modules_needed().items() if needed
+}
 LACKED = [("select", ("scipy",)), ("finetune", ("sklearn",)), *NEEDS.items()]
 
 
@@ -106,7 +108,9 @@ def test_doctor_says_what_commands_need(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setitem(sys.modules, "scipy", None)
     assert cli.main(["doctor"]) in (0, 1)
     needing = re.findall("note: (.*) would need `pip install scipy`", capsys.readouterr().out)
-    assert needing[0].split(", ") == [name for name, needed in cli.needs().items() if needed]
+    assert needing[0].split(", ") == [
+        name for name, needed in cli.modules_needed().items() if needed
+    ]
 
 
 def test_select_needs_neither_tyro_nor_torch(tmp_path: Path) -> None:

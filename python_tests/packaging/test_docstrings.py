@@ -1,0 +1,72 @@
+"""What a docstring lists under "Args:" are the parameters, by their names."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import jachess_ext
+
+PACKAGE = Path(jachess_ext.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+_ENTRY = re.compile(r"^ {4}\*{0,2}(\w+(?:, \*{0,2}\w+)*): ")
+
+
+def listed(docstring: str) -> list[str]:
+    """The names of the entries below "Args:", as `inspect.cleandoc` indents them."""
+    names: list[str] = []
+    lines = iter(docstring.splitlines())
+    for line in lines:
+        if line == "Args:":
+            break
+    for line in lines:
+        if line and not line.startswith(" "):
+            break
+        if match := _ENTRY.match(line):
+            names += re.findall(r"\w+", match[1])
+    return names
+
+
+def parameters(node: ast.AST) -> set[str]:
+    """The parameters of a function; of a class those of __init__ and its annotated attributes."""
+    if isinstance(node, ast.ClassDef):
+        fields = {
+            n.target.id
+            for n in node.body
+            if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
+        }
+        methods = (
+            n
+            for n in node.body
+            if isinstance(n, ast.FunctionDef) and n.name in ("__init__", "__new__", "__call__")
+        )
+        return fields.union(*map(parameters, methods))
+    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    spec = node.args
+    every = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg]
+    return {a.arg for a in every if a is not None}
+
+
+def wrong(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names = listed(ast.get_docstring(node) or "")
+            for name in names:
+                if name not in parameters(node):
+                    yield f"line {node.lineno}: {node.name} has no parameter {name}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_arguments_are_parameters(file: Path) -> None:
+    assert not [*wrong(file.read_text())]
+
+
+def test_a_former_name_is_found() -> None:
+    source = (
+        'def f(a, *b, c=1):\n    """Do.\n\n    Args:\n        a, b: x.\n        d: y.\n    """\n'
+    )
+    assert [*wrong(source)] == ["line 1: f has no parameter d"]
