@@ -212,12 +212,14 @@ def test_every_function_is_among_them() -> None:
     for name in ("jachess_ext.jet", "jachess_ext.ops"):
         importlib.import_module(name)
         for module in pkgutil.walk_packages(sys.modules[name].__path__, f"{name}."):
-            importlib.import_module(module.name)
+            if not module.name.endswith("triton_kernels"):  # which Triton is needed for
+                importlib.import_module(module.name)
     parts = ("jachess_ext.jet", "jachess_ext.ops")
     functions = {f.__name__ for f in _functions() if f.__module__.startswith(parts)}
     operators = {*library._OPERATORS, *library._DEFINED}
     differentiable = {name for name in operators if f"{name}_backward" in operators}
-    differentiable -= {"attention_jet_hybrid"}  # whose backward runs on a GPU
+    # whose backward runs on a GPU
+    differentiable -= {"attention_jet_hybrid", "attention_jet_triton"}
     results = [partial(CALLS[c], f) for c in ("jvp", "sum") for f in PROGRAMS.values()]
     losses = [lambda x, call=call: _weighted(call(x)) for call in [*results, *ALONE.values()]]
     used = {name for loss in losses for name in assert_differentiable(loss)}

@@ -224,7 +224,8 @@ def pickled(made: Any) -> Any:
 
 def test_settings_are_those_of_the_regulariser() -> None:
     """They are declared twice, with the same defaults but for two; each reaches it."""
-    own = {n: p.default for n, p in signature(Regulariser).parameters.items() if n != "model"}
+    parameters = signature(Regulariser).parameters
+    own = {n: p.default for n, p in parameters.items() if n not in ("model", "compile")}
     ours = JacHess.parameters()
     assert {name: ours[name] for name in own} == own | {"normalize": True}
     values = {"squared": True, "hessian_gradient": False, "temperature": 2.0, "seed": 5}
