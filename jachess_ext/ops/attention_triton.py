@@ -8,7 +8,6 @@ gradients, and large matrix products do the rest (attention_chunks.py).
 import math
 import os
 from collections.abc import Mapping, Sequence
-from functools import cache
 from importlib.util import find_spec
 from typing import NamedTuple, TypeAlias
 
@@ -47,7 +46,7 @@ TILES: Tiles = {
 GPUs of capability 9 and 10.  Registers and instructions chose them, not a clock."""
 
 
-@cache
+@constant_when_compiled
 def enabled() -> bool:
     """Return whether Triton is installed and JACHESS_TRITON=1 asks for it.
 
@@ -97,7 +96,7 @@ class Launcher:
         query, key, value, mask, seed, settings = call
         _, batch, heads, rows, size = query.shape
         key_heads, keys = key.shape[2:4]
-        self.call, self.tiles, self.largest = call, tiles, max(size, value.shape[4])
+        self.tiles, self.largest = tiles, max(size, value.shape[4])
         self.jets = [x if x.stride(-1) == 1 else x.contiguous() for x in jets]
         if self.largest > 64:  # pointers to such tiles do not fit a program's registers
             self.jets = [
