@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 from triton.runtime.errors import InterpreterError
 
 from jachess_ext import ops
-from jachess_ext.ops import attention_triton
+from jachess_ext.ops import attention, attention_triton
 from jachess_ext.ops import attention_triton_kernels as kernels
 from jachess_ext.ops.attention_reference import Call, Settings, dropout_mask
 from jachess_ext.ops.attention_triton import Tile
@@ -226,6 +226,42 @@ def test_empty(empty: str) -> None:
     for result in (y, *gradients):
         assert torch.equal(result, torch.zeros_like(result))
     assert torch.equal(logs[0], torch.full_like(logs[0], -math.inf))
+
+
+@interpreted
+def test_the_operator_and_its_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `ops.attention_jet` calls it: gradients, gradients of gradients, batched cotangents, a
+    graph."""
+    rows = tuple(
+        row._replace(applies=lambda call: len(call.query) == 2) if row.name == "triton" else row
+        for row in attention.BACKENDS
+    )
+    call, gy = problem("causal", torch.float32)
+    leaves = [x.requires_grad_() for x in call[:3]]
+
+    def derivatives(double: bool) -> list[Tensor]:
+        jets = [x.detach().double().requires_grad_() if double else x for x in leaves]
+        g = gy.double() if double else gy
+        function = ops.attention_jet_reference if double else ops.attention_jet
+        y = function(*jets, q=1, causal=True)
+        first = torch.autograd.grad(y, jets, g, create_graph=True)
+        second = torch.autograd.grad(sum(x.sin().sum() for x in first), jets)
+        return [y.detach(), *(x.detach() for x in first), *second]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(attention, "BACKENDS", rows)
+        assert attention.backend_of(call) == "triton"
+        got = derivatives(double=False)
+        y = ops.attention_jet(*leaves, q=1, causal=True)
+        pair = torch.stack([gy, 2 * gy])
+        batched = torch.autograd.grad(y, leaves, pair, is_grads_batched=True)
+        compiled = torch.compile(
+            lambda *x: ops.attention_jet(*x, q=1, causal=True), fullgraph=True, backend="aot_eager"
+        )
+        torch.testing.assert_close(compiled(*leaves), y)
+    assert errors(got, derivatives(double=True)) < 5e-6
+    for x, first in zip(batched, got[1:4], strict=True):
+        torch.testing.assert_close(x[1], 2 * first, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.cuda
