@@ -36,6 +36,7 @@ from .derivatives import MASKS, MATH, WRITTEN_OUT
 DOCUMENTS = (
     "README.md",
     "docs/measured.md",
+    "docs/compile.md",
     "docs/derivatives.md",
     "docs/limits.md",
     "docs/ntk.md",
@@ -325,6 +326,34 @@ def meanflow() -> str:
             )
         ],
     )  # fmt: skip
+
+
+_ENCODERS = {
+    "bert-4x64-B2-T16": "4 × 64, B 2, T 16",
+    "bert-4x128-B4-T32": "4 × 128, B 4, T 32",
+    "bert-6x384-B8-T32": "6 × 384, B 8, T 32",
+    "bert-8x512-B8-T32": "8 × 512, B 8, T 32",
+    "bert-12x768-B4-T32": "12 × 768, B 4, T 32",
+}
+
+
+def compiled() -> str:
+    """Return steps over a plain step, eager and in one graph, by size: docs/compile.md."""
+    columns = [
+        ("jvp_vs_plain", f"jvp{way}", "plain") for way in ("", ", aot_eager", ", compiled")
+    ] + [
+        ("compiled_step", f"JacHess step, {way}", "plain step")
+        for way in ("eager", "aot_eager", "inductor")
+    ]
+    shapes = {name: {row["shape"] for row in rows(name)} for name, _, _ in columns}
+    ways = ("eager", "aot_eager", "Inductor")
+    return table(
+        ["encoder", *(f"{what}, {way}" for what in ("`jx.jvp`", "`JacHess`") for way in ways)],
+        [
+            [label, *(_last(c[0], shape, *c[1:]) if shape in shapes[c[0]] else "" for c in columns)]
+            for shape, label in _ENCODERS.items()
+        ],
+    )
 
 
 _RUN_4 = "9cda67b"  # the last commit that has run on a GPU
@@ -703,6 +732,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "attention": attention,
     "attention-memory": attention_memory,
     "choices": choices,
+    "compiled": compiled,
     "front": front,
     "laplacian": laplacian,
     "meanflow": meanflow,
