@@ -28,12 +28,9 @@ NUMBERS = (1, 0.25, True, -1, -1, 0.0, 0.0, 0)
 
 @pytest.fixture
 def jets(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """Query, key and value, of which Triton's kernels compute every call."""
-    rows = (
-        row._replace(applies=lambda call: True) if row.name == "triton" else row
-        for row in attention.BACKENDS
-    )
-    monkeypatch.setattr(attention, "BACKENDS", tuple(rows))
+    """Query, key and value of which Triton's kernels compute a call, however few its scores."""
+    monkeypatch.setattr(attention.attention_triton, "accepts", lambda call: len(call.query) == 2)
+    monkeypatch.setattr(attention, "TRITON_FROM", 1)
     shapes = ((2, 5, 16), (1, 7, 16), (1, 7, 32))
     return [random_jet(2, 1, *s, dtype=torch.float32).requires_grad_() for s in shapes]
 
