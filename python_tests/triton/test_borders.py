@@ -15,12 +15,16 @@ from torch.utils import checkpoint
 
 pytest.importorskip("triton")
 
-from jachess_ext import ops
+from jachess_ext import ops, torch_private
 from jachess_ext.ops import attention
 from python_tests.ops.cases import TRACED, opcheck_backward, random_jet
 from python_tests.triton import interpreter  # noqa: F401  mends bfloat16
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compiles here")
+dynamo = pytest.mark.skipif(
+    torch_private.release(torch.__version__) < (2, 12),
+    reason="dynamo cannot trace which transforms are active",
+)
 OPERATOR = torch.ops.jachess.attention_jet_triton
 BACKWARD = torch.ops.jachess.attention_jet_triton_backward
 NUMBERS = (1, 0.25, True, -1, -1, 0.0, 0.0, 0)
@@ -65,7 +69,7 @@ class Attend(nn.Module):
         return attend(query, key, value)
 
 
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=dynamo)])
 @pytest.mark.parametrize("unknown", [False, True])
 def test_export(jets: list[Tensor], strict: bool, unknown: bool, tmp_path: Path) -> None:
     """Also of unknown numbers of tokens; and a program that was saved has the same gradients."""
