@@ -46,7 +46,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -224,31 +224,45 @@ def test_operator(
 
 HEADS, SIZE = 8, 64
 WAYS = ("forward", "forward + backward", "target")
+TANGENT_LOSS = "loss on the tangent"
+"""A fourth way, of `benchmarks.peers`: gradients of a function of the tangent alone."""
+Mask: TypeAlias = Tensor | None
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def fused(query: Tensor, key: Tensor, value: Tensor, causal: bool = True) -> Tensor:
-    return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
+def fused(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool = True, mask: Mask = None
+) -> Tensor:
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)
 
 
-def written_out(query: Tensor, key: Tensor, value: Tensor, causal: bool = True) -> Tensor:
+def written_out(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool = True, mask: Mask = None
+) -> Tensor:
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
     if causal:
-        shown = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
-        scores = scores.masked_fill(~shown, -math.inf)
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
     return torch.softmax(scores, -1) @ value
 
 
-def math_backend(query: Tensor, key: Tensor, value: Tensor, causal: bool = True) -> Tensor:
+def math_backend(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool = True, mask: Mask = None
+) -> Tensor:
     with sdpa_kernel(SDPBackend.MATH):
-        return fused(query, key, value, causal)
+        return fused(query, key, value, causal, mask)
 
 
-def flash(query: Tensor, key: Tensor, value: Tensor, causal: bool = True) -> Tensor:
+def flash(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool = True, mask: Mask = None
+) -> Tensor:
     """Run jvp_flash_attention's kernels, made for torch.func.jvp; they need Triton."""
     from jvp_flash_attention.jvp_attention import JVPAttn
 
-    return JVPAttn.fwd_dual(query, key, value, causal=causal)
+    if mask is not None:  # of a size for each head; its checks, off here, wait for the GPU
+        mask = mask.expand(*query.shape[:3], key.shape[2])
+    return JVPAttn.fwd_dual(query, key, value, mask, causal=causal, verify_attn_mask=False)
 
 
 PROGRAMS: dict[str, Callable[..., Tensor]] = {
@@ -259,14 +273,19 @@ PROGRAMS: dict[str, Callable[..., Tensor]] = {
 
 
 def attention_jvp(
-    program: str, way: str, qkv: Sequence[Tensor], directions: Sequence[Tensor], causal: bool
+    program: str,
+    way: str,
+    qkv: Sequence[Tensor],
+    directions: Sequence[Tensor],
+    causal: bool,
+    mask: Mask = None,
 ) -> tuple[Tensor, Tensor]:
     """Return output and tangent; ``program`` is "ours", `jx.jvp`, or of `PROGRAMS`."""
     primals, tangents = tuple(qkv), tuple(directions)
+    attend = partial({"ours": fused, **PROGRAMS}[program], causal=causal, mask=mask)
     if program == "ours":
-        attend = partial(fused, causal=causal)
         return jx.jvp(attend, primals, tangents, differentiable=way != "target")
-    output, tangent = torch.func.jvp(partial(PROGRAMS[program], causal=causal), primals, tangents)
+    output, tangent = torch.func.jvp(attend, primals, tangents)
     return output, tangent.detach() if way == "target" else tangent
 
 
@@ -277,11 +296,13 @@ def attention_step(
     place: dict[str, Any],
     causal: bool = True,
     sizes: tuple[int, int, int] = (1, HEADS, SIZE),
+    mask: Mask = None,
 ) -> Step:
     """Return a jvp along random directions, as `attention_jvp`.
 
     Args:
         sizes: sequences, heads and their size.
+        mask: the visible scores, [T, T], of a step that is not causal.
     """
     torch.manual_seed(0)
     batch, heads, size = sizes
@@ -291,9 +312,10 @@ def attention_step(
 
     def step() -> None:
         with torch.set_grad_enabled(gradients):
-            output, tangent = attention_jvp(program, way, primals, directions, causal)
+            output, tangent = attention_jvp(program, way, primals, directions, causal, mask)
             if gradients:
-                torch.autograd.grad((output * tangent).sum(), primals)
+                factor = tangent if way == TANGENT_LOSS else output
+                torch.autograd.grad((factor * tangent).sum(), primals)
 
     return step
 

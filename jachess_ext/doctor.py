@@ -11,6 +11,7 @@ import torch
 
 from ._io import TRAINING, missing
 from .ops import build_info
+from .ops.attention_triton import enabled
 from .ops.library import OLDEST_GPU, STATE
 from .torch_private import TORCH_FLOOR, release
 
@@ -98,6 +99,25 @@ def _too_old(device: _Device) -> bool:
     return tuple(map(int, device["capability"].split("."))) < OLDEST_GPU
 
 
+def _triton(gpu: _Gpu) -> str:
+    """Return Triton's version, whether it is asked for, the GPUs that it serves and what the first
+    call costs."""
+    try:
+        from triton import __version__ as version
+    except ImportError:
+        return "missing: attention runs without it"
+    gpus = [
+        f"{'does not serve' if _too_old(device) else 'serves'} {device['name']} "
+        f"(sm {device['capability']})"
+        for device in gpu["visible"]
+    ]
+    return (
+        f"{version}, {'asked' if enabled() else 'not asked'} for by JACHESS_TRITON=1; "
+        f"{', '.join(gpus) or 'no GPU to serve'}; the first call of each kind compiles its "
+        "kernels, 2 to 10 seconds each, which Triton keeps in ~/.triton/cache or $TRITON_CACHE_DIR"
+    )
+
+
 def report(commands: Mapping[str, Sequence[str]] = {}) -> dict[str, Any]:
     """Return the facts that `jachess doctor` prints.
 
@@ -108,7 +128,8 @@ def report(commands: Mapping[str, Sequence[str]] = {}) -> dict[str, Any]:
         A dict with the keys versions (of python and packages, None if missing); platform; built
         (the build information, {} if there is none); operators (path of their library, whether it
         is loaded, its kernels); pure (whether this installation has no compiled operators); gpu;
-        and problems and notes (on optional things that are missing): sentences with the fix.
+        triton (a sentence); and problems and notes (on optional things that are missing): sentences
+        with the fix.
     """
     versions: dict[str, str | None] = {
         "python": platform.python_version(),
@@ -162,6 +183,7 @@ def report(commands: Mapping[str, Sequence[str]] = {}) -> dict[str, Any]:
         },
         "pure": is_pure,
         "gpu": gpu,
+        "triton": _triton(gpu),
         "problems": problems,
         "notes": notes,
     }
@@ -187,6 +209,7 @@ def main(commands: Mapping[str, Sequence[str]] = {}) -> int:
     state = "none" if facts["pure"] else "loaded" if operators["loaded"] else "NOT loaded"
     lines += [f"operators     {state}", *(f"{'':<14}{name}" for name in operators["kernels"])]
     lines += [f"GPU           {d['name']} (sm {d['capability']})" for d in gpu["visible"]]
+    lines.append(f"Triton        {facts['triton']}")
     lines += [f"problem: {text}" for text in facts["problems"]]
     lines += [f"note: {text}" for text in facts["notes"]]
     ready = "core ready: derivatives, smoothness, the NTK"

@@ -118,8 +118,9 @@ def _takes_pairs_only(settings: Settings) -> bool:
 
 def _count_scores(call: Call) -> tuple[int, int]:
     """Return how many scores a stream has, B · H · T · Tk, and how many of them a window leaves."""
-    query, settings, keys = call.query, call.settings, call.key.shape[3]
-    rows = query.shape[1:4].numel()
+    settings, keys = call.settings, call.key.shape[3]
+    batch, heads, tokens = call.query.shape[1:4]
+    rows = batch * heads * tokens  # `numel` of a shape would export the tokens as a constant
     right = 0 if settings.causal else settings.right
     has_window = settings.left >= 0 and right >= 0
     return rows * keys, rows * (min(keys, settings.left + 1 + right) if has_window else keys)

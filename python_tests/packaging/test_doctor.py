@@ -2,7 +2,9 @@
 
 import shutil
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -136,6 +138,28 @@ def test_a_gpu_below_the_floor_is_a_note(monkeypatch: pytest.MonkeyPatch, built:
     report = doctor.report()
     assert not report["problems"]
     assert sum("T4 has capability 7.5" in note for note in report["notes"]) == 1
+
+
+@pytest.mark.parametrize("asked", ["1", "0"])
+def test_triton_and_what_its_first_call_costs(
+    asked: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpus = [{"name": "T4", "capability": "7.5"}, {"name": "H200", "capability": "9.0"}]
+    monkeypatch.setattr(doctor, "_gpu", lambda: {"torch_cuda": "13.0", "visible": gpus})
+    monkeypatch.setenv("JACHESS_TRITON", asked)
+    triton = ModuleType("triton")
+    triton.__version__, triton.__spec__ = "3.99", ModuleSpec("triton", None)
+    monkeypatch.setitem(sys.modules, "triton", triton)
+    doctor.main()
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("Triton  "))
+    assert line.startswith(
+        f"Triton        3.99, {'asked' if asked == '1' else 'not asked'} for by JACHESS_TRITON=1; "
+        "does not serve T4 (sm 7.5), serves H200 (sm 9.0); the first call of each kind compiles"
+    )
+    monkeypatch.setattr(doctor, "_gpu", lambda: {"torch_cuda": None, "visible": []})
+    assert "; no GPU to serve; " in doctor.report()["triton"]
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert doctor.report()["triton"].startswith("missing")
 
 
 def test_it_runs_without_transformers() -> None:

@@ -64,7 +64,7 @@ STEPS = {
     "attention": 50,
     "pieces": 15,
     "ncu": 20,
-    "peers": 60,
+    "peers": 65,
     "meanflow": 15,
     "steps": 20,
     "graphed": 15,
