@@ -58,7 +58,8 @@ def enabled() -> bool:
 
 @constant_when_compiled
 def _capability(device: int) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
+    # Without a GPU, CUDA tensors are fake tensors, as for `gpu_is_supported`.
+    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else OLDEST_GPU
 
 
 def _has_descriptors(x: Tensor) -> bool:

@@ -127,3 +127,11 @@ def test_sizes_alone(jets: list[Tensor], device: str) -> None:
             gradients = BACKWARD(torch.ones_like(y), *leaves, None, None, y, statistics, *NUMBERS)
             results.append([(x.shape, x.dtype, x.stride()) for x in (y, statistics, *gradients)])
         assert results[0] == results[1]
+
+
+def test_fake_tensors_on_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JACHESS_TRITON", "1")
+    with FakeTensorMode():
+        x = torch.empty(2, 1, 1, 4096, 64, dtype=torch.bfloat16, device="cuda")
+        graph = make_fx(attend)(x, x, x)
+    assert called(graph.graph) == ["jachess.attention_jet_triton"]
