@@ -40,13 +40,13 @@ struct Parameter {
                               JetPack<A, W, 1>& to) const {
     const auto load_as = [&](auto* typed) {
       using T = const std::remove_pointer_t<decltype(typed)>;
-      const bool half = parameter.storage == Storage::f16;
       if constexpr (grouped) {
+        const Elements apart = {false, parameter.storage == Storage::f16};
         const T* from = static_cast<T*>(parameter.data) + start + i / positions;
         int64_t position = i % positions;
         JACHESS_UNROLL
         for (int w = 0; w < W; ++w) {
-          if (w < valid) read(*from, {false, half}, to.at[w][0]);
+          if (w < valid) read(*from, apart, to.at[w][0]);
           if (++position < positions) continue;
           position = 0;
           ++from;
@@ -54,7 +54,7 @@ struct Parameter {
       } else {
         const Streams<1, T> from(parameter.data, start + i, 0);
         const bool aligned = reinterpret_cast<uintptr_t>(from.data) % (W * sizeof(T)) == 0;
-        from.load(0, valid, {aligned && valid >= W, half}, to);
+        from.load(0, valid, {aligned && valid >= W, parameter.storage == Storage::f16}, to);
       }
     };
     JACHESS_UNROLL

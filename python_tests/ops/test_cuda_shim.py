@@ -286,19 +286,32 @@ def group_norm_jet(x: Tensor, affine: list[Tensor], groups: int, q: int) -> Tens
 
 # samples, channels, groups, positions: a channel that a thread's pack of four exceeds, divides and
 # does not divide; one position, one group, a channel a group; channels for the warps of a block,
-# more of them than warps and fewer, or so long that the block takes them one by one; a block of
-# several samples
+# more of them than warps and fewer, or so long that the block takes them one by one
 GROUPS = [
-    *((2, 12, 2, 1), (3, 6, 2, 7), (2, 4, 1, 49), (2, 3, 3, 300), (1, 20, 2, 256)),
-    *((1, 2, 1, 1100), (1030, 2, 1, 3), (1, 5, 1, 130)),
+    *((2, 12, 2, 1), (2, 4, 2, 3), (3, 6, 2, 7), (2, 4, 1, 49), (2, 3, 3, 300)),
+    *((1, 20, 2, 256), (1, 2, 1, 1100), (1, 5, 1, 130)),
 ]
 
 
-@pytest.mark.parametrize("affine", [False, True])
-@pytest.mark.parametrize(("samples", "channels", "groups", "positions"), GROUPS)
+@pytest.mark.parametrize("shape", GROUPS)
 @pytest.mark.parametrize(("q", "streams"), JETS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_group_norm(
+    program: Path, dtype: torch.dtype, q: int, streams: int, shape: tuple[int, int, int, int]
+) -> None:
+    check_group_norm(program, dtype, q, streams, *shape)
+
+
+@pytest.mark.parametrize("shape", [(2, 12, 2, 1), (2, 4, 2, 3)])
+def test_group_norm_without_parameters(program: Path, shape: tuple[int, int, int, int]) -> None:
+    check_group_norm(program, torch.float32, 2, 4, *shape, affine=False)
+
+
+def test_group_norm_of_more_samples_than_blocks(program: Path) -> None:
+    check_group_norm(program, torch.float64, 1, 2, 1030, 2, 1, 3)
+
+
+def check_group_norm(
     program: Path,
     dtype: torch.dtype,
     q: int,
@@ -307,7 +320,7 @@ def test_group_norm(
     channels: int,
     groups: int,
     positions: int,
-    affine: bool,
+    affine: bool = True,
 ) -> None:
     """Values and gradients, against those in float64, and in either order of the threads."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -323,8 +336,8 @@ def test_group_norm(
     rows = x.view(streams, samples, groups, -1)
     statistic = torch.empty(rows.shape[:-1], dtype=wide)
     entries = torch.empty(channels, dtype=wide)
-    kinds = {"classes": groups, "positions": positions, "affine": affine}
-    call = partial(run_program, program, x=rows, q=q, kind=STORAGE.index(dtype), **kinds)
+    call = partial(run_program, program, x=rows, q=q, kind=STORAGE.index(dtype), classes=groups)
+    call = partial(call, positions=positions, affine=affine)
     outputs = [x, statistic, statistic]
     y, *statistics = call(op="layer_norm_jet", inputs=[x, *parameters], outputs=outputs)
     assert relative_error(y, expected) < BOUNDS[dtype]
@@ -338,16 +351,16 @@ def test_group_norm(
     assert relative_error(got[0], gradients[0]) < BOUNDS[dtype]
     for ours, theirs in zip(got[1:], gradients[1:], strict=affine):
         assert relative_error(ours[None], theirs[None]) < BOUNDS[wide]
-    reordered = backward(backwards=True)
-    assert all(torch.equal(a, b) for a, b in zip(got, reordered, strict=True))
+    if samples < 1000:  # which takes long enough
+        reordered = backward(backwards=True)
+        assert all(torch.equal(a, b) for a, b in zip(got, reordered, strict=True))
 
 
 def test_memory_of_a_group_norm(program: Path) -> None:
     """Two numbers for each block and channel, whatever the number of positions."""
     x = torch.empty(2, 8, 32, 16 * 64 * 64, dtype=torch.bfloat16, device="meta")
-    kinds = {"kind": 0, "classes": 32, "positions": 64 * 64}
-    numbers = torch.empty(1, dtype=torch.int64)
-    (got,) = run_program(program, "layer_norm_partials", x, 1, [], [numbers], **kinds)
+    call = partial(run_program, program, "layer_norm_partials", x, 1, [])
+    (got,) = call([torch.empty(1, dtype=torch.int64)], 0, classes=32, positions=64 * 64)
     assert got.item() == 2 * 16 * (8 * 32)
 
 
