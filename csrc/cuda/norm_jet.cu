@@ -38,12 +38,13 @@ struct Parameter {
   template <int W, typename A>
   __device__ inline void load(int64_t i, int64_t valid, const Elements&,
                               JetPack<A, W, 1>& to) const {
+    const int64_t entry = grouped ? i / positions : i;  // of a pack, once: a slow division
     const auto load_as = [&](auto* typed) {
       using T = const std::remove_pointer_t<decltype(typed)>;
       if constexpr (grouped) {
         const Elements apart = {false, parameter.storage == Storage::f16};
-        const T* from = static_cast<T*>(parameter.data) + start + i / positions;
-        int64_t position = i % positions;
+        const T* from = static_cast<T*>(parameter.data) + start + entry;
+        int64_t position = i - entry * positions;
         JACHESS_UNROLL
         for (int w = 0; w < W; ++w) {
           if (w < valid) read(*from, apart, to.at[w][0]);
@@ -52,7 +53,7 @@ struct Parameter {
           ++from;
         }
       } else {
-        const Streams<1, T> from(parameter.data, start + i, 0);
+        const Streams<1, T> from(parameter.data, start + entry, 0);
         const bool aligned = reinterpret_cast<uintptr_t>(from.data) % (W * sizeof(T)) == 0;
         from.load(0, valid, {aligned && valid >= W, parameter.storage == Storage::f16}, to);
       }
