@@ -123,12 +123,12 @@ inline void check_same(const char* op, const char* name, const Tensor& t, const 
         ": move it there with .to(", like, ".device).");
 }
 
-// A per-channel parameter (weight, bias) of any supported dtype, on x's device: as long as x's last
-// dimension or, for rows `apart`, of x's last two dimensions.
+// A per-channel parameter (weight, bias) of any supported dtype, on x's device: [n] or, for rows
+// `apart`, [rows, n] with the rows of x's last dimension but one.
 inline void check_channels(const char* op, const char* name, const std::optional<Tensor>& t,
-                           const Tensor& x, bool apart) {
+                           const Tensor& x, bool apart, int64_t n) {
   if (!t.has_value()) return;
-  const int64_t n = x.size(x.dim() - 1), rows = apart ? x.size(x.dim() - 2) : 0;
+  const int64_t rows = apart ? x.size(x.dim() - 2) : 0;
   const bool fits = t->dim() == (apart ? 2 : 1) && t->size(t->dim() - 1) == n;
   const std::string expected = (apart ? std::to_string(rows) + ", " : "") + std::to_string(n);
   check(fits && (!apart || t->size(0) == rows), op, name, " has shape ", shape_of(*t),

@@ -28,21 +28,28 @@ inline Tensor new_statistics(const Tensor& x, const std::vector<int64_t>& sizes,
   return shape.rows == 0 || shape.n == 0 ? new_wide_zeros(x, sizes) : new_wide(x, sizes);
 }
 
-// The number of classes of rows: those of x [S, ..., classes, n] with a weight [classes, n] have
-// each its own parameters, else all have those of one class.
-inline int64_t check_parameters(const char* op, const std::optional<Tensor>& weight,
-                                const std::optional<Tensor>& bias, const Tensor& x) {
+// The number of classes of rows, and of neighbouring elements that share an entry: rows of
+// x [S, ..., classes, n] with a weight [classes, n / positions] have each its own parameters, else
+// all have those of one class, [n].
+struct ParameterShape {
+  int64_t classes, positions;
+};
+
+inline ParameterShape check_parameters(const char* op, const std::optional<Tensor>& weight,
+                                       const std::optional<Tensor>& bias, const Tensor& x) {
   const bool apart = weight.has_value() && weight->dim() == 2 && x.dim() > 2;
-  check_channels(op, "weight", weight, x, apart);
-  check_channels(op, "bias", bias, x, apart);
-  return apart ? weight->size(0) : 1;
+  const int64_t n = x.size(x.dim() - 1), entries = apart ? weight->size(1) : n;
+  const bool shared = entries > 0 && n % entries == 0;
+  check_channels(op, "weight", weight, x, apart, shared ? entries : n);
+  check_channels(op, "bias", bias, x, apart, shared ? entries : n);
+  return {apart ? weight->size(0) : 1, shared ? n / entries : 1};
 }
 
 // Layer norm subtracts the mean, adds a bias and saves the mean; RMS norm does none of these.
 struct NormForward {
   JetStreams streams;
   RowShape shape;
-  int64_t classes;
+  ParameterShape parameters;
   Tensor x;
   std::optional<Tensor> residual;
   Tensor y, sum, rstd;  // sum: x + residual; of no element without a residual
@@ -74,7 +81,7 @@ inline NormForward prepare_norm(const char* op, const Tensor& x,
 struct NormBackward {
   JetStreams streams;
   RowShape shape;
-  int64_t classes;
+  ParameterShape parameters;
   Tensor gy;
   std::optional<Tensor> gsum;
   Tensor x, rstd;
@@ -95,15 +102,15 @@ inline NormBackward prepare_norm_backward(const char* op, const char* forward, c
   const RowShape shape = row_shape(op, x);
   check_same(op, "gy", gy, x);
   if (gsum.has_value()) check_same(op, "gsum", *gsum, x);
-  const int64_t classes = check_parameters(op, weight, std::nullopt, x);
+  const ParameterShape parameters = check_parameters(op, weight, std::nullopt, x);
   if (mean.has_value()) check_statistics(op, forward, *mean, x, shape.rows);
   check_statistics(op, forward, rstd, x, shape.rows);
   std::vector<int64_t> channels = {need_weight ? shape.n : 0};
-  if (need_weight && weight.has_value() && weight->dim() == 2)
-    channels.insert(channels.begin(), classes);
+  if (need_weight && weight.has_value())
+    channels.assign(weight->sizes().begin(), weight->sizes().end());
   return {streams,
           shape,
-          classes,
+          parameters,
           torch::stable::contiguous(gy),
           dense(gsum),
           torch::stable::contiguous(x),

@@ -4,6 +4,7 @@
 // Weight gradients are summed over fixed chunks of rows, then over the chunks in order: the same
 // bits whatever the number of threads.
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "../norm_arguments.h"
@@ -115,15 +116,17 @@ void norm_rows_backward(const NormBackwardData<T>& data, accumulate_t<T>* gweigh
   }
 }
 
-// Adds the weight gradients of a class's chunks in order.
+// Adds the weight gradients of a class's chunks, in the first of them, in order, then those of the
+// positions that share an entry.
 template <typename A>
-void add_chunks(const A* partial, int64_t chunks, int64_t n, A* gweight, A* gbias) {
-  const int64_t per_chunk = gbias != nullptr ? 2 * n : n;
-  for (int64_t c = 0; c < chunks; ++c) {
-    const A* chunk = partial + c * per_chunk;
-    for (int64_t i = 0; i < n; ++i) gweight[i] = c == 0 ? chunk[i] : gweight[i] + chunk[i];
-    if (gbias == nullptr) continue;
-    for (int64_t i = 0; i < n; ++i) gbias[i] = c == 0 ? chunk[n + i] : gbias[i] + chunk[n + i];
+void add_chunks(A* partial, int64_t chunks, int64_t wide, int64_t positions, int64_t entries,
+                A* gweight, A* gbias) {
+  for (int64_t c = 1; c < chunks; ++c)
+    for (int64_t i = 0; i < wide; ++i) partial[i] += partial[c * wide + i];
+  for (int64_t i = 0; i < wide / positions; ++i) {
+    const A* first = partial + i * positions;
+    (i < entries ? gweight + i : gbias + i - entries)[0] =
+        static_cast<A>(std::accumulate(first, first + positions, 0.0));
   }
 }
 
@@ -138,8 +141,10 @@ struct Cpu {
     dispatch_dtype(norm.x.scalar_type(), [&](auto* typed) {
       using T = std::remove_pointer_t<decltype(typed)>;
       using A = accumulate_t<T>;
-      const int64_t n = norm.shape.n, entries = norm.classes * n;
-      const std::vector<A> w = channels(weight, entries, A(1)), b = channels(bias, entries, A(0));
+      const int64_t n = norm.shape.n, all = norm.parameters.classes * n;
+      const int64_t positions = norm.parameters.positions;
+      const std::vector<A> w = channels(weight, all, positions, A(1));
+      const std::vector<A> b = channels(bias, all, positions, A(0));
       NormForwardData<T> pointers = {};
       pointers.x = input<T>(norm.x);
       pointers.weight = w.data();
@@ -148,7 +153,7 @@ struct Cpu {
       pointers.rstd = data<A>(norm.rstd);
       pointers.shape = norm.shape;
       pointers.streams = norm.x.size(0);
-      pointers.classes = norm.classes;
+      pointers.classes = norm.parameters.classes;
       if (centred) pointers.mean = data<A>(*norm.mean);
       if (norm.residual.has_value()) {
         pointers.residual = input<T>(*norm.residual);
@@ -182,13 +187,14 @@ struct Cpu {
   static void backward(const char* /*op*/, const NormBackward& norm,
                        const std::optional<Tensor>& weight, bool need_weight) {
     // Chunks are of rows that share parameters.
-    const int64_t n = norm.shape.n, classes = norm.classes, rows = norm.shape.rows / classes;
+    const int64_t classes = norm.parameters.classes, positions = norm.parameters.positions;
+    const int64_t n = norm.shape.n, entries = n / positions, rows = norm.shape.rows / classes;
     const int64_t per_chunk = std::max(kMinRowsPerChunk, (rows + kMaxChunks - 1) / kMaxChunks);
     const int64_t chunks = (rows + per_chunk - 1) / per_chunk;
     dispatch_dtype(norm.x.scalar_type(), [&](auto* typed) {
       using T = std::remove_pointer_t<decltype(typed)>;
       using A = accumulate_t<T>;
-      const std::vector<A> w = channels(weight, classes * n, A(1));
+      const std::vector<A> w = channels(weight, classes * n, positions, A(1));
       const NormBackwardData<T> pointers = {input<T>(norm.gy),
                                             norm.gsum.has_value() ? input<T>(*norm.gsum) : nullptr,
                                             input<T>(norm.x),
@@ -226,8 +232,9 @@ struct Cpu {
         });
       }
       for (int64_t k = 0; need_weight && k < classes; ++k)
-        add_chunks(partial.data() + k * chunks * wide, chunks, n, data<A>(norm.gweight) + k * n,
-                   centred ? data<A>(*norm.gbias) + k * n : nullptr);
+        add_chunks(partial.data() + k * chunks * wide, chunks, wide, positions, entries,
+                   data<A>(norm.gweight) + k * entries,
+                   centred ? data<A>(*norm.gbias) + k * entries : nullptr);
     });
   }
 };

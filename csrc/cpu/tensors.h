@@ -31,9 +31,11 @@ void dispatch_dtype(ScalarType dtype, const F& f) {
   dispatch_storage(storage_of(dtype), f);
 }
 
-// A per-channel parameter of any dtype as n values of T; `missing` fills in for none.
+// A per-channel parameter of any dtype as n values of T, each entry `repeats` times; `missing`
+// fills in for none.
 template <typename T>
-std::vector<T> channels(const std::optional<Tensor>& parameter, int64_t n, T missing) {
+std::vector<T> channels(const std::optional<Tensor>& parameter, int64_t n, int64_t repeats,
+                        T missing) {
   std::vector<T> values(static_cast<size_t>(n), missing);
   if (!parameter.has_value()) return values;
   const Tensor dense = torch::stable::contiguous(*parameter);
@@ -42,7 +44,7 @@ std::vector<T> channels(const std::optional<Tensor>& parameter, int64_t n, T mis
     const Stored* from = input<Stored>(dense);
     for (int64_t i = 0; i < n; ++i) {
       accumulate_t<Stored> value;
-      convert(from[i], value);
+      convert(from[i / repeats], value);
       values[static_cast<size_t>(i)] = static_cast<T>(value);
     }
   });

@@ -46,15 +46,16 @@ struct ActivationBuffers {
 int activation_jet_cuda(ActivationShape shape, Activation kind, ActivationBuffers buffers,
                         Queue queue);
 
-// n = rows * channels; rows whose number leaves the same remainder by `classes` share parameters.
+// n = rows * channels; rows whose number leaves the same remainder by `classes` share parameters,
+// and so do `positions` neighbouring elements of a row: those of a group norm's channel.
 // centred: layer norm, else RMS norm.
 struct NormShape {
   JetShape jet;
-  int64_t rows, channels, classes;
+  int64_t rows, channels, classes, positions;
   bool centred;
 };
 
-// [classes, channels] of any storage type, or null.
+// [classes, channels / positions] of any storage type, or null.
 struct NormParameter {
   const void* data;
   Storage storage;
@@ -72,12 +73,16 @@ struct NormBuffers {
 int norm_jet_cuda(NormShape shape, NormBuffers buffers, double eps, Queue queue);
 
 // gx is the gradient through the norm, plus gsum where it is not null. partial is room for
-// [blocks, 2 (RMS norm: 1), channels] in the accumulation type, or null where no weight gradient is
-// wanted; gweight (and gbias) [classes, channels] are written only where it is given.
+// norm_partials numbers, [blocks, 2 (RMS norm: 1), channels / positions], in the accumulation type,
+// or null where no weight gradient is wanted; gweight (and gbias), of a parameter's shape, are
+// written only where it is given.
 inline int64_t norm_blocks(const NormShape& shape) {  // as many of every class
   const int64_t rows = shape.rows / shape.classes,
                 most = shape.classes < 1024 ? 1024 / shape.classes : 1;
   return shape.classes * (rows < most ? rows : most);
+}
+inline int64_t norm_partials(const NormShape& shape) {
+  return norm_blocks(shape) * (shape.centred ? 2 : 1) * (shape.channels / shape.positions);
 }
 struct NormBackwardBuffers {
   const void *gy, *gsum, *x;

@@ -59,8 +59,12 @@ NormParameter norm_parameter(const std::optional<Tensor>& t) {
 
 template <typename Norm>
 NormShape norm_shape(const char* op, const Norm& norm) {
-  return {jet_shape(op, norm.x, norm.streams.q, norm.streams.pairs), norm.shape.rows, norm.shape.n,
-          norm.classes, norm.mean.has_value()};
+  return {jet_shape(op, norm.x, norm.streams.q, norm.streams.pairs),
+          norm.shape.rows,
+          norm.shape.n,
+          norm.parameters.classes,
+          norm.parameters.positions,
+          norm.mean.has_value()};
 }
 
 TokenShape token_shape(const MeanSquaresInputs& in) {
@@ -140,8 +144,7 @@ struct Cuda {
     const NormShape shape = norm_shape(op, norm);
     const std::optional<Tensor> w = dense(weight);
     std::optional<Tensor> partial;
-    if (need_weight)
-      partial = new_wide(norm.x, {norm_blocks(shape), centred ? 2 : 1, shape.channels});
+    if (need_weight) partial = new_wide(norm.x, {norm_partials(shape)});
     const NormBackwardBuffers buffers = {
         pointer(norm.gy),     pointer(norm.gsum), pointer(norm.x), norm_parameter(w),
         pointer(norm.mean),   pointer(norm.rstd), target(norm.gx), target(partial),

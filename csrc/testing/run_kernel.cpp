@@ -8,8 +8,9 @@
 // activation [gy] g u, or both side by side in one tensor (gated_halves_*). For sample_directions
 // seed, offset and the tokens' numbers, kind being the distribution; for
 // jet_mean_squares [mask] [index: how many, and which] x [gradients], kind saying which are there.
-// For the norms kind is the parameters' storage type; for the softmax, whether a row of −inf gives
-// zeros.
+// For the norms kind is the parameters' storage type, affine=0 leaves the parameters and their
+// gradients out, and layer_norm_partials writes norm_partials; for the softmax, kind is whether a
+// row of −inf gives zeros.
 #include <algorithm>
 
 #include "../cuda/launchers.h"
@@ -71,9 +72,11 @@ void activate(const std::string& op, ActivationShape shape, Activation kind, int
 void normalise(const std::string& op, NormShape shape, Storage parameters, int64_t element,
                int64_t wide) {
   const int64_t streams = 1 + shape.jet.q + shape.jet.pairs, all = streams * shape.jet.n * element;
-  const int64_t statistics = streams * shape.rows * wide, channels = shape.channels * wide;
+  const int64_t statistics = streams * shape.rows * wide;
+  const int64_t entries = shape.channels / shape.positions, channels = entries * wide;
   const bool layer = shape.centred, add = op.rfind("add_", 0) == 0;
-  const int64_t parameter = shape.classes * shape.channels * element_bytes(parameters);
+  const bool affine = integer("affine") != 0;
+  const int64_t parameter = affine ? shape.classes * entries * element_bytes(parameters) : 0;
   const auto pointer = [](Buffer& buffer) { return buffer.empty() ? nullptr : buffer.data(); };
   if (!ends_with(op, "_backward")) {
     Buffer x = read(all), residual = read(add ? all : 0), weight = read(parameter);
@@ -83,7 +86,7 @@ void normalise(const std::string& op, NormShape shape, Storage parameters, int64
     norm_jet_cuda(shape,
                   {x.data(),
                    pointer(residual),
-                   {weight.data(), parameters},
+                   {pointer(weight), parameters},
                    {pointer(bias), parameters},
                    y.data(),
                    pointer(sum),
@@ -95,19 +98,18 @@ void normalise(const std::string& op, NormShape shape, Storage parameters, int64
   }
   Buffer gy = read(all), gsum = read(add ? all : 0), x = read(all), weight = read(parameter);
   Buffer mean = read(layer ? statistics : 0), rstd = read(statistics);
-  const int64_t blocks = norm_blocks(shape);
-  Buffer partial = make(blocks * (layer ? 2 : 1) * channels);
+  Buffer partial = make(norm_partials(shape) * wide);
   Buffer gx = make(all), gweight = make(shape.classes * channels);
   Buffer gbias = make(layer ? shape.classes * channels : 0);
   norm_jet_backward_cuda(shape,
                          {gy.data(),
                           pointer(gsum),
                           x.data(),
-                          {weight.data(), parameters},
+                          {pointer(weight), parameters},
                           pointer(mean),
                           rstd.data(),
                           gx.data(),
-                          partial.data(),
+                          affine ? partial.data() : nullptr,
                           gweight.data(),
                           pointer(gbias)},
                          queue);
@@ -125,7 +127,11 @@ int main(int count, char** argument) {
   const int64_t wide = storage == Storage::f64 ? 8 : 4, element = element_bytes(storage);
   const int64_t streams = 1 + q + pairs, n = rows * channels;
   const JetShape jet = {storage, q, pairs, n};
-  const NormShape norm = {jet, rows, channels, integer("classes"),
+  const NormShape norm = {jet,
+                          rows,
+                          channels,
+                          integer("classes"),
+                          integer("positions"),
                           op.find("layer_norm") != std::string::npos};
   const SoftmaxShape softmax = {jet, rows, channels, choice != 0};
   Buffer result = make(streams * n * element);
@@ -134,6 +140,11 @@ int main(int count, char** argument) {
     activate(op, {jet, rows, channels, {}, {}}, static_cast<Activation>(choice), element);
   } else if (op.find("norm_jet") != std::string::npos) {
     normalise(op, norm, static_cast<Storage>(choice), element, wide);
+  } else if (op == "layer_norm_partials") {
+    Buffer numbers = make(sizeof(int64_t));
+    const int64_t partials = norm_partials(norm);
+    std::memcpy(numbers.data(), &partials, sizeof(partials));
+    write(numbers);
   } else if (op == "sample_directions") {
     int64_t stream[2];
     std::memcpy(stream, read(sizeof(stream)).data(), sizeof(stream));

@@ -113,8 +113,9 @@ def layer_norm_jet(
 
     Args:
         x: a stacked jet [S, ..., D].
-        weight: [D] or None; may have another dtype than x. For x [S, ..., C, D] also [C, D], with a
-            row for each of the C rows, as for the groups of a group norm.
+        weight: [D] or None; may have another dtype than x. For x [S, ..., C, D] also [C, E], with a
+            row for each of the C rows, as for the groups of a group norm, and an entry for each
+            D / E neighbouring elements, as for the positions of its channels.
         bias: of weight's shape ([D] if that is None) or None, added to the primal only; may have
             another dtype than x.
         eps: added to the variance.
@@ -303,16 +304,23 @@ class _Norm:
             check_shape("residual", residual, x.shape)
             x = x + residual
         weight, bias = (*affine, None)[:2]
-        # Weights [C, D], a row for each of the C rows, as in the compiled operators.
-        is_by_row = weight is not None and weight.ndim == 2 and x.ndim > 2
-        channels = x.shape[-2:] if is_by_row else x.shape[-1:]
+        channels: Sequence[int] = x.shape[-1:]
+        if weight is not None and weight.ndim == 2 and x.ndim > 2:
+            # Weights [C, E], a row for each of the C rows, as in the compiled operators.
+            fits = weight.shape[1] > 0 and x.shape[-1] % weight.shape[1] == 0
+            channels = (x.shape[-2], weight.shape[1] if fits else x.shape[-1])
         y = normalised_jet(widened(x), eps, streams_of(x, q, summed), self.centred)
         check_shape("weight", weight, channels)
         check_shape("bias", bias, channels)
-        if weight is not None:
-            y = y * widened(weight).to(y.dtype)
-        if bias is not None:
-            y = torch.cat([y[:1] + widened(bias).to(y.dtype), y[1:]])
+        repeats = x.shape[-1] // max(channels[-1], 1)
+        scale, shift = (
+            None if p is None else widened(p).to(y.dtype).repeat_interleave(repeats, -1)
+            for p in (weight, bias)
+        )
+        if scale is not None:
+            y = y * scale
+        if shift is not None:
+            y = torch.cat([y[:1] + shift, y[1:]])
         return y.to(x.dtype), x
 
     def _fake(self, x: Tensor, residual: Tensor | None, *_: object) -> tuple[Tensor, ...]:

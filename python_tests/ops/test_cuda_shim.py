@@ -85,11 +85,15 @@ def run_program(
     kind: int,
     backwards: bool = False,
     classes: int = 1,
+    positions: int = 1,
+    affine: bool = True,
 ) -> list[Tensor]:
     """Run one launcher; the results have the shapes and dtypes of `outputs`.
 
     Args:
         classes: of a norm, those of rows with parameters of their own.
+        positions: of a norm, neighbouring elements that share an entry of the parameters.
+        affine: whether a norm has parameters, and its backward makes their gradients.
     """
     channels = x.shape[-1]
     options = {
@@ -100,6 +104,8 @@ def run_program(
         "rows": x[0].numel() // channels,
         "channels": channels,
         "classes": classes,
+        "positions": positions,
+        "affine": int(affine),
         "kind": kind,
     }
     data = shim.run_program(program, options, list(map(as_bytes, inputs)), backwards=backwards)
@@ -258,6 +264,104 @@ def test_norm_of_classes(program: Path, norm: str, rows: int, classes: int, chan
     got += run(op=f"{norm}_jet_backward", inputs=inputs, outputs=wanted)
     for ours, theirs in zip(got, [*outputs, *wanted], strict=True):
         assert relative_error(ours[None], theirs[None]) < 1e-12
+
+
+def group_norm_jet(x: Tensor, affine: list[Tensor], groups: int, q: int) -> Tensor:
+    """The jet of a group norm [S, N, C, P], written out and differentiated by torch."""
+
+    def norm(x: Tensor) -> Tensor:
+        rows = x.reshape(len(x), groups, -1)
+        rows = rows - rows.mean(-1, keepdim=True)
+        y = (rows / (rows.square().mean(-1, keepdim=True) + 1e-5).sqrt()).view(x.shape)
+        return y * affine[0][:, None] + affine[1][:, None] if affine else y
+
+    def slope(x: Tensor, direction: Tensor) -> Tensor:
+        return torch.func.jvp(norm, (x,), (direction,))[1]
+
+    streams = [norm(x[0]), *(slope(x[0], first) for first in x[1 : 1 + q])]
+    if len(x) == 4:
+        streams.append(torch.func.jvp(slope, (x[0], x[1]), (x[2], x[3]))[1])
+    return torch.stack(streams)
+
+
+# samples, channels, groups, positions: a channel that a thread's pack of four exceeds, divides and
+# does not divide; one position, one group, a channel a group; channels for the warps of a block,
+# more of them than warps and fewer, or so long that the block takes them one by one
+GROUPS = [
+    *((2, 12, 2, 1), (2, 4, 2, 3), (3, 6, 2, 7), (2, 4, 1, 49), (2, 3, 3, 300)),
+    *((1, 20, 2, 256), (1, 2, 1, 1100), (1, 5, 1, 130)),
+]
+
+
+@pytest.mark.parametrize("shape", GROUPS)
+@pytest.mark.parametrize(("q", "streams"), JETS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_group_norm(
+    program: Path, dtype: torch.dtype, q: int, streams: int, shape: tuple[int, int, int, int]
+) -> None:
+    check_group_norm(program, dtype, q, streams, *shape)
+
+
+@pytest.mark.parametrize("shape", [(2, 12, 2, 1), (2, 4, 2, 3)])
+def test_group_norm_without_parameters(program: Path, shape: tuple[int, int, int, int]) -> None:
+    check_group_norm(program, torch.float32, 2, 4, *shape, affine=False)
+
+
+def test_group_norm_of_more_samples_than_blocks(program: Path) -> None:
+    check_group_norm(program, torch.float64, 1, 2, 1030, 2, 1, 3)
+
+
+def check_group_norm(
+    program: Path,
+    dtype: torch.dtype,
+    q: int,
+    streams: int,
+    samples: int,
+    channels: int,
+    groups: int,
+    positions: int,
+    affine: bool = True,
+) -> None:
+    """Values and gradients, against those in float64, and in either order of the threads."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    x, gy = (
+        random_jet(streams, samples, channels, positions, dtype=dtype, seed=seed)
+        for seed in range(2)
+    )
+    parameters = list(random_jet(2, channels, dtype=dtype, seed=7)) if affine else []
+    leaves = [t.double().requires_grad_() for t in (x, *parameters)]
+    expected = group_norm_jet(leaves[0], leaves[1:], groups, q)
+    gradients = torch.autograd.grad(expected, leaves, gy.double())
+
+    rows = x.view(streams, samples, groups, -1)
+    statistic = torch.empty(rows.shape[:-1], dtype=wide)
+    entries = torch.empty(channels, dtype=wide)
+    call = partial(run_program, program, x=rows, q=q, kind=STORAGE.index(dtype), classes=groups)
+    call = partial(call, positions=positions, affine=affine)
+    outputs = [x, statistic, statistic]
+    y, *statistics = call(op="layer_norm_jet", inputs=[x, *parameters], outputs=outputs)
+    assert relative_error(y, expected) < BOUNDS[dtype]
+    backward = partial(
+        call,
+        op="layer_norm_jet_backward",
+        inputs=[gy, x, *parameters[:1], *statistics],
+        outputs=[x, entries, entries],
+    )
+    got = backward()
+    assert relative_error(got[0], gradients[0]) < BOUNDS[dtype]
+    for ours, theirs in zip(got[1:], gradients[1:], strict=affine):
+        assert relative_error(ours[None], theirs[None]) < BOUNDS[wide]
+    if samples < 1000:  # which takes long enough
+        reordered = backward(backwards=True)
+        assert all(torch.equal(a, b) for a, b in zip(got, reordered, strict=True))
+
+
+def test_memory_of_a_group_norm(program: Path) -> None:
+    """Two numbers for each block and channel, whatever the number of positions."""
+    x = torch.empty(2, 8, 32, 16 * 64 * 64, dtype=torch.bfloat16, device="meta")
+    call = partial(run_program, program, "layer_norm_partials", x, 1, [])
+    (got,) = call([torch.empty(1, dtype=torch.int64)], 0, classes=32, positions=64 * 64)
+    assert got.item() == 2 * 16 * (8 * 32)
 
 
 @pytest.mark.parametrize("d", [1, 37, 300])

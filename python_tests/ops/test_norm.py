@@ -216,9 +216,10 @@ def test_backward_refuses_what_does_not_fit_x(norm: Norm) -> None:
 Q_AND_SUMMED = [(1, 0), (2, 0), (3, 0), (5, 0), (1, 1), (4, 2), (6, 6)]
 
 
-def group_leaves(norm: Norm, streams: int, *shape: int) -> list[Tensor]:
-    """A jet [streams, *shape], and parameters of the shape's last two dimensions."""
-    scales = random_jet(2, *shape[-2:], seed=7)[: norm.parameters]
+def group_leaves(norm: Norm, streams: int, *shape: int, positions: int = 1) -> list[Tensor]:
+    """A jet [streams, *shape], and parameters of the shape's last two dimensions, with an entry for
+    each ``positions`` elements of a row."""
+    scales = random_jet(2, shape[-2], shape[-1] // positions, seed=7)[: norm.parameters]
     return [t.requires_grad_() for t in (random_jet(streams, *shape), *scales)]
 
 
@@ -229,20 +230,26 @@ def test_group_norm_by_differences() -> None:
     def of_torch(x: Tensor) -> Tensor:
         return F.group_norm(x, 3, weight, bias, EPS)
 
-    scales = [p.view(3, 2, 1).expand(3, 2, 7).flatten(1) for p in (weight, bias)]
+    scales = weight.view(3, 2), bias.view(3, 2)
     y = ops.layer_norm_jet(x.view(4, 2, 3, 14), *scales, EPS, 2).view(x.shape)
     assert relative_error(y, jet_by_differences(of_torch, x, 2)) < 1e-7
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", [(2, 3, 7), (1, 1, 40), (19, 2, 5), (3, 70, 3), (2, 0, 3)])
+@pytest.mark.parametrize(
+    ("shape", "positions"),
+    [
+        *(((2, 3, 7), 1), ((1, 1, 40), 1), ((19, 2, 5), 1), ((3, 70, 3), 1), ((2, 0, 3), 1)),
+        *(((2, 3, 7), 7), ((1, 1, 40), 4), ((19, 2, 6), 3), ((1, 2, 2100), 1050), ((0, 2, 6), 3)),
+    ],
+)
 @pytest.mark.parametrize(("q", "summed"), Q_AND_SUMMED)
 def test_rows_with_parameters_of_their_own(
-    norm: Norm, q: int, summed: int, shape: tuple[int, ...], device: str
+    norm: Norm, q: int, summed: int, shape: tuple[int, ...], positions: int, device: str
 ) -> None:
     """Results and gradients of all, against the reference and run to run."""
-    leaves = [x.detach().to(device) for x in group_leaves(norm, 1 + q + (summed > 0), *shape)]
-    leaves = [x.requires_grad_() for x in leaves]
+    made = group_leaves(norm, 1 + q + (summed > 0), *shape, positions=positions)
+    leaves = [x.detach().to(device).requires_grad_() for x in made]
 
     def results(call: Any) -> list[Tensor]:
         y = call(*leaves, EPS, q, summed)
@@ -260,7 +267,7 @@ def test_rows_with_parameters_of_their_own(
 @pytest.mark.parametrize(("q", "summed"), Q_AND_SUMMED)
 def test_gradients_of_sums(norm: Norm, q: int, summed: int, add: bool, apart: bool) -> None:
     """First and second, of jets and parameters."""
-    leaves = group_leaves(norm, 1 + q + (summed > 0), 2, 2, 3)
+    leaves = group_leaves(norm, 1 + q + (summed > 0), 2, 2, 4, positions=2 if apart else 1)
     if not apart:
         leaves[1:] = [p.detach()[0].requires_grad_() for p in leaves[1:]]
     if add:
@@ -277,7 +284,7 @@ def test_gradients_of_sums(norm: Norm, q: int, summed: int, add: bool, apart: bo
 @pytest.mark.parametrize("need_weight", [False, True])
 def test_opcheck_of_sums(norm: Norm, need_weight: bool) -> None:
     """Forward and backward, of rows with parameters of their own."""
-    x, *scales = group_leaves(norm, 5, 2, 2, 3)
+    x, *scales = group_leaves(norm, 5, 2, 2, 4, positions=2)
     if not need_weight:
         scales = [p.detach() for p in scales]
     forward = getattr(torch.ops.jachess, f"{norm.name}_jet")

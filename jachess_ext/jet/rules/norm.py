@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -163,12 +162,8 @@ def group_norm(
     has_jets = isinstance(weight, JetTensor) or isinstance(bias, JetTensor)
     is_covered = weight is not None and not has_jets
     if is_covered and isinstance(x, JetTensor) and fusable("layer_norm_jet", x):
-        # A group is a row of the layer norm's operator, with a weight and a bias for each.
-        shape = (num_groups, input.shape[1] // num_groups, math.prod(input.shape[2:]))
-        scale, shift = (
-            None if v is None else v.reshape(*shape[:2], 1).expand(shape).flatten(1)
-            for v in (weight, bias)
-        )
+        # A group is a row of the layer norm's operator, with a weight and a bias for each channel.
+        scale, shift = (None if v is None else v.reshape(num_groups, -1) for v in (weight, bias))
         settings = (eps, x.jet_layout.directions, x.jet_layout.squares)
         out = ops.layer_norm_jet(x.streams, scale, shift, *settings)
         return x.with_streams(out).reshape(input.shape)
