@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -119,14 +120,15 @@ def table() -> list[tuple[str, dict[str, int]]]:
     from jachess_ext.ops.attention_triton import TILES
 
     rows = []
-    for (name, size), tiles in TILES.items():
+    for (name, streams, size), tiles in TILES.items():
         ways = [(arch, 0) for arch in ARCHS if size <= 64] + [(90, 1), (100, 2)]
-        for arch, way in ways:
-            tile = tiles[way]
-            used = usage(compile_kernel(name, tile, size, arch, way > 0))
+        for squares, (arch, way) in product(range(streams - 1), ways):
+            tile, plan = tiles[way], {"streams": streams, "squares": squares}
+            used = usage(compile_kernel(name, tile, size, arch, way > 0, **plan))
             shape = f"{tile.rows} x {tile.keys}, {tile.warps} warps, {tile.stages} stages"
             loads = "descriptors" if way else "pointers"
-            rows.append((f"{name} {size}, sm_{arch}, {loads}, {shape}", used))
+            jet = f"{streams} streams, {squares} squares, " if streams > 2 else ""
+            rows.append((f"{name} {size}, {jet}sm_{arch}, {loads}, {shape}", used))
     return rows
 
 
