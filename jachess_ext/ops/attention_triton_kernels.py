@@ -245,9 +245,10 @@ def quadratic(x, P: tl.constexpr):
 
 
 @triton.jit
-def products(x, across, y, sums, P: tl.constexpr):
-    """Return sums + x y, streams all; across: `crossed` of x."""
+def products(x, y, sums, P: tl.constexpr):
+    """Return the streams of sums + x y."""
     S: tl.constexpr = P.value.streams
+    across = crossed(x, P)
     out = [tl.dot(x[0], y[0], sums[0])]
     for i in tl.static_range(1, S):
         z = tl.dot(x[0], y[i], sums[i])
@@ -259,10 +260,10 @@ def products(x, across, y, sums, P: tl.constexpr):
 
 
 @triton.jit
-def scores(x, across, y, P: tl.constexpr):
+def scores(x, y, P: tl.constexpr):
     """Return the streams of x yᵀ."""
     zero = tl.zeros([x[0].shape[0], y[0].shape[0]], tl.float32)
-    return products(x, across, [tl.trans(z) for z in y], [zero for z in y], P)
+    return products(x, [tl.trans(z) for z in y], [zero for z in y], P)
 
 
 @triton.jit
@@ -279,17 +280,15 @@ def place_of_queries(sizes, N: tl.constexpr):
 
 
 @triton.jit
-def forward_tiles(sums, queries, k, v, place, lo, hi, call, P: tl.constexpr, HIDES: tl.constexpr):
+def forward_tiles(sums, q, k, v, place, lo, hi, call, P: tl.constexpr, HIDES: tl.constexpr):
     """Add the keys [lo, hi) to the sums of a tile of queries.
 
-    queries: their streams, and what is `crossed` of them.
     sums: n, streams of the values by exp(s); l, of the weights; m, the largest score so far; c, the
     centres of the streams from 1 on: their means over the first tile in which the query sees
     anything.  Were they not centred, an offset that all tangents share would cost bfloat16 its
     digits.
     """
     n, l, m, c = sums
-    q, across = queries
     _, _, sizes, numbers = call
     b, h, first = place
     key_head = h // sizes[2]
@@ -299,7 +298,7 @@ def forward_tiles(sums, queries, k, v, place, lo, hi, call, P: tl.constexpr, HID
     S: tl.constexpr = P.value.streams
     rows = first + tl.arange(0, N)
     for start in tl.range(lo, hi, M, num_stages=P.value.stages):
-        s = scores(q, across, load(k, b, key_head, start, sizes[4], M, P.value.size, P), P)
+        s = scores(q, load(k, b, key_head, start, sizes[4], M, P.value.size, P), P)
         by0, by = scale, scale  # what stream 0 and the others are still to be multiplied by
         if P.value.softcap:
             t, slope = capped(s[0] * scale, softcap)
@@ -340,8 +339,7 @@ def forward_tiles(sums, queries, k, v, place, lo, hi, call, P: tl.constexpr, HID
         e = [e0 * factor] + [e0 * x * factor for x in z[1:]]
         values = load(v, b, key_head, start, sizes[4], M, P.value.value_size, P)
         p = [x.to(values[0].dtype) for x in e]
-        p_across = [x.to(values[0].dtype) for x in crossed(e, P)]
-        n = products(p, p_across, values, [x * shrink[:, None] for x in n], P)
+        n = products(p, values, [x * shrink[:, None] for x in n], P)
     return n, l, m, c
 
 
@@ -359,8 +357,7 @@ def forward(q, k, v, mask, y, statistics, seed, strides, sizes, numbers, P: tl.c
     b, h, first = place
     call = ((mask, strides[3]), tl.load(seed) if P.value.dropout else 0, sizes, numbers)
     keys, values = (k, strides[1]), (v, strides[2])
-    x = load((q, strides[0]), b, h, first, T, N, P.value.size, P)
-    queries = (x, crossed(x, P))
+    queries = load((q, strides[0]), b, h, first, T, N, P.value.size, P)
     zeros, zero = tl.zeros([N, W], tl.float32), tl.zeros([N], tl.float32)
     sums = ([zeros] * S, [zero] * S, zero + float("-inf"), [zero] * (S - 1))
     lo, whole_lo, whole_hi, hi = limits(first, N, T, TK, P.value.left, P.value.right, P.value.keys)
@@ -448,7 +445,7 @@ def tile_gradients(q, g, logs, d, k, v, place, start, call, P: tl.constexpr, HID
     x = load(k, b, h // sizes[2], start, sizes[4], M, P.value.size, P)
     values = load(v, b, h // sizes[2], start, sizes[4], M, P.value.value_size, P)
     columns = (logs[0][:, None], logs[1][:, None])
-    p0, p1, cap = weights(scores(q, [], x, P), columns, seen, offset, call[3], P, HIDES)
+    p0, p1, cap = weights(scores(q, x, P), columns, seen, offset, call[3], P, HIDES)
     factor = dropout_factor(call, b, h, rows, start, M, P)
     deltas = (d[0][:, None], d[1][:, None])
     gs = score_gradients(p0, p1, weight_gradients(g, values), deltas, factor, cap, call[3], P)
@@ -582,7 +579,7 @@ def key_tiles(
         x, g, logs, d = load_queries(q, gy, statistics, delta, (b, h, start), sizes, P)
         seen, offset = visible(call, b, h, rows[None, :], keys[:, None], P)
         lines = (logs[0][None, :], logs[1][None, :])
-        p0, p1, cap = weights(scores(k, [], x, P), lines, seen, offset, numbers, P, HIDES)
+        p0, p1, cap = weights(scores(k, x, P), lines, seen, offset, numbers, P, HIDES)
         factor = dropout_factor(call, b, h, rows, place[2], M, P)
         if P.value.dropout:
             factor = tl.trans(factor)
