@@ -122,13 +122,13 @@ def table() -> list[tuple[str, dict[str, int]]]:
     rows = []
     for (name, streams, size), tiles in TILES.items():
         ways = [(arch, 0) for arch in ARCHS if size <= 64] + [(90, 1), (100, 2)]
-        for squares, (arch, way) in product(range(streams - 1), ways):
-            tile, plan = tiles[way], {"streams": streams, "squares": squares}
+        for square, (arch, way) in product((False, True) if streams == 3 else (False,), ways):
+            tile, plan = tiles[way], {"streams": streams, "square": square}
             used = usage(compile_kernel(name, tile, size, arch, way > 0, **plan))
             shape = f"{tile.rows} x {tile.keys}, {tile.warps} warps, {tile.stages} stages"
             loads = "descriptors" if way else "pointers"
-            jet = f"{streams} streams, {squares} squares, " if streams > 2 else ""
-            rows.append((f"{name} {size}, {jet}sm_{arch}, {loads}, {shape}", used))
+            jet = f"{streams} streams{', a square' * square}"
+            rows.append((f"{name} {size}, {jet}, sm_{arch}, {loads}, {shape}", used))
     return rows
 
 

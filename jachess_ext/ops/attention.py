@@ -148,7 +148,7 @@ BACKENDS = (
     ),
     Backend(
         "with Triton and JACHESS_TRITON=1, on a GPU of 8.0 or later: bfloat16, heads of at most "
-        "64, a sum of squares of at most two directions; a value and its tangent with heads of 128 "
+        "64, no sum of several squares; a value and its tangent with heads of 128 "
         f"on 9.x and 10.x; from {TRITON_FROM >> 20} M scores in the window on",
         _large_enough_for_triton,
         "triton",

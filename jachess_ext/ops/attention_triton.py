@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .attention_chunks import Gradients, backward_from_scores, check_call, empty_by_token
 from .attention_reference import Call
-from .library import CUDA_DIRECTIONS, OLDEST_GPU, available, constant_when_compiled
+from .library import OLDEST_GPU, available, constant_when_compiled
 
 LARGEST_HEAD_WITHOUT_SCORES = 64
 """Numbers of a head at most in the backward that stores no scores."""
@@ -38,8 +38,8 @@ Tiles: TypeAlias = Mapping[tuple[str, int, int], tuple[Tile, Tile, Tile]]
 TILES: Tiles = {
     ("forward", 2, 64): (Tile(128, 32, 8, 2), Tile(64, 64, 4, 2), Tile(128, 64, 8, 2)),
     ("forward", 2, 128): (Tile(64, 32, 4, 2), Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)),
-    ("forward", 3, 64): (Tile(64, 32, 4, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 2)),
-    ("forward", 4, 64): (Tile(64, 32, 4, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 2)),
+    ("forward", 3, 64): (Tile(64, 16, 4, 2), Tile(128, 64, 8, 2), Tile(64, 32, 4, 2)),
+    ("forward", 4, 64): (Tile(32, 32, 4, 2), Tile(128, 32, 8, 2), Tile(64, 16, 4, 2)),
     ("query_gradient", 2, 64): (Tile(128, 32, 8, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 2)),
     ("key_gradient", 2, 64): (Tile(32, 32, 4, 2), Tile(32, 128, 8, 2), Tile(32, 128, 8, 1)),
     ("value_gradient", 2, 64): (Tile(32, 32, 4, 2), Tile(32, 128, 8, 2), Tile(16, 128, 8, 2)),
@@ -73,13 +73,13 @@ def accepts(call: Call) -> bool:
     """Return whether the kernels compute a call.
 
     That is bfloat16, with heads of at most 64 numbers on a GPU that the C++ kernels, too, run on,
-    and a sum of squares of at most two directions; a value and its tangent also with heads of 128
+    and squares of a single direction; a value and its tangent also with heads of 128
     where tensor descriptors serve.
     """
     query, key, value, _, _, settings = call
     if not (enabled() and query.is_cuda and query.dim() == value.dim() == 5 and len(query) > 1):
         return False
-    if settings.summed and settings.q > CUDA_DIRECTIONS:  # passes do not add sums of squares
+    if settings.summed and settings.q > 1:
         return False
     sizes = {int(query.shape[-1]), int(value.shape[-1])}
     return (
@@ -122,7 +122,7 @@ class Launcher:
         self.numbers = (settings.scale, settings.softcap, math.ceil(p * 2**24), 1 / (1 - p))
         right = 0 if settings.causal else settings.right
         flags = (settings.softcap > 0, p > 0, self.descriptors, settings.scale <= 0)
-        streams = (len(query), settings.summed)
+        streams = (len(query), settings.summed > 0)
         self.plan = (size, value.shape[4], mask_kind, settings.left, right, *flags, *streams)
 
     def run(

@@ -24,8 +24,8 @@ What the kernels take:
     P: a `Plan`.
 
 What the functions below them share: operand, (tensor, its strides); call, (mask and its strides,
-dropout's seed, sizes, numbers); place, (b, h, the first row of the program's tile).  A jet's streams
-are a list, which Triton compiles as a tuple.
+dropout's seed, sizes, numbers); place, (b, h, the first row of the program's tile).  Streams are a
+list, which Triton compiles as a tuple.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -54,8 +54,8 @@ class Plan:
         softcap, dropout: whether there is one.
         descriptors: whether tiles are loaded by tensor descriptors.
         scale_first: whether scores are scaled before their maximum is taken (a scale ≤ 0).
-        streams, squares: S, and the directions whose squares the last stream sums; 0 with S = 4:
-            it is of a pair of directions.
+        streams: S; 4 for two directions and their pair.
+        square: whether the last stream is of the first direction's square.
         stages: tiles that are in flight at once.
     """
 
@@ -71,7 +71,7 @@ class Plan:
     descriptors: bool = False
     scale_first: bool = False
     streams: int = 2
-    squares: int = 0
+    square: bool = False
     stages: int = 2
 
     @property
@@ -82,7 +82,7 @@ class Plan:
     @property
     def first_order(self) -> int:
         """Return the number of streams but that of second order."""
-        return self.streams - (self.streams == 4 or self.squares > 0)
+        return self.streams - (self.streams == 4 or self.square)
 
 
 # ---- tiles -----------------------------------------------------------------------------------
@@ -224,24 +224,19 @@ def capped(s, softcap):
 @triton.jit
 def crossed(x, P: tl.constexpr):
     """Return what streams 1 and 2 of y are multiplied by in the last stream of x y: x₂ and x₁ for a
-    pair, 2 xᵢ for squares, nothing in order one."""
-    if P.value.streams == P.value.first_order:
-        return []
-    elif P.value.squares > 0:
-        return [(2.0 * z.to(tl.float32)).to(z.dtype) for z in x[1 : P.value.squares + 1]]
-    else:
+    pair, 2 x₁ for a square, nothing in order one."""
+    if P.value.square:
+        return [(2.0 * x[1].to(tl.float32)).to(x[1].dtype)]
+    elif P.value.streams == 4:
         return [x[2], x[1]]
+    else:
+        return []
 
 
 @triton.jit
 def quadratic(x, P: tl.constexpr):
-    """Return Σ xᵢ xⱼ over the terms (i, j) of the stream of second order."""
-    if P.value.squares == 0:
-        return x[1] * x[2]
-    elif P.value.squares == 1:
-        return x[1] * x[1]
-    else:
-        return x[1] * x[1] + x[2] * x[2]
+    """Return x₁ x₂ for a pair, x₁² for a square."""
+    return x[1] * x[1 if P.value.square else 2]
 
 
 @triton.jit
@@ -251,11 +246,11 @@ def products(x, y, sums, P: tl.constexpr):
     across = crossed(x, P)
     out = [tl.dot(x[0], y[0], sums[0])]
     for i in tl.static_range(1, S):
-        z = tl.dot(x[0], y[i], sums[i])
+        z = tl.dot(x[i], y[0], tl.dot(x[0], y[i], sums[i]))
         if i >= P.value.first_order:
             for j in tl.static_range(len(across)):
                 z = tl.dot(across[j], y[j + 1], z)
-        out += [tl.dot(x[i], y[0], z)]
+        out += [z]
     return out
 
 
@@ -283,12 +278,12 @@ def place_of_queries(sizes, N: tl.constexpr):
 def forward_tiles(sums, q, k, v, place, lo, hi, call, P: tl.constexpr, HIDES: tl.constexpr):
     """Add the keys [lo, hi) to the sums of a tile of queries.
 
-    sums: n, streams of the values by exp(s); l, of the weights; m, the largest score so far; c, the
+    sums: n, streams of the values by exp(s); total, of exp(s); m, the largest score so far; c, the
     centres of the streams from 1 on: their means over the first tile in which the query sees
     anything.  Were they not centred, an offset that all tangents share would cost bfloat16 its
     digits.
     """
-    n, l, m, c = sums
+    n, total, m, c = sums
     _, _, sizes, numbers = call
     b, h, first = place
     key_head = h // sizes[2]
@@ -320,8 +315,8 @@ def forward_tiles(sums, q, k, v, place, lo, hi, call, P: tl.constexpr, HIDES: tl
         shrink = tl.exp2(m - base)
         e0 = tl.exp2(s[0] * (by0 * LOG2E) - base[:, None])
         t0 = tl.sum(e0, 1)
-        begins = (l[0] == 0.0) & (t0 > 0.0)
-        z, weights, centres = [e0], [l[0] * shrink + t0], []
+        begins = (total[0] == 0.0) & (t0 > 0.0)
+        z, totals, centres = [e0], [total[0] * shrink + t0], []
         for i in tl.static_range(1, S):
             if i < P.value.first_order:
                 t = tl.sum(e0 * s[i], 1) * by
@@ -332,15 +327,15 @@ def forward_tiles(sums, q, k, v, place, lo, hi, call, P: tl.constexpr, HIDES: tl
                 t = tl.sum(e0 * x, 1)
                 centre = tl.where(begins, t / t0, c[i - 1])
                 z += [x - centre[:, None]]
-            weights += [l[i] * shrink + (t - centre * t0)]
+            totals += [total[i] * shrink + (t - centre * t0)]
             centres += [centre]
-        l, c, m = weights, centres, new
+        total, c, m = totals, centres, new
         factor = dropout_factor(call, b, h, rows, start, M, P)
         e = [e0 * factor] + [e0 * x * factor for x in z[1:]]
         values = load(v, b, key_head, start, sizes[4], M, P.value.value_size, P)
         p = [x.to(values[0].dtype) for x in e]
         n = products(p, values, [x * shrink[:, None] for x in n], P)
-    return n, l, m, c
+    return n, total, m, c
 
 
 @triton.jit
@@ -364,18 +359,18 @@ def forward(q, k, v, mask, y, statistics, seed, strides, sizes, numbers, P: tl.c
     if P.value.left >= 0:
         sums = forward_tiles(sums, queries, keys, values, place, lo, whole_lo, call, P, True)
     sums = forward_tiles(sums, queries, keys, values, place, whole_lo, whole_hi, call, P, False)
-    n, l, m, c = forward_tiles(sums, queries, keys, values, place, whole_hi, hi, call, P, True)
-    empty = l[0] == 0.0
-    inverse = tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, l[0]))
+    n, total, m, c = forward_tiles(sums, queries, keys, values, place, whole_hi, hi, call, P, True)
+    empty = total[0] == 0.0
+    inverse = tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, total[0]))
     out = [n[0] * inverse[:, None]]
-    logs = [tl.where(empty, float("-inf"), m / LOG2E + tl.log(tl.where(empty, 1.0, l[0])))]
+    logs = [tl.where(empty, float("-inf"), m / LOG2E + tl.log(tl.where(empty, 1.0, total[0])))]
     for i in tl.static_range(1, S):
-        x, slope = n[i] - out[0] * l[i][:, None], l[i] * inverse
+        x, slope = n[i] - out[0] * total[i][:, None], total[i] * inverse
         if i >= P.value.first_order:
             across = crossed(out, P)
             for j in tl.static_range(len(across)):
-                x -= across[j] * l[j + 1][:, None]
-            slope -= quadratic(l, P) * inverse * inverse
+                x -= across[j] * total[j + 1][:, None]
+            slope -= quadratic(total, P) * inverse * inverse
         out += [x * inverse[:, None]]
         logs += [tl.where(empty, 0.0, c[i - 1] + slope)]
     store((y, strides[4]), place, T, out, P.value.value_size)

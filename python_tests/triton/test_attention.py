@@ -66,10 +66,8 @@ JETS = {
     "two tangents": (3, 2, 0),
     "pair": (4, 2, 0),
     "square": (3, 1, 1),
-    "a square of two": (4, 2, 1),
-    "two squares": (4, 2, 2),
 }
-"""Streams, directions, and how many have a square that the last stream sums."""
+"""Streams, directions, and how many squares the last stream sums."""
 
 
 def make_mask(kind: str | None, batch: int, heads: int, rows: int, keys: int) -> Tensor | None:
@@ -160,7 +158,7 @@ def expected(call: Call, gy: Tensor) -> list[Tensor]:
         streams[n] = tuple(a + b for a, b in zip(streams[n], second, strict=True))
     y, logs = map(torch.stack, zip(*streams, strict=True))
     logs[1:] = logs[1:].where(logs[0] > -math.inf, 0.0)
-    return [y, logs, *torch.autograd.grad(y, leaves, gy.double())]
+    return [y.detach(), logs.detach(), *torch.autograd.grad(y, leaves, gy.double())]
 
 
 def errors(got: list[Tensor], wanted: list[Tensor]) -> float:
@@ -197,10 +195,11 @@ TABLE = [
         else pytest.mark.slow,
         id=f"{name}, {steps[0]} x {steps[1]}, {dtype}, {jet}",
     )
-    for name in CASES
-    for steps in STEPS
+    for n, name in enumerate(CASES)
+    for m, steps in enumerate(STEPS)
     for dtype in BOUNDS
-    for jet in JETS
+    for jet, (streams, *_) in JETS.items()
+    if streams == 2 or name in FAST or (n + m) % len(STEPS) == 0
 ]
 
 
@@ -327,9 +326,9 @@ def test_launches_compile(arch: int) -> None:
 # ---- planted faults --------------------------------------------------------------------------
 
 MUTANTS = [
-    ("z = tl.dot(x[0], y[i], sums[i])", "z = tl.dot(x[0], y[0], sums[i])"),
+    ("tl.dot(x[0], y[i], sums[i])", "tl.dot(x[0], y[0], sums[i])"),
     ("[x * shrink[:, None] for x in n]", "n"),
-    ("n[i] - out[0] * l[i][:, None]", "n[i] + out[0] * l[i][:, None]"),
+    ("n[i] - out[0] * total[i][:, None]", "n[i] + out[0] * total[i][:, None]"),
     ("seen & (keys <= rows + P.value.right)", "seen & (keys < rows + P.value.right)"),
     ("seen & (keys >= rows - P.value.left)", "seen & (keys > rows - P.value.left)"),
     ("(first + AFTER + 1) // STEP", "(first + AFTER + STEP) // STEP"),
@@ -338,23 +337,22 @@ MUTANTS = [
         "lo = tl.maximum(first - BEFORE, 0) // STEP",
         "lo = tl.maximum(first - BEFORE + STEP, 0) // STEP",
     ),
-    ("l[i] * shrink + (t", "l[i] + (t"),
+    ("total[i] * shrink + (t", "total[i] + (t"),
     ("c[i - 1] + slope)", "slope)"),
     ("tl.dot(across[j], y[j + 1], z)", "tl.dot(across[j], y[j], z)"),
-    ("tl.dot(x[i], y[0], z)", "tl.dot(x[i], y[1], z)"),
-    ("2.0 * z.to(tl.float32)", "1.0 * z.to(tl.float32)"),
+    ("tl.dot(x[i], y[0], tl.dot", "tl.dot(x[i], y[1], tl.dot"),
+    ("2.0 * x[1].to(tl.float32)", "1.0 * x[1].to(tl.float32)"),
     ("return [x[2], x[1]]", "return [x[1], x[2]]"),
-    ("return x[1] * x[2]", "return x[1] * x[1]"),
-    ("return x[1] * x[1] + x[2] * x[2]", "return x[1] * x[1]"),
-    ("x[1 : P.value.squares + 1]", "x[1:2]"),
+    ("x[1 if P.value.square else 2]", "x[1]"),
+    ("x[1 if P.value.square else 2]", "x[2]"),
     ("t * (2.0 * scale / softcap)", "t * (scale / softcap)"),
     ("if i < P.value.first_order:", "if i <= P.value.first_order:"),
     ("x = s[i] * by + quadratic(z, P)", "x = s[i] * by"),
     ("z += [x - centre[:, None]]", "z += [x]"),
-    ("x -= across[j] * l[j + 1]", "x -= across[j] * l[j]"),
-    ("slope -= quadratic(l, P) * inverse * inverse", "slope -= quadratic(l, P) * inverse"),
+    ("x -= across[j] * total[j + 1]", "x -= across[j] * total[j]"),
+    ("slope -= quadratic(total, P) * inverse * inverse", "slope -= quadratic(total, P) * inverse"),
     ("for x in crossed(e, P)", "for x in crossed(z, P)"),
-    ("self.streams == 4 or self.squares > 0", "self.streams == 4"),
+    ("self.streams == 4 or self.square", "self.streams == 4"),
     ("p0 * G0 + p1 * G1, p0 * G1", "p0 * G0 - p1 * G1, p0 * G1"),
     ("g0 = g0 * slope - g1 * s1", "g0 = g0 * slope + g1 * s1"),
     ("a1 = tl.dot(c0, z1, a1)", "a1 = tl.dot(c1, z1, a1)"),
