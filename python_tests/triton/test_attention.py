@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
 import os
@@ -351,7 +352,6 @@ MUTANTS = [
     ("z += [x - centre[:, None]]", "z += [x]"),
     ("x -= across[j] * total[j + 1]", "x -= across[j] * total[j]"),
     ("slope -= quadratic(total, P) * inverse * inverse", "slope -= quadratic(total, P) * inverse"),
-    ("for x in crossed(e, P)", "for x in crossed(z, P)"),
     ("self.streams == 4 or self.square", "self.streams == 4"),
     ("p0 * G0 + p1 * G1, p0 * G1", "p0 * G0 - p1 * G1, p0 * G1"),
     ("g0 = g0 * slope - g1 * s1", "g0 = g0 * slope + g1 * s1"),
@@ -390,10 +390,16 @@ def test_a_planted_fault_is_noticed(
     assert any(_is_noticed(name, jet) for name in FAULTY for jet in JETS)
 
 
-def _is_noticed(name: str, jet: str) -> bool:
+@functools.cache
+def solved(name: str, jet: str) -> tuple[Call, Tensor, list[Tensor]]:
     call, gy = problem(name, torch.float32, jet)
+    return call, gy, expected(call, gy)
+
+
+def _is_noticed(name: str, jet: str) -> bool:
+    call, gy, wanted = solved(name, jet)
     try:
         got = launched(call, gy, 16, 16, jet)
-        return errors(got, expected(call, gy)[: len(got)]) > BOUNDS[torch.float32]
+        return errors(got, wanted[: len(got)]) > BOUNDS[torch.float32]
     except (AssertionError, InterpreterError):  # not finite, or of another shape
         return True
