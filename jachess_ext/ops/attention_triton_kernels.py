@@ -278,10 +278,9 @@ def place_of_queries(sizes, N: tl.constexpr):
 def forward_tiles(sums, q, k, v, place, lo, hi, call, P: tl.constexpr, HIDES: tl.constexpr):
     """Add the keys [lo, hi) to the sums of a tile of queries.
 
-    sums: n, streams of the values by exp(s); total, of exp(s); m, the largest score so far; c, the
-    centres of the streams from 1 on: their means over the first tile in which the query sees
-    anything.  Were they not centred, an offset that all tangents share would cost bfloat16 its
-    digits.
+    sums: n, streams of Σ exp(s) v, centred; total, Σ exp(s); m, the largest score so far; c, the
+    streams of log Σ exp(s) from 1 on: the means by which the others are centred, anew in each tile.
+    Were they not, what the tangents share would cost bfloat16 its digits.
     """
     n, total, m, c = sums
     _, _, sizes, numbers = call
@@ -315,26 +314,35 @@ def forward_tiles(sums, q, k, v, place, lo, hi, call, P: tl.constexpr, HIDES: tl
         shrink = tl.exp2(m - base)
         e0 = tl.exp2(s[0] * (by0 * LOG2E) - base[:, None])
         t0 = tl.sum(e0, 1)
-        begins = (total[0] == 0.0) & (t0 > 0.0)
-        z, totals, centres = [e0], [total[0] * shrink + t0], []
+        before = total * shrink
+        total = before + t0
+        inverse = 1.0 / tl.where(total == 0.0, 1.0, total)
+        n0 = n[0] * shrink[:, None]
+        z, kept, shifts, centres = [e0], [n0], [before], []
         for i in tl.static_range(1, S):
             if i < P.value.first_order:
-                t = tl.sum(e0 * s[i], 1) * by
-                centre = tl.where(begins, t / t0, c[i - 1])
+                centre = (before * c[i - 1] + tl.sum(e0 * s[i], 1) * by) * inverse
+                shift = centre - c[i - 1]
                 z += [s[i] * by - centre[:, None]]
+                kept += [n[i] * shrink[:, None] - n0 * shift[:, None]]
+                shifts += [shift]
             else:
                 x = s[i] * by + quadratic(z, P)
-                t = tl.sum(e0 * x, 1)
-                centre = tl.where(begins, t / t0, c[i - 1])
+                bend = quadratic(shifts, P)
+                centre = (before * (c[i - 1] + bend) + tl.sum(e0 * x, 1)) * inverse
                 z += [x - centre[:, None]]
-            totals += [total[i] * shrink + (t - centre * t0)]
+                y = n[i] * shrink[:, None] - n0 * (centre - c[i - 1] + bend)[:, None]
+                across = crossed(shifts, P)
+                for j in tl.static_range(len(across)):
+                    y -= across[j][:, None] * kept[j + 1]
+                kept += [y]
             centres += [centre]
-        total, c, m = totals, centres, new
+        c, m = centres, new
         factor = dropout_factor(call, b, h, rows, start, M, P)
         e = [e0 * factor] + [e0 * x * factor for x in z[1:]]
         values = load(v, b, key_head, start, sizes[4], M, P.value.value_size, P)
         p = [x.to(values[0].dtype) for x in e]
-        n = products(p, values, [x * shrink[:, None] for x in n], P)
+        n = products(p, values, kept, P)
     return n, total, m, c
 
 
@@ -354,27 +362,18 @@ def forward(q, k, v, mask, y, statistics, seed, strides, sizes, numbers, P: tl.c
     keys, values = (k, strides[1]), (v, strides[2])
     queries = load((q, strides[0]), b, h, first, T, N, P.value.size, P)
     zeros, zero = tl.zeros([N, W], tl.float32), tl.zeros([N], tl.float32)
-    sums = ([zeros] * S, [zero] * S, zero + float("-inf"), [zero] * (S - 1))
+    sums = ([zeros] * S, zero, zero + float("-inf"), [zero] * (S - 1))
     lo, whole_lo, whole_hi, hi = limits(first, N, T, TK, P.value.left, P.value.right, P.value.keys)
     if P.value.left >= 0:
         sums = forward_tiles(sums, queries, keys, values, place, lo, whole_lo, call, P, True)
     sums = forward_tiles(sums, queries, keys, values, place, whole_lo, whole_hi, call, P, False)
     n, total, m, c = forward_tiles(sums, queries, keys, values, place, whole_hi, hi, call, P, True)
-    empty = total[0] == 0.0
-    inverse = tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, total[0]))
-    out = [n[0] * inverse[:, None]]
-    logs = [tl.where(empty, float("-inf"), m / LOG2E + tl.log(tl.where(empty, 1.0, total[0])))]
-    for i in tl.static_range(1, S):
-        x, slope = n[i] - out[0] * total[i][:, None], total[i] * inverse
-        if i >= P.value.first_order:
-            across = crossed(out, P)
-            for j in tl.static_range(len(across)):
-                x -= across[j] * total[j + 1][:, None]
-            slope -= quadratic(total, P) * inverse * inverse
-        out += [x * inverse[:, None]]
-        logs += [tl.where(empty, 0.0, c[i - 1] + slope)]
+    empty = total == 0.0
+    inverse = tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, total))
+    out = [x * inverse[:, None] for x in n]
+    log_sum = tl.where(empty, float("-inf"), m / LOG2E + tl.log(tl.where(empty, 1.0, total)))
     store((y, strides[4]), place, T, out, P.value.value_size)
-    store_numbers(statistics, place, sizes, logs)
+    store_numbers(statistics, place, sizes, [log_sum] + c)
 
 
 # ---- backward --------------------------------------------------------------------------------
