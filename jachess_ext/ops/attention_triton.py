@@ -36,10 +36,10 @@ class Tile(NamedTuple):
 
 Tiles: TypeAlias = Mapping[tuple[str, int, int], tuple[Tile, Tile, Tile]]
 TILES: Tiles = {
-    ("forward", 2, 64): (Tile(128, 32, 8, 2), Tile(64, 64, 4, 2), Tile(128, 64, 8, 2)),
+    ("forward", 2, 64): (Tile(128, 32, 8, 2), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
     ("forward", 2, 128): (Tile(64, 32, 4, 2), Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)),
     ("forward", 3, 64): (Tile(64, 16, 4, 2), Tile(128, 64, 8, 2), Tile(64, 32, 4, 2)),
-    ("forward", 4, 64): (Tile(32, 32, 4, 2), Tile(128, 32, 8, 2), Tile(64, 16, 4, 2)),
+    ("forward", 4, 64): (Tile(32, 32, 4, 2), Tile(128, 32, 8, 2), Tile(64, 16, 4, 1)),
     ("query_gradient", 2, 64): (Tile(128, 32, 8, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 2)),
     ("key_gradient", 2, 64): (Tile(32, 32, 4, 2), Tile(32, 128, 8, 2), Tile(32, 128, 8, 1)),
     ("value_gradient", 2, 64): (Tile(32, 32, 4, 2), Tile(32, 128, 8, 2), Tile(16, 128, 8, 2)),
