@@ -95,10 +95,10 @@ class Backend(NamedTuple):
     Attributes:
         calls: description of these calls, for the table in the documentation.
         applies: returns whether a call is one of these calls.
-        name: "triton": Triton's kernels, and the backward of the next row that applies for more than
-            a value and its tangent. "fused": the C++ kernels. "hybrid": their forward, and a
-            backward by large products. "composite": products and the softmax's operator.
-            "reference": pure torch.
+        name: "triton": Triton's kernels; the backward of more than a value and its tangent is the
+            next applying row's. "fused": the C++ kernels. "hybrid": their forward, and a backward
+            by large products. "composite": products and the softmax's operator. "reference": pure
+            torch.
     """
 
     calls: str
