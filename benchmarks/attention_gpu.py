@@ -7,9 +7,9 @@ in float64. Then there is a row of attention_gpu.csv for each shape, number of s
 direction: milliseconds a call (the median of five replays), the rate of the jets' matrix products
 in TFLOP/s, and how many times torch's own attention takes for the same direction. Ways: the fused
 kernels; the hybrid, whose forward is theirs; the composite of large products; Triton's kernels, of
-heads above 64 for two streams; torch's own, of one stream. Jets of two streams have three products for one of plain
-attention, of three five, of four nine; backward has two and a half times as many. A shape that
-fails is named, the others are measured all the same, and the exit status is 1.
+heads above 64 for two streams; torch's own, of one stream. Jets of two streams have three products
+for one of plain attention, of three five, of four nine; backward has two and a half times as many.
+A shape that fails is named, the others are measured all the same, and the exit status is 1.
 
     python -m benchmarks.attention_gpu --parts     # attention_gpu_parts.csv
     python -m benchmarks.attention_gpu --sums
