@@ -4,6 +4,7 @@
 
 It compiles each kernel of `ops.attention_triton.TILES` with its tiles for each architecture, and
 writes triton_registers.txt beside this file: a hash of the kernels and tiles, and a line for each.
+Instructions are those of all warps for 64 x 32 scores of which none is hidden.
 `--if-changed` does nothing where the hash is that of the files as they are, or without Triton.
 """
 
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -94,17 +96,35 @@ def compile_kernel(
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
-def usage(compiled: Any) -> dict[str, int]:
-    """Return registers and bytes of stack of a thread, bytes of shared memory of a program, and its
-    columns of tensor memory."""
+def dump(compiled: Any, option: str) -> str:
+    """Return what cuobjdump prints of a kernel."""
     import triton
 
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
-        command = [str(tools / "cuobjdump"), "-res-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        command = [str(tools / "cuobjdump"), option, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def loop_length(compiled: Any) -> int:
+    """Return the instructions of the first loop that multiplies matrices: that of tiles in which
+    every query sees every key."""
+    text = dump(compiled, "-sass")
+    code = [(int(at, 16), x) for at, x in re.findall(r"^\s+/\*(\w{4,})\*/\s+(.*?);", text, re.M)]
+    for end, instruction in code:
+        branch = re.search(r"\bBRA\b.*?0x(\w+)", instruction)
+        body = [x for at, x in code if branch and int(branch[1], 16) <= at <= end]
+        if any("MMA" in x for x in body):
+            return len(body)
+    return 0
+
+
+def usage(compiled: Any) -> dict[str, int]:
+    """Return registers and bytes of stack of a thread, bytes of shared memory of a program, and its
+    columns of tensor memory."""
+    text = dump(compiled, "-res-usage")
     numbers = {key: int(value) for key, value in re.findall(r"(REG|STACK):(\d+)", text)}
     return {
         "registers": numbers["REG"],
@@ -119,14 +139,18 @@ def table() -> list[tuple[str, dict[str, int]]]:
     from jachess_ext.ops.attention_triton import TILES
 
     rows = []
-    for (name, size), tiles in TILES.items():
+    for (name, streams, size), tiles in TILES.items():
         ways = [(arch, 0) for arch in ARCHS if size <= 64] + [(90, 1), (100, 2)]
-        for arch, way in ways:
-            tile = tiles[way]
-            used = usage(compile_kernel(name, tile, size, arch, way > 0))
+        for square, (arch, way) in product((False, True) if streams == 3 else (False,), ways):
+            tile, plan = tiles[way], {"streams": streams, "square": square}
+            compiled = compile_kernel(name, tile, size, arch, way > 0, **plan)
+            used = usage(compiled)
+            warps_of_tiles = tile.warps * 64 * 32 / (tile.rows * tile.keys)
+            used["instructions"] = round(loop_length(compiled) * warps_of_tiles)
             shape = f"{tile.rows} x {tile.keys}, {tile.warps} warps, {tile.stages} stages"
             loads = "descriptors" if way else "pointers"
-            rows.append((f"{name} {size}, sm_{arch}, {loads}, {shape}", used))
+            jet = f"{streams} streams{', a square' * square}"
+            rows.append((f"{name} {size}, {jet}, sm_{arch}, {loads}, {shape}", used))
     return rows
 
 

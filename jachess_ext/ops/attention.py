@@ -95,9 +95,10 @@ class Backend(NamedTuple):
     Attributes:
         calls: description of these calls, for the table in the documentation.
         applies: returns whether a call is one of these calls.
-        name: "triton": Triton's kernels. "fused": the C++ kernels. "hybrid": their forward, and a
-            backward by large products.
-            "composite": products and the softmax's operator. "reference": pure torch.
+        name: "triton": Triton's kernels; the backward of more than a value and its tangent is the
+            next applying row's. "fused": the C++ kernels. "hybrid": their forward, and a backward
+            by large products. "composite": products and the softmax's operator. "reference": pure
+            torch.
     """
 
     calls: str
@@ -147,9 +148,9 @@ BACKENDS = (
         "reference",
     ),
     Backend(
-        "with Triton and JACHESS_TRITON=1, on a GPU of 8.0 or later: a value and its tangent in "
-        "bfloat16, heads of at most 64, of 128 on 9.x and 10.x, from "
-        f"{TRITON_FROM >> 20} M scores in the window on",
+        "with Triton and JACHESS_TRITON=1, on a GPU of 8.0 or later: bfloat16, heads of at most "
+        "64, no sum of several squares; a value and its tangent with heads of 128 "
+        f"on 9.x and 10.x; from {TRITON_FROM >> 20} M scores in the window on",
         _large_enough_for_triton,
         "triton",
     ),
@@ -424,6 +425,22 @@ define_operator(
         gy, _call((q, k, v, mask, seed, *settings)), y, statistics
     ),
 )
+
+
+def _triton_backward(
+    gy: Tensor, call: Call, y: Tensor, statistics: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients by Triton's kernels, or of other jets by the next backend's."""
+    if len(gy) == 2:
+        return attention_triton.backward(gy, call, y, statistics)
+    rows = BACKENDS[[row.name for row in BACKENDS].index("triton") + 1 :]
+    backend = next(row.name for row in rows if row.applies(call))
+    if backend == "composite":
+        return composite_backward(gy, call)
+    operator = getattr(torch.ops.jachess, f"{OPERATORS[backend]}_backward")
+    return operator(gy, *call[:5], y, statistics, *call.settings)
+
+
 define_operator(
     "attention_jet_triton",
     f"({_TENSORS}, {_SETTINGS}) -> (Tensor y, Tensor stats)",
@@ -432,7 +449,7 @@ define_operator(
 define_operator(
     "attention_jet_triton_backward",
     f"(Tensor gy, {_TENSORS}, Tensor y, Tensor stats, {_SETTINGS}) -> {_GRADIENTS}",
-    lambda gy, q, k, v, mask, seed, y, statistics, *settings: attention_triton.backward(
+    lambda gy, q, k, v, mask, seed, y, statistics, *settings: _triton_backward(
         gy, _call((q, k, v, mask, seed, *settings)), y, statistics
     ),
 )

@@ -1,8 +1,9 @@
-"""Attention on jets of a value and its tangent by Triton's kernels (attention_triton_kernels.py).
+"""Attention on jets by Triton's kernels (attention_triton_kernels.py).
 
-They store what the C++ kernels do, so that either backward takes either forward. The backward of
-heads of at most 64 numbers is three kernels; for larger ones a kernel stores weights and scores'
-gradients, and large matrix products do the rest (attention_chunks.py).
+They store what the C++ kernels do, so that either backward takes either forward. Triton's backward
+is of a value and its tangent: of heads of at most 64 numbers it is three kernels; for larger ones a
+kernel stores weights and scores' gradients, and large matrix products do the rest
+(attention_chunks.py).
 """
 
 import math
@@ -33,17 +34,19 @@ class Tile(NamedTuple):
     stages: int
 
 
-Tiles: TypeAlias = Mapping[tuple[str, int], tuple[Tile, Tile, Tile]]
+Tiles: TypeAlias = Mapping[tuple[str, int, int], tuple[Tile, Tile, Tile]]
 TILES: Tiles = {
-    ("forward", 64): (Tile(128, 32, 8, 2), Tile(64, 64, 4, 2), Tile(128, 64, 8, 2)),
-    ("forward", 128): (Tile(64, 32, 4, 2), Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)),
-    ("query_gradient", 64): (Tile(128, 32, 8, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 2)),
-    ("key_gradient", 64): (Tile(32, 32, 4, 2), Tile(32, 128, 8, 2), Tile(32, 128, 8, 1)),
-    ("value_gradient", 64): (Tile(32, 32, 4, 2), Tile(32, 128, 8, 2), Tile(16, 128, 8, 2)),
-    ("score_jets", 128): (Tile(64, 32, 4, 2), Tile(128, 32, 8, 2), Tile(128, 32, 8, 2)),
+    ("forward", 2, 64): (Tile(128, 32, 8, 2), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
+    ("forward", 2, 128): (Tile(64, 32, 4, 2), Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)),
+    ("forward", 3, 64): (Tile(64, 16, 4, 2), Tile(128, 64, 8, 2), Tile(64, 32, 4, 2)),
+    ("forward", 4, 64): (Tile(32, 32, 4, 2), Tile(128, 32, 8, 2), Tile(64, 16, 4, 1)),
+    ("query_gradient", 2, 64): (Tile(128, 32, 8, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 2)),
+    ("key_gradient", 2, 64): (Tile(32, 32, 4, 2), Tile(32, 128, 8, 2), Tile(32, 128, 8, 1)),
+    ("value_gradient", 2, 64): (Tile(32, 32, 4, 2), Tile(32, 128, 8, 2), Tile(16, 128, 8, 2)),
+    ("score_jets", 2, 128): (Tile(64, 32, 4, 2), Tile(128, 32, 8, 2), Tile(128, 32, 8, 2)),
 }
-"""By kernel and the numbers of a head at most: the tile by pointers, and by tensor descriptors on
-GPUs of capability 9 and 10.  Registers and instructions chose them, not a clock."""
+"""By kernel, streams, and the numbers of a head at most: the tile by pointers, and by tensor
+descriptors on GPUs of capability 9 and 10.  Registers and instructions chose them, not a clock."""
 
 
 @constant_when_compiled
@@ -70,17 +73,23 @@ def _has_descriptors(x: Tensor) -> bool:
 def accepts(call: Call) -> bool:
     """Return whether the kernels compute a call.
 
-    That is a value and its tangent in bfloat16, with heads of at most 64 numbers on a GPU that the
-    C++ kernels, too, run on, and of 128 where tensor descriptors serve.
+    That is bfloat16, with heads of at most 64 numbers on a GPU that the C++ kernels, too, run on,
+    and squares of a single direction; a value and its tangent also with heads of 128
+    where tensor descriptors serve.
     """
-    query, key, value = call[:3]
-    if not (enabled() and query.is_cuda and query.dim() == value.dim() == 5 and len(query) == 2):
+    query, key, value, _, _, settings = call
+    if not (enabled() and query.is_cuda and query.dim() == value.dim() == 5 and len(query) > 1):
+        return False
+    if settings.summed and settings.q > 1:
         return False
     sizes = {int(query.shape[-1]), int(value.shape[-1])}
     return (
         query.dtype == key.dtype == value.dtype == torch.bfloat16
         and _capability(query.device.index) >= OLDEST_GPU
-        and (max(sizes) <= 64 or (sizes <= {*HEAD_SIZES} and _has_descriptors(query)))
+        and (
+            max(sizes) <= 64
+            or (len(query) == 2 and sizes <= {*HEAD_SIZES} and _has_descriptors(query))
+        )
     )
 
 
@@ -114,7 +123,8 @@ class Launcher:
         self.numbers = (settings.scale, settings.softcap, math.ceil(p * 2**24), 1 / (1 - p))
         right = 0 if settings.causal else settings.right
         flags = (settings.softcap > 0, p > 0, self.descriptors, settings.scale <= 0)
-        self.plan = (size, value.shape[4], mask_kind, settings.left, right, *flags)
+        streams = (len(query), settings.summed > 0)
+        self.plan = (size, value.shape[4], mask_kind, settings.left, right, *flags, *streams)
 
     def run(
         self,
@@ -137,11 +147,12 @@ class Launcher:
         from . import attention_triton_kernels as kernels
 
         owns_keys = name in ("key_gradient", "value_gradient")
-        width = 64 if self.largest <= 64 and (name, 64) in self.tiles else 128
+        streams = len(self.jets[0])
+        width = 64 if self.largest <= 64 and (name, streams, 64) in self.tiles else 128
         way = 0
         if self.descriptors:
             way = 2 if self.seed.is_cuda and _capability(self.seed.device.index)[0] == 10 else 1
-        tile = self.tiles[name, width][way]
+        tile = self.tiles[name, streams, width][way]
         programs = -(-count // (tile.keys if owns_keys else tile.rows)) * heads
         if not programs:
             return
@@ -176,7 +187,7 @@ class Launcher:
 
 
 def forward(call: Call, tiles: Tiles = TILES) -> tuple[Tensor, Tensor]:
-    """Return y, [2, B, H, T, Dv], and the jet of log Σ exp(s), [2, B, H, T] float32."""
+    """Return y, [S, B, H, T, Dv], and the jet of log Σ exp(s), [S, B, H, T] float32."""
     query, _, value = call[:3]
     heads, rows = query.shape[2:4]
     y = empty_by_token(query, heads, rows, value.shape[4])

@@ -1,4 +1,5 @@
-"""Triton's kernels for attention on jets of a value and its tangent (streams 0 and 1).
+"""Triton's kernels for attention on jets: a value and its tangent (streams 0 and 1), forward and
+backward; in the forward also a second direction (2), and a stream of second order (the last).
 
     s = scale · q kᵀ;  softcap · tanh(s / softcap);  + mask;  p = softmax(s);  y = p v
 
@@ -12,10 +13,10 @@ that they see; one of `key_gradient` has a tile of keys and goes over the querie
 share it.  Tiles in which every query sees every key skip the mask.
 
 What the kernels take:
-    q, k, v, y, gy: [2, B, H, T, D] and alike, pointers; what is read, with `plan.descriptors`
+    q, k, v, y, gy: [S, B, H, T, D] and alike, pointers; what is read, with `plan.descriptors`
         tensor descriptors.
     mask: [B, H, T, Tk], bytes (not 0: visible) or numbers to be added.
-    statistics, delta: [2, B, H, T] float32, contiguous.
+    statistics, delta: [S, B, H, T] float32, contiguous.
     seed: a pointer to dropout's int64.
     strides: of each tensor (stream, batch, head, token), of the mask (batch, head, query, key).
     sizes: (B · H, H, query heads that share a key head, T, Tk).
@@ -23,7 +24,8 @@ What the kernels take:
     P: a `Plan`.
 
 What the functions below them share: operand, (tensor, its strides); call, (mask and its strides,
-dropout's seed, sizes, numbers); place, (b, h, the first row of the program's tile).
+dropout's seed, sizes, numbers); place, (b, h, the first row of the program's tile).  Streams are a
+list, which Triton compiles as a tuple.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -52,6 +54,8 @@ class Plan:
         softcap, dropout: whether there is one.
         descriptors: whether tiles are loaded by tensor descriptors.
         scale_first: whether scores are scaled before their maximum is taken (a scale ≤ 0).
+        streams: S; 4 for two directions and their pair.
+        square: whether the last stream is of the first direction's square.
         stages: tiles that are in flight at once.
     """
 
@@ -66,6 +70,8 @@ class Plan:
     dropout: bool = False
     descriptors: bool = False
     scale_first: bool = False
+    streams: int = 2
+    square: bool = False
     stages: int = 2
 
     @property
@@ -73,42 +79,55 @@ class Plan:
         """Return the plan: `P.value` is it in compiled kernels and in Triton's interpreter."""
         return self
 
+    @property
+    def first_order(self) -> int:
+        """Return the number of streams but that of second order."""
+        return self.streams - (self.streams == 4 or self.square)
+
 
 # ---- tiles -----------------------------------------------------------------------------------
 
 
 @triton.jit
-def load(operand, b, h, first, count, N: tl.constexpr, D: tl.constexpr, P: tl.constexpr):
-    """Return both streams of rows [N, width] of a head, zeros beyond `count` rows of D numbers."""
+def addresses(operand, b, h, first, count, N: tl.constexpr, D: tl.constexpr):
+    """Return where stream 0 of rows [N, width] of a head is, and which are of `count` rows of D
+    numbers."""
     x, strides = operand
     W: tl.constexpr = max(16, triton.next_power_of_2(D))
-    if P.value.descriptors:
-        x0 = tl.reshape(x.load([0, b, h, first, 0]), [N, W])
-        x1 = tl.reshape(x.load([1, b, h, first, 0]), [N, W])
-    else:
-        rows, columns = (first + tl.arange(0, N))[:, None], tl.arange(0, W)[None, :]
-        x += b.to(tl.int64) * strides[1] + h.to(tl.int64) * strides[2]
-        at = x + rows.to(tl.int64) * strides[3] + columns
-        inside = rows < count
-        if W != D:
-            inside = inside & (columns < D)
-        x0 = tl.load(at, mask=inside, other=0.0)
-        x1 = tl.load(at + strides[0], mask=inside, other=0.0)
-    return x0, x1
+    rows, columns = (first + tl.arange(0, N))[:, None], tl.arange(0, W)[None, :]
+    x += b.to(tl.int64) * strides[1] + h.to(tl.int64) * strides[2]
+    inside = rows < count
+    if W != D:
+        inside = inside & (columns < D)
+    return x + rows.to(tl.int64) * strides[3] + columns, inside
 
 
 @triton.jit
-def store(operand, place, count, x0, x1, D: tl.constexpr):
-    """Store both streams of rows [N, width] of a head."""
+def load(operand, b, h, first, count, N: tl.constexpr, D: tl.constexpr, P: tl.constexpr):
+    """Return the streams of rows [N, width] of a head, zeros beyond `count` rows of D numbers."""
+    x, strides = operand
+    S: tl.constexpr = P.value.streams
+    W: tl.constexpr = max(16, triton.next_power_of_2(D))
+    streams = []
+    if P.value.descriptors:
+        for i in tl.static_range(S):
+            streams += [tl.reshape(x.load([i, b, h, first, 0]), [N, W])]
+    else:
+        at, inside = addresses(operand, b, h, first, count, N, D)
+        for i in tl.static_range(S):
+            streams += [tl.load(at + i * tl.cast(strides[0], tl.int64), mask=inside, other=0.0)]
+    return streams
+
+
+@triton.jit
+def store(operand, place, count, streams, D: tl.constexpr):
+    """Store the streams of rows [N, width] of a head."""
     x, strides = operand
     b, h, first = place
-    rows = (first + tl.arange(0, x0.shape[0]))[:, None]
-    columns = tl.arange(0, x0.shape[1])[None, :]
-    x += b.to(tl.int64) * strides[1] + h.to(tl.int64) * strides[2]
-    at = x + rows.to(tl.int64) * strides[3] + columns
-    inside = (rows < count) & (columns < D)
-    tl.store(at, x0.to(x.dtype.element_ty), mask=inside)
-    tl.store(at + strides[0], x1.to(x.dtype.element_ty), mask=inside)
+    at, inside = addresses(operand, b, h, first, count, streams[0].shape[0], D)
+    for i in tl.static_range(len(streams)):
+        to = at + i * tl.cast(strides[0], tl.int64)
+        tl.store(to, streams[i].to(x.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -123,13 +142,14 @@ def load_numbers(x, place, sizes, N: tl.constexpr):
 
 
 @triton.jit
-def store_numbers(x, place, sizes, x0, x1):
-    """Store both streams [N] of rows of [2, B, H, T]."""
+def store_numbers(x, place, sizes, streams):
+    """Store the streams [N] of rows of [S, B, H, T]."""
     b, h, first = place
-    rows = first + tl.arange(0, x0.shape[0])
+    rows = first + tl.arange(0, streams[0].shape[0])
     at = x + (b * sizes[1] + h).to(tl.int64) * sizes[3] + rows
-    tl.store(at, x0, mask=rows < sizes[3])
-    tl.store(at + tl.cast(sizes[0], tl.int64) * sizes[3], x1, mask=rows < sizes[3])
+    for i in tl.static_range(len(streams)):
+        to = at + i * tl.cast(sizes[0], tl.int64) * sizes[3]
+        tl.store(to, streams[i], mask=rows < sizes[3])
 
 
 @triton.jit
@@ -202,10 +222,43 @@ def capped(s, softcap):
 
 
 @triton.jit
-def products(x, y):
-    """Return both streams of x yᵀ."""
-    y0, y1 = tl.trans(y[0]), tl.trans(y[1])
-    return tl.dot(x[0], y0), tl.dot(x[0], y1, tl.dot(x[1], y0))
+def crossed(x, P: tl.constexpr):
+    """Return what streams 1 and 2 of y are multiplied by in the last stream of x y: x₂ and x₁ for a
+    pair, 2 x₁ for a square, nothing in order one."""
+    if P.value.square:
+        return [(2.0 * x[1].to(tl.float32)).to(x[1].dtype)]
+    elif P.value.streams == 4:
+        return [x[2], x[1]]
+    else:
+        return []
+
+
+@triton.jit
+def quadratic(x, P: tl.constexpr):
+    """Return x₁ x₂ for a pair, x₁² for a square."""
+    return x[1] * x[1 if P.value.square else 2]
+
+
+@triton.jit
+def products(x, y, sums, P: tl.constexpr):
+    """Return the streams of sums + x y."""
+    S: tl.constexpr = P.value.streams
+    across = crossed(x, P)
+    out = [tl.dot(x[0], y[0], sums[0])]
+    for i in tl.static_range(1, S):
+        z = tl.dot(x[i], y[0], tl.dot(x[0], y[i], sums[i]))
+        if i >= P.value.first_order:
+            for j in tl.static_range(len(across)):
+                z = tl.dot(across[j], y[j + 1], z)
+        out += [z]
+    return out
+
+
+@triton.jit
+def scores(x, y, P: tl.constexpr):
+    """Return the streams of x yᵀ."""
+    zero = tl.zeros([x[0].shape[0], y[0].shape[0]], tl.float32)
+    return products(x, [tl.trans(z) for z in y], [zero for z in y], P)
 
 
 @triton.jit
@@ -225,58 +278,82 @@ def place_of_queries(sizes, N: tl.constexpr):
 def forward_tiles(sums, q, k, v, place, lo, hi, call, P: tl.constexpr, HIDES: tl.constexpr):
     """Add the keys [lo, hi) to the sums of a tile of queries.
 
-    sums: n₀ and n₁, of the values by exp(s); l₀ and l₁, of the weights; m, the largest score so
-    far; c, the tangents' centre: their mean over the first tile in which the query sees anything.
-    Were they not centred, an offset that all tangents share would cost bfloat16 its digits.
+    sums: n, streams of Σ exp(s) v, centred; total, Σ exp(s); m, the largest score so far; c, the
+    streams of log Σ exp(s) from 1 on: the means by which the others are centred, anew in each tile.
+    Were they not, what the tangents share would cost bfloat16 its digits.
     """
-    n0, n1, l0, l1, m, c = sums
+    n, total, m, c = sums
     _, _, sizes, numbers = call
     b, h, first = place
     key_head = h // sizes[2]
     scale, softcap = numbers[0], numbers[1]
     N: tl.constexpr = P.value.rows
     M: tl.constexpr = P.value.keys
+    S: tl.constexpr = P.value.streams
     rows = first + tl.arange(0, N)
     for start in tl.range(lo, hi, M, num_stages=P.value.stages):
-        s0, s1 = products(q, load(k, b, key_head, start, sizes[4], M, P.value.size, P))
-        by0, by1 = scale, scale  # what s0 and s1 are still to be multiplied by
+        s = scores(q, load(k, b, key_head, start, sizes[4], M, P.value.size, P), P)
+        by0, by = scale, scale  # what stream 0 and the others are still to be multiplied by
         if P.value.softcap:
-            t, slope = capped(s0 * scale, softcap)
-            s0, s1, by0, by1 = softcap * t, s1 * (slope * scale), 1.0, 1.0
+            t, slope = capped(s[0] * scale, softcap)
+            if P.value.first_order < S:
+                s = s[: S - 1] + [s[S - 1] - t * (2.0 * scale / softcap) * quadratic(s, P)]
+            s = [softcap * t] + [x * (slope * scale) for x in s[1:]]
+            by0, by = 1.0, 1.0
         elif P.value.mask == 2 or P.value.scale_first:
-            s0, by0 = s0 * scale, 1.0
+            s, by0 = [s[0] * scale] + s[1:], 1.0
         if P.value.mask > 0 or HIDES:
             keys = start + tl.arange(0, M)
             seen, offset = visible(call, b, h, rows[:, None], keys[None, :], P)
-            s0 = tl.where(seen, s0 + offset, float("-inf"))
-            s1 = tl.where(seen, s1, 0.0)
-        new = tl.maximum(m, tl.max(s0, 1) * (by0 * LOG2E))
+            masked = tl.where(seen, s[0] + offset, float("-inf"))
+            s = [masked] + [tl.where(seen, x, 0.0) for x in s[1:]]
+        new = tl.maximum(m, tl.max(s[0], 1) * (by0 * LOG2E))
         base = new
         if P.value.mask > 0 or HIDES:
             base = tl.where(new == float("-inf"), 0.0, new)
         shrink = tl.exp2(m - base)
-        e0 = tl.exp2(s0 * (by0 * LOG2E) - base[:, None])
-        t0, t1 = tl.sum(e0, 1), tl.sum(e0 * s1, 1) * by1
-        c = tl.where((l0 == 0.0) & (t0 > 0.0), t1 / t0, c)
-        e1 = e0 * (s1 * by1 - c[:, None])
-        l1 = l1 * shrink + (t1 - c * t0)
-        l0 = l0 * shrink + t0
-        m = new
+        e0 = tl.exp2(s[0] * (by0 * LOG2E) - base[:, None])
+        t0 = tl.sum(e0, 1)
+        before = total * shrink
+        total = before + t0
+        inverse = 1.0 / tl.where(total == 0.0, 1.0, total)
+        n0 = n[0] * shrink[:, None]
+        z, kept, shifts, centres = [e0], [n0], [before], []
+        for i in tl.static_range(1, S):
+            if i < P.value.first_order:
+                centre = (before * c[i - 1] + tl.sum(e0 * s[i], 1) * by) * inverse
+                shift = centre - c[i - 1]
+                z += [s[i] * by - centre[:, None]]
+                kept += [n[i] * shrink[:, None] - n0 * shift[:, None]]
+                shifts += [shift]
+            else:
+                x = s[i] * by + quadratic(z, P)
+                bend = quadratic(shifts, P)
+                centre = (before * (c[i - 1] + bend) + tl.sum(e0 * x, 1)) * inverse
+                z += [x - centre[:, None]]
+                y = n[i] * shrink[:, None] - n0 * (centre - c[i - 1] + bend)[:, None]
+                across = crossed(shifts, P)
+                for j in tl.static_range(len(across)):
+                    y -= across[j][:, None] * kept[j + 1]
+                kept += [y]
+            centres += [centre]
+        c, m = centres, new
         factor = dropout_factor(call, b, h, rows, start, M, P)
-        v0, v1 = load(v, b, key_head, start, sizes[4], M, P.value.value_size, P)
-        p0, p1 = (e0 * factor).to(v0.dtype), (e1 * factor).to(v0.dtype)
-        n0 = tl.dot(p0, v0, n0 * shrink[:, None])
-        n1 = tl.dot(p1, v0, tl.dot(p0, v1, n1 * shrink[:, None]))
-    return n0, n1, l0, l1, m, c
+        e = [e0 * factor] + [e0 * x * factor for x in z[1:]]
+        values = load(v, b, key_head, start, sizes[4], M, P.value.value_size, P)
+        p = [x.to(values[0].dtype) for x in e]
+        n = products(p, values, kept, P)
+    return n, total, m, c
 
 
 @triton.jit
 def forward(q, k, v, mask, y, statistics, seed, strides, sizes, numbers, P: tl.constexpr):
-    """Compute y, [2, B, H, T, Dv], and the jet of log Σ exp(s), [2, B, H, T].
+    """Compute y, [S, B, H, T, Dv], and the jet of log Σ exp(s), [S, B, H, T].
 
-    strides: of q, k, v, mask and y.  A query that sees no key gets zeros, and the jet (−inf, 0).
+    strides: of q, k, v, mask and y.  A query that sees no key gets zeros, and the jet (−inf, 0, …).
     """
     N: tl.constexpr = P.value.rows
+    S: tl.constexpr = P.value.streams
     W: tl.constexpr = max(16, triton.next_power_of_2(P.value.value_size))
     _, _, _, T, TK = sizes
     place = place_of_queries(sizes, N)
@@ -285,22 +362,18 @@ def forward(q, k, v, mask, y, statistics, seed, strides, sizes, numbers, P: tl.c
     keys, values = (k, strides[1]), (v, strides[2])
     queries = load((q, strides[0]), b, h, first, T, N, P.value.size, P)
     zeros, zero = tl.zeros([N, W], tl.float32), tl.zeros([N], tl.float32)
-    sums = (zeros, zeros, zero, zero, zero + float("-inf"), zero)
+    sums = ([zeros] * S, zero, zero + float("-inf"), [zero] * (S - 1))
     lo, whole_lo, whole_hi, hi = limits(first, N, T, TK, P.value.left, P.value.right, P.value.keys)
     if P.value.left >= 0:
         sums = forward_tiles(sums, queries, keys, values, place, lo, whole_lo, call, P, True)
     sums = forward_tiles(sums, queries, keys, values, place, whole_lo, whole_hi, call, P, False)
-    n0, n1, l0, l1, m, c = forward_tiles(
-        sums, queries, keys, values, place, whole_hi, hi, call, P, True
-    )
-    empty = l0 == 0.0
-    inverse = tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, l0))
-    y0 = n0 * inverse[:, None]
-    y1 = (n1 - y0 * l1[:, None]) * inverse[:, None]
-    store((y, strides[4]), place, T, y0, y1, P.value.value_size)
-    log_sum = tl.where(empty, float("-inf"), m / LOG2E + tl.log(tl.where(empty, 1.0, l0)))
-    slope = tl.where(empty, 0.0, c + l1 * inverse)
-    store_numbers(statistics, place, sizes, log_sum, slope)
+    n, total, m, c = forward_tiles(sums, queries, keys, values, place, whole_hi, hi, call, P, True)
+    empty = total == 0.0
+    inverse = tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, total))
+    out = [x * inverse[:, None] for x in n]
+    log_sum = tl.where(empty, float("-inf"), m / LOG2E + tl.log(tl.where(empty, 1.0, total)))
+    store((y, strides[4]), place, T, out, P.value.value_size)
+    store_numbers(statistics, place, sizes, [log_sum] + c)
 
 
 # ---- backward --------------------------------------------------------------------------------
@@ -355,19 +428,22 @@ def load_queries(q, gy, statistics, delta, place, sizes, P: tl.constexpr):
 
 @triton.jit
 def tile_gradients(q, g, logs, d, k, v, place, start, call, P: tl.constexpr, HIDES: tl.constexpr):
-    """Return both streams of a tile's weights, as dropout leaves them, and of the gradients of its
-    scores q kᵀ."""
+    """Return both streams of a tile's weights, as dropout leaves them, of the gradients of its
+    scores q kᵀ, and of its keys."""
     b, h, first = place
+    sizes = call[2]
     N: tl.constexpr = P.value.rows
     M: tl.constexpr = P.value.keys
     rows, keys = first + tl.arange(0, N), start + tl.arange(0, M)
     seen, offset = visible(call, b, h, rows[:, None], keys[None, :], P)
+    x = load(k, b, h // sizes[2], start, sizes[4], M, P.value.size, P)
+    values = load(v, b, h // sizes[2], start, sizes[4], M, P.value.value_size, P)
     columns = (logs[0][:, None], logs[1][:, None])
-    p0, p1, cap = weights(products(q, k), columns, seen, offset, call[3], P, HIDES)
+    p0, p1, cap = weights(scores(q, x, P), columns, seen, offset, call[3], P, HIDES)
     factor = dropout_factor(call, b, h, rows, start, M, P)
     deltas = (d[0][:, None], d[1][:, None])
-    gs = score_gradients(p0, p1, weight_gradients(g, v), deltas, factor, cap, call[3], P)
-    return (p0 * factor, p1 * factor), gs
+    gs = score_gradients(p0, p1, weight_gradients(g, values), deltas, factor, cap, call[3], P)
+    return (p0 * factor, p1 * factor), gs, x
 
 
 @triton.jit
@@ -375,12 +451,8 @@ def query_tiles(
     a0, a1, q, g, logs, d, k, v, place, lo, hi, call, P: tl.constexpr, HIDES: tl.constexpr
 ):  # fmt: skip
     """Add the keys [lo, hi) to the gradient of a tile of queries."""
-    M: tl.constexpr = P.value.keys
-    b, h, sizes = place[0], place[1], call[2]
-    for start in tl.range(lo, hi, M, num_stages=P.value.stages):
-        keys = load(k, b, h // sizes[2], start, sizes[4], M, P.value.size, P)
-        values = load(v, b, h // sizes[2], start, sizes[4], M, P.value.value_size, P)
-        gs = tile_gradients(q, g, logs, d, keys, values, place, start, call, P, HIDES)[1]
+    for start in tl.range(lo, hi, P.value.keys, num_stages=P.value.stages):
+        _, gs, keys = tile_gradients(q, g, logs, d, k, v, place, start, call, P, HIDES)
         gs0, gs1 = gs[0].to(q[0].dtype), gs[1].to(q[0].dtype)
         a0 = tl.dot(gs1, keys[1], tl.dot(gs0, keys[0], a0))
         a1 = tl.dot(gs1, keys[0], a1)
@@ -407,7 +479,7 @@ def query_gradient(
         a0, a1 = query_tiles(a0, a1, x, g, logs, d, K, V, place, lo, whole_lo, call, P, True)
     a0, a1 = query_tiles(a0, a1, x, g, logs, d, K, V, place, whole_lo, whole_hi, call, P, False)
     a0, a1 = query_tiles(a0, a1, x, g, logs, d, K, V, place, whole_hi, hi, call, P, True)
-    store((gq, strides[5]), place, T, a0, a1, P.value.size)
+    store((gq, strides[5]), place, T, [a0, a1], P.value.size)
 
 
 @triton.jit
@@ -436,12 +508,8 @@ def score_tiles(
     p, gs, to, q, g, logs, d, k, v, place, lo, hi, call, P: tl.constexpr, HIDES: tl.constexpr
 ):  # fmt: skip
     """Store the weights and the scores' gradients of a tile of queries for the keys [lo, hi)."""
-    M: tl.constexpr = P.value.keys
-    b, h, sizes = place[0], place[1], call[2]
-    for start in tl.range(lo, hi, M, num_stages=P.value.stages):
-        keys = load(k, b, h // sizes[2], start, sizes[4], M, P.value.size, P)
-        values = load(v, b, h // sizes[2], start, sizes[4], M, P.value.value_size, P)
-        w, z = tile_gradients(q, g, logs, d, keys, values, place, start, call, P, HIDES)
+    for start in tl.range(lo, hi, P.value.keys, num_stages=P.value.stages):
+        w, z, _ = tile_gradients(q, g, logs, d, k, v, place, start, call, P, HIDES)
         store_scores(p, to, start, w[0], w[1], P)
         store_scores(gs, to, start, z[0], z[1], P)
 
@@ -505,7 +573,7 @@ def key_tiles(
         x, g, logs, d = load_queries(q, gy, statistics, delta, (b, h, start), sizes, P)
         seen, offset = visible(call, b, h, rows[None, :], keys[:, None], P)
         lines = (logs[0][None, :], logs[1][None, :])
-        p0, p1, cap = weights(products(k, x), lines, seen, offset, numbers, P, HIDES)
+        p0, p1, cap = weights(scores(k, x, P), lines, seen, offset, numbers, P, HIDES)
         factor = dropout_factor(call, b, h, rows, place[2], M, P)
         if P.value.dropout:
             factor = tl.trans(factor)
@@ -560,4 +628,4 @@ def key_gradient(
             a0, a1, K, V, queries, place, b, h, whole_lo, whole_hi, call, P, False, VALUE
         )
         a0, a1 = key_tiles(a0, a1, K, V, queries, place, b, h, whole_hi, hi, call, P, True, VALUE)
-    store((out, strides[5]), place, TK, a0, a1, D)
+    store((out, strides[5]), place, TK, [a0, a1], D)

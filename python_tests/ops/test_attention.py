@@ -821,15 +821,6 @@ TRITON, NO_KERNEL, CAPPED_SUM, NOT_ON_A_GPU, HYBRID, FUSED = range(1, 7)
         (NOT_ON_A_GPU, {"dtype": torch.float64}),
         (NOT_ON_A_GPU, {"size": 264}),
         (NOT_ON_A_GPU, {"value_size": 264}),
-        (TRITON, {"streams": 2, "q": 1}),
-        (TRITON, {"streams": 2, "q": 1, "queries": 1024}),
-        (TRITON, {"streams": 2, "q": 1, "size": 128}),
-        (TRITON, {"streams": 2, "q": 1, "size": 40, "softcap": 1.0, "dropout_p": 0.1}),
-        (TRITON, {"streams": 2, "q": 1, "queries": 2**15, "left": 100, "right": 27}),
-        (HYBRID, {"streams": 2, "q": 1, "size": 80}),
-        (FUSED, {"streams": 2, "q": 1, "queries": 1023}),
-        (FUSED, {"streams": 2, "q": 1, "queries": 2**15, "left": 100, "right": 26}),
-        (FUSED, {"streams": 2, "q": 1, "dtype": torch.float16}),
         (HYBRID, {}),
         (HYBRID, {"causal": True}),
         (HYBRID, {"queries": 2**13, "left": 2047, "causal": True}),
@@ -854,16 +845,11 @@ def test_backends(line: int, settings: dict[str, Any], monkeypatch: pytest.Monke
     monkeypatch.setattr(library, "STATE", library.STATE._replace(kernels=frozenset(kernels)))
     properties = SimpleNamespace(shared_memory_per_block_optin=LARGEST)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(attention_triton, "_capability", lambda device: (9, 0))
-    monkeypatch.setattr(attention_triton, "enabled", lambda: True)
+    monkeypatch.setattr(attention_triton, "enabled", lambda: False)
     call = call_of(**settings)
     assert line_of(call) == line
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert line_of(call) == line, "a captured step is the eager one to the bit"
-    monkeypatch.setattr(attention_triton, "enabled", lambda: False)
-    if line == TRITON:
-        line = line_of(call)
-        assert line in (HYBRID, FUSED)
     kernels.remove(("attention_jet_scores", "cuda"))
     monkeypatch.setattr(library, "STATE", library.STATE._replace(kernels=frozenset(kernels)))
     assert line_of(call) == (FUSED if line == HYBRID else line)
@@ -872,6 +858,41 @@ def test_backends(line: int, settings: dict[str, Any], monkeypatch: pytest.Monke
     with forward_ad.dual_level():
         assert line_of(call) == 0
     assert torch.func.vmap(lambda _: torch.tensor(line_of(call)))(torch.ones(2)).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("takes", "settings"),
+    [
+        (True, {}),
+        (True, {"streams": 2, "q": 1}),
+        (True, {"streams": 2, "q": 1, "queries": 1024}),
+        (True, {"streams": 2, "q": 1, "size": 128}),
+        (True, {"size": 40, "softcap": 1.0, "dropout_p": 0.1}),
+        (True, {"queries": 2**15, "left": 100, "right": 27}),
+        (True, {"streams": 3}),
+        (True, {"streams": 11, "q": 4}),
+        (True, {"streams": 3, "q": 1, "summed": 1}),
+        (True, {"streams": 3, "q": 1, "summed": 1, "softcap": 1.0}),
+        (False, {"summed": 2}),
+        (False, {"size": 128}),
+        (False, {"streams": 2, "q": 1, "size": 80}),
+        (False, {"streams": 1, "q": 0}),
+        (False, {"queries": 1023}),
+        (False, {"queries": 2**15, "left": 100, "right": 26}),
+        (False, {"dtype": torch.float16}),
+        (False, {"device": "cpu"}),
+    ],
+)
+def test_calls_that_triton_takes(
+    takes: bool, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_triton, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(attention_triton, "enabled", lambda: True)
+    applies = attention.BACKENDS[TRITON].applies
+    call = call_of(**settings)
+    assert applies(call) == takes
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert applies(call) == takes, "a captured step is the eager one to the bit"
 
 
 def test_the_page_prints_the_rule() -> None:

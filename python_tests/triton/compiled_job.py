@@ -81,6 +81,11 @@ def main(arch: int) -> None:
         call = Call(jets[0], jets[1], jets[2], mask, torch.tensor(5), settings)
         y, logs = attention_triton.forward(call)
         attention_triton.backward(torch.ones_like(y), call, y, logs)
+        if size <= 64:
+            pair = Call(
+                *(x.repeat(2, 1, 1, 1, 1) for x in jets), mask, call.seed, settings._replace(q=2)
+            )
+            attention_triton.forward(pair)
 
 
 if __name__ == "__main__":
