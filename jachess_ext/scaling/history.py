@@ -27,8 +27,8 @@ _Logs: TypeAlias = tuple[Sequence[str], Array]
 
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".xlsx")
 """Suffixes of the files that are read from a folder."""
-PRIOR_WEIGHTS = np.array([1.0, 0.0, 0.0, 0.6])
-"""Prior of the regression weights of score, forecast, last loss and standing.  It and the next four
+PRIOR_WEIGHTS = np.array([1.0, 0.0, 0.6])
+"""Prior of the regression weights of forecast, last loss and standing.  It and the next four
 constants were chosen on the development halves; see benchmarks.selection."""
 PRIOR_TABLE_COUNT = 5.0  # weight of the prior, in tables
 STANDING_TABLE_COUNT = 5.0  # tables of standing 0 that are added to each mean standing (shrinkage)
@@ -103,8 +103,8 @@ class History:
         A model's standing on a table is its ln loss at the table's last size, standardised over the
         models that both tables have.  Its mean over tables is shrunk towards 0 by adding
         `STANDING_TABLE_COUNT` tables of standing 0.  The standardised true ln loss is modelled as
-        linear in score, forecast, last loss and mean standing, the first three in units of the
-        score's standard deviation, see `_regression`.  The shifts of ln L have mean 0 over the
+        linear in forecast, last loss and mean standing, the first two in units of the forecast's
+        standard deviation, see `_regression`.  The shifts of ln L have mean 0 over the
         models with a standing and are 0 for the others.
 
         Args:
@@ -160,7 +160,7 @@ class History:
     def _regression(
         self, standings: Array, names: Sequence[str], fraction: float, settings: MethodSettings
     ) -> tuple[Array, int]:
-        """Return the weights of `_regressors`, [4], and the number of tables they are fitted to.
+        """Return the weights of `_regressors`, [3], and the number of tables they are fitted to.
 
         They are a ridge regression, with prior `PRIOR_WEIGHTS`, of the standings in each earlier
         table on the forecasts for it and the mean standings in the *other* tables.  The forecasts
@@ -188,7 +188,7 @@ class History:
                 with suppress(ValueError):  # too few sizes, or curves without a forecast
                     truncated, forecast, _ = forecast_up_to(table, *key[1:])
                     self.forecasts[key] = truncated.names, _log_forecasts(truncated, forecast)
-            forecast_names, features = self.forecasts[key] or ((), np.empty((0, 3)))
+            forecast_names, features = self.forecasts[key] or ((), np.empty((0, 2)))
             matches = np.stack(_match_models(forecast_names, names))
             rows, model_indices = matches[:, np.isfinite(table_standing[matches[1]])]
             if len(rows) < 2:
@@ -228,9 +228,8 @@ def _read_item(item: Tables, metric: str | None) -> LossTable:
 
 
 def _log_forecasts(table: LossTable, forecast: Forecast) -> Array:
-    """Return the logarithms of scores, forecast losses and last losses, [n, 3]."""
-    predicted = cast(Array, forecast.predicted)
-    return np.log(np.stack([forecast.score, predicted, table.last_losses], -1))
+    """Return the logarithms of forecast and last losses, [n, 2]."""
+    return np.log(np.stack([forecast.score, table.last_losses], -1))
 
 
 def _match_models(names: Sequence[str], other_names: Sequence[str]) -> tuple[Index, Index]:
@@ -281,12 +280,12 @@ def _regressors(features: Array, standing: Array) -> tuple[Array, float]:
     """Return the standardised regressors and their unit.
 
     Args:
-        features: `_log_forecasts` of the models, [n, 3].
+        features: `_log_forecasts` of the models, [n, 2].
         standing: their mean standings, [n].
 
     Returns:
-        Score, forecast, last loss (centred, divided by the unit) and standing, [n, 4]; and the
-        unit, the standard deviation of the scores.
+        Forecast and last loss (centred, divided by the unit) and standing, [n, 3]; and the unit,
+        the standard deviation of the forecasts.
     """
     unit = max(float(features[:, 0].std()), _LEAST_SPREAD)
     return np.column_stack([(features - features.mean(0)) / unit, standing]), unit

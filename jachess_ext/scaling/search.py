@@ -398,7 +398,6 @@ class Search:
             costs=np.array([_method_cost(results, model, name) for model in curves]),
             full_costs=np.array([self._expected_cost(results, m, target) for m in curves]),
             unranked=dropped,
-            unit=self.unit,
             classes=self.classes,
             history_note=note,
         )
@@ -497,7 +496,8 @@ class Search:
             selection = self._select(self._seen, self.method)
         except ValueError:
             return  # too few sizes yet
-        self._ranked, count = selection.ranking, len(selection.survivors)
+        self._ranked = selection.ranking
+        count = max(len(selection.survivors), (len(self._ranked) + 1) // 2)
         for rank, name in enumerate(self._ranked[count:], count + 1):
             self.stops[name] = f"dropped at {size} rows as number {rank} of {len(self._ranked)}"
 
