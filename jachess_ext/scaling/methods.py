@@ -152,7 +152,10 @@ def _from_law(table: LossTable, target: float, fitted: FittedLaw) -> Forecast:
     """Forecast with a fitted law, with a distribution if degrees of freedom are left."""
     predicted = np.atleast_1d(fitted.predict(target))
     predictive = fitted.predictive(target) if fitted.has_intervals else None
-    deviation = None if predictive is None else predictive.scale
+    deviation = None
+    if predictive is not None:  # laws are least sure where they let the models fall differently
+        spread = np.log(table.trained_losses[:, -1] / predicted).std()
+        deviation = np.full(len(predicted), np.hypot(np.median(predictive.scale), spread))
     return Forecast(predicted, _all_sizes(table), predictive, deviation)
 
 
