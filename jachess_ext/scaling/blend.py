@@ -271,8 +271,7 @@ def no_signal_probability(y: Array, sizes: Array) -> float:
     """Return the probability that differences between models are noise, anew at every size.
 
     The alternatives are differences in level and slope that last from one of the sizes on.  The
-    evidence is that of matrix normal distributions, with every size scaled to the same variance and
-    the scale integrated out.
+    evidence is that of matrix normal distributions, with the scale integrated out.
 
     Args:
         y: ln L, [n, m].
@@ -282,10 +281,8 @@ def no_signal_probability(y: Array, sizes: Array) -> float:
     if n < 2:
         return 0.0
     z = y - y.mean(0)
-    squares = (z**2).mean(0)
-    if squares.sum() < 1e-20:
+    if (z**2).mean() < _ROUNDING**2:
         return 1.0
-    z /= np.sqrt(squares + 1e-6 * squares.mean())
     v = (u - u[-1]) / (u[-1] - u[0])
     begun = np.tri(m)[:, : m - 1].T  # [m − 1, m]: from which size on differences last
     lasting = [
