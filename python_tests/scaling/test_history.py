@@ -58,30 +58,29 @@ def by_least_squares(earlier: list[LossTable], selection: Selection) -> pd.Serie
     def columns(choice: Selection, standing: pd.Series) -> tuple[pd.DataFrame, float]:
         logs = pd.DataFrame(
             {
-                "score": np.log(choice.scores),
                 "forecast": np.log(choice.predicted_losses),
                 "last": np.log(choice.table.losses[:, -1]),
             },
             choice.names,
         ).loc[standing.index]
-        unit = logs.score.std(ddof=0)
+        unit = logs.forecast.std(ddof=0)
         return ((logs - logs.mean()) / unit).assign(standing=standing), unit
 
     def mean(of: pd.DataFrame) -> pd.Series:
         return of.sum(axis=1) / (of.notna().sum(axis=1) + history.STANDING_TABLE_COUNT)
 
     root = np.sqrt(history.PRIOR_TABLE_COUNT)
-    rows, truth = [root * np.eye(4)], [root * history.PRIOR_WEIGHTS]
+    rows, truth = [root * np.eye(3)], [root * history.PRIOR_WEIGHTS]
     for place, each in enumerate(earlier):
         own = standings[place].dropna()
         x, _ = columns(select(each, BUDGET, TARGET), mean(standings.drop(columns=place))[own.index])
-        weight = np.exp(-history.TOP_DECAY * (x.score - x.score.min()))
+        weight = np.exp(-history.TOP_DECAY * (x.forecast - x.forecast.min()))
         weight /= weight.sum()
         rows.append(np.sqrt(weight.to_numpy())[:, None] * (x - weight @ x).to_numpy())
         truth.append(np.sqrt(weight.to_numpy()) * (own - weight @ own).to_numpy())
     line = np.linalg.lstsq(np.concatenate(rows), np.concatenate(truth), rcond=None)[0]
     x, unit = columns(selection, mean(standings)[standings.notna().any(axis=1)])
-    change = unit * (x.to_numpy() @ line - x.score)
+    change = unit * (x.to_numpy() @ line - x.forecast)
     return (np.log(pd.Series(selection.scores, names)) + change - change.mean()).dropna()
 
 
@@ -147,7 +146,7 @@ def test_a_table_of_another_metric_or_too_few_sizes_counts_by_standing() -> None
         np.mean([standardised(each) for each in short], 0) * 5 / (5 + history.STANDING_TABLE_COUNT)
     )
     unit = np.log(TODAY.scores).std()
-    np.testing.assert_allclose(shift(result), history.PRIOR_WEIGHTS[3] * unit * standing, atol=1e-9)
+    np.testing.assert_allclose(shift(result), history.PRIOR_WEIGHTS[2] * unit * standing, atol=1e-9)
 
 
 def select_table(scores: pd.DataFrame) -> LossTable:
