@@ -63,7 +63,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -80,7 +80,6 @@ from jachess_ext.scaling import LossTable, Search, Selection, read_table, select
 from jachess_ext.scaling.blend import forecasts
 from jachess_ext.scaling.constants import CONSTANTS
 from jachess_ext.scaling.history import History, same_runs
-from jachess_ext.scaling.methods import MethodSettings
 
 from .common import RESULTS, commit, markdown, stamped, write_frame
 from .forecast_scores import coverage, cross_entropy, log_rmse, pear_corr, rel_acc
@@ -150,7 +149,7 @@ def _minus_log_p(selection: Selection, truth: np.ndarray) -> float | None:
 def budgets(
     table: tyro.conf.Positional[Path],
     target: float | None = None,
-    fractions: tuple[int, ...] = tuple(2**k for k in range(3, 10)),
+    fractions: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512),
     methods: tuple[str, ...] = tuple(METHODS),
     results: Path = RESULTS,
 ) -> pd.DataFrame:
@@ -280,9 +279,8 @@ def pretraining_cases(path: Path) -> Iterator[Case]:
         wide = rows.pivot_table(index="model", columns="size", values="loss").dropna()
         sizes = np.array(wide.columns, float)
         table = LossTable(tuple(map(str, wide.index)), sizes, wide.to_numpy(float), None)
-        budgets = tuple(
-            sizes[-1] / share for share in (2, 4, 8, 16) if sizes[2] <= sizes[-1] / share
-        )
+        shares = [sizes[-1] / share for share in (2, 4, 8, 16)]
+        budgets = tuple(budget for budget in shares if sizes[2] <= budget)
         yield Case(str(family), f"{family}, {name}", table, budgets[-2:])
 
 
@@ -797,7 +795,6 @@ def judge_history(cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
     best mean standing on the history's tables, which looks at nothing of the table itself.
     """
     generator = np.random.default_rng(0)
-    forecasts: dict[Any, Any] = {}
     for case in cases:
         # Two of LCDB's data sets are one under two numbers: `select` refuses such a history.
         others = [
@@ -817,9 +814,8 @@ def judge_history(cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
                 if count > len(others):
                     continue
                 tables = [others[n] for n in generator.permutation(len(others))[:count]]
-                history = History({f"{n}": t for n, t in enumerate(tables)}, forecasts)
-                settings = MethodSettings("blend")
-                moved, _ = history.adjust(today.forecast, today.table, case.table, target, settings)
+                history = History({f"{n}": t for n, t in enumerate(tables)})
+                moved, _ = history.adjust(today.forecast, today.names, case.table)
                 row = {"family": case.family, "source": case.source, "budget": budget}
                 row["tables"] = "all" if count == len(others) else str(count)
                 row |= {f"{name}, today": value for name, value in before.items()}
@@ -887,8 +883,10 @@ def history(
 
 def main(argv: Sequence[str] | None = None) -> pd.DataFrame:
     """Judge, print, write; what was judged."""
-    parts = {"budgets": budgets, "families": families, "advice": advice, "larger": larger}
-    parts |= {"history": history, "constants": constants}
+    parts: dict[str, Callable[..., pd.DataFrame]] = {
+        **{"budgets": budgets, "families": families, "advice": advice, "larger": larger},
+        **{"history": history, "constants": constants},
+    }
     return tyro.extras.subcommand_cli_from_dict(parts, args=argv, description=__doc__)
 
 

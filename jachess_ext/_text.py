@@ -16,11 +16,10 @@ def number(value: float | None) -> str:
 
 
 def count_text(count: float) -> str:
-    """Return a number of examples or tokens as text: 12,800, 2.5M, 400B, 4e17."""
-    for power, letter in ((15, ""), (12, "T"), (9, "B"), (6, "M")):
+    """Return a number of examples or tokens as text: 1,638,400, 2.5B, 40T, 4e+17."""
+    for power, letter in ((15, ""), (12, "T"), (9, "B")):
         if count >= 10**power:
-            short = f"{count / 10**power:.4g}{letter}" if letter else f"{count:.4g}"
-            return short.replace("e+", "e")
+            return f"{count / 10**power:.4g}{letter}" if letter else f"{count:.4g}"
     return f"{count:,.0f}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from os import PathLike
 from pathlib import Path
@@ -13,8 +13,7 @@ from typing import TypeAlias, cast
 import numpy as np
 
 from .loss_table import LossTable
-from .methods import Forecast, MethodSettings, forecast_up_to
-from .metrics import plain_name
+from .methods import Forecast
 from .predictive import Array, Index
 from .sheets import Source
 from .table_error import TableError
@@ -22,18 +21,12 @@ from .tables import read_table
 
 Tables: TypeAlias = "Source | LossTable | History | Mapping[str, Sequence[object]]"
 
-_Key: TypeAlias = tuple[int, float, float, MethodSettings]
-_Logs: TypeAlias = tuple[Sequence[str], Array]
-
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".xlsx")
 """Suffixes of the files that are read from a folder."""
-PRIOR_WEIGHTS = np.array([1.0, 0.0, 0.6])
-"""Prior of the regression weights of forecast, last loss and standing.  It and the next four
-constants were chosen on the development halves; see benchmarks.selection."""
-PRIOR_TABLE_COUNT = 5.0  # weight of the prior, in tables
+STANDING_WEIGHT = 0.6
+"""Shift of ln L per unit of mean standing, in standard deviations of the forecasts.  It and the
+next constant were chosen on the development halves; see benchmarks.selection."""
 STANDING_TABLE_COUNT = 5.0  # tables of standing 0 that are added to each mean standing (shrinkage)
-TOP_DECAY = 2.0  # a model's weight is exp(−TOP_DECAY · standardised score above the best)
-NEAR_RATIO = 2.0  # largest ratio between the budget / target of an earlier table and of this one
 _RUN_TOLERANCE = 1e-3  # relative difference of two losses of one run, rounded differently
 _LEAST_SPREAD = 1e-9  # standard deviation of ln scores below which they are equal
 
@@ -44,12 +37,9 @@ class History:
 
     Attributes:
         tables: label used in error messages -> table.
-        forecasts: a cache, (table id, budget, target, settings) -> model names and `_log_forecasts`
-            from the sizes up to the budget; None if the method gives no forecast there.
     """
 
     tables: Mapping[str, LossTable]
-    forecasts: dict[_Key, _Logs | None] = field(default_factory=dict, repr=False)
 
     @classmethod
     def read(cls, sources: Tables | Sequence[Tables], metric: str | None = None) -> History:
@@ -91,28 +81,20 @@ class History:
         return [{name: getattr(t, name) for name in names} for t in self.tables.values()]
 
     def adjust(
-        self,
-        forecast: Forecast,
-        table: LossTable,
-        full_table: LossTable,
-        target: float,
-        settings: MethodSettings,
+        self, forecast: Forecast, names: Sequence[str], full_table: LossTable
     ) -> tuple[Forecast, str]:
-        """Adjust scores and forecasts by the standings of the models on earlier tables.
+        """Adjust forecasts by the standings of the models on earlier tables.
 
         A model's standing on a table is its ln loss at the table's last size, standardised over the
         models that both tables have.  Its mean over tables is shrunk towards 0 by adding
-        `STANDING_TABLE_COUNT` tables of standing 0.  The standardised true ln loss is modelled as
-        linear in forecast, last loss and mean standing, the first two in units of the forecast's
-        standard deviation, see `_regression`.  The shifts of ln L have mean 0 over the
-        models with a standing and are 0 for the others.
+        `STANDING_TABLE_COUNT` tables of standing 0.  It shifts ln L by `STANDING_WEIGHT` standard
+        deviations of the forecasts; the shifts have mean 0 over the models with a standing and are
+        0 for the others.
 
         Args:
             forecast: forecast of the n models; returned unchanged if it predicts no loss.
-            table: losses of the models up to the budget, from which the forecast was made.
+            names: names of the n models.
             full_table: losses of the same models at all sizes.
-            target: size of the forecast.
-            settings: method that made the forecast, and its settings.
 
         Returns:
             The adjusted forecast, and a note on what changed ("" without earlier tables).
@@ -123,30 +105,24 @@ class History:
         if not self.tables:
             return forecast, ""
         if not forecast.is_loss:
-            return forecast, f"History: {settings.method} predicts no loss; nothing moved."
-        names, features = table.names, _log_forecasts(table, forecast)
+            return forecast, "History: the method predicts no loss; nothing moved."
         for label, earlier in self.tables.items():
             if same_runs(earlier, full_table):
                 note = f"the history's {label} holds runs of the table to choose from"
                 raise TableError(f"{note}, and may tell the answer: leave it out")
         standings = np.array([_final_standings(earlier, names) for earlier in self.tables.values()])
-        metrics = [plain_name(t.metric or "loss") for t in (full_table, *self.tables.values())]
-        standings[[metric != metrics[0] for metric in metrics[1:]], 0] = np.nan  # for no regression
-        has_standing = np.isfinite(standings[:, 1:])
+        has_standing = np.isfinite(standings)
         log_shift, matched = np.zeros(len(names)), np.flatnonzero(has_standing.any(0))
         note = f"History: {has_standing.any(1).sum()} of {len(standings)} earlier tables hold "
         note += f"{len(matched)} of the {len(names)} models"
         if not len(matched):
             return forecast, f"{note}; nothing moved."
-        fraction = float(table.sizes[-1]) / target
-        weights, count = self._regression(standings, names, fraction, settings)
-        x, unit = _regressors(features[matched], _mean_standing(standings[:, 1:])[matched])
-        adjustment = unit * (x @ weights - x[:, 0])
-        log_shift[matched] = adjustment - adjustment.mean()
-        scores = features[:, 0]
+        mean = np.nansum(standings, 0) / (has_standing.sum(0) + STANDING_TABLE_COUNT)
+        scores = np.log(forecast.score)
+        log_shift[matched] = STANDING_WEIGHT * scores.std() * (mean - mean[matched].mean())[matched]
         old_best, new_best = (names[int(score.argmin())] for score in (scores, scores + log_shift))
         change = "stays first" if new_best == old_best else f"is first, not {old_best}"
-        note += f", and {count} tell how well such forecasts do; with them {new_best} {change}."
+        note += f"; with them {new_best} {change}."
         adjusted = replace(forecast, score=forecast.score * np.exp(log_shift))
         if forecast.predictive is None or forecast.mixture is None:
             return adjusted, note
@@ -156,52 +132,6 @@ class History:
         )
         mixture = replace(forecast.mixture, components=tuple(components))
         return replace(adjusted, predictive=predictive, mixture=mixture), note
-
-    def _regression(
-        self, standings: Array, names: Sequence[str], fraction: float, settings: MethodSettings
-    ) -> tuple[Array, int]:
-        """Return the weights of `_regressors`, [3], and the number of tables they are fitted to.
-
-        They are a ridge regression, with prior `PRIOR_WEIGHTS`, of the standings in each earlier
-        table on the forecasts for it and the mean standings in the *other* tables.  The forecasts
-        see only the sizes of a table up to about `fraction` of its last size (within `NEAR_RATIO`);
-        a table without such a size, or of another metric, is left out.  All tables have the same
-        total weight, most of it on the models with the best scores (`TOP_DECAY`).
-
-        Args:
-            standings: last size and standings (`_final_standings`) of each table, [tables, 1 + n].
-            names: the n models of the new table.
-            fraction: budget / target of the new table.
-            settings: forecasting method.
-        """
-        prior = np.column_stack([np.eye(len(PRIOR_WEIGHTS)), PRIOR_WEIGHTS])
-        sums, count = PRIOR_TABLE_COUNT * prior, 0
-        for index, table in enumerate(self.tables.values()):
-            size, table_standing = float(standings[index, 0]), standings[index, 1:]
-            smaller = table.trained[table.trained < size]
-            distance = abs(np.log(smaller / size / max(fraction, 1e-12)))
-            if distance.min(initial=np.inf) > np.log(NEAR_RATIO) + 1e-9:
-                continue
-            key = id(table), float(smaller[distance.argmin()]), size, settings
-            if key not in self.forecasts:
-                self.forecasts[key] = None
-                with suppress(ValueError):  # too few sizes, or curves without a forecast
-                    truncated, forecast, _ = forecast_up_to(table, *key[1:])
-                    self.forecasts[key] = truncated.names, _log_forecasts(truncated, forecast)
-            forecast_names, features = self.forecasts[key] or ((), np.empty((0, 2)))
-            matches = np.stack(_match_models(forecast_names, names))
-            rows, model_indices = matches[:, np.isfinite(table_standing[matches[1]])]
-            if len(rows) < 2:
-                continue
-            mean_standing = _mean_standing(np.delete(standings[:, 1:], index, 0))[model_indices]
-            x, unit = _regressors(features[rows], mean_standing)
-            if unit > _LEAST_SPREAD:
-                model_weights = np.exp(-TOP_DECAY * (x[:, 0] - x[:, 0].min()))
-                variables = np.column_stack([x, table_standing[model_indices]])
-                variables -= np.average(variables, 0, model_weights)
-                sums += (model_weights / model_weights.sum() * variables[:, :-1].T) @ variables
-                count += 1
-        return np.linalg.solve(sums[:, :-1], sums[:, -1]), count
 
 
 def _expand_folder(item: Tables) -> Sequence[Tables]:
@@ -227,11 +157,6 @@ def _read_item(item: Tables, metric: str | None) -> LossTable:
     return read_table(item, metric=metric)
 
 
-def _log_forecasts(table: LossTable, forecast: Forecast) -> Array:
-    """Return the logarithms of forecast and last losses, [n, 2]."""
-    return np.log(np.stack([forecast.score, table.last_losses], -1))
-
-
 def _match_models(names: Sequence[str], other_names: Sequence[str]) -> tuple[Index, Index]:
     """Return the indices, in each sequence, of the names that both have, in the second's order."""
     rows = {name.strip(): row for row, name in enumerate(names)}
@@ -255,37 +180,16 @@ def same_runs(table: LossTable, other: LossTable) -> bool:
 
 
 def _final_standings(table: LossTable, names: Sequence[str]) -> Array:
-    """Return the last size of a table and the standings of the n models there, [1 + n].
+    """Return the standings of the n models at the last size of a table, [n].
 
     The last size is the largest that at least half of the matched models, and at least two, were
     run on.  A standing is the standardised ln loss; NaN for models that the table does not have.
     """
-    standings = np.full(1 + len(names), np.nan)
+    standings = np.full(len(names), np.nan)
     rows, models = _match_models(table.names, names)
     log_losses = np.log(table.trained_losses[rows])
     counts = np.isfinite(log_losses).sum(0)
     usable = np.flatnonzero(counts >= max(2, len(rows) / 2))
     if len(usable) and (spread := np.nanstd(last := log_losses[:, usable[-1]])) > _LEAST_SPREAD:
-        standings[0] = table.trained[usable[-1]]
-        standings[1 + models] = (last - np.nanmean(last)) / spread
+        standings[models] = (last - np.nanmean(last)) / spread
     return standings
-
-
-def _mean_standing(standings: Array) -> Array:
-    """Return the mean of [tables, n] over tables, [n], shrunk to 0 by `STANDING_TABLE_COUNT`."""
-    return np.nansum(standings, 0) / (np.isfinite(standings).sum(0) + STANDING_TABLE_COUNT)
-
-
-def _regressors(features: Array, standing: Array) -> tuple[Array, float]:
-    """Return the standardised regressors and their unit.
-
-    Args:
-        features: `_log_forecasts` of the models, [n, 2].
-        standing: their mean standings, [n].
-
-    Returns:
-        Forecast and last loss (centred, divided by the unit) and standing, [n, 3]; and the unit,
-        the standard deviation of the forecasts.
-    """
-    unit = max(float(features[:, 0].std()), _LEAST_SPREAD)
-    return np.column_stack([(features - features.mean(0)) / unit, standing]), unit

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -277,11 +278,10 @@ def forecast_models(
         no_signal = 1.0
     location, scale = np.log(forecast.score), np.maximum(deviation, 1e-12)
     dof = np.full(len(last), math.inf)
-    alike = (np.full(len(last), x.mean()) for x in (location, scale))
-    worlds = ((1 - no_signal, location, scale), (no_signal, *alike))
-    worlds = tuple(world for world in worlds if world[0])
-    components = tuple(Student(centre, width, dof) for _, centre, width in worlds)
-    mixture = Mixture(np.array([weight for weight, *_ in worlds]), components)
+    mean, mean_scale = (np.full(len(last), x.mean()) for x in (location, scale))
+    components = (Student(location, scale, dof), Student(mean, mean_scale, dof))
+    weights = np.array([1 - no_signal, no_signal])
+    mixture = Mixture(weights[weights > 0], tuple(compress(components, weights > 0)))
     predictive = forecast.predictive.with_noise(np.hypot(noise, late))
     no_signals = np.full(len(last), no_signal)
     return replace(forecast, predictive=predictive, mixture=mixture, no_signal=no_signals)

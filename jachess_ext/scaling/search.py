@@ -388,7 +388,7 @@ class Search:
         settings = MethodSettings(name, self.gamma, self.tau)
         forecast = forecast_models(table, target, settings, self.classes)
         history = History.read(self.history)
-        forecast, note = history.adjust(forecast, table, table, target, settings)
+        forecast, note = history.adjust(forecast, table.names, table)
         return Selection(
             method=name,
             budget=float(sizes[-1]),

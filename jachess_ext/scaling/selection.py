@@ -132,7 +132,7 @@ def select(
     used, forecast, unranked = forecast_up_to(losses, budget, target, settings, classes)
     ranked = losses.rows(np.flatnonzero([name not in unranked for name in losses.names]))
     earlier_tables = History.read(history, losses.metric)
-    forecast, history_note = earlier_tables.adjust(forecast, used, ranked, target, settings)
+    forecast, history_note = earlier_tables.adjust(forecast, used.names, ranked)
     n = np.full(len(used.names), np.nan) if used.parameters is None else used.parameters
     flops_per_example = OPERATIONS * np.where(n > 0, n, np.nan) * (tokens or 1) * epochs
     # Losses at the target are printed beside the forecasts but not used: `used` ends at the budget.
