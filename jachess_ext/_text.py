@@ -15,14 +15,6 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.4g}"
 
 
-def count_text(count: float) -> str:
-    """Return a number of examples or tokens as text: 1,638,400, 2.5B, 40T, 4e+17."""
-    for power, letter in ((15, ""), (12, "T"), (9, "B")):
-        if count >= 10**power:
-            return f"{count / 10**power:.4g}{letter}" if letter else f"{count:.4g}"
-    return f"{count:,.0f}"
-
-
 def share(probability: float) -> str:
     """Return a probability in per cent, such as "31 %" for 0.314; a dash for NaN."""
     if math.isnan(probability):

@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from .._io import require
-from .._text import count_text, number, share
+from .._text import number, share
 from .advice import TOLERANCE, expected_regret, survivor_count
 from .constants import CONSTANTS
 from .history import History, Tables
@@ -22,11 +22,13 @@ from .loss_table import LossTable
 from .methods import DEFAULT, METHODS, Forecast, MethodSettings, forecast_up_to
 from .predictive import Array, Index
 from .selection_text import (
-    advice_text,
     align_rows,
     chance_note,
     compares_ratios,
+    count_text,
+    difference_text,
     measured_note,
+    names_text,
     plot_selection,
 )
 from .sheets import Source, quote_all
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 T = TypeVar("T")
+_LARGEST_REGRET = 0.1
+"""Expected regret above which it is not printed, as it says no more than that nothing is known."""
 OPERATIONS = 6.0
 """FLOPs of training per parameter and token: 2 forward, 4 backward (Kaplan et al. 2020)."""
 
@@ -155,7 +159,7 @@ def select(
 
 @dataclass(frozen=True, repr=False)
 class Selection:
-    """A ranking of n candidates, from losses up to a budget.
+    r"""A ranking of n candidates, from losses up to a budget.
 
     Attributes:
         method: name of the method.
@@ -179,11 +183,12 @@ class Selection:
         >>> losses = {"a": [2.0, 1.6, 1.3, 1.1], "b": [1.9, 1.7, 1.55, 1.45]}
         >>> frame = pd.DataFrame.from_dict(losses, orient="index", columns=[100, 200, 400, 800])
         >>> selection = jx.scaling.select(frame, budget=800, target=12_800)
-        >>> selection
-        blend: 2 models, sizes up to 800, 6.25 % of the target 12,800
-        XXX
-        >>> selection.names, [float(score) for score in selection.scores.round(2)]
-        (('a', 'b'), [0.64, 1.12])
+        >>> selection.ranking, selection.is_decided
+        (['a', 'b'], False)
+        >>> print(*selection.text().splitlines()[1:4], sep="\n")
+           model  P(best)    loss   90 % interval
+        1  a         90 %  0.7667  0.4807 … 1.223
+        2  b         10 %   1.116  0.7000 … 1.780
     """
 
     method: str
@@ -251,10 +256,43 @@ class Selection:
         """Sentences on the models to train in full, their expected regret, and the next runs."""
         if not self.has_intervals:
             return f"{self.method} gives no probabilities here; it says nothing of what is out."
-        size, names = 2 * self.budget, self.survivors
-        price = float(self._divide_by_total(self.full_costs)[self._order[: len(names)]].sum())
-        next_size = size if size <= self.target / 2 else None
-        return advice_text(self, names, next_size, price * size / self.target)
+        names, shortlist = self.ranking, self.shortlist
+        count, length = len(names), len(shortlist)
+        if not self.has_signal:
+            text = f"Nothing tells these {count} models apart yet"
+            return f"{text}: train longer, at a higher learning rate, or on more rows."
+        regret, regret_of_list = self.expected_regret[[0, length - 1]]
+        difference = partial(difference_text, self.table.metric)
+        text = f"{names[0]} is the best with probability {share(self.best_probabilities.max())}, "
+        text += f"and is expected within {difference(regret)} of the best"
+        if self.is_decided:
+            return f"{text}: no further run is needed."
+        if length == count > 1:
+            text = f"Not decided yet: any of the {count} may be the best"
+        elif length > 1:
+            price = f" costs {share(self.price)} of all {count}"
+            price = " would tell" if math.isnan(self.price) else price
+            text = f"The best of {names_text(shortlist, count)} is expected within "
+            text += f"{difference(regret_of_list)} of the best; training these {length} in "
+            text += f"full{price}"
+        if length > 1 and regret <= _LARGEST_REGRET:
+            text += f". Choosing {names[0]} now is expected to cost {difference(regret)}"
+        size, chosen = 2 * self.budget, names[: max(2, len(self.survivors))]
+        if size > self.target / 2:
+            return f"{text}."
+        cost = self._divide_by_total(self.full_costs)[self._order[: len(chosen)]].sum()
+        cost = (
+            ""
+            if math.isnan(cost)
+            else f" ({share(cost * size / self.target)} of training all in full)"
+        )
+        num_out = count - len(chosen)
+        dropped = f"; the other {num_out} {'is' if num_out == 1 else 'are'} out" if num_out else ""
+        text += f". Next, run {names_text(chosen, count)} on {count_text(size)}{cost}{dropped}."
+        last = dict(zip(self.names, self.table.last_losses, strict=True))
+        if len(chosen) > 2 and sorted(chosen, key=last.__getitem__) == chosen:
+            text += " Their order is not forecast to change: halve them at each doubling."
+        return text
 
     def _divide_by_total(self, costs: Array) -> Array:
         """Return costs divided by that of training all models in full; NaN if it is unknown."""

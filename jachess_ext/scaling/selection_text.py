@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from .._io import axes_or_new
-from .._text import count_text, number, share
+from .._text import number, share
 from .loss_table import LossTable
 from .metrics import chance_loss, from_loss, higher_is_better
 from .predictive import Array
@@ -19,10 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
 
-    from .selection import Selection
-
-_LARGEST_REGRET = 0.1
-"""Expected regret above which it is not printed, as it says no more than that nothing is known."""
 _MOST_NAMES = 4
 """Largest number of models listed by name; of a longer list only the length is printed."""
 
@@ -63,51 +58,15 @@ def difference_text(metric: str | None, difference: float) -> str:
     return text.replace("%", unit) if is_score else text
 
 
-def advice_text(
-    selection: Selection, survivors: Sequence[str], size: float | None, price: float
-) -> str:
-    """Format which models to train in full, their expected regret, and the next runs.
-
-    Args:
-        selection: a selection with probabilities.
-        survivors: the models that are worth a further run.
-        size: number of training examples of that run; None if it would be above half the target.
-        price: its cost, divided by that of training all models in full; NaN if unknown.
-    """
-    names, shortlist = selection.ranking, selection.shortlist
-    count, length = len(names), len(shortlist)
-    if not selection.has_signal:
-        text = f"Nothing tells these {count} models apart yet"
-        return f"{text}: train longer, at a higher learning rate, or on more rows."
-    regret, regret_of_list = selection.expected_regret[[0, length - 1]]
-    metric, chance = selection.table.metric, share(float(selection.best_probabilities.max()))
-    text = f"{names[0]} is the best with probability {chance}, and is expected within "
-    text += f"{difference_text(metric, regret)} of the best"
-    if selection.is_decided:
-        return f"{text}: no further run is needed."
-    if length == count > 1:
-        text = f"Not decided yet: any of the {count} may be the best"
-    elif length > 1:
-        cost = f" costs {share(selection.price)} of all {count}"
-        cost = " would tell" if math.isnan(selection.price) else cost
-        text = f"The best of {_names_text(shortlist, count)} is expected within "
-        text += f"{difference_text(metric, regret_of_list)} of the best; training these {length} "
-        text += f"in full{cost}"
-    if length > 1 and regret <= _LARGEST_REGRET:
-        text += f". Choosing {names[0]} now is expected to cost {difference_text(metric, regret)}"
-    if size is None:
-        return f"{text}."
-    num_out = count - len(survivors)
-    dropped = f"; the other {num_out} {'is' if num_out == 1 else 'are'} out" if num_out else ""
-    cost = "" if math.isnan(price) else f" ({share(price)} of training all in full)"
-    text += f". Next, run {_names_text(survivors, count)} on {count_text(size)}{cost}{dropped}."
-    last = dict(zip(selection.names, selection.table.last_losses, strict=True))
-    if len(survivors) > 2 and sorted(survivors, key=last.__getitem__) == list(survivors):
-        text += " Their order is not forecast to change: halve them at each doubling."
-    return text
+def count_text(count: float) -> str:
+    """Return a number of examples or tokens as text: 1,638,400, 2.5B, 40T, 4e+17."""
+    for power, letter in ((15, ""), (12, "T"), (9, "B")):
+        if count >= 10**power:
+            return f"{count / 10**power:.4g}{letter}" if letter else f"{count:.4g}"
+    return f"{count:,.0f}"
 
 
-def _names_text(names: Sequence[str], count: int) -> str:
+def names_text(names: Sequence[str], count: int) -> str:
     """Return "A, B and C", or, if there are many names, "the first N" (or "all N").
 
     Args:
