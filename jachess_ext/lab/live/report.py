@@ -51,7 +51,7 @@ def write_selection(
     answer = f"{best} comes first for fine-tuning {task}, by the method {selection.method}."
     if selection.is_decided:
         answer = f"{best} is the model to fine-tune {task}, by the method {selection.method}."
-    elif selection.has_intervals and not selection.has_signal:
+    elif not selection.has_signal:
         answer = f"No model is known to be better than another {task}."
     elif selection.has_intervals:
         chance = share(float(selection.best_probabilities.max()))
