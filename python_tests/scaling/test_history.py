@@ -220,10 +220,14 @@ def test_files_are_read_as_the_table_and_named_in_errors(tmp_path: Path) -> None
         select(TABLE, BUDGET, TARGET, history=tmp_path)
     (tmp_path / "9.csv").write_text("model,100,200\na,0.5,0.7\nb,0.6,0.8\n")
     with pytest.raises(
-        TableError, match=r"9\.csv: .* rise.*\(give the LossTable of read_table"
+        TableError, match=r"9\.csv: .* rise.*\(as a pair, .*9\.csv', 'accuracy'\), or by --hist"
     ) as raised:
         select(TABLE, BUDGET, TARGET, history=tmp_path)
     assert not raised.value.options  # they would be those of the table to choose from
+    assert "2 of 3" in select(TABLE, BUDGET, TARGET, history=[(tmp_path, "loss")]).history_note
+    (tmp_path / "9.csv").write_text("model,100,lr\na,0.5,0.7\nb,0.6,0.8\n")
+    with pytest.raises(TableError, match=r"'lr', .*\(give the LossTable of read_table, told so\)"):
+        select(TABLE, BUDGET, TARGET, history=tmp_path)
     (tmp_path / "none").mkdir()
     with pytest.raises(TableError, match=r"none has no file \.csv"):
         select(TABLE, BUDGET, TARGET, history=[tmp_path / "none"])
@@ -240,15 +244,65 @@ def test_files_may_tell_another_metric() -> None:
     expected = select(scores, BUDGET, TARGET, metric="accuracy", history=EARLIER[0])
     np.testing.assert_array_equal(result.scores, expected.scores)
     assert "and 0 tell" in result.history_note, "of another metric"
-    accuracies = 1 - frame(EARLIER[0]) / 10  # told by nothing but the table's own metric
-    result = select(scores, BUDGET, TARGET, metric="accuracy", history=accuracies)
+    accuracies = 1 - frame(EARLIER[0]) / 10
+    pairs = [(accuracies, "accuracy")]
+    result = select(scores, BUDGET, TARGET, metric="accuracy", history=pairs)
     expected = select(TABLE, BUDGET, TARGET, history=EARLIER[0])
     np.testing.assert_allclose(result.scores, expected.scores / 10, rtol=1e-9)
     assert "and 1 tell" in result.history_note
+    named = select(scores, BUDGET, TARGET, metric="accuracy", history=[(losses, "accuracy")])
+    assert "and 0 tell" in named.history_note, "its own name goes before"
     accuracies = accuracies.rename_axis("model").reset_index()
     accuracies = accuracies.melt("model", var_name="rows", value_name="eval_accuracy")
     result = select(scores, BUDGET, TARGET, metric="accuracy", history=accuracies)
     assert "and 1 tell" in result.history_note, "the same by another name"
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "loss", "f1", "ppl"])
+def test_a_wide_table_of_losses_is_read_by_itself(metric: str) -> None:
+    """Whatever the table to choose from holds; the standings are those of losses."""
+    losses = frame(TABLE)
+    today = {"ppl": np.exp(losses), "loss": losses}.get(metric, 1 - losses / 10)
+    below_one = frame(EARLIER[0]) / 10  # as an accuracy has
+    result = select(today, BUDGET, TARGET, metric=metric, history=below_one)
+    same = select(today, BUDGET, TARGET, metric=metric, history=EARLIER[0])
+    np.testing.assert_allclose(result.scores, same.scores, rtol=1e-9)
+    with pytest.raises(TableError, match=r"rise with size.*\(as a pair, \('table 1', 'accuracy'\)"):
+        select(today, BUDGET, TARGET, metric=metric, history=1 - below_one)
+
+
+@pytest.mark.parametrize("rows", [None, 80])
+@pytest.mark.parametrize("learnt", [0, 1, 3])
+def test_tables_at_the_level_of_guessing_are_not_the_same_runs(
+    learnt: int, rows: int | None
+) -> None:
+    """Up to some size, alike in all models and tasks; the runs themselves are still recognised."""
+    draw = np.random.default_rng(0)
+    earlier = []
+    for _ in range(3):
+        guesses = np.full((8, 6), np.log(2)) * (1 + draw.normal(0, 2e-4, (8, 6)))
+        if rows is not None:
+            guesses = 1 - draw.binomial(rows, 0.5, (8, 6)) / rows
+        if learnt:
+            guesses[:, -learnt:] = draw.uniform(0.1, 0.5, (8, learnt))
+        sizes = 100.0 * 2 ** np.arange(6)
+        earlier.append(LossTable(tuple("abcdefgh"), sizes, guesses, None))
+    assert len(history.History.read(earlier).tables) == 3
+    if learnt:
+        with pytest.raises(TableError, match="table 2 and table 4 hold the same runs"):
+            history.History.read([*earlier, earlier[1].rows(np.array([3, 1, 5]))])
+
+
+def test_runs_of_many_models_are_recognised() -> None:
+    """However close together losses are, and if one run alone is common."""
+    losses = np.random.default_rng(0).uniform(0.5, 2.0, (3000, 5))
+    sizes = 100.0 * 2 ** np.arange(5)
+    many = LossTable(tuple(map(str, range(3000))), sizes, losses, None)
+    for some in (many.rows(np.arange(0, 3000, 2)), many.rows(np.array([7])).up_to(100)):
+        with pytest.raises(TableError, match="table 1 and table 2 hold the same runs"):
+            history.History.read([many, some])
+    other = replace(many, losses=losses[::-1])
+    assert len(history.History.read([many, other]).tables) == 2
 
 
 @pytest.mark.parametrize("method", ["ats", "subtuning", "modelsize"])
@@ -295,5 +349,12 @@ def test_the_command_says_what_moved(tmp_path: Path, capsys: pytest.CaptureFixtu
     expected = moved(*EARLIER[:2])
     assert expected.history_note in capsys.readouterr().out
     assert json.loads(out.read_text())["history"] == expected.history_note
+    scores = tmp_path / "scores.csv"
+    (1 - frame(EARLIER[0]) / 10).to_csv(scores)
+    assert main([*words, "--history", str(scores)]) == 2
+    assert "--history-metric" in capsys.readouterr().err
+    assert main([*words, "--history", str(scores), "--history-metric", "accuracy"]) == 0
+    expected = moved(select_table(1 - frame(EARLIER[0]) / 10))
+    assert expected.history_note in capsys.readouterr().out
     assert main([*words, "--history", str(tmp_path / "losses.csv")]) != 0
     assert "holds runs of the table to choose from" in capsys.readouterr().err
