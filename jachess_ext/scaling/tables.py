@@ -57,12 +57,13 @@ def read_table(
     distinguishes repeated runs: their losses are averaged, with standard errors in `noise`.  Empty
     cells of a wide table are missing losses; every row of a long table must have a value.
 
-    Ambiguous columns and rows raise an error, rather than being left out silently.  If a text
-    column differs within a model, or holds tasks or the status of runs, select its rows by an
-    argument of its name: `task="rte"`.  Leave out other columns of numbers, and rows named mean,
-    std, Δ, …, which are not models, by `ignore`.  All ambiguities are reported in one error, whose
-    `options` are arguments that resolve them.  A table with a row for each size and a column for
-    each model is recognised, with a warning.
+    Ambiguous columns and rows raise an error, rather than being left out silently.  If a column
+    holds several tasks, data sets, splits, … or the status of runs, select its rows by an argument
+    of its name: `task="rte"`.  Leave out other columns of numbers, of words that differ within a
+    model, and rows named mean, std, Δ, …, which are not models, by `ignore`.  All ambiguities are
+    reported in one error, whose `options` are arguments that resolve them; rows that are not read
+    are counted in `left_out`.  A table with a row for each size and a column for each model is
+    recognised, with a warning.
 
     Args:
         source: path of a csv file (separated by commas, tabs or semicolons), of a text with
