@@ -17,6 +17,7 @@ from .column_names import (
     FILTER_COLUMNS,
     NOT_MODEL_COLUMNS,
     SIZE_WORDS,
+    SPLITS,
     doubt_about_sizes,
     has_role,
     is_summary_row,
@@ -352,8 +353,9 @@ class _Reader:
             varies = len(pairs) > len(set(models))
             if not (unfinished or varies or (key in FILTER_COLUMNS and len(values) > 1)):
                 continue
-            choices = [x for x in values if x not in unfinished and x.lower() != "train"]
-            is_choice = key in CHOICE_COLUMNS or (bool(unfinished) and len(choices) == 1)
+            choices = [x for x in values if x not in unfinished and not re.match("(?i)train", x)]
+            is_choice = key in CHOICE_COLUMNS or {x.lower() for x in values} <= SPLITS
+            is_choice |= bool(unfinished) and len(choices) == 1
             text = f"the column {quote(label)} of {table} holds"
             if is_choice and choices and label not in _OPTIONS:
                 rows, model_counts = Counter(texts), Counter(value for value, _ in pairs)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import math
 import warnings
 from pathlib import Path
@@ -511,7 +512,6 @@ WRONG = {
     "a fenced table": "```\n" + lines(EVERY, RULE) + "```\n",
     "html": "<table><tr><td>model</td><td>100</td></tr></table>\n",
     "json of one thing": '{"model": "a", "loss": 2.0}\n',
-    "json of settings": '{"train": {"lr": 0.1}, "eval": {"loss": [1, 2]}}\n',
     "a json number": "[1, 2, 3]\n",
 }
 
@@ -534,6 +534,57 @@ def test_json(orient: Any, suffix: str, tmp_path: Path) -> None:
     assert answers is None or orient == "index"
     WIDE.set_index("model").to_json(path, orient="columns" if orient == "records" else orient)
     assert right_or_refused(path) is None
+
+
+ROW_OBJECTS = LONG.to_dict("records")
+SHAPES: dict[str, tuple[Any, str]] = {
+    # content of a JSON file that is no table -> what the error names
+    "objects inside": ([{**row, "config": {"lr": 1e-5}} for row in ROW_OBJECTS], "'config'"),
+    "lists inside": ([{**row, "log": [1, 2]} for row in ROW_OBJECTS], "'log'"),
+    "runs": ({"runs": ROW_OBJECTS}, "'runs'"),
+    "runs and a date": ({"runs": ROW_OBJECTS, "date": "2024-05-01"}, "'date'"),
+    "settings": ({"train": {"lr": 0.1}, "eval": {"loss": [1, 2]}}, "'eval'"),
+    "pandas' split": (json.loads(LONG.to_json(orient="split")), "'columns', 'index', 'data'"),
+    "pandas' table": (json.loads(LONG.to_json(orient="table")), "'schema', 'data'"),
+    "trainer_state": ({"log_history": [{"loss": 1.0}], "epoch": 3}, "read_runs reads a folder"),
+    "wandb-summary": ({"eval/loss": 0.3, "_wandb": {"runtime": 3}}, "'eval/loss'"),
+    "cv_results_": (
+        {"params": [{"C": 1}, {"C": 2}], "mean_test_score": [0.5, 0.6], "rank_test_score": [2, 1]},
+        "'params'",
+    ),
+}
+
+
+@pytest.mark.parametrize("suffix", ["json", "jsonl", "txt"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_json_of_other_shapes_is_named_by_its_keys(
+    shape: str, suffix: str, tmp_path: Path
+) -> None:
+    content, words = SHAPES[shape]
+    path = tmp_path / f"t.{suffix}"
+    lines = content if suffix == "jsonl" and isinstance(content, list) else [content]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    if suffix == "jsonl" and not isinstance(content, list):
+        words = ""  # one object of a row
+    with pytest.raises(TableError, match=words) as caught:
+        read_table(path)
+    assert not caught.value.options and str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_a_text_in_utf_16(encoding: str, tmp_path: Path) -> None:
+    """As spreadsheets write "Unicode text"; the mark at its beginning says so."""
+    text = WIDE.to_csv(index=False, sep="\t")
+    path = tmp_path / "t.txt"
+    path.write_bytes((text if encoding == "utf-16" else f"\ufeff{text}").encode(encoding))
+    check(read_table(path))
+    path.write_bytes(path.read_bytes()[:-3])  # cut within a character
+    with warnings.catch_warnings(), pytest.raises(TableError):
+        warnings.simplefilter("ignore")
+        read_table(path)
+    path.write_bytes(text.encode("utf-16-le"))  # without the mark
+    with pytest.raises(ValueError, match=r"t\.txt"):
+        read_table(path)
 
 
 def test_a_workbook(tmp_path: Path) -> None:

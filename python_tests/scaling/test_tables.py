@@ -31,6 +31,7 @@ SIZES = [
     *[("1E5", 1e5), (" 200 ", 200), ("n=100", 100), ("D = 1k", 1e3), ("rows=1,000", 1e3)],
     *[("10K rows", 1e4), ("10 000 training examples", 1e4), ("5k samples", 5e3), ("0", 0)],
     *[("100.", 100), ("33.3k", 33300), ("0.5k", 500)],
+    *[("400B", 4e11), ("15T tokens", 1.5e13), ("4e17", 4e17), (4e17, 4e17)],
     *[(100, 100), (1e3, 1e3), (np.int64(7), 7)],
 ]
 
@@ -128,6 +129,7 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     ("size,family,name,100,1k,10k\n110M,x,a,2,1.5,1\n1.1b,y,b,3,2.5,2\n", {}, WIDE),
     ("name,100,1k,10k,\na,2,1.5,1,\nb,3,2.5,2,\n", {}, WIDE),  # a separator too many
     ("name,100,1k,10k\na,2,,1\nb,n/a,2.5,2\n", {}, [[2, N, 1], [N, 2.5, 2]]),
+    ("name,100,1k,10k\na,2,TBD,1\nb,tbd,2.5,2\n", {}, [[2, N, 1], [N, 2.5, 2]]),
     ("name,100,1k,10k,lr\na,2,1.5,1,.1\nb,3,2.5,2,.1\n", {"ignore": ["lr"]}, WIDE),
     ("name,seed,100,1k,10k\na,0,1,1,1\na,1,3,2,1\nb,0,3,2.5,2\n", {}, WIDE),
     (",learner,100,1k,10k\n0,a,2,1.5,1\n1,b,3,2.5,2\n", {}, WIDE),
@@ -219,6 +221,17 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     ("name,100,1k\na,2,1\nb,4,3\n", {"size": "rows"}, "has no column 'rows'"),
     ("name,metric,100\na,f1,.5\nb,acc,.6\n", {}, "holds several metrics, 'f1', 'acc'; say which"),
     ("model,rows,lr\na,1,2\nb,1,3\n", {}, "nor one of values that is known"),
+    # a model card's table of one training
+    (
+        "Training Loss,Epoch,Step,Validation Loss\n.5,1,100,.4\n.4,2,200,.3\n",
+        {},
+        "it has 'Training Loss', 'Epoch', 'Step', 'Validation Loss'$",
+    ),
+    (
+        "model,n_train,n_request,loss\na,100,100,2\na,25000,all,1\nb,100,100,3\nb,25000,all,2\n",
+        {},
+        r"'n_request' .* holds '100', 'all'; leave it out .*: ignore=\['n_request'\]$",
+    ),
     ("model,rows,loss,lr\na,1,2,.1\nb,1,3,.1\n", {}, "numbers in 'lr', not named by a size"),
     # read as something else once: names of runs, sizes of models, spreads, sizes that are words
     ("name,model,rows,loss\nr1,a,1,2\nr2,b,1,3\n", {}, "'name', 'model', any of which may be"),

@@ -248,6 +248,7 @@ KINDS = {
     # a column of words -> its word in the runs above, and in others with other losses
     "task": ("rte", "mnli"),
     "split": ("test", "train"),
+    "measured on": ("dev", "training"),
     "Dataset": ("new", "old"),
     "State": ("finished", "crashed"),
     "optimizer": ("adam", "sgd"),
