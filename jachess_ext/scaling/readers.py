@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -125,6 +125,7 @@ def read_runs(
         raise TableError(f"{text}; it has {quote_all(names)}")
     ignored_runs = [name for name in names if name in ignore]
     left_out = f"{len(ignored_runs)} of {len(runs)} runs, {quote_all(ignored_runs)}"
+    left_out = left_out if ignored_runs else ""
     runs = [run for run in runs if run.name not in ignore]
     folders = {run.directory for run in runs}
     nested = [run.name for run in runs if not folders.isdisjoint(run.directory.parents)]
@@ -137,8 +138,7 @@ def read_runs(
     models = [_path_group(run, model, "model") for run in runs]
     _refuse_other_recipes(runs, models, sizes, ignore)
     names = [run.name for run in runs]
-    records = Records(str(folder), models, np.array(sizes), values, seeds=names)
-    records = replace(records, left_out=left_out if ignored_runs else "")
+    records = Records(str(folder), models, np.array(sizes), values, names, left_out=left_out)
     return to_table(records, metric or column, fewest, test_rows)
 
 
@@ -151,13 +151,10 @@ def _path_group(run: _Run, pattern: str, argument: str) -> str:
         argument: argument of `read_runs` that the pattern is of, for messages.
 
     Raises:
-        TableError: the pattern is invalid, does not match, or has not exactly one group.
+        re.error: the pattern is no regular expression.
+        TableError: the pattern does not match, or has not exactly one group.
     """
-    try:
-        match = re.search(pattern, run.name)
-    except re.error as error:
-        text = f"{quote(pattern)}, for the {argument}, is no regular expression ({error})"
-        raise TableError(text) from None
+    match = re.search(pattern, run.name)
     if match is None or match.re.groups != 1 or match[1] is None:
         text = f"{quote(pattern)}, for the {argument}, matches no part of the run {quote(run.name)}"
         raise TableError(f"{text} with one group")

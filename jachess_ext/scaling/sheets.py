@@ -214,16 +214,13 @@ class Sheet:
         Raises:
             TypeError, ValueError: `cell` is neither a number nor empty.
         """
-        if not isinstance(cell, str):
-            if isinstance(cell, (bool, np.bool_)):  # float(True) is 1.0
-                raise ValueError("a truth value")
-            is_empty = cell is None or str(cell) == "<NA>"
-            return math.nan if is_empty else float(cast(SupportsFloat, cell))
-        text = cell.strip().removesuffix("%").rstrip()
-        if text.lower() in MISSING:
+        if is_missing(cell):
             return math.nan
-        if "_" in text:  # float("1_5") is 15.0
+        if isinstance(cell, (bool, np.bool_)) or "_" in str(cell):  # float("1_5") is 15.0
             raise ValueError("not a number")
+        if not isinstance(cell, str):
+            return float(cast(SupportsFloat, cell))
+        text = cell.strip().removesuffix("%").rstrip()
         return float(text.translate(_COMMA_FOR_POINT) if self.has_decimal_comma else text)
 
     def are_numbers(self, index: int) -> bool:

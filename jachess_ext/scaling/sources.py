@@ -37,8 +37,6 @@ def read_sheet(source: Source, number: int | None, questions: Questions) -> Shee
     """
     if isinstance(source, (str, PathLike)):
         return _from_file(Path(source), number, questions)
-    if not hasattr(source, "index") or not hasattr(source, "reset_index"):
-        raise TableError(f"the table is {type(source).__name__}; expected a path or a DataFrame")
     frame = source
     if not hasattr(frame, "columns"):  # a Series, the result of `DataFrame.stack` or `groupby`
         frame = source.rename("value" if source.name is None else source.name).to_frame()
@@ -132,15 +130,10 @@ def _workbook_tables(path: Path) -> dict[str, Rows]:
     """Return the tables of a workbook, name of the sheet -> lines, without empty sheets.
 
     Raises:
-        TableError: the file is damaged, or all its sheets are empty.
+        TableError: all its sheets are empty.
     """
     tables = {}
-    try:
-        frames = require("pandas").read_excel(path, sheet_name=None, header=None, dtype=object)
-    except ImportError:  # the message of pandas names the library that is missing
-        raise
-    except Exception as error:  # for a damaged file, the parsers raise errors of any type
-        raise TableError(f"{path} cannot be read as a workbook ({error})") from None
+    frames = require("pandas").read_excel(path, sheet_name=None, header=None, dtype=object)
     for name, frame in frames.items():
         cells = frame.dropna(how="all").dropna(how="all", axis=1)
         lines = enumerate(cells.astype(object).where(cells.notna(), "").to_numpy().tolist(), 1)

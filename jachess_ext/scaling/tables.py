@@ -169,11 +169,6 @@ class _Reader:
     ) -> Records:
         """Return the runs of the sheet; the arguments are those of `read_table`."""
         for label, value in rows.items():
-            texts = self.sheet.texts(self.sheet.index(label))
-            if str(value) not in texts:
-                cells = quote_all([*dict.fromkeys(texts)])
-                column = f"its column {quote(label)}, which holds {cells}"
-                raise TableError(f"{self.sheet.name} has no {quote(str(value))} in {column}")
             self._keep_rows(self.sheet.index(label), {str(value)})
         self.filters = set(rows)
         self.row_metric = self._keep_one_metric(metric)
@@ -214,6 +209,8 @@ class _Reader:
             count = f"{len(mask) - sum(mask)} of {len(mask)} rows"
             of = f"whose {quote(label)} is" if label else "named"
             self.left_out.append(f"{count}, {of} {quote_all(others, 4)}")
+            if not any(mask):
+                raise TableError(f"no row of {self.sheet.name} is left without {self.left_out[-1]}")
         self.sheet = self.sheet.keep_rows(mask)
 
     def _drop_row_numbers(self) -> None:
@@ -241,10 +238,6 @@ class _Reader:
         texts = self.sheet.texts(index)
         names = list(dict.fromkeys(texts))
         matches = names if metric is None else matching_names(metric, names)
-        if metric is not None and not matches:
-            column = f"its column {quote(self.sheet.labels[index])} holds {quote_all(names)}"
-            text = f"{self.sheet.name} has no rows of the metric {quote(metric)}"
-            raise TableError(f"{text}; {column}")
         if len(matches) > 1:
             text = f"{self.sheet.name} holds several metrics, {quote_all(matches)}; say which"
             self.questions.add(text, metric=matches[0])
@@ -263,10 +256,8 @@ class _Reader:
         labels = self.sheet.labels
 
         def is_unlikely(index: int) -> bool:  # a column "size" may be the size of models
-            name = labels[index]
-            if role == "size":
-                return has_role("parameters", name)
-            return not snake_case(name).startswith(role)
+            is_other = not snake_case(labels[index]).startswith(role)
+            return has_role("parameters", labels[index]) if role == "size" else is_other
 
         indices = [index for index, name in enumerate(labels) if has_role(role, name)]
         if len(indices) > 1:
@@ -313,11 +304,11 @@ class _Reader:
             return None
         is_numeric = 0 in sizes or sheet.are_numbers(0)
         if has_sizes or is_numeric or snake_case(label) in NOT_MODEL_COLUMNS:
-            contents = "numbers" if is_numeric else "sizes" if has_sizes else "something else"
-            text = f"no column of {sheet.name} names the models, and its first, {quote(label)},"
+            text = (
+                f"no column of {sheet.name} names the models, and its first, {quote(label)}, holds"
+            )
             options = {"model": label} if label and has_sizes and not is_numeric else {}
-            text = f"{text} holds {contents}; expected one called name or model"
-            raise TableError(text, **options)
+            raise TableError(f"{text} no names; expected one called name or model", **options)
         return 0
 
     def _question_unused(self, used: Collection[Column], model_col: Column, strict: bool) -> None:
@@ -334,11 +325,8 @@ class _Reader:
         for index, label in enumerate(self.sheet.labels):
             if index in used or label in self.filters:
                 continue
-            if (
-                self.sheet.are_numbers(index)
-                or self.sheet.are_counts(index)
-                or re.match(r"\W*\d", label)
-            ):
+            has_numbers = self.sheet.are_numbers(index) or self.sheet.are_counts(index)
+            if has_numbers or re.match(r"\W*\d", label):
                 unused += [label] if strict or metric_word(label) is None else []
                 continue
             key, texts = snake_case(label), self.sheet.texts(index)
@@ -370,9 +358,8 @@ class _Reader:
                 text += f", {quote_all(unfinished)} too" if unfinished else ""
                 self.questions.add(text, ignore=[label])
         if unused:
-            text = f"{table} has numbers in {quote_all(unused)}, not named by a size that can be"
-            text += " read, such as 1000, 1k or 1,000; rename or leave out"
-            self.questions.add(text, ignore=unused)
+            text = f"{table} has numbers in {quote_all(unused)}, not named by a size such as 1000 or 1k"
+            self.questions.add(f"{text}; rename or leave out", ignore=unused)
 
     def _keep_models(self, index: int) -> list[str]:
         """Remove ignored models and summary rows (with a question), and return each row's model.
@@ -573,9 +560,11 @@ class _Reader:
             text = f"{table} has several columns of values, {listed}; say which"
             self.questions.add(text, metric=labels[indices[0]])
         if not indices:
-            wanted = "" if metric is None else f" for the metric {quote(metric)}"
-            text = f"{table} has no column named by a size, nor one of values that is known"
-            text += f"{wanted}, among the numbers {listed or 'of no other column'}; call one value"
+            wanted = "values" if metric is None else f"the metric {quote(metric)}"
+            text = (
+                f"{table} has no column named by a size, nor one of {wanted} that is known, among"
+            )
+            text += f" the numbers {listed or 'of no other column'}; call one value"
             if metric is not None or not candidates:
                 raise TableError(text)
             label = labels[candidates[0]]
@@ -627,14 +616,14 @@ def _parameters(sheet: Sheet, index: Column, names: Sequence[str]) -> dict[str, 
         return None
     counts: dict[str, float] = {}
     for cell, name in zip(sheet.columns[index], names, strict=True):
-        is_empty = is_missing(cell)
+        if is_missing(cell):
+            continue
         try:
-            count = math.nan if is_empty else sheet.parse_count(cell)
+            count = sheet.parse_count(cell)
         except TableError:
             label = sheet.labels[index]
             text = f"{quote(cell)} in column {quote(label)} of {quote(name)} is no number of"
             raise TableError(f"{text} parameters such as 110M", ignore=[label]) from None
-        if name in counts and not (counts[name] == count or is_empty):
+        if counts.setdefault(name, count) != count:
             raise TableError(f"{sheet.name} has two numbers of parameters of {quote(name)}")
-        counts.setdefault(name, count)
-    return counts
+    return dict.fromkeys(names, math.nan) | counts

@@ -557,9 +557,7 @@ SHAPES: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("suffix", ["json", "jsonl", "txt"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_json_of_other_shapes_is_named_by_its_keys(
-    shape: str, suffix: str, tmp_path: Path
-) -> None:
+def test_json_of_other_shapes_is_named_by_its_keys(shape: str, suffix: str, tmp_path: Path) -> None:
     content, words = SHAPES[shape]
     path = tmp_path / f"t.{suffix}"
     lines = content if suffix == "jsonl" and isinstance(content, list) else [content]
@@ -602,11 +600,6 @@ def test_a_workbook(tmp_path: Path) -> None:
         numbers.to_excel(writer, sheet_name="runs", index=False)
         pd.DataFrame().to_excel(writer, sheet_name="empty")
     assert asked_once(path) == {"sheet": 2}
-    content = path.read_bytes()
-    for cut in (0, 2, 100, len(content) // 2, len(content) - 1):
-        path.write_bytes(content[:cut])
-        with pytest.raises(TableError, match="cannot be read as a workbook"):
-            read_table(path)
 
 
 # Words around a metric's name --------------------------------------------------------------------
@@ -768,7 +761,7 @@ def test_select_takes_what_its_errors_say() -> None:
 
 
 def test_a_choice_that_is_not_there() -> None:
-    with pytest.raises(TableError, match="has no 'x' in its column 'task', which holds 'rte'"):
+    with pytest.raises(TableError, match="no row .* without 9 of 9 rows, whose 'task' is 'rte'"):
         read_table(LONG.assign(task="rte"), task="x")
     with pytest.raises(TableError, match="has no column 'colour'; it has 'model'"):
         read_table(LONG, colour="x")

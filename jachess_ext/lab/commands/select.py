@@ -30,34 +30,20 @@ def parsed(words: Sequence[str]) -> partial[None]:
     rows: dict[str, Any] = {"type": size, "metavar": "ROWS"}
     several: dict[str, Any] = {"nargs": "*", "action": "extend"}
     file: dict[str, Any] = {"type": Path, "metavar": "FILE"}
-    option(
-        "table",
-        type=Path,
-        help="a row a model and columns named by sizes, or a row a run: csv, markdown, JSON, xlsx; "
-        "or a folder of runs of Trainer or lm-evaluation-harness",
-    )
+    text = "csv, markdown, JSON or xlsx with a row a model or a row a run; or a folder of runs"
+    option("table", type=Path, help=f"{text} of Trainer or lm-evaluation-harness")
     option("--target", required=True, **rows, help="size of the full data, such as 10000 or 10k")
-    option(
-        "--metric",
-        help="what the numbers are: loss, accuracy, eval_f1, …; without it: as the table says",
-    )
+    text = "what the numbers are: loss, accuracy, eval_f1, …; without it: as the table says"
+    option("--metric", help=text)
     option(
         "--method",
         help="blend (the default), lensllm, rectified, power, ats, subtuning, zeroshot, modelsize",
     )
     option("--budget", **rows, help="largest size used; without it: the largest below the target")
-    option(
-        "--classes",
-        type=int,
-        metavar="C",
-        help="told apart: models still at the level of guessing are named, and intervals widen",
-    )
-    option(
-        "--history",
-        **several,
-        metavar="FILE|FOLDER",
-        help="earlier tables of some of these models, on other data: files, or folders of them",
-    )
+    text = "told apart: models still at the level of guessing are named, and intervals widen"
+    option("--classes", type=int, metavar="C", help=text)
+    text = "earlier tables of some of these models, on other data: files, or folders of them"
+    option("--history", **several, metavar="FILE|FOLDER", help=text)
     option("--history-metric", help="what the numbers are in those that do not say it themselves")
     option(
         "--read",
@@ -67,19 +53,15 @@ def parsed(words: Sequence[str]) -> partial[None]:
         "expressions), decimal, test_rows, full and sheet with what read_table takes; and any "
         "column of words with a cell of it, such as task rte, to read those rows alone",
     )
-    ignored = "columns or models (of a folder runs) to leave out"
-    option("--ignore", **several, metavar="NAME", help=ignored)
-    option(
-        "--tokens",
-        type=float,
-        help="tokens of an example (1 where sizes are tokens), for FLOPs; without it costs are "
-        "shares",
-    )
+    text = "columns or models (of a folder runs) to leave out"
+    option("--ignore", **several, metavar="NAME", help=text)
+    text = "tokens of an example (1 where sizes are tokens), for FLOPs; without it costs are shares"
+    option("--tokens", type=float, help=text)
     option("--epochs", type=float, help="epochs over every subset, for the FLOPs (1)")
     option("--level", type=float, help="probability of the intervals (0.9)")
     option("--out", **file, help="file for the ranking, .csv or .json")
-    page = "file for one page of curves, predictions, ranking and cost, .html"
-    option("--report", **file, help=page)
+    text = "file for one page of curves, predictions, ranking and cost, .html"
+    option("--report", **file, help=text)
     options = {k: v for k, v in vars(parser.parse_args(words)).items() if v is not None}
     read = options.get("read", [])
     if len(read) % 2:

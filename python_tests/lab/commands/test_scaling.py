@@ -341,3 +341,6 @@ def test_a_folder_without_runs(tmp_path: Path, capfd: Capture) -> None:
     assert main([*given, "--read", "model", "(.)"]) == 2
     assert "holds no trainer_state.json" in capfd.readouterr().err
     assert main(given) == 2 and "needs --read model PATTERN" in capfd.readouterr().err
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "trainer_state.json").write_text('{"log_history": [{"eval_loss": 1.0}]}')
+    assert main([*given, "--read", "model", "(", "size", "1"]) == 2, "no regular expression"
