@@ -25,7 +25,7 @@ from .column_names import (
     snake_case,
 )
 from .loss_table import LossTable
-from .metrics import matching_names, metric_word, plain_name, vocabulary
+from .metrics import matching_names, metric_word, plain_name
 from .records import Records, to_table
 from .sheets import DoubtfulSize, Questions, Sheet, Source, is_missing, quote_all
 from .sources import read_sheet
@@ -304,11 +304,9 @@ class _Reader:
             return None
         is_numeric = 0 in sizes or sheet.are_numbers(0)
         if has_sizes or is_numeric or snake_case(label) in NOT_MODEL_COLUMNS:
-            text = (
-                f"no column of {sheet.name} names the models, and its first, {quote(label)}, holds"
-            )
+            text = f"no column of {sheet.name} names the models, and its first, {quote(label)},"
             options = {"model": label} if label and has_sizes and not is_numeric else {}
-            raise TableError(f"{text} no names; expected one called name or model", **options)
+            raise TableError(f"{text} holds no names; expected one called name or model", **options)
         return 0
 
     def _question_unused(self, used: Collection[Column], model_col: Column, strict: bool) -> None:
@@ -341,11 +339,13 @@ class _Reader:
             varies = len(pairs) > len(set(models))
             if not (unfinished or varies or (key in FILTER_COLUMNS and len(values) > 1)):
                 continue
-            choices = [x for x in values if x not in unfinished and not re.match("(?i)train", x)]
+            choices = [
+                x for x in values if x not in unfinished and not re.fullmatch("(?i)train(ing)?", x)
+            ]
             is_choice = key in CHOICE_COLUMNS or {x.lower() for x in values} <= SPLITS
             is_choice |= bool(unfinished) and len(choices) == 1
             text = f"the column {quote(label)} of {table} holds"
-            if is_choice and choices and label not in _OPTIONS:
+            if is_choice and choices:
                 rows, model_counts = Counter(texts), Counter(value for value, _ in pairs)
                 of = "" if model_col is None else " of {} models"
                 counts = [f"{rows[x]} rows{of.format(model_counts[x])}" for x in values[:9]]
@@ -358,8 +358,8 @@ class _Reader:
                 text += f", {quote_all(unfinished)} too" if unfinished else ""
                 self.questions.add(text, ignore=[label])
         if unused:
-            text = f"{table} has numbers in {quote_all(unused)}, not named by a size such as 1000 or 1k"
-            self.questions.add(f"{text}; rename or leave out", ignore=unused)
+            text = f"{table} has numbers in {quote_all(unused)}, not named by a size such as 1000"
+            self.questions.add(f"{text} or 1k; rename or leave out", ignore=unused)
 
     def _keep_models(self, index: int) -> list[str]:
         """Remove ignored models and summary rows (with a question), and return each row's model.
@@ -561,10 +561,8 @@ class _Reader:
             self.questions.add(text, metric=labels[indices[0]])
         if not indices:
             wanted = "values" if metric is None else f"the metric {quote(metric)}"
-            text = (
-                f"{table} has no column named by a size, nor one of {wanted} that is known, among"
-            )
-            text += f" the numbers {listed or 'of no other column'}; call one value"
+            text = f"{table} has no column named by a size, nor one of {wanted} that is known,"
+            text += f" among the numbers {listed or 'of no other column'}; call one value"
             if metric is not None or not candidates:
                 raise TableError(text)
             label = labels[candidates[0]]
@@ -595,10 +593,6 @@ class _Reader:
             except TableError:  # the column is not named by a size
                 continue
         return sizes
-
-
-_OPTIONS = vocabulary("fewest metric test_rows ignore model size seed decimal full sheet")
-"""Names of the arguments of `read_table`, which columns in `rows` cannot have."""
 
 
 def _parameters(sheet: Sheet, index: Column, names: Sequence[str]) -> dict[str, float] | None:

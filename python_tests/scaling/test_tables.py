@@ -215,7 +215,7 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     (
         "name,metric,100\na,f1,.5\nb,f1,2\n",
         {"metric": "auc"},
-        "no row .* without 2 of 2 rows, whose 'metric' is 'f1'",
+        "2 of 2 rows, whose 'metric' is 'f1'",
     ),
     ("model,size,loss\na,100,2\na,100,3\nb,100,3\n", {}, "'a' at size 100 twice; exp"),
     ("model,rows,n,loss\na,1,1,2\nb,1,1,3\n", {}, "'rows', 'n', any of which may be"),
