@@ -18,6 +18,7 @@ from .column_names import (
     NOT_MODEL_COLUMNS,
     SIZE_WORDS,
     SPLITS,
+    TRAINING,
     doubt_about_sizes,
     has_role,
     is_summary_row,
@@ -339,9 +340,7 @@ class _Reader:
             varies = len(pairs) > len(set(models))
             if not (unfinished or varies or (key in FILTER_COLUMNS and len(values) > 1)):
                 continue
-            choices = [
-                x for x in values if x not in unfinished and not re.fullmatch("(?i)train(ing)?", x)
-            ]
+            choices = [x for x in values if x not in unfinished and x.lower() not in TRAINING]
             is_choice = key in CHOICE_COLUMNS or {x.lower() for x in values} <= SPLITS
             is_choice |= bool(unfinished) and len(choices) == 1
             text = f"the column {quote(label)} of {table} holds"
