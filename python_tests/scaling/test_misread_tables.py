@@ -476,7 +476,9 @@ def test_of_two_tables_one_is_asked_for(first: bool, between: str, tmp_path: Pat
     with pytest.raises(TableError, match=r"has 2 tables, .*; say which: sheet="):
         read_table(path)
     check(read_table(path, sheet=1 if first else 2))
-    assert read_table(path, sheet=2 if first else 1).names == ("x", "y")
+    other = read_table(path, sheet=2 if first else 1)
+    assert other.names == ("x", "y")
+    assert other.left_out == f"all tables of the file but {2 if first else 1}"
     with pytest.raises(TableError, match="has 2 tables, and sheet is 3"):
         read_table(path, sheet=3)
 

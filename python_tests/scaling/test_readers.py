@@ -208,6 +208,8 @@ def test_repeats_must_share_their_recipe(trained: Path, tmp_path: Path) -> None:
     ):
         read_runs(runs, "loss", **PATHS)
     table = read_runs(runs, "loss", **PATHS, ignore=["tiny-16/16/seed1"])
+    assert table.left_out.endswith("runs, 'tiny-16/16/seed1'") and "1 of " in table.left_out
+    assert not read_runs(runs, "loss", **PATHS, ignore=["num_train_epochs"]).left_out
     assert table.noise is not None and np.isnan(table.noise).tolist() == [
         [True, False],
         [False] * 2,

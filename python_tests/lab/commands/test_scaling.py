@@ -252,6 +252,7 @@ KINDS = {
     "Dataset": ("new", "old"),
     "State": ("finished", "crashed"),
     "optimizer": ("adam", "sgd"),
+    "note": ("", "out of memory (OOM)"),
 }
 LAYOUTS = ("long", "seeds", "wide")
 
@@ -271,7 +272,9 @@ def lay_out(layout: str, column: str) -> tuple[list[list[object]], int, LossTabl
     if column in KINDS:
         kind, other = KINDS[column]
         values = range(2, len(header)) if layout == "wide" else [3]
-        others = [[3 * x if k in values else x for k, x in enumerate(row)] for row in rows[:-2]]
+        is_train = other.startswith("train")  # of more models and rows, and still not proposed
+        some = [*rows, ["e", *rows[0][1:]]] if is_train else rows[:-2]
+        others = [[3 * x if k in values else x for k, x in enumerate(row)] for row in some]  # type: ignore[operator]
         others = [[*row, other] for row in others]
         rows = [[*row, kind] for row in rows]
     else:
