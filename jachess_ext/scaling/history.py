@@ -81,7 +81,7 @@ class History:
             except TableError as error:  # its options concern an earlier table, not the new one
                 hint = " (give the LossTable of read_table, told so)" if error.options else ""
                 if "metric" in error.options:
-                    hint = f" (as a pair, ({label!r}, 'accuracy'), or by --history-metric)"
+                    hint = " (by a pair in a list, (table, metric), or --history-metric)"
                 raise TableError(f"the history's {label}: {error.args[0]}{hint}") from error
         for (label, table), (other_label, other) in combinations(tables.items(), 2):
             if same_runs(table, other):

@@ -37,6 +37,8 @@ def read_sheet(source: Source, number: int | None, questions: Questions) -> Shee
     """
     if isinstance(source, (str, PathLike)):
         return _from_file(Path(source), number, questions)
+    if not hasattr(source, "index") or not hasattr(source, "reset_index"):
+        raise TableError(f"the table is {type(source).__name__}; expected a path or a DataFrame")
     frame = source
     if not hasattr(frame, "columns"):  # a Series, the result of `DataFrame.stack` or `groupby`
         frame = source.rename("value" if source.name is None else source.name).to_frame()
@@ -170,8 +172,9 @@ def _json_frame(path: Path, text: str) -> DataFrame:
         wrong += [x for x in frame if any(isinstance(cell, (list, dict)) for cell in frame[x])]
         if not wrong:
             return frame
-    text = f"{path} is no table, by its {quote_all(list(map(str, wrong or columns)))}; expected"
-    raise TableError(f"{text} a list of objects, one a row, or lists by the names of columns")
+    names = quote_all(list(map(str, wrong or columns)))
+    text = f"{path} is no table (see {names}); expected a list of objects of numbers and words"
+    raise TableError(f"{text}, one a row, or columns by their names")
 
 
 # Patterns of code blocks and comments, of lines that end a table, and of the rule below a header.

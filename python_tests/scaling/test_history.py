@@ -220,7 +220,7 @@ def test_files_are_read_as_the_table_and_named_in_errors(tmp_path: Path) -> None
         select(TABLE, BUDGET, TARGET, history=tmp_path)
     (tmp_path / "9.csv").write_text("model,100,200\na,0.5,0.7\nb,0.6,0.8\n")
     with pytest.raises(
-        TableError, match=r"9\.csv: .* rise.*\(as a pair, .*9\.csv', 'accuracy'\), or by --hist"
+        TableError, match=r"9\.csv: .* rise.*\(by a pair .*, or --history-metric\)"
     ) as raised:
         select(TABLE, BUDGET, TARGET, history=tmp_path)
     assert not raised.value.options  # they would be those of the table to choose from
@@ -267,7 +267,7 @@ def test_a_wide_table_of_losses_is_read_by_itself(metric: str) -> None:
     result = select(today, BUDGET, TARGET, metric=metric, history=below_one)
     same = select(today, BUDGET, TARGET, metric=metric, history=EARLIER[0])
     np.testing.assert_allclose(result.scores, same.scores, rtol=1e-9)
-    with pytest.raises(TableError, match=r"rise with size.*\(as a pair, \('table 1', 'accuracy'\)"):
+    with pytest.raises(TableError, match=r"table 1: .* rise with size.*\(by a pair"):
         select(today, BUDGET, TARGET, metric=metric, history=1 - below_one)
 
 
