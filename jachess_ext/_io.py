@@ -83,10 +83,8 @@ def require_all(user: str, modules: Iterable[str]) -> None:
     """
     if names := missing(modules):
         verb = "is" if len(names) == 1 else "are"
-        raise MissingExtra(
-            f"{user} needs {', '.join(names)}, which {verb} not installed: "
-            f"pip install {' '.join(names)}"
-        )
+        text = f"{user} needs {', '.join(names)}, which {verb} not installed: pip install"
+        raise MissingExtra(f"{text} {' '.join(names)}")
 
 
 def axes_or_new(ax: Axes | None) -> Axes:
