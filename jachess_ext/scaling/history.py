@@ -19,7 +19,9 @@ from .sheets import Source
 from .table_error import TableError
 from .tables import read_table
 
-Tables: TypeAlias = "Source | LossTable | History | Mapping[str, Sequence[object]]"
+Table: TypeAlias = "Source | LossTable | History | Mapping[str, Sequence[object]]"
+Tables: TypeAlias = "Table | tuple[Table, str | None]"
+"""A table, or a pair of it and its metric."""
 
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".xlsx")
 """Suffixes of the files that are read from a folder."""
@@ -28,6 +30,7 @@ STANDING_WEIGHT = 0.6
 next constant were chosen on the development halves; see benchmarks.selection."""
 STANDING_TABLE_COUNT = 5.0  # tables of standing 0 that are added to each mean standing (shrinkage)
 _RUN_TOLERANCE = 1e-3  # relative difference of two losses of one run, rounded differently
+_LEVEL_SHARE = 0.1  # of a table's losses, of which more are equal at the level of guessing alone
 _LEAST_SPREAD = 1e-9  # standard deviation of ln scores below which they are equal
 
 
@@ -47,8 +50,9 @@ class History:
 
         Args:
             sources: a table or a list of tables: anything that `read_table` reads, a folder (its
-                files with `SUFFIXES`), a LossTable or an item of `state`.
-            metric: metric of files and DataFrames that do not name their own.
+                files with `SUFFIXES`), a LossTable or an item of `state`.  In a list, a pair
+                (table, metric) gives the metric of a table that does not name its own.
+            metric: not used; every table tells its own.
 
         Raises:
             TableError: a table that cannot be read, a folder without tables, or two tables that
@@ -58,14 +62,16 @@ class History:
             return sources
         items = sources if isinstance(sources, (list, tuple)) else [cast(Tables, sources)]
         tables: dict[str, LossTable] = {}
-        for item in chain.from_iterable(map(_expand_folder, items)):
+        for item, item_metric in chain.from_iterable(map(_expand_folder, items)):
             is_path = isinstance(item, (str, PathLike))
             label = str(item) if is_path else f"table {1 + len(tables)}"
             try:
-                table = _read_item(item, metric)
+                table = _read_item(item, item_metric)
                 tables[label] = table.up_to(table.sizes[-1])  # checks every loss
             except TableError as error:  # its options concern an earlier table, not the new one
                 hint = " (give the LossTable of read_table, told so)" if error.options else ""
+                if "metric" in error.options:
+                    hint = " (by a pair in a list, (table, metric), or --history-metric)"
                 raise TableError(f"the history's {label}: {error.args[0]}{hint}") from error
         for (label, table), (other_label, other) in combinations(tables.items(), 2):
             if same_runs(table, other):
@@ -134,19 +140,18 @@ class History:
         return replace(adjusted, predictive=predictive, mixture=mixture), note
 
 
-def _expand_folder(item: Tables) -> Sequence[Tables]:
-    """Return the files of a folder that have one of `SUFFIXES`; any other item in a list."""
-    if not isinstance(item, (str, PathLike)) or not Path(item).is_dir():
-        return [item]
-    files = sorted(file for file in Path(item).iterdir() if file.suffix in SUFFIXES)
+def _expand_folder(item: Tables) -> list[tuple[Table, str | None]]:
+    """Return each file of a folder, or any other item of a list, with its metric or None."""
+    source, metric = item if isinstance(item, tuple) else (item, None)
+    if not isinstance(source, (str, PathLike)) or not Path(source).is_dir():
+        return [(source, metric)]
+    files = sorted(file for file in Path(source).iterdir() if file.suffix in SUFFIXES)
     if not files:
-        raise TableError(f"the history {item} has no file {', '.join(SUFFIXES)}")
-    return files
+        raise TableError(f"the history {source} has no file {', '.join(SUFFIXES)}")
+    return [(file, metric) for file in files]
 
 
-def _read_item(item: Tables, metric: str | None) -> LossTable:
-    if isinstance(item, LossTable):
-        return item
+def _read_item(item: Table, metric: str | None) -> LossTable:
     if isinstance(item, Mapping):
         names, sizes = tuple(item["names"]), np.array(item["sizes"], dtype=np.float64)
         losses = np.array(item["losses"], dtype=np.float64).reshape(len(names), len(sizes))
@@ -168,13 +173,17 @@ def _match_models(names: Sequence[str], other_names: Sequence[str]) -> tuple[Ind
 def same_runs(table: LossTable, other: LossTable) -> bool:
     """Return whether two tables hold the same runs.
 
-    True if at least half of the losses of common models at common sizes are equal.
+    True if at least half of the losses of common models at common sizes are equal, beside those at
+    a level that many losses of the table have, such as that of guessing.
     """
     rows, other_rows = _match_models(table.names, other.names)
     _, size_indices, other_sizes = np.intersect1d(table.trained, other.trained, return_indices=True)
     losses = table.trained_losses[rows][:, size_indices]
     other_losses = other.trained_losses[other_rows][:, other_sizes]
     is_common = np.isfinite(losses) & np.isfinite(other_losses)
+    values = np.sort(table.trained_losses, axis=None)
+    ends = [np.searchsorted(values, losses * (1 + x)) for x in (-_RUN_TOLERANCE, _RUN_TOLERANCE)]
+    is_common &= ends[1] - ends[0] <= max(1, _LEVEL_SHARE * np.isfinite(values).sum())
     is_equal = np.isclose(losses, other_losses, _RUN_TOLERANCE, 0.0)[is_common]
     return bool(is_equal.sum() >= max(0.5 * len(is_equal), 1))
 

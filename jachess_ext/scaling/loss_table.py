@@ -33,6 +33,7 @@ class LossTable:
         scale: 100 if the table's scores were in per cent, else 1.
         noise: standard errors of the losses, [n, m], over seeds and, for accuracies and error
             rates, from the number of test examples; NaN where unknown, None if all are unknown.
+        left_out: rows of the file that were not read: how many, of how many, and which.
 
     Examples:
         >>> import numpy as np
@@ -50,6 +51,7 @@ class LossTable:
     metric: str | None = None
     scale: float = 1.0
     noise: Array | None = None
+    left_out: str = ""
 
     def to_metric(self, losses: Values) -> Values:
         """Convert losses to values of the table's metric, in per cent if its scores were."""
@@ -93,12 +95,10 @@ class LossTable:
         """Return the losses at one size, [n].
 
         Raises:
-            TableError: the table does not have this size, or a loss there is missing or not
-                positive.
+            IndexError: the table does not have this size.
+            TableError: a loss there is missing or not positive.
         """
         column = self.sizes == size
-        if not column.any():
-            raise TableError(f"the table has no column {size:g}; it has {self.sizes.tolist()}")
         self._check(column)
         return self.losses[:, column][:, 0]
 

@@ -169,10 +169,14 @@ def test_files_are_read_as_the_table_and_named_in_errors(tmp_path: Path) -> None
         select(TABLE, BUDGET, TARGET, history=tmp_path)
     (tmp_path / "9.csv").write_text("model,100,200\na,0.5,0.7\nb,0.6,0.8\n")
     with pytest.raises(
-        TableError, match=r"9\.csv: .* rise.*\(give the LossTable of read_table"
+        TableError, match=r"9\.csv: .* rise.*\(by a pair .*, or --history-metric\)"
     ) as raised:
         select(TABLE, BUDGET, TARGET, history=tmp_path)
     assert not raised.value.options  # they would be those of the table to choose from
+    assert "2 of 3" in select(TABLE, BUDGET, TARGET, history=[(tmp_path, "loss")]).history_note
+    (tmp_path / "9.csv").write_text("model,100,lr\na,0.5,0.7\nb,0.6,0.8\n")
+    with pytest.raises(TableError, match=r"'lr', .*\(give the LossTable of read_table, told so\)"):
+        select(TABLE, BUDGET, TARGET, history=tmp_path)
     (tmp_path / "none").mkdir()
     with pytest.raises(TableError, match=r"none has no file \.csv"):
         select(TABLE, BUDGET, TARGET, history=[tmp_path / "none"])
@@ -188,13 +192,11 @@ def test_files_may_tell_another_metric() -> None:
     result = select(scores, BUDGET, TARGET, metric="accuracy", history=losses)
     expected = select(scores, BUDGET, TARGET, metric="accuracy", history=EARLIER[0])
     np.testing.assert_array_equal(result.scores, expected.scores)
-    accuracies = 1 - frame(EARLIER[0]) / 10  # told by nothing but the table's own metric
-    result = select(scores, BUDGET, TARGET, metric="accuracy", history=accuracies)
+    named = select(scores, BUDGET, TARGET, metric="accuracy", history=[(losses, "accuracy")])
+    np.testing.assert_array_equal(named.scores, expected.scores, "its own name goes before")
+    pairs = [(1 - frame(EARLIER[0]) / 10, "accuracy")]
+    result = select(scores, BUDGET, TARGET, metric="accuracy", history=pairs)
     expected = select(TABLE, BUDGET, TARGET, history=EARLIER[0])
-    np.testing.assert_allclose(result.scores, expected.scores / 10, rtol=1e-9)
-    accuracies = accuracies.rename_axis("model").reset_index()
-    accuracies = accuracies.melt("model", var_name="rows", value_name="eval_accuracy")
-    result = select(scores, BUDGET, TARGET, metric="accuracy", history=accuracies)
     np.testing.assert_allclose(result.scores, expected.scores / 10, rtol=1e-9)
 
 
@@ -242,5 +244,12 @@ def test_the_command_says_what_moved(tmp_path: Path, capsys: pytest.CaptureFixtu
     expected = moved(*EARLIER[:2])
     assert expected.history_note in capsys.readouterr().out
     assert json.loads(out.read_text())["history"] == expected.history_note
+    scores = tmp_path / "scores.csv"
+    (1 - frame(EARLIER[0]) / 10).to_csv(scores)
+    assert main([*words, "--history", str(scores)]) == 2
+    assert "--history-metric" in capsys.readouterr().err
+    assert main([*words, "--history", str(scores), "--history-metric", "accuracy"]) == 0
+    expected = moved(select_table(1 - frame(EARLIER[0]) / 10))
+    assert expected.history_note in capsys.readouterr().out
     assert main([*words, "--history", str(tmp_path / "losses.csv")]) != 0
     assert "holds runs of the table to choose from" in capsys.readouterr().err

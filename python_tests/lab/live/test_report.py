@@ -62,10 +62,9 @@ WAVE = np.random.default_rng(1).normal(0, 1, 20)
 @pytest.mark.parametrize(("gap", "noise"), [(0.0, 0.0), (0.01, 0.02), (3.0, 0.0)])
 def test_the_answer_is_as_sure_as_its_advice(gap: float, noise: float, tmp_path: Path) -> None:
     table = replace(losses(2), noise=None)
-    level = np.exp(
-        np.array([[0.0], [gap]]) + np.array([[0], [noise]]) * WAVE[: table.losses.shape[1]]
-    )
-    selection = select(replace(table, losses=table.losses[:1] * level), BUDGET, TARGET)
+    first = table.losses[0]
+    second = first * np.exp(gap + noise * WAVE[: len(first)])
+    selection = select(replace(table, losses=np.stack([first, second])), BUDGET, TARGET)
     text = page_of(tmp_path / "page.html", selection)
     best, decided = selection.ranking[0], selection.is_decided
     assert (f"{best} is the model to fine-tune on 1,638,400 examples" in text) == decided
