@@ -51,6 +51,8 @@ def test_sizes_are_quarters_and_three_where_they_fit(settings: Settings) -> None
     assert plan.search.sizes == plan.search.rounds == (16, 32, 64) and plan.search.target == 256
     assert make_plan(**settings(method="rectified")).search.rounds == (0, 16, 32, 64)
     assert make_plan(**settings(budget=1 / 2)).search.sizes == (16, 42, 112), "a third more"
+    algorithm_1 = settings(strategy="accept-then-stop", method="ats", budget=1 / 2)
+    assert make_plan(**algorithm_1).search.rounds == (128, 64, 32, 16)
     given = settings(budget=1.0, target=5000)
     assert make_plan(**given).search.sizes == (16, 64, 256), "no more rows than there are"
 
@@ -631,6 +633,7 @@ def test_the_winner_is_kept_and_is_what_the_record_says(
 BAD_COMMANDS = [
     (["--budget", "2"], "the budget is 2, a share of the target's"),
     (["--budget", "0.03"], "the size 64 is above it"),
+    (["--strategy", "accept-then-stop"], "chooses by the method 'ats', not 'lensllm'"),
     (["--sizes", "8", "8"], "sizes must increase strictly"),
     (["--sizes", "8", "16", "999"], "is above the data"),
     (["--target", "0"], "target is 0; expected 1 or more"),
@@ -674,7 +677,7 @@ BAD_OPTIONS = [
     (["--budget", "much"], "--budget"),
     (["--target", "many"], "--target"),
     (["--recipe", "lr"], "--recipe"),
-    (["--strategy", "none"], "--strategy"),
+    (["--optimiser", "none"], "--optimiser"),
 ]
 
 
