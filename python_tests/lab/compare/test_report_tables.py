@@ -164,7 +164,7 @@ def test_differences_are_scipys() -> None:
 
 
 def test_significance_marks_are_those_of_mann_whitney_and_holm() -> None:
-    """Five seeds above five, or below: p = 2/252, times three by Holm, as there are three methods."""
+    """Five seeds above five, or below: p = 2/252, times three by Holm, of three methods."""
     runs = results(r3f=[score - 0.2 for score in PLAIN])
     assert tables.significant_methods(runs, "score") == {"sam", "r3f"}
     assert tables.significant_methods(runs, "score", level=2.9 * 2 / 252) == set()
