@@ -21,7 +21,15 @@ from torch import Tensor, nn
 
 import jachess_ext as jx
 from jachess_ext.lab.compare.tables import significant_methods, to_frame
-from jachess_ext.scaling import Ask, LossTable, Search, fit, pac_bayes_bound, select
+from jachess_ext.scaling import (
+    Ask,
+    LossTable,
+    Search,
+    fit,
+    mean_tail_exponent,
+    pac_bayes_bound,
+    select,
+)
 from jachess_ext.scaling.least_squares import huber
 from python_tests.lab.compare.records import by_method
 from python_tests.smoothness.tiny_models import BLOCKS, WIDTH, classifier, token_batch
@@ -261,7 +269,7 @@ def test_algorithm_1_as_a_strategy() -> None:
 
 
 def test_baselines_of_the_selection() -> None:
-    """Section 5: SubTuning, the rectified law, ZeroShot and ModelSize; power is Eq. 2."""
+    """Section 5: the rectified law, SubTuning, ZeroShot, ModelSize and NLPmetrics."""
     sizes = np.array([0.0, *SIZES[:6], 102_400])
     curves = ((60, 20, 0.3), (250, 80, 0.6))
     losses = np.array([b / (shift + sizes**beta) + 0.1 for b, shift, beta in curves])
@@ -273,3 +281,7 @@ def test_baselines_of_the_selection() -> None:
     assert first["subtuning"] == ("flat", "steep")[int(losses[:, -2].argmin())]
     forecast = select(table, SIZES[5], 102_400, "rectified").predicted_losses
     np.testing.assert_allclose(forecast, losses[:, -1], rtol=0.02)
+    # Eigenvalues of WᵀW at the quantiles of λ^(−3)
+    quantiles = torch.arange(1, 201, dtype=torch.float64) / 201
+    weights = {"w": torch.diag(quantiles**-0.25), "bias": torch.ones(9)}
+    assert mean_tail_exponent(weights) == pytest.approx(3, rel=0.05)

@@ -18,6 +18,7 @@ from .tables import read_table
 
 if TYPE_CHECKING:
     from .bound import PacBayesBound, pac_bayes_bound
+    from .tails import mean_tail_exponent
 
 __all__ = [
     "Ask",
@@ -29,6 +30,7 @@ __all__ = [
     "TableError",
     "Transition",
     "fit",
+    "mean_tail_exponent",
     "pac_bayes_bound",
     "read_runs",
     "read_table",
@@ -36,7 +38,10 @@ __all__ = [
 ]
 
 
+_HOMES = {"PacBayesBound": "bound", "pac_bayes_bound": "bound", "mean_tail_exponent": "tails"}
+
+
 def __getattr__(name: str) -> object:
-    if name not in ("PacBayesBound", "pac_bayes_bound"):
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(_import_module(f"{__name__}.bound"), name)
+    return getattr(_import_module(f"{__name__}.{_HOMES[name]}"), name)
