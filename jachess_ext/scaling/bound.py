@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from torch.func import functional_call
 
 from ..jet import hvp
 
-LossFunction = Callable[[nn.Module, Any], Tensor]
+LossFunction = Callable[..., Tensor]
 """(model, batch) -> mean loss of the batch, a scalar."""
 
 
@@ -94,7 +93,7 @@ class PacBayesBound:
 def pac_bayes_bound(
     model: nn.Module,
     pretrained: nn.Module | Mapping[str, Tensor],
-    batches: Iterable[Any],
+    batches: Iterable[object],
     samples: int,
     *,
     epsilon: float = 0.1,
@@ -217,11 +216,11 @@ class _Loss(nn.Module):
         super().__init__()
         self.model, self.loss = model, loss
 
-    def forward(self, batch: Any) -> Tensor:
+    def forward(self, batch: object) -> Tensor:
         return self.loss(self.model, batch)
 
 
-def _model_loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+def _model_loss(model: nn.Module, batch: Mapping[str, object]) -> Tensor:
     loss: Tensor | None = model(**batch).loss
     if loss is None:
         raise ValueError("the model returns no loss; expected batches with labels")
@@ -229,7 +228,7 @@ def _model_loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
 
 
 def _hessian_product(
-    compute_loss: _Loss, batch: Any, names: Sequence[str]
+    compute_loss: _Loss, batch: object, names: Sequence[str]
 ) -> Callable[[Tensor], Tensor]:
     """Return u -> H u, with H the Hessian of a batch's loss in the parameters of these names."""
     parameters = {f"model.{name}": compute_loss.model.get_parameter(name) for name in names}
