@@ -370,11 +370,11 @@ def test_who_is_dropped_is_trained_no_further(
 
 
 def test_accept_then_stop_begins_at_the_budget(go: Go, runs: Runs, tmp_path: Path) -> None:
-    runs.loss = lambda job: job.size**-0.3 * (1 + 0.001 * (job.size % 3)) * (job.size < 8 or 2)  # type: ignore[method-assign]
-    selection = go(sizes=(2, 4, 8, 16, 32, 64), strategy="accept-then-stop", method="ats")
-    order = (64, 32, 16, 8, 4)
+    runs.loss = lambda job: job.size**-0.3 * (1 + 0.001 * (job.size % 3)) * (job.size < 16 or 2)  # type: ignore[method-assign]
+    selection = go(sizes=(4, 8, 16, 32, 64), strategy="accept-then-stop", method="ats")
+    order = (64, 32, 16, 8)
     assert runs.done == [(name, size) for size in order for name in ("narrow", "wide")]
-    assert all("at 4 rows deviates" in why for why in selection.stops.values())
+    assert all("at 8 rows deviates" in why for why in selection.stops.values())
     assert read_selection(tmp_path) == selection
 
 
