@@ -173,6 +173,47 @@ def test_dropping_goes_on_from_any_moment_and_in_any_order() -> None:
     assert "b" not in failed.selection().unranked
 
 
+def kinked(ask: Ask) -> float:
+    """A line in ln L over ln D down to 16 rows, and off it below; the wide model earlier."""
+    edge = 16 if ask.model == "wide" else 8
+    line = 2.0 * ask.rows**-0.3 * (1 + 0.001 * (ask.rows % 3))
+    return line if ask.rows >= edge else 0.7 * line
+
+
+ALGORITHM_1: dict[str, Any] = {"strategy": "accept-then-stop", "method": "ats"}
+
+
+def test_accept_then_stop() -> None:
+    """From the largest size down, every model until a loss deviates from its line."""
+    given = ALGORITHM_1 | {"sizes": (2, 4, 8, 16, 32, 64)}
+    search = finished(kinked, **given)
+    runs = {m: [a.rows for a in search.results if a.model == m] for m in search.models}
+    assert runs == {"narrow": [64, 32, 16, 8, 4], "wide": [64, 32, 16, 8]}
+    assert search.stops["wide"].startswith("the loss at 8 rows deviates from the line of the 3")
+    assert search.stops["narrow"].startswith("the loss at 4 rows deviates from the line of the 4")
+    assert search.stop == "every model was stopped"
+    selection = search.selection()
+    for name, predicted in zip(selection.names, selection.predicted_losses, strict=True):
+        line = np.array([s for s in given["sizes"] if s >= (16 if name == "wide" else 8)])
+        losses = [kinked(Ask(name, int(size))) for size in line]
+        slope, level = np.polyfit(np.log(line), np.log(losses), 1)
+        assert predicted == pytest.approx(np.exp(level + slope * np.log(256)))
+    assert same(search, Search.from_state(json.loads(json.dumps(search.state()))))
+    assert finished(kinked, **given, tau=1e9).stop == "every planned size was run"
+
+
+def test_accept_then_stop_reads_no_smaller_size_that_was_added() -> None:
+    """Losses at 2 and 4 rows, off the line, stop no model earlier than without them."""
+    given = ALGORITHM_1 | {"sizes": (8, 16, 32, 64)}
+    search = Search(("narrow", "wide"), target=256, **given)
+    search.add("narrow", 2, kinked(Ask("narrow", 2)))
+    search.add("narrow", 4, kinked(Ask("narrow", 4)))
+    while ask := search.ask():
+        search.tell(ask, kinked(ask))
+    assert search.stops == finished(kinked, **given).stops
+    assert [a.rows for a in search.results if a.model == "narrow"] == [2, 4, 64, 32, 16, 8]
+
+
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 0.0, -1.0])
 def test_a_model_without_a_loss_is_left_out(loss: float) -> None:
     search = finished(lambda a: loss if a.model == "wide" and a.rows == 8 else crossing(a))
@@ -460,6 +501,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tau": 0.0}, "tau is 0.0"),
     ({"budget": -1.0}, "budget is -1.0"),
     ({"strategy": "sideways"}, "strategy is 'sideways'; expected one of growing, dropping"),
+    ({"strategy": "accept-then-stop"}, "chooses by the method 'ats', not 'blend'"),
     ({"test_rows": 0}, "test_rows is 0"),
     ({"classes": 1}, "classes is 1; expected 2 or more"),
     (
