@@ -88,11 +88,10 @@ class Search:
             each model is trained from the largest size down, until a loss deviates from the line
             through those of its larger sizes (`gamma`, `tau`); in the paper sizes are halves of the
             next larger one.
-        budget: limit of the sum of all costs, in `unit`; a round that is expected to exceed it is
+        budget: limit of the sum of all costs; a round that is expected to exceed it is
             not begun.  "dropping" drops models to stay below it, down to two.  None for no limit.
         costs: model -> expected (cost of every run, additional cost of each row); None assumes
             costs in proportion to the rows, from the model's last run.
-        unit: unit of all costs ("FLOPs", "s", "€"), which `Selection` prints.
         parameters: model -> number of parameters, for the method modelsize.
         gamma, tau: settings of the method ats, see `fit`.
         unusable: candidate -> reason; it is neither run nor ranked.
@@ -124,7 +123,6 @@ class Search:
     strategy: str = "growing"
     budget: float | None = None
     costs: Mapping[str, Sequence[float]] | None = None
-    unit: str = ""
     parameters: Mapping[str, int] | None = None
     gamma: int = 3
     tau: float = 5.0

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..._io import DataError, write_json, write_text
+from ..._text import scientific
 from . import check_ending
 
 if TYPE_CHECKING:
@@ -58,7 +59,6 @@ def parsed(words: Sequence[str]) -> partial[None]:
     text = "tokens of an example (1 where sizes are tokens), for FLOPs; without it costs are shares"
     option("--tokens", type=float, help=text)
     option("--epochs", type=float, help="epochs over every subset, for the FLOPs (1)")
-    option("--level", type=float, help="probability of the intervals (0.9)")
     option("--out", **file, help="file for the ranking, .csv or .json")
     text = "file for one page of curves, predictions, ranking and cost, .html"
     option("--report", **file, help=text)
@@ -83,7 +83,6 @@ def select(
     ignore: Sequence[str] = (),
     tokens: float | None = None,
     epochs: float = 1.0,
-    level: float = 0.9,
     out: Path | None = None,
     report: Path | None = None,
     words: Sequence[str] = (),
@@ -127,29 +126,29 @@ def select(
                 f"{selection.budget:,.0f} examples. {left_out}".rstrip(),
                 *(f"Not ranked: {reason}." for reason in selection.unranked.values()),
             ],
-            level=level,
             costs=[(what, cost) for what, cost in parts.items() if cost is not None],
+            in_flops=tokens is not None,
             settings={"table": table.name, **facts, **settings},
         )
     if out is not None:  # pandas takes half a second to load
-        rows = selection.to_frame(level).drop(columns=["cost", "full_cost"])
+        rows = selection.to_frame().drop(columns=["cost", "full_cost"])
         if selection.forecast.predicted is not None:
             rows = rows.drop(columns="score")
         rows = rows.dropna(axis=1, how="all")
         if out.suffix == ".csv":
             write_text(out, rows.to_csv(index=False))
         else:
-            facts |= {"metric": losses.metric, "advice": selection.advice, "level": level}
+            facts |= {"metric": losses.metric, "advice": selection.advice}
             facts |= {"history": selection.history_note, "left_out": losses.left_out}
             flops = costs if tokens is not None else {}
             write_json(out, {**facts, **flops, "rows": rows.to_dict("records")})
-    print(selection.text(level))
+    print(selection.text())
     if left_out:
         print(left_out)
     if costs["flops"] is not None:
         percent = 100 * selection.flops / selection.full_flops
         recipe = "" if tokens is None else f"{epochs:g} epochs of {tokens:g} tokens an example"
-        spent = f"{selection.cost_text(selection.flops)} ({recipe}), " if recipe else ""
+        spent = f"{scientific(selection.flops)} FLOPs ({recipe}), " if recipe else ""
         print(f"This cost {spent}{percent:.3g} % of training all models in full.")
     for path in filter(None, (out, report)):
         print(f"written to {path}")

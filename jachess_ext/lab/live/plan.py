@@ -169,7 +169,6 @@ def make_plan(
         method=settings.method,
         strategy=settings.strategy,
         budget=settings.flops,
-        unit="FLOPs",
         gamma=settings.gamma,
         tau=settings.tau,
         history=settings.history,
