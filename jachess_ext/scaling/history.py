@@ -45,14 +45,13 @@ class History:
     tables: Mapping[str, LossTable]
 
     @classmethod
-    def read(cls, sources: Tables | Sequence[Tables], metric: str | None = None) -> History:
+    def read(cls, sources: Tables | Sequence[Tables]) -> History:
         """Read tables; a History is returned as it is.
 
         Args:
             sources: a table or a list of tables: anything that `read_table` reads, a folder (its
                 files with `SUFFIXES`), a LossTable or an item of `state`.  In a list, a pair
                 (table, metric) gives the metric of a table that does not name its own.
-            metric: not used; every table tells its own.
 
         Raises:
             TableError: a table that cannot be read, a folder without tables, or two tables that

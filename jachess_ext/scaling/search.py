@@ -142,7 +142,7 @@ class Search:
         if self.costs is not None:
             self.costs = {m: (float(once), float(row)) for m, (once, row) in self.costs.items()}
         self._check()
-        self.history = History.read(self.history, self.metric)
+        self.history = History.read(self.history)
         self._replay()
 
     def set_candidates(

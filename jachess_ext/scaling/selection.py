@@ -81,9 +81,8 @@ def select(
             are listed, and intervals are wider, as it is not known when a curve leaves that level.
             None for other tasks.
         history: earlier tables of some of the models, with other data and any metric: a table, a
-            folder or a list of them, see `History.read`.  Files and DataFrames have the metric of
-            `table` unless they name another.  Models are matched by name, and scores and forecasts
-            are adjusted by their earlier results; see `History.adjust`.
+            folder, a pair (table, metric) or a list of them, see `History.read`.  Models are matched
+            by name, and forecasts are adjusted by their earlier results; see `History.adjust`.
         gamma, tau: settings of the method ats, see `fit`.
         tokens: tokens per example (1 if sizes are tokens), for `Selection.flops`; None for 1.
         epochs: passes over the training examples of every run.
@@ -135,7 +134,7 @@ def select(
     target, settings = float(target), MethodSettings(method, gamma, tau)
     used, forecast, unranked = forecast_up_to(losses, budget, target, settings, classes)
     ranked = losses.rows(np.flatnonzero([name not in unranked for name in losses.names]))
-    earlier_tables = History.read(history, losses.metric)
+    earlier_tables = History.read(history)
     forecast, history_note = earlier_tables.adjust(forecast, used.names, ranked)
     n = np.full(len(used.names), np.nan) if used.parameters is None else used.parameters
     flops_per_example = OPERATIONS * np.where(n > 0, n, np.nan) * (tokens or 1) * epochs
@@ -242,10 +241,11 @@ class Selection:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on the history, models still at the level of guessing, and losses measured at
-        the target."""
+        """Sentences on the history, the rows that were left out, models still at the level of
+        guessing, and losses measured at the target."""
         notes = [
             self.history_note,
+            self.table.left_out and f"Left out: {self.table.left_out}.",
             chance_note(self.table, self.classes),
             "" if self.measured is None else measured_note(self.table, self.measured),
         ]

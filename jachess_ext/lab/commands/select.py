@@ -104,9 +104,8 @@ def select(
             raise
         command = _command(words, ignore, error.options)
         raise DataError(f"{error.args[0]}, as in\n  {command}") from None
-    left_out = losses.left_out and f"Left out: {losses.left_out}."
     if len(selection.names) < 2:
-        reasons = "; ".join(filter(None, (*selection.unranked.values(), left_out)))
+        reasons = "; ".join((*selection.unranked.values(), *selection.notes))
         raise DataError(f"{selection.names[0]} alone can be ranked, which says nothing; {reasons}")
     # FLOPs, unlike the ranking, need the models' sizes, and are left out if the table lacks them.
     costs: dict[str, float | None] = {"flops": None, "full_flops": None}
@@ -123,7 +122,7 @@ def select(
             "Which model to fine-tune",
             [
                 f"Losses of {len(losses.names)} models in {table.name}, read up to "
-                f"{selection.budget:,.0f} examples. {left_out}".rstrip(),
+                f"{selection.budget:,.0f} examples.",
                 *(f"Not ranked: {reason}." for reason in selection.unranked.values()),
             ],
             costs=[(what, cost) for what, cost in parts.items() if cost is not None],
@@ -143,8 +142,6 @@ def select(
             flops = costs if tokens is not None else {}
             write_json(out, {**facts, **flops, "rows": rows.to_dict("records")})
     print(selection.text())
-    if left_out:
-        print(left_out)
     if costs["flops"] is not None:
         percent = 100 * selection.flops / selection.full_flops
         recipe = "" if tokens is None else f"{epochs:g} epochs of {tokens:g} tokens an example"
