@@ -334,10 +334,13 @@ def forecasts(sizes: Array, losses: Array, targets: Sequence[float]) -> list[Ble
         doublings = np.log2(target / sizes[-1])
         slope = start.level + start.slope * fading_doublings(doublings, tests.fade)
         extrapolation = slope + tests.shape_weight * (shape - slope)
+        location = draw(extrapolation, y[:, -1])
         idiosyncratic, common = tests.deviations(doublings, process)
+        # Forecasts by which the models fall differently, and so may change places, are less sure.
+        idiosyncratic = np.hypot(idiosyncratic, CONSTANTS.fall * np.std(y[:, -1] - location))
         scales = np.full((2, len(y)), [[np.hypot(idiosyncratic, common)], [idiosyncratic]])
         dof = np.full(len(y), CONSTANTS.dof)
-        predictive = Student(draw(extrapolation, y[:, -1]), scales[0], dof)
+        predictive = Student(location, scales[0], dof)
         results.append(BlendForecast(predictive, scales[1], no_signal, extrapolation))
     return results
 

@@ -22,6 +22,7 @@ class Constants:
         draw: weight of the last losses in the differences between forecasts.
         width: prior of a forecast's error, in standard deviations of the process; it counts as the
             backtests from one size.
+        fall: error of a model's forecast in standard deviations of the falls that are forecast.
         no_signal: prior probability that the models of a table do not differ.
         surprise: weight in P(best) of the uniform distribution over the candidates.
         dof: degrees of freedom of the prediction intervals.
@@ -37,6 +38,7 @@ class Constants:
     backtests: int = 6
     draw: float = 0.5
     width: float = 1.0
+    fall: float = 0.7
     no_signal: float = 0.2
     surprise: float = 0.05
     dof: float = 4.0

@@ -186,8 +186,8 @@ class Selection:
         (['a', 'b'], False)
         >>> print(*selection.text().splitlines()[1:4], sep="\n")
            model  P(best)    loss   90 % interval
-        1  a         90 %  0.7667  0.4807 … 1.223
-        2  b         10 %   1.116  0.7000 … 1.780
+        1  a         89 %  0.7667  0.4779 … 1.230
+        2  b         11 %   1.116  0.6959 … 1.791
     """
 
     method: str

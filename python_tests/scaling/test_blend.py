@@ -263,7 +263,9 @@ def plain_blend(y: np.ndarray, d: np.ndarray, target: float) -> tuple[np.ndarray
         rates.append(np.mean(of_start, 0))
     grid = posterior_means(y, d, np.array([target]))[0] if gains else None
     before = mix(slope_forecast(m, np.log2(target), fades[m]), grid)
-    return before, drawn(before, y[:, -1]), *(doublings * np.exp(np.mean(rates, 0)))
+    after = drawn(before, y[:, -1])
+    own, common = doublings * np.exp(np.mean(rates, 0))
+    return before, after, np.hypot(own, 0.7 * np.std(y[:, -1] - after)), common
 
 
 @pytest.mark.parametrize("count", [3, 4, 7])
