@@ -5,6 +5,7 @@
     python -m benchmarks.selection families --flan flan.csv --llm llm.csv --lcdb lcdb-0.1.0/lcdb
     python -m benchmarks.selection history --llm llm.csv --lcdb lcdb-0.1.0/lcdb
     python -m benchmarks.selection advice --flan flan.csv --llm llm.csv --lcdb lcdb-0.1.0/lcdb
+    python -m benchmarks.selection constants --flan flan.csv --pretraining pretraining.csv
 
 budgets (results/selection.csv): every method at budgets of 1/8 … 1/512 of the target: PearCorr of
 the predicted losses with the true ones (modelsize, which predicts none: of its scores) and RelAcc
@@ -19,17 +20,18 @@ kinds, each judged apart:
   0.1.0, unpacked), means over its splits, budgets of 1/8 and 1/32.  The target is the largest size
   that eight learners or more were trained up to, 1,024 rows at least.
 - ``llm``: accuracies of three 7 to 8B models on 15 tasks, from 500 and 1,000 rows.
+- ``--pretraining``: a csv of the columns family, table, model, size and loss, with a table for each
+  corpus, optimiser or network; budgets of a half to a sixteenth that leave three sizes.
 
 Scores count as losses 1 − score, 0.001 at least.  Settings of "blend" were chosen on half A: the
 even rows of FLAN and data sets of LCDB, every other task of llm; half B (``--half B``)
 judges.  By family: what the choice of "blend" is better than that of the others, in points of
 RelAcc, and by how much its error of forecasts is smaller, both with 95 % intervals by bootstrap
 over tables; for five bins of P(best) what was said and how often it was true; and means of all
-figures.  Among these: −ln P(the true best), beside that of all models alike, of a softmax of
-−SOFTMAX times the standardised ln forecasts, and of the Gaussian process of "blend" alone; P(best)
-of the most probable, said and true; the mean of −ln density of the forecasts; coverage of 50 and
-90 % intervals; and of the fewest models that hold the best with probability 0.9 their share of all,
-and how often they held it.
+figures.  Among these: −ln P(the true best), beside that of all models alike and of a softmax of
+−SOFTMAX times the standardised ln forecasts; P(best) of the most probable, said and true; the mean
+of −ln density of the forecasts; coverage of 50 and 90 % intervals; and of the fewest models that
+hold the best with probability 0.9 their share of all, and how often they held it.
 
 larger (selection_larger_A.md; B): forecasts, or one larger run of each model at the same cost.
 
@@ -47,6 +49,10 @@ per cent where it is small, or points of a score.
   same sizes", on those of "equal".  RelAcc and regret of the one model chosen, and the cost as a
   share of that of "equal".
 
+constants (selection_constants.md): the same figures, means over families, with each constant of
+`scaling.constants` halved and doubled (or moved, where it is a probability); what they are chosen
+by.
+
 history (selection_history_A.md; B): what `history=` is worth, on the families with several tables
 of the same models: LCDB's data sets, the tasks of llm, and files of the same models (``--tables``).
 The histories are 1, 3, 10 and all other tables of the family; "history alone" chooses the model
@@ -57,7 +63,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -70,10 +77,9 @@ from scipy.stats import t as student
 
 from jachess_ext._io import write_text
 from jachess_ext.scaling import LossTable, Search, Selection, read_table, select
-from jachess_ext.scaling.blend import Process
+from jachess_ext.scaling.blend import forecasts
+from jachess_ext.scaling.constants import CONSTANTS
 from jachess_ext.scaling.history import History, same_runs
-from jachess_ext.scaling.methods import MethodSettings
-from jachess_ext.scaling.predictive import Mixture
 
 from .common import RESULTS, commit, markdown, stamped, write_frame
 from .forecast_scores import coverage, cross_entropy, log_rmse, pear_corr, rel_acc
@@ -108,12 +114,14 @@ def judge(table: LossTable, fraction: int, target: float, name: str) -> dict[str
     seconds = time.perf_counter() - start
     predicts = name not in ("modelsize", "zeroshot")
     known = table.parameters is not None
+    forecast = selection.scores if name == "modelsize" else selection.predicted_losses
+    if name == "blend":  # correlations are of forecasts, which the choice draws to the last losses
+        used = selection.table
+        forecast = np.exp(forecasts(used.trained, used.trained_losses, [target])[0].extrapolation)
     return {
         "fraction": fraction,
         "method": name,
-        "pear_corr": pear_corr(
-            selection.scores if name == "modelsize" else selection.predicted_losses, truth
-        ),
+        "pear_corr": pear_corr(forecast, truth),
         "rel_acc": rel_acc(selection.scores, truth),
         "log_rmse": log_rmse(selection.predicted_losses, truth) if predicts else None,
         "minus_log_p": _minus_log_p(selection, truth),
@@ -141,7 +149,7 @@ def _minus_log_p(selection: Selection, truth: np.ndarray) -> float | None:
 def budgets(
     table: tyro.conf.Positional[Path],
     target: float | None = None,
-    fractions: tuple[int, ...] = tuple(2**k for k in range(3, 10)),
+    fractions: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512),
     methods: tuple[str, ...] = tuple(METHODS),
     results: Path = RESULTS,
 ) -> pd.DataFrame:
@@ -264,6 +272,18 @@ def llm_cases(path: Path, half: str) -> Iterator[Case]:
         yield Case("llm", task, table, (500.0, 1000.0))
 
 
+def pretraining_cases(path: Path) -> Iterator[Case]:
+    """Yield the tables of every family of a csv of pretraining losses."""
+    frame = pd.read_csv(path)
+    for (family, name), rows in frame.groupby(["family", "table"]):
+        wide = rows.pivot_table(index="model", columns="size", values="loss").dropna()
+        sizes = np.array(wide.columns, float)
+        table = LossTable(tuple(map(str, wide.index)), sizes, wide.to_numpy(float), None)
+        shares = [sizes[-1] / share for share in (2, 4, 8, 16)]
+        budgets = tuple(budget for budget in shares if sizes[2] <= budget)
+        yield Case(str(family), f"{family}, {name}", table, budgets[-2:])
+
+
 def judge_case(case: Case, method: str) -> Iterator[dict[str, Any]]:
     """Yield the figures of a method at every budget that leaves it sizes enough.
 
@@ -300,7 +320,6 @@ def judge_case(case: Case, method: str) -> Iterator[dict[str, Any]]:
                 "−ln P": _minus_log_p(selection, truth),
                 "alike": np.log(len(truth)),
                 "softmax": cross_entropy(softmax, shares),
-                "process": _of_process(case.table.up_to(budget), target, shares, method),
                 "top said": chances.max(),
                 "top true": shares[chances.argmax()],
                 "softmax top": 1 / np.exp(softmax - softmax.max()).sum(),
@@ -315,22 +334,11 @@ def judge_case(case: Case, method: str) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _of_process(table: LossTable, target: float, shares: np.ndarray, method: str) -> float | None:
-    """Return −ln P(the true best) by the process alone; None: another method than "blend"."""
-    if method != "blend":
-        return None
-    y, sizes, at = np.log(table.trained_losses), table.trained, np.array([target])
-    means, deviations = Process.fit(y, sizes).predict(y, sizes, at)
-    alone = Mixture.gaussian(means[0], deviations, np.ones(1), np.ones(len(y)))
-    return cross_entropy(np.log(alone.prob_best()), shares)
-
-
 def family_means(judged: pd.DataFrame) -> pd.DataFrame:
     """Return means of the figures of every family and method, as text."""
     digits = {"PearCorr": 1, "RelAcc": 1, "RMSE ln L": 3, "−ln P": 3, "alike": 3}
     digits |= {
         "softmax": 3,
-        "process": 3,
         "top said": 2,
         "top true": 2,
         "softmax top": 2,
@@ -417,7 +425,12 @@ def best_bins(judged: pd.DataFrame) -> pd.DataFrame:
 
 
 def _cases(
-    flan: Path | None, llm: Path | None, lcdb: Path | None, half: str, most: int | None
+    flan: Path | None,
+    llm: Path | None,
+    lcdb: Path | None,
+    half: str,
+    most: int | None,
+    pretraining: Path | None = None,
 ) -> list[Case]:
     cases: list[Case] = []
     if flan is not None:
@@ -426,8 +439,10 @@ def _cases(
         cases += llm_cases(llm, half)
     if lcdb is not None:
         cases += lcdb_cases(lcdb, half, most)
+    if pretraining is not None:
+        cases += pretraining_cases(pretraining)
     if not cases:
-        raise SystemExit("selection: no tables; give --flan, --llm or --lcdb")
+        raise SystemExit("selection: no tables; give --flan, --llm, --lcdb or --pretraining")
     return cases
 
 
@@ -435,6 +450,7 @@ def families(
     flan: Path | None = None,
     llm: Path | None = None,
     lcdb: Path | None = None,
+    pretraining: Path | None = None,
     half: Literal["A", "B"] = "A",
     methods: tuple[str, ...] = FAMILY_METHODS,
     most: int | None = None,
@@ -446,6 +462,7 @@ def families(
         flan: csv of losses of 30 models (Lin et al. 2024).
         llm: csv of accuracies: model, task, metric, then a column a size.
         lcdb: folder with database-accuracy.csv and its like.
+        pretraining: csv of family, table, model, size and loss; not halved.
         methods: blend and those it is compared with.
         most: LCDB data sets a measure; default: all.
         results: folder of the files written.
@@ -453,7 +470,7 @@ def families(
     Raises:
         SystemExit: no tables are given.
     """
-    cases = _cases(flan, llm, lcdb, half, most)
+    cases = _cases(flan, llm, lcdb, half, most, pretraining)
     judged = pd.DataFrame(
         [row for name in methods for case in cases for row in judge_case(case, name)]
     )
@@ -470,6 +487,58 @@ def families(
     write_text(results / f"selection_families_{half}.md", text)
     write_frame(means.assign(half=half), results / f"selection_families_{half}.csv")
     return judged
+
+
+# Constants --------------------------------------------------------------------------------------
+
+_SHOWN = ("RelAcc", "−ln P", "RMSE ln L", "50 %", "90 %")
+
+
+@contextmanager
+def _changed(name: str, value: float) -> Iterator[None]:
+    """Set a constant of the choice within the block."""
+    before = getattr(CONSTANTS, name)
+    object.__setattr__(CONSTANTS, name, value)
+    try:
+        yield
+    finally:
+        object.__setattr__(CONSTANTS, name, before)
+
+
+def constants(
+    flan: Path | None = None,
+    llm: Path | None = None,
+    lcdb: Path | None = None,
+    pretraining: Path | None = None,
+    names: tuple[str, ...] = (),
+    most: int | None = None,
+    results: Path = RESULTS,
+) -> pd.DataFrame:
+    """Judge the choice with each constant changed, print, write Markdown.
+
+    Args:
+        flan, llm, lcdb, pretraining, most, results: as for `families`; half A.
+        names: constants to change; default: all.
+    """
+    cases = _cases(flan, llm, lcdb, "A", most, pretraining)
+    rows = []
+    for name in (None, *(names or vars(CONSTANTS))):
+        value = 0.0 if name is None else getattr(CONSTANTS, name)
+        odds = value / (1 - value) if 0 < value < 1 else value
+        for factor in (1,) if name is None else (0.5, 2):
+            changed = odds * factor / (1 + odds * factor) if 0 < value < 1 else value * factor
+            with _changed(name, changed) if name is not None else nullcontext():
+                judged = pd.DataFrame([row for case in cases for row in judge_case(case, "blend")])
+            means = judged.groupby("family")[list(_SHOWN)].mean().mean()
+            texts = {figure: f"{means[figure]:.3f}" for figure in _SHOWN}
+            rows.append(
+                {"constant": name or "as they are", "value": f"{changed:.3g}" * bool(name)} | texts
+            )
+            print(rows[-1], flush=True)
+    frame = pd.DataFrame(rows)
+    text = f"Half A, commit {commit()}; means over families.\n\n{markdown(frame)}"
+    write_text(results / "selection_constants.md", text)
+    return frame
 
 
 # Advice -----------------------------------------------------------------------------------------
@@ -662,8 +731,7 @@ def larger(
     A choice of "blend" from all sizes up to a budget costs each model the rows of them all.  One
     run on the largest size that costs a tenth more at most is the other use of these rows: of two,
     the one whose last loss or forecast is lowest is chosen.  RelAcc of both, with 95 % intervals of
-    the difference by bootstrap over tables, and of each where the trust that "blend" has in its
-    process decides: the forecast from one half on, the larger run below.
+    the difference by bootstrap over tables.
 
     Args:
         flan, lcdb, half, most, results: as for `families`.
@@ -681,13 +749,10 @@ def larger(
             selection = select(case.table, budget, target)
             forecast = rel_acc(selection.scores, truth)
             run = rel_acc(case.table.losses_at(size), truth)
-            trust = selection.forecast.trust
-            assert trust is not None
             rows.append(
                 {
                     **{"family": case.family, "source": case.source, "size": size / budget},
                     **{"cost": size / rows_spent, "forecast": forecast, "one run": run},
-                    "by trust": forecast if trust[0] >= 0.5 else run,
                 }
             )
     frame = pd.DataFrame(rows)
@@ -695,7 +760,7 @@ def larger(
     for family, group in frame.groupby("family", sort=False):
         less = group.set_index("source")
         means, tables = _drawn(less["one run"] - less.forecast)
-        shown = {name: f"{group[name].mean():.1f}" for name in ("forecast", "one run", "by trust")}
+        shown = {name: f"{group[name].mean():.1f}" for name in ("forecast", "one run")}
         lines.append(
             {
                 **{"family": family, "cases": str(len(group)), **shown},
@@ -730,7 +795,6 @@ def judge_history(cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
     best mean standing on the history's tables, which looks at nothing of the table itself.
     """
     generator = np.random.default_rng(0)
-    forecasts: dict[Any, Any] = {}
     for case in cases:
         # Two of LCDB's data sets are one under two numbers: `select` refuses such a history.
         others = [
@@ -750,9 +814,8 @@ def judge_history(cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
                 if count > len(others):
                     continue
                 tables = [others[n] for n in generator.permutation(len(others))[:count]]
-                history = History({f"{n}": t for n, t in enumerate(tables)}, forecasts)
-                settings = MethodSettings("blend")
-                moved, _ = history.adjust(today.forecast, today.table, case.table, target, settings)
+                history = History({f"{n}": t for n, t in enumerate(tables)})
+                moved, _ = history.adjust(today.forecast, today.names, case.table)
                 row = {"family": case.family, "source": case.source, "budget": budget}
                 row["tables"] = "all" if count == len(others) else str(count)
                 row |= {f"{name}, today": value for name, value in before.items()}
@@ -820,8 +883,10 @@ def history(
 
 def main(argv: Sequence[str] | None = None) -> pd.DataFrame:
     """Judge, print, write; what was judged."""
-    parts = {"budgets": budgets, "families": families, "advice": advice, "larger": larger}
-    parts["history"] = history
+    parts: dict[str, Callable[..., pd.DataFrame]] = {
+        **{"budgets": budgets, "families": families, "advice": advice, "larger": larger},
+        **{"history": history, "constants": constants},
+    }
     return tyro.extras.subcommand_cli_from_dict(parts, args=argv, description=__doc__)
 
 

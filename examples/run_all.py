@@ -24,6 +24,7 @@ EXAMPLES = {
     "laplacian": "matplotlib",
     "poisson": "matplotlib",
     "score_matching": "matplotlib",
+    "pac_bayes_phases": "matplotlib",
     "watch_smoothness": "lightning",
     "ntk_of_a_file": "datasets",
 }

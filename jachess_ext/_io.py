@@ -83,10 +83,8 @@ def require_all(user: str, modules: Iterable[str]) -> None:
     """
     if names := missing(modules):
         verb = "is" if len(names) == 1 else "are"
-        raise MissingExtra(
-            f"{user} needs {', '.join(names)}, which {verb} not installed: "
-            f"pip install {' '.join(names)}"
-        )
+        text = f"{user} needs {', '.join(names)}, which {verb} not installed: pip install"
+        raise MissingExtra(f"{text} {' '.join(names)}")
 
 
 def axes_or_new(ax: Axes | None) -> Axes:
@@ -170,16 +168,18 @@ def read_json(path: Path) -> Any:
 
 
 def read_text(path: Path) -> str:
-    """Read a text file in UTF-8.
+    """Read a text file in UTF-8, or in UTF-16 with a byte order mark.
 
     Raises:
-        DataError: the file cannot be read, or is not UTF-8.
+        DataError: the file cannot be read, or has another encoding.
     """
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
+        if error.object[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            return path.read_text(encoding="utf-16", errors="replace")
         raise DataError(f"{path} is not UTF-8 text (byte {error.start})") from error
 
 

@@ -6,6 +6,7 @@ import argparse
 import functools
 import io
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NamedTuple, TextIO
+from zipfile import BadZipFile
 
 from .. import __version__
 from .._io import RUN_NEEDS, DataError, quiet_libraries, require_all
@@ -59,7 +61,7 @@ COMMANDS = {
         "which model to fine-tune, from a table of losses on small subsets",
         ("scipy",),
         {"report": ("pandas", "matplotlib", "jinja2"), "out": ("pandas",)},
-        (ValueError,),
+        (ValueError, re.error, BadZipFile),
     ),
     "select-live": Command(
         "commands.select_live:select_live",

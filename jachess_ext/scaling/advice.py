@@ -1,47 +1,29 @@
-"""Expected regret of the first models of a ranking, and the next runs that are worth their cost."""
+"""Expected regret of the first models of a ranking, and the models that are worth a further run."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from .predictive import UNIFORM_WEIGHT, Array, Index, Mixture, Student
+from .constants import CONSTANTS
+from .predictive import Array, Index, Mixture, Student
 
 TOLERANCE = 0.01
 """Default of the largest expected regret: 1 % of a loss or a perplexity, 0.01 of a score."""
 _MOST_CELLS = 4_000  # of an integral
-_REGRET_FACTOR = 0.7
-"""Ratio of the standard deviation for the regret to that for P(best), which is larger to allow for
-surprises.  Chosen on the development halves."""
-DROP_THRESHOLD = 0.03
-"""Probability of being the best below which a model is dropped, before the uniform distribution of
-`UNIFORM_WEIGHT` is mixed in; chosen likewise."""
 
 
-@dataclass(frozen=True)
-class NextRuns:
-    """The recommended next runs: the models, their number of training examples and the cost.
+def survivor_count(mixture: Mixture, order: Index) -> int:
+    """Return the length of the ranking down to the last model that may well beat the first.
 
-    Attributes:
-        names: the models to run, best first.
-        size: number of training examples.
-        price: cost of these runs divided by that of training all models in full; NaN if unknown.
-    """
-
-    names: tuple[str, ...]
-    size: float
-    price: float
-
-
-def survivor_count(probabilities: Array) -> int:
-    """Return the length of the ranking down to the last model that is not below `DROP_THRESHOLD`.
+    That is one with a probability of `Constants.survival` or more.  It compares two models, so that
+    further candidates never take a model out.
 
     Args:
-        probabilities: P(best), with the uniform distribution, in the order of the ranking, [n].
+        mixture: distribution of the n models' ln L.
+        order: row of each model in the order of the ranking, [n].
     """
-    threshold = (1 - UNIFORM_WEIGHT) * DROP_THRESHOLD + UNIFORM_WEIGHT / len(probabilities)
-    return 1 + int(np.flatnonzero(probabilities >= threshold).max(initial=0))
+    chances = mixture.prob_lower(int(order[0]))[order]
+    return 1 + int(np.flatnonzero(chances >= CONSTANTS.survival).max(initial=0))
 
 
 def expected_regret(mixture: Mixture, order: Index, *, ratio: bool) -> Array:
@@ -66,7 +48,6 @@ def expected_regret(mixture: Mixture, order: Index, *, ratio: bool) -> Array:
 def _component_regret(losses: Student, order: Index, ratio: bool) -> Array:
     """Return `expected_regret` for one component of the mixture, [n]."""
     # Every minimum lies below the first model's loss, so that no cell above its range is needed.
-    losses = Student(losses.location, _REGRET_FACTOR * losses.scale, losses.dof)
     edges = losses.edges()
     edges = edges[edges <= losses.rows(order[:1]).quantile(np.array([1 - 1e-9]))[0, 0]]
     edges = edges[:: 1 + len(edges) // _MOST_CELLS]

@@ -18,6 +18,7 @@ class Line:
         count: number of points used, [n].
         visited: number of points that Algorithm 1 trains on, the points used and the first one
             rejected, [n].
+        is_stopped: whether a point was rejected, [n].
         mean_x, square_x: mean of x and Σ (x − mean)² over the points used, [n].
         variance: Σ residual² / (count − 2), [n]; NaN for two points.
     """
@@ -26,6 +27,7 @@ class Line:
     slope: Array
     count: Index
     visited: Index
+    is_stopped: Mask
     mean_x: Array
     square_x: Array
     variance: Array
@@ -80,7 +82,7 @@ def accept_then_stop(x: Array, y: Array, gamma: int = 3, tau: float = 5.0) -> Li
     with np.errstate(invalid="ignore", divide="ignore"):
         variance = np.where(count > 2, (residual**2).sum(-1) / (count - 2), np.nan)
     visited = np.where(is_stopped, count + 1, num_points)
-    return Line(intercept, slope, count, visited, mean_x, square_x, variance)
+    return Line(intercept, slope, count, visited, is_stopped, mean_x, square_x, variance)
 
 
 def line_through(

@@ -27,6 +27,12 @@ FILTER_COLUMNS = _STATUS | vocabulary(
     "test_set corpus"
 )
 """Names of text columns that should have the same value in all rows of a table."""
+CHOICE_COLUMNS = FILTER_COLUMNS | vocabulary("optimizer method scheduler")
+"""Names of text columns of which one value may be chosen, and the rows of others left out."""
+TRAINING = vocabulary("train training")
+"""Words of a cell whose row, of losses of the training examples, is never proposed."""
+SPLITS = TRAINING | vocabulary("dev val valid validation eval evaluation test")
+"""Words of the cells of columns, of any name, of which one may be chosen."""
 NOT_MODEL_COLUMNS = FILTER_COLUMNS | vocabulary(
     "step steps epoch epochs iteration iterations group optimizer layer layers year date time run "
     "lr k shots"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from os import PathLike
 from pathlib import Path
@@ -13,28 +13,24 @@ from typing import TypeAlias, cast
 import numpy as np
 
 from .loss_table import LossTable
-from .methods import Forecast, MethodSettings, forecast_up_to
-from .metrics import plain_name
+from .methods import Forecast
 from .predictive import Array, Index
 from .sheets import Source
 from .table_error import TableError
 from .tables import read_table
 
-Tables: TypeAlias = "Source | LossTable | History | Mapping[str, Sequence[object]]"
-
-_Key: TypeAlias = tuple[int, float, float, MethodSettings]
-_Logs: TypeAlias = tuple[Sequence[str], Array]
+Table: TypeAlias = "Source | LossTable | History | Mapping[str, Sequence[object]]"
+Tables: TypeAlias = "Table | tuple[Table, str | None]"
+"""A table, or a pair of it and its metric."""
 
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".xlsx")
 """Suffixes of the files that are read from a folder."""
-PRIOR_WEIGHTS = np.array([1.0, 0.0, 0.0, 0.6])
-"""Prior of the regression weights of score, forecast, last loss and standing.  It and the next four
-constants were chosen on the development halves; see benchmarks.selection."""
-PRIOR_TABLE_COUNT = 5.0  # weight of the prior, in tables
+STANDING_WEIGHT = 0.6
+"""Shift of ln L per unit of mean standing, in standard deviations of the forecasts.  It and the
+next constant were chosen on the development halves; see benchmarks.selection."""
 STANDING_TABLE_COUNT = 5.0  # tables of standing 0 that are added to each mean standing (shrinkage)
-TOP_DECAY = 2.0  # a model's weight is exp(−TOP_DECAY · standardised score above the best)
-NEAR_RATIO = 2.0  # largest ratio between the budget / target of an earlier table and of this one
 _RUN_TOLERANCE = 1e-3  # relative difference of two losses of one run, rounded differently
+_LEVEL_SHARE = 0.1  # of a table's losses, of which more are equal at the level of guessing alone
 _LEAST_SPREAD = 1e-9  # standard deviation of ln scores below which they are equal
 
 
@@ -44,21 +40,18 @@ class History:
 
     Attributes:
         tables: label used in error messages -> table.
-        forecasts: a cache, (table id, budget, target, settings) -> model names and `_log_forecasts`
-            from the sizes up to the budget; None if the method gives no forecast there.
     """
 
     tables: Mapping[str, LossTable]
-    forecasts: dict[_Key, _Logs | None] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def read(cls, sources: Tables | Sequence[Tables], metric: str | None = None) -> History:
+    def read(cls, sources: Tables | Sequence[Tables]) -> History:
         """Read tables; a History is returned as it is.
 
         Args:
             sources: a table or a list of tables: anything that `read_table` reads, a folder (its
-                files with `SUFFIXES`), a LossTable or an item of `state`.
-            metric: metric of files and DataFrames that do not name their own.
+                files with `SUFFIXES`), a LossTable or an item of `state`.  In a list, a pair
+                (table, metric) gives the metric of a table that does not name its own.
 
         Raises:
             TableError: a table that cannot be read, a folder without tables, or two tables that
@@ -68,14 +61,16 @@ class History:
             return sources
         items = sources if isinstance(sources, (list, tuple)) else [cast(Tables, sources)]
         tables: dict[str, LossTable] = {}
-        for item in chain.from_iterable(map(_expand_folder, items)):
+        for item, item_metric in chain.from_iterable(map(_expand_folder, items)):
             is_path = isinstance(item, (str, PathLike))
             label = str(item) if is_path else f"table {1 + len(tables)}"
             try:
-                table = _read_item(item, metric)
+                table = _read_item(item, item_metric)
                 tables[label] = table.up_to(table.sizes[-1])  # checks every loss
             except TableError as error:  # its options concern an earlier table, not the new one
                 hint = " (give the LossTable of read_table, told so)" if error.options else ""
+                if "metric" in error.options:
+                    hint = " (by a pair in a list, (table, metric), or --history-metric)"
                 raise TableError(f"the history's {label}: {error.args[0]}{hint}") from error
         for (label, table), (other_label, other) in combinations(tables.items(), 2):
             if same_runs(table, other):
@@ -91,28 +86,20 @@ class History:
         return [{name: getattr(t, name) for name in names} for t in self.tables.values()]
 
     def adjust(
-        self,
-        forecast: Forecast,
-        table: LossTable,
-        full_table: LossTable,
-        target: float,
-        settings: MethodSettings,
+        self, forecast: Forecast, names: Sequence[str], full_table: LossTable
     ) -> tuple[Forecast, str]:
-        """Adjust scores and forecasts by the standings of the models on earlier tables.
+        """Adjust forecasts by the standings of the models on earlier tables.
 
         A model's standing on a table is its ln loss at the table's last size, standardised over the
         models that both tables have.  Its mean over tables is shrunk towards 0 by adding
-        `STANDING_TABLE_COUNT` tables of standing 0.  The standardised true ln loss is modelled as
-        linear in score, forecast, last loss and mean standing, the first three in units of the
-        score's standard deviation, see `_regression`.  The shifts of ln L have mean 0 over the
-        models with a standing and are 0 for the others.
+        `STANDING_TABLE_COUNT` tables of standing 0.  It shifts ln L by `STANDING_WEIGHT` standard
+        deviations of the forecasts; the shifts have mean 0 over the models with a standing and are
+        0 for the others.
 
         Args:
             forecast: forecast of the n models; returned unchanged if it predicts no loss.
-            table: losses of the models up to the budget, from which the forecast was made.
+            names: names of the n models.
             full_table: losses of the same models at all sizes.
-            target: size of the forecast.
-            settings: method that made the forecast, and its settings.
 
         Returns:
             The adjusted forecast, and a note on what changed ("" without earlier tables).
@@ -123,30 +110,24 @@ class History:
         if not self.tables:
             return forecast, ""
         if not forecast.is_loss:
-            return forecast, f"History: {settings.method} predicts no loss; nothing moved."
-        names, features = table.names, _log_forecasts(table, forecast)
+            return forecast, "History: the method predicts no loss; nothing moved."
         for label, earlier in self.tables.items():
             if same_runs(earlier, full_table):
                 note = f"the history's {label} holds runs of the table to choose from"
                 raise TableError(f"{note}, and may tell the answer: leave it out")
         standings = np.array([_final_standings(earlier, names) for earlier in self.tables.values()])
-        metrics = [plain_name(t.metric or "loss") for t in (full_table, *self.tables.values())]
-        standings[[metric != metrics[0] for metric in metrics[1:]], 0] = np.nan  # for no regression
-        has_standing = np.isfinite(standings[:, 1:])
+        has_standing = np.isfinite(standings)
         log_shift, matched = np.zeros(len(names)), np.flatnonzero(has_standing.any(0))
         note = f"History: {has_standing.any(1).sum()} of {len(standings)} earlier tables hold "
         note += f"{len(matched)} of the {len(names)} models"
         if not len(matched):
             return forecast, f"{note}; nothing moved."
-        fraction = float(table.sizes[-1]) / target
-        weights, count = self._regression(standings, names, fraction, settings)
-        x, unit = _regressors(features[matched], _mean_standing(standings[:, 1:])[matched])
-        adjustment = unit * (x @ weights - x[:, 0])
-        log_shift[matched] = adjustment - adjustment.mean()
-        scores = features[:, 0]
+        mean = np.nansum(standings, 0) / (has_standing.sum(0) + STANDING_TABLE_COUNT)
+        scores = np.log(forecast.score)
+        log_shift[matched] = STANDING_WEIGHT * scores.std() * (mean - mean[matched].mean())[matched]
         old_best, new_best = (names[int(score.argmin())] for score in (scores, scores + log_shift))
         change = "stays first" if new_best == old_best else f"is first, not {old_best}"
-        note += f", and {count} tell how well such forecasts do; with them {new_best} {change}."
+        note += f"; with them {new_best} {change}."
         adjusted = replace(forecast, score=forecast.score * np.exp(log_shift))
         if forecast.predictive is None or forecast.mixture is None:
             return adjusted, note
@@ -157,66 +138,19 @@ class History:
         mixture = replace(forecast.mixture, components=tuple(components))
         return replace(adjusted, predictive=predictive, mixture=mixture), note
 
-    def _regression(
-        self, standings: Array, names: Sequence[str], fraction: float, settings: MethodSettings
-    ) -> tuple[Array, int]:
-        """Return the weights of `_regressors`, [4], and the number of tables they are fitted to.
 
-        They are a ridge regression, with prior `PRIOR_WEIGHTS`, of the standings in each earlier
-        table on the forecasts for it and the mean standings in the *other* tables.  The forecasts
-        see only the sizes of a table up to about `fraction` of its last size (within `NEAR_RATIO`);
-        a table without such a size, or of another metric, is left out.  All tables have the same
-        total weight, most of it on the models with the best scores (`TOP_DECAY`).
-
-        Args:
-            standings: last size and standings (`_final_standings`) of each table, [tables, 1 + n].
-            names: the n models of the new table.
-            fraction: budget / target of the new table.
-            settings: forecasting method.
-        """
-        prior = np.column_stack([np.eye(len(PRIOR_WEIGHTS)), PRIOR_WEIGHTS])
-        sums, count = PRIOR_TABLE_COUNT * prior, 0
-        for index, table in enumerate(self.tables.values()):
-            size, table_standing = float(standings[index, 0]), standings[index, 1:]
-            smaller = table.trained[table.trained < size]
-            distance = abs(np.log(smaller / size / max(fraction, 1e-12)))
-            if distance.min(initial=np.inf) > np.log(NEAR_RATIO) + 1e-9:
-                continue
-            key = id(table), float(smaller[distance.argmin()]), size, settings
-            if key not in self.forecasts:
-                self.forecasts[key] = None
-                with suppress(ValueError):  # too few sizes, or curves without a forecast
-                    truncated, forecast, _ = forecast_up_to(table, *key[1:])
-                    self.forecasts[key] = truncated.names, _log_forecasts(truncated, forecast)
-            forecast_names, features = self.forecasts[key] or ((), np.empty((0, 3)))
-            matches = np.stack(_match_models(forecast_names, names))
-            rows, model_indices = matches[:, np.isfinite(table_standing[matches[1]])]
-            if len(rows) < 2:
-                continue
-            mean_standing = _mean_standing(np.delete(standings[:, 1:], index, 0))[model_indices]
-            x, unit = _regressors(features[rows], mean_standing)
-            if unit > _LEAST_SPREAD:
-                model_weights = np.exp(-TOP_DECAY * (x[:, 0] - x[:, 0].min()))
-                variables = np.column_stack([x, table_standing[model_indices]])
-                variables -= np.average(variables, 0, model_weights)
-                sums += (model_weights / model_weights.sum() * variables[:, :-1].T) @ variables
-                count += 1
-        return np.linalg.solve(sums[:, :-1], sums[:, -1]), count
-
-
-def _expand_folder(item: Tables) -> Sequence[Tables]:
-    """Return the files of a folder that have one of `SUFFIXES`; any other item in a list."""
-    if not isinstance(item, (str, PathLike)) or not Path(item).is_dir():
-        return [item]
-    files = sorted(file for file in Path(item).iterdir() if file.suffix in SUFFIXES)
+def _expand_folder(item: Tables) -> list[tuple[Table, str | None]]:
+    """Return each file of a folder, or any other item of a list, with its metric or None."""
+    source, metric = item if isinstance(item, tuple) else (item, None)
+    if not isinstance(source, (str, PathLike)) or not Path(source).is_dir():
+        return [(source, metric)]
+    files = sorted(file for file in Path(source).iterdir() if file.suffix in SUFFIXES)
     if not files:
-        raise TableError(f"the history {item} has no file {', '.join(SUFFIXES)}")
-    return files
+        raise TableError(f"the history {source} has no file {', '.join(SUFFIXES)}")
+    return [(file, metric) for file in files]
 
 
-def _read_item(item: Tables, metric: str | None) -> LossTable:
-    if isinstance(item, LossTable):
-        return item
+def _read_item(item: Table, metric: str | None) -> LossTable:
     if isinstance(item, Mapping):
         names, sizes = tuple(item["names"]), np.array(item["sizes"], dtype=np.float64)
         losses = np.array(item["losses"], dtype=np.float64).reshape(len(names), len(sizes))
@@ -225,12 +159,6 @@ def _read_item(item: Tables, metric: str | None) -> LossTable:
         if (table := read_table(item)).metric is not None:  # its own goes before `metric`
             return table
     return read_table(item, metric=metric)
-
-
-def _log_forecasts(table: LossTable, forecast: Forecast) -> Array:
-    """Return the logarithms of scores, forecast losses and last losses, [n, 3]."""
-    predicted = cast(Array, forecast.predicted)
-    return np.log(np.stack([forecast.score, predicted, table.last_losses], -1))
 
 
 def _match_models(names: Sequence[str], other_names: Sequence[str]) -> tuple[Index, Index]:
@@ -244,49 +172,32 @@ def _match_models(names: Sequence[str], other_names: Sequence[str]) -> tuple[Ind
 def same_runs(table: LossTable, other: LossTable) -> bool:
     """Return whether two tables hold the same runs.
 
-    True if at least half of the losses of common models at common sizes are equal.
+    True if at least half of the losses of common models at common sizes are equal, beside those at
+    a level that many losses of the table have, such as that of guessing.
     """
     rows, other_rows = _match_models(table.names, other.names)
     _, size_indices, other_sizes = np.intersect1d(table.trained, other.trained, return_indices=True)
     losses = table.trained_losses[rows][:, size_indices]
     other_losses = other.trained_losses[other_rows][:, other_sizes]
     is_common = np.isfinite(losses) & np.isfinite(other_losses)
+    values = np.sort(table.trained_losses, axis=None)
+    ends = [np.searchsorted(values, losses * (1 + x)) for x in (-_RUN_TOLERANCE, _RUN_TOLERANCE)]
+    is_common &= ends[1] - ends[0] <= max(1, _LEVEL_SHARE * np.isfinite(values).sum())
     is_equal = np.isclose(losses, other_losses, _RUN_TOLERANCE, 0.0)[is_common]
     return bool(is_equal.sum() >= max(0.5 * len(is_equal), 1))
 
 
 def _final_standings(table: LossTable, names: Sequence[str]) -> Array:
-    """Return the last size of a table and the standings of the n models there, [1 + n].
+    """Return the standings of the n models at the last size of a table, [n].
 
     The last size is the largest that at least half of the matched models, and at least two, were
     run on.  A standing is the standardised ln loss; NaN for models that the table does not have.
     """
-    standings = np.full(1 + len(names), np.nan)
+    standings = np.full(len(names), np.nan)
     rows, models = _match_models(table.names, names)
     log_losses = np.log(table.trained_losses[rows])
     counts = np.isfinite(log_losses).sum(0)
     usable = np.flatnonzero(counts >= max(2, len(rows) / 2))
     if len(usable) and (spread := np.nanstd(last := log_losses[:, usable[-1]])) > _LEAST_SPREAD:
-        standings[0] = table.trained[usable[-1]]
-        standings[1 + models] = (last - np.nanmean(last)) / spread
+        standings[models] = (last - np.nanmean(last)) / spread
     return standings
-
-
-def _mean_standing(standings: Array) -> Array:
-    """Return the mean of [tables, n] over tables, [n], shrunk to 0 by `STANDING_TABLE_COUNT`."""
-    return np.nansum(standings, 0) / (np.isfinite(standings).sum(0) + STANDING_TABLE_COUNT)
-
-
-def _regressors(features: Array, standing: Array) -> tuple[Array, float]:
-    """Return the standardised regressors and their unit.
-
-    Args:
-        features: `_log_forecasts` of the models, [n, 3].
-        standing: their mean standings, [n].
-
-    Returns:
-        Score, forecast, last loss (centred, divided by the unit) and standing, [n, 4]; and the
-        unit, the standard deviation of the scores.
-    """
-    unit = max(float(features[:, 0].std()), _LEAST_SPREAD)
-    return np.column_stack([(features - features.mean(0)) / unit, standing]), unit

@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .metrics import Values, from_loss, higher_is_better
+from .metrics import Values, chance_loss, from_loss, higher_is_better
 from .predictive import Array, Index, Mask
 from .table_error import TableError, quote
 
+_CHANCE_MARGIN = 0.02
+"""Distance in ln L from the loss of guessing below which a model counts as guessing, even if the
+noise of its loss is smaller or unknown."""
 _ZERO = " (an error rate of 0 has no logarithm; write half a test example, 0.5 / their number)"
 
 
@@ -30,6 +33,7 @@ class LossTable:
         scale: 100 if the table's scores were in per cent, else 1.
         noise: standard errors of the losses, [n, m], over seeds and, for accuracies and error
             rates, from the number of test examples; NaN where unknown, None if all are unknown.
+        left_out: rows of the file that were not read: how many, of how many, and which.
 
     Examples:
         >>> import numpy as np
@@ -47,6 +51,7 @@ class LossTable:
     metric: str | None = None
     scale: float = 1.0
     noise: Array | None = None
+    left_out: str = ""
 
     def to_metric(self, losses: Values) -> Values:
         """Convert losses to values of the table's metric, in per cent if its scores were."""
@@ -90,12 +95,10 @@ class LossTable:
         """Return the losses at one size, [n].
 
         Raises:
-            TableError: the table does not have this size, or a loss there is missing or not
-                positive.
+            IndexError: the table does not have this size.
+            TableError: a loss there is missing or not positive.
         """
         column = self.sizes == size
-        if not column.any():
-            raise TableError(f"the table has no column {size:g}; it has {self.sizes.tolist()}")
         self._check(column)
         return self.losses[:, column][:, 0]
 
@@ -115,6 +118,17 @@ class LossTable:
         if self.noise is None:
             return np.zeros(len(self.names))
         return np.nan_to_num(self.noise[self._last] / self.losses[self._last])
+
+    def at_chance(self, classes: int | None) -> Mask:
+        """Return which models' last loss is no better than guessing among `classes`, [n].
+
+        It is none of them for None, and for a metric whose value of guessing is not known.
+        """
+        chance = None if classes is None else chance_loss(self.metric, classes)
+        if chance is None:
+            return np.zeros(len(self.names), dtype=bool)
+        margin = np.maximum(2 * self.last_noise, _CHANCE_MARGIN)
+        return self.last_losses >= chance * np.exp(-margin)
 
     @property
     def last_losses(self) -> Array:

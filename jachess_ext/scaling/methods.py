@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from .blend import FEWEST_SIZES, BlendForecast, forecast_ahead, forecasts
 from .fitted import FittedLaw
 from .fitting import fit
 from .loss_table import LossTable
-from .predictive import Array, Index, Mixture, Student, idiosyncratic_deviation
+from .predictive import Array, Index, Mixture, Student
 from .table_error import TableError
 
 DEFAULT = "blend"
@@ -40,14 +41,13 @@ class Forecast:
     """A method's scores and forecasts for n models.
 
     Attributes:
-        score: the score that models are ranked by, lower is better, [n]; for "blend" it differs
-            from the forecast loss.
+        score: the score that models are ranked by, lower is better, [n]: the forecast loss if the
+            method forecasts one.
         trained: number of examples each model was trained on, summed over the runs used, [n].
         predictive: the distribution of ln L at the target; None if the method gives none.
-        fall: predicted fall of ln L from each model's last size to the target, [n]; None without a
-            distribution.
-        deviation: for "blend", the Gaussian process's standard deviation of ln L, [n].
-        trust: for "blend", the probability that the process describes this table, [n].
+        deviation: standard deviation of each model's idiosyncratic error of ln L, [n]; None without
+            a distribution.
+        no_signal: probability that the models do not differ, [n]; None without a distribution.
         is_loss: whether the score is a loss at the target.
         mixture: the distribution of ln L without the error common to all models, from which P(best)
             is computed; None until all models have been forecast.
@@ -56,17 +56,14 @@ class Forecast:
     score: Array
     trained: Array
     predictive: Student | None = None
-    fall: Array | None = None
     deviation: Array | None = None
-    trust: Array | None = None
+    no_signal: Array | None = None
     is_loss: bool = True
     mixture: Mixture | None = None
 
     @property
     def predicted(self) -> Array | None:
         """The forecast loss at the target, [n]; None if the method forecasts no loss."""
-        if self.predictive is not None:
-            return np.exp(self.predictive.location)
         return self.score if self.is_loss else None
 
     def rows(self, index: Index) -> Forecast:
@@ -77,7 +74,7 @@ class Forecast:
         return replace(self, predictive=predictive, **indexed)  # type: ignore[arg-type]
 
 
-_ARRAYS = ("score", "trained", "fall", "deviation", "trust")
+_ARRAYS = ("score", "trained", "deviation", "no_signal")
 
 
 def _concatenate(groups: Sequence[Forecast]) -> Forecast:
@@ -140,8 +137,8 @@ def _blend(table: LossTable, target: float, settings: MethodSettings) -> Forecas
 
 def _from_blend(blend: BlendForecast, trained: Array) -> Forecast:
     """Convert the forecast of "blend" to a `Forecast`; trained as in `Forecast`."""
-    score = np.exp(blend.choice)
-    return Forecast(score, trained, blend.predictive, blend.fall, blend.deviation, blend.trust)
+    score = np.exp(blend.predictive.location)
+    return Forecast(score, trained, blend.predictive, blend.deviation, blend.no_signal)
 
 
 def _rectified(table: LossTable, target: float, settings: MethodSettings) -> Forecast:
@@ -156,8 +153,11 @@ def _from_law(table: LossTable, target: float, fitted: FittedLaw) -> Forecast:
     """Forecast with a fitted law, with a distribution if degrees of freedom are left."""
     predicted = np.atleast_1d(fitted.predict(target))
     predictive = fitted.predictive(target) if fitted.has_intervals else None
-    fall = np.log(table.trained_losses[:, -1] / predicted)
-    return Forecast(predicted, _all_sizes(table), predictive, fall)
+    deviation = None
+    if predictive is not None:  # laws are least sure where they let the models fall differently
+        spread = np.log(table.trained_losses[:, -1] / predicted).std()
+        deviation = np.full(len(predicted), np.hypot(np.median(predictive.scale), spread))
+    return Forecast(predicted, _all_sizes(table), predictive, deviation)
 
 
 def _ats(table: LossTable, target: float, settings: MethodSettings) -> Forecast:
@@ -254,10 +254,8 @@ def forecast_models(
         group_forecasts.append(forecast.rows(np.searchsorted(group, rows)))
         group_rows.append(rows)
     forecast = _concatenate(group_forecasts).rows(np.argsort(np.concatenate(group_rows)))
-    predicted = forecast.predicted
-    if predicted is not None:
-        values = np.stack([predicted, forecast.score])
-        invalid = ~((values > 0) & (values < math.inf)).all(0)  # NaN, 0 by underflow, overflow
+    if forecast.is_loss:
+        invalid = ~((forecast.score > 0) & (forecast.score < math.inf))  # NaN, underflow, overflow
         if invalid.any():
             raise ValueError(
                 f"{method} forecasts no number for the target {target:g} of "
@@ -265,23 +263,28 @@ def forecast_models(
                 f"{table.sizes[-1]:g}, and losses nearer to each other than "
                 f"{np.nanmin(table.losses):g} and {np.nanmax(table.losses):g}"
             )
-    if forecast.predictive is None or forecast.fall is None:
+    if forecast.predictive is None or forecast.deviation is None:
         return forecast
-    # The standard error of the last loss (over seeds or test examples) widens the distribution.
-    predictive = forecast.predictive.with_noise(table.last_noise)
+    # The standard error of the last loss (over seeds or test examples) widens the distributions,
+    # and so does the unknown size at which a model that still guesses begins to learn.
     last = np.where(present, table.sizes, 0.0).max(1)
     doublings = np.log2(target / last) if last.all() else np.ones(len(last))
-    deviations = [idiosyncratic_deviation(predictive.scale, forecast.fall)]
-    weights = [1.0]
-    if forecast.deviation is not None and forecast.trust is not None:
-        trust = float(forecast.trust.mean())
-        deviations.append(float(np.median(np.hypot(forecast.deviation, table.last_noise))))
-        weights = [1 - trust, trust]
-    location = np.log(forecast.score)
-    mixture = Mixture.gaussian(location, np.array(deviations), np.array(weights), doublings)
-    if classes is not None:
-        predictive = predictive.with_noise(_LATE_FALL * math.log(classes) * doublings)
-    return replace(forecast, predictive=predictive, mixture=mixture)
+    late = 0.0 if classes is None else _LATE_FALL * math.log(classes) * doublings
+    at_chance = table.at_chance(classes)
+    noise = table.last_noise
+    deviation = np.hypot(np.hypot(forecast.deviation, noise), np.where(at_chance, late, 0.0))
+    no_signal = 0.0 if forecast.no_signal is None else float(forecast.no_signal.mean())
+    if at_chance.all() or no_signal > 0.5:
+        no_signal = 1.0
+    location, scale = np.log(forecast.score), np.maximum(deviation, 1e-12)
+    dof = np.full(len(last), math.inf)
+    mean, mean_scale = (np.full(len(last), x.mean()) for x in (location, scale))
+    components = (Student(location, scale, dof), Student(mean, mean_scale, dof))
+    weights = np.array([1 - no_signal, no_signal])
+    mixture = Mixture(weights[weights > 0], tuple(compress(components, weights > 0)))
+    predictive = forecast.predictive.with_noise(np.hypot(noise, late))
+    no_signals = np.full(len(last), no_signal)
+    return replace(forecast, predictive=predictive, mixture=mixture, no_signal=no_signals)
 
 
 def _blend_ahead(table: LossTable, row: int, target: float) -> Forecast | None:

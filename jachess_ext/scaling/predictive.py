@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._io import require
+from .constants import CONSTANTS
 
 Array = npt.NDArray[np.floating[Any]]
 Index = npt.NDArray[np.intp]
@@ -20,12 +21,6 @@ _LEVELS = np.concatenate([_TAIL, np.linspace(0.005, 0.995, 199), 1 - _TAIL[::-1]
 in the tails, as the lowest of many quantities lies in the lower tail of each."""
 _MOST_EDGES = 12_000  # largest number of edges, over all distributions
 _BLOCK_CELLS = 200_000  # number of (quantity, cell) pairs that are in memory at a time
-
-_SCALE_FACTOR, _FALL_FACTOR = 0.55, 1.3
-"""Factors of the candidates' median scale and of the standard deviation of their falls in
-`idiosyncratic_deviation`.  Chosen on the development halves."""
-UNIFORM_WEIGHT = 0.1
-"""Weight in P(best) of the uniform distribution over the candidates; chosen likewise."""
 
 
 @dataclass(frozen=True)
@@ -121,42 +116,19 @@ class Mixture:
     weights: Array
     components: tuple[Student, ...]
 
-    @classmethod
-    def gaussian(
-        cls, location: Array, deviations: Array, weights: Array, doublings: Array
-    ) -> Mixture:
-        """Return a mixture of Gaussians of equal location, with one standard deviation a component.
-
-        The uncertainty of a single candidate is not known well enough to prefer an uncertain one,
-        so that the first of the ranking has the largest probability of being the best.
-
-        Args:
-            location: ln of the scores that the candidates are ranked by, [n].
-            deviations: standard deviation of each component, [w].
-            weights: probability of each component, [w].
-            doublings: log2(target / last size) of each candidate, [n]: errors are a random walk
-                over doublings, so that they are smaller for a candidate with a larger last size.
-        """
-        factor, dof = np.sqrt(doublings / np.median(doublings)), np.full(len(location), np.inf)
-        students = [Student(location, max(scale, 1e-12) * factor, dof) for scale in deviations]
-        return cls(weights, tuple(students))
+    def prob_lower(self, row: int) -> Array:
+        """Return P(candidate i has a lower loss than the one at `row`), [n], of Gaussians."""
+        ndtr, chances = require("scipy.special").ndtr, np.zeros(len(self.components[0].location))
+        for weight, x in zip(self.weights, self.components, strict=True):
+            gap = x.location[row] - x.location
+            chances += weight * ndtr(gap / np.hypot(x.scale, x.scale[row]))
+        return chances
 
     def prob_best(self) -> Array:
         """Return P(candidate i has the lowest loss), [n].
 
         As the mixture may be wrong for a table, the uniform distribution is mixed in with weight
-        `UNIFORM_WEIGHT`: no probability is below `UNIFORM_WEIGHT` / n.
+        `Constants.surprise`: no probability is below `surprise` / n.
         """
         lowest = self.weights @ np.stack([student.prob_lowest() for student in self.components])
-        return (1 - UNIFORM_WEIGHT) * lowest + UNIFORM_WEIGHT / len(lowest)
-
-
-def idiosyncratic_deviation(scale: Array, fall: Array) -> float:
-    """Return the standard deviation of the idiosyncratic forecast error of ln L.
-
-    Args:
-        scale: scales of the candidates' predictive distributions of ln L, [n].
-        fall: predicted fall of ln L from each candidate's last size to the target, [n].
-    """
-    deviation = np.hypot(_SCALE_FACTOR * np.median(scale), _FALL_FACTOR * np.std(fall))
-    return max(float(deviation), 1e-12)
+        return (1 - CONSTANTS.surprise) * lowest + CONSTANTS.surprise / len(lowest)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .._io import DataError, parse_json, read_text
+from .._io import parse_json, read_text
 from .loss_table import LossTable
 from .metrics import higher_is_better, matching_names, metric_word
 from .records import Records, to_table
@@ -25,7 +24,7 @@ _RECIPE = ("learning_rate", "num_train_epochs", "max_steps", "train_batch_size")
 
 
 State: TypeAlias = Mapping[str, Any]
-"""The parsed content of a trainer_state.json."""
+"""The parsed content of a JSON file."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +123,9 @@ def read_runs(
     if unknown:
         text = f"{folder} has no run {quote(unknown[0])} to ignore"
         raise TableError(f"{text}; it has {quote_all(names)}")
+    ignored_runs = [name for name in names if name in ignore]
+    left_out = f"{len(ignored_runs)} of {len(runs)} runs, {quote_all(ignored_runs)}"
+    left_out = left_out if ignored_runs else ""
     runs = [run for run in runs if run.name not in ignore]
     folders = {run.directory for run in runs}
     nested = [run.name for run in runs if not folders.isdisjoint(run.directory.parents)]
@@ -136,7 +138,7 @@ def read_runs(
     models = [_path_group(run, model, "model") for run in runs]
     _refuse_other_recipes(runs, models, sizes, ignore)
     names = [run.name for run in runs]
-    records = Records(str(folder), models, np.array(sizes), values, seeds=names)
+    records = Records(str(folder), models, np.array(sizes), values, names, left_out=left_out)
     return to_table(records, metric or column, fewest, test_rows)
 
 
@@ -149,13 +151,10 @@ def _path_group(run: _Run, pattern: str, argument: str) -> str:
         argument: argument of `read_runs` that the pattern is of, for messages.
 
     Raises:
-        TableError: the pattern is invalid, does not match, or has not exactly one group.
+        re.error: the pattern is no regular expression.
+        TableError: the pattern does not match, or has not exactly one group.
     """
-    try:
-        match = re.search(pattern, run.name)
-    except re.error as error:
-        text = f"{quote(pattern)}, for the {argument}, is no regular expression ({error})"
-        raise TableError(text) from None
+    match = re.search(pattern, run.name)
     if match is None or match.re.groups != 1 or match[1] is None:
         text = f"{quote(pattern)}, for the {argument}, matches no part of the run {quote(run.name)}"
         raise TableError(f"{text} with one group")
@@ -167,10 +166,7 @@ def _run_size(run: _Run, pattern: str | None) -> float:
     if pattern is None and run.rows is None:
         text = f"the number of training examples of the run {quote(run.name)} is not known: say"
         raise TableError(f"{text} by a regular expression where it is", size=r"(\d+)\D*$")
-    try:
-        return parse_size(run.rows if pattern is None else _path_group(run, pattern, "size"))
-    except TableError as error:
-        raise TableError(f"of the run {quote(run.name)}, {error}") from None
+    return parse_size(run.rows if pattern is None else _path_group(run, pattern, "size"))
 
 
 def _metric(folder: Path, runs: Sequence[_Run], metric: str | None) -> str:
@@ -263,31 +259,34 @@ def _trainer_runs(folder: Path) -> list[_Run]:
     """
     states: dict[Path, list[tuple[bool, int, Path, State]]] = {}
     for path in sorted(folder.rglob("trainer_state.json")):
-        state = parse_json(read_text(path), str(path), lenient=True)
-        if not isinstance(state, dict) or "log_history" not in state:
-            raise TableError(f"{path} is no state of transformers' Trainer (no log_history)")
+        state = _load(path, "log_history", list)
         is_final = not re.fullmatch(r"checkpoint-\d+", path.parent.name)
         directory = path.parent if is_final else path.parent.parent
-        with _refuse_damaged(path):
-            step = int(state.get("global_step", 0))
+        step = int(state.get("global_step") or 0)
         states.setdefault(directory, []).append((is_final, step, path.parent, state))
     if not states:
         return _lm_eval_runs(folder)
     runs = []
     for directory, all_states in states.items():
-        with _refuse_damaged(directory):
-            # If two runs wrote to one folder, the state with the most steps may be of the older
-            # run, and then its log does not continue the logs of the other checkpoints.
-            *earlier, (is_final, _, last, state) = sorted(all_states, key=lambda entry: entry[:2])
-            for _, _, earlier_folder, earlier_state in earlier:
-                log = earlier_state["log_history"]  # compared as text, as NaN does not equal NaN
-                is_continuation = repr(state["log_history"][: len(log)]) == repr(log)
-                if not is_final and not is_continuation:
-                    text = f"{last} does not go on from {earlier_folder.name}: {directory}"
-                    text += " holds checkpoints of several runs; remove the earlier one's"
-                    raise TableError(text)
-            runs.append(_trainer_run(folder, directory, state))
+        # If two runs wrote to one folder, the state with the most steps may be of the older run:
+        # then its log does not continue the logs of the other checkpoints.
+        *earlier, (is_final, _, last, state) = sorted(all_states, key=lambda entry: entry[:2])
+        for _, _, earlier_folder, earlier_state in earlier:
+            log = earlier_state["log_history"]  # compared as text, as NaN does not equal NaN
+            is_continuation = repr(state["log_history"][: len(log)]) == repr(log)
+            if not is_final and not is_continuation:
+                text = f"{last} does not go on from {earlier_folder.name}: {directory} holds"
+                raise TableError(f"{text} checkpoints of several runs; remove the earlier one's")
+        runs.append(_trainer_run(folder, directory, state))
     return runs
+
+
+def _load(path: Path, key: str, kind: type) -> State:
+    """Return the object in a JSON file, which has to have a key of a type."""
+    content = parse_json(read_text(path), str(path), lenient=True)
+    if not isinstance(content, dict) or not isinstance(content.get(key), kind):
+        raise TableError(f"{path} is not as its tool writes it: no {key}")
+    return content
 
 
 def _lm_eval_runs(folder: Path) -> list[_Run]:
@@ -298,17 +297,16 @@ def _lm_eval_runs(folder: Path) -> list[_Run]:
     """
     runs = []
     for path in sorted(folder.rglob("results*.json")):
-        results = parse_json(read_text(path), str(path), lenient=True)
-        with _refuse_damaged(path):
-            values = {
-                f"{task}/{metric.removesuffix(',none')}": [(None, float(number))]
-                for task, metrics in results["results"].items()
-                for metric, number in metrics.items()
-                if isinstance(number, (int, float))
-            }
-            recipe = {name: results[name] for name in ("n-shot", "versions") if name in results}
-            config = results.get("config", {})
-            recipe |= {name: config[name] for name in ("limit", "gen_kwargs") if name in config}
+        results = _load(path, "results", dict)
+        values = {
+            f"{task}/{metric.removesuffix(',none')}": [(None, float(number))]
+            for task, metrics in results["results"].items()
+            for metric, number in metrics.items()
+            if isinstance(number, (int, float))
+        }
+        recorded = {**results.get("config", {}), **results}
+        recipe_names = {"n-shot", "versions", "limit", "gen_kwargs"} & recorded.keys()
+        recipe = {name: recorded[name] for name in sorted(recipe_names)}
         name = path.relative_to(folder).as_posix()
         runs.append(_Run(path, name, None, recipe, None, values))
     if not runs:
@@ -348,14 +346,3 @@ def _trainer_run(folder: Path, directory: Path, state: State) -> _Run:
         recipe["learning_rate"] = max(rates)
     name = directory.name if directory == folder else directory.relative_to(folder).as_posix()
     return _Run(directory, name, results.get("train_samples"), recipe, trial, logged_values)
-
-
-@contextmanager
-def _refuse_damaged(path: Path) -> Iterator[None]:
-    """Context manager: turn errors while a file's content is processed into TableError."""
-    try:
-        yield
-    except (DataError, TableError):
-        raise
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise TableError(f"{path} is not as its tool writes it, or damaged ({error})") from None

@@ -27,6 +27,8 @@ class Records:
         parameters: model name -> number of parameters; None if the table has no such column.
         metric: name of the measured metric; None if the table does not name it.
         has_percent_signs: whether the values are written with per cent signs.
+        roles: which columns were read as models, sizes and values, for messages.
+        left_out: rows that were not read, see `LossTable`.
     """
 
     name: str
@@ -37,6 +39,8 @@ class Records:
     parameters: dict[str, float] | None = None
     metric: str | None = None
     has_percent_signs: bool = False
+    roles: str = ""
+    left_out: str = ""
 
     @property
     def names(self) -> list[str]:
@@ -61,7 +65,9 @@ def to_table(
     """
     table = records.name
     if len(records.names) < fewest:
-        raise TableError(f"{table} has {len(records.names)} models; expected {fewest} or more")
+        text = f"{table} has {len(records.names)} models ({', '.join(records.names)}); expected"
+        text += f" {fewest} or more{records.roles}"
+        raise TableError(text + (records.left_out and f"; left out are {records.left_out}"))
     scale = 1.0
     values = records.values
     if metric is not None:
@@ -83,7 +89,8 @@ def to_table(
     parameters = None
     if records.parameters is not None:
         parameters = np.array([records.parameters[name] for name in records.names])
-    return LossTable(tuple(records.names), sizes, losses, parameters, metric, scale, noise)
+    names, left_out = tuple(records.names), records.left_out
+    return LossTable(names, sizes, losses, parameters, metric, scale, noise, left_out)
 
 
 def _scale(records: Records, metric: str) -> float:
@@ -130,8 +137,8 @@ def _pivot(records: Records, columns: Index, sizes: Array) -> tuple[Array, Array
     if count > 1:
         text = f"{records.name} has the model {quote(name)} at size {size:g}"
         text += f" with seed {seed}" if seed else ""
-        text += " twice; expected one row a model and one column a size, or a column 'seed'"
-        raise TableError(f"{text} of repeated runs")
+        text += " twice; expected one row a model and one column a size, the rows of one word of a"
+        raise TableError(f"{text} column (such as task='rte'), or a column 'seed' of repeated runs")
     rows = {name: row for row, name in enumerate(records.names)}
     shape = len(rows), len(sizes)
     cell_indices = np.ravel_multi_index(([rows[name] for name in records.models], columns), shape)

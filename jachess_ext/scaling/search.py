@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .._io import DataError, finite, from_json
+from .ats import accept_then_stop
 from .history import History, Tables
 from .loss_table import LossTable, check_sizes
 from .methods import DEFAULT, METHODS, MethodSettings, forecast_models
@@ -18,7 +19,8 @@ from .selection import Selection
 from .sheets import Source
 from .tables import read_table
 
-STRATEGIES = ("growing", "dropping")
+ACCEPT_THEN_STOP = "accept-then-stop"
+STRATEGIES = ("growing", "dropping", ACCEPT_THEN_STOP)
 
 
 @dataclass(frozen=True)
@@ -82,12 +84,14 @@ class Search:
         strategy: "growing" runs every model on the smallest size, then every model on the next;
             "dropping" continues only with the models that are worth a further run
             (`Selection.survivors`), and of these with the best that the budget pays for.  A dropped
-            model is not ranked.
-        budget: limit of the sum of all costs, in `unit`; a round that is expected to exceed it is
+            model is not ranked.  "accept-then-stop" is LensLLM's Algorithm 1, with the method ats:
+            each model is trained from the largest size down, until a loss deviates from the line
+            through those of its larger sizes (`gamma`, `tau`); in the paper sizes are halves of the
+            next larger one.
+        budget: limit of the sum of all costs; a round that is expected to exceed it is
             not begun.  "dropping" drops models to stay below it, down to two.  None for no limit.
         costs: model -> expected (cost of every run, additional cost of each row); None assumes
             costs in proportion to the rows, from the model's last run.
-        unit: unit of all costs ("FLOPs", "s", "€"), which `Selection` prints.
         parameters: model -> number of parameters, for the method modelsize.
         gamma, tau: settings of the method ats, see `fit`.
         unusable: candidate -> reason; it is neither run nor ranked.
@@ -119,7 +123,6 @@ class Search:
     strategy: str = "growing"
     budget: float | None = None
     costs: Mapping[str, Sequence[float]] | None = None
-    unit: str = ""
     parameters: Mapping[str, int] | None = None
     gamma: int = 3
     tau: float = 5.0
@@ -139,7 +142,7 @@ class Search:
         if self.costs is not None:
             self.costs = {m: (float(once), float(row)) for m, (once, row) in self.costs.items()}
         self._check()
-        self.history = History.read(self.history, self.metric)
+        self.history = History.read(self.history)
         self._replay()
 
     def set_candidates(
@@ -161,6 +164,8 @@ class Search:
         method = METHODS[self.method]
         if method.trains == "none":
             return (0,)
+        if self.strategy == ACCEPT_THEN_STOP:
+            return tuple(reversed(self.sizes))
         # If sizes double, each costs about as much as all smaller ones, so that ascending and
         # stopping early saves most.
         return (0, *self.sizes) if method.reads_zero else tuple(self.sizes)
@@ -388,7 +393,7 @@ class Search:
         settings = MethodSettings(name, self.gamma, self.tau)
         forecast = forecast_models(table, target, settings, self.classes)
         history = History.read(self.history)
-        forecast, note = history.adjust(forecast, table, table, target, settings)
+        forecast, note = history.adjust(forecast, table.names, table)
         return Selection(
             method=name,
             budget=float(sizes[-1]),
@@ -398,7 +403,6 @@ class Search:
             costs=np.array([_method_cost(results, model, name) for model in curves]),
             full_costs=np.array([self._expected_cost(results, m, target) for m in curves]),
             unranked=dropped,
-            unit=self.unit,
             classes=self.classes,
             history_note=note,
         )
@@ -470,6 +474,8 @@ class Search:
                 self.stops.setdefault(ask.model, f"failed at {size} rows: {error}")
         if size and self.strategy == "dropping":
             self._drop(size)
+        if self.strategy == ACCEPT_THEN_STOP:
+            self._stop_by_deviation(size)
         self._next_round()
 
     def _can_pay(self, asks: Sequence[Ask]) -> bool:
@@ -497,9 +503,29 @@ class Search:
             selection = self._select(self._seen, self.method)
         except ValueError:
             return  # too few sizes yet
-        self._ranked, count = selection.ranking, len(selection.survivors)
+        self._ranked = selection.ranking
+        count = max(len(selection.survivors), (len(self._ranked) + 1) // 2)
         for rank, name in enumerate(self._ranked[count:], count + 1):
             self.stops[name] = f"dropped at {size} rows as number {rank} of {len(self._ranked)}"
+
+    def _stop_by_deviation(self, smallest: int) -> None:
+        """Stop the models whose last loss deviates from the line of their larger sizes.
+
+        Args:
+            smallest: size of the round; results that were added at smaller ones do not count.
+        """
+        for model in self._active():
+            curve = _curve(self._seen, model)
+            sizes = [size for size in curve if size >= smallest]
+            if len(sizes) <= self.gamma:
+                continue
+            losses = np.array([[curve[size] for size in sizes]])
+            line = accept_then_stop(np.log(sizes), np.log(losses), self.gamma, self.tau)
+            if line.is_stopped[0]:
+                self.stops[model] = (
+                    f"the loss at {smallest} rows deviates from the line of the {line.count[0]} "
+                    f"larger sizes by more than {self.tau:g} standard deviations"
+                )
 
     # Settings
 
@@ -513,6 +539,8 @@ class Search:
         for name, choices in {"method": list(METHODS), "strategy": list(STRATEGIES)}.items():
             if (value := getattr(self, name)) not in choices:
                 raise DataError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
+        if self.strategy == ACCEPT_THEN_STOP and self.method != "ats":
+            raise DataError(f"{ACCEPT_THEN_STOP} chooses by the method 'ats', not {self.method!r}")
         if self.metric is not None:
             higher_is_better(self.metric)  # raises for an unknown metric
         for name, least in (("test_rows", 1), ("classes", 2), ("gamma", 3)):

@@ -8,26 +8,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from .._io import require
-from .._text import DASH, number, scientific, share
-from .advice import TOLERANCE, NextRuns, expected_regret, survivor_count
+from .._text import number, share
+from .advice import TOLERANCE, expected_regret, survivor_count
+from .constants import CONSTANTS
 from .history import History, Tables
-from .loss_table import LossTable, Values
+from .loss_table import LossTable
 from .methods import DEFAULT, METHODS, Forecast, MethodSettings, forecast_up_to
 from .predictive import Array, Index
 from .selection_text import (
-    advice_text,
     align_rows,
     chance_note,
     compares_ratios,
+    count_text,
     difference_text,
     measured_note,
-    order_note,
+    names_text,
     plot_selection,
 )
 from .sheets import Source, quote_all
@@ -39,10 +40,10 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 T = TypeVar("T")
+_LARGEST_REGRET = 0.1
+"""Expected regret above which it is not printed, as it says no more than that nothing is known."""
 OPERATIONS = 6.0
 """FLOPs of training per parameter and token: 2 forward, 4 backward (Kaplan et al. 2020)."""
-OF_ALL = "of all in full"
-"""Unit of costs that are divided by the cost of training all models in full."""
 
 
 def select(
@@ -80,12 +81,10 @@ def select(
             are listed, and intervals are wider, as it is not known when a curve leaves that level.
             None for other tasks.
         history: earlier tables of some of the models, with other data and any metric: a table, a
-            folder or a list of them, see `History.read`.  Files and DataFrames have the metric of
-            `table` unless they name another.  Models are matched by name, and scores and forecasts
-            are adjusted by their earlier results; see `History.adjust`.
+            folder, a pair (table, metric) or a list of them, see `History.read`.  Models are matched
+            by name, and forecasts are adjusted by their earlier results; see `History.adjust`.
         gamma, tau: settings of the method ats, see `fit`.
-        tokens: tokens per example (1 if sizes are tokens), for costs in FLOPs; None for costs
-            divided by that of training all models in full.
+        tokens: tokens per example (1 if sizes are tokens), for `Selection.flops`; None for 1.
         epochs: passes over the training examples of every run.
         tolerance: largest expected regret of the shortlist: relative for a loss, absolute for a
             score.
@@ -135,8 +134,8 @@ def select(
     target, settings = float(target), MethodSettings(method, gamma, tau)
     used, forecast, unranked = forecast_up_to(losses, budget, target, settings, classes)
     ranked = losses.rows(np.flatnonzero([name not in unranked for name in losses.names]))
-    earlier_tables = History.read(history, losses.metric)
-    forecast, history_note = earlier_tables.adjust(forecast, used, ranked, target, settings)
+    earlier_tables = History.read(history)
+    forecast, history_note = earlier_tables.adjust(forecast, used.names, ranked)
     n = np.full(len(used.names), np.nan) if used.parameters is None else used.parameters
     flops_per_example = OPERATIONS * np.where(n > 0, n, np.nan) * (tokens or 1) * epochs
     # Losses at the target are printed beside the forecasts but not used: `used` ends at the budget.
@@ -150,7 +149,6 @@ def select(
         costs=flops_per_example * forecast.trained,
         full_costs=flops_per_example * target,
         unranked=unranked,
-        unit=OF_ALL if tokens is None else "FLOPs",
         measured=measured if np.isfinite(measured).any() else None,
         classes=classes,
         tolerance=tolerance,
@@ -160,7 +158,7 @@ def select(
 
 @dataclass(frozen=True, repr=False)
 class Selection:
-    """A ranking of n candidates, from losses up to a budget.
+    r"""A ranking of n candidates, from losses up to a budget.
 
     Attributes:
         method: name of the method.
@@ -168,12 +166,10 @@ class Selection:
         target: the size of the forecasts.
         table: the losses up to the budget.
         forecast: scores and forecasts of the method.
-        costs: cost of the runs used of each candidate, [n]: FLOPs from `select`, 6 N D per epoch,
-            with one token per example if `tokens` is None; NaN where it is unknown.
+        costs: cost of the runs used of each candidate, [n]: FLOPs from `select`, 6 N D per epoch;
+            NaN where it is unknown.
         full_costs: cost of training each candidate on the target size (FullTuning), [n].
         unranked: model -> reason, of the models that have too few sizes for the method.
-        unit: unit of the costs, "" if unknown; `OF_ALL` prints them divided by the sum of
-            `full_costs`.
         measured: losses of the table at the target, [n], NaN where there is none; None if there
             are none.  They are not used.
         classes: number of classes, or None; see `select`.
@@ -186,14 +182,12 @@ class Selection:
         >>> losses = {"a": [2.0, 1.6, 1.3, 1.1], "b": [1.9, 1.7, 1.55, 1.45]}
         >>> frame = pd.DataFrame.from_dict(losses, orient="index", columns=[100, 200, 400, 800])
         >>> selection = jx.scaling.select(frame, budget=800, target=12_800)
-        >>> selection
-        blend: 2 models, sizes up to 800, 6.25 % of the target 12,800
-           model  P(best)    loss    90 % interval
-        1  a         95 %  0.6686  0.4573 … 0.9776
-        2  b          5 %   1.072   0.7798 … 1.475
-        a is expected within 0.1 % of the best: no further run is needed.
-        >>> selection.names, [float(score) for score in selection.scores.round(2)]
-        (('a', 'b'), [0.64, 1.12])
+        >>> selection.ranking, selection.is_decided
+        (['a', 'b'], False)
+        >>> print(*selection.text().splitlines()[1:4], sep="\n")
+           model  P(best)    loss   90 % interval
+        1  a         89 %  0.7667  0.4779 … 1.230
+        2  b         11 %   1.116  0.6959 … 1.791
     """
 
     method: str
@@ -204,7 +198,6 @@ class Selection:
     costs: Array
     full_costs: Array
     unranked: Mapping[str, str] = field(default_factory=dict)
-    unit: str = "FLOPs"
     measured: Array | None = None
     classes: int | None = None
     tolerance: float = TOLERANCE
@@ -213,21 +206,18 @@ class Selection:
     def __repr__(self) -> str:
         return self.text()
 
-    def text(self, level: float = 0.9) -> str:
-        """Return the ranking with intervals of a level, the advice and the notes as text."""
+    def text(self) -> str:
+        """Return the ranking, the advice and the notes as text."""
         head = (
-            f"{self.method}: {len(self.names)} models, sizes up to {self.budget:,.0f}, "
-            f"{100 * self.share:.3g} % of the target {self.target:,.0f}"
+            f"{self.method}: {len(self.names)} models, sizes up to {count_text(self.budget)}, "
+            f"{100 * self.share:.3g} % of the target {count_text(self.target)}"
         )
-        lines = [head, *align_rows(self.cells(level)), self.advice, *self.notes]
+        lines = [head, *align_rows(self.cells()), self.advice, *self.notes]
         return "\n".join([*lines, *self.unranked.values()])
 
-    def cells(self, level: float = 0.9) -> list[list[str]]:
-        """Return the ranking as a table of texts: a header, then a row for each model, best first.
-
-        Args:
-            level: probability of the intervals.
-        """
+    def cells(self) -> list[list[str]]:
+        """Return the ranking as a table of texts: a header, then a row for each model, best
+        first."""
         order, ranks = self._order, range(1, 1 + len(self.names))
         columns = [["", *map(str, ranks)], ["model", *self.ranking]]
         if self.has_intervals:
@@ -238,26 +228,26 @@ class Selection:
         else:
             columns.append(["score", *map(number, self.scores[order])])
         if self.has_intervals:
-            interval_rows = zip(*(end[order] for end in self._metric_interval(level)), strict=True)
+            interval_rows = zip(*(end[order] for end in self._metric_interval()), strict=True)
             intervals = [" … ".join(map(number, pair)) for pair in interval_rows]
-            columns.append([f"{100 * level:g} % interval", *intervals])
+            columns.append(["90 % interval", *intervals])
         if self.measured is not None:
             measured = self.table.to_metric(self.measured[order])
             columns.append(["measured", *map(number, measured)])
-        if np.isfinite(self.costs).any():
-            columns.append([self.unit or "cost", *map(self._cost_number, self.costs[order])])
+        shares = self._divide_by_total(self.costs)
+        if np.isfinite(shares).any():
+            columns.append(["of all in full", *map(share, shares[order])])
         return list(map(list, zip(*columns, strict=True)))
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on the history, models ranked against their forecasts or still at the level of
+        """Sentences on the history, the rows that were left out, models still at the level of
         guessing, and losses measured at the target."""
-        predicted, measured = self.forecast.predicted, self.measured
         notes = [
             self.history_note,
-            "" if predicted is None else order_note(self.table, self.scores, predicted),
+            self.table.left_out and f"Left out: {self.table.left_out}.",
             chance_note(self.table, self.classes),
-            "" if measured is None else measured_note(self.table, measured),
+            "" if self.measured is None else measured_note(self.table, self.measured),
         ]
         return list(filter(None, notes))
 
@@ -266,22 +256,68 @@ class Selection:
         """Sentences on the models to train in full, their expected regret, and the next runs."""
         if not self.has_intervals:
             return f"{self.method} gives no probabilities here; it says nothing of what is out."
-        *regrets, tolerance = (
-            difference_text(self.table.metric, x) for x in (*self.expected_regret, self.tolerance)
+        names, shortlist = self.ranking, self.shortlist
+        count, length = len(names), len(shortlist)
+        if not self.has_signal:
+            text = f"Nothing tells these {count} models apart yet"
+            return f"{text}: train longer, at a higher learning rate, or on more rows."
+        regret, regret_of_list = self.expected_regret[[0, length - 1]]
+        difference = partial(difference_text, self.table.metric)
+        text = f"{names[0]} is the best with probability {share(self.best_probabilities.max())}, "
+        text += f"and is expected within {difference(regret)} of the best"
+        if self.is_decided:
+            return f"{text}: no further run is needed."
+        if length == count > 1:
+            text = f"Not decided yet: any of the {count} may be the best"
+        elif length > 1:
+            price = f" costs {share(self.price)} of all {count}"
+            price = " would tell" if math.isnan(self.price) else price
+            text = f"The best of {names_text(shortlist, count)} is expected within "
+            text += f"{difference(regret_of_list)} of the best; training these {length} in "
+            text += f"full{price}"
+        if length > 1 and regret <= _LARGEST_REGRET:
+            text += f". Choosing {names[0]} now is expected to cost {difference(regret)}"
+        size, chosen = 2 * self.budget, names[: max(2, len(self.survivors))]
+        if size > self.target / 2:
+            return f"{text}."
+        cost = self._divide_by_total(self.full_costs)[self._order[: len(chosen)]].sum()
+        cost = (
+            ""
+            if math.isnan(cost)
+            else f" ({share(cost * size / self.target)} of training all in full)"
         )
-        shortlist, price = self.shortlist, self._price(self.shortlist)
-        return advice_text(shortlist, len(self.names), regrets, tolerance, price, self.next_runs)
+        num_out = count - len(chosen)
+        dropped = f"; the other {num_out} {'is' if num_out == 1 else 'are'} out" if num_out else ""
+        text += f". Next, run {names_text(chosen, count)} on {count_text(size)}{cost}{dropped}."
+        last = dict(zip(self.names, self.table.last_losses, strict=True))
+        if len(chosen) > 2 and sorted(chosen, key=last.__getitem__) == chosen:
+            text += " Their order is not forecast to change: halve them at each doubling."
+        return text
 
-    def _price(self, names: Sequence[str], size: float | None = None) -> float:
-        """Return the cost of runs of models, divided by that of training all models in full.
+    def _divide_by_total(self, costs: Array) -> Array:
+        """Return costs divided by that of training all models in full; NaN if it is unknown."""
+        total = self.full_costs.sum()
+        return costs / total if total > 0 else np.full(len(costs), math.nan)
 
-        Args:
-            names: the models.
-            size: number of training examples; None for the target.
-        """
-        total = float(self.full_costs.sum())
-        total_cost = sum(float(self.full_costs[self.names.index(name)]) for name in names)
-        return total_cost / total * (size or self.target) / self.target if total > 0 else math.nan
+    @property
+    def price(self) -> float:
+        """Cost of training the shortlist in full, divided by that of training all; NaN if
+        unknown."""
+        chosen = self._order[: len(self.shortlist)]
+        return float(self._divide_by_total(self.full_costs)[chosen].sum())
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether no further run is needed: the first model alone is the shortlist, and its P(best)
+        is `Constants.confidence` or more."""
+        if not self.has_intervals or len(self.shortlist) > 1:
+            return False
+        return bool(self.best_probabilities.max() >= CONSTANTS.confidence)
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether the runs tell the models apart: differences between them are no mere noise."""
+        return self.forecast.no_signal is None or self.forecast.no_signal.max() < 1
 
     @cached_property
     def expected_regret(self) -> Array:
@@ -318,33 +354,8 @@ class Selection:
         """
         count = (len(self.names) + 1) // 2
         if self.has_intervals:
-            count = survivor_count(self.best_probabilities[self._order])
+            count = survivor_count(self._distribution(self.forecast.mixture), self._order)
         return self.ranking[:count]
-
-    @property
-    def next_runs(self) -> NextRuns | None:
-        """Runs of the survivors on twice the budget; None if that is above half the target."""
-        size = 2 * self.budget
-        if size > self.target / 2:
-            return None
-        names = self.survivors
-        return NextRuns(tuple(names), size, self._price(names, size))
-
-    def in_unit(self, flops: Values) -> Values:
-        """Convert costs, as in `costs`, to `unit`."""
-        return flops / self.full_costs.sum() if self.unit == OF_ALL else flops
-
-    def _cost_number(self, flops: float) -> str:
-        """Format a cost without its unit: 1.23 × 10¹⁵, 17 %."""
-        cost = self.in_unit(flops)
-        if not math.isfinite(cost):
-            return DASH
-        return share(cost) if self.unit == OF_ALL else scientific(cost)
-
-    def cost_text(self, flops: float) -> str:
-        """Format a cost with its unit: 1.23 × 10¹⁵ FLOPs, 17 % of all in full."""
-        cost = self._cost_number(flops)
-        return cost if cost == DASH else f"{cost} {self.unit}".rstrip()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -355,9 +366,7 @@ class Selection:
     def scores(self) -> Array:
         """The scores that the models are ranked by, lower is better, [n] in the table's order.
 
-        They are the predicted losses if the method predicts losses.  "blend" shrinks the
-        differences between these towards those between the last losses, as far as that would have
-        helped at the table's smaller sizes.
+        They are the predicted losses if the method predicts losses.
         """
         return self.forecast.score
 
@@ -405,9 +414,7 @@ class Selection:
     def best_probabilities(self) -> Array:
         """Each model's probability of having the lowest loss at the target, [n], in table order.
 
-        The error common to all models widens `interval_ends` but does not count here; the
-        idiosyncratic errors have one standard deviation for all models (`predictive.Mixture`), so
-        that the first of the ranking has the largest probability.
+        The error common to all models widens `interval_ends` but does not count here.
 
         Raises:
             ValueError: the method gives no distribution.
@@ -445,28 +452,26 @@ class Selection:
         """The largest size used, divided by the target."""
         return self.budget / self.target
 
-    def _metric_interval(self, level: float) -> tuple[Array, Array]:
+    def _metric_interval(self) -> tuple[Array, Array]:
         """Return `interval_ends` as values of the metric, the lower ends first."""
-        ends = [self.table.to_metric(end) for end in self.interval_ends(level)]
+        ends = [self.table.to_metric(end) for end in self.interval_ends()]
         return np.minimum(*ends), np.maximum(*ends)
 
-    def to_frame(self, level: float = 0.9) -> DataFrame:
+    def to_frame(self) -> DataFrame:
         """Return a pandas DataFrame with a row for each candidate, best first.
 
-        Columns: rank, name, score, predicted, low, high (ends of the interval), prob_best, cost,
-        full_cost (in `unit`); NaN where unknown.  predicted, low and high are values of the table's
-        metric.  A column `measured` holds the table's values at the target, if there are any.
-        Models that are not ranked come last, with a column `reason`.
-
-        Args:
-            level: probability of the interval.
+        Columns: rank, name, score, predicted, low, high (ends of the 90 % interval), prob_best,
+        cost, full_cost (divided by the cost of training all in full); NaN where unknown.
+        predicted, low and high are values of the table's metric.  A column `measured` holds the
+        table's values at the target, if there are any.  Models that are not ranked come last, with
+        a column `reason`.
 
         Raises:
             MissingExtra: pandas is not installed.
         """
         missing = np.full(len(self.names), np.nan)
         predicted = self.forecast.predicted
-        low, high = self._metric_interval(level) if self.has_intervals else (missing, missing)
+        low, high = self._metric_interval() if self.has_intervals else (missing, missing)
         pandas = require("pandas")
         frame = pandas.DataFrame(
             {
@@ -481,8 +486,8 @@ class Selection:
                     if self.measured is None
                     else {"measured": self.table.to_metric(self.measured)}
                 ),
-                "cost": self.in_unit(self.costs),
-                "full_cost": self.in_unit(self.full_costs),
+                "cost": self._divide_by_total(self.costs),
+                "full_cost": self._divide_by_total(self.full_costs),
             }
         ).iloc[self._order]
         frame.insert(0, "rank", np.arange(1, len(frame) + 1))
@@ -491,7 +496,7 @@ class Selection:
             frame = pandas.concat([frame, unranked]).astype({"rank": "Int64"})
         return frame.reset_index(drop=True)
 
-    def plot(self, ax: Axes | None = None, level: float = 0.9) -> Axes:
+    def plot(self, ax: Axes | None = None) -> Axes:
         """Plot every candidate's losses over sizes, and its predicted loss with its interval.
 
         All are values of the table's metric.  The predictions are side by side around the target;
@@ -499,7 +504,6 @@ class Selection:
 
         Args:
             ax: matplotlib axes to draw on; None creates new ones.
-            level: probability of the intervals.
 
         Returns:
             The axes.
@@ -510,7 +514,7 @@ class Selection:
         """
         _ = self.predicted_losses  # raises where there are none
         title = f"{self.method}, best first"
-        return plot_selection(ax, self.table, self.to_frame(level), self.target, title)
+        return plot_selection(ax, self.table, self.to_frame(), self.target, title)
 
     def _distribution(self, distribution: T | None) -> T:
         """Return the distribution; raise ValueError if it is None."""

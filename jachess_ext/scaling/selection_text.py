@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from .._io import axes_or_new
 from .._text import number, share
-from .advice import NextRuns
 from .loss_table import LossTable
 from .metrics import chance_loss, from_loss, higher_is_better
 from .predictive import Array
@@ -20,9 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
 
-_CHANCE_MARGIN = 0.02
-"""Distance in ln L from the loss of guessing below which a model counts as guessing, even if the
-noise of its loss is smaller or unknown."""
 _MOST_NAMES = 4
 """Largest number of models listed by name; of a longer list only the length is printed."""
 
@@ -63,48 +58,15 @@ def difference_text(metric: str | None, difference: float) -> str:
     return text.replace("%", unit) if is_score else text
 
 
-def advice_text(
-    shortlist: Sequence[str],
-    count: int,
-    regrets: Sequence[str],
-    tolerance: str,
-    price: float,
-    next_runs: NextRuns | None,
-) -> str:
-    """Format which models to train in full, their expected regret, and the next runs.
-
-    Args:
-        shortlist: the shortest prefix of the ranking whose expected regret is within the tolerance.
-        count: number of all models.
-        regrets: text of the expected regret of the first k models, for k = 1 … count.
-        tolerance: text of `Selection.tolerance`.
-        price: cost of training the shortlist in full, divided by that of training all models in
-            full; NaN if unknown.
-        next_runs: the runs recommended before that, see `Selection.next_runs`.
-    """
-    first, *runners_up = shortlist
-    cost = "" if math.isnan(price) else f" costs {share(price)} of all {count}"
-    if not runners_up:
-        cost = cost and f" (training it{cost})"
-        text = f"{first} is expected within {regrets[0]} of the best{cost}"
-        return f"{text}: no further run is needed."
-    text = f"The best of {_names_text(shortlist, count)} is expected within "
-    text += f"{regrets[-1 + len(shortlist)]} of the best; training these {len(shortlist)} in full"
-    text += cost or " would tell"
-    if len(shortlist) == count:
-        text = f"Only training all {count} in full is expected within {tolerance} of the best"
-    text += f". {first} alone: within {regrets[0]}."
-    if next_runs is None:
-        return text
-    num_out = count - len(next_runs.names)
-    dropped = f"; the other {num_out} {'is' if num_out == 1 else 'are'} out" if num_out else ""
-    price = next_runs.price
-    cost = "" if math.isnan(price) else f" ({share(price)} of training all in full)"
-    names = _names_text(next_runs.names, count)
-    return f"{text} Before that, run {names} on {next_runs.size:,.0f}{cost}{dropped}."
+def count_text(count: float) -> str:
+    """Return a number of examples or tokens as text: 1,638,400, 2.5B, 40T, 4e+17."""
+    for power, letter in ((15, ""), (12, "T"), (9, "B")):
+        if count >= 10**power:
+            return f"{count / 10**power:.4g}{letter}" if letter else f"{count:.4g}"
+    return f"{count:,.0f}"
 
 
-def _names_text(names: Sequence[str], count: int) -> str:
+def names_text(names: Sequence[str], count: int) -> str:
     """Return "A, B and C", or, if there are many names, "the first N" (or "all N").
 
     Args:
@@ -116,38 +78,6 @@ def _names_text(names: Sequence[str], count: int) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def order_note(table: LossTable, scores: Array, predicted: Array) -> str:
-    """Explain why a model is ranked before one with a better forecast; "" if there is none.
-
-    Args:
-        table: the losses read.
-        scores: what the models are ranked by, lower is better, [n].
-        predicted: forecast losses at the target, [n].
-    """
-    order = np.argsort(scores, kind="stable")
-    forecasts = predicted[order]
-    lowest_after = np.minimum.accumulate(forecasts[::-1])[::-1]
-    out_of_order = forecasts > 1.001 * lowest_after  # a difference that the printed digits show
-    if not out_of_order.any():
-        return ""
-    first = int(out_of_order.argmax())
-    pair = order[[first, first + int(forecasts[first:].argmin())]]
-
-    def excess(high: float, low: float) -> float:
-        return math.log(high / low) if compares_ratios(table.metric) else float(high - low)
-
-    ahead, behind = (table.names[row] for row in pair)
-    excess_text = difference_text(table.metric, excess(*predicted[pair]))
-    text = f"{ahead} is ahead of {behind} though its forecast is {excess_text} worse"
-    losses = table.losses[pair]
-    common = np.flatnonzero(np.isfinite(losses).all(0) & (table.sizes > 0))
-    if not len(common) or (lead := excess(*losses[::-1, common[-1]])) <= 0:
-        return f"{text}."
-    lead_text = difference_text(table.metric, lead)
-    text = f"{text}: it leads by {lead_text} at {table.sizes[common[-1]]:,.0f}"
-    return f"{text}, and last losses count as far as this table's own past speaks for them."
-
-
 def chance_note(table: LossTable, classes: int | None) -> str:
     """List the models whose last loss is no better than guessing; "" if there are none.
 
@@ -155,14 +85,13 @@ def chance_note(table: LossTable, classes: int | None) -> str:
         table: the losses read.
         classes: number of classes; None if unknown, which returns "".
     """
-    chance = None if classes is None else chance_loss(table.metric, classes)
-    if chance is None:
+    names = [table.names[row] for row in np.flatnonzero(table.at_chance(classes))]
+    if classes is None or not names:
         return ""
-    threshold = chance * np.exp(-np.maximum(2 * table.last_noise, _CHANCE_MARGIN))
-    names = [table.names[row] for row in np.flatnonzero(table.last_losses >= threshold)]
+    chance = cast(float, chance_loss(table.metric, classes))
     text = f"Still at the level of guessing, {number(float(table.to_metric(chance)))}"
     noise = "Leads among such models may be noise."
-    return f"{text}: {quote_all(names)}. {noise}" if names else ""
+    return f"{text}: {quote_all(names)}. {noise}"
 
 
 def measured_note(table: LossTable, measured: Array) -> str:

@@ -22,21 +22,19 @@ if TYPE_CHECKING:
 
 Source: TypeAlias = "str | PathLike[str] | DataFrame | Series"
 """Source of a table: the path of a file, or a pandas object."""
-MISSING = ("", "-", "–", "—", "nan", "na", "n/a", "#n/a", "<na>", "null", "none")
-_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
+MISSING = ("", "-", "–", "—", "nan", "na", "n/a", "#n/a", "<na>", "null", "none", "tbd")
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 SIZE_PATTERN = re.compile(
     r"(?:(?:n|d|size|rows|samples|examples)\s*=\s*)?"
     r"(?P<number>\d{1,3}(?:(?P<mark>[., _'’])\d{3})(?:(?P=mark)\d{3})*"
     r"|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
-    r"\s*(?P<unit>[kmb]?)\s*"
+    r"\s*(?P<unit>[kmbt]?)\s*"
     r"(?:(?:training )?(?:row|sample|example|instance|sentence|token)s|-?shots?)?",
     re.IGNORECASE,
 )
 _SHARE = re.compile(r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)\s*(?P<sign>%?)", re.IGNORECASE)
 _WITH_COMMA = re.compile(r"-?\d+,\d+ ?%?")
-_DECIMAL = "; if its comma is a decimal one, say so"
 _PER_CENT = re.compile(r"per[ _-]?cent|pct|%", re.IGNORECASE)
-_SPREAD = "; ± may be a standard error, a deviation or an interval: keep the value alone"
 _SPACES = str.maketrans("\u00a0\u2009\u202f", "   ")
 _COMMA_FOR_POINT, _DECIMAL_COMMA = str.maketrans(",.", ".,"), str.maketrans(",", ".")
 
@@ -53,8 +51,8 @@ def is_missing(cell: object) -> bool:
 def parse_size(value: object) -> float:
     """Parse a number of training examples (or parameters).
 
-    1000, 1000.0, "1e3", "1k", "1,000", "1 000", "1_000", "n=1000" and "1k rows" are the same; k, m
-    and b stand for thousands, millions and billions.
+    1000, 1000.0, "1e3", "1k", "1,000", "1 000", "1_000", "n=1000" and "1k rows" are the same; k, m,
+    b and t stand for thousands, millions, billions and trillions.
 
     Raises:
         DoubtfulSize: `value` is like "1.000", which may mean 1 or 1000, or not whole, like 0.25.
@@ -122,7 +120,6 @@ class Sheet:
     Attributes:
         name: the name of the table in error messages.
         labels: names of the columns as text; "" for an index without a name.
-        headers: names of the columns before conversion to text, perhaps numbers.
         columns: the cells of each column.
         has_decimal_comma: whether numbers in text have a decimal comma, and points between
             thousands.
@@ -131,16 +128,14 @@ class Sheet:
 
     name: str
     labels: Sequence[str]
-    headers: Sequence[object]
     columns: Sequence[Sequence[object]]
     has_decimal_comma: bool = False
     full: int | None = None
 
     def keep_columns(self, mask: Sequence[bool]) -> Sheet:
         """Return the sheet with the columns where the mask is true."""
-        labels, headers = list(compress(self.labels, mask)), list(compress(self.headers, mask))
-        columns = list(compress(self.columns, mask))
-        return replace(self, labels=labels, headers=headers, columns=columns)
+        labels, columns = list(compress(self.labels, mask)), list(compress(self.columns, mask))
+        return replace(self, labels=labels, columns=columns)
 
     def keep_rows(self, mask: Sequence[bool]) -> Sheet:
         """Return the sheet with the rows where the mask is true."""
@@ -219,16 +214,13 @@ class Sheet:
         Raises:
             TypeError, ValueError: `cell` is neither a number nor empty.
         """
-        if not isinstance(cell, str):
-            if isinstance(cell, (bool, np.bool_)):  # float(True) is 1.0
-                raise ValueError("a truth value")
-            is_empty = cell is None or str(cell) == "<NA>"
-            return math.nan if is_empty else float(cast(SupportsFloat, cell))
-        text = cell.strip().removesuffix("%").rstrip()
-        if text.lower() in MISSING:
+        if is_missing(cell):
             return math.nan
-        if "_" in text:  # float("1_5") is 15.0
+        if isinstance(cell, (bool, np.bool_)) or "_" in str(cell):  # float("1_5") is 15.0
             raise ValueError("not a number")
+        if not isinstance(cell, str):
+            return float(cast(SupportsFloat, cell))
+        text = cell.strip().removesuffix("%").rstrip()
         return float(text.translate(_COMMA_FOR_POINT) if self.has_decimal_comma else text)
 
     def are_numbers(self, index: int) -> bool:
@@ -267,9 +259,9 @@ class Sheet:
 
                 unambiguous = self.has_decimal_comma or re.fullmatch(r"[1-9]\d{0,2},\d{3}", text)
                 is_decimal_comma = not unambiguous and _WITH_COMMA.fullmatch(text)
-                hint = _SPREAD if "±" in str(cell) or "+/-" in str(cell) else ""
                 cell_text = f"{quote(cell)} in column {quote(self.labels[index])} of {quote(name)}"
-                hint, options = (_DECIMAL, {"decimal": ","}) if is_decimal_comma else (hint, {})
+                options = {"decimal": ","} if is_decimal_comma else {}
+                hint = "; if its comma is a decimal one, say so" if options else ""
                 raise TableError(f"{cell_text} is no number{hint}", **options) from None
         return np.array(values)
 

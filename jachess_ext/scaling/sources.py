@@ -28,7 +28,6 @@ def read_sheet(source: Source, number: int | None, questions: Questions) -> Shee
 
     Args:
         source: path of a file, DataFrame or Series.
-
         number: position, from 1, of the table in a file with several tables; None takes one and
             adds a question.
         questions: ambiguities of the table, which may be added to.
@@ -53,12 +52,11 @@ def read_sheet(source: Source, number: int | None, questions: Questions) -> Shee
     if index.nlevels > 1 or index.name is not None:
         frame = frame.reset_index()
         index = frame.index
-    labels = [str(column).strip() for column in frame.columns]
-    headers = list(frame.columns)
-    columns = [list(frame.iloc[:, column]) for column in range(len(labels))]
+    names = [f"{x:.15g}" if isinstance(x, float) else str(x).strip() for x in frame.columns]
+    columns = [list(frame.iloc[:, column]) for column in range(len(names))]
     if list(index) != [*range(len(index))]:
-        labels, headers, columns = ["", *labels], ["", *headers], [list(index), *columns]
-    return Sheet("the table", labels, headers, columns)
+        names, columns = ["", *names], [list(index), *columns]
+    return Sheet("the table", names, columns)
 
 
 def _from_file(path: Path, number: int | None, questions: Questions) -> Sheet:
@@ -92,7 +90,7 @@ def _from_file(path: Path, number: int | None, questions: Questions) -> Sheet:
             cut = f"line {line} of {path} has {len(cells)} cells where the header has {len(labels)}"
             raise TableError(f"{cut}; the file may be half written")
     columns = list(zip(*(cells for _, cells in rows[1:]), strict=True)) or [()] * len(labels)
-    return Sheet(table, labels, labels, columns)
+    return Sheet(table, labels, columns)
 
 
 Rows = list[tuple[int, list[str]]]
@@ -134,15 +132,10 @@ def _workbook_tables(path: Path) -> dict[str, Rows]:
     """Return the tables of a workbook, name of the sheet -> lines, without empty sheets.
 
     Raises:
-        TableError: the file is damaged, or all its sheets are empty.
+        TableError: all its sheets are empty.
     """
     tables = {}
-    try:
-        frames = require("pandas").read_excel(path, sheet_name=None, header=None, dtype=object)
-    except ImportError:  # the message of pandas names the library that is missing
-        raise
-    except Exception as error:  # for a damaged file, the parsers raise errors of any type
-        raise TableError(f"{path} cannot be read as a workbook ({error})") from None
+    frames = require("pandas").read_excel(path, sheet_name=None, header=None, dtype=object)
     for name, frame in frames.items():
         cells = frame.dropna(how="all").dropna(how="all", axis=1)
         lines = enumerate(cells.astype(object).where(cells.notna(), "").to_numpy().tolist(), 1)
@@ -167,16 +160,21 @@ def _json_frame(path: Path, text: str) -> DataFrame:
     pandas = require("pandas")
     if path.suffix in (".jsonl", ".ndjson"):
         lines = filter(str.strip, text.split("\n"))
-        return pandas.DataFrame([parse_json(x, f"a line of {path}", lenient=True) for x in lines])
-    value = parse_json(text, str(path), lenient=True)
-    if isinstance(value, dict) and isinstance(value.get("results"), dict):
+        value = [parse_json(line, f"a line of {path}", lenient=True) for line in lines]
+    else:
+        value = parse_json(text, str(path), lenient=True)
+    if isinstance(value, dict) and {"results", "log_history"} & value.keys():
         raise TableError(f"{path} has one model's results; read_runs reads a folder of such files")
+    columns: dict[str, object] = value if isinstance(value, dict) else {}
+    wrong = [label for label, cells in columns.items() if not isinstance(cells, (list, dict))]
     with suppress(ValueError, AttributeError):
-        frame = pandas.DataFrame(value)
-        cells = (cell for label in frame for cell in frame[label])
-        if not any(isinstance(cell, (list, dict)) for cell in cells):
+        frame = pandas.DataFrame(value if not wrong else [])
+        wrong += [x for x in frame if any(isinstance(cell, (list, dict)) for cell in frame[x])]
+        if not wrong:
             return frame
-    raise TableError(f"{path} is no table; expected a list of objects, or columns by their names")
+    names = quote_all(list(map(str, wrong or columns)))
+    text = f"{path} is no table (see {names}); expected a list of objects of numbers and words"
+    raise TableError(f"{text}, one a row, or columns by their names")
 
 
 # Patterns of code blocks and comments, of lines that end a table, and of the rule below a header.

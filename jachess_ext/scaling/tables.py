@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import compress
 from typing import TypeAlias
 
 import numpy as np
 
 from .column_names import (
+    CHOICE_COLUMNS,
     FILTER_COLUMNS,
     NOT_MODEL_COLUMNS,
     SIZE_WORDS,
+    SPLITS,
+    TRAINING,
     doubt_about_sizes,
     has_role,
     is_summary_row,
@@ -23,7 +26,7 @@ from .column_names import (
     snake_case,
 )
 from .loss_table import LossTable
-from .metrics import matching_names, metric_word, plain_name, vocabulary
+from .metrics import matching_names, metric_word, plain_name
 from .records import Records, to_table
 from .sheets import DoubtfulSize, Questions, Sheet, Source, is_missing, quote_all
 from .sources import read_sheet
@@ -56,12 +59,13 @@ def read_table(
     distinguishes repeated runs: their losses are averaged, with standard errors in `noise`.  Empty
     cells of a wide table are missing losses; every row of a long table must have a value.
 
-    Ambiguous columns and rows raise an error, rather than being left out silently.  If a text
-    column differs within a model, or holds tasks or the status of runs, select its rows by an
-    argument of its name: `task="rte"`.  Leave out other columns of numbers, and rows named mean,
-    std, Δ, …, which are not models, by `ignore`.  All ambiguities are reported in one error, whose
-    `options` are arguments that resolve them.  A table with a row for each size and a column for
-    each model is recognised, with a warning.
+    Ambiguous columns and rows raise an error, rather than being left out silently.  If a column
+    holds several tasks, data sets, splits, … or the status of runs, select its rows by an argument
+    of its name: `task="rte"`.  Leave out other columns of numbers, of words that differ within a
+    model, and rows named mean, std, Δ, …, which are not models, by `ignore`.  All ambiguities are
+    reported in one error, whose `options` are arguments that resolve them; rows that are not read
+    are counted in `left_out`.  A table with a row for each size and a column for each model is
+    recognised, with a warning.
 
     Args:
         source: path of a csv file (separated by commas, tabs or semicolons), of a text with
@@ -97,16 +101,16 @@ def read_table(
         >>> table.sizes, table.losses_at(1000).round(2), table.label
         (array([ 100., 1000.]), array([0.2 , 0.17]), 'accuracy (per cent)')
     """
-    if full is not None and (not full > 0 or isinstance(source, LossTable)):
-        raise TableError(f"full is {full}; expected the examples of all of a table's data, above 0")
     if isinstance(source, LossTable):
+        options = (test_rows, model, size, seed, full, *ignore, *rows)
         source_metric = source.metric or "loss"
-        options = {"test_rows": test_rows, "model": model, "size": size, "seed": seed} | rows
-        has_options = ignore or any(value is not None for value in options.values())
-        if has_options or plain_name(metric or source_metric) != plain_name(source_metric):
+        is_same_metric = plain_name(metric or source_metric) == plain_name(source_metric)
+        if not is_same_metric or any(option is not None for option in options):
             text = f"the LossTable holds losses made from {source_metric}; this comes too late"
             raise TableError(f"{text}: give them where the LossTable is made")
         return source
+    if full is not None and not full > 0:
+        raise TableError(f"full is {full}; expected the examples of all of a table's data, above 0")
     if decimal not in (".", ","):
         raise TableError(f"decimal is {quote(decimal)}; expected '.' or ','")
     questions = Questions(ignore)
@@ -115,6 +119,8 @@ def read_table(
         cells = replace(cells, has_decimal_comma=decimal == ",", full=full)
         reader = _Reader(cells, questions, ignore)
         records = reader.records(metric, model, size, seed, rows)
+        other_tables = [] if sheet is None else [f"all tables of the file but {sheet}"]
+        records = replace(records, left_out="; ".join(other_tables + reader.left_out))
         table = to_table(records, metric or records.metric, fewest, test_rows)
     except TableError as error:
         questions.add(error.args[0], **error.options)
@@ -141,14 +147,14 @@ class _Reader:
         unknown: names to ignore that are not columns, so that they have to be models.
         filters: names of the text columns whose rows the user selected.
         row_metric: metric named by a column; None if there is no such column.
+        left_out: which rows were removed, and how many.
     """
 
     def __init__(self, sheet: Sheet, questions: Questions, ignore: Sequence[str]) -> None:
-        self.questions = questions
+        self.questions, self.left_out = questions, list[str]()
         self.unknown = [label for label in ignore if label not in sheet.labels]
-        for label in ignore:
-            if label in sheet.labels:
-                sheet.index(label)  # raises if there are two
+        for label in {*ignore} & {*sheet.labels}:
+            sheet.index(label)  # raises if there are two
         sheet = sheet.keep_columns([label not in ignore for label in sheet.labels])
         labels = [re.sub(r"^Unnamed: \d+$", "", label) for label in sheet.labels]
         empty = [all(map(is_missing, column)) for column in sheet.columns]
@@ -164,12 +170,7 @@ class _Reader:
     ) -> Records:
         """Return the runs of the sheet; the arguments are those of `read_table`."""
         for label, value in rows.items():
-            texts = self.sheet.texts(self.sheet.index(label))
-            if str(value) not in texts:
-                cells = quote_all([*dict.fromkeys(texts)])
-                column = f"its column {quote(label)}, which holds {cells}"
-                raise TableError(f"{self.sheet.name} has no {quote(str(value))} in {column}")
-            self.sheet = self.sheet.keep_rows([text == str(value) for text in texts])
+            self._keep_rows(self.sheet.index(label), {str(value)})
         self.filters = set(rows)
         self.row_metric = self._keep_one_metric(metric)
         self._drop_row_numbers()
@@ -181,12 +182,12 @@ class _Reader:
         if sizes and model_col is None:
             model_col = self._first_as_models(sizes)
         if sizes and model_col is not None:
-            headers = [self.sheet.headers[index] for index in sizes]
+            headers = [self.sheet.labels[index] for index in sizes]
             doubt = doubt_about_sizes(headers, list(sizes.values()))
             if doubt and size is None and self.sheet.full is None:
-                listed = quote_all(list(map(str, headers)))
-                text = f"the header of {self.sheet.name} has {listed}, which {doubt}; say so if"
-                self.questions.add(f"{text} they are numbers of training examples", size="headers")
+                text = f"the header of {self.sheet.name} has {quote_all(headers)}, which {doubt}"
+                text += "; say so if they are numbers of training examples"
+                self.questions.add(text, size="headers")
             return self._wide(sizes, model_col, seed)
         size_col = self._column_of("size", size)
         sheet, labels = self.sheet, self.sheet.labels
@@ -200,6 +201,18 @@ class _Reader:
         if size_col is not None and is_transposed and all(map(sheet.are_numbers, other_cols)):
             return self._melt(size_col, sorted(other_cols), seeds)
         return self._long(size_col, model_col, seeds, metric)
+
+    def _keep_rows(self, index: int, values: Collection[str]) -> None:
+        """Remove the rows whose text in a column is none of `values`."""
+        texts, label = self.sheet.texts(index), self.sheet.labels[index]
+        mask = [text in values for text in texts]
+        if others := [*dict.fromkeys(text for text in texts if text not in values)]:
+            count = f"{len(mask) - sum(mask)} of {len(mask)} rows"
+            of = f"whose {quote(label)} is" if label else "named"
+            self.left_out.append(f"{count}, {of} {quote_all(others, 4)}")
+            if not any(mask):
+                raise TableError(f"no row of {self.sheet.name} is left without {self.left_out[-1]}")
+        self.sheet = self.sheet.keep_rows(mask)
 
     def _drop_row_numbers(self) -> None:
         """Remove a first column without a name that only numbers the rows."""
@@ -226,14 +239,10 @@ class _Reader:
         texts = self.sheet.texts(index)
         names = list(dict.fromkeys(texts))
         matches = names if metric is None else matching_names(metric, names)
-        if metric is not None and not matches:
-            column = f"its column {quote(self.sheet.labels[index])} holds {quote_all(names)}"
-            text = f"{self.sheet.name} has no rows of the metric {quote(metric)}"
-            raise TableError(f"{text}; {column}")
         if len(matches) > 1:
             text = f"{self.sheet.name} holds several metrics, {quote_all(matches)}; say which"
             self.questions.add(text, metric=matches[0])
-        self.sheet = self.sheet.keep_rows([text in matches[:1] for text in texts])
+        self._keep_rows(index, matches[:1])
         return matches[0] if matches else None
 
     def _column_of(self, role: str, label: Label) -> Column:
@@ -248,10 +257,8 @@ class _Reader:
         labels = self.sheet.labels
 
         def is_unlikely(index: int) -> bool:  # a column "size" may be the size of models
-            name = labels[index]
-            if role == "size":
-                return has_role("parameters", name)
-            return not snake_case(name).startswith(role)
+            is_other = not snake_case(labels[index]).startswith(role)
+            return has_role("parameters", labels[index]) if role == "size" else is_other
 
         indices = [index for index, name in enumerate(labels) if has_role(role, name)]
         if len(indices) > 1:
@@ -298,11 +305,9 @@ class _Reader:
             return None
         is_numeric = 0 in sizes or sheet.are_numbers(0)
         if has_sizes or is_numeric or snake_case(label) in NOT_MODEL_COLUMNS:
-            contents = "numbers" if is_numeric else "sizes" if has_sizes else "something else"
             text = f"no column of {sheet.name} names the models, and its first, {quote(label)},"
             options = {"model": label} if label and has_sizes and not is_numeric else {}
-            text = f"{text} holds {contents}; expected one called name or model"
-            raise TableError(text, **options)
+            raise TableError(f"{text} holds no names; expected one called name or model", **options)
         return 0
 
     def _question_unused(self, used: Collection[Column], model_col: Column, strict: bool) -> None:
@@ -319,11 +324,8 @@ class _Reader:
         for index, label in enumerate(self.sheet.labels):
             if index in used or label in self.filters:
                 continue
-            if (
-                self.sheet.are_numbers(index)
-                or self.sheet.are_counts(index)
-                or re.match(r"\W*\d", label)
-            ):
+            has_numbers = self.sheet.are_numbers(index) or self.sheet.are_counts(index)
+            if has_numbers or re.match(r"\W*\d", label):
                 unused += [label] if strict or metric_word(label) is None else []
                 continue
             key, texts = snake_case(label), self.sheet.texts(index)
@@ -332,24 +334,31 @@ class _Reader:
             # A text that is the same in all rows of a model describes the model.  One that differs
             # within a model splits its runs into groups, whose losses lie on different curves.
             values = list(dict.fromkeys(texts))
-            unfinished = [value for value in values if marks_unfinished(key, value)]
-            meaningful = [x for x in values if not is_missing(x) and x not in unfinished]
             models = [""] * len(texts) if model_col is None else self.sheet.texts(model_col)
-            varies = len(set(zip(models, texts, strict=True))) > len(set(models))
+            pairs = {*zip(texts, models, strict=True)}
+            unfinished = [value for value in values if marks_unfinished(key, value)]
+            varies = len(pairs) > len(set(models))
             if not (unfinished or varies or (key in FILTER_COLUMNS and len(values) > 1)):
                 continue
-            text = f"the column {quote(label)} of {table} holds {quote_all(values, 4)}"
-            is_row_name = len(values) == len(texts) and key not in FILTER_COLUMNS
-            if not meaningful or is_row_name or label in _OPTIONS:
-                text += "; leave it out if its rows are comparable"
-                self.questions.add(text, ignore=[label])
+            choices = [x for x in values if x not in unfinished and x.lower() not in TRAINING]
+            is_choice = key in CHOICE_COLUMNS or {x.lower() for x in values} <= SPLITS
+            is_choice |= bool(unfinished) and len(choices) == 1
+            text = f"the column {quote(label)} of {table} holds"
+            if is_choice and choices:
+                rows, model_counts = Counter(texts), Counter(value for value, _ in pairs)
+                of = "" if model_col is None else " of {} models"
+                counts = [f"{rows[x]} rows{of.format(model_counts[x])}" for x in values[:9]]
+                listed = ", ".join(map("{} ({})".format, map(quote, values), counts))
+                best = max(choices, key=lambda x: (not is_missing(x), model_counts[x], rows[x]))
+                self.questions.add(f"{text} {listed}; say of which the rows count", **{label: best})
+                self._keep_rows(index, {best})
             else:
-                self.questions.add(f"{text}; say of which the rows count", **{label: meaningful[0]})
-                self.sheet = self.sheet.keep_rows([text == meaningful[0] for text in texts])
+                text = f"{text} {quote_all(values, 4)}; leave it out if its rows are comparable"
+                text += f", {quote_all(unfinished)} too" if unfinished else ""
+                self.questions.add(text, ignore=[label])
         if unused:
-            text = f"{table} has numbers in {quote_all(unused)}, not named by a size that can be"
-            text += " read, such as 1000, 1k or 1,000; rename or leave out"
-            self.questions.add(text, ignore=unused)
+            text = f"{table} has numbers in {quote_all(unused)}, not named by a size such as 1000"
+            self.questions.add(f"{text} or 1k; rename or leave out", ignore=unused)
 
     def _keep_models(self, index: int) -> list[str]:
         """Remove ignored models and summary rows (with a question), and return each row's model.
@@ -372,7 +381,7 @@ class _Reader:
             text += " and are none; leave them out, or rename a model"
             self.questions.add(text, ignore=summaries)
         ignored = {*self.unknown, *summaries}
-        self.sheet = self.sheet.keep_rows([name not in ignored for name in names])
+        self._keep_rows(index, {*names} - ignored)
         return self.sheet.texts(index)
 
     def _wide(self, sizes: Mapping[int, float], model_col: int, seed: Label) -> Records:
@@ -396,7 +405,9 @@ class _Reader:
         seed_texts = None if seed_texts is None else list(np.repeat(seed_texts, len(sizes)))
         percent, metric = sheet.has_percent_signs(list(sizes)), self.row_metric
         counts = _parameters(sheet, count_col, names)
-        return Records(sheet.name, models, cell_sizes, values, seed_texts, counts, metric, percent)
+        roles = f"; models are read from {quote(sheet.labels[model_col])}, sizes from the header"
+        runs = sheet.name, models, cell_sizes, values
+        return Records(*runs, seed_texts, counts, metric, percent, roles)
 
     def _melt(self, size_col: int, model_cols: Sequence[int], seeds: Sequence[int]) -> Records:
         """Return the runs of a table with a row for each size and a column for each model.
@@ -425,7 +436,7 @@ class _Reader:
         ]
         labels = ["model", *(sheet.labels[index] for index in id_cols), "value"]
         melted = [list(column) for column in zip(*cells, strict=True)] or [[]] * len(labels)
-        self.sheet = replace(self.sheet, labels=labels, headers=labels, columns=melted)
+        self.sheet = replace(self.sheet, labels=labels, columns=melted)
         return self._long(1, 0, range(2, 1 + len(id_cols)), None)
 
     def _guess_size_column(self, used: Collection[Column]) -> int:
@@ -442,12 +453,12 @@ class _Reader:
         sheet, table, labels = self.sheet, self.sheet.name, self.sheet.labels
         size_words = [len(SIZE_WORDS & set(snake_case(label).split("_"))) for label in labels]
         indices = [p for p, label in enumerate(labels) if p not in used and not metric_word(label)]
+        times = NOT_MODEL_COLUMNS - SIZE_WORDS  # epochs and steps of one training, years, layers
+        indices = [p for p in indices if snake_case(labels[p]) not in times]
         # Ambiguous cells ("0.25", "1.000") are accepted if the column's name is one of sizes.
         indices = [p for p in indices if sheet.are_sizes(p, allow_doubtful=bool(size_words[p]))]
         text = f"{table} has no column named by a number of training examples, such as 1000 or 1k,"
         text += f" and none that holds them (rows, n, train_samples); it has {quote_all(labels)}"
-        if not indices and len({*labels}) < len(labels):  # a csv file of `pivot_table`
-            text += "; several header rows are for pandas.read_csv(…, header=[0, 1], index_col=0)"
         if not indices:
             raise TableError(text)
         index = max(indices, key=size_words.__getitem__)
@@ -500,32 +511,29 @@ class _Reader:
         used = {size_col, model_col, *seeds, value_col, count_col}
         self._question_unused(used, model_col, strict=False)
         names = self._keep_models(model_col)
-        lacks_size = [is_missing(cell) for cell in self.sheet.columns[size_col]]
-        if any(lacks_size):
-            nameless = [*dict.fromkeys(compress(names, lacks_size))]
-            text = f"{quote_all(nameless)} of {table} have no size; leave out"
-            self.questions.add(text, ignore=nameless)
-            self.sheet = self.sheet.keep_rows([name not in nameless for name in names])
-            names = self.sheet.texts(model_col)
         sheet, sizes = self.sheet, []
         for cell, name in zip(sheet.columns[size_col], names, strict=True):
             try:
                 sizes.append(self._size(cell, labels[size_col]))
             except TableError as error:
                 column = f"in the column {quote(labels[size_col])} of {quote(name)}"
-                raise TableError(f"{column}, {error.args[0]}", **error.options) from None
+                options = {"ignore": [name]} if is_missing(cell) else error.options
+                raise TableError(f"{column}, {error.args[0]}", **options) from None
         label, values = labels[value_col], sheet.numbers(value_col, names)
         seed_texts = self._repeat_names(seeds)
         wrong = np.flatnonzero(~np.isfinite(values))
         if len(wrong):  # a mean over the other seeds would hide a run that diverged
             run = wrong[0]
-            text = f"the {label} of the run of {quote(names[run])} at size {sizes[run]:g}"
-            text += f" with seed {seed_texts[run]}" if seed_texts else ""
-            text += f" is {values[run]:g} or empty; expected a number"
+            seed = f" with seed {seed_texts[run]}" if seed_texts else ""
+            text = f"the {label} of the run of {quote(names[run])} at size {sizes[run]:g}{seed} is"
+            text += f" {values[run]:g} or empty; expected a number"
             raise TableError(f"{text}: leave that row out if the run is not to count")
         metric = self.row_metric or (metric_word(label) and label)
         percent, counts = sheet.has_percent_signs([value_col]), _parameters(sheet, count_col, names)
-        return Records(table, names, np.array(sizes), values, seed_texts, counts, metric, percent)
+        columns = quote_all([labels[index] for index in (model_col, size_col, value_col)])
+        roles = f"; models, sizes and values are read from {columns}"
+        runs = table, names, np.array(sizes), values
+        return Records(*runs, seed_texts, counts, metric, percent, roles)
 
     def _value_column(self, metric: Label, used: Collection[Column]) -> int:
         """Return the index of the column of values, by the metric or by its name.
@@ -551,9 +559,9 @@ class _Reader:
             text = f"{table} has several columns of values, {listed}; say which"
             self.questions.add(text, metric=labels[indices[0]])
         if not indices:
-            wanted = "" if metric is None else f" for the metric {quote(metric)}"
-            text = f"{table} has no column named by a size, nor one of values that is known"
-            text += f"{wanted}, among the numbers {listed or 'of no other column'}; call one value"
+            wanted = "values" if metric is None else f"the metric {quote(metric)}"
+            text = f"{table} has no column named by a size, nor one of {wanted} that is known,"
+            text += f" among the numbers {listed or 'of no other column'}; call one value"
             if metric is not None or not candidates:
                 raise TableError(text)
             label = labels[candidates[0]]
@@ -576,7 +584,7 @@ class _Reader:
     def _header_sizes(self) -> dict[int, float]:
         """Return the columns that are named by a size, index -> size."""
         sizes: dict[int, float] = {}
-        for index, header in enumerate(self.sheet.headers):
+        for index, header in enumerate(self.sheet.labels):
             try:
                 sizes[index] = self._size(header)
             except DoubtfulSize as error:
@@ -584,10 +592,6 @@ class _Reader:
             except TableError:  # the column is not named by a size
                 continue
         return sizes
-
-
-_OPTIONS = vocabulary("fewest metric test_rows ignore model size seed decimal full sheet")
-"""Names of the arguments of `read_table`, which columns in `rows` cannot have."""
 
 
 def _parameters(sheet: Sheet, index: Column, names: Sequence[str]) -> dict[str, float] | None:
@@ -605,14 +609,14 @@ def _parameters(sheet: Sheet, index: Column, names: Sequence[str]) -> dict[str, 
         return None
     counts: dict[str, float] = {}
     for cell, name in zip(sheet.columns[index], names, strict=True):
-        is_empty = is_missing(cell)
+        if is_missing(cell):
+            continue
         try:
-            count = math.nan if is_empty else sheet.parse_count(cell)
+            count = sheet.parse_count(cell)
         except TableError:
             label = sheet.labels[index]
             text = f"{quote(cell)} in column {quote(label)} of {quote(name)} is no number of"
             raise TableError(f"{text} parameters such as 110M", ignore=[label]) from None
-        if name in counts and not (counts[name] == count or is_empty):
+        if counts.setdefault(name, count) != count:
             raise TableError(f"{sheet.name} has two numbers of parameters of {quote(name)}")
-        counts.setdefault(name, count)
-    return counts
+    return dict.fromkeys(names, math.nan) | counts

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from jachess_ext.lab.cli import main
-from jachess_ext.scaling import LossTable, Search, Selection, TableError, history, select
+from jachess_ext.scaling import LossTable, Search, Selection, TableError, select
 from python_tests.scaling import tables
 
 BUDGET, TARGET = 51200, 1638400  # 1/32
@@ -47,54 +47,22 @@ def shift(selection: Selection) -> np.ndarray:
     return np.log(selection.scores / TODAY.scores)
 
 
-def by_least_squares(earlier: list[LossTable], selection: Selection) -> pd.Series:
-    """ln score with a history, of tables with the sizes of `TABLE`, by augmented least squares."""
-    names, final = list(selection.names), {}
-    for place, each in enumerate(earlier):
-        last = pd.Series(np.log(each.losses[:, -1]), each.names).reindex(names)
-        final[place] = (last - last.mean()) / last.std(ddof=0)
-    standings = pd.DataFrame(final)
-
-    def columns(choice: Selection, standing: pd.Series) -> tuple[pd.DataFrame, float]:
-        logs = pd.DataFrame(
-            {
-                "score": np.log(choice.scores),
-                "forecast": np.log(choice.predicted_losses),
-                "last": np.log(choice.table.losses[:, -1]),
-            },
-            choice.names,
-        ).loc[standing.index]
-        unit = logs.score.std(ddof=0)
-        return ((logs - logs.mean()) / unit).assign(standing=standing), unit
-
-    def mean(of: pd.DataFrame) -> pd.Series:
-        return of.sum(axis=1) / (of.notna().sum(axis=1) + history.STANDING_TABLE_COUNT)
-
-    root = np.sqrt(history.PRIOR_TABLE_COUNT)
-    rows, truth = [root * np.eye(4)], [root * history.PRIOR_WEIGHTS]
-    for place, each in enumerate(earlier):
-        own = standings[place].dropna()
-        x, _ = columns(select(each, BUDGET, TARGET), mean(standings.drop(columns=place))[own.index])
-        weight = np.exp(-history.TOP_DECAY * (x.score - x.score.min()))
-        weight /= weight.sum()
-        rows.append(np.sqrt(weight.to_numpy())[:, None] * (x - weight @ x).to_numpy())
-        truth.append(np.sqrt(weight.to_numpy()) * (own - weight @ own).to_numpy())
-    line = np.linalg.lstsq(np.concatenate(rows), np.concatenate(truth), rcond=None)[0]
-    x, unit = columns(selection, mean(standings)[standings.notna().any(axis=1)])
-    change = unit * (x.to_numpy() @ line - x.score)
-    return (np.log(pd.Series(selection.scores, names)) + change - change.mean()).dropna()
+def standardised(losses: LossTable) -> np.ndarray:
+    last = np.log(losses.losses[:, -1])
+    return (last - last.mean()) / last.std()
 
 
-def test_the_line_is_that_of_least_squares() -> None:
+def test_forecasts_move_by_the_mean_standing() -> None:
     some = [EARLIER[0].rows(np.arange(5)), EARLIER[1].rows(np.arange(6)), *EARLIER[2:]]
-    expected = by_least_squares(some, TODAY)
+    standings = pd.DataFrame(
+        {place: pd.Series(standardised(each), each.names) for place, each in enumerate(some)}
+    ).reindex(TABLE.names)
+    mean = standings.sum(axis=1) / (standings.notna().sum(axis=1) + 5)
+    expected = 0.6 * np.log(TODAY.scores).std() * (mean - mean.mean())
     result = moved(*some)
-    np.testing.assert_allclose(np.log(result.scores), expected, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(shift(result), expected, rtol=0, atol=1e-9)
     assert np.abs(shift(result)).max() > 1e-3
-    assert (
-        "5 of 5 earlier tables hold 7 of the 7 models, and 5 tell how well such"
-        in result.history_note
-    )
+    assert "5 of 5 earlier tables hold 7 of the 7 models; with them" in result.history_note
     assert result.history_note in result.text()
 
 
@@ -137,35 +105,16 @@ def test_neither_the_order_of_tables_and_rows_nor_units_nor_spaces_count() -> No
     np.testing.assert_allclose(shift(moved(*others)), shift(moved_by_all()), rtol=0, atol=1e-7)
 
 
-def test_a_table_of_another_metric_or_too_few_sizes_counts_by_standing() -> None:
+def test_a_table_of_another_metric_or_of_other_sizes_counts_alike() -> None:
     short = [replace(each, sizes=each.sizes[-2:], losses=each.losses[:, -2:]) for each in EARLIER]
-    scores = [1 - frame(each) / 10 for each in short]
-    result = moved(*(select_table(each) for each in scores))
-    np.testing.assert_allclose(shift(result), shift(moved(*short)), rtol=0, atol=1e-9)
-    assert "5 of 5 earlier tables hold 7 of the 7 models, and 0 tell" in result.history_note
-    standing = (
-        np.mean([standardised(each) for each in short], 0) * 5 / (5 + history.STANDING_TABLE_COUNT)
-    )
-    unit = np.log(TODAY.scores).std()
-    np.testing.assert_allclose(shift(result), history.PRIOR_WEIGHTS[3] * unit * standing, atol=1e-9)
+    for others in (short, [select_table(1 - frame(each) / 10) for each in short]):
+        np.testing.assert_allclose(shift(moved(*others)), shift(moved_by_all()), rtol=0, atol=1e-9)
 
 
 def select_table(scores: pd.DataFrame) -> LossTable:
     from jachess_ext.scaling import read_table
 
     return read_table(scores, metric="accuracy")
-
-
-def standardised(losses: LossTable) -> np.ndarray:
-    last = np.log(losses.losses[:, -1])
-    return (last - last.mean()) / last.std()
-
-
-def test_tables_of_another_reach_are_not_learnt_from() -> None:
-    few = np.array([-10, -9, -8, -1])  # 1/512, 1/256, 1/128, all
-    part = replace(EARLIER[0], sizes=EARLIER[0].sizes[few], losses=EARLIER[0].losses[:, few])
-    assert "and 0 tell" in moved(part).history_note  # where 1/32 is asked for
-    assert "and 1 tell" in moved(part, target=128 * BUDGET).history_note
 
 
 def test_one_table_moves_little_and_ten_the_more() -> None:
@@ -180,7 +129,7 @@ def test_one_table_moves_little_and_ten_the_more() -> None:
 
     gaps = [gap(count) for count in (0, 1, 10)]
     assert (np.diff(gaps) > 0).all()
-    assert gaps[1] - gaps[0] < 0.3 * np.log(TODAY.scores).std() < gaps[2] - gaps[0]
+    assert gaps[2] - gaps[0] == pytest.approx(4 * (gaps[1] - gaps[0]), rel=0.3)  # 10/15, 1/6
 
 
 def test_a_model_in_no_table_keeps_its_forecast_and_the_others_their_mean() -> None:
@@ -220,10 +169,14 @@ def test_files_are_read_as_the_table_and_named_in_errors(tmp_path: Path) -> None
         select(TABLE, BUDGET, TARGET, history=tmp_path)
     (tmp_path / "9.csv").write_text("model,100,200\na,0.5,0.7\nb,0.6,0.8\n")
     with pytest.raises(
-        TableError, match=r"9\.csv: .* rise.*\(give the LossTable of read_table"
+        TableError, match=r"9\.csv: .* rise.*\(by a pair .*, or --history-metric\)"
     ) as raised:
         select(TABLE, BUDGET, TARGET, history=tmp_path)
     assert not raised.value.options  # they would be those of the table to choose from
+    assert "2 of 3" in select(TABLE, BUDGET, TARGET, history=[(tmp_path, "loss")]).history_note
+    (tmp_path / "9.csv").write_text("model,100,lr\na,0.5,0.7\nb,0.6,0.8\n")
+    with pytest.raises(TableError, match=r"'lr', .*\(give the LossTable of read_table, told so\)"):
+        select(TABLE, BUDGET, TARGET, history=tmp_path)
     (tmp_path / "none").mkdir()
     with pytest.raises(TableError, match=r"none has no file \.csv"):
         select(TABLE, BUDGET, TARGET, history=[tmp_path / "none"])
@@ -239,16 +192,12 @@ def test_files_may_tell_another_metric() -> None:
     result = select(scores, BUDGET, TARGET, metric="accuracy", history=losses)
     expected = select(scores, BUDGET, TARGET, metric="accuracy", history=EARLIER[0])
     np.testing.assert_array_equal(result.scores, expected.scores)
-    assert "and 0 tell" in result.history_note, "of another metric"
-    accuracies = 1 - frame(EARLIER[0]) / 10  # told by nothing but the table's own metric
-    result = select(scores, BUDGET, TARGET, metric="accuracy", history=accuracies)
+    named = select(scores, BUDGET, TARGET, metric="accuracy", history=[(losses, "accuracy")])
+    np.testing.assert_array_equal(named.scores, expected.scores, "its own name goes before")
+    pairs = [(1 - frame(EARLIER[0]) / 10, "accuracy")]
+    result = select(scores, BUDGET, TARGET, metric="accuracy", history=pairs)
     expected = select(TABLE, BUDGET, TARGET, history=EARLIER[0])
     np.testing.assert_allclose(result.scores, expected.scores / 10, rtol=1e-9)
-    assert "and 1 tell" in result.history_note
-    accuracies = accuracies.rename_axis("model").reset_index()
-    accuracies = accuracies.melt("model", var_name="rows", value_name="eval_accuracy")
-    result = select(scores, BUDGET, TARGET, metric="accuracy", history=accuracies)
-    assert "and 1 tell" in result.history_note, "the same by another name"
 
 
 @pytest.mark.parametrize("method", ["ats", "subtuning", "modelsize"])
@@ -257,10 +206,10 @@ def test_other_methods(method: str) -> None:
     before = select(sized, BUDGET, TARGET, method)
     after = select(sized, BUDGET, TARGET, method, history=EARLIER)
     if method == "modelsize":
-        assert "modelsize predicts no loss; nothing moved" in after.history_note
+        assert "the method predicts no loss; nothing moved" in after.history_note
         assert (after.scores == before.scores).all()
     else:
-        assert "and 5 tell" in after.history_note and (after.scores != before.scores).all()
+        assert (after.scores != before.scores).all()
 
 
 def search(**settings: object) -> Search:
@@ -295,5 +244,12 @@ def test_the_command_says_what_moved(tmp_path: Path, capsys: pytest.CaptureFixtu
     expected = moved(*EARLIER[:2])
     assert expected.history_note in capsys.readouterr().out
     assert json.loads(out.read_text())["history"] == expected.history_note
+    scores = tmp_path / "scores.csv"
+    (1 - frame(EARLIER[0]) / 10).to_csv(scores)
+    assert main([*words, "--history", str(scores)]) == 2
+    assert "--history-metric" in capsys.readouterr().err
+    assert main([*words, "--history", str(scores), "--history-metric", "accuracy"]) == 0
+    expected = moved(select_table(1 - frame(EARLIER[0]) / 10))
+    assert expected.history_note in capsys.readouterr().out
     assert main([*words, "--history", str(tmp_path / "losses.csv")]) != 0
     assert "holds runs of the table to choose from" in capsys.readouterr().err

@@ -190,9 +190,8 @@ def test_what_trainer_runs_do_not_tell_is_asked_for(trained: Path, tmp_path: Pat
         read_runs(trained, "loss", model=model)
     for size, words in (
         (r"/\d+/", "matches no part of the run .* with one group"),
-        (r"(", "is no regular expression"),
         (r"x(\d+)", "matches no part of the run 'tiny-16/16/seed0'"),
-        (r"(seed)", "of the run 'tiny-16/16/seed0', 'seed' is no number of training"),
+        (r"(seed)", "'seed' is no number of training"),
     ):
         with pytest.raises(TableError, match=words):
             read_runs(runs, "loss", model=model, size=size)
@@ -209,6 +208,8 @@ def test_repeats_must_share_their_recipe(trained: Path, tmp_path: Path) -> None:
     ):
         read_runs(runs, "loss", **PATHS)
     table = read_runs(runs, "loss", **PATHS, ignore=["tiny-16/16/seed1"])
+    assert table.left_out.endswith("runs, 'tiny-16/16/seed1'") and "1 of " in table.left_out
+    assert not read_runs(runs, "loss", **PATHS, ignore=["num_train_epochs"]).left_out
     assert table.noise is not None and np.isnan(table.noise).tolist() == [
         [True, False],
         [False] * 2,
@@ -383,7 +384,7 @@ def test_results_of_lm_evaluation_harness(tmp_path: Path) -> None:
     path = tmp_path / "small-n=100" / "results_2024-05-01T10-00-00.json"
     with pytest.raises(TableError, match="has one model's results; read_runs"):
         read_table(path)
-    path.write_text('{"results": {"rte": 1}}')
+    path.write_text('{"results": 1}')
     with pytest.raises(TableError, match="is not as its tool writes it"):
         read_runs(tmp_path, "rte/acc", **given)
 
@@ -401,15 +402,11 @@ def test_files_that_are_no_states(tmp_path: Path) -> None:
     path = tmp_path / "a" / "trainer_state.json"
     path.parent.mkdir()
     path.write_text("[1]")
-    with pytest.raises(TableError, match="is no state of transformers' Trainer"):
+    with pytest.raises(TableError, match="is not as its tool writes it: no log_history"):
         read_runs(tmp_path, "loss", model="(.)")
-    for damaged in (
-        {"log_history": None},
-        {"log_history": [1]},
-        {"log_history": [], "global_step": None},
-    ):
+    for damaged in ({"log_history": None}, {"global_step": 3}):
         path.write_text(json.dumps(damaged))
-        with pytest.raises(TableError, match="is not as its tool writes it, or damaged"):
+        with pytest.raises(TableError, match="is not as its tool writes it: no log_history"):
             read_runs(tmp_path, "loss", model="(.)")
     path.write_text('{"log_history": [')
     with pytest.raises(ValueError, match=r"trainer_state\.json"):

@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jachess_ext.scaling import Ask, LossTable, Search, advice, read_table, select
+from jachess_ext.scaling import Ask, LossTable, Search, read_table, select
+from jachess_ext.scaling import selection as module
 from jachess_ext.scaling.methods import METHODS, MethodSettings, forecast_models
 
 SIZES = (4, 8, 16, 32, 64)
@@ -89,7 +90,7 @@ def spent(search: Search) -> float:
 
 
 def test_who_cannot_be_the_best_is_dropped() -> None:
-    """After each round from the third size on, by P(best) of those that are left."""
+    """After each round from the third size on: the worse half, without those that may yet win."""
     search, left = dropping(), list(EIGHT)
     for place, size in enumerate(SIZES):
         ran = [ask.model for ask in search.results if ask.rows == size]
@@ -99,10 +100,8 @@ def test_who_cannot_be_the_best_is_dropped() -> None:
         losses = np.array([[fanned(Ask(m, s)) for s in SIZES[: place + 1]] for m in left])
         sizes = np.array(SIZES[: place + 1], dtype=float)
         found = select(LossTable(tuple(left), sizes, losses, None), float(size), 512)
-        least = 0.9 * advice.DROP_THRESHOLD + 0.1 / len(left)
-        chances = dict(zip(found.names, found.best_probabilities, strict=True))
-        out = [m for m in found.ranking if chances[m] < least]
-        assert out == found.ranking[len(left) - len(out) :]
+        kept = max(len(found.survivors), (len(left) + 1) // 2)
+        out = found.ranking[kept:]
         for name in out:
             number = found.ranking.index(name) + 1
             assert search.stops[name] == f"dropped at {size} rows as number {number} of {len(left)}"
@@ -136,7 +135,7 @@ def test_without_probabilities_dropping_is_successive_halving() -> None:
 
 def test_a_budget_drops_the_last_and_pays_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the eight, whoever the forecasts put last, until the next size is paid for."""
-    monkeypatch.setattr(advice, "DROP_THRESHOLD", 0.0)  # nobody is dropped for P(best)
+    monkeypatch.setattr(module, "survivor_count", lambda mixture, order: len(order))
     free = dropping(sizes=(4, 8, 16, 32))
     ranking = dropping(sizes=(4, 8, 16)).selection().ranking
     before = 8 * (4 + 8 + 16)
@@ -172,6 +171,47 @@ def test_dropping_goes_on_from_any_moment_and_in_any_order() -> None:
                       strategy="dropping", target=512)  # fmt: skip
     assert failed.stops["b"].startswith("failed at 16 rows") and "b" not in failed.selection().names
     assert "b" not in failed.selection().unranked
+
+
+def kinked(ask: Ask) -> float:
+    """A line in ln L over ln D down to 16 rows, and off it below; the wide model earlier."""
+    edge = 16 if ask.model == "wide" else 8
+    line = 2.0 * ask.rows**-0.3 * (1 + 0.001 * (ask.rows % 3))
+    return line if ask.rows >= edge else 0.7 * line
+
+
+ALGORITHM_1: dict[str, Any] = {"strategy": "accept-then-stop", "method": "ats"}
+
+
+def test_accept_then_stop() -> None:
+    """From the largest size down, every model until a loss deviates from its line."""
+    given = ALGORITHM_1 | {"sizes": (2, 4, 8, 16, 32, 64)}
+    search = finished(kinked, **given)
+    runs = {m: [a.rows for a in search.results if a.model == m] for m in search.models}
+    assert runs == {"narrow": [64, 32, 16, 8, 4], "wide": [64, 32, 16, 8]}
+    assert search.stops["wide"].startswith("the loss at 8 rows deviates from the line of the 3")
+    assert search.stops["narrow"].startswith("the loss at 4 rows deviates from the line of the 4")
+    assert search.stop == "every model was stopped"
+    selection = search.selection()
+    for name, predicted in zip(selection.names, selection.predicted_losses, strict=True):
+        line = np.array([s for s in given["sizes"] if s >= (16 if name == "wide" else 8)])
+        losses = [kinked(Ask(name, int(size))) for size in line]
+        slope, level = np.polyfit(np.log(line), np.log(losses), 1)
+        assert predicted == pytest.approx(np.exp(level + slope * np.log(256)))
+    assert same(search, Search.from_state(json.loads(json.dumps(search.state()))))
+    assert finished(kinked, **given, tau=1e9).stop == "every planned size was run"
+
+
+def test_accept_then_stop_reads_no_smaller_size_that_was_added() -> None:
+    """Losses at 2 and 4 rows, off the line, stop no model earlier than without them."""
+    given = ALGORITHM_1 | {"sizes": (8, 16, 32, 64)}
+    search = Search(("narrow", "wide"), target=256, **given)
+    search.add("narrow", 2, kinked(Ask("narrow", 2)))
+    search.add("narrow", 4, kinked(Ask("narrow", 4)))
+    while ask := search.ask():
+        search.tell(ask, kinked(ask))
+    assert search.stops == finished(kinked, **given).stops
+    assert [a.rows for a in search.results if a.model == "narrow"] == [2, 4, 64, 32, 16, 8]
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 0.0, -1.0])
@@ -441,8 +481,8 @@ def test_an_interval_without_an_upper_end() -> None:
     while ask := search.ask():
         place = (0, 25, 50, 100, 200).index(ask.rows) - 1
         search.tell(ask, 2.0 if ask.rows == 0 else losses[ask.model][place])
-    frame = search.selection().to_frame(0.999999)
-    assert np.isinf(frame.high).any() and frame.low.notna().all()
+    low, high = search.selection().interval_ends(0.999999)
+    assert np.isinf(high).any() and not np.isnan(low).any()
     assert json.loads(json.dumps(search.state()))["results"]
 
 
@@ -461,6 +501,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tau": 0.0}, "tau is 0.0"),
     ({"budget": -1.0}, "budget is -1.0"),
     ({"strategy": "sideways"}, "strategy is 'sideways'; expected one of growing, dropping"),
+    ({"strategy": "accept-then-stop"}, "chooses by the method 'ats', not 'blend'"),
     ({"test_rows": 0}, "test_rows is 0"),
     ({"classes": 1}, "classes is 1; expected 2 or more"),
     (
@@ -495,10 +536,10 @@ def half_width(search: Search) -> np.ndarray:
 def test_classes_and_test_rows_widen_intervals() -> None:
     """By scipy: 0.15 ln C a doubling, two of them, and the binomial noise of 80 rows; both at 400.
 
-    Whether a curve begins to fall is much the same for all: the probabilities stay.
+    P(best) stays where no model guesses: when a curve begins to fall is then no question.
     """
     stats = pytest.importorskip("scipy.stats")
-    plain, t = told(metric="error"), stats.t.ppf(0.95, 3)
+    plain, t = told(metric="error"), stats.t.ppf(0.95, 4)
     scale = half_width(plain) / t
     for classes in (2, 7):
         search = told(classes, metric="error")

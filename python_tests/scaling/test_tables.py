@@ -31,6 +31,7 @@ SIZES = [
     *[("1E5", 1e5), (" 200 ", 200), ("n=100", 100), ("D = 1k", 1e3), ("rows=1,000", 1e3)],
     *[("10K rows", 1e4), ("10 000 training examples", 1e4), ("5k samples", 5e3), ("0", 0)],
     *[("100.", 100), ("33.3k", 33300), ("0.5k", 500)],
+    *[("400B", 4e11), ("15T tokens", 1.5e13), ("4e17", 4e17), (4e17, 4e17)],
     *[(100, 100), (1e3, 1e3), (np.int64(7), 7)],
 ]
 
@@ -128,6 +129,7 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     ("size,family,name,100,1k,10k\n110M,x,a,2,1.5,1\n1.1b,y,b,3,2.5,2\n", {}, WIDE),
     ("name,100,1k,10k,\na,2,1.5,1,\nb,3,2.5,2,\n", {}, WIDE),  # a separator too many
     ("name,100,1k,10k\na,2,,1\nb,n/a,2.5,2\n", {}, [[2, N, 1], [N, 2.5, 2]]),
+    ("name,100,1k,10k\na,2,TBD,1\nb,tbd,2.5,2\n", {}, [[2, N, 1], [N, 2.5, 2]]),
     ("name,100,1k,10k,lr\na,2,1.5,1,.1\nb,3,2.5,2,.1\n", {"ignore": ["lr"]}, WIDE),
     ("name,seed,100,1k,10k\na,0,1,1,1\na,1,3,2,1\nb,0,3,2.5,2\n", {}, WIDE),
     (",learner,100,1k,10k\n0,a,2,1.5,1\n1,b,3,2.5,2\n", {}, WIDE),
@@ -210,7 +212,11 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     ("name,100,1k\na,2,1\nb,4,3\n", {"metric": "taste"}, "metric 'taste' is not known here"),
     ("name,100,1k\na,2,1\nb,4,3\n", {"ignore": ["lr"]}, "has no column 'lr'; it has 'name', '100'"),
     ("name,metric,100\na,f1,.5\na,loss,2\n", {}, "holds several metrics, 'f1', 'loss'; say which"),
-    ("name,metric,100\na,f1,.5\nb,f1,2\n", {"metric": "auc"}, "no rows of the metric 'auc'"),
+    (
+        "name,metric,100\na,f1,.5\nb,f1,2\n",
+        {"metric": "auc"},
+        "2 of 2 rows, whose 'metric' is 'f1'",
+    ),
     ("model,size,loss\na,100,2\na,100,3\nb,100,3\n", {}, "'a' at size 100 twice; exp"),
     ("model,rows,n,loss\na,1,1,2\nb,1,1,3\n", {}, "'rows', 'n', any of which may be"),
     ("model,rows,loss\na,1,2\nb,half,3\n", {}, "in the column 'rows' of 'b', 'half' is no number"),
@@ -219,13 +225,24 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     ("name,100,1k\na,2,1\nb,4,3\n", {"size": "rows"}, "has no column 'rows'"),
     ("name,metric,100\na,f1,.5\nb,acc,.6\n", {}, "holds several metrics, 'f1', 'acc'; say which"),
     ("model,rows,lr\na,1,2\nb,1,3\n", {}, "nor one of values that is known"),
+    # a model card's table of one training
+    (
+        "Training Loss,Epoch,Step,Validation Loss\n.5,1,100,.4\n.4,2,200,.3\n",
+        {},
+        "it has 'Training Loss', 'Epoch', 'Step', 'Validation Loss'$",
+    ),
+    (
+        "model,n_train,n_request,loss\na,100,100,2\na,25000,all,1\nb,100,100,3\nb,25000,all,2\n",
+        {},
+        r"'n_request' .* holds '100', 'all'; leave it out .*: ignore=\['n_request'\]$",
+    ),
     ("model,rows,loss,lr\na,1,2,.1\nb,1,3,.1\n", {}, "numbers in 'lr', not named by a size"),
     # read as something else once: names of runs, sizes of models, spreads, sizes that are words
     ("name,model,rows,loss\nr1,a,1,2\nr2,b,1,3\n", {}, "'name', 'model', any of which may be"),
     ("model,size,tokens,loss\na,1B,300M,2\nb,1B,300M,3\n", {}, "'size', 'tokens', any of which"),
     ("model,rows,data,loss\na,1k,300M,2\nb,1k,300M,3\n", {}, "numbers in 'data', n"),
     ("model,rows,part,loss\na,1k,25%,2\nb,1k,50%,3\n", {}, "numbers in 'part', n"),
-    ("name,100\na,84.1±0.3\nb,80 +/- 1\n", {}, "84.1±0.3' .* ± may be a standard error, a dev"),
+    ("name,100\na,84.1±0.3\nb,80 +/- 1\n", {}, "84.1±0.3' in column '100' of 'a' is no number$"),
     (
         "model,size,tokens,loss\na,1B,100,2\na,1B,1k,1.5\na,1B,10K tokens,1\nb,2B,100,3\n"
         "b,2B,1k,2.5\nb,2B,10k,2\n",
@@ -254,9 +271,7 @@ def test_messy_tables(
 
 def test_what_a_table_keeps(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    path.write_text(
-        "name,seed,size,100,1k\na,0,110M,50,60\na,1,,54,61\nb,0,1.1b,70,80\nb,1,1.1b,,80\n"
-    )
+    path.write_text("name,seed,size,100,1k\na,0,,50,60\na,1,110M,54,61\nb,0,1.1b,70,80\nb,1,,,80\n")
     table = read_table(path, metric="eval_accuracy")
     assert table.metric == "eval_accuracy" and table.scale == 100
     assert table.label == "eval_accuracy (per cent)"
@@ -439,7 +454,7 @@ def test_full_is_a_number_of_examples(full: int) -> None:
     frame = pd.DataFrame({"model": ["a", "b"], "0.5": [1.0, 2.0], "1": [2.0, 3.0]})
     with pytest.raises(TableError, match=f"full is {full}; expected the examples"):
         read_table(frame, full=full, metric="loss")
-    with pytest.raises(TableError, match="full is 7; expected"):
+    with pytest.raises(TableError, match="the LossTable holds losses"):
         read_table(read_table(frame, full=1000, metric="loss"), full=7)
 
 

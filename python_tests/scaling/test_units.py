@@ -126,7 +126,7 @@ def test_a_selection_does_not_depend_on_units(method: str) -> None:
         sizes = curves.SIZES * size_unit
         table = LossTable(("a", "b", "c"), sizes, noisy_losses() * loss_unit, None)
         chosen = select(table, float(sizes[-1]), 32 * float(sizes[-1]), method)
-        rows = chosen.to_frame(0.9).set_index("name").loc[list(table.names)]
+        rows = chosen.to_frame().set_index("name").loc[list(table.names)]
         ratio = np.log(rows.high / rows.low)
         results.append((chosen.ranking, ratio, rows.predicted / loss_unit, rows.prob_best))
     assert results[0][0] == results[1][0]

@@ -62,6 +62,7 @@ def select_live(
     target: Annotated[Rows | None, _shown("ROWS", "all training rows")] = None,
     rank_by: Annotated[str | None, _shown("SCORE", "loss, of text bpb")] = None,
     method: Annotated[str, _shown("NAME", "blend")] = "blend",
+    strategy: Annotated[str, _shown("NAME", "growing")] = "growing",
     budget: Annotated[float | None, _shown("SHARE", "0.125, more of few rows")] = None,
     sizes: Annotated[tuple[int, ...] | None, _shown("ROWS …", "quarters of the budget")] = None,
     history: Annotated[tuple[Path, ...], _shown("FILE|FOLDER …")] = (),
@@ -86,6 +87,8 @@ def select_live(
         rank_by: accuracy, f1, matthews, brier; of numbers mae, pearson, spearman.
         method: blend, ats, rectified, power, lensllm; subtuning: the largest subset alone;
             zeroshot, modelsize: nothing is trained.
+        strategy: growing, dropping (who cannot be the best is run no further), or, with the method
+            ats, accept-then-stop (LensLLM's Algorithm 1).
         budget: Largest subset as a share of the target.
         sizes: Rows of the subsets, instead.
         history: Earlier tables of some of these models, on other data.
@@ -115,6 +118,7 @@ def select_live(
         target=target if target is None else int(target),
         rank_by=rank_by,
         method=method,
+        strategy=strategy,
         budget=budget,
         sizes=sizes,
         history=history,

@@ -196,6 +196,20 @@ def sign_test(differences: Sequence[float]) -> float:
     return float(require("scipy.stats").binomtest(int((d > 0).sum()), count).pvalue)
 
 
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted for their number by Holm's step-down method.
+
+    Examples:
+        >>> holm([0.04, 0.01, 0.03])
+        [0.06, 0.03, 0.06]
+    """
+    p = np.asarray(p_values)
+    order, factors = p.argsort(), np.arange(len(p), 0, -1)
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.minimum(np.maximum.accumulate(factors * p[order]), 1)
+    return adjusted.tolist()
+
+
 def cluster_flip_test(clusters: Sequence[Sequence[float]]) -> float:
     """Return the two-sided p-value of a permutation test of the mean difference.
 

@@ -12,7 +12,7 @@ import torch
 
 from ..._io import DataError
 from ...scaling.methods import DEFAULT, METHODS
-from ...scaling.search import Ask, Search
+from ...scaling.search import ACCEPT_THEN_STOP, Ask, Search
 from ..workbench.models import load_tokenizer, model_version
 from ..workbench.settings import Columns, Recipe
 from ..workbench.tasks import Examples, Task, load_task
@@ -41,7 +41,8 @@ class LiveSettings:
         columns: names of the files' columns.
         recipe: recipe by which every model is fine-tuned.
         target: number of training examples that the loss is forecast for; None: all training rows.
-        sizes: sizes of the subsets, increasing; None: those of `subset_sizes`.
+        sizes: sizes of the subsets, increasing; None: those of `subset_sizes`, or of `halved_sizes`
+            for the strategy "accept-then-stop".
         budget: largest allowed subset as a fraction of the target; None: the largest of the sizes,
             or, without sizes, 1/8, and more if there are few rows.
         flops: limit of the FLOPs of all runs: a round of runs that would exceed it is not begun.
@@ -168,7 +169,6 @@ def make_plan(
         method=settings.method,
         strategy=settings.strategy,
         budget=settings.flops,
-        unit="FLOPs",
         gamma=settings.gamma,
         tau=settings.tau,
         history=settings.history,
@@ -211,6 +211,8 @@ def _sizes(rows: int, target: int, settings: LiveSettings) -> Sequence[int]:
         return settings.sizes
     if settings.method in METHODS and METHODS[settings.method].trains == "none":
         return (min(rows, target - 1),)  # the method does not fine-tune
+    if settings.strategy == ACCEPT_THEN_STOP:
+        return halved_sizes(rows, target, settings.recipe, budget)
     return subset_sizes(rows, target, settings.recipe, budget)
 
 
@@ -336,6 +338,17 @@ def subset_sizes(
         "compare the models on nearly all of them, which forecasts nothing: "
         f"--method subtuning --sizes {most} (in Python method='subtuning', sizes=[{most}])"
     )
+
+
+def halved_sizes(
+    rows: int, target: int, recipe: Recipe, budget: float | None = None
+) -> tuple[int, ...]:
+    """Return the sizes of Algorithm 1: a fraction of the target (`budget`, or 1/8), and halves of
+    it down to `smallest_subset`."""
+    sizes = [min(int((1 / 8 if budget is None else budget) * target), rows)]
+    while sizes[0] // 2 >= smallest_subset(recipe):
+        sizes.insert(0, sizes[0] // 2)
+    return tuple(sizes)
 
 
 def _geometric_sizes(least: int, top: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..._text import scientific, share
-from ...scaling.selection import OF_ALL, Selection
+from ...scaling.selection import Selection
 from ..workbench.page import Picture, Section, Table, nonempty, panels, write_html
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ def write_selection(
     title: str,
     notes: Sequence[str],
     *,
-    level: float = 0.9,
     costs: Sequence[tuple[str, float]] = (),
+    in_flops: bool = True,
     stops: Mapping[str, str] | None = None,
     settings: Mapping[str, object],
 ) -> None:
@@ -36,8 +36,8 @@ def write_selection(
         selection: the result of `select` or `Search.selection`.
         title: title of the page.
         notes: sentences about the losses, for the page.
-        level: probability of the intervals.
-        costs: (name, FLOPs) of each expense; the last is training all models in full.
+        costs: (name, cost) of each expense; the last is training all models in full.
+        in_flops: whether the costs are FLOPs; if not, only their shares are shown.
         stops: model -> why no larger subset was run; None: not shown.
         settings: settings to show as JSON.
 
@@ -45,25 +45,27 @@ def write_selection(
         MissingExtra: matplotlib, pandas or jinja2 is not installed.
         OSError: the file cannot be written.
     """
-    header, *rows = selection.cells(level)
+    header, *rows = selection.cells()
     ranking = Table(f"Ranking by {selection.method}.", header, rows)
     best, task = selection.ranking[0], f"on {selection.target:,.0f} examples"
     answer = f"{best} comes first for fine-tuning {task}, by the method {selection.method}."
-    if selection.has_intervals and len(selection.shortlist) == 1:
+    if selection.is_decided:
         answer = f"{best} is the model to fine-tune {task}, by the method {selection.method}."
+    elif not selection.has_signal:
+        answer = f"No model is known to be better than another {task}."
     elif selection.has_intervals:
         chance = share(float(selection.best_probabilities.max()))
         answer = f"{best} is most likely the best {task} ({chance}, by the method "
         answer += f"{selection.method}); this is not decided."
     curves = Picture(
         "Losses or scores over training examples; at the end, side by side, what is predicted, "
-        f"with its {100 * level:g} % interval where there is one.",
-        partial(_curves, selection, level),
+        "with its 90 % interval where there is one.",
+        partial(_curves, selection),
     )
     figures = [curves] if selection.forecast.predicted is not None else []
     cost_rows = [[n, scientific(c), f"{100 * c / costs[-1][1]:.3g} %"] for n, c in costs]
     cost = Table("", ["", "FLOPs", "of training all in full"], cost_rows)
-    if selection.unit == OF_ALL:  # FLOPs are not known
+    if not in_flops:
         cost = Table("", ["", "of training all in full"], [[r[0], r[2]] for r in cost_rows])
     stop = Table("", ["model", ""], list(map(list, (stops or {}).items())), frozenset({1}))
     literal = json.dumps(settings, indent=1, ensure_ascii=False)
@@ -101,10 +103,10 @@ def write_live_selection(path: Path, live: LiveSelection) -> None:
     )
 
 
-def _curves(selection: Selection, level: float) -> Figure:
+def _curves(selection: Selection) -> Figure:
     """Return a figure of `Selection.plot` with the legend below, in as many columns as fit."""
     figure, (panel,) = panels(width=6.4, height=4.4)
-    selection.plot(panel, level)
+    selection.plot(panel)
     handles, names = panel.get_legend_handles_labels()
     if legend := panel.get_legend():
         legend.remove()

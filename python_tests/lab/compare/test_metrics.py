@@ -16,6 +16,7 @@ from jachess_ext.lab.compare.metrics import (
     cluster_flip_test,
     expected_calibration_error,
     fit_temperature,
+    holm,
     reliability,
     sign_test,
 )
@@ -166,6 +167,11 @@ def test_the_fitted_temperature(right: int) -> None:
     y = np.array([1] * right + [0] * (10 - right))
     assert fit_temperature(p, y) == pytest.approx(4 / logit(right / 10), rel=1e-3)
     assert fit_temperature(p, np.ones(10, int)) < 0.1, "all right: as low as makes p = 1"
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.02, 0.3, 0.01, 0.5]) == pytest.approx([0.06, 0.6, 0.04, 0.6])
+    assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([]) == []
 
 
 def test_the_sign_test_by_hand() -> None:

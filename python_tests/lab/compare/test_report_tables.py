@@ -163,6 +163,17 @@ def test_differences_are_scipys() -> None:
     assert got[["more", "less", "seeds"]].tolist() == [3, 1, 5]
 
 
+def test_significance_marks_are_those_of_mann_whitney_and_holm() -> None:
+    """Five seeds above five, or below: p = 2/252, times three by Holm, of three methods."""
+    runs = results(r3f=[score - 0.2 for score in PLAIN])
+    assert tables.significant_methods(runs, "score") == {"sam", "r3f"}
+    assert tables.significant_methods(runs, "score", level=2.9 * 2 / 252) == set()
+    average = rows(tables.paired_tables(runs)[0])
+    assert average["sam"][0] == "+10.00 ± 0.00 (5/5) †" and average["l2"][0].endswith("(5/5)")
+    few = to_frame(by_method({"none": [0.5] * 3, "sam": [0.6] * 3}))
+    assert tables.significant_methods(few, "score") == set(), "3 against 3: no p below 0.1"
+
+
 def test_a_test_over_all_pairs() -> None:
     """Two tasks, three seeds: 5 of 6 better; 2 of 8 flips of seeds, 2 of 4 of tasks, as far."""
     runs = to_frame(

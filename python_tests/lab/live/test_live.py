@@ -51,6 +51,8 @@ def test_sizes_are_quarters_and_three_where_they_fit(settings: Settings) -> None
     assert plan.search.sizes == plan.search.rounds == (16, 32, 64) and plan.search.target == 256
     assert make_plan(**settings(method="rectified")).search.rounds == (0, 16, 32, 64)
     assert make_plan(**settings(budget=1 / 2)).search.sizes == (16, 42, 112), "a third more"
+    algorithm_1 = settings(strategy="accept-then-stop", method="ats", budget=1 / 2)
+    assert make_plan(**algorithm_1).search.rounds == (128, 64, 32, 16)
     given = settings(budget=1.0, target=5000)
     assert make_plan(**given).search.sizes == (16, 64, 256), "no more rows than there are"
 
@@ -367,6 +369,15 @@ def test_who_is_dropped_is_trained_no_further(
     assert go(**given) == first and runs.done == [("wide", 8)] and done == 2 * len(sizes["wide"])
 
 
+def test_accept_then_stop_begins_at_the_budget(go: Go, runs: Runs, tmp_path: Path) -> None:
+    runs.loss = lambda job: job.size**-0.3 * (1 + 0.001 * (job.size % 3)) * (job.size < 16 or 2)  # type: ignore[method-assign]
+    selection = go(sizes=(4, 8, 16, 32, 64), strategy="accept-then-stop", method="ats")
+    order = (64, 32, 16, 8)
+    assert runs.done == [(name, size) for size in order for name in ("narrow", "wide")]
+    assert all("at 8 rows deviates" in why for why in selection.stops.values())
+    assert read_selection(tmp_path) == selection
+
+
 def test_too_small_a_budget_keeps_the_runs(go: Go, runs: Runs, settings: Settings) -> None:
     plan = make_plan(**settings(sizes=SIZES))
     first = sum(once + 4 * row for once, row in (plan.search.costs or {}).values())
@@ -418,7 +429,7 @@ def test_another_score_can_rank(go: Go, runs: Runs) -> None:
     assert chosen.to_frame().set_index("name").predicted[chosen.names[0]] == pytest.approx(scored)
     runs_of = selection.to_frame().set_index("model").loc[chosen.names[0]]
     assert runs_of.score.iloc[-1] == pytest.approx(scored)
-    assert chosen.text().splitlines()[1].split() == ["model", "accuracy", "FLOPs"]
+    assert chosen.text().splitlines()[1].split()[:3] == ["model", "accuracy", "of"]
 
 
 # Real runs --------------------------------------------------------------------------------------
@@ -536,7 +547,7 @@ def test_every_method_runs_to_its_page(
     selection, page = read_selection(out), out / "report.html"
     ranking = selection.search.selection().ranking
     assert selection.search.method == method and sorted(ranking) == sorted(selection.search.models)
-    assert f"by the method {method}" in page.read_text(encoding="utf-8")
+    assert f"Ranking by {method}." in page.read_text(encoding="utf-8")
     json.loads((out / "selection.json").read_text(), parse_constant=pytest.fail)
     printed = capsys.readouterr().out
     assert printed.index(Path(ranking[0]).name) < printed.index(Path(ranking[1]).name)
@@ -631,6 +642,7 @@ def test_the_winner_is_kept_and_is_what_the_record_says(
 BAD_COMMANDS = [
     (["--budget", "2"], "the budget is 2, a share of the target's"),
     (["--budget", "0.03"], "the size 64 is above it"),
+    (["--strategy", "accept-then-stop"], "chooses by the method 'ats', not 'lensllm'"),
     (["--sizes", "8", "8"], "sizes must increase strictly"),
     (["--sizes", "8", "16", "999"], "is above the data"),
     (["--target", "0"], "target is 0; expected 1 or more"),
@@ -674,7 +686,7 @@ BAD_OPTIONS = [
     (["--budget", "much"], "--budget"),
     (["--target", "many"], "--target"),
     (["--recipe", "lr"], "--recipe"),
-    (["--strategy", "none"], "--strategy"),
+    (["--optimiser", "none"], "--optimiser"),
 ]
 
 
