@@ -318,13 +318,13 @@ def forward_tiles(sums, q, k, v, place, lo, hi, call, P: tl.constexpr, HIDES: tl
         total = before + t0
         inverse = 1.0 / tl.where(total == 0.0, 1.0, total)
         n0 = n[0] * shrink[:, None]
-        z, kept, shifts, centres = [e0], [n0], [before], []
+        z, recentred, shifts, centres = [e0], [n0], [before], []
         for i in tl.static_range(1, S):
             if i < P.value.first_order:
                 centre = (before * c[i - 1] + tl.sum(e0 * s[i], 1) * by) * inverse
                 shift = centre - c[i - 1]
                 z += [s[i] * by - centre[:, None]]
-                kept += [n[i] * shrink[:, None] - n0 * shift[:, None]]
+                recentred += [n[i] * shrink[:, None] - n0 * shift[:, None]]
                 shifts += [shift]
             else:
                 x = s[i] * by + quadratic(z, P)
@@ -334,15 +334,15 @@ def forward_tiles(sums, q, k, v, place, lo, hi, call, P: tl.constexpr, HIDES: tl
                 y = n[i] * shrink[:, None] - n0 * (centre - c[i - 1] + bend)[:, None]
                 across = crossed(shifts, P)
                 for j in tl.static_range(len(across)):
-                    y -= across[j][:, None] * kept[j + 1]
-                kept += [y]
+                    y -= across[j][:, None] * recentred[j + 1]
+                recentred += [y]
             centres += [centre]
         c, m = centres, new
         factor = dropout_factor(call, b, h, rows, start, M, P)
         e = [e0 * factor] + [e0 * x * factor for x in z[1:]]
         values = load(v, b, key_head, start, sizes[4], M, P.value.value_size, P)
         p = [x.to(values[0].dtype) for x in e]
-        n = products(p, values, kept, P)
+        n = products(p, values, recentred, P)
     return n, total, m, c
 
 

@@ -81,8 +81,8 @@ def select(
             are listed, and intervals are wider, as it is not known when a curve leaves that level.
             None for other tasks.
         history: earlier tables of some of the models, with other data and any metric: a table, a
-            folder, a pair (table, metric) or a list of them, see `History.read`.  Models are matched
-            by name, and forecasts are adjusted by their earlier results; see `History.adjust`.
+            folder, a pair (table, metric) or a list of these, see `History.read`.  Models match
+            by name, and forecasts are adjusted by their earlier results, see `History.adjust`.
         gamma, tau: settings of the method ats, see `fit`.
         tokens: tokens per example (1 if sizes are tokens), for `Selection.flops`; None for 1.
         epochs: passes over the training examples of every run.

@@ -16,14 +16,14 @@ PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
     "differentiable": 1187,
-    "jet": 6359,
+    "jet": 6355,
     "lab": 4119,
     "ntk": 2019,
-    "ops": 2647,
-    "scaling": 3508,
+    "ops": 2723,
+    "scaling": 3685,
     "smoothness": 1177,
     "training": 1707,
-    ".": 998,
+    ".": 1014,
 }
 """Lines of code of each folder's Python files at most, without imports, comments, docstrings and
 empty lines; ".": those beside the folders. A commit may lower a number; one that raises it says why
@@ -32,7 +32,7 @@ in its message."""
 ANY = {
     "differentiable": 47,
     "jet": 118,
-    "lab": 31,
+    "lab": 29,
     "ntk": 12,
     "ops": 15,
     "scaling": 10,
