@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Constants:
     """What no table can say about itself, fitted on the development tables.
 
-    `python -m benchmarks.selection constants` judges the choice with each constant changed, one at
-    a time; these are round numbers between those that are worse.
+    `python -m benchmarks.selection constants` judges the choice with each constant halved and
+    doubled: RelAcc moves by a point at most, so that they are round numbers.
 
     Attributes:
         spike: how far the fall from a curve's first loss may lie above the median fall of all
