@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from .torch_private import require_torch as _require_torch
 
 if TYPE_CHECKING:
+    from . import ops, scaling, training
     from .differentiable.mode import differentiable
     from .graphs import graphed
     from .jet import (
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 _require_torch()  # first, since the rest fails with an older torch in many ways
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = [
     "JacHess",
     "Jet",
@@ -86,14 +87,16 @@ _HOMES = {
 _NAMES = {name: module for module, names in _HOMES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return _import_module(f"{__name__}.{name}")
-    if name not in _NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(_import_module(f"{__name__}.{_NAMES[name]}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # where a checker saw it, it would take any name
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return _import_module(f"{__name__}.{name}")
+        if name not in _NAMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(_import_module(f"{__name__}.{_NAMES[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -40,8 +40,9 @@ __all__ = [
 
 _HOMES = {"PacBayesBound": "bound", "pac_bayes_bound": "bound", "mean_tail_exponent": "tails"}
 
+if not TYPE_CHECKING:  # where a checker saw it, it would take any name
 
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(_import_module(f"{__name__}.{_HOMES[name]}"), name)
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(_import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -20,10 +20,10 @@ LINES = {
     "lab": 4119,
     "ntk": 2019,
     "ops": 2723,
-    "scaling": 3685,
+    "scaling": 3686,
     "smoothness": 1177,
     "training": 1707,
-    ".": 1014,
+    ".": 1015,
 }
 """Lines of code of each folder's Python files at most, without imports, comments, docstrings and
 empty lines; ".": those beside the folders. A commit may lower a number; one that raises it says why
