@@ -515,6 +515,10 @@ def front() -> str:
         for way in ("no graph", "torch.func")
     )
     plain = [ratios("step_vs_plain", shape, *_STEP)[-1] for shape in _STEPS]
+    graph = [
+        ratios("compiled_step", shape, "JacHess step, inductor", "plain step")[-1]
+        for shape in ("bert-4x64-B2-T16", "bert-6x384-B8-T32")
+    ]
     kernels = [
         ratios("ntk_methods", f"encoder6-{size}", "jx.ntk", other)[-1]
         for size in ("N32-T32", "N32-T64", "N64-T64")
@@ -524,39 +528,22 @@ def front() -> str:
         _spread([ratios("laplacian", s, figure, "double backward")[-1] for s in _LAPLACIANS], 2)
         for figure in ("value", "training step")
     ]
-    slower = "{} times as long"
     return table(
-        ["what", "on a CPU", "on a GPU"],
+        ["what", "on a CPU"],
         [
             ["J u through attention, causal or not, 128 to 2,048 tokens, against `torch.func.jvp` "
              "of attention written out",
              f"{forward} times faster; with its backward {backward} (than torch's math backend "
-             f"{mathematical})",
-             gpu("peers", *(
-                 ("{} times faster than " + words, "jx.jvp, forward", f"{other}, forward")
-                 for words, other in (("torch's math backend", "math backend"),
-                                      ("`jvp_flash_attention`", "jvp_flash_attention"))
-             ))],
-            ["the same, causal, 1,024 and 2,048 tokens", f"{memory} of its memory",
-             gpu("memory", ("{} of its memory", "jx.jvp, forward", "torch.func.jvp"))],
+             f"{mathematical})"],
+            ["the same, causal, 1,024 and 2,048 tokens", f"{memory} of its memory"],
             ["a MeanFlow step of a small DiT (layers × width), against a plain step",
-             f"{step}, in plain steps (with `torch.func.jvp` {func})",
-             gpu("meanflow", (slower, "no graph", "plain"),
-                 ("with `torch.func.jvp` {}", "torch.func", "plain"),
-                 ("by central differences {}", "central differences", "plain"), places=2)],
+             f"{step}, in plain steps (with `torch.func.jvp` {func})"],
             ["a training step with JacHess, against a plain one",
-             f"{_spread(plain)} times as long", gpu("step_vs_plain", (slower, *_STEP))],
-            ["the same as a CUDA graph (`jx.graphed`)", "",
-             gpu("graphed", (slower, "JacHess step, graphed", "plain step"),
-                 ("against a plain graph {}", "JacHess step, graphed", "plain step, graphed"))],
+             f"{_spread(plain)} times as long; {_spread(graph)} in one graph (4 × 64 and 6 × 384)"],
             ["Laplacians of MLPs and transformers, against double backward",
-             f"{laplacians[0]} of its time; a training step {laplacians[1]}",
-             gpu("laplacian", ("{} of its time", "value", "double backward"),
-                 ("a training step {}", "training step", "double backward"), places=2)],
+             f"{laplacians[0]} of its time; a training step {laplacians[1]}"],
             ["the NTK of a 6-layer encoder, against per-sample gradients by `torch.func`",
-             f"{_spread(kernels)} times faster",
-             gpu("ntk_methods", ("{} times faster than the Jacobian", "jx.ntk", "jacobian"),
-                 ("{} than vmap of grad", "jx.ntk", "vmap-grad"))],
+             f"{_spread(kernels)} times faster"],
         ],
     )  # fmt: skip
 
