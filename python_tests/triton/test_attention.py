@@ -329,7 +329,7 @@ def test_launches_compile(arch: int) -> None:
 MUTANTS = [
     ("tl.dot(x[0], y[i], sums[i])", "tl.dot(x[0], y[0], sums[i])"),
     ("n0 = n[0] * shrink[:, None]", "n0 = n[0]"),
-    ("kept += [n[i] * shrink[:, None]", "kept += [n[i]"),
+    ("recentred += [n[i] * shrink[:, None]", "recentred += [n[i]"),
     ("- n0 * shift[:, None]", "+ n0 * shift[:, None]"),
     ("seen & (keys <= rows + P.value.right)", "seen & (keys < rows + P.value.right)"),
     ("seen & (keys >= rows - P.value.left)", "seen & (keys > rows - P.value.left)"),
@@ -352,7 +352,7 @@ MUTANTS = [
     ("if i < P.value.first_order:", "if i <= P.value.first_order:"),
     ("x = s[i] * by + quadratic(z, P)", "x = s[i] * by"),
     ("z += [x - centre[:, None]]", "z += [x]"),
-    ("y -= across[j][:, None] * kept[j + 1]", "y -= across[j][:, None] * kept[j]"),
+    ("y -= across[j][:, None] * recentred[j + 1]", "y -= across[j][:, None] * recentred[j]"),
     ("(centre - c[i - 1] + bend)", "(centre - c[i - 1] - bend)"),
     ("before * (c[i - 1] + bend)", "before * c[i - 1]"),
     ("y = n[i] * shrink[:, None]", "y = n[i]"),
