@@ -18,7 +18,7 @@ import numpy as np
 from .._io import require
 from .constants import CONSTANTS
 from .predictive import Array, Student
-from .shapes import Kriging, covariances, log_sum, posterior_means
+from .shapes import Kriging, covariances, log_sum, posterior_means, softmax
 
 FEWEST_SIZES = 3
 _FADES = np.array([0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97])
@@ -205,7 +205,7 @@ class Backtests:
             errors = [[_log_error(x[k, j] - y[:, j]) for k, j in shapes] for x in (slopes, shapes)]
             gain = np.mean(errors[0]) - np.mean(errors[1])
             odds = CONSTANTS.evidence * min(len(shapes), CONSTANTS.backtests) * gain
-            weight = float(np.exp(-np.logaddexp(0, -odds)))
+            weight = _probability(odds)
         log_rates = np.zeros(2)
         for k in starts:
             rates = []
@@ -243,8 +243,12 @@ def _posterior_fade(log_errors: Sequence[Array]) -> float:
     if log_errors:
         count = min(len(log_errors), CONSTANTS.backtests)
         logs = logs - CONSTANTS.evidence * count * np.mean(log_errors, 0)
-    weights = np.exp(logs - logs.max())
-    return float(weights @ _FADES / weights.sum())
+    return float(softmax(logs) @ _FADES)
+
+
+def _probability(log_odds: float) -> float:
+    """Return the probability of log odds, without overflow."""
+    return float(np.exp(-np.logaddexp(0, -log_odds)))
 
 
 def _log(errors: Array) -> Array:
@@ -296,7 +300,7 @@ def no_signal_probability(y: Array, sizes: Array) -> float:
     logs = -(n - 1) / 2 * (np.linalg.slogdet(covariance)[1] + m * np.log(inner))
     prior = np.log(1 / CONSTANTS.no_signal - 1)
     odds = logs[0] - log_sum(logs[1:], 0) + np.log(len(logs) - 1) - prior
-    return float(np.exp(-np.logaddexp(0, -odds)))
+    return _probability(odds)
 
 
 class BlendForecast(NamedTuple):

@@ -270,22 +270,18 @@ class Selection:
         if length == count > 1:
             text = f"Not decided yet: any of the {count} may be the best"
         elif length > 1:
-            price = f" costs {share(self.price)} of all {count}"
-            price = " would tell" if math.isnan(self.price) else price
+            cost = f" costs {share(self.price)} of all {count}"
+            cost = " would tell" if math.isnan(self.price) else cost
             text = f"The best of {names_text(shortlist, count)} is expected within "
             text += f"{difference(regret_of_list)} of the best; training these {length} in "
-            text += f"full{price}"
+            text += f"full{cost}"
         if length > 1 and regret <= _LARGEST_REGRET:
             text += f". Choosing {names[0]} now is expected to cost {difference(regret)}"
         size, chosen = 2 * self.budget, names[: max(2, len(self.survivors))]
         if size > self.target / 2:
             return f"{text}."
-        cost = self._divide_by_total(self.full_costs)[self._order[: len(chosen)]].sum()
-        cost = (
-            ""
-            if math.isnan(cost)
-            else f" ({share(cost * size / self.target)} of training all in full)"
-        )
+        price = self._price(len(chosen)) * size / self.target
+        cost = "" if math.isnan(price) else f" ({share(price)} of training all in full)"
         num_out = count - len(chosen)
         dropped = f"; the other {num_out} {'is' if num_out == 1 else 'are'} out" if num_out else ""
         text += f". Next, run {names_text(chosen, count)} on {count_text(size)}{cost}{dropped}."
@@ -303,8 +299,11 @@ class Selection:
     def price(self) -> float:
         """Cost of training the shortlist in full, divided by that of training all; NaN if
         unknown."""
-        chosen = self._order[: len(self.shortlist)]
-        return float(self._divide_by_total(self.full_costs)[chosen].sum())
+        return self._price(len(self.shortlist))
+
+    def _price(self, count: int) -> float:
+        """Return `price` of the first models of the ranking."""
+        return float(self._divide_by_total(self.full_costs)[self._order[:count]].sum())
 
     @property
     def is_decided(self) -> bool:

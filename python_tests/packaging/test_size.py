@@ -20,7 +20,7 @@ LINES = {
     "lab": 4119,
     "ntk": 2019,
     "ops": 2723,
-    "scaling": 3686,
+    "scaling": 3684,
     "smoothness": 1177,
     "training": 1707,
     ".": 1015,
