@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeGuard, cast
 
@@ -158,6 +158,21 @@ class UnlabelledBatches:
         """Restore the position; the round's earlier batches will be loaded again and dropped."""
         self._round, self._taken = state["round"], state["taken"]
         self._forever = repeat_rounds(self)
+
+
+def collate_unlabelled(collate: Callable[..., Batch], rows: Sequence[object]) -> Batch:
+    """Return ``collate(rows)`` for rows of the trainer's ``unlabelled_dataset``.
+
+    Raises:
+        ValueError: the collator does not take the rows; the message names the argument.
+    """
+    try:
+        return collate(rows)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"unlabelled_dataset: the data collator does not take its rows ({error}); pass rows "
+            "with the columns of train_dataset, such as input_ids; labels are not needed"
+        ) from error
 
 
 def repeat_rounds(batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -312,10 +327,8 @@ def _outputs(model: nn.Module, row: Batch) -> list[Tensor]:
     """Return the model's floating-point outputs, including its last hidden state if available."""
     parameters = _parameters(model)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    if takes_any or "output_hidden_states" in parameters:
-        output = model(**row, output_hidden_states=True)
-    else:
-        output = model(**row)
+    has_states = takes_any or "output_hidden_states" in parameters
+    output = model(**row, **({"output_hidden_states": True} if has_states else {}))
     values = output.values() if isinstance(output, Mapping) else output
     last = (v[-1] if isinstance(v, tuple) and v else v for v in values)
     return [v for v in last if isinstance(v, Tensor) and v.is_floating_point()]

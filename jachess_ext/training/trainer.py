@@ -32,6 +32,7 @@ from .batches import (
     SeededOrder,
     UnlabelledBatches,
     add_decoder_inputs,
+    collate_unlabelled,
     drop_padding_targets,
     seeded_rng,
 )
@@ -100,8 +101,8 @@ class MethodMixin(_Base):
 
     Args:
         method: a `Method`, or text for `parse_method`.
-        unlabelled_dataset: rows for TAPT and the modes joint and unlab, whose labels are dropped;
-            other methods ignore it.
+        unlabelled_dataset: rows like those of ``train_dataset`` for TAPT, `recommended` and the
+            modes joint and unlab, whose labels are dropped; other methods ignore it.
         graphed: whether to run forward and backward of training batches as a CUDA graph
             (`jx.graphed`), for methods none, jachess in mode train and those derived from it.
             Batches need one shape: a collator that pads to a fixed length, and
@@ -114,10 +115,11 @@ class MethodMixin(_Base):
         method: the method, bound to this trainer.
 
     Raises:
-        ValueError: the method needs unlabelled data or a tokenizer, and has none; mode unlab, SAM,
-            GradientNorm or a placebo runs in fp16 or in several processes; one process has several
-            GPUs; ``graphed`` is set with another method, gradient accumulation or several
-            processes; or, in the first step, the method had no effect.
+        ValueError: the method needs unlabelled data or a tokenizer, and has none; the data collator
+            does not take the rows of ``unlabelled_dataset``; mode unlab, SAM, GradientNorm or a
+            placebo runs in fp16 or in several processes; one process has several GPUs; ``graphed``
+            is set with another method, gradient accumulation or several processes; or, in the first
+            step, the method had no effect.
         TypeError: ``method`` is neither a `Method` nor text.
     """
 
@@ -377,10 +379,11 @@ class MethodMixin(_Base):
     ) -> DataLoader[dict[str, Tensor]]:
         """Return a loader of the data set's batches, shuffled by ``generator`` only."""
         is_stream = isinstance(dataset, IterableDataset)
-        size = self.args.train_batch_size
+        size = self.args.per_device_train_batch_size
+        collate = self._get_collator_with_removed_columns(self.data_collator, "JacHess")
         if dataset is self.unlabelled_dataset:
-            unlab_size = getattr(self.method, "unlab_batch_size", None)  # a setting of some methods
-            size = unlab_size or self.args.per_device_train_batch_size
+            collate = functools.partial(collate_unlabelled, collate)
+            size = getattr(self.method, "unlab_batch_size", None) or size  # of methods with modes
         by_length = self.args.train_sampling_strategy == "group_by_length" and not is_stream
         rows = cast("Dataset[dict[str, Tensor]]", dataset)
         return DataLoader(
@@ -389,7 +392,7 @@ class MethodMixin(_Base):
             sampler=LengthGroupedSampler(size, rows, generator=generator) if by_length else None,
             shuffle=not (is_stream or by_length),
             generator=generator,
-            collate_fn=self._get_collator_with_removed_columns(self.data_collator, "JacHess"),
+            collate_fn=collate,
         )
 
     def plain_trainer(self, **arguments: Any) -> MethodTrainer:

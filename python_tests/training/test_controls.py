@@ -106,14 +106,13 @@ def test_label_smoothing_needs_classes(tmp_path: Path, problem: str, what: str) 
     ("kind", "unlabelled", "same_as"),
     [
         (None, True, "corrupt-consistency-joint,every=2,smoothing=0.1"),
-        (None, False, "label-smoothing"),
         ("multi_label_classification", True, "corrupt-consistency-joint,every=2"),
-        ("multi_label_classification", False, "none"),
         ("regression", True, "none"),
+        ("regression", False, "none"),
     ],
 )
 def test_recommended(tmp_path: Path, kind: str | None, unlabelled: bool, same_as: str) -> None:
-    """Bit for bit consistency with label smoothing; what of it task and data allow."""
+    """Bit for bit consistency with label smoothing; what of it the task allows."""
     ends = []
     for name in ("recommended", same_as):
         model = classifier("bert")

@@ -276,6 +276,18 @@ def test_an_object_that_is_no_method_is_refused(tmp_path: Path, method: Any) -> 
         trainer(tmp_path, method())
 
 
-def test_recommended_without_unlabelled_rows_says_so(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="trains with label smoothing alone: .*unlabelled_dataset"):
-        run(tmp_path, MethodTrainer, "recommended", unlabelled=None)
+NEED_UNLABELLED = ("recommended", "jachess-joint", "corrupt-consistency-joint", "tapt")
+
+
+@pytest.mark.parametrize("method", NEED_UNLABELLED)
+def test_a_method_without_its_unlabelled_rows_is_refused(tmp_path: Path, method: str) -> None:
+    with pytest.raises(ValueError, match=f"method='{method}' needs unlabelled_dataset=<rows like"):
+        trainer(tmp_path, method, options={"processing_class": TOKENIZER})
+
+
+@pytest.mark.parametrize("rows", [[{"text": "a good film"}] * 4, ["a good film"] * 4])
+@pytest.mark.parametrize("method", [*NEED_UNLABELLED, "jachess-unlab"])
+def test_unlabelled_rows_of_the_wrong_kind(tmp_path: Path, method: str, rows: list) -> None:
+    options = {"processing_class": TOKENIZER}
+    with pytest.raises(ValueError, match=r"unlabelled_dataset: .*with the columns of train_data"):
+        trainer(tmp_path, method, unlabelled=rows, options=options).train()

@@ -73,8 +73,8 @@ class Method:
         modes: the method's modes, the default first; empty without modes.
         control: whether reports count the method as a baseline for this package's own methods.
         capturable: whether every step launches the same kernels, as a CUDA graph requires.
-        any_task: whether the method skips the parts that the task or the data does not allow,
-            instead of raising an error.
+        any_task: whether the method skips the parts that the task does not allow, instead of
+            raising an error.
         one_process: whether to refuse several processes and fp16's loss scaling.
         needs_unlabelled, needs_tokenizer: whether the method needs unlabelled data or a tokenizer
             with its current settings.
@@ -170,8 +170,8 @@ class Method:
             ValueError: see `bind`.
         """
         trainer = self.trainer
-        if self.needs_unlabelled and not self.any_task and trainer.unlabelled_dataset is None:
-            raise self.error("needs unlabelled_dataset=..., which was not given")
+        if self.needs_unlabelled and trainer.unlabelled_dataset is None:
+            raise self.error("needs unlabelled_dataset=<rows like those of train_dataset>")
         if self.needs_tokenizer and not hasattr(trainer.processing_class, "all_special_ids"):
             raise self.error("needs processing_class=<the tokenizer>")
         needs_one_process = self.one_process or self.placebo

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, cast
 
@@ -185,24 +184,16 @@ class CorruptConsistency(_Consistency, WithModes, name="corrupt-consistency"):
 class Recommended(_Consistency, name="recommended"):
     """Label smoothing and consistency on unlabelled rows, as docs/finetuning.md recommends.
 
-    Without unlabelled rows only label smoothing is applied; with several labels a row, only
-    consistency; a regression is trained plainly.  A warning names the part that is left out.
+    With several labels a row only consistency is applied, and a regression is trained plainly; a
+    warning says so.
     """
 
     any_task = needs_unlabelled = True
     mode, every, smoothing = "joint", 2, 0.1
 
     def prepare(self) -> None:
-        has_unlabelled = self.trainer.unlabelled_dataset is not None
-        is_regression = self.problem_type() == "regression"
-        self.needs_tokenizer = has_unlabelled and not is_regression
+        self.needs_unlabelled = self.needs_tokenizer = self.problem_type() != "regression"
         super().prepare()
-        if not (has_unlabelled or is_regression):
-            warnings.warn(
-                "method='recommended' trains with label smoothing alone: its consistency needs "
-                "unlabelled_dataset=..., which was not given",
-                stacklevel=2,
-            )
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor | None:
         return super().penalty(model, inputs, outputs) if self.needs_tokenizer else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -15,7 +16,7 @@ from ... import torch_private
 from ..._io import require
 from ...jet import jvp
 from ...models import backbone_of, check_whole, drawn_modules, real_pairs, trained, unwrapped
-from ..batches import Batch, RandomState, seeded_rng
+from ..batches import Batch, RandomState, collate_unlabelled, seeded_rng
 from .base import Method, Outputs, Penalised
 from .settings import nonnegative, positive, share
 
@@ -261,15 +262,16 @@ class TAPT(Method, name="tapt"):
         texts = cast("Sequence[Mapping[str, object]]", trainer.unlabelled_dataset)
         # By index: iterating over a torch data set need not end.
         rows = (texts[i] for i in range(len(texts)))
+        collator = transformers.DataCollatorForLanguageModeling(
+            tokenizer, mlm=is_mlm, mlm_probability=self.tapt_masked if is_mlm else None
+        )
         # LoRA's matrices are not trained, so that the adapters stay zero in effect.
         backbone = dict(backbone_of(model).named_parameters())
         with trained({parameter: "lora_" not in name for name, parameter in backbone.items()}):
             stage = trainer.plain_trainer(
                 model=language,
                 args=self._training_arguments(),
-                data_collator=transformers.DataCollatorForLanguageModeling(
-                    tokenizer, mlm=is_mlm, mlm_probability=self.tapt_masked if is_mlm else None
-                ),
+                data_collator=functools.partial(collate_unlabelled, collator),
                 train_dataset=[{n: row[n] for n in _TEXT_COLUMNS if n in row} for row in rows],
                 processing_class=tokenizer,
             )
