@@ -6,6 +6,8 @@
     python -m benchmarks.selection history --llm llm.csv --lcdb lcdb-0.1.0/lcdb
     python -m benchmarks.selection advice --flan flan.csv --llm llm.csv --lcdb lcdb-0.1.0/lcdb
     python -m benchmarks.selection constants --flan flan.csv --pretraining pretraining.csv
+    python -m benchmarks.selection development --flan flan.csv --llm llm.csv \
+        --lcdb lcdb-0.1.0/lcdb --pretraining pretraining.csv
 
 budgets (results/selection.csv): every method at budgets of 1/8 … 1/512 of the target: PearCorr of
 the predicted losses with the true ones (modelsize, which predicts none: of its scores) and RelAcc
@@ -53,6 +55,20 @@ constants (selection_constants.md): the same figures, means over families, with 
 `scaling.constants` halved and doubled (or moved, where it is a probability); what they are chosen
 by.
 
+development (selection_development.csv): the choice on the tables that its constants are chosen by,
+not halved, and with parts of it switched off.  docs/scaling_record.md quotes the rows.  Of LCDB it
+takes every fourth even data set, by F1 and AUC; "flan, few A" and "B" are those of `families`.
+Families whose tables are not given are left out, also of the means.
+
+- The figures of `families`; "undrawn": of forecasts before their differences are drawn to those of
+  the last losses; regret as in `advice`; "last" and "halving": RelAcc of the lowest last loss, and
+  of plain halving at the same cost; the share of the models that go on, and how often the best is
+  not among them; how often "no further run is needed" is said, and how often that costs more than
+  1 % or a point; how often a table is said to tell nothing.
+- These are means over the cases of a family, over families ("mean", without FLAN's few), and over
+  the cases with as many sizes.  Besides: P(best) said and true by bins, and how often tables of
+  coin flips are said to tell nothing.
+
 history (selection_history_A.md; B): what `history=` is worth, on the families with several tables
 of the same models: LCDB's data sets, the tasks of llm, and files of the same models (``--tables``).
 The histories are 1, 3, 10 and all other tables of the family; "history alone" chooses the model
@@ -64,11 +80,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -76,7 +93,7 @@ import tyro
 from scipy.stats import t as student
 
 from jachess_ext._io import write_text
-from jachess_ext.scaling import LossTable, Search, Selection, read_table, select
+from jachess_ext.scaling import LossTable, Search, Selection, blend, read_table, select, shapes
 from jachess_ext.scaling.blend import forecasts
 from jachess_ext.scaling.constants import CONSTANTS
 from jachess_ext.scaling.history import History, same_runs
@@ -220,20 +237,28 @@ def flan_cases(path: Path, half: str) -> Iterator[Case]:
         yield Case("flan, few", str(number), whole.rows(chosen), sizes)
 
 
-def lcdb_cases(folder: Path, half: str, most: int | None) -> Iterator[Case]:
+def lcdb_cases(
+    folder: Path,
+    half: str,
+    most: int | None,
+    measures: Sequence[str] = MEASURES,
+    every: int = 1,
+) -> Iterator[Case]:
     """Yield every even (A) or odd (B) data set with eight learners up to 1,024 rows or more.
 
     Args:
         half: A or B.
         most: data sets a measure; None: all.
+        measures: log-loss and scores, by the names of their files.
+        every: every how many-th of the data sets, with eight learners or not, is looked at.
     """
     columns = ["openmlid", "learner", "size_train", "score_test"]
-    for measure in MEASURES:
+    for measure in measures:
         frame = pd.read_csv(folder / f"database-{measure}.csv", usecols=columns)
         frame = frame[frame.openmlid % 2 == "AB".index(half)]
         means = frame.groupby(["openmlid", "learner", "size_train"]).score_test.mean().reset_index()
         count = 0
-        for number, rows in means.groupby("openmlid"):
+        for number, rows in islice(means.groupby("openmlid"), None, None, every):
             table = _lcdb_table(rows, measure)
             if table is None or (most is not None and count >= most):
                 continue
@@ -543,7 +568,7 @@ def constants(
 
 # Advice -----------------------------------------------------------------------------------------
 
-SCORES = ("llm", "lcdb accuracy", "lcdb auc")  # families whose regret is in points
+SCORES = ("llm", "lcdb accuracy", "lcdb auc", "lcdb f1")  # families whose regret is in points
 SURE = 0.9
 
 
@@ -712,6 +737,179 @@ def advice(
     print(text)
     write_text(results / f"selection_advice_{half}.md", text)
     return searched
+
+
+# Development ------------------------------------------------------------------------------------
+
+FEW = ("flan, few A", "flan, few B")
+"""Families of the development that count in no mean."""
+_SHARES = {
+    **{"flan": tuple(2**k for k in range(3, 10)), "llm": (4, 10, 20)},
+    **{"corpora": (4, 16), "adam settings": (4, 8), "lr and batch": (2,)},
+    **{"lcdb f1": (8, 32), "lcdb auc": (8, 32)},
+}
+"""By family, the parts of the target that are its budgets."""
+SIZES = {"3 sizes": (3, 3), "4 sizes": (4, 4), "5 or 6 sizes": (5, 6), "7 or more": (7, 99)}
+COINS = ((2, 3), (3, 4), (3, 6), (10, 4))
+"""Models and sizes of tables of coin flips."""
+COIN_TABLES = 60
+_FLIPS = 80
+VARIANTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "as it is": nullcontext,
+    "no draw to the last losses": lambda: _changed("draw", 0.0),
+    "no grid of shapes": lambda: patch.object(blend, "FEWEST_SIZES", 99),
+    "no shared prior of shapes": lambda: patch.object(shapes, "PRIOR_MODELS", 1e9),
+}
+"""Parts of the choice that are switched off, by what is then said of it."""
+
+
+def development_cases(
+    flan: Path | None, llm: Path | None, lcdb: Path | None, pretraining: Path | None
+) -> list[Case]:
+    """Return the cases whose budgets leave three sizes below the target."""
+    cases: list[Case] = []
+    if flan is not None:
+        cases.append(Case("flan", "flan", read_table(flan), ()))
+    if llm is not None:
+        cases += [*llm_cases(llm, "A"), *llm_cases(llm, "B")]
+    if pretraining is not None:
+        cases += pretraining_cases(pretraining)
+    if lcdb is not None:
+        cases += lcdb_cases(lcdb, "A", None, ("f1", "auc"), every=4)
+    if not cases:
+        raise SystemExit("selection: no tables; give --flan, --llm, --lcdb or --pretraining")
+    cases = [replace(case, budgets=_budgets(case.table, _SHARES[case.family])) for case in cases]
+    if flan is not None:
+        for name, half in zip(FEW, "AB", strict=True):
+            few = [case for case in flan_cases(flan, half) if case.family == "flan, few"]
+            cases += [replace(case, family=name) for case in few]
+    return [case for case in cases if np.ptp(case.table.losses[:, -1]) > 0]
+
+
+def _budgets(table: LossTable, shares: Sequence[float]) -> tuple[float, ...]:
+    below = [table.trained[:-1][table.trained[:-1] <= table.sizes[-1] / s * 1.0001] for s in shares]
+    return tuple(float(sizes[-1]) for sizes in below if len(sizes) >= 3)
+
+
+def develop(case: Case, budget: float) -> dict[str, Any]:
+    """Return the figures of the choice on a case; see the module's docstring."""
+    target, is_score = float(case.table.sizes[-1]), case.family in SCORES
+    table = replace(case.table, metric="accuracy" if is_score else None)
+    selection, truth = select(table, budget, target), table.losses_at(target)
+    used, count, is_best = selection.table, len(truth), truth == truth.min()
+    (forecast,) = forecasts(used.trained, used.trained_losses, [target])
+    undrawn = np.exp(forecast.extrapolation)
+    halved, _ = halving(
+        table.trained_losses, table.trained, np.ones(count), count * used.trained.sum()
+    )
+    going = [selection.names.index(name) for name in selection.survivors]
+    true = float(regrets(truth, truth, case.family)[selection.scores.argmin()])
+    return {
+        **{"family": case.family, "source": case.source, "sizes": len(used.trained)},
+        **_choice_figures(selection, truth),
+        "RMSE, undrawn": log_rmse(undrawn, truth),
+        "PearCorr": pear_corr(selection.predicted_losses, truth),
+        "PearCorr, undrawn": pear_corr(undrawn, truth),
+        "last": rel_acc(used.trained_losses[:, -1], truth),
+        "halving": rel_acc(np.arange(count) != halved, truth),
+        "regret said": 100 * float(selection.expected_regret[0]),
+        "regret true": true,
+        "50 %": _coverage(selection, truth, 0.5),
+        "90 %": _coverage(selection, truth, 0.9),
+        "go on": 100 * len(going) / count,
+        "best is out": 100.0 * (not is_best[going].any()),
+        "decided": 100.0 * selection.is_decided,
+        "decided, wrongly": 100.0 * (selection.is_decided and true > 1),
+        "no signal": 100.0 * (not selection.has_signal),
+        "P said": selection.best_probabilities.tolist(),
+        "P true": (is_best / is_best.sum()).tolist(),
+    }
+
+
+def flip_coins() -> Iterator[dict[str, Any]]:
+    """Yield how often tables of coin flips are said to tell nothing, and one to be the best."""
+    generator = np.random.default_rng(0)
+    for models, count in COINS:
+        sizes, found = 100.0 * 2 ** np.arange(count), []
+        for _ in range(COIN_TABLES):
+            losses = 1 - generator.binomial(_FLIPS, 0.5, (models, count)) / _FLIPS
+            names = tuple(map(str, range(models)))
+            table = LossTable(names, sizes, losses, None, "accuracy")
+            found.append(select(table, sizes[-1], 8 * sizes[-1]))
+        yield {
+            "group": f"coins, {models} models, {count} sizes",
+            "cases": COIN_TABLES,
+            "no signal": 100 * np.mean([not selection.has_signal for selection in found]),
+            "decided": 100 * np.mean([selection.is_decided for selection in found]),
+        }
+
+
+def _development_rows(cases: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield the means over the cases of every family, of all families, and by numbers of sizes."""
+    figures = list(cases.select_dtypes("number").columns.drop("sizes"))
+    means = []
+    for family, group in cases.groupby("family", sort=False):
+        row = {"cases": len(group), **group[figures].mean()}
+        for other in ("last", "halving"):
+            less = (group["RelAcc"] - group[other]).set_axis(group.source).rename_axis("source")
+            drawn = _drawn(less)[0]
+            row[f"less {other}, high"] = np.quantile(drawn[1:], 0.975)
+        means += [row] * (family not in FEW)
+        yield {"group": family} | row
+    counted = cases[~cases.family.isin(FEW)]
+    yield {"group": "mean", "cases": len(counted), **pd.DataFrame(means)[figures].mean()}
+    for name, (least, most) in SIZES.items():
+        group = counted[counted.sizes.between(least, most)]
+        yield {"group": name, "cases": len(group), **group[figures].mean()}
+
+
+def _bin_rows(cases: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield P(best) said and true in bins of a fifth."""
+    counted = cases[~cases.family.isin(FEW)]
+    said, true = (np.concatenate(list(counted[name])) for name in ("P said", "P true"))
+    place = np.clip(np.digitize(said, BINS) - 1, 0, len(BINS) - 2)
+    for number, (low, high) in enumerate(pairwise(BINS)):
+        inside = place == number
+        yield {
+            **{"group": f"P(best) {low:.1f} to {high:.1f}", "cases": int(inside.sum())},
+            **{"P said": said[inside].mean(), "P true": true[inside].mean()},
+        }
+
+
+def development(
+    flan: Path | None = None,
+    llm: Path | None = None,
+    lcdb: Path | None = None,
+    pretraining: Path | None = None,
+    variants: tuple[str, ...] = tuple(VARIANTS),
+    results: Path = RESULTS,
+) -> pd.DataFrame:
+    """Judge the choice on the development tables, as it is and with parts switched off.
+
+    Args:
+        flan, llm, lcdb, pretraining: as for `families`.
+        variants: parts to switch off, by their names in `VARIANTS`; the first of these as it is.
+        results: folder of the csv.
+
+    Raises:
+        SystemExit: no tables are given.
+    """
+    cases = development_cases(flan, llm, lcdb, pretraining)
+    given = {"--flan": flan, "--llm": llm, "--lcdb": lcdb, "--pretraining": pretraining}
+    if missing := [option for option, path in given.items() if path is None]:
+        print(f"without the families of {', '.join(missing)}", file=sys.stderr)
+    rows: list[dict[str, Any]] = []
+    for variant in variants:
+        with VARIANTS[variant]():
+            judged = pd.DataFrame([develop(case, b) for case in cases for b in case.budgets])
+        groups = list(_development_rows(judged))
+        if variant == "as it is":
+            groups += [*_bin_rows(judged), *flip_coins()]
+        rows += [{"variant": variant} | row for row in groups]
+    frame = pd.DataFrame(rows)
+    print(frame.dropna(axis=1, how="all").to_string(float_format=lambda x: f"{x:.3f}", na_rep=""))
+    write_frame(frame.assign(**stamped()), results / "selection_development.csv")
+    return frame
 
 
 # One larger run each ----------------------------------------------------------------------------
@@ -885,7 +1083,7 @@ def main(argv: Sequence[str] | None = None) -> pd.DataFrame:
     """Judge, print, write; what was judged."""
     parts: dict[str, Callable[..., pd.DataFrame]] = {
         **{"budgets": budgets, "families": families, "advice": advice, "larger": larger},
-        **{"history": history, "constants": constants},
+        **{"history": history, "constants": constants, "development": development},
     }
     return tyro.extras.subcommand_cli_from_dict(parts, args=argv, description=__doc__)
 

@@ -56,16 +56,22 @@ def lcdb_folder(folder: Path, sizes: Sequence[int] = tuple(2**k for k in range(4
     return folder
 
 
-def test_families_are_read_and_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "FEW_TABLES", 1)
-    flan = tables.write_csv(tmp_path / "flan.csv", tables.population(3, models=12)[0])
-    llm = tmp_path / "llm.csv"
+def llm_file(folder: Path) -> Path:
+    """Two tasks of three models, whose largest size none of them has."""
     rows = ["task,model,metric,50,100,200,500,1000,5000,9000"]
     for task in ("x", "y"):
         for place, model in enumerate("abc"):
             scores = [0.5, 0.6, 0.65 - 0.01 * place, 0.7, 0.75, 0.9 - 0.02 * place]
             rows.append(f"{task},{model},accuracy," + ",".join(map(str, scores)) + ",")
-    llm.write_text("\n".join(rows) + "\n")
+    path = folder / "llm.csv"
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def test_families_are_read_and_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "FEW_TABLES", 1)
+    flan = tables.write_csv(tmp_path / "flan.csv", tables.population(3, models=12)[0])
+    llm = llm_file(tmp_path)
     cases = list(selection.lcdb_cases(lcdb_folder(tmp_path), "A", None))
     assert len(cases) == 6 and cases[0].table.losses.shape == (9, 8)
     assert [case.source for case in selection.lcdb_cases(tmp_path, "B", None)] == ["5"] * 3
@@ -196,6 +202,54 @@ def test_regret_is_a_share_of_a_loss_and_points_of_a_score() -> None:
     truth = np.array([0.2, 0.5])
     assert selection.regrets(truth, truth, "flan") == pytest.approx([0, 100 * np.log(2.5)])
     assert selection.regrets(truth, truth, "lcdb auc") == pytest.approx([0, 30])
+
+
+def test_development(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Means by family, of the families and by sizes; what is switched off, and then on again."""
+    for name in ("FEW_TABLES", "COIN_TABLES"):
+        monkeypatch.setattr(selection, name, 2)
+    flan = tables.write_csv(tmp_path / "flan.csv", tables.population(3, models=12)[0])
+    given = ["--flan", str(flan), "--llm", str(llm_file(tmp_path)), "--results", str(tmp_path)]
+    shown = selection.main(["development", *given]).set_index(["variant", "group"])
+    assert "without the families of --lcdb, --pretraining" in capsys.readouterr().err
+    written = pd.read_csv(tmp_path / "selection_development.csv")
+    assert len(written) == len(shown) and Constants() == CONSTANTS
+    today = shown.loc["as it is"]
+    assert today.cases[["flan", "llm", *selection.FEW]].tolist() == [7, 6, 8, 8]
+    for figure in ("RelAcc", "−ln P", "regret said", "go on"):  # FLAN's few are not counted
+        assert today[figure]["mean"] == pytest.approx(today[figure][["flan", "llm"]].mean())
+    assert today.cases[[*selection.SIZES]].sum() == today.cases["mean"] == 13
+    bins = today[today.index.str.startswith("P(best)")]
+    assert (bins.cases * bins["P said"]).sum() == pytest.approx(13)
+    assert today["no signal"]["coins, 10 models, 4 sizes"] > 0
+    whole = read_table(flan)
+    target = float(whole.sizes[-1])
+    truth, found = (
+        whole.losses_at(target),
+        [select(whole, target / 2**k, target) for k in range(3, 10)],
+    )
+    chosen = np.array([selected.scores.argmin() for selected in found])
+    assert today["regret true"]["flan"] == pytest.approx(
+        100 * np.log(truth[chosen] / truth.min()).mean()
+    )
+    last = [whole.losses_at(target / 2**k).argmin() for k in range(3, 10)]
+    of_last = 100 * (truth.max() - truth[last]).mean() / np.ptp(truth)
+    assert today["last"]["flan"] == pytest.approx(of_last)
+    undrawn = shown.loc["no draw to the last losses"]
+    for of_drawn, of_undrawn in (("RMSE ln L", "RMSE, undrawn"), ("PearCorr", "PearCorr, undrawn")):
+        assert undrawn[of_drawn]["flan"] == pytest.approx(today[of_undrawn]["flan"])
+        assert today[of_drawn]["flan"] != pytest.approx(today[of_undrawn]["flan"])
+    forecasts = [shown["RMSE, undrawn"][variant, "flan"] for variant in selection.VARIANTS]
+    assert len({round(rmse, 9) for rmse in forecasts}) == 3, "the draw changes no extrapolation"
+    with pytest.raises(SystemExit, match="no tables"):
+        selection.main(["development"])
+
+
+def test_every_few_th_data_set(tmp_path: Path) -> None:
+    cases = selection.lcdb_cases(lcdb_folder(tmp_path), "A", None, ("auc",), every=2)
+    assert [(case.family, case.source) for case in cases] == [("lcdb auc", "2")]
 
 
 @pytest.mark.slow
