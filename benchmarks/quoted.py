@@ -28,7 +28,7 @@ import pandas as pd
 
 from jachess_ext.lab.workbench.page import COLOURS, MARKERS, panels
 
-from . import finetune_quality, live_selection, models, word_attack
+from . import finetune_quality, live_selection, models, selection, word_attack
 from .bench_micro import WAYS
 from .common import RESULTS, ROOT, git
 from .derivatives import MASKS, MATH, WRITTEN_OUT
@@ -41,6 +41,7 @@ DOCUMENTS = (
     "docs/limits.md",
     "docs/ntk.md",
     "docs/scaling.md",
+    "docs/scaling_record.md",
     "docs/refused.md",
     "docs/tutorials/gradient_penalties.md",
     "docs/tutorials/laplacian.md",
@@ -672,6 +673,105 @@ def choices() -> str:
     return table(head, body)
 
 
+DEVELOPED = {
+    **{"flan": "FLAN", "llm": "tasks", "adam settings": "Adam", "corpora": "corpora"},
+    **{"lr and batch": "rates", "lcdb f1": "F1", "lcdb auc": "AUC", "mean": "mean"},
+}
+"""Families of tables in selection_development.csv, in words."""
+_AS_IT_IS = "as it is"
+
+
+def _developed(variant: str, group: str, *figures: str, digits: int = 1) -> str:
+    """Return figures of the development tables; variant "before": of the earlier rule."""
+    name = "selection_development" + "_before" * (variant == "before")
+    row = next(r for r in rows(name) if (r["variant"], r["group"]) == (variant, group))
+    return ", ".join(
+        f"{float(row[figure]):.{digits}f}" if row[figure] else "" for figure in figures
+    )
+
+
+def development() -> str:
+    """Return the figures of the choice on the development tables, and of the rule before."""
+    before = ("RelAcc", 1), ("−ln P", 2), ("RMSE ln L", 3), ("PearCorr", 1)
+    lines: list[tuple[str, str, tuple[str, ...], int]] = []
+    for figure, digits in before:
+        name = {"RMSE ln L": "RMSE of ln L"}.get(figure, figure)
+        lines += [(f"{name}, before", "before", (figure,), digits)]
+        lines += [(f"{name}, now", _AS_IT_IS, (figure,), digits)]
+        if figure == "RelAcc":
+            for words, column in (("the last loss", "last"), ("halving", "halving")):
+                lines.append((f"of {words}", _AS_IT_IS, (column,), 1))
+                high = (f"less {column}, high",)
+                lines.append(
+                    (f"now less {words}: upper end of the 95 % interval", _AS_IT_IS, high, 1)
+                )
+        elif figure != "−ln P":
+            undrawn = f"{figure.split()[0]}, undrawn"
+            lines.append((f"{name} before the draw, now", _AS_IT_IS, (undrawn,), digits))
+    for words, figures, digits in (
+        ("regret: said, true, now", ("regret said", "regret true"), 1),
+        ("50, 90 % intervals hold, now", ("50 %", "90 %"), 0),
+        (
+            "% of the models go on; the best is out in % of the cases, now",
+            ("go on", "best is out"),
+            0,
+        ),
+        ("% of the cases that need no further run, now", ("decided",), 0),
+    ):
+        lines.append((words, _AS_IT_IS, figures, digits))
+    cases = [
+        next(r["cases"] for r in rows("selection_development") if r["group"] == family)
+        for family in DEVELOPED
+    ]
+    body = [
+        [words, *(_developed(variant, family, *figures, digits=digits) for family in DEVELOPED)]
+        for words, variant, figures, digits in lines
+    ]
+    return table(["", *DEVELOPED.values()], [["cases", *cases], *body])  # fmt: skip
+
+
+def development_sizes() -> str:
+    """Return RelAcc on the development tables by the number of their sizes."""
+    groups = selection.SIZES
+    head = ["RelAcc, tables of", *groups]
+    ways = {
+        **{"now": (_AS_IT_IS, "RelAcc"), "before": ("before", "RelAcc")},
+        **{"the last loss": (_AS_IT_IS, "last"), "halving": (_AS_IT_IS, "halving")},
+    }
+    return table(head, [[words, *(_developed(variant, group, figure) for group in groups)]
+                        for words, (variant, figure) in ways.items()])  # fmt: skip
+
+
+def development_parts() -> str:
+    """Return the choice on the development tables with parts of it switched off."""
+    few = [name.replace("flan", "FLAN") for name in selection.FEW]
+    head = ["", "RelAcc: mean", "Adam", "FLAN", *few, "RMSE of ln L: mean", "FLAN"]
+    head += ["PearCorr: mean", "FLAN"]
+    cells = [("RelAcc", group, 1) for group in ("mean", "adam settings", "flan", *selection.FEW)]
+    cells += [(figure, group, digits) for figure, digits in (("RMSE ln L", 3), ("PearCorr", 1))
+              for group in ("mean", "flan")]  # fmt: skip
+    variants = ["before", *selection.VARIANTS]
+    return table(head, [[variant, *(_developed(variant, g, f, digits=d) for f, g, d in cells)]
+                        for variant in variants])  # fmt: skip
+
+
+def development_chances() -> str:
+    """Return P(best) said and true by bins, and what is said of tables of coin flips."""
+    found = [r for r in rows("selection_development") if r["variant"] == _AS_IT_IS]
+    bins = [r for r in found if r["group"].startswith("P(best)")]
+    shown = [f"{float(r['P said']):.2f}, {float(r['P true']):.2f} ({r['cases']})" for r in bins]
+    return table([r["group"] for r in bins], [shown])
+
+
+def development_coins() -> str:
+    """Return how often tables of coin flips are said to tell nothing."""
+    found = [r for r in rows("selection_development") if r["group"].startswith("coins")]
+    head = ["tables of coin flips", "number", "told as no signal, %", "decided, %"]
+    return table(head, [[r["group"].removeprefix("coins, "), r["cases"],
+                         f"{float(r['no signal']):.0f}", f"{float(r['decided']):.0f}"]
+                        for r in found])  # fmt: skip
+
+
 def ntk() -> str:
     """Return the time and memory of `jx.ntk` beside other ways; what misses its target is bold."""
     newest = {
@@ -720,6 +820,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "attention-memory": attention_memory,
     "choices": choices,
     "compiled": compiled,
+    "development": development,
+    "development-chances": development_chances,
+    "development-coins": development_coins,
+    "development-parts": development_parts,
+    "development-sizes": development_sizes,
     "front": front,
     "laplacian": laplacian,
     "meanflow": meanflow,

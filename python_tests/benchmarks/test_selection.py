@@ -209,15 +209,15 @@ def test_development(
 ) -> None:
     """Means by family, of the families and by sizes; what is switched off, and then on again."""
     for name in ("FEW_TABLES", "COIN_TABLES"):
-        monkeypatch.setattr(selection, name, 2)
-    flan = tables.write_csv(tmp_path / "flan.csv", tables.population(3, models=12)[0])
+        monkeypatch.setattr(selection, name, 1)
+    flan = tables.write_csv(tmp_path / "flan.csv", tables.population(3, models=6)[0])
     given = ["--flan", str(flan), "--llm", str(llm_file(tmp_path)), "--results", str(tmp_path)]
     shown = selection.main(["development", *given]).set_index(["variant", "group"])
     assert "without the families of --lcdb, --pretraining" in capsys.readouterr().err
     written = pd.read_csv(tmp_path / "selection_development.csv")
     assert len(written) == len(shown) and Constants() == CONSTANTS
     today = shown.loc["as it is"]
-    assert today.cases[["flan", "llm", *selection.FEW]].tolist() == [7, 6, 8, 8]
+    assert today.cases[["flan", "llm", *selection.FEW]].tolist() == [7, 6, 4, 4]
     for figure in ("RelAcc", "−ln P", "regret said", "go on"):  # FLAN's few are not counted
         assert today[figure]["mean"] == pytest.approx(today[figure][["flan", "llm"]].mean())
     assert today.cases[[*selection.SIZES]].sum() == today.cases["mean"] == 13
