@@ -9,6 +9,10 @@
     step_vs_published  the same against the published code's protocol, re-enacted
     engine_vs_func     a 2-jet of every layer against torch.func's jvp of jvp
     compiled_step      a JacHess step, eager and compiled by each backend, against a plain step
+    trainer_step       a step of `MethodTrainer` with JacHess in mode train, eager and compiled,
+                       against one of transformers' Trainer
+    jvp_python         a jvp's forward without a graph against a plain one; the note says how many
+                       functions it went through, and what each took longer
     train_mode         task loss + R from one forward against a plain step
     graphed            a JacHess step and a plain one as CUDA graphs (`jx.graphed`), against the
                        same steps run by Python; on a CPU both are
@@ -26,6 +30,7 @@ Steps are forward and backward, no optimiser.  Each part appends to results/PART
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +38,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
 import jachess_ext as jx
@@ -90,6 +96,47 @@ def compiled_step(shape: Shape, options: Options) -> Steps:
             f"JacHess step, {backend}": penalty_step(model, batch, compile=backend)
             for backend in ("aot_eager", "inductor")
         },
+    }
+
+
+def trainer_step(shape: Shape, options: Options) -> Steps:
+    """Return a training step of transformers' Trainer, and of `MethodTrainer` in three ways."""
+    from transformers import Trainer, TrainingArguments
+
+    from jachess_ext.training import JacHess, MethodTrainer
+
+    batch = make_batch(shape, labels=True, device=options.device)
+    arguments = TrainingArguments(
+        output_dir=tempfile.gettempdir(),
+        use_cpu=options.device.type == "cpu",
+        report_to="none",
+        disable_tqdm=True,
+        save_strategy="no",
+    )
+
+    def step_of(backend: str | None, method: JacHess | None) -> Step:
+        model = build_model(shape, **options.place)
+        model.drawn_modules = ()  # type: ignore[assignment]  # its weights stand for a checkpoint's
+        rows: Any = [{name: value[0] for name, value in batch.items()}]
+        trainer: Trainer = Trainer(model=model, args=arguments, train_dataset=rows)
+        if method is not None:
+            trainer = MethodTrainer(
+                model=model, args=arguments, train_dataset=rows, method=method, compile=backend
+            )
+            trainer.begin_training()
+        trainer.current_gradient_accumulation_steps = 1  # type: ignore[attr-defined]  # as train()
+
+        def step() -> Tensor:
+            model.zero_grad(set_to_none=True)
+            return trainer.training_step(model, dict(batch))
+
+        return step
+
+    method = JacHess(weights="uniform", directions=2, dimensions="all", normalize=False)
+    ways = {"eager": None, "aot_eager": "aot_eager", "inductor": "inductor"}
+    return {
+        "Trainer's step": step_of(None, None),
+        **{f"MethodTrainer's, {way}": step_of(backend, method) for way, backend in ways.items()},
     }
 
 
@@ -381,15 +428,22 @@ class Hidden(nn.Module):
         return self.encoder(inputs_embeds=x).last_hidden_state
 
 
+def _encoder(shape: Shape, options: Options) -> tuple[Hidden, Tensor, Tensor]:
+    """Return an encoder without dropout, its embeddings and a direction."""
+    model = build_model(shape, **(options.place | {"dropout": 0.0}))
+    hidden = Hidden(model.base_model).eval()  # type: ignore[arg-type]
+    size = (2, shape.batch, shape.tokens, shape.width)
+    x, direction = torch.randn(size, device=options.device, dtype=options.dtype)
+    hidden(x)  # transformers writes into a model in its first pass
+    return hidden, x, direction
+
+
 def jvp_vs_plain(shape: Shape, options: Options) -> Steps:
     """Return a jvp of a whole encoder and its backward, eager and in one graph, and a plain step.
 
     Compilation is in the warm-up.  The loss is the sum of squares; dropout is off.
     """
-    model = build_model(shape, **(options.place | {"dropout": 0.0}))
-    hidden = Hidden(model.base_model).eval()  # type: ignore[arg-type]
-    size = (2, shape.batch, shape.tokens, shape.width)
-    x, direction = torch.randn(size, device=options.device, dtype=options.dtype)
+    hidden, x, direction = _encoder(shape, options)
 
     def tangents(x: Tensor, direction: Tensor) -> Tensor:
         return jx.jvp(hidden, (x,), (direction,))[1].square().sum()
@@ -404,7 +458,6 @@ def jvp_vs_plain(shape: Shape, options: Options) -> Steps:
 
         return step
 
-    plain(x, direction)  # transformers writes into a model in its first pass
     backends = {"aot_eager": "aot_eager", "compiled": options.extra.backend}
     compiled = {
         name: torch.compile(tangents, fullgraph=True, backend=b) for name, b in backends.items()
@@ -414,6 +467,40 @@ def jvp_vs_plain(shape: Shape, options: Options) -> Steps:
         "jvp": step_of(tangents),
         **{f"jvp, {name}": step_of(function) for name, function in compiled.items()},
     }
+
+
+def jvp_python(shape: Shape, options: Options) -> Steps:
+    """Return a whole encoder's jvp and its plain pass, forward and without a graph."""
+    hidden, x, direction = _encoder(shape, options)
+
+    @torch.no_grad()
+    def plain() -> None:
+        hidden(x)
+
+    @torch.no_grad()
+    def jvp() -> None:
+        jx.jvp(hidden, (x,), (direction,))
+
+    return {"jvp, no graph": jvp, "plain, no graph": plain}
+
+
+class _FunctionCount(TorchFunctionMode):
+    """Count the calls of torch's functions and methods."""
+
+    count = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.count += func.__name__ != "__get__"  # an attribute
+        return func(*args, **(kwargs or {}))
+
+
+def functions_of(step: Step) -> int:
+    """Return how many functions of torch a step calls."""
+    with _FunctionCount() as counted:
+        step()
+    return counted.count
 
 
 def gemm_libraries(shape: Shape, options: Options) -> Steps:
@@ -476,6 +563,7 @@ class Part:
     Attributes:
         pairs: (figure, baseline, target); none: every two that follow one another.
         floors: by figure, the step that is its floor.
+        counts: the step whose functions are counted; empty: none are.
     """
 
     steps: Callable[[Shape, Options], Steps]
@@ -485,6 +573,7 @@ class Part:
     quick: Sequence[str] = ("tiny",)
     repeats: int = 9
     warmup: int = 2
+    counts: str = ""
 
 
 PARTS = {
@@ -521,6 +610,21 @@ PARTS = {
         compiled_step,
         ("encoder4-T16", "encoder6-T32"),
         [(f"JacHess step, {way}", "plain step", "") for way in ("eager", "aot_eager", "inductor")],
+    ),
+    "trainer_step": Part(
+        trainer_step,
+        ("encoder4-T16", "encoder6-T32"),
+        [
+            (f"MethodTrainer's, {way}", "Trainer's step", "")
+            for way in ("eager", "aot_eager", "inductor")
+        ],
+    ),
+    "jvp_python": Part(
+        jvp_python,
+        ("encoder4-T16", "encoder12-T32"),
+        [("jvp, no graph", "plain, no graph", "")],
+        repeats=51,
+        counts="plain, no graph",
     ),
     "graphed": Part(
         graphed,
@@ -589,6 +693,10 @@ def measure(name: str, shape: Shape, options: Options) -> list[Row]:
             target=target,
             note=f"backend {options.extra.backend}" if "compiled" in figure else "",
         )
+        if part.counts:
+            count = functions_of(steps[part.counts])
+            more = 1e3 * (row.p50 - row.baseline_p50) / count
+            row.note = f"{count} functions, {more:.1f} µs more each"
         if name == "step_vs_published":
             row.target = _PUBLISHED_TARGETS.get(shape.layers, "")
         rows.append(row)

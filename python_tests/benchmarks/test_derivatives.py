@@ -69,6 +69,24 @@ def test_graphed_steps_are_those_of_python(device: str) -> None:
     assert steps["JacHess step, graphed"]().isfinite() and steps["JacHess step"]() != plain[0]
 
 
+def test_functions_are_counted() -> None:
+    """Three functions; attributes are none, nor is what a function of torch calls within it."""
+    x = torch.ones(2, 3)
+    assert derivatives.functions_of(lambda: nn.functional.softmax(x.sin() + x.shape[0], -1)) == 3
+
+
+def test_methods_steps_are_those_of_the_method(tmp_path: Path) -> None:
+    """A step of `MethodTrainer` has the penalty's gradient, too; its note is what a function takes."""
+    options = parse(parser(""), [*QUICK, "--results", str(tmp_path)])
+    steps = derivatives.trainer_step(SHAPES["tiny"], options)
+    gradients = [steps[name]() for name in ("Trainer's step", "MethodTrainer's, eager")]
+    assert gradients[1] > gradients[0] > 0
+    (row,) = derivatives.main([*QUICK, "--results", str(tmp_path), "--parts", "jvp_python"])
+    count = int(row.note.split()[0])
+    more = f"{1e3 * (row.p50 - row.baseline_p50) / count:.1f}"
+    assert count > 30 and row.note == f"{count} functions, {more} µs more each"
+
+
 def test_ways_of_meanflow_have_one_loss() -> None:
     place = {"device": torch.device("cpu"), "dtype": torch.float64}
     ways = ("no graph", "kept graph", "torch.func", "central differences")
