@@ -76,7 +76,7 @@ def test_functions_are_counted() -> None:
 
 
 def test_methods_steps_are_those_of_the_method(tmp_path: Path) -> None:
-    """A step of `MethodTrainer` has the penalty's gradient, too; its note is what a function takes."""
+    """A step of `MethodTrainer` has the penalty, too; a note says what a function takes."""
     options = parse(parser(""), [*QUICK, "--results", str(tmp_path)])
     steps = derivatives.trainer_step(SHAPES["tiny"], options)
     gradients = [steps[name]() for name in ("Trainer's step", "MethodTrainer's, eager")]
