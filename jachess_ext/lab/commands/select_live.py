@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from ..._io import DataError, MissingExtra, from_json
+from ..._io import DataError, MissingExtra
 from ..workbench.settings import Columns, Recipe
 
 if TYPE_CHECKING:
@@ -37,7 +33,6 @@ Rows = Annotated[
         str_from_instance=lambda value: [f"{value:g}"],
     ),
 ]
-Settings = TypeVar("Settings")
 
 
 def _shown(metavar: str, default: str = "") -> Any:
@@ -51,14 +46,11 @@ def _shown(metavar: str, default: str = "") -> Any:
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)
 
 
-Pairs = Annotated[dict[str, str], _shown("NAME VALUE …")]
-
-
 def select_live(
     models: Annotated[tuple[str, ...], tyro.conf.arg(metavar="MODEL …")],
     task: Annotated[str, tyro.conf.arg(metavar="DATA")],
-    columns: Pairs = {},  # noqa: B006  tyro's default, not changed
-    recipe: Pairs = {},  # noqa: B006
+    columns: Columns = Columns(),  # noqa: B008  frozen
+    recipe: Recipe = Recipe(),  # noqa: B008  frozen
     target: Annotated[Rows | None, _shown("ROWS", "all training rows")] = None,
     rank_by: Annotated[str | None, _shown("SCORE", "loss, of text bpb")] = None,
     method: Annotated[str, _shown("NAME", "blend")] = "blend",
@@ -79,10 +71,8 @@ def select_live(
         models: Two or more to choose from: paths or hub ids.
         task: train.csv:dev.csv (tsv, jsonl, parquet, .gz), a folder, glue/NAME or hub:NAME;
             for language models train.txt:dev.txt, a piece of text a line.
-        columns: Columns by other names: text, pair, label; "regression true": labels are numbers.
-        recipe: How every model is fine-tuned, such as "epochs 3 lr 1e-4 lora true"; known are
-            epochs, batch_size, lr, max_length, weight_decay, warmup, scheduler, lora, bf16,
-            gradient_accumulation, gradient_checkpointing, torch_compile.
+        columns: Names of the columns.
+        recipe: How every model is fine-tuned.
         target: Rows to predict for, such as 10000 or 10k.
         rank_by: accuracy, f1, matthews, brier; of numbers mae, pearson, spearman.
         method: blend, ats, rectified, power, lensllm; subtuning: the largest subset alone;
@@ -101,8 +91,6 @@ def select_live(
         DataError: What was given cannot be used; nothing has been trained.
         MissingExtra: An optional library is needed and missing.
     """
-    file_columns = _parsed(Columns(), columns, "--columns")
-    training_recipe = _parsed(Recipe(), recipe, "--recipe")
     uses_ray = not processes.lstrip("-").isdecimal()
     if not uses_ray and int(processes) < 1:
         raise DataError(f"--processes is {processes}; expected at least 1, or a Ray cluster")
@@ -113,8 +101,8 @@ def select_live(
     if uses_ray:
         connect_ray(processes)
     settings = LiveSettings(
-        columns=file_columns,
-        recipe=training_recipe,
+        columns=columns,
+        recipe=recipe,
         target=target if target is None else int(target),
         rank_by=rank_by,
         method=method,
@@ -143,30 +131,6 @@ def select_live(
         print(f"Report: {out / REPORT}")
     except MissingExtra as error:
         print(f"no report: {error}; then give the same command again", file=sys.stderr)
-
-
-def _parsed(defaults: Settings, pairs: Mapping[str, str], option: str) -> Settings:
-    """Return ``defaults`` with the NAME VALUE pairs of a command-line option applied.
-
-    Args:
-        option: name of the option, for messages.
-
-    Raises:
-        DataError: a name is unknown, or a value has the wrong type.
-    """
-    settings: dict[str, object] = asdict(defaults)  # type: ignore[call-overload]
-    # Pairs instead of options, since a dozen settings of a recipe would fill the command's help. A
-    # word is parsed as JSON if possible (3, 1e-4, true); otherwise the check of types refuses it.
-    for name, word in pairs.items():
-        name = name.replace("-", "_")
-        if name not in settings:
-            raise DataError(f"{option} knows {', '.join(settings)}, not {name!r}")
-        is_text = name == "pair" or isinstance(getattr(defaults, name), str)
-        settings[name] = word
-        if not is_text:
-            with suppress(ValueError):  # from_json then raises an error that names the type
-                settings[name] = json.loads(word.lower())
-    return from_json(settings, type(defaults), option)  # type: ignore[no-any-return]
 
 
 def _print(live: LiveSelection) -> None:

@@ -392,7 +392,7 @@ def _split_labels(
                 raise DataError(
                     f"{where} has no column {column!r}; it has "
                     f"{', '.join(map(repr, filter(None, record))) or 'none'} "
-                    "(--columns.text and --columns.label say which are; of select-live --columns)"
+                    "(--columns.text and --columns.label say which are)"
                 )
             if column != columns.label and not isinstance(record[column], str):
                 raise DataError(f"{where} has no text in column {column!r}")

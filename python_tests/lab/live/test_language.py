@@ -178,7 +178,7 @@ def test_from_text_to_a_page(
     """And again after kills, to equal records."""
     out = tmp_path / "out"
     words = f"select-live --task {given['task']} --sizes 8 16 32 --keep-winner --out {out}"
-    how = "--recipe epochs 1 batch_size 4 lr 1e-2 max_length 16"
+    how = "--recipe.epochs 1 --recipe.batch-size 4 --recipe.lr 1e-2 --recipe.max-length 16"
     arguments = [*words.split(), "--models", *given["models"], *how.split()]
     assert main(arguments) == 0
     selection = read_selection(out)
