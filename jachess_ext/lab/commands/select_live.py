@@ -17,24 +17,6 @@ if TYPE_CHECKING:
 REPORT = "report.html"
 
 
-def _rows(words: list[str]) -> float:
-    from ...scaling.sheets import parse_size
-
-    return parse_size(words[0])
-
-
-Rows = Annotated[
-    float,
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="ROWS",
-        instance_from_str=_rows,
-        is_instance=lambda value: isinstance(value, float),
-        str_from_instance=lambda value: [f"{value:g}"],
-    ),
-]
-
-
 def _shown(metavar: str, default: str = "") -> Any:
     """Return tyro's settings for how an option is shown in the help.
 
@@ -51,7 +33,7 @@ def select_live(
     task: Annotated[str, tyro.conf.arg(metavar="DATA")],
     columns: Columns = Columns(),  # noqa: B008  frozen
     recipe: Recipe = Recipe(),  # noqa: B008  frozen
-    target: Annotated[Rows | None, _shown("ROWS", "all training rows")] = None,
+    target: Annotated[str | None, _shown("ROWS", "all training rows")] = None,
     rank_by: Annotated[str | None, _shown("SCORE", "loss, of text bpb")] = None,
     method: Annotated[str, _shown("NAME", "blend")] = "blend",
     strategy: Annotated[str, _shown("NAME", "growing")] = "growing",
@@ -94,6 +76,7 @@ def select_live(
     uses_ray = not processes.lstrip("-").isdecimal()
     if not uses_ray and int(processes) < 1:
         raise DataError(f"--processes is {processes}; expected at least 1, or a Ray cluster")
+    from ...scaling.sheets import parse_size
     from ..live import LiveSettings, choice
     from ..live.report import write_live_selection
     from ..workbench.runs import connect_ray
@@ -103,7 +86,7 @@ def select_live(
     settings = LiveSettings(
         columns=columns,
         recipe=recipe,
-        target=target if target is None else int(target),
+        target=None if target is None else int(parse_size(target)),
         rank_by=rank_by,
         method=method,
         strategy=strategy,
@@ -134,7 +117,11 @@ def select_live(
 
 
 def _print(live: LiveSelection) -> None:
+    from ..live.report import answer
+
     search, selection = live.search, live.search.selection()
+    if not selection.has_signal:
+        print(answer(selection))
     print(f"{live.task}, dev rows judged: {search.test_rows:,}")
     print(selection.text())
     last_scores = {record.model: record.scores for record in live.records}

@@ -199,8 +199,10 @@ def judge(
         scaled_figures = class_figures(apply_temperature(outputs, temperature), labels)
         scaled = {"temperature": temperature, **scaled_figures}
     norms = layer_norms(model, dev, conditions.sequences) if conditions.layers else ([], [])
+    answers = [labels.mean()] if is_regression else np.unique(labels)
     figures = {
         "score": clean_score,
+        "constant": max(metric(np.full(len(labels), value), labels) for value in answers),
         **({} if is_regression else class_figures(outputs, labels)),
         "scaled": scaled,
         "corrupted": {str(share): corrupted_score(share) for share in conditions.corruption},

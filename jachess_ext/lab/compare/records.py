@@ -21,6 +21,7 @@ class Figures:
 
     Attributes:
         score: value of the task's metric.
+        constant: the highest value that it has for one answer to all rows.
         accuracy, auc, nll, brier, brier_binary, ece: figures of a classifier, see
             `metrics.class_figures`.
         scaled: the figures of a classifier after temperature scaling, with the ``temperature``
@@ -43,6 +44,7 @@ class Figures:
     """
 
     score: float | None = None
+    constant: float | None = None
     accuracy: float | None = None
     auc: float | None = None
     nll: float | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,13 +21,12 @@ from ..workbench.page import (
     pluralise,
     print_section,
     styles_of,
-    wrap,
     write_html,
 )
 from . import tables
 from .metrics import Reliability
 from .records import RunRecord
-from .tables import BRIER, OVERALL_NOTE, PAIRED_NOTE, SCORE, Figure
+from .tables import BRIER, OVERALL_NOTE, SCORE, Figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as MatplotlibFigure
@@ -106,20 +104,16 @@ def write_report(path: Path, records: Iterable[RunRecord]) -> None:
 
 
 def print_report(records: Iterable[RunRecord], width: int | None = None) -> None:
-    """Print the answer and every table, without truncating a table on a narrow terminal.
+    """Print the answer and every table with its notes, and truncate none on a narrow terminal.
 
     Args:
         records: Records of all runs.
         width: Width in characters; None for that of the terminal.
     """
     width = width or shutil.get_terminal_size().columns
-    answer, *details = sections(records)
-    print_section(answer, width)
-    for section in details:
-        if section.tables:
-            print_section(replace(section, paragraphs=()), width)
-    for note in (PAIRED_NOTE, OVERALL_NOTE):
-        print(wrap(note, width) + "\n")
+    for section in sections(records):
+        if section.tables or section.paragraphs:
+            print_section(section, width)
 
 
 def sections(records: Iterable[RunRecord]) -> list[Section]:
@@ -130,6 +124,7 @@ def sections(records: Iterable[RunRecord]) -> list[Section]:
         "recipe": runs["recipe"].iloc[0],
         "methods": dict(zip(runs["method"], runs["settings"], strict=True)),
     }
+    paired = tables.paired_tables(runs)
     overall = [*tables.overall_tables(runs), *tables.best_control_tables(runs)]
     return nonempty(
         [
@@ -143,7 +138,7 @@ def sections(records: Iterable[RunRecord]) -> list[Section]:
                 tables=tables.task_tables(runs, tables.CALIBRATION),
                 pictures=_reliability_pictures(runs, styles),
             ),
-            Section("Seed by seed", [PAIRED_NOTE], tables.paired_tables(runs)),
+            Section("Seed by seed", [tables.paired_note(paired)], paired),
             Section("Over all tasks and seeds", [OVERALL_NOTE], overall),
             Section("Changed texts", tables=tables.condition_tables(runs, "texts")),
             Section("Embedding noise", tables=tables.condition_tables(runs, "noise")),
@@ -188,23 +183,15 @@ _MAX_NAMED = 4  # if more methods are undecided, only the one with the largest d
 
 
 def answer(runs: DataFrame) -> list[str]:
-    """Return paragraphs on the better and worse methods by each figure, and on their cost.
+    """Return paragraphs on tasks at the level of chance, and on the better and worse methods by
+    each figure.
 
     The list is empty without a pair of runs to compare.
     """
     if not tables.compared_methods(runs):
         return []
     texts = [text for figure in _HEADLINES if (text := _answer_paragraph(runs, figure))]
-    costs = {m: ratio for m, ratio in tables.costs(runs).items() if m != tables.REFERENCE}
-    if texts and costs:
-        low, high = min(costs, key=costs.__getitem__), max(costs, key=costs.__getitem__)
-        texts.append(
-            f"Training took {costs[low]:.1f} ({low}) to {costs[high]:.1f} ({high}) times the plain "
-            "one's processor time."
-            if len(costs) > 1
-            else f"Training took {costs[low]:.1f} times the plain one's processor time ({low})."
-        )
-    return texts
+    return tables.at_chance(runs) + texts
 
 
 def _answer_paragraph(runs: DataFrame, figure: Figure) -> str | None:
@@ -231,7 +218,8 @@ def _answer_paragraph(runs: DataFrame, figure: Figure) -> str | None:
         text += f", {pluralise(int(row['seeds']), 'seed')}" if row["seeds"] < max_seeds else ""
         groups[group].append((abs(mean), text + ")"))
     scope = f"{len(tasks)} tasks" if len(tasks) > 1 else tasks[0]
-    head = f"{figure.title[0].upper()}{figure.title[1:]}, {scope}, {pluralise(max_seeds, 'seed')}: "
+    title = tables.title_of(runs, figure, tasks)
+    head = f"{title[0].upper()}{title[1:]}, {scope}, {pluralise(max_seeds, 'seed')}: "
     parts = [
         f"{name} than the plain model: {', '.join(text for _, text in groups[name])}"
         for name in ("better", "worse")
@@ -262,7 +250,6 @@ def forests(runs: DataFrame, styles: Styles) -> list[Picture]:
     pictures = []
     for figure in _HEADLINES if tables.compared_methods(runs) else ():
         side = "right" if figure.better > 0 else "left"
-        x_label = f"{figure.title}, difference from the plain model"
         for task in tables.tasks_with(runs, figure.column):
             differences = tables.differences(runs, figure.column, tasks=[task])
             differences = figure.scale * differences[differences["seeds"] > 0]
@@ -270,7 +257,9 @@ def forests(runs: DataFrame, styles: Styles) -> list[Picture]:
                 has_interval = differences["±"].notna().any()
                 text = "mean and 95 % interval over seeds"
                 text = text if has_interval else "the one seed's difference"
-                caption = f"{task}, {figure.title}: {text}; better to the {side}."
+                title = tables.title_of(runs, figure, [task])
+                caption = f"{task}, {title}: {text}; better to the {side}."
+                x_label = f"{title}, difference from the plain model"
                 draw = partial(forest_figure, differences, x_label, styles)
                 pictures.append(Picture(caption, draw))
     return pictures

@@ -18,14 +18,18 @@ if TYPE_CHECKING:
 
 REFERENCE = "none"  # the unregularised method, which the others are compared with
 
-PAIRED_NOTE = (
-    "Differences from the unregularised model of the same seed, mean ± half of the 95 % interval "
-    "by Student's t (seeds on which it is better / seeds). Brier: summed over classes. Scaled: at "
-    "a temperature fitted on validation rows. Corrupted: accuracy at the largest share of unknown "
-    "tokens. Attacked: accuracy under the word attack, of the rows it is tried on. †: p < 0.05 by "
-    "the two-sided Mann–Whitney U test, which does not pair the seeds, with Holm's correction over "
-    "the methods; of fewer than four seeds none is."
-)
+_PAIRED_NOTES = {
+    "": "Differences from the unregularised model of the same seed (seeds on which it is better / "
+    "seeds).",
+    " ± ": "±: half of the 95 % interval by Student's t.",
+    "Brier": "Brier: summed over classes.",
+    "scaled": "Scaled: at a temperature fitted on validation rows.",
+    "corrupted": "Corrupted: accuracy at the largest share of unknown tokens.",
+    "attacked": "Attacked: accuracy under the word attack, of the rows it is tried on.",
+    "†": "†: p < 0.05 by the two-sided Mann–Whitney U test, which does not pair the seeds, with "
+    "Holm's correction over the methods.",
+}
+"""Explanations of the tables of `paired_tables`, by the words and signs that they explain."""
 OVERALL_NOTE = (
     "Differences from the unregularised model over all pairs of task and seed. p, two-sided, not "
     "adjusted for the number of methods: sign test over pairs; permutation of the mean's sign, all "
@@ -142,6 +146,39 @@ def tasks_with(runs: DataFrame, *metrics: str) -> list[str]:
     runs."""
     has_metric = runs.reindex(columns=metrics).notna().any(axis=1)
     return list(runs.loc[has_metric, "task"].unique())
+
+
+def title_of(runs: DataFrame, figure: Figure, tasks: Sequence[str]) -> str:
+    """Return the title of a figure; of the score, the tasks' metric, its unit and number of rows.
+
+    It is "score" if the tasks have different metrics, and without rows if their numbers differ.
+    """
+    if figure.column != SCORE.column:
+        return figure.title
+    of_tasks = runs[runs["task"].isin(tasks)]
+    metrics, rows = set(of_tasks["metric"]), {counts[2] for counts in of_tasks["rows"]}
+    name = metrics.pop() if len(metrics) == 1 else "score"
+    where = f" on {rows.pop():,} dev rows" if len(rows) == 1 else ""
+    return f"{name}{where}, per cent" if name == "accuracy" else f"{name} × 100{where}"
+
+
+def at_chance(runs: DataFrame) -> list[str]:
+    """Return a sentence on each task on which no method is better than one answer to all rows.
+
+    Better is a mean score over seeds that is above it by more than two standard errors.
+    """
+    sentences, scores = [], runs.astype({"score": float, "constant": float})
+    for task, judged in scores.dropna(subset=["score", "constant"]).groupby("task", sort=False):
+        constant, best = judged["constant"].mean(), judged.groupby("method")["score"].mean().max()
+        # the variance of a share; of a correlation, which is 0 for one answer, without one it is 1
+        error = np.sqrt((constant * (1 - constant) or 1) / judged["rows"].iloc[0][2])
+        if best <= constant + 2 * error:
+            sentences.append(
+                f"At the level of chance, {task}: the best mean score, {100 * best:.1f}, is within "
+                f"two standard errors ({200 * error:.1f}) of that of one answer to all rows, "
+                f"{100 * constant:.1f}, or below: differences between methods say nothing."
+            )
+    return sentences
 
 
 def task_groups(tasks: list[str]) -> list[tuple[str, list[str]]]:
@@ -466,6 +503,14 @@ def paired_tables(runs: DataFrame) -> list[Table]:
             )
         )
     return tables
+
+
+def paired_note(paired: Sequence[Table]) -> str:
+    """Return what the columns and signs mean that the tables of `paired_tables` have."""
+    shown = "|".join(
+        cell for table in paired for row in (table.header, *table.rows) for cell in row
+    )
+    return " ".join(note for word, note in _PAIRED_NOTES.items() if word in shown)
 
 
 def overall_tables(runs: DataFrame) -> list[Table]:

@@ -18,6 +18,20 @@ if TYPE_CHECKING:
     from .choice import LiveSelection
 
 
+def answer(selection: Selection) -> str:
+    """Return one sentence: which model is the best, or that this is not known."""
+    best, task = selection.ranking[0], f"on {selection.target:,.0f} examples"
+    if selection.is_decided:
+        return f"{best} is the model to fine-tune {task}, by the method {selection.method}."
+    if not selection.has_signal:
+        return f"No model is known to be better than another {task}."
+    if selection.has_intervals:
+        chance = share(float(selection.best_probabilities.max()))
+        by = f"by the method {selection.method}"
+        return f"{best} is most likely the best {task} ({chance}, {by}); this is not decided."
+    return f"{best} comes first for fine-tuning {task}, by the method {selection.method}."
+
+
 def write_selection(
     path: Path,
     selection: Selection,
@@ -47,16 +61,6 @@ def write_selection(
     """
     header, *rows = selection.cells()
     ranking = Table(f"Ranking by {selection.method}.", header, rows)
-    best, task = selection.ranking[0], f"on {selection.target:,.0f} examples"
-    answer = f"{best} comes first for fine-tuning {task}, by the method {selection.method}."
-    if selection.is_decided:
-        answer = f"{best} is the model to fine-tune {task}, by the method {selection.method}."
-    elif not selection.has_signal:
-        answer = f"No model is known to be better than another {task}."
-    elif selection.has_intervals:
-        chance = share(float(selection.best_probabilities.max()))
-        answer = f"{best} is most likely the best {task} ({chance}, by the method "
-        answer += f"{selection.method}); this is not decided."
     curves = Picture(
         "Losses or scores over training examples; at the end, side by side, what is predicted, "
         "with its 90 % interval where there is one.",
@@ -68,9 +72,10 @@ def write_selection(
     if not in_flops:
         cost = Table("", ["", "of training all in full"], [[r[0], r[2]] for r in cost_rows])
     stop = Table("", ["model", ""], list(map(list, (stops or {}).items())), frozenset({1}))
+    texts = [answer(selection), selection.advice, *selection.notes, *notes]
     literal = json.dumps(settings, indent=1, ensure_ascii=False)
     sections = [
-        Section("Answer", [answer, selection.advice, *selection.notes, *notes], [ranking], figures),
+        Section("Answer", texts, [ranking], figures),
         Section("Cost", tables=[cost] if cost_rows else []),
         Section("Why each model's runs ended", tables=[stop] if stops else []),
         Section("Settings", literal=[literal]),

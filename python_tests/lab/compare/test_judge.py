@@ -14,7 +14,7 @@ import jachess_ext as jx
 from jachess_ext.lab.compare.judge import judge, slopes
 from jachess_ext.lab.compare.noise import noisy_texts
 from jachess_ext.lab.compare.settings import TEXT_NOISE, Conditions
-from jachess_ext.lab.workbench.metrics import ACCURACY
+from jachess_ext.lab.workbench.metrics import ACCURACY, MATTHEWS
 from jachess_ext.lab.workbench.models import Encoded
 from python_tests.smoothness.tiny_models import LABELS, VOCABULARY, classifier
 from python_tests.training.runs import Padder
@@ -36,6 +36,14 @@ def encoded(lengths: list[int], seed: int = 0) -> Encoded:
     ids = [torch.randint(3, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
     rows = [{"input_ids": row, "attention_mask": [1] * len(row)} for row in ids]
     return Encoded(rows, [n % LABELS for n in range(len(rows))], Rows("right"))
+
+
+def test_one_answer_to_all_rows() -> None:
+    """The most frequent class's share; of correlations 0."""
+    model, data = classifier("bert").eval(), encoded([3] * (2 * LABELS + 1))
+    shares = judge(model, data, ACCURACY, 1.0, Conditions().clean_only)
+    assert shares.constant == 3 / (2 * LABELS + 1)
+    assert judge(model, data, MATTHEWS, 1.0, Conditions().clean_only).constant == 0
 
 
 def test_slopes_against_the_engine_and_the_margins_own_gradient() -> None:

@@ -67,7 +67,7 @@ def test_better_worse_and_neither() -> None:
     """The seeds' luck (PLAIN) is larger than the differences, and is taken out."""
     up, down, open_ = (0.03, 0.032, 0.028), (-0.05, -0.04, -0.045), (0.05, -0.05, 0.01)
     score, brier = answer(to_frame(results(sam=up, l2=down, r3f=open_)))[:2]
-    assert score.startswith("Score × 100, 2 tasks, 3 seeds: ")
+    assert score.startswith("Accuracy on 10 dev rows, per cent, 2 tasks, 3 seeds: ")
     assert f"better than the plain model: sam (+3.0 ± {100 * half(up):.1f})" in score
     assert f"worse than the plain model: l2 (−4.5 ± {100 * half(down):.1f})" in score
     assert f"not told apart from it: r3f (+0.3 ± {100 * half(open_):.1f})" in score
@@ -84,7 +84,7 @@ def test_many_methods_a_zero_and_fewer_seeds() -> None:
     assert "not told apart from the plain model: 5 methods, the largest difference" in text
     assert "(+0.0 ± 0.0)" in answer(to_frame(results(l2=(-1e-6, 0.0, 1e-6))))[0]
     score = answer(to_frame(results(sam=(0.03, 0.032, 0.028), l2=(0.05, 0.05))))[0]
-    assert score.startswith("Score × 100, 2 tasks, 3 seeds: ")
+    assert score.startswith("Accuracy on 10 dev rows, per cent, 2 tasks, 3 seeds: ")
     assert re.search(r"sam \(\+3.0 ± [\d.]+\), l2 \(\+5.0 ± 0.0, 2 seeds\)", score)
 
 
@@ -93,10 +93,34 @@ def test_costs_and_a_single_seed() -> None:
     scores = {"none": [0.5], "sam": [0.6], "l2": [0.6]}
     more = {m: {"seconds": {"processor": of}} for m, of in seconds.items()}
     runs = to_frame(by_method(scores, **more))
-    first, *_, last = answer(runs)
+    first = answer(runs)[0]
     assert "One seed cannot tell a difference from chance." in first and "sam (+10.0)" in first
-    assert last == "Training took 1.1 (l2) to 2.1 (sam) times the plain one's processor time."
+    assert sections(by_method(scores, **more))[0].tables[0].rows == [
+        ["none", "1.00"],
+        ["sam", "2.10"],
+        ["l2", "1.10"],
+    ]
     assert answer(runs[1:]) == [] == answer(runs[:1])
+
+
+def test_the_level_of_chance_comes_first() -> None:
+    """One answer to all rows is right on 60 % of 150: standard error 4 %, two are 8 %."""
+    settings = {"constant": 0.6, "rows": (10, 10, 150)}
+    by = dict.fromkeys(("none", "sam"), settings)
+    for best, is_chance in ((0.679, True), (0.681, False)):
+        runs = to_frame(by_method({"none": [0.5], "sam": [best]}, **by))
+        first = answer(runs)[0]
+        assert first.startswith("At the level of chance, a: ") == is_chance
+        assert (f"{100 * best:.1f}, is within two standard errors (8.0)" in first) == is_chance
+    one_task = [record("none", "b", 0, 0.9, **settings), record("sam", "b", 0, 0.9, **settings)]
+    sentences = answer(to_frame(by_method({"none": [0.5], "sam": [0.6]}, **by) + one_task))
+    assert ["chance, a" in text for text in sentences] == [True, False, False]
+    # a correlation of one answer to all rows is 0, and its standard error 1 / √n
+    for best, is_chance in ((0.19, True), (0.21, False)):
+        settings = {"constant": 0.0, "rows": (10, 10, 100), "metric": "Spearman correlation"}
+        runs = to_frame(by_method({"none": [best], "sam": [0.0]}, none=settings, sam=settings))
+        assert ("level of chance" in answer(runs)[0]) == is_chance
+        assert any("Spearman correlation × 100 on 100 dev rows, a, 1" in x for x in answer(runs))
 
 
 # --- figures
@@ -106,7 +130,8 @@ def test_forests() -> None:
     runs = to_frame(results(sam=(0.1, 0.1, 0.1), l2=(0.0, 0.1, 0.2)))
     pictures = forests(runs, styles_of(methods_of(runs)))
     titles = [picture.caption.split(":")[0] for picture in pictures]
-    assert titles == ["a, score × 100", "b, score × 100", "a, Brier score", "b, Brier score"]
+    score = "accuracy on 10 dev rows, per cent"
+    assert titles == [f"a, {score}", f"b, {score}", "a, Brier score", "b, Brier score"]
     assert "95 % interval over seeds; better to the right." in pictures[0].caption
     assert "better to the left" in pictures[2].caption
     (panel,) = pictures[0].draw().axes
@@ -115,7 +140,8 @@ def test_forests() -> None:
     bars = [container.lines[2][0].get_segments()[0][:, 0] for container in panel.containers]
     assert np.diff(bars, axis=1).ravel() / 2 == pytest.approx([0, 100 * half((0.0, 0.1, 0.2))])
     alone = forests(to_frame(results(sam=(0.1,))), styles_of(["sam"]))
-    assert alone[0].caption == "a, score × 100: the one seed's difference; better to the right."
+    assert alone[0].caption == f"a, {score}: the one seed's difference; better to the right."
+    assert alone[0].draw().get_supxlabel() == f"{score}, difference from the plain model"
 
 
 def test_long_names_leave_room_for_the_differences() -> None:
@@ -215,6 +241,21 @@ def test_sections_without_runs_of_that_sort() -> None:
     nothing = {"corrupted": {}, "noisy": {}, "jacobian": [], "hessian": []}
     bare = record("none", "a", 0, 0.5, **nothing, reliability=None, brier=None, ece=None)
     assert [section.title for section in sections([bare])] == ["Scores", "Settings"]
+
+
+def test_notes_explain_the_columns_that_are_there() -> None:
+    def note(records: list[RunRecord]) -> str:
+        (section,) = (s for s in sections(records) if s.title == "Seed by seed")
+        return " ".join(section.paragraphs)
+
+    bare = {"corrupted": {}, "brier": None}
+    few = note(by_method({"none": [0.5], "sam": [0.6]}, none=bare, sam=bare))
+    assert few.startswith("Differences from the unregularised model") and "±" not in few
+    assert not any(word in few for word in ("Brier", "Scaled", "Corrupted", "Attacked", "†"))
+    scores = {"none": [0.50, 0.51, 0.52, 0.53], "sam": [0.70, 0.71, 0.72, 0.73]}
+    more = note(by_method(scores))
+    assert "±: half" in more and "Brier: " in more and "Corrupted: " in more and "†: p <" in more
+    assert "Scaled" not in more and "Attacked" not in more
 
 
 def test_nothing_is_cut_on_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ from jachess_ext.lab.live.plan import (
 from jachess_ext.lab.live.trial import RunRecord, Trial
 from jachess_ext.lab.workbench.settings import Columns, Recipe
 from jachess_ext.lab.workbench.tasks import Examples, Task
-from jachess_ext.scaling import Ask
+from jachess_ext.scaling import Ask, Selection
 from jachess_ext.scaling.methods import METHODS
 
 from .conftest import Settings
@@ -532,6 +532,22 @@ def test_from_files_to_a_ranking(whole: Whole) -> None:
     assert all(Path(name).name in page for name in last)
 
 
+@pytest.mark.parametrize("has_signal", [False, True])
+def test_models_that_nothing_tells_apart_are_told_first(
+    command: Command,
+    whole: Whole,
+    has_signal: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Selection, "has_signal", property(lambda self: has_signal))
+    assert main(command("--out", str(whole[0]))) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    sentence = "No model is known to be better than another on 256 examples."
+    assert (first == sentence) == (sentence in (whole[0] / "report.html").read_text())
+    assert (first == sentence) != has_signal
+
+
 @pytest.mark.parametrize("method", METHODS_TO_PAGES)
 def test_every_method_runs_to_its_page(
     command: Command,
@@ -647,6 +663,7 @@ BAD_COMMANDS = [
     (["--sizes", "8", "8"], "sizes must increase strictly"),
     (["--sizes", "8", "16", "999"], "is above the data"),
     (["--target", "0"], "target is 0; expected 1 or more"),
+    (["--target", "many"], "'many' is no number of training examples"),
     (["--processes", "0"], "--processes is 0; expected at least 1"),
     (["--columns.text", "words"], "has no column 'words'"),
     (["--task", "/nowhere"], "unknown task '/nowhere'"),
@@ -680,7 +697,6 @@ def test_at_most_fifteen_options(capsys: pytest.CaptureFixture[str]) -> None:
 
 BAD_OPTIONS = [
     (["--budget", "much"], "--budget"),
-    (["--target", "many"], "--target"),
     (["--recipe.lr"], "--recipe.lr"),
     (["--recipe.lr", "-1"], "lr is -1"),
     (["--recipe.epoch", "3"], "--recipe.epochs"),
