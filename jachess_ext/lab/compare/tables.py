@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 REFERENCE = "none"  # the unregularised method, which the others are compared with
 
 _PAIRED_NOTES = {
-    "": "Differences from the unregularised model of the same seed (seeds on which it is better / "
-    "seeds).",
+    "": "Mean differences from the unregularised model of the same seed (seeds on which the method "
+    "is better / seeds).",
     " ± ": "±: half of the 95 % interval by Student's t.",
     "Brier": "Brier: summed over classes.",
     "scaled": "Scaled: at a temperature fitted on validation rows.",
@@ -403,7 +403,7 @@ SMOOTHNESS = (
     ("Σ‖H‖ after fine-tuning, all layers.", "Σ‖H‖", 1, 0),
 )
 CONDITIONS = {
-    "corruption": "score × 100 with that share of tokens replaced by the unknown token.",
+    "corruption": "{score}, with that share of tokens replaced by the unknown token.",
     "noise": (
         "accuracy × 100 with Gaussian noise on the token embeddings, δ in root mean square "
         "entries of the table before training."
@@ -423,7 +423,8 @@ def condition_tables(runs: DataFrame, name: str) -> list[Table]:
     tasks = tasks_with(runs, *(figure for figure in metrics if figure != "corruption.clean"))
     return [
         mean_table(
-            f"{'average over tasks' if len(group) > 1 else title}: {CONDITIONS[name]}",
+            f"{'average over tasks' if len(group) > 1 else title}: "
+            + CONDITIONS[name].format(score=title_of(runs, SCORE, group)),
             [(f.removeprefix(f"{name}."), by_seed(runs, f, group)) for f in metrics],
             scale=100,
             digits=1,

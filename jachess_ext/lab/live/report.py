@@ -61,9 +61,10 @@ def write_selection(
     """
     header, *rows = selection.cells()
     ranking = Table(f"Ranking by {selection.method}.", header, rows)
+    interval = ", with its 90 % interval" * selection.has_intervals
     curves = Picture(
-        "Losses or scores over training examples; at the end, side by side, what is predicted, "
-        "with its 90 % interval where there is one.",
+        f"{selection.table.label[0].upper()}{selection.table.label[1:]} over training examples; at "
+        f"the end, side by side, what is predicted{interval}.",
         partial(_curves, selection),
     )
     figures = [curves] if selection.forecast.predicted is not None else []

@@ -243,6 +243,13 @@ def test_sections_without_runs_of_that_sort() -> None:
     assert [section.title for section in sections([bare])] == ["Scores", "Settings"]
 
 
+def test_the_tables_under_corruption_name_the_metric() -> None:
+    (section,) = (s for s in sections(results(sam=(0.1,))) if s.title == "Token corruption")
+    captions = [table.caption for table in section.tables]
+    assert captions[0].startswith("a: accuracy on 10 dev rows, per cent, with that share of tokens")
+    assert captions[2].startswith("average over tasks: accuracy on 10 dev rows, per cent, with")
+
+
 def test_notes_explain_the_columns_that_are_there() -> None:
     def note(records: list[RunRecord]) -> str:
         (section,) = (s for s in sections(records) if s.title == "Seed by seed")
@@ -250,7 +257,7 @@ def test_notes_explain_the_columns_that_are_there() -> None:
 
     bare = {"corrupted": {}, "brier": None}
     few = note(by_method({"none": [0.5], "sam": [0.6]}, none=bare, sam=bare))
-    assert few.startswith("Differences from the unregularised model") and "±" not in few
+    assert few.startswith("Mean differences from the unregularised model") and "±" not in few
     assert not any(word in few for word in ("Brier", "Scaled", "Corrupted", "Attacked", "†"))
     scores = {"none": [0.50, 0.51, 0.52, 0.53], "sam": [0.70, 0.71, 0.72, 0.73]}
     more = note(by_method(scores))

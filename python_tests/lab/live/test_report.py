@@ -82,6 +82,7 @@ def test_methods_with_and_without_forecasts(method: str, tmp_path: Path) -> None
     assert f"by the method {method}" in text
     assert text.count("<svg") == (selection.forecast.predicted is not None)
     assert ("90 % interval</th>" in text) == selection.has_intervals
+    assert (", with its 90 % interval." in text) == selection.has_intervals
 
 
 def test_scores_are_shown_as_scores(tmp_path: Path) -> None:
