@@ -47,7 +47,7 @@ def forest_figure(differences: DataFrame, x_label: str, styles: Styles) -> Matpl
     names = [name for name in styles if name in differences.index]
     labels = [break_name(name) for name in names]
     max_lines = 1 + max(label.count("\n") for label in labels)
-    figure, (panel,) = panels(width=4.6, height=0.8 + (0.12 + 0.16 * max_lines) * len(names))
+    figure, (panel,) = panels(width=4.6, height=1.0 + (0.12 + 0.16 * max_lines) * len(names))
     panel.axvline(0, color="#999999", linewidth=1, linestyle="--")
     for row, name in enumerate(names):
         mean, half_width = differences.loc[name, ["mean", "±"]]
@@ -259,7 +259,7 @@ def forests(runs: DataFrame, styles: Styles) -> list[Picture]:
                 text = text if has_interval else "the one seed's difference"
                 title = tables.title_of(runs, figure, [task])
                 caption = f"{task}, {title}: {text}; better to the {side}."
-                x_label = f"{title}, difference from the plain model"
+                x_label = f"{title},\ndifference from the plain model"
                 draw = partial(forest_figure, differences, x_label, styles)
                 pictures.append(Picture(caption, draw))
     return pictures

@@ -141,7 +141,10 @@ def test_forests() -> None:
     assert np.diff(bars, axis=1).ravel() / 2 == pytest.approx([0, 100 * half((0.0, 0.1, 0.2))])
     alone = forests(to_frame(results(sam=(0.1,))), styles_of(["sam"]))
     assert alone[0].caption == f"a, {score}: the one seed's difference; better to the right."
-    assert alone[0].draw().get_supxlabel() == f"{score}, difference from the plain model"
+    figure = alone[0].draw()
+    assert figure.get_supxlabel() == f"{score},\ndifference from the plain model"
+    figure.draw_without_rendering()
+    assert figure._supxlabel.get_window_extent().width < figure.bbox.width, "it is not cut"
 
 
 def test_long_names_leave_room_for_the_differences() -> None:
