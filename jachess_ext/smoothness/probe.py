@@ -38,7 +38,7 @@ class SmoothnessProbe:
     - ``smoothness/hessian_k``, ``smoothness/hessian``: the same with second derivatives;
     - ``smoothness/logit_jacobian``, ``smoothness/margin_over_slope``: see `decision_slopes`.
 
-    Example:
+    Examples:
         >>> probe = jx.SmoothnessProbe(batch)
         >>> sorted(probe(model))[:3]
         ['smoothness/jacobian', 'smoothness/jacobian_0', 'smoothness/jacobian_1']
@@ -145,7 +145,7 @@ def decision_slopes(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, 
         misclassified row, and independent of the logits' scale.  Without class numbers the margin
         is left out; if the logits are not ``[N, C]`` (language models, token classifiers), {}.
 
-    Example:
+    Examples:
         >>> sorted(decision_slopes(model, batch))
         ['logit_jacobian', 'margin_over_slope']
     """
