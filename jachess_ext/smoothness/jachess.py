@@ -262,9 +262,9 @@ class JacHessOutput:
 class JacHess:
     """Jacobian and Hessian regularisation (Eq. 7, docs/how_it_works.md).
 
-    Per sequence, R = Σ_k λ^(k) Σ_t ( ‖J_t^(k)‖_F + Σ_{j∈D} ‖H_{t,j}^(k)‖_F ), averaged over the
-    batch; ``loss`` is strength · R, and the λ^(k) sum to 1.  With ``normalize`` each layer's two
-    norms are divided by their base values per token (from `calibrate`) and averaged over the
+    Per sequence, ``R = Σ_k λ^(k) Σ_t ( ‖J_t^(k)‖_F + Σ_{j∈D} ‖H_{t,j}^(k)‖_F )``, averaged over
+    the batch; ``loss`` is strength · R, and the λ^(k) sum to 1.  With ``normalize`` each layer's
+    two norms are divided by their base values per token (from `calibrate`) and averaged over the
     tokens: before training R is then 2 (or 1 without the Hessian) for every model, so that
     strengths are comparable between models.
 
