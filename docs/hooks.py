@@ -7,15 +7,18 @@ that pages among them link to.
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 _LINK = re.compile(r"(?<!!)(\[[^\]]+\]\()<?([^)#>:\s]+)(#[^)>]*)?>?\)")
 _OBJECT = re.compile(r"^::: (jachess_ext\.\S+)$", re.MULTILINE)
+_NO_ALT = 'alt="No description has been provided for this image"'  # nbconvert
 _CELL = re.compile(r"<td((?: [^>]*)?)>(.*?)</td>", re.DOTALL)
 
 
@@ -134,7 +137,11 @@ def public_name(path: str) -> str:
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
-    """The page with links where a docstring names a page, and with cells of prose marked."""
+    """The page with words for its pictures, links to pages that docstrings name, marked cells."""
+    if page.file.src_uri.endswith(".ipynb"):
+        for cell in json.loads(page.file.content_string)["cells"]:
+            if alt := cell["metadata"].get("alt"):
+                html = html.replace(_NO_ALT, f'alt="{escape(alt)}"', 1)
     if page.file.src_uri.startswith("reference/"):
         html = re.sub(r"\bdocs/(\w+)\.md\b", r'<a href="../\1.html">\g<0></a>', html)
 

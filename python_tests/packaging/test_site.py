@@ -7,7 +7,7 @@ that fault.  `make docs` gives the folder it built in $SITE; without it the site
 from __future__ import annotations
 
 import functools
-import importlib.util
+import html
 import json
 import os
 import posixpath
@@ -50,16 +50,16 @@ def pages(site: Path) -> dict[str, bs4.Tag]:
     return {name: article(path.read_text(encoding="utf-8")) for name, path in found.items()}
 
 
-def article(html: str) -> bs4.Tag:
-    return bs4.BeautifulSoup(html, "html.parser").find("article")
+def article(text: str) -> bs4.Tag:
+    found = re.search("<article.*</article>", text, re.DOTALL)
+    return bs4.BeautifulSoup(found[0], "html.parser").article
 
 
 def prose(page: bs4.Tag) -> str:
     """A page's words, with ` for each piece of code."""
-    page = article(str(page))
-    for code in page.find_all(["code", "pre"]):
-        code.replace_with("`")
-    return re.sub(r"\s+", " ", page.get_text())
+    copied = r'<div class="clipboard-copy-txt".*?</div>'  # a notebook's code a second time
+    text = re.sub(rf"<(pre|code|script|style)\b.*?</\1>|{copied}", "`", str(page), flags=re.DOTALL)
+    return re.sub(r"\s+", " ", html.unescape(re.sub("<[^>]*>", "", text)))
 
 
 def unquoted_examples(page: bs4.Tag) -> Iterator[str]:
@@ -106,13 +106,11 @@ def uncaptioned(page: bs4.Tag) -> Iterator[str]:
     """Figures without words for who cannot see them, or without a caption in italics."""
     for image in page.find_all("img"):
         alt = image.get("alt", "")
-        following = image.find_next("p")
-        caption = following and following.find("em", recursive=False)
-        said = following.get_text().strip() if following else ""
-        if len(alt) < 10 or alt.startswith("No description") or not caption:
-            yield f"{alt}: {said[:60]}"
-        elif said != caption.get_text().strip():
-            yield f"{alt}: {said[:60]}"
+        caption = image.find_next("p")
+        italics = caption and caption.find("em", recursive=False)
+        captioned = italics and italics.get_text().strip() == caption.get_text().strip()
+        if len(alt) < 10 or alt.startswith("No description") or not captioned:
+            yield alt
 
 
 CHECKS: dict[Callable[[bs4.Tag], Iterator[str]], tuple[str, str]] = {
@@ -159,11 +157,9 @@ def dead_links(name: str, page: bs4.Tag, site: Path) -> Iterator[str]:
             if address.path
             else name
         )
-        if not (site / place).is_file():
+        heading = urllib.parse.unquote(address.fragment)
+        if not (site / place).is_file() or (heading and heading not in anchors(site / place)):
             yield target
-        elif address.fragment and place.endswith(".html"):
-            if urllib.parse.unquote(address.fragment) not in anchors(site / place):
-                yield target
 
 
 @functools.cache
@@ -183,7 +179,7 @@ def test_links_of_the_repository_are_links(pages: dict[str, bs4.Tag]) -> None:
     checked = 0
     for source in sorted(DOCS.glob("**/*.md")):
         text = source.read_text(encoding="utf-8")
-        targets = [found for found in re.findall(r"\]\(<?((?:\.\./)+[\w/.=-]+)", text)]
+        targets = re.findall(r"\]\(<?((?:\.\./)+[\w/.=-]+)", text)
         page = source.relative_to(DOCS).with_suffix(".html").as_posix()
         links = [str(a.get("href")) for a in pages[page].find_all("a")]
         for target in targets:
@@ -235,20 +231,23 @@ _MEASURE = """<body></body><script>
 const pages = PAGES, wide = [];
 const frame = document.createElement('iframe');
 document.body.append(frame);
-async function measure(width, page) {
-  frame.style.cssText = `border: 0; width: ${width}px; height: 900px`;
+async function measure(page) {
+  frame.style.cssText = 'border: 0; width: 1280px; height: 900px';
   await new Promise(done => { frame.onload = done; frame.src = page; });
-  await new Promise(done => setTimeout(done, 50));
   const shown = frame.contentDocument;
-  if (shown.documentElement.scrollWidth > width) wide.push([width, page, 'the page']);
-  for (const code of shown.querySelectorAll('pre, pre > code'))
-    if (code.scrollWidth > code.clientWidth + 1)
-      wide.push([width, page, code.textContent.slice(0, 60)]);
-  for (const image of shown.querySelectorAll('article img'))
-    if (image.getBoundingClientRect().width < 100) wide.push([width, page, image.alt]);
+  for (const width of [1280, 390]) {
+    frame.style.width = `${width}px`;
+    await new Promise(done => setTimeout(done, 20));
+    if (shown.documentElement.scrollWidth > width) wide.push([width, page, 'the page']);
+    for (const code of shown.querySelectorAll('pre, pre > code'))
+      if (code.scrollWidth > code.clientWidth + 1)
+        wide.push([width, page, code.textContent.slice(0, 60)]);
+    for (const image of shown.querySelectorAll('article img'))
+      if (image.getBoundingClientRect().width < 100) wide.push([width, page, image.alt]);
+  }
 }
 addEventListener('load', async () => {
-  for (const page of pages) for (const width of [1280, 390]) await measure(width, page);
+  for (const page of pages) await measure(page);
   document.body.setAttribute('data-wide', encodeURIComponent(JSON.stringify(wide)));
 });</script>"""
 
@@ -268,4 +267,5 @@ def test_nothing_is_cut(site: Path, pages: dict[str, bs4.Tag], tmp_path: Path) -
     fault = tmp_path / "fault.html"
     fault.write_text(f"<pre style='overflow: auto'><code>{'x' * 300}</code></pre>")
     assert len(too_wide([fault], tmp_path)) >= 2
-    assert too_wide([site / name for name in pages], tmp_path) == []
+    ours = [site / name for name in pages if not name.startswith("benchmarks/")]
+    assert too_wide(ours, tmp_path) == []
