@@ -208,14 +208,17 @@ def counted(page: bs4.Tag) -> list[int]:
 
 
 def test_lists_count_on(pages: dict[str, bs4.Tag]) -> None:
-    """A paragraph that is not indented enough ends a list; the next entry would be 1 again."""
+    """A paragraph with too small an indent ends a list, and the next entry would be 1 again."""
     broken = "<article><ol><li>a</li><li>b</li></ol><pre></pre><ol><li>c</li></ol></article>"
     assert counted(article(broken)) == [1, 2, 1] != numbers("1. a\n2. b\n\n    c\n3. c\n")
     lists = 0
     for source in sorted(DOCS.glob("**/*.md")):
         page = pages[source.relative_to(DOCS).with_suffix(".html").as_posix()]
-        expected = numbers(source.read_text(encoding="utf-8"))
+        text = source.read_text(encoding="utf-8")
+        expected = numbers(text)
         assert counted(page) == expected, source
+        nested = re.findall(r"^ {1,3}[-*] .*", text, re.MULTILINE)
+        assert not nested, f"{source}: four spaces make a list within a list"
         lists += bool(expected)
     assert lists > 0
 
