@@ -113,6 +113,12 @@ def uncaptioned(page: bs4.Tag) -> Iterator[str]:
             yield alt
 
 
+def wide_code(page: bs4.Tag) -> Iterator[str]:
+    """Lines of Python that a page on a desktop would have to wrap."""
+    for code in page.select(".language-python pre, .highlight-ipynb pre"):
+        yield from (line for line in code.get_text().splitlines() if len(line) > 88)
+
+
 CHECKS: dict[Callable[[bs4.Tag], Iterator[str]], tuple[str, str]] = {
     unquoted_examples: ("reference/", "<blockquote><p>&gt;&gt;&gt; f()</p></blockquote>"),
     bare_returns: (
@@ -122,6 +128,7 @@ CHECKS: dict[Callable[[bs4.Tag], Iterator[str]], tuple[str, str]] = {
     private_headings: ("reference/", "<h2 class='doc'>jachess_ext.jet.jet</h2>"),
     riddles: ("", "<p>As measured (rows (<code>a.csv</code>)).</p>"),
     formulas_in_italics: ("", "<p>The norm ‖x‖<em>F + Σ</em>i y</p>"),
+    wide_code: ("", f"<div class='language-python'><pre>{'x' * 89}</pre></div>"),
     uncaptioned: ("", "<img alt='Time over size of the input'><p>Text goes on.</p>"),
 }
 """Each check, with where the pages it reads begin, and a fault."""
