@@ -143,7 +143,8 @@ def decision_slopes(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, 
         rows of m/‖∂m/∂x‖ with the margin ``m = z_y − max_{c≠y} z_c`` of the label y.  This is
         approximately the distance of x from the decision boundary (Sokolić et al. 2017), negative
         for a misclassified row, and independent of the logits' scale.  Without class numbers the
-        margin is left out; if the logits are not ``[N, C]`` (language models, token classifiers), {}.
+        margin is left out; if the logits are not ``[N, C]`` (language models, token classifiers),
+        {}.
 
     Examples:
         >>> sorted(decision_slopes(model, batch))
