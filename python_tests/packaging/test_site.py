@@ -35,7 +35,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return ROOT / built
     pytest.importorskip("mkdocs", reason="pip install 'jachess-ext[docs]'")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(folder)]
+    # no -q: it silences warnings, which --strict then does not see
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder)]
     done = processes.run(command, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
