@@ -25,6 +25,7 @@ from python_tests import browser, processes
 bs4 = pytest.importorskip("bs4", reason="pip install 'jachess-ext[docs]'")
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+PYTHON = ".language-python pre, .highlight-ipynb pre"
 pytestmark = pytest.mark.slow
 
 
@@ -116,7 +117,7 @@ def uncaptioned(page: bs4.Tag) -> Iterator[str]:
 
 def wide_code(page: bs4.Tag) -> Iterator[str]:
     """Lines of Python that a page on a desktop would have to wrap."""
-    for code in page.select(".language-python pre, .highlight-ipynb pre"):
+    for code in page.select(PYTHON):
         yield from (line for line in code.get_text().splitlines() if len(line) > 88)
 
 
@@ -145,6 +146,12 @@ def test_pages(check: Callable[[bs4.Tag], Iterator[str]], pages: dict[str, bs4.T
         if name.startswith(beginning) and (found := [*check(page)])
     }
     assert not wrong
+
+
+def test_python_is_known_as_such(pages: dict[str, bs4.Tag]) -> None:
+    """`wide_code` reads these blocks; without their class it would read none."""
+    for name in ("index.html", "tutorials/poisson.html", "notebooks/pinn.html"):
+        assert pages[name].select(PYTHON), name
 
 
 def test_every_docstring_s_examples_are_shown(pages: dict[str, bs4.Tag]) -> None:
