@@ -24,7 +24,7 @@ from .engine.layout import map_tensors
 from .engine.types import Function
 from .passes.eager import Jet, paired_leaves
 from .rows.check import MIXED, append_dims
-from .rows.passes import PassResult, Rows, expand_rows, rows_mix, split_nest
+from .rows.passes import PassResult, Rows, as_index, expand_rows, rows_mix, split_nest
 from .rows.weights import Weights, WeightsLike, make_weights
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _weighted_laplacian(passes: list[PassResult], weights: Weights) -> Laplacian
         if factors is None or roots is not None:  # one stream, the sum
             sums.append([group.sign * squares[0] for squares in second])
         else:
-            of_squares = factors[group.numbers[: group.num_squares]]
+            of_squares = factors[as_index(group.numbers[: group.num_squares], factors.device)]
             sums.append([(append_dims(of_squares, s.ndim) * s).sum(0) for s in second])
     sums = sums or [[torch.zeros_like(primal) for primal in passes[0].primals]]
     laplacians = [reduce(torch.add, terms) for terms in zip(*sums, strict=True)]

@@ -270,12 +270,7 @@ class Rows:
 
     def _steps(self, numbers: list[int]) -> list[Tensor]:
         """Return the p directions with these indices, ``[p, N, ...]`` for each tensor of x."""
-        # Consecutive indices (there are no weights) are generated on the device, without a copy.
-        device, start = self.points[0].device, numbers[0] if numbers else 0
-        if numbers == [*range(start, start + len(numbers))]:
-            index = torch.arange(start, start + len(numbers), device=device)
-        else:
-            index = torch.tensor(numbers, dtype=torch.long, device=device)
+        index = as_index(numbers, self.points[0].device)
         if self._directions is not None:
             return [step[index] for step in self._directions]
         # The coordinates of all tensors of x are numbered consecutively; the step of a coordinate
@@ -400,6 +395,15 @@ def rows_mix(fn: Function, x: Tensor) -> bool:
     return rows.are_mixed(generators) or (
         rows.all_equal() and rows.are_mixed(generators, uses_nearby_points=True)
     )
+
+
+def as_index(numbers: list[int], device: torch.device) -> Tensor:
+    """Return indices as a tensor; consecutive ones are made on the device, without a copy, which
+    the capture of a CUDA graph does not allow."""
+    start = numbers[0] if numbers else 0
+    if numbers == [*range(start, start + len(numbers))]:
+        return torch.arange(start, start + len(numbers), device=device)
+    return torch.tensor(numbers, dtype=torch.long, device=device)
 
 
 def expand_rows(step: object, point: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling, is_exporting
 
-from ...ops.library import capturing
+from ...ops import library
 from ..engine.layout import Second
 from ..rules.forward_mode import unwrap
 from .passes import Group
@@ -61,7 +61,7 @@ def make_weights(weights: WeightsLike, count: int, point: Tensor) -> Weights:
             [torch.as_tensor(weight, dtype=point.dtype, device=point.device) for weight in weights]
         )
     factors = torch.as_tensor(weights, dtype=point.dtype, device=point.device)
-    can_read = not (is_dynamo_compiling() or is_exporting() or capturing())
+    can_read = not (is_dynamo_compiling() or is_exporting() or library.capturing())
     fits = factors.ndim in (1, 2) and all(map(eq, factors.shape, (count, batch)))
     if not fits or (can_read and not unwrap(factors).isfinite().all()):
         raise ValueError(
