@@ -23,8 +23,8 @@ from .engine.context import without_dynamo
 from .engine.layout import map_tensors
 from .engine.types import Function
 from .passes.eager import Jet, paired_leaves
-from .rows.check import MIXED, append_dims
-from .rows.passes import PassResult, Rows, as_index, expand_rows, rows_mix, split_nest
+from .rows.check import MIXED, append_dims, as_index
+from .rows.passes import PassResult, Rows, expand_rows, rows_mix, split_nest
 from .rows.weights import Weights, WeightsLike, make_weights
 
 if TYPE_CHECKING:

@@ -39,6 +39,7 @@ from .check import (
     RowCheck,
     any_true,
     append_dims,
+    as_index,
     call_key,
     find_history,
     half_masks,
@@ -395,15 +396,6 @@ def rows_mix(fn: Function, x: Tensor) -> bool:
     return rows.are_mixed(generators) or (
         rows.all_equal() and rows.are_mixed(generators, uses_nearby_points=True)
     )
-
-
-def as_index(numbers: list[int], device: torch.device) -> Tensor:
-    """Return indices as a tensor; consecutive ones are made on the device, without a copy, which
-    the capture of a CUDA graph does not allow."""
-    start = numbers[0] if numbers else 0
-    if numbers == [*range(start, start + len(numbers))]:
-        return torch.arange(start, start + len(numbers), device=device)
-    return torch.tensor(numbers, dtype=torch.long, device=device)
 
 
 def expand_rows(step: object, point: Tensor) -> Tensor:
