@@ -92,8 +92,8 @@ class Case(NamedTuple):
         return f"{self.network}-D{self.coordinates}-N{self.points}"
 
     def make(self) -> tuple[nn.Module, Tensor]:
-        """Return the network, from ``[N, D]`` to ``[N]``, and points; from seed 0, float32 but for
-        "heat" and "pinn64"."""
+        """Return the network, from ``[N, D]`` to ``[N]``, and points, from seed 0: float64 for
+        "heat" and "pinn64", otherwise float32."""
         torch.manual_seed(0)
         x = torch.randn(self.points, self.coordinates)
         if self.network == "transformer":
