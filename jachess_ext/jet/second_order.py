@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import cache, reduce
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypedDict, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -21,33 +21,42 @@ from ..ops.library import transformed
 from .api import can_join_graph, jvp
 from .engine.context import without_dynamo
 from .engine.layout import map_tensors
-from .engine.types import Function
+from .engine.types import Args, Function, T
 from .passes.eager import Jet, paired_leaves
 from .rows.check import MIXED, append_dims
 from .rows.passes import PassResult, Rows, expand_rows, rows_mix, split_nest, square_roots
 from .rules.forward_mode import unwrap
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-    class _Result(tuple[Any, ...]):  # aux is a field only with has_aux
-        _fields: tuple[str, ...]
-        value: Any
-        aux: Any
+    # Python 3.10 has no generic named tuples at runtime.
+    class Laplacian(NamedTuple, Generic[T]):
+        value: T
+        gradient: T
+        laplacian: T
 
-    class Laplacian(_Result):
-        gradient: Any
-        laplacian: Any
+    class HessianDiagonal(NamedTuple, Generic[T]):
+        value: T
+        gradient: T
+        diagonal: T
 
-    class HessianDiagonal(_Result):
-        gradient: Any
-        diagonal: Any
-
-    class Divergence(_Result):
+    class Divergence(NamedTuple, Generic[T]):
+        value: T
         divergence: Tensor
 
-    class HessianProduct(_Result):
-        gradient: Any
-        product: Any
+    class HessianProduct(NamedTuple, Generic[T]):
+        value: Tensor
+        gradient: T
+        product: T
+
+    class Options(TypedDict, total=False):
+        directions: object
+        chunk_size: int | None
+        check: bool
+
+    class Weighted(Options, total=False):
+        weights: Sequence[float] | Tensor | None
 
 else:
     Laplacian = namedtuple("Laplacian", "value gradient laplacian")
@@ -55,7 +64,8 @@ else:
     Divergence = namedtuple("Divergence", "value divergence")
     HessianProduct = namedtuple("HessianProduct", "value gradient product")
 
-R = TypeVar("R", bound="_Result")
+P = TypeVar("P", bound=Args)
+R = TypeVar("R", bound=NamedTuple)
 
 
 @cache
@@ -66,9 +76,13 @@ def _with_aux(result_type: type[R]) -> type[R]:
 def _result(result_type: type[R], *fields: object) -> R:
     """Return the fields as a named tuple of this type, with ``aux`` if they are one more."""
     has_aux = len(fields) > len(result_type._fields)
-    return (_with_aux(result_type) if has_aux else result_type)(*fields)  # type: ignore[arg-type]
+    return (_with_aux(result_type) if has_aux else result_type)._make(fields)
 
 
+@overload
+def laplacian(fn: Callable[..., T], x: object, **kwargs: Unpack[Weighted]) -> Laplacian[T]: ...
+@overload
+def laplacian(fn: Function, x: object, *, has_aux: bool, **kwargs: Unpack[Weighted]) -> Any: ...
 def laplacian(
     fn: Function,
     x: object,
@@ -78,7 +92,7 @@ def laplacian(
     chunk_size: int | None = None,
     has_aux: bool = False,
     check: bool = True,
-) -> Laplacian:
+) -> tuple[object, ...]:
     """Compute f(x), its derivatives along directions, and Σ w_i D²f[u_i, u_i], in one pass.
 
     The weighted sum of second derivatives along the coordinates, without weights, is the Laplacian
@@ -151,7 +165,7 @@ def _eager_laplacian(
     chunk_size: int | None,
     has_aux: bool,
     check: bool,
-) -> Laplacian:
+) -> tuple[object, ...]:
     rows = Rows(fn, x, directions, has_aux, check)
     factors = None if weights is None else rows.weights(weights)
     if factors is not None and (factors.ndim > 1 or _is_differentiated(factors)):
@@ -194,6 +208,14 @@ def _result_of_rows(
     return _result(result_type, *map(assemble, (passes[0].primals, *derivatives)), *aux)
 
 
+@overload
+def hessian_diagonal(
+    fn: Callable[..., T], x: object, **kwargs: Unpack[Options]
+) -> HessianDiagonal[T]: ...
+@overload
+def hessian_diagonal(
+    fn: Function, x: object, *, has_aux: bool, **kwargs: Unpack[Options]
+) -> Any: ...
 @without_dynamo
 def hessian_diagonal(
     fn: Function,
@@ -203,7 +225,7 @@ def hessian_diagonal(
     chunk_size: int | None = None,
     has_aux: bool = False,
     check: bool = True,
-) -> HessianDiagonal:
+) -> tuple[object, ...]:
     """Compute f(x), its first derivative along each direction u_i, and the second derivative
     D²f[u_i, u_i], in one pass.
 
@@ -231,6 +253,10 @@ def hessian_diagonal(
     return _result_of_rows(HessianDiagonal, passes, gradients, diagonals)
 
 
+@overload
+def divergence(fn: Callable[..., T], x: object, **kwargs: Unpack[Options]) -> Divergence[T]: ...
+@overload
+def divergence(fn: Function, x: object, *, has_aux: bool, **kwargs: Unpack[Options]) -> Any: ...
 @without_dynamo
 def divergence(
     fn: Function,
@@ -240,7 +266,7 @@ def divergence(
     chunk_size: int | None = None,
     has_aux: bool = False,
     check: bool = True,
-) -> Divergence:
+) -> tuple[object, ...]:
     """Compute f(x) and Σ_i ∂f_i/∂x_i, the trace of each row's Jacobian, in one pass of order 1.
 
     Args:
@@ -281,14 +307,22 @@ def divergence(
     return _result(Divergence, p.assemble(p.primals), total, *p.aux)
 
 
+@overload
+def hvp(
+    fn: Callable[..., Tensor], primals: P, tangents: Args, *, differentiable: bool = ...
+) -> HessianProduct[P]: ...
+@overload
+def hvp(
+    fn: Function, primals: Args, tangents: Args, *, has_aux: bool, differentiable: bool = ...
+) -> Any: ...
 def hvp(
     fn: Function,
-    primals: tuple[object, ...],
-    tangents: tuple[object, ...],
+    primals: Args,
+    tangents: Args,
     *,
     has_aux: bool = False,
     differentiable: bool = True,
-) -> HessianProduct:
+) -> tuple[object, ...]:
     """Compute f, its gradient and its Hessian times ``tangents``, from one pass and its backward.
 
     The pass computes the tangent ∇f · t; its backward gives H t for the primals, and ∇f for t.
@@ -376,7 +410,7 @@ _TRACEABLE_CALLS = (
 )
 
 
-def _traced_laplacian(fn: Function, x: Any, directions: object, check: bool) -> Laplacian:
+def _traced_laplacian(fn: Function, x: Any, directions: object, check: bool) -> tuple[object, ...]:
     """Compute `laplacian` while dynamo traces, for a tensor ``x`` and without weights."""
     from .compiled.reachable import JetGraphError
     from .compiled.regions import jet_in_graph

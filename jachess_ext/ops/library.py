@@ -84,7 +84,7 @@ def library_path() -> Path:
     return Path(__file__).resolve().parents[1] / f"_ops{suffix}"
 
 
-def build_info() -> dict[str, Any]:
+def build_info() -> dict[str, str]:
     """Return information about the build, from the module `_C`; {} if it is missing or broken.
 
     Keys: torch, compiler, cpu, cuda ("" for a build without CUDA), cuda_archs.
