@@ -50,8 +50,10 @@ SUMS = (
     *("layer_norm_jet", "rms_norm_jet", "softmax_jet"),
 )
 """Operators whose CPU kernels support `Streams.summed`, and any number of directions."""
-_REBUILD = "rebuild it with `make build`, or `pip install --no-build-isolation -e .`"
-_INSTALL = "install a wheel built for this Python and platform, or build it with `make build`"
+IN_CHECKOUT = (Path(__file__).resolve().parents[2] / "csrc").is_dir()
+"""Whether the operators' sources lie beside the package; otherwise it was installed."""
+REBUILD = "`make build`" if IN_CHECKOUT else "`pip install --force-reinstall --no-deps jachess_ext`"
+"""The command that gets working operators.  Without --no-deps pip would install torch anew, too."""
 _WITH_BACKWARD = (
     *("activation_jet", "attention_jet", "gated_activation_jet", "jet_mean_squares"),
     *("layer_norm_jet", "rms_norm_jet", "softmax_jet"),
@@ -106,7 +108,8 @@ def build_info() -> dict[str, str]:
 def _load(path: Path) -> LibraryState:
     if not path.is_file():
         problem = f"the compiled operators are missing ({path.name} is not in {path.parent})"
-        return LibraryState(path, f"{problem}: {_INSTALL}.")
+        wheel = "install a wheel built for this Python and platform"
+        return LibraryState(path, f"{problem}: {f'run {REBUILD}' if IN_CHECKOUT else wheel}.")
     try:
         torch.ops.load_library(path)
     except (OSError, RuntimeError) as error:
@@ -114,11 +117,11 @@ def _load(path: Path) -> LibraryState:
         built = build_info().get("torch", "")
         origin = f", built against torch {built}," if built else ""
         problem = f"the compiled operators{origin} do not load with torch {torch.__version__}"
-        return LibraryState(path, f"{problem} ({reason}): {_REBUILD}.")
+        return LibraryState(path, f"{problem} ({reason}): run {REBUILD}.")
     missing = [name for name in _OPERATORS if not hasattr(OPS, name)]
     if missing:
         problem = f"{path.name} is older than this source and lacks {', '.join(missing)}"
-        return LibraryState(path, f"{problem}: {_REBUILD}.")
+        return LibraryState(path, f"{problem}: run {REBUILD}.")
     try:
         has_kernel = torch_private.dispatch_has_kernel
     except torch_private.MissingPrivate as error:
