@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+
 max_directions: int
 
 def build_info() -> dict[str, str]: ...

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypedDict, TypeVar, 
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from .. import torch_private
@@ -24,8 +23,8 @@ from .engine.layout import map_tensors
 from .engine.types import Args, Function, T
 from .passes.eager import Jet, paired_leaves
 from .rows.check import MIXED, append_dims
-from .rows.passes import PassResult, Rows, expand_rows, rows_mix, split_nest, square_roots
-from .rules.forward_mode import unwrap
+from .rows.passes import PassResult, Rows, expand_rows, rows_mix, split_nest
+from .rows.weights import make_weights
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
         check: bool
 
     class Weighted(Options, total=False):
-        weights: Sequence[float] | Tensor | None
+        weights: Sequence[float | Tensor] | Tensor | None
 
 else:
     Laplacian = namedtuple("Laplacian", "value gradient laplacian")
@@ -87,7 +86,7 @@ def laplacian(
     fn: Function,
     x: object,
     *,
-    weights: Sequence[float] | Tensor | None = None,
+    weights: Sequence[float | Tensor] | Tensor | None = None,
     directions: object = None,
     chunk_size: int | None = None,
     has_aux: bool = False,
@@ -105,10 +104,11 @@ def laplacian(
             generators.
         x: floating-point tensor ``[N, ...]``; or a tuple with an entry for each argument of ``fn``;
             or another nest of tensors with the same N.
-        weights: ``[q]``, a weight w_i for each direction (an anisotropic operator), or ``[q, N]``,
-            different weights in each row.  For a direction of weight 0, such as time in a heat
-            equation, only the first derivative is computed.  Weights ``[q, N]``, and weights that
-            require a gradient, cost 2 D + 1 streams.
+        weights: ``[q]``, a weight w_i for each direction (an anisotropic operator), as a tensor or
+            as a list of numbers and tensors; or ``[q, N]``, different weights in each row.  For a
+            direction of weight 0, such as time in a heat equation, only the first derivative is
+            computed.  Weights ``[q, N]``, and weights that require a gradient, cost 2 D + 1
+            streams.
         directions: ``[q, *x.shape]``, or ``[q, *x.shape[1:]]`` for the same directions in each row;
             if ``x`` holds several tensors, a nest like ``x``.  None: the coordinates, in the order
             of x's tensors.
@@ -130,8 +130,10 @@ def laplacian(
     rounding is unusual, more calls of ``fn`` decide.
 
     Within ``torch.compile`` (docs/compile.md) ``fn`` has to be an ``nn.Module``, or with
-    ``check=False`` a function, that returns one tensor; ``x`` has to be a tensor; and of the other
-    arguments only ``directions`` may be given.  Anything else breaks the graph and runs eagerly.
+    ``check=False`` a function, that returns one tensor; ``x`` has to be a tensor; and neither
+    ``chunk_size`` nor ``has_aux`` may be given.  Anything else breaks the graph and runs eagerly.
+    Give constant weights as a list of numbers: a graph does not know the numbers in a tensor, which
+    costs 2 D + 1 streams, as weights of both signs do there.
     The check runs during tracing; a program of ``torch.export`` repeats it in each run, and raises
     RuntimeError if rows depend on each other.
 
@@ -148,11 +150,11 @@ def laplacian(
         >>> jx.laplacian(lambda x: (x**3).sum(-1), x, weights=[0, 1]).laplacian
         tensor([12., 24.])
     """
-    is_plain = weights is None and chunk_size is None and not has_aux
+    is_one_pass = chunk_size is None and not has_aux
     can_check = isinstance(fn, nn.Module) or not check
-    is_traceable = is_plain and can_check and isinstance(x, Tensor) and x.ndim > 1
+    is_traceable = is_one_pass and can_check and isinstance(x, Tensor) and x.ndim > 1
     if can_join_graph(is_dynamo_compiling(), fn, None if is_traceable else _TRACEABLE_CALLS):
-        return _traced_laplacian(fn, x, directions, check)
+        return _traced_laplacian(fn, x, weights, directions, check)
     return _eager_laplacian(fn, x, weights, directions, chunk_size, has_aux, check)
 
 
@@ -160,33 +162,20 @@ def laplacian(
 def _eager_laplacian(
     fn: Function,
     x: object,
-    weights: Sequence[float] | Tensor | None,
+    weights: Sequence[float | Tensor] | Tensor | None,
     directions: object,
     chunk_size: int | None,
     has_aux: bool,
     check: bool,
 ) -> tuple[object, ...]:
     rows = Rows(fn, x, directions, has_aux, check)
-    factors = None if weights is None else rows.weights(weights)
-    if factors is not None and (factors.ndim > 1 or _is_differentiated(factors)):
-        # Scaling directions by √|w| would not do: its derivative is infinite at 0, and each
-        # direction would need one sign in all rows.  So each square has a stream, times w.
-        passes = list(rows.passes(rows.groups(None), chunk_size, "squares"))
-        squares = _concat([p.second for p in passes])
-        laplacians = [(append_dims(factors, square.ndim) * square).sum(0) for square in squares]
-        gradients = _concat([p.first for p in passes])
-        return _result_of_rows(Laplacian, passes, gradients, laplacians)
-    passes = list(rows.passes(rows.groups(factors), chunk_size, "sum", factors))
-    # Each pass has one second-order stream, the sum of squares.
-    sums = [[p.group.sign * s[0] for s in p.second] for p in passes if p.group.num_squares]
+    scale = make_weights(weights, rows.count, rows.points[0])
+    passes = list(rows.passes(scale.groups, chunk_size, scale.second, scale.roots))
+    nonzero = [p for p in passes if p.group.num_squares]
+    sums = [[scale.sum_squares(p.group, squares) for squares in p.second] for p in nonzero]
     sums = sums or [[torch.zeros_like(primal) for primal in passes[0].primals]]
     laplacians = [reduce(torch.add, terms) for terms in zip(*sums, strict=True)]
-    gradients = _concat([p.first for p in passes])
-    if factors is not None:  # restore the order of the directions, and undo their scaling
-        direction_ids = [number for p in passes for number in p.group.numbers]
-        order = torch.tensor(direction_ids, dtype=torch.long, device=factors.device).argsort()
-        roots = square_roots(factors)
-        gradients = [slopes[order] / append_dims(roots, slopes.ndim) for slopes in gradients]
+    gradients = [scale.restore(first) for first in _concat([p.first for p in passes])]
     return _result_of_rows(Laplacian, passes, gradients, laplacians)
 
 
@@ -248,7 +237,7 @@ def hessian_diagonal(
                 [12.]])
     """
     rows = Rows(fn, x, directions, has_aux, check)
-    passes = list(rows.passes(rows.groups(None), chunk_size, "squares"))
+    passes = list(rows.passes([rows.all_directions(rows.count)], chunk_size, "squares"))
     gradients, diagonals = _concat([p.first for p in passes]), _concat([p.second for p in passes])
     return _result_of_rows(HessianDiagonal, passes, gradients, diagonals)
 
@@ -396,22 +385,21 @@ def _leaf(tensor: object, has_graph: bool) -> Any:
     return leaf if leaf.requires_grad else leaf.requires_grad_()
 
 
-def _is_differentiated(weights: Tensor) -> bool:
-    """Return whether weights have a derivative, or are wrapped by a transform of torch.func, which
-    hides their signs."""
-    has_tangent = forward_ad.unpack_dual(weights).tangent is not None
-    return weights.requires_grad or has_tangent or unwrap(weights) is not weights
-
-
 # ---- within torch.compile ----------------------------------------------------------------------
 
 _TRACEABLE_CALLS = (
-    "jx.laplacian in a graph takes a module (or check=False), one tensor, no weights, chunks or aux"
+    "jx.laplacian in a graph takes a module (or check=False), one tensor, no chunk_size or has_aux"
 )
 
 
-def _traced_laplacian(fn: Function, x: Any, directions: object, check: bool) -> tuple[object, ...]:
-    """Compute `laplacian` while dynamo traces, for a tensor ``x`` and without weights."""
+def _traced_laplacian(
+    fn: Function,
+    x: Any,
+    weights: Sequence[float | Tensor] | Tensor | None,
+    directions: object,
+    check: bool,
+) -> tuple[object, ...]:
+    """Compute `laplacian` while dynamo traces, for a tensor ``x``."""
     from .compiled.reachable import JetGraphError
     from .compiled.regions import jet_in_graph
 
@@ -420,7 +408,14 @@ def _traced_laplacian(fn: Function, x: Any, directions: object, check: bool) -> 
     if directions is None:
         unit = torch.eye(x.shape[1:].numel(), dtype=x.dtype, device=x.device)
         directions = unit.reshape(-1, *x.shape[1:])
-    jet = jet_in_graph(fn, x, expand_rows(directions, x), 2, "sum")
+    steps = expand_rows(directions, x)
+    scale = make_weights(weights, steps.shape[0], x)
+    (group,) = scale.groups
+    if scale.roots is not None:
+        steps = steps * append_dims(scale.roots, steps.ndim)
+    order = 2 if group.num_squares else 1
+    jet = jet_in_graph(fn, x, steps[group.numbers], order, scale.second, group.num_squares)
     if not isinstance(jet, Jet) or jet.primal.shape[:1] != x.shape[:1]:
         raise JetGraphError("fn must return one floating-point tensor [N, ...], a result a row")
-    return _result(Laplacian, jet.primal, jet.first, jet.second[0])
+    laplacian = scale.sum_squares(group, jet.second) if order > 1 else torch.zeros_like(jet.primal)
+    return _result(Laplacian, jet.primal, scale.restore(jet.first), laplacian)
