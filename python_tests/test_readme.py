@@ -17,7 +17,6 @@ import jachess_ext as jx
 from benchmarks import quoted
 from benchmarks.common import git
 from python_tests import processes
-from python_tests.packaging.test_promises import in_extra
 from python_tests.snippets import assert_printed, blocks, run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -188,22 +187,6 @@ def test_tutorials(name: Path) -> None:
     for code, printed in found:
         run(code, names, printed)
     assert names["jx"] is jx
-
-
-@pytest.mark.parametrize("name", sorted((ROOT / "docs" / "tutorials").glob("*.md")), ids=str)
-def test_tutorials_name_what_they_need_before_their_first_block(name: Path) -> None:
-    """The extra that has a library, or the command that installs it."""
-    head = name.read_text(encoding="utf-8").partition("```python")[0]
-    named = {*re.findall(r"pip install (\w+)`", head)}
-    for extra in re.findall(r"the extra `(\w+)`", head):
-        named |= in_extra(extra)
-    needed = {
-        module.partition(".")[0]
-        for code, _ in blocks(name)
-        for module in re.findall(r"^ *(?:import|from) ([\w.]+)", code, re.MULTILINE)
-    }
-    optional = needed - {"jachess_ext", "torch", "numpy"} - {*sys.stdlib_module_names}
-    assert optional <= named
 
 
 def test_the_guide_on_embedding() -> None:

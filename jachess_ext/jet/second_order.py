@@ -91,7 +91,7 @@ def laplacian(
     chunk_size: int | None = None,
     has_aux: bool = False,
     check: bool = True,
-) -> tuple[object, ...]:
+) -> Laplacian:
     """Compute f(x), its derivatives along directions, and Σ w_i D²f[u_i, u_i], in one pass.
 
     The weighted sum of second derivatives along the coordinates, without weights, is the Laplacian
@@ -167,7 +167,7 @@ def _eager_laplacian(
     chunk_size: int | None,
     has_aux: bool,
     check: bool,
-) -> tuple[object, ...]:
+) -> Laplacian:
     rows = Rows(fn, x, directions, has_aux, check)
     scale = make_weights(weights, rows.count, rows.points[0])
     passes = list(rows.passes(scale.groups, chunk_size, scale.second, scale.roots))
@@ -214,7 +214,7 @@ def hessian_diagonal(
     chunk_size: int | None = None,
     has_aux: bool = False,
     check: bool = True,
-) -> tuple[object, ...]:
+) -> HessianDiagonal:
     """Compute f(x), its first derivative along each direction u_i, and the second derivative
     D²f[u_i, u_i], in one pass.
 
@@ -255,7 +255,7 @@ def divergence(
     chunk_size: int | None = None,
     has_aux: bool = False,
     check: bool = True,
-) -> tuple[object, ...]:
+) -> Divergence:
     """Compute f(x) and Σ_i ∂f_i/∂x_i, the trace of each row's Jacobian, in one pass of order 1.
 
     Args:
@@ -311,7 +311,7 @@ def hvp(
     *,
     has_aux: bool = False,
     differentiable: bool = True,
-) -> tuple[object, ...]:
+) -> HessianProduct:
     """Compute f, its gradient and its Hessian times ``tangents``, from one pass and its backward.
 
     The pass computes the tangent ∇f · t; its backward gives H t for the primals, and ∇f for t.
@@ -398,7 +398,7 @@ def _traced_laplacian(
     weights: Sequence[float | Tensor] | Tensor | None,
     directions: object,
     check: bool,
-) -> tuple[object, ...]:
+) -> Laplacian:
     """Compute `laplacian` while dynamo traces, for a tensor ``x``."""
     from .compiled.reachable import JetGraphError
     from .compiled.regions import jet_in_graph
