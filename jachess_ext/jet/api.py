@@ -110,8 +110,8 @@ def jvp(
 ) -> tuple[Any, ...]: ...
 def jvp(
     fn: Function,
-    primals: Args,
-    tangents: Args,
+    primals: tuple[object, ...],
+    tangents: tuple[object, ...],
     *,
     has_aux: bool = False,
     differentiable: bool = True,

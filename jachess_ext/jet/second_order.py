@@ -306,8 +306,8 @@ def hvp(
 ) -> Any: ...
 def hvp(
     fn: Function,
-    primals: Args,
-    tangents: Args,
+    primals: tuple[object, ...],
+    tangents: tuple[object, ...],
     *,
     has_aux: bool = False,
     differentiable: bool = True,
