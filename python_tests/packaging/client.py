@@ -71,8 +71,12 @@ assert_type(jx.graphed(field)(x), Tensor)
 
 # ---- kernels, smoothness, penalties -------------------------------------------------------------
 
-theta = jx.ntk(model, x, outputs="sum")
+theta = jx.ntk(model, x, outputs="sum", method="gram")
+assert_type(theta, Tensor)
+assert_type(jx.ntk(model, x, method="explain"), Any)
+jx.ntk(model, x, output="sum")  # type: ignore[call-overload]
 measured = jx.measure_ntk(model, x)
+assert_type(measured.theta, Tensor | None)
 assert_type(measured.report.form_of("bias"), str)
 spectrum = jx.Spectrum.of(theta)
 assert_type(spectrum, jx.Spectrum)
