@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import jachess_ext as jx
 from benchmarks import quoted
 from benchmarks.common import git
-from python_tests import processes
 from python_tests.snippets import assert_printed, blocks, run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -251,12 +249,3 @@ def test_notebooks(path: Path) -> None:
     assert compared >= 2
     assert any("image/png" in out.get("data", {}) for c in notebook["cells"] for out in
                c.get("outputs", []))  # fmt: skip
-
-
-@pytest.mark.slow
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs", reason="pip install 'jachess-ext[docs]'")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
-    done = processes.run(command, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "smoothness/margin_over_slope" in (tmp_path / "reference/smoothness.html").read_text()

@@ -84,7 +84,7 @@ def jet(
     if can_join_graph(is_dynamo_compiling(), fn):
         from .compiled.regions import jet_in_graph  # imports torch._dynamo, which takes seconds
 
-        return jet_in_graph(fn, x, directions, order, second)
+        return jet_in_graph(fn, x, directions, order, second, None)
     return eager_jet(fn, x, directions, order, second)
 
 

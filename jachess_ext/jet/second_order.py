@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import cache, reduce
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypedDict, TypeVar, overload
 
 import torch
@@ -24,7 +25,7 @@ from .engine.types import Args, Function, T
 from .passes.eager import Jet, paired_leaves
 from .rows.check import MIXED, append_dims
 from .rows.passes import PassResult, Rows, expand_rows, rows_mix, split_nest
-from .rows.weights import make_weights
+from .rows.weights import Weights, WeightsLike, make_weights
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
         check: bool
 
     class Weighted(Options, total=False):
-        weights: Sequence[float | Tensor] | Tensor | None
+        weights: WeightsLike
 
 else:
     Laplacian = namedtuple("Laplacian", "value gradient laplacian")
@@ -86,7 +87,7 @@ def laplacian(
     fn: Function,
     x: object,
     *,
-    weights: Sequence[float | Tensor] | Tensor | None = None,
+    weights: WeightsLike = None,
     directions: object = None,
     chunk_size: int | None = None,
     has_aux: bool = False,
@@ -162,7 +163,7 @@ def laplacian(
 def _eager_laplacian(
     fn: Function,
     x: object,
-    weights: Sequence[float | Tensor] | Tensor | None,
+    weights: WeightsLike,
     directions: object,
     chunk_size: int | None,
     has_aux: bool,
@@ -171,11 +172,28 @@ def _eager_laplacian(
     rows = Rows(fn, x, directions, has_aux, check)
     scale = make_weights(weights, rows.count, rows.points[0])
     passes = list(rows.passes(scale.groups, chunk_size, scale.second, scale.roots))
-    nonzero = [p for p in passes if p.group.num_squares]
-    sums = [[scale.sum_squares(p.group, squares) for squares in p.second] for p in nonzero]
+    return _weighted_laplacian(passes, scale)
+
+
+def _weighted_laplacian(passes: list[PassResult], weights: Weights) -> Laplacian:
+    """Return the result of `laplacian`, with directions in the order of the call."""
+    factors, roots = weights.factors, weights.roots
+    sums = []
+    for group, second in [(p.group, p.second) for p in passes if p.group.num_squares]:
+        if factors is None or roots is not None:  # one stream, the sum
+            sums.append([group.sign * squares[0] for squares in second])
+        else:
+            of_squares = factors[group.numbers[: group.num_squares]]
+            sums.append([(append_dims(of_squares, s.ndim) * s).sum(0) for s in second])
     sums = sums or [[torch.zeros_like(primal) for primal in passes[0].primals]]
     laplacians = [reduce(torch.add, terms) for terms in zip(*sums, strict=True)]
-    gradients = [scale.restore(first) for first in _concat([p.first for p in passes])]
+    gradients = _concat([p.first for p in passes])
+    numbers = [number for p in passes for number in p.group.numbers]
+    if numbers != sorted(numbers):
+        order = sorted(range(len(numbers)), key=numbers.__getitem__)
+        gradients = [slopes[order] for slopes in gradients]
+    if roots is not None:
+        gradients = [slopes / append_dims(roots, slopes.ndim) for slopes in gradients]
     return _result_of_rows(Laplacian, passes, gradients, laplacians)
 
 
@@ -393,11 +411,7 @@ _TRACEABLE_CALLS = (
 
 
 def _traced_laplacian(
-    fn: Function,
-    x: Any,
-    weights: Sequence[float | Tensor] | Tensor | None,
-    directions: object,
-    check: bool,
+    fn: Function, x: Any, weights: WeightsLike, directions: object, check: bool
 ) -> Laplacian:
     """Compute `laplacian` while dynamo traces, for a tensor ``x``."""
     from .compiled.reachable import JetGraphError
@@ -417,5 +431,5 @@ def _traced_laplacian(
     jet = jet_in_graph(fn, x, steps[group.numbers], order, scale.second, group.num_squares)
     if not isinstance(jet, Jet) or jet.primal.shape[:1] != x.shape[:1]:
         raise JetGraphError("fn must return one floating-point tensor [N, ...], a result a row")
-    laplacian = scale.sum_squares(group, jet.second) if order > 1 else torch.zeros_like(jet.primal)
-    return _result(Laplacian, jet.primal, scale.restore(jet.first), laplacian)
+    result = PassResult(group, [steps], [jet], [jet.first], itemgetter(0), ())
+    return _weighted_laplacian([result], scale)

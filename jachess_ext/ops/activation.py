@@ -54,7 +54,7 @@ def _gelu_tanh(x: Tensor) -> Derivatives:
 
 
 def _relu(x: Tensor) -> Derivatives:
-    """f = max(x, 0), f'(0) = 0 as in torch, f'' = 0 but for the kink."""
+    """f = max(x, 0), f'(0) = 0 as in torch, f'' = 0 except at the kink."""
     return torch.relu(x), (x > 0).to(x.dtype), torch.zeros_like(x)
 
 

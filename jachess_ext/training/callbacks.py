@@ -140,7 +140,7 @@ class SmoothnessMonitor(_PeriodicCallback):
     processes each measures the same rows, since a single process cannot measure a sharded model,
     and the first process logs the figures of `SmoothnessProbe`.
 
-    Example:
+    Examples:
         >>> monitor = SmoothnessMonitor(batch, every=50)
         >>> trainer = Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[monitor])
         >>> _ = trainer.train()
@@ -196,7 +196,7 @@ class NTKDrift(_PeriodicCallback):
     (`label_alignment`).  A kernel that stops changing is the sign of the power phase (LensLLM).  In
     a run of several processes only the first one measures.
 
-    Example:
+    Examples:
         >>> drift = NTKDrift(batch, every=100)
         >>> trainer = Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[drift])
         >>> drift.log = trainer.log  # also to the Trainer's reporters

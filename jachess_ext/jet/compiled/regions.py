@@ -47,12 +47,7 @@ _ERROR_PREFIX = "problem: "
 
 
 def jet_in_graph(
-    fn: Function,
-    x: object,
-    directions: object,
-    order: int,
-    second: Second,
-    squares: int | None = None,
+    fn: Function, x: object, directions: object, order: int, second: Second, squares: int | None
 ) -> Any:
     """Compute `jet` while dynamo traces, for a function that `can_trace` accepts.
 
@@ -62,7 +57,7 @@ def jet_in_graph(
     for constant in ORDERS:  # with dynamic=True the order is a symbol
         order = constant if order == constant else order
     squares = None if squares is None else int(squares)
-    stacks = _jet_region(pack_call(fn), x, directions, order, second, squares)
+    stacks = _jet_region(pack_call(fn), x, directions, order, second, _encode_none(squares))
     raise_error(stacks)
     count = pytree.tree_leaves(directions)[0].shape[0]
     layout = make_layout.__wrapped__(count, order, second, squares)
@@ -151,12 +146,7 @@ def raise_error(result: object) -> None:
 
 @torch._dynamo.nonstrict_trace
 def _jet_region(
-    call: Call,
-    x: object,
-    directions: object,
-    order: int,
-    second: Second,
-    squares: int | None,
+    call: Call, x: object, directions: object, order: int, second: Second, squares: int | None
 ) -> Any:
     """Run `jet` in a region; return the function's result, with the stack ``[S, ...]`` in place of
     each jet."""
@@ -164,7 +154,7 @@ def _jet_region(
     def run() -> Any:
         fn = unpack_call(call)
         inputs = check_inputs(x, directions, check_values=False)
-        layout = begin_pass(inputs.count, order, second, squares)
+        layout = begin_pass(inputs.count, order, second, _decode_none(squares))
         with _open_pass(fn, layout, x):
             value = fn(*inputs.jets(layout))
         return map_tensors(

@@ -14,59 +14,34 @@ from torch.compiler import is_dynamo_compiling, is_exporting
 from ...ops.library import capturing
 from ..engine.layout import Second
 from ..rules.forward_mode import unwrap
-from .check import append_dims
 from .passes import Group
+
+WeightsLike = Sequence[float | Tensor] | Tensor | None
 
 
 class Weights(NamedTuple):
     """The weights of a Laplacian, and the passes that take them.
 
+    Passes compute the sum of all squares ("sum"), one stream, if weights are constant: along
+    directions that are multiplied by √|w|, for weights of one sign.  Else each square has a stream,
+    times its weight ("squares"), since √|w| has an infinite derivative at 0, and a direction may
+    have weights of both signs in different rows.
+
     Attributes:
-        groups: the directions of each pass.  A direction of weight 0 is at the end of the first
-            group, without a second derivative.
-        summed: whether a pass computes the sum of the squares along directions that are multiplied
-            by √|w|, which is one stream, and all weights of a group have the same sign.  Else each
-            square has a stream, times its weight: √|w| has an infinite derivative at 0, and a
-            direction could have weights of both signs in different rows.
+        groups: the directions of each pass.  Those of weight 0 are at the end of the first group,
+            without second derivatives.
+        second: the second-order streams of the passes.
         factors: the weights, ``[q]`` or ``[q, N]``; None: all are 1.
+        roots: ``[q]``, √|w|, or 1 for a weight of 0; None: directions are not multiplied.
     """
 
     groups: list[Group]
-    summed: bool
-    factors: Tensor | None
-
-    @property
-    def second(self) -> Second:
-        """Return the second-order streams of the passes."""
-        return "sum" if self.summed else "squares"
-
-    @property
-    def roots(self) -> Tensor | None:
-        """Return ``[q]``, the factors √|w| of the directions; 1 for a weight of 0, whose direction
-        is not scaled.  None: directions are not scaled."""
-        if self.factors is None or not self.summed:
-            return None
-        return torch.where(self.factors == 0, 1, self.factors.abs()).sqrt()
-
-    def sum_squares(self, group: Group, second: Tensor) -> Tensor:
-        """Return the weighted sum over a group, ``[N, ...]``, from its second-order streams."""
-        if self.summed or self.factors is None:
-            return group.sign * second[0]
-        factors = self.factors[group.numbers[: group.num_squares]]
-        return (append_dims(factors, second.ndim) * second).sum(0)
-
-    def restore(self, first: Tensor) -> Tensor:
-        """Return the first derivatives ``[q, N, ...]`` of all groups in the order of the call, and
-        undo the scaling of their directions."""
-        numbers = [number for group in self.groups for number in group.numbers]
-        if numbers != sorted(numbers):
-            first = first[sorted(range(len(numbers)), key=numbers.__getitem__)]
-        return first if self.roots is None else first / append_dims(self.roots, first.ndim)
+    second: Second
+    factors: Tensor | None = None
+    roots: Tensor | None = None
 
 
-def make_weights(
-    weights: Sequence[float | Tensor] | Tensor | None, count: int, point: Tensor
-) -> Weights:
+def make_weights(weights: WeightsLike, count: int, point: Tensor) -> Weights:
     """Return the weights of ``count`` directions.
 
     Args:
@@ -79,7 +54,7 @@ def make_weights(
     count, batch = len(numbers), point.shape[0]  # in a graph the count may have been a symbol
     all_squares = Group(1, numbers, count)
     if weights is None:
-        return Weights([all_squares], True, None)
+        return Weights([all_squares], "sum")
     if not isinstance(weights, Tensor) and any(isinstance(weight, Tensor) for weight in weights):
         # torch.as_tensor of a list would detach its tensors.
         weights = torch.stack(
@@ -95,18 +70,19 @@ def make_weights(
         )
     is_tensor = isinstance(weights, Tensor)
     if factors.ndim > 1 or (is_tensor and (not can_read or _is_differentiated(factors))):
-        return Weights([all_squares], False, factors)
+        return Weights([all_squares], "squares", factors)
     weights = factors.tolist() if is_tensor else weights
     zero = [i for i, weight in enumerate(weights) if weight == 0]
     minus = [i for i, weight in enumerate(weights) if weight < 0]
     plus = [i for i in numbers if i not in {*zero, *minus}]
     if plus and minus and not can_read:  # fn cannot run twice
         squares = plus + minus
-        return Weights([Group(1, squares + zero, len(squares))], False, factors)
+        return Weights([Group(1, squares + zero, len(squares))], "squares", factors)
     groups = [Group(sign, numbers, len(numbers)) for sign, numbers in ((1, plus), (-1, minus))]
     first, *second = [group for group in groups if group.numbers] or groups[:1]
     first = first._replace(numbers=first.numbers + zero)
-    return Weights([first, *second], True, factors)
+    roots = torch.where(factors == 0, 1, factors.abs()).sqrt()
+    return Weights([first, *second], "sum", factors, roots)
 
 
 def _is_differentiated(weights: Tensor) -> bool:
