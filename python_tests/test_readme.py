@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import jachess_ext as jx
 from benchmarks import quoted
@@ -184,6 +185,28 @@ def test_tutorials(name: Path) -> None:
     for code, printed in found:
         run(code, names, printed)
     assert names["jx"] is jx
+
+
+def test_the_guide_on_embedding() -> None:
+    """Its code runs as it stands, and its context is the package's."""
+    names: dict[str, Any] = {}
+    for code, printed in blocks(ROOT / "docs" / "embedding.md"):
+        run(code, names, printed)
+    assert names["differentiable"] is jx.differentiable
+    vector = names["parameters"]
+
+    def slope(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
+        gradients = torch.func.grad(names["loss"])(parameters)
+        return torch.stack([(gradients[name] * vector[name]).sum() for name in vector]).sum()
+
+    with sdpa_kernel(SDPBackend.MATH):  # two reverse modes, which are right in torch
+        expected = torch.func.grad(slope)(vector)
+    torch.testing.assert_close(names["product"], expected, rtol=1e-4, atol=1e-6)
+    with sdpa_kernel(SDPBackend.MATH):  # as the page says
+        without = names["HessianOperator"](names["loss"], vector) @ vector
+    errors = [(without[name] - expected[name]).square().sum() for name in vector]
+    size = torch.stack([part.square().sum() for part in expected.values()]).sum()
+    assert torch.stack(errors).sum() > size / 2
 
 
 def test_the_first_page() -> None:

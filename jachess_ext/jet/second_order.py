@@ -10,7 +10,7 @@ from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import cache, reduce
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypedDict, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -21,33 +21,42 @@ from ..ops.library import transformed
 from .api import can_join_graph, jvp
 from .engine.context import without_dynamo
 from .engine.layout import map_tensors
-from .engine.types import Function
+from .engine.types import Args, Function, T
 from .passes.eager import Jet, paired_leaves
 from .rows.check import MIXED, append_dims, as_index
 from .rows.passes import PassResult, Rows, expand_rows, rows_mix, split_nest
 from .rows.weights import Weights, WeightsLike, make_weights
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-    class _Result(tuple[Any, ...]):  # aux is a field only with has_aux
-        _fields: tuple[str, ...]
-        value: Any
-        aux: Any
+    # Python 3.10 has no generic named tuples at runtime.
+    class Laplacian(NamedTuple, Generic[T]):
+        value: T
+        gradient: T
+        laplacian: T
 
-    class Laplacian(_Result):
-        gradient: Any
-        laplacian: Any
+    class HessianDiagonal(NamedTuple, Generic[T]):
+        value: T
+        gradient: T
+        diagonal: T
 
-    class HessianDiagonal(_Result):
-        gradient: Any
-        diagonal: Any
-
-    class Divergence(_Result):
+    class Divergence(NamedTuple, Generic[T]):
+        value: T
         divergence: Tensor
 
-    class HessianProduct(_Result):
-        gradient: Any
-        product: Any
+    class HessianProduct(NamedTuple, Generic[T]):
+        value: Tensor
+        gradient: T
+        product: T
+
+    class Options(TypedDict, total=False):
+        directions: object
+        chunk_size: int | None
+        check: bool
+
+    class Weighted(Options, total=False):
+        weights: WeightsLike
 
 else:
     Laplacian = namedtuple("Laplacian", "value gradient laplacian")
@@ -55,7 +64,8 @@ else:
     Divergence = namedtuple("Divergence", "value divergence")
     HessianProduct = namedtuple("HessianProduct", "value gradient product")
 
-R = TypeVar("R", bound="_Result")
+P = TypeVar("P", bound=Args)
+R = TypeVar("R", bound=NamedTuple)
 
 
 @cache
@@ -66,9 +76,13 @@ def _with_aux(result_type: type[R]) -> type[R]:
 def _result(result_type: type[R], *fields: object) -> R:
     """Return the fields as a named tuple of this type, with ``aux`` if they are one more."""
     has_aux = len(fields) > len(result_type._fields)
-    return (_with_aux(result_type) if has_aux else result_type)(*fields)  # type: ignore[arg-type]
+    return (_with_aux(result_type) if has_aux else result_type)._make(fields)
 
 
+@overload
+def laplacian(fn: Callable[..., T], x: object, **kwargs: Unpack[Weighted]) -> Laplacian[T]: ...
+@overload
+def laplacian(fn: Function, x: object, *, has_aux: bool, **kwargs: Unpack[Weighted]) -> Any: ...
 def laplacian(
     fn: Function,
     x: object,
@@ -201,6 +215,14 @@ def _result_of_rows(
     return _result(result_type, *map(assemble, (passes[0].primals, *derivatives)), *aux)
 
 
+@overload
+def hessian_diagonal(
+    fn: Callable[..., T], x: object, **kwargs: Unpack[Options]
+) -> HessianDiagonal[T]: ...
+@overload
+def hessian_diagonal(
+    fn: Function, x: object, *, has_aux: bool, **kwargs: Unpack[Options]
+) -> Any: ...
 @without_dynamo
 def hessian_diagonal(
     fn: Function,
@@ -238,6 +260,10 @@ def hessian_diagonal(
     return _result_of_rows(HessianDiagonal, passes, gradients, diagonals)
 
 
+@overload
+def divergence(fn: Callable[..., T], x: object, **kwargs: Unpack[Options]) -> Divergence[T]: ...
+@overload
+def divergence(fn: Function, x: object, *, has_aux: bool, **kwargs: Unpack[Options]) -> Any: ...
 @without_dynamo
 def divergence(
     fn: Function,
@@ -288,6 +314,14 @@ def divergence(
     return _result(Divergence, p.assemble(p.primals), total, *p.aux)
 
 
+@overload
+def hvp(
+    fn: Callable[..., Tensor], primals: P, tangents: Args, *, differentiable: bool = ...
+) -> HessianProduct[P]: ...
+@overload
+def hvp(
+    fn: Function, primals: Args, tangents: Args, *, has_aux: bool, differentiable: bool = ...
+) -> Any: ...
 def hvp(
     fn: Function,
     primals: tuple[object, ...],
