@@ -66,7 +66,9 @@ wheel:
 # The site, into build/site; a warning or a dead link stops it.
 docs:
 	@$(PREPARE) docs
-	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict -q
+	@# With -q, mkdocs --strict passes whatever it warns of.
+	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+	@SITE=build/site $(RUN) -m pytest -q -p no:cacheprovider -m slow python_tests/packaging/test_site.py
 	@echo "build/site/index.html"
 
 # The operators with address, undefined-behaviour and thread sanitizers: CPU, and CUDA in the shim.

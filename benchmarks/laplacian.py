@@ -9,8 +9,9 @@ hand in plain torch; `jx.laplacian` within `torch.compile`; folx, jitted, in a p
 the same core.  The networks: an MLP of four layers of 128 with tanh, and the transformer of
 examples/laplacian.py, whose attention runs in its plain form in all ways but ours.  "heat" is that
 MLP in time and space, in float64, for the residual ∂f/∂t − Δf of a physics-informed network: D − 1
-second derivatives of D coordinates, by `jx.laplacian` with a weight of 0 and by double backward;
-"pinn32" and "pinn64" are the same for four layers of 50 in float32 and float64.
+second derivatives of D coordinates, by `jx.laplacian` with a weight of 0, also within
+`torch.compile`, and by double backward.  "pinn32" and "pinn64" are the same for four layers of 50
+in float32 and float64, "wave32" and "wave64" the residual ∂²f/∂t² − ∂²f/∂x² of these.
 
 float64 beside float32 (`--cases` with the names of `FUNCTIONS`): the jet of two directions and the
 sum of their second derivatives, 2,000 x 64 (attention: 10 heads of 200 tokens), through a function,
@@ -70,6 +71,14 @@ FIGURES = ("value", "training step")
 class Heat(nn.Sequential):
     """An MLP in time and space; the ways return the residual of the heat equation, ∂f/∂t − Δf."""
 
+    weights = (0.0, 1.0)  # of the second derivatives in time, and in each coordinate of space
+
+
+class Wave(Heat):
+    """An MLP; the ways return the residual of the wave equation, ∂²f/∂t² − Δf."""
+
+    weights = (1.0, -1.0)
+
 
 class Case(NamedTuple):
     """A network, D coordinates of its inputs, N points."""
@@ -83,21 +92,22 @@ class Case(NamedTuple):
         return f"{self.network}-D{self.coordinates}-N{self.points}"
 
     def make(self) -> tuple[nn.Module, Tensor]:
-        """Return the network, from ``[N, D]`` to ``[N]``, and points; from seed 0, float32 but for
-        "heat" and "pinn64"."""
+        """Return the network, from ``[N, D]`` to ``[N]``, and points, from seed 0: float64 for
+        "heat" and "pinn64", otherwise float32."""
         torch.manual_seed(0)
         x = torch.randn(self.points, self.coordinates)
         if self.network == "transformer":
             return Network(self.coordinates), x
-        width = 50 if self.network.startswith("pinn") else WIDTH
+        width = 50 if self.network.startswith(("pinn", "wave")) else WIDTH
         sizes = (self.coordinates, *[width] * LAYERS)
         layers = [nn.Linear(*pair) for pair in pairwise(sizes)]
         hidden = [part for layer in layers for part in (layer, nn.Tanh())]
         parts = (*hidden, nn.Linear(width, 1), nn.Flatten(0))
         if self.network == "mlp":
             return nn.Sequential(*parts), x
-        dtype = torch.float32 if self.network == "pinn32" else torch.float64
-        return Heat(*parts).to(dtype), x.to(dtype)
+        dtype = torch.float32 if self.network.endswith("32") else torch.float64
+        equation = Wave if self.network.startswith("wave") else Heat
+        return equation(*parts).to(dtype), x.to(dtype)
 
 
 CASES = {
@@ -106,7 +116,12 @@ CASES = {
         *(Case("mlp", *sizes) for sizes in ((2, 1024), (10, 256), (50, 64), (100, 64))),
         *(Case("transformer", *sizes) for sizes in ((8, 8), (8, 32), (32, 32))),
         *(Case("heat", *sizes) for sizes in ((2, 256), (2, 1024), (2, 4096), (4, 1024), (10, 256))),
-        *(Case(f"pinn{bits}", 2, n) for bits in (32, 64) for n in (256, 1000, 4000)),
+        *(
+            Case(f"{network}{bits}", 2, n)
+            for network in ("pinn", "wave")
+            for bits in (32, 64)
+            for n in (256, 500, 1000, 4000)
+        ),
         *(Case(network, 3, 4) for network in ("mlp", "transformer", "heat")),
     )
 }
@@ -134,14 +149,16 @@ _IN_A_ROW = 5  # a single run finds the data of the other ways in the caches
 def by_jx(model: nn.Module, x: Tensor) -> Tensor:
     """Return the Laplacian at each point, ``[N]``, as all ways do."""
     if isinstance(model, Heat):
-        _, slope, laplacian = jx.laplacian(model, x, weights=[0.0] + [1.0] * (x.shape[1] - 1))
-        return slope[0] - laplacian
+        in_time, in_space = model.weights
+        weights = [in_time] + [in_space] * (x.shape[1] - 1)
+        _, slope, laplacian = jx.laplacian(model, x, weights=weights)
+        return laplacian if in_time else slope[0] - laplacian
     return jx.laplacian(model, x)[2]
 
 
 @cache
 def _compiled(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    return torch.compile(lambda x: jx.laplacian(model, x)[2], fullgraph=True)
+    return torch.compile(lambda x: by_jx(model, x), fullgraph=True)
 
 
 def by_compiled(model: nn.Module, x: Tensor) -> Tensor:
@@ -158,8 +175,10 @@ def by_double_backward(model: nn.Module, x: Tensor) -> Tensor:
         second = [
             torch.autograd.grad(entry, x, retain_graph=True, create_graph=train)[0][:, i]
             for i, entry in enumerate(gradient.sum(0).unbind())
-            if i or not isinstance(model, Heat)
+            if i or not isinstance(model, Heat) or model.weights[0]
         ]
+    if isinstance(model, Wave):
+        return second[0] - torch.stack(second[1:]).sum(0)
     laplacian = torch.stack(second).sum(0)
     return gradient[:, 0] - laplacian if isinstance(model, Heat) else laplacian
 
@@ -253,7 +272,7 @@ WAYS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
 
 def ways_of(model: nn.Module, wanted: Sequence[str] | None = None) -> list[str]:
     """Return which ways a network is timed in, ours among them: all, or of those ``wanted``."""
-    ways = [OURS, "double backward"] if isinstance(model, Heat) else list(WAYS)
+    ways = [OURS, COMPILED, "double backward"] if isinstance(model, Heat) else list(WAYS)
     return [way for way in ways if way == OURS or wanted is None or way in wanted]
 
 
@@ -388,7 +407,10 @@ def measure(case: Case, options: Options) -> list[Row]:
                 named: dict[str, Any] = {"question": "laplacian", "shape": case.name}
                 named |= {"baseline": way, "target": _target(case, figure, way)}
                 rows.append(compare_times(options, times, OURS, way, figure=figure, **named))
-                if way == "folx":
+                is_compared = way == "folx" or (
+                    way == "double backward" and isinstance(model, Heat)
+                )
+                if is_compared and COMPILED in runs:
                     own = {**named, "figure": f"{figure}, compiled"}
                     rows.append(compare_times(options, times, COMPILED, way, **own))
                 if way in peaks:
@@ -455,8 +477,8 @@ def _peak(step: Step, device: torch.device) -> float:
 def _target(case: Case, figure: str, way: str) -> str:
     if case.network == "heat":  # none was set before
         return ""
-    if case.network.startswith("pinn"):
-        return "" if figure != "training step" else "≤ 1.3" if case.points == 256 else "≤ 1"
+    if case.network.startswith(("pinn", "wave")):
+        return "≤ 1" if figure == "training step" else ""
     many = case.coordinates >= 10
     if way == "double backward":
         few_many = {"value": (1 / 1.2, 1 / 3), "training step": (1 / 1.2, 1 / 2), "peak": (1, 0.5)}

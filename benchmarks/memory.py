@@ -8,8 +8,8 @@
                 (bench_micro.py)
 
 CPU: the peak of the resident set of a process for each program, minus what was resident after a
-tiny one (Python and its libraries) and, but for the steps, the inputs.  CUDA: the allocator's peak
-less the same, all in this process, since to start one for each takes longer than to measure.
+tiny one (Python and its libraries) and, except in the steps, the inputs.  CUDA: the allocator's
+peak less the same, all in this process, since to start one for each takes longer than to measure.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ MEASURES = {
         *(*_ATTENTION_FILES, "csrc/cpu/activation_jet.cpp", "csrc/cpu/softmax_jet.cpp"),
         *("jachess_ext/ops/softmax.py", "jachess_ext/ops/gemm.py"),
         *("jachess_ext/jet/second_order.py", "jachess_ext/jet/rows/passes.py"),
-        "jachess_ext/jet/rows/check.py",
+        *("jachess_ext/jet/rows/check.py", "jachess_ext/jet/rows/weights.py"),
     ),
     ("step_vs_plain", "JacHess step"): (
         *(*_ATTENTION_FILES, "csrc/cpu/activation_jet.cpp", "csrc/cpu/norm_jet.cpp"),
@@ -297,6 +297,28 @@ def laplacian() -> str:
             [label, *(both(shape, way) for way in ways)]
             + [both(shape, "folx", behind=", compiled"), both(shape, ways[0], "peak, ")]
             for shape, label in _LAPLACIANS.items()
+        ],
+    )
+
+
+def pinn() -> str:
+    """Return a training step by `jx.laplacian` over one by double backward, of networks in (x, t):
+    docs/tutorials."""
+    sizes = (256, 500, 1000, 4000)
+
+    def both(network: str, size: int) -> str:
+        figures = "training step", "training step, compiled"
+        shape = f"{network}-D2-N{size}"
+        return ", ".join(
+            f"{ratios('laplacian', shape, figure, 'double backward')[-1]:.2f}" for figure in figures
+        )
+
+    return table(
+        ["eager, compiled", *(f"{size:,} points" for size in sizes)],
+        [
+            [f"{equation}, float{bits}", *(both(f"{network}{bits}", size) for size in sizes)]
+            for network, equation in (("pinn", "∂f/∂t − ∂²f/∂x²"), ("wave", "∂²f/∂t² − ∂²f/∂x²"))
+            for bits in (32, 64)
         ],
     )
 
@@ -827,6 +849,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "development-sizes": development_sizes,
     "front": front,
     "laplacian": laplacian,
+    "pinn": pinn,
     "meanflow": meanflow,
     "meanflow-dit": meanflow_dit,
     "nested": nested,

@@ -1,18 +1,25 @@
-"""mkdocs: links out of docs/ become the names of files, and pages get their tables.
+"""mkdocs: a link out of docs/ leads to a copy of its file, and pages get their tables.
 
-The site holds the pages of docs/ alone; a link to ../benchmarks/README.md, good where the
-repository is read, would be dead there.  One to a file that does not exist is an error.
+A page of docs/ links to rows of benchmarks/results, to tests, examples and other pages of the
+repository.  Each such file is part of the site, at its path in the repository; so are the files
+that pages among them link to.
 """
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
+from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(<?(\.\./[^)#>\s]+)(#[^)>]*)?>?\)")
+_LINK = re.compile(r"(?<!!)(\[[^\]]+\]\()<?([^)#>:\s]+)(#[^)>]*)?>?\)")
+_OBJECT = re.compile(r"^::: (jachess_ext\.\S+)$", re.MULTILINE)
+_NO_ALT = 'alt="No description has been provided for this image"'  # nbconvert
+_CELL = re.compile(r"<td((?: [^>]*)?)>(.*?)</td>", re.DOTALL)
 
 
 def rule_table() -> str:
@@ -56,21 +63,90 @@ TABLES = {
 """Of a page: what stands in it at `<!-- table -->`."""
 
 
+def on_config(config: Any) -> None:
+    """The site's name says of which version it is."""
+    from jachess_ext import __version__
+
+    config.site_name = f"{config.site_name} {__version__}"
+
+
+def on_files(files: Any, config: Any) -> None:
+    """Add the files of the repository that the pages link to."""
+    from mkdocs.structure.files import File, InclusionLevel
+
+    pages = [file for file in files.documentation_pages() if file.src_uri.endswith(".md")]
+    for page in pages:  # which grows
+        for place in linked(page.content_string, in_repository(page)):
+            if place.startswith("docs/") or place in files.src_uris:
+                continue
+            path = str(ROOT / place)
+            file = File.generated(
+                config, place, abs_src_path=path, inclusion=InclusionLevel.NOT_IN_NAV
+            )
+            files.append(file)
+            if place.endswith(".md"):
+                pages.append(file)
+
+
+def in_repository(file: Any) -> str:
+    """The path of a page of the site in the repository."""
+    return str(file.src_uri) if file.generated_by else f"docs/{file.src_uri}"
+
+
+def linked(markdown: str, page: str) -> Iterator[str]:
+    """The files of the repository that a page links to."""
+    for found in _LINK.finditer(markdown):
+        place = posixpath.normpath(posixpath.join(posixpath.dirname(page), found[2]))
+        if (ROOT / place).is_file():
+            yield place
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """The page with its links out of docs/ replaced, and its table from the code."""
-    if table := TABLES.get(page.file.src_uri):
+    """The page with its links as they are in the site, its table, and headings users know."""
+    source = page.file.src_uri
+    if table := TABLES.get(source):
         markdown = markdown.replace("<!-- table -->", table())
-    here = posixpath.dirname("docs/" + page.file.src_uri)
+    if source.startswith("benchmarks/results/"):
+        page.meta["search"] = {"exclude": True}
+    here = in_repository(page.file)
 
-    def replaced(found: re.Match[str]) -> str:
-        place = posixpath.normpath(posixpath.join(here, found[2]))
-        if place.startswith("docs/"):
-            return found[0]
-        if not (ROOT / place).exists():
-            from mkdocs.exceptions import PluginError
+    def to_site(found: re.Match[str]) -> str:
+        place = posixpath.normpath(posixpath.join(posixpath.dirname(here), found[2]))
+        inside = place.removeprefix("docs/")
+        target = posixpath.relpath(inside, posixpath.dirname(source) or ".")
+        return f"{found[1]}<{target}{found[3] or ''}>)"
 
-            raise PluginError(f"{page.file.src_uri} links to {place}, which does not exist")
-        text = found[1].strip("`")
-        return f"`{place}`" if text == place.rsplit("/")[-1] else f"{found[1]} (`{place}`)"
+    def with_heading(found: re.Match[str]) -> str:
+        return f"{found[0]}\n    options: {{ heading: {public_name(found[1])} }}"
 
-    return _LINK.sub(replaced, markdown)
+    return _OBJECT.sub(with_heading, _LINK.sub(to_site, markdown))
+
+
+def public_name(path: str) -> str:
+    """An object's name as a user writes it: `jx.jet` for jachess_ext.jet.jet.
+
+    Where jachess_ext does not have it, this is the path to import it from.
+    """
+    import jachess_ext as jx
+
+    name = path.rsplit(".")[-1]
+    if path in (f"jachess_ext.{name}", f"jachess_ext.{jx._NAMES.get(name)}.{name}"):
+        return f"jx.{name}"
+    attribute = path.split(".")[1] in jx._MODULES
+    return path.replace("jachess_ext", "jx", 1) if attribute else path
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """The page with words for its pictures, links to pages that docstrings name, marked cells."""
+    if page.file.src_uri.endswith(".ipynb"):
+        for cell in json.loads(page.file.content_string)["cells"]:
+            if alt := cell["metadata"].get("alt"):
+                html = html.replace(_NO_ALT, f'alt="{escape(alt)}"', 1)
+    if page.file.src_uri.startswith("reference/"):
+        html = re.sub(r"\bdocs/(\w+)\.md\b", r'<a href="../\1.html">\g<0></a>', html)
+
+    def marked(found: re.Match[str]) -> str:
+        prose = len(re.sub("<[^>]*>", "", found[2])) > 40
+        return f'<td class="prose"{found[1]}>{found[2]}</td>' if prose else found[0]
+
+    return _CELL.sub(marked, html)

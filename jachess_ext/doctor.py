@@ -12,7 +12,7 @@ import torch
 from ._io import TRAINING, missing
 from .ops import build_info
 from .ops.attention_triton import enabled
-from .ops.library import OLDEST_GPU, STATE
+from .ops.library import IN_CHECKOUT, OLDEST_GPU, REBUILD, STATE
 from .torch_private import TORCH_FLOOR, release
 
 _SHOWN = ("transformers", "accelerate", "peft", "datasets", "scipy", "pandas", "matplotlib")
@@ -77,19 +77,19 @@ def _cuda_problems(built: dict[str, str], gpu: _Gpu) -> list[str]:
         if shutil.which("nvidia-smi") and gpu["torch_cuda"] is None:
             return [
                 "This machine has an NVIDIA driver but torch is a CPU build: install a CUDA build "
-                "of torch (https://pytorch.org/get-started), then `make build`."
+                f"of torch (https://pytorch.org/get-started){', then `make build`' * IN_CHECKOUT}."
             ]
         return []
     devices = [device for device in gpu["visible"] if not _too_old(device)]
     if devices and ("activation_jet", "cuda") not in STATE.kernels:
-        return [
-            "A GPU is visible but no CUDA kernels were built: install the CUDA toolkit "
-            f"{gpu['torch_cuda']} (nvcc), then `make build`."
-        ]
+        toolkit = f"the CUDA toolkit {gpu['torch_cuda']} (nvcc), then `make build`"
+        remedy = toolkit if IN_CHECKOUT else "a wheel that has them"
+        return [f"A GPU is visible but no CUDA kernels were built: install {remedy}."]
     archs = built.get("cuda_archs", "")
     return [
         f"{device['name']} has capability {device['capability']} but the kernels were built for "
-        f"{archs}: `TORCH_CUDA_ARCH_LIST={device['capability']} make build`."
+        f"{archs}: {'run' if IN_CHECKOUT else 'install a wheel made with'} "
+        f"`TORCH_CUDA_ARCH_LIST={device['capability']} make {'build' if IN_CHECKOUT else 'wheel'}`."
         for device in devices
         if not _runs_on(archs, device["capability"])
     ]
@@ -144,10 +144,7 @@ def report(commands: Mapping[str, Sequence[str]] = {}) -> dict[str, Any]:
     if STATE.problem is not None and not is_pure:
         problems.append(STATE.problem[0].upper() + STATE.problem[1:])
     elif not built and not is_pure:
-        problems.append(
-            "The module jachess_ext._C is missing or broken: rebuild it with `make build`, or "
-            "`pip install --no-build-isolation -e .`."
-        )
+        problems.append(f"The module jachess_ext._C is missing or broken: run {REBUILD}.")
     problems += _cuda_problems(built, gpu)
     # Commands and modules that lack the same packages share one line, and one command to install.
     users: dict[str, list[str]] = {}
@@ -167,8 +164,8 @@ def report(commands: Mapping[str, Sequence[str]] = {}) -> dict[str, Any]:
     if is_pure:
         notes.append(
             "This is the installation without compiled operators: everything works, by formulas in "
-            "torch, slower. To compile them: `make build` in a checkout, or a wheel for this "
-            "Python."
+            "torch, slower. For compiled ones: "
+            + ("`make build`." if IN_CHECKOUT else "install a wheel for this Python.")
         )
     if not gpu["visible"]:
         notes.append("No GPU is visible: everything runs on the CPU.")

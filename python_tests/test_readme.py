@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import jachess_ext as jx
 from benchmarks import quoted
 from benchmarks.common import git
-from python_tests import processes
 from python_tests.snippets import assert_printed, blocks, run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -188,6 +187,28 @@ def test_tutorials(name: Path) -> None:
     assert names["jx"] is jx
 
 
+def test_the_guide_on_embedding() -> None:
+    """Its code runs as it stands, and its context is the package's."""
+    names: dict[str, Any] = {}
+    for code, printed in blocks(ROOT / "docs" / "embedding.md"):
+        run(code, names, printed)
+    assert names["differentiable"] is jx.differentiable
+    vector = names["parameters"]
+
+    def slope(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
+        gradients = torch.func.grad(names["loss"])(parameters)
+        return torch.stack([(gradients[name] * vector[name]).sum() for name in vector]).sum()
+
+    with sdpa_kernel(SDPBackend.MATH):  # two reverse modes, which are right in torch
+        expected = torch.func.grad(slope)(vector)
+    torch.testing.assert_close(names["product"], expected, rtol=1e-4, atol=1e-6)
+    with sdpa_kernel(SDPBackend.MATH):  # as the page says
+        without = names["HessianOperator"](names["loss"], vector) @ vector
+    errors = [(without[name] - expected[name]).square().sum() for name in vector]
+    size = torch.stack([part.square().sum() for part in expected.values()]).sum()
+    assert torch.stack(errors).sum() > size / 2
+
+
 def test_the_first_page() -> None:
     """Its code runs, and its second derivative is one of its first."""
     torch.manual_seed(1)
@@ -228,12 +249,3 @@ def test_notebooks(path: Path) -> None:
     assert compared >= 2
     assert any("image/png" in out.get("data", {}) for c in notebook["cells"] for out in
                c.get("outputs", []))  # fmt: skip
-
-
-@pytest.mark.slow
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs", reason="pip install 'jachess-ext[docs]'")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
-    done = processes.run(command, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "smoothness/margin_over_slope" in (tmp_path / "reference/smoothness.html").read_text()

@@ -42,7 +42,10 @@ NEEDS = {
     "examples": ("[examples]", (*_DEMO, *_TRAINERS, "bitsandbytes", "lightning", "trl")),
     "docs": (
         "[docs]",
-        ("material", "mkdocs", "mkdocs_jupyter", "mkdocstrings", "mkdocstrings_handlers"),
+        (
+            *("bs4", "material", "mkdocs", "mkdocs_jupyter", "mkdocstrings"),
+            *("mkdocstrings_handlers", "pytest"),
+        ),
     ),
     "test": ("[test]", _TEST),
     "check": ("[test]", ("mypy", "ruff", "clang_format")),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal, overload
 
+from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from .engine.layout import Second
-from .engine.types import Function
-from .passes.eager import eager_jet, eager_jvp
+from .engine.types import A, Args, Function, T
+from .passes.eager import Jet, eager_jet, eager_jvp
 
 
 def can_join_graph(is_tracing: bool, fn: Function, refusal: str | None = None) -> bool:
@@ -31,9 +33,17 @@ def can_join_graph(is_tracing: bool, fn: Function, refusal: str | None = None) -
     return can_trace(fn, refusal)
 
 
+@overload
+def jet(
+    fn: Callable[..., Tensor], x: object, directions: object, order: int = ..., second: Second = ...
+) -> Jet: ...
+@overload  # Any is the same nest of `Jet` as the nest of tensors that fn returns
+def jet(
+    fn: Function, x: object, directions: object, order: int = ..., second: Second = ...
+) -> Any: ...
 def jet(
     fn: Function, x: object, directions: object, order: int = 2, second: Second = "pairs"
-) -> Any:
+) -> object:
     """Propagate a Taylor expansion of ``fn`` around ``x``.
 
     Args:
@@ -74,13 +84,30 @@ def jet(
     if can_join_graph(is_dynamo_compiling(), fn):
         from .compiled.regions import jet_in_graph  # imports torch._dynamo, which takes seconds
 
-        return jet_in_graph(fn, x, directions, order, second)
+        return jet_in_graph(fn, x, directions, order, second, None)
     return eager_jet(fn, x, directions, order, second)
 
 
 # ---- one derivative --------------------------------------------------------------------------
 
 
+@overload
+def jvp(
+    fn: Callable[..., T], primals: Args, tangents: Args, *, differentiable: bool = ...
+) -> tuple[T, T]: ...
+@overload
+def jvp(
+    fn: Callable[..., tuple[T, A]],
+    primals: Args,
+    tangents: Args,
+    *,
+    has_aux: Literal[True],
+    differentiable: bool = ...,
+) -> tuple[T, T, A]: ...
+@overload
+def jvp(
+    fn: Function, primals: Args, tangents: Args, *, has_aux: bool, differentiable: bool = ...
+) -> tuple[Any, ...]: ...
 def jvp(
     fn: Function,
     primals: tuple[object, ...],
@@ -88,7 +115,7 @@ def jvp(
     *,
     has_aux: bool = False,
     differentiable: bool = True,
-) -> tuple[Any, ...]:
+) -> tuple[object, ...]:
     """Compute ``fn(*primals)`` and its Jacobian-vector product J t along ``tangents``, in one pass.
 
     Like `torch.func.jvp`, but through attention and every other operation that has a jet rule.

@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from .api import can_join_graph
+from .engine.types import T
 from .gradient_loss_eager import GradientLoss, Loss, eager_gradient_loss
 
 
-def gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> GradientLoss:
+def gradient_loss(fn: Callable[..., Tensor], x: T, loss: Loss[T]) -> GradientLoss[T]:
     """Compute a loss of a function's value and gradient, to be differentiated by parameters.
 
     Use it for gradient penalties, forces, scores of an energy and meta-gradients.  The result is

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,28 +13,32 @@ from .. import torch_private
 from ..ops.library import Context, Gradients, wide
 from .api import jvp
 from .engine.context import without_dynamo
+from .engine.types import T
 from .passes.eager import can_read_values
 from .passes.fsdp import collect_groups
 from .rows.check import Generators
 from .rows.sameness import CAUSES, require_same
 
+if TYPE_CHECKING:  # Python 3.10 has no generic named tuples at runtime
 
-class GradientLoss(NamedTuple):
-    """Result of `gradient_loss`.
+    class GradientLoss(NamedTuple, Generic[T]):
+        """Result of `gradient_loss`.
 
-    Attributes:
-        loss: a scalar; its ``backward()`` gives the gradients of parameters.
-        value: the value of ``fn``, without a graph.
-        gradient: the gradient of the sum of ``value``, nested like x, without a graph; None for
-            integer tensors.
-    """
+        Attributes:
+            loss: a scalar; its ``backward()`` gives the gradients of parameters.
+            value: the value of ``fn``, without a graph.
+            gradient: the gradient of the sum of ``value``, nested like x, without a graph; None for
+                integer tensors.
+        """
 
-    loss: Tensor
-    value: Tensor
-    gradient: Any
+        loss: Tensor
+        value: Tensor
+        gradient: T
 
+else:
+    GradientLoss = namedtuple("GradientLoss", "loss value gradient")
 
-Loss = Callable[[Tensor, Any], Tensor]
+Loss: TypeAlias = Callable[[Tensor, T], Tensor]
 _ALTERNATIVE = "use torch.autograd.grad(..., create_graph=True) within jx.differentiable"
 _CHANGED = (
     f"gradient_loss: fn runs twice, and is not the same function each time: {CAUSES}. Call "
@@ -42,7 +47,7 @@ _CHANGED = (
 
 
 @without_dynamo
-def eager_gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> GradientLoss:
+def eager_gradient_loss(fn: Callable[..., Tensor], x: T, loss: Loss[T]) -> GradientLoss[T]:
     """Compute `gradient_loss` outside ``torch.compile``."""
     args = x if isinstance(x, tuple) else (x,)
     leaves, structure = torch_private.pytree.tree_flatten(args)
@@ -71,7 +76,7 @@ def eager_gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> Gra
     assert value_cotangent is not None
     directions = torch_private.pytree.tree_unflatten(gradient_cotangents, structure)
     with collect_groups() as groups:
-        derivatives = jvp(fn, args, directions)
+        derivatives: tuple[Tensor, ...] = jvp(fn, args, directions)
     if can_read:
         slope, size = _slope(gradients, gradient_cotangents)
 

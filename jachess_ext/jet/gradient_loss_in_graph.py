@@ -14,10 +14,11 @@ from torch.compiler import is_dynamo_compiling
 
 from .. import torch_private
 from .compiled.regions import jvp_in_graph
+from .engine.types import T
 from .gradient_loss_eager import AttachGradients, GradientLoss, Loss, eager_gradient_loss
 
 
-def traced_gradient_loss(fn: Callable[..., Tensor], x: object, loss: Loss) -> GradientLoss:
+def traced_gradient_loss(fn: Callable[..., Tensor], x: T, loss: Loss[T]) -> GradientLoss[T]:
     """Compute `gradient_loss` while dynamo traces; eagerly if the graph breaks inside this call."""
     if not is_dynamo_compiling():
         return eager_gradient_loss(fn, x, loss)

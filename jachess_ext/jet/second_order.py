@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import cache, reduce
-from typing import TYPE_CHECKING, Any, TypeVar
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypedDict, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from .. import torch_private
@@ -21,33 +21,42 @@ from ..ops.library import transformed
 from .api import can_join_graph, jvp
 from .engine.context import without_dynamo
 from .engine.layout import map_tensors
-from .engine.types import Function
+from .engine.types import Args, Function, T
 from .passes.eager import Jet, paired_leaves
-from .rows.check import MIXED, append_dims
-from .rows.passes import PassResult, Rows, expand_rows, rows_mix, split_nest, square_roots
-from .rules.forward_mode import unwrap
+from .rows.check import MIXED, append_dims, as_index
+from .rows.passes import PassResult, Rows, expand_rows, rows_mix, split_nest
+from .rows.weights import Weights, WeightsLike, make_weights
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-    class _Result(tuple[Any, ...]):  # aux is a field only with has_aux
-        _fields: tuple[str, ...]
-        value: Any
-        aux: Any
+    # Python 3.10 has no generic named tuples at runtime.
+    class Laplacian(NamedTuple, Generic[T]):
+        value: T
+        gradient: T
+        laplacian: T
 
-    class Laplacian(_Result):
-        gradient: Any
-        laplacian: Any
+    class HessianDiagonal(NamedTuple, Generic[T]):
+        value: T
+        gradient: T
+        diagonal: T
 
-    class HessianDiagonal(_Result):
-        gradient: Any
-        diagonal: Any
-
-    class Divergence(_Result):
+    class Divergence(NamedTuple, Generic[T]):
+        value: T
         divergence: Tensor
 
-    class HessianProduct(_Result):
-        gradient: Any
-        product: Any
+    class HessianProduct(NamedTuple, Generic[T]):
+        value: Tensor
+        gradient: T
+        product: T
+
+    class Options(TypedDict, total=False):
+        directions: object
+        chunk_size: int | None
+        check: bool
+
+    class Weighted(Options, total=False):
+        weights: WeightsLike
 
 else:
     Laplacian = namedtuple("Laplacian", "value gradient laplacian")
@@ -55,7 +64,8 @@ else:
     Divergence = namedtuple("Divergence", "value divergence")
     HessianProduct = namedtuple("HessianProduct", "value gradient product")
 
-R = TypeVar("R", bound="_Result")
+P = TypeVar("P", bound=Args)
+R = TypeVar("R", bound=NamedTuple)
 
 
 @cache
@@ -66,14 +76,18 @@ def _with_aux(result_type: type[R]) -> type[R]:
 def _result(result_type: type[R], *fields: object) -> R:
     """Return the fields as a named tuple of this type, with ``aux`` if they are one more."""
     has_aux = len(fields) > len(result_type._fields)
-    return (_with_aux(result_type) if has_aux else result_type)(*fields)  # type: ignore[arg-type]
+    return (_with_aux(result_type) if has_aux else result_type)._make(fields)
 
 
+@overload
+def laplacian(fn: Callable[..., T], x: object, **kwargs: Unpack[Weighted]) -> Laplacian[T]: ...
+@overload
+def laplacian(fn: Function, x: object, *, has_aux: bool, **kwargs: Unpack[Weighted]) -> Any: ...
 def laplacian(
     fn: Function,
     x: object,
     *,
-    weights: Sequence[float] | Tensor | None = None,
+    weights: WeightsLike = None,
     directions: object = None,
     chunk_size: int | None = None,
     has_aux: bool = False,
@@ -91,10 +105,11 @@ def laplacian(
             generators.
         x: floating-point tensor ``[N, ...]``; or a tuple with an entry for each argument of ``fn``;
             or another nest of tensors with the same N.
-        weights: ``[q]``, a weight w_i for each direction (an anisotropic operator), or ``[q, N]``,
-            different weights in each row.  For a direction of weight 0, such as time in a heat
-            equation, only the first derivative is computed.  Weights ``[q, N]``, and weights that
-            require a gradient, cost 2 D + 1 streams.
+        weights: ``[q]``, a weight w_i for each direction (an anisotropic operator), as a tensor or
+            as a list of numbers and tensors; or ``[q, N]``, different weights in each row.  For a
+            direction of weight 0, such as time in a heat equation, only the first derivative is
+            computed.  Weights ``[q, N]``, and weights that require a gradient, cost 2 D + 1
+            streams.
         directions: ``[q, *x.shape]``, or ``[q, *x.shape[1:]]`` for the same directions in each row;
             if ``x`` holds several tensors, a nest like ``x``.  None: the coordinates, in the order
             of x's tensors.
@@ -116,8 +131,10 @@ def laplacian(
     rounding is unusual, more calls of ``fn`` decide.
 
     Within ``torch.compile`` (docs/compile.md) ``fn`` has to be an ``nn.Module``, or with
-    ``check=False`` a function, that returns one tensor; ``x`` has to be a tensor; and of the other
-    arguments only ``directions`` may be given.  Anything else breaks the graph and runs eagerly.
+    ``check=False`` a function, that returns one tensor; ``x`` has to be a tensor; and neither
+    ``chunk_size`` nor ``has_aux`` may be given.  Anything else breaks the graph and runs eagerly.
+    Give constant weights as a list of numbers: a graph does not know the numbers in a tensor, which
+    costs 2 D + 1 streams, as weights of both signs do there.
     The check runs during tracing; a program of ``torch.export`` repeats it in each run, and raises
     RuntimeError if rows depend on each other.
 
@@ -134,11 +151,11 @@ def laplacian(
         >>> jx.laplacian(lambda x: (x**3).sum(-1), x, weights=[0, 1]).laplacian
         tensor([12., 24.])
     """
-    is_plain = weights is None and chunk_size is None and not has_aux
+    is_one_pass = chunk_size is None and not has_aux
     can_check = isinstance(fn, nn.Module) or not check
-    is_traceable = is_plain and can_check and isinstance(x, Tensor) and x.ndim > 1
+    is_traceable = is_one_pass and can_check and isinstance(x, Tensor) and x.ndim > 1
     if can_join_graph(is_dynamo_compiling(), fn, None if is_traceable else _TRACEABLE_CALLS):
-        return _traced_laplacian(fn, x, directions, check)
+        return _traced_laplacian(fn, x, weights, directions, check)
     return _eager_laplacian(fn, x, weights, directions, chunk_size, has_aux, check)
 
 
@@ -146,33 +163,37 @@ def laplacian(
 def _eager_laplacian(
     fn: Function,
     x: object,
-    weights: Sequence[float] | Tensor | None,
+    weights: WeightsLike,
     directions: object,
     chunk_size: int | None,
     has_aux: bool,
     check: bool,
 ) -> Laplacian:
     rows = Rows(fn, x, directions, has_aux, check)
-    factors = None if weights is None else rows.weights(weights)
-    if factors is not None and (factors.ndim > 1 or _is_differentiated(factors)):
-        # Scaling directions by √|w| would not do: its derivative is infinite at 0, and each
-        # direction would need one sign in all rows.  So each square has a stream, times w.
-        passes = list(rows.passes(rows.groups(None), chunk_size, "squares"))
-        squares = _concat([p.second for p in passes])
-        laplacians = [(append_dims(factors, square.ndim) * square).sum(0) for square in squares]
-        gradients = _concat([p.first for p in passes])
-        return _result_of_rows(Laplacian, passes, gradients, laplacians)
-    passes = list(rows.passes(rows.groups(factors), chunk_size, "sum", factors))
-    # Each pass has one second-order stream, the sum of squares.
-    sums = [[p.group.sign * s[0] for s in p.second] for p in passes if p.group.num_squares]
+    scale = make_weights(weights, rows.count, rows.points[0])
+    passes = list(rows.passes(scale.groups, chunk_size, scale.second, scale.roots))
+    return _weighted_laplacian(passes, scale)
+
+
+def _weighted_laplacian(passes: list[PassResult], weights: Weights) -> Laplacian:
+    """Return the result of `laplacian`, with directions in the order of the call."""
+    factors, roots = weights.factors, weights.roots
+    sums = []
+    for group, second in [(p.group, p.second) for p in passes if p.group.num_squares]:
+        if factors is None or roots is not None:  # one stream, the sum
+            sums.append([group.sign * squares[0] for squares in second])
+        else:
+            of_squares = factors[as_index(group.numbers[: group.num_squares], factors.device)]
+            sums.append([(append_dims(of_squares, s.ndim) * s).sum(0) for s in second])
     sums = sums or [[torch.zeros_like(primal) for primal in passes[0].primals]]
     laplacians = [reduce(torch.add, terms) for terms in zip(*sums, strict=True)]
     gradients = _concat([p.first for p in passes])
-    if factors is not None:  # restore the order of the directions, and undo their scaling
-        direction_ids = [number for p in passes for number in p.group.numbers]
-        order = torch.tensor(direction_ids, dtype=torch.long, device=factors.device).argsort()
-        roots = square_roots(factors)
-        gradients = [slopes[order] / append_dims(roots, slopes.ndim) for slopes in gradients]
+    numbers = [number for p in passes for number in p.group.numbers]
+    if numbers != sorted(numbers):
+        order = sorted(range(len(numbers)), key=numbers.__getitem__)
+        gradients = [slopes[order] for slopes in gradients]
+    if roots is not None:
+        gradients = [slopes / append_dims(roots, slopes.ndim) for slopes in gradients]
     return _result_of_rows(Laplacian, passes, gradients, laplacians)
 
 
@@ -194,6 +215,14 @@ def _result_of_rows(
     return _result(result_type, *map(assemble, (passes[0].primals, *derivatives)), *aux)
 
 
+@overload
+def hessian_diagonal(
+    fn: Callable[..., T], x: object, **kwargs: Unpack[Options]
+) -> HessianDiagonal[T]: ...
+@overload
+def hessian_diagonal(
+    fn: Function, x: object, *, has_aux: bool, **kwargs: Unpack[Options]
+) -> Any: ...
 @without_dynamo
 def hessian_diagonal(
     fn: Function,
@@ -226,11 +255,15 @@ def hessian_diagonal(
                 [12.]])
     """
     rows = Rows(fn, x, directions, has_aux, check)
-    passes = list(rows.passes(rows.groups(None), chunk_size, "squares"))
+    passes = list(rows.passes([rows.all_directions(rows.count)], chunk_size, "squares"))
     gradients, diagonals = _concat([p.first for p in passes]), _concat([p.second for p in passes])
     return _result_of_rows(HessianDiagonal, passes, gradients, diagonals)
 
 
+@overload
+def divergence(fn: Callable[..., T], x: object, **kwargs: Unpack[Options]) -> Divergence[T]: ...
+@overload
+def divergence(fn: Function, x: object, *, has_aux: bool, **kwargs: Unpack[Options]) -> Any: ...
 @without_dynamo
 def divergence(
     fn: Function,
@@ -281,6 +314,14 @@ def divergence(
     return _result(Divergence, p.assemble(p.primals), total, *p.aux)
 
 
+@overload
+def hvp(
+    fn: Callable[..., Tensor], primals: P, tangents: Args, *, differentiable: bool = ...
+) -> HessianProduct[P]: ...
+@overload
+def hvp(
+    fn: Function, primals: Args, tangents: Args, *, has_aux: bool, differentiable: bool = ...
+) -> Any: ...
 def hvp(
     fn: Function,
     primals: tuple[object, ...],
@@ -362,22 +403,17 @@ def _leaf(tensor: object, has_graph: bool) -> Any:
     return leaf if leaf.requires_grad else leaf.requires_grad_()
 
 
-def _is_differentiated(weights: Tensor) -> bool:
-    """Return whether weights have a derivative, or are wrapped by a transform of torch.func, which
-    hides their signs."""
-    has_tangent = forward_ad.unpack_dual(weights).tangent is not None
-    return weights.requires_grad or has_tangent or unwrap(weights) is not weights
-
-
 # ---- within torch.compile ----------------------------------------------------------------------
 
 _TRACEABLE_CALLS = (
-    "jx.laplacian in a graph takes a module (or check=False), one tensor, no weights, chunks or aux"
+    "jx.laplacian in a graph takes a module (or check=False), one tensor, no chunk_size or has_aux"
 )
 
 
-def _traced_laplacian(fn: Function, x: Any, directions: object, check: bool) -> Laplacian:
-    """Compute `laplacian` while dynamo traces, for a tensor ``x`` and without weights."""
+def _traced_laplacian(
+    fn: Function, x: Any, weights: WeightsLike, directions: object, check: bool
+) -> Laplacian:
+    """Compute `laplacian` while dynamo traces, for a tensor ``x``."""
     from .compiled.reachable import JetGraphError
     from .compiled.regions import jet_in_graph
 
@@ -386,7 +422,14 @@ def _traced_laplacian(fn: Function, x: Any, directions: object, check: bool) -> 
     if directions is None:
         unit = torch.eye(x.shape[1:].numel(), dtype=x.dtype, device=x.device)
         directions = unit.reshape(-1, *x.shape[1:])
-    jet = jet_in_graph(fn, x, expand_rows(directions, x), 2, "sum")
+    steps = expand_rows(directions, x)
+    scale = make_weights(weights, steps.shape[0], x)
+    (group,) = scale.groups
+    if scale.roots is not None:
+        steps = steps * append_dims(scale.roots, steps.ndim)
+    order = 2 if group.num_squares else 1
+    jet = jet_in_graph(fn, x, steps[group.numbers], order, scale.second, group.num_squares)
     if not isinstance(jet, Jet) or jet.primal.shape[:1] != x.shape[:1]:
         raise JetGraphError("fn must return one floating-point tensor [N, ...], a result a row")
-    return _result(Laplacian, jet.primal, jet.first, jet.second[0])
+    result = PassResult(group, [steps], [jet], [jet.first], itemgetter(0), ())
+    return _weighted_laplacian([result], scale)

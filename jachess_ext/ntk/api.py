@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args, overload
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,24 @@ from .capture import Coverage, Probe, capture, evaluation_mode
 from .completeness import all_samples_gradient, check_kernel, probe
 from .contract import Choice, Contribution, LinearForm, Settings, contract, plan
 from .outputs import Batch, OutputMap, Outputs, Parameters, Samples, check_model, choose_parameters
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    class Options(TypedDict, total=False):
+        outputs: Outputs
+        parameters: Parameters
+        memory_budget: int | None
+        progress: bool | None
+        seed: int | None
+
+    class Alone(Options, total=False):
+        method: Literal["auto", "gram", "materialise", "per_sample"]
+
+    class Shared(Options, total=False):
+        method: Method
+        group: dist.ProcessGroup | None
+
 
 Method = Literal["auto", "gram", "materialise", "per_sample", "explain"]
 T = TypeVar("T")
@@ -122,7 +140,7 @@ class Measurement:
         True
     """
 
-    theta: Any
+    theta: Tensor | None
     report: Report
 
     def __repr__(self) -> str:
@@ -130,6 +148,14 @@ class Measurement:
         return f"kernel {held}\n{self.report}"
 
 
+@overload
+def ntk(
+    model: nn.Module, batch: Batch, other: Batch | None = ..., **request: Unpack[Alone]
+) -> Tensor: ...
+@overload  # Any: a Report with method="explain"; None on other ranks than a group's first
+def ntk(
+    model: nn.Module, batch: Batch, other: Batch | None = ..., **request: Unpack[Shared]
+) -> Any: ...
 def ntk(
     model: nn.Module,
     batch: Batch,
@@ -142,7 +168,7 @@ def ntk(
     progress: bool | None = None,
     seed: int | None = None,
     group: dist.ProcessGroup | None = None,
-) -> Any:
+) -> Tensor | Report | None:
     """Compute the empirical NTK, Θ[n, c, m, c'] = ∇_θ f_c(x_n) · ∇_θ f_c'(x_m), exactly.
 
     This is Eq. 8 of LensLLM.  One forward and C backward passes a block of samples give each

@@ -275,7 +275,7 @@ class Cost:
 
 def count_cost(size: Size) -> Cost:
     """Count operations and bytes of forms A and B."""
-    # All of these are counts, but for `half` and `packed`.
+    # All of these are counts, except `half` and `packed`.
     rows, columns = size.samples * size.positions, size.other_samples * size.other_positions
     pairs = size.samples * size.other_samples * size.outputs**2
     features = size.inputs + size.outputs**2 * size.cotangents

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..torch_private import functional as F
 from .library import (
+    OPS,
     Streams,
     available,
     check_shape,
@@ -53,7 +54,7 @@ def _gelu_tanh(x: Tensor) -> Derivatives:
 
 
 def _relu(x: Tensor) -> Derivatives:
-    """f = max(x, 0), f'(0) = 0 as in torch, f'' = 0 but for the kink."""
+    """f = max(x, 0), f'(0) = 0 as in torch, f'' = 0 except at the kink."""
     return torch.relu(x), (x > 0).to(x.dtype), torch.zeros_like(x)
 
 
@@ -208,8 +209,7 @@ def activation_jet(x: Tensor, kind: str, q: int, summed: int = 0) -> Tensor:
     """
     if not available("activation_jet", x.device, sums=summed > 0):
         return activation_jet_reference(x, kind, q, summed)
-    operator = torch.ops.jachess.activation_jet
-    return in_passes(lambda x, q: operator(x, kind, q, summed), [x], q, any_number=True)
+    return in_passes(lambda x, q: OPS.activation_jet(x, kind, q, summed), [x], q, any_number=True)
 
 
 def gated_activation_jet_reference(
@@ -241,7 +241,7 @@ def gated_activation_jet(g: Tensor, u: Tensor, kind: str, q: int, summed: int = 
     """
     if not available("gated_activation_jet", g.device, sums=summed > 0):
         return gated_activation_jet_reference(g, u, kind, q, summed)
-    operator = torch.ops.jachess.gated_activation_jet
+    operator = OPS.gated_activation_jet
     return in_passes(lambda g, u, q: operator(g, u, kind, q, summed), [g, u], q, any_number=True)
 
 

@@ -29,6 +29,7 @@ from .attention_reference import (
 from .directions import number_on
 from .library import (
     CUDA_DIRECTIONS,
+    OPS,
     Results,
     alias,
     available,
@@ -266,10 +267,9 @@ def attention_jet(
     backend = backend_of(call)
     if backend == "reference":
         return reference(call)
-    operators = torch.ops.jachess
     if backend == "composite":
-        return operators.attention_jet_composite(*call[:5], *settings)
-    operator = getattr(operators, OPERATORS[backend])
+        return OPS.attention_jet_composite(*call[:5], *settings)
+    operator = getattr(OPS, OPERATORS[backend])
 
     def run(query: Tensor, key: Tensor, value: Tensor, q: int) -> Tensor:
         y, _ = operator(query, key, value, mask, seed, q, *settings[1:])
@@ -416,7 +416,7 @@ define_operator(
 define_operator(
     "attention_jet_hybrid",
     f"({_TENSORS}, {_SETTINGS}) -> (Tensor y, Tensor stats)",
-    lambda *arguments: torch.ops.jachess.attention_jet(*arguments),
+    lambda *arguments: OPS.attention_jet(*arguments),
 )
 define_operator(
     "attention_jet_hybrid_backward",
@@ -437,7 +437,7 @@ def _triton_backward(
     backend = next(row.name for row in rows if row.applies(call))
     if backend == "composite":
         return composite_backward(gy, call)
-    operator = getattr(torch.ops.jachess, f"{OPERATORS[backend]}_backward")
+    operator = getattr(OPS, f"{OPERATORS[backend]}_backward")
     return operator(gy, *call[:5], y, statistics, *call.settings)
 
 

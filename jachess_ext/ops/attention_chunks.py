@@ -35,6 +35,7 @@ from .library import (
     CUDA_DIRECTIONS,
     IN_PASSES,
     MAX_DIRECTIONS,
+    OPS,
     Streams,
     available,
     check_shape,
@@ -292,7 +293,7 @@ def _has_softmax(call: Call) -> bool:
 
 
 def _softmax(call: Call) -> Softmax:
-    return torch.ops.jachess.softmax_jet if _has_softmax(call) else softmax_jet_reference
+    return OPS.softmax_jet if _has_softmax(call) else softmax_jet_reference
 
 
 def _scores(chunk: Chunk, call: Call) -> Tensor:
@@ -339,7 +340,7 @@ def _weights_and_gradient(
     if factor is not None:
         p, gp = p * factor, gp * factor
     if _has_softmax(call):
-        gs = torch.ops.jachess.softmax_jet_backward(gp, *arguments)
+        gs = OPS.softmax_jet_backward(gp, *arguments)
     else:
         gs = softmax_stack_gradient(gp, capped, streams)
     return p, softcap_gradient(gs, s, settings.softcap, streams) if settings.softcap else gs
@@ -384,10 +385,9 @@ def hybrid_backward(gy: Tensor, call: Call, y: Tensor, statistics: Tensor) -> Gr
     Args:
         y, statistics: the two results of the CUDA forward.
     """
-    operators, settings = torch.ops.jachess, call.settings
-    delta = operators.attention_jet_delta(gy, y, settings.q)
-    arguments = (gy, *call[:5], statistics, delta, *settings)
-    return backward_from_scores(partial(operators.attention_jet_scores, *arguments), gy, call)
+    delta = OPS.attention_jet_delta(gy, y, call.settings.q)
+    arguments = (gy, *call[:5], statistics, delta, *call.settings)
+    return backward_from_scores(partial(OPS.attention_jet_scores, *arguments), gy, call)
 
 
 def _gradients(compute: ComputeChunk, gy: Tensor, call: Call, scores: int) -> Gradients:

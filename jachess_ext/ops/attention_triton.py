@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .attention_chunks import Gradients, backward_from_scores, check_call, empty_by_token
 from .attention_reference import Call
-from .library import OLDEST_GPU, available, constant_when_compiled
+from .library import OLDEST_GPU, OPS, available, constant_when_compiled
 
 LARGEST_HEAD_WITHOUT_SCORES = 64
 """Numbers of a head at most in the backward that stores no scores."""
@@ -181,7 +181,7 @@ class Launcher:
         """Return Σ_d g₀ y₀ + g₁ y₁ and Σ_d g₁ y₀ of the result and its cotangent, [2, B, H, T]."""
         gy = self.jets[3]
         if available("attention_jet_delta", gy.device):
-            return torch.ops.jachess.attention_jet_delta(gy, y, 1)
+            return OPS.attention_jet_delta(gy, y, 1)
         g, y = gy.float(), y.float()
         return torch.stack([(g * y).sum((0, -1)), (g[1] * y[0]).sum(-1)])
 

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from .library import available, loaded, wide_dtype
+from .library import NAMESPACE, OPS, available, loaded, wide_dtype
 
 Distribution = Literal["gaussian", "rademacher"]
 DISTRIBUTIONS: tuple[str, ...] = get_args(Distribution)
@@ -211,7 +211,7 @@ def sample_directions(
             token, q, d, seed=seed, offset=offset, distribution=distribution, dtype=dtype
         )
     seed, offset = number_on(token.device, seed), number_on(token.device, offset)
-    return torch.ops.jachess.sample_directions(token, q, d, seed, offset, distribution, dtype)
+    return OPS.sample_directions(token, q, d, seed, offset, distribution, dtype)
 
 
 def _fake(
@@ -221,4 +221,4 @@ def _fake(
 
 
 if loaded():
-    torch.library.register_fake("jachess::sample_directions", _fake)
+    torch.library.register_fake(f"{NAMESPACE}::sample_directions", _fake)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..torch_private import functional
-from .library import constant_when_compiled, recorded, transformed
+from .library import NAMESPACE, OPS, constant_when_compiled, recorded, transformed
 
 _MINIMUM_ROWS = 128  # with fewer rows, the call costs more than it saves
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -79,7 +79,7 @@ def rows_times(
     compiling = torch.compiler.is_compiling() and not recorded()
     if compiling and _fits_onednn(x, weight, least_rows) and onednn_preferred():
         _define_operator()
-        return torch.ops.jachess.rows_times(x, weight, bias)
+        return OPS.rows_times(x, weight, bias)
     if onednn_takes(x, weight, least_rows):
         return _product(x, weight, bias)
     return functional.linear(x, weight, bias)
@@ -93,11 +93,11 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _define_operator() -> torch.library.Library:
     """Define ``jachess::rows_times``, since Inductor compiles oneDNN's own operator only for
     constant weights."""
-    library = torch.library.Library("jachess", "FRAGMENT")
+    library = torch.library.Library(NAMESPACE, "FRAGMENT")
     library.define("rows_times(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
     library.impl("rows_times", _product, "CPU")
     torch.library.register_fake(
-        "jachess::rows_times",
+        f"{NAMESPACE}::rows_times",
         lambda x, weight, bias: x.new_empty(*x.shape[:-1], len(weight)),
         lib=library,
     )

@@ -34,6 +34,9 @@ Results: TypeAlias = Tensor | tuple[Tensor, ...]
 Y = TypeVar("Y", bound=Results)
 Gradients: TypeAlias = tuple[Tensor | None, ...]
 
+NAMESPACE = "jachess"
+"""Namespace of the operators in torch; csrc registers its kernels there."""
+OPS = getattr(torch.ops, NAMESPACE)
 MAX_DIRECTIONS = 4
 CUDA_DIRECTIONS = 2
 """Number of directions that the CUDA kernels support at once."""
@@ -47,8 +50,10 @@ SUMS = (
     *("layer_norm_jet", "rms_norm_jet", "softmax_jet"),
 )
 """Operators whose CPU kernels support `Streams.summed`, and any number of directions."""
-_REBUILD = "rebuild it with `make build`, or `pip install --no-build-isolation -e .`"
-_INSTALL = "install a wheel built for this Python and platform, or build it with `make build`"
+IN_CHECKOUT = (Path(__file__).resolve().parents[2] / "csrc").is_dir()
+"""Whether the operators' sources lie beside the package; otherwise it was installed."""
+REBUILD = "`make build`" if IN_CHECKOUT else "`pip install --force-reinstall --no-deps jachess_ext`"
+"""The command that gets working operators.  Without --no-deps pip would install torch anew, too."""
 _WITH_BACKWARD = (
     *("activation_jet", "attention_jet", "gated_activation_jet", "jet_mean_squares"),
     *("layer_norm_jet", "rms_norm_jet", "softmax_jet"),
@@ -84,7 +89,7 @@ def library_path() -> Path:
     return Path(__file__).resolve().parents[1] / f"_ops{suffix}"
 
 
-def build_info() -> dict[str, Any]:
+def build_info() -> dict[str, str]:
     """Return information about the build, from the module `_C`; {} if it is missing or broken.
 
     Keys: torch, compiler, cpu, cuda ("" for a build without CUDA), cuda_archs.
@@ -103,7 +108,8 @@ def build_info() -> dict[str, Any]:
 def _load(path: Path) -> LibraryState:
     if not path.is_file():
         problem = f"the compiled operators are missing ({path.name} is not in {path.parent})"
-        return LibraryState(path, f"{problem}: {_INSTALL}.")
+        wheel = "install a wheel built for this Python and platform"
+        return LibraryState(path, f"{problem}: {f'run {REBUILD}' if IN_CHECKOUT else wheel}.")
     try:
         torch.ops.load_library(path)
     except (OSError, RuntimeError) as error:
@@ -111,11 +117,11 @@ def _load(path: Path) -> LibraryState:
         built = build_info().get("torch", "")
         origin = f", built against torch {built}," if built else ""
         problem = f"the compiled operators{origin} do not load with torch {torch.__version__}"
-        return LibraryState(path, f"{problem} ({reason}): {_REBUILD}.")
-    missing = [name for name in _OPERATORS if not hasattr(torch.ops.jachess, name)]
+        return LibraryState(path, f"{problem} ({reason}): run {REBUILD}.")
+    missing = [name for name in _OPERATORS if not hasattr(OPS, name)]
     if missing:
         problem = f"{path.name} is older than this source and lacks {', '.join(missing)}"
-        return LibraryState(path, f"{problem}: {_REBUILD}.")
+        return LibraryState(path, f"{problem}: run {REBUILD}.")
     try:
         has_kernel = torch_private.dispatch_has_kernel
     except torch_private.MissingPrivate as error:
@@ -124,7 +130,7 @@ def _load(path: Path) -> LibraryState:
         (name, key.lower())
         for name in _OPERATORS
         for key in ("CPU", "CUDA")
-        if has_kernel(f"jachess::{name}", key)
+        if has_kernel(f"{NAMESPACE}::{name}", key)
     )
     return LibraryState(path, None, kernels)
 
@@ -145,7 +151,7 @@ torch.empty(2**25 - 2**16, dtype=torch.uint8)
 
 
 def loaded() -> bool:
-    """Return whether the compiled operators are registered in `torch.ops.jachess`."""
+    """Return whether the compiled operators are registered in `OPS`."""
     return STATE.problem is None
 
 
@@ -458,7 +464,7 @@ class Context(FunctionCtx):
     constants: tuple[Any, ...]
 
 
-_PYTHON = torch.library.Library("jachess", "FRAGMENT")
+_PYTHON = torch.library.Library(NAMESPACE, "FRAGMENT")
 _DEFINED: set[str] = set()
 
 
@@ -510,11 +516,11 @@ def register(
         return
     # Both operators have a backward: that of `name` is `name_backward`, whose own backward is torch
     # code that uses the reference, and can be differentiated any number of times.
-    torch.library.register_fake(f"jachess::{name}", fake)
-    torch.library.register_fake(f"jachess::{name}_backward", fake_backward)
-    torch.library.register_autograd(f"jachess::{name}", backward, setup_context=save)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake)
+    torch.library.register_fake(f"{NAMESPACE}::{name}_backward", fake_backward)
+    torch.library.register_autograd(f"{NAMESPACE}::{name}", backward, setup_context=save)
     torch.library.register_autograd(
-        f"jachess::{name}_backward", double_backward, setup_context=save_backward
+        f"{NAMESPACE}::{name}_backward", double_backward, setup_context=save_backward
     )
 
 
@@ -547,7 +553,7 @@ def register_operator(
     """
     if not (loaded() or defined(name)):
         return
-    schema = getattr(torch.ops.jachess, name).default._schema
+    schema = getattr(OPS, name).default._schema
     # Arguments and results of the two operators, in order; those in brackets only with statistics:
     #     forward    `tensors` tensors, constants -> `results` results, [statistics]
     #     backward   `results` gradients, `tensors` tensors, [all results, statistics], constants
@@ -569,7 +575,7 @@ def register_operator(
     def backward(ctx: Context, *gradients: Tensor | None) -> Gradients:
         if gradients[0] is None:  # the results have no gradient
             return _padded((), arguments)
-        operator = getattr(torch.ops.jachess, f"{name}_backward")
+        operator = getattr(OPS, f"{name}_backward")
         input_gradients = operator(*gradients[:results], *ctx.saved_tensors, *ctx.constants)
         return _padded(input_gradients if differentiable > 1 else (input_gradients,), arguments)
 
@@ -615,13 +621,14 @@ def register_without_derivative(
 
     def backward(ctx: Context, *_: Tensor) -> Gradients:
         raise RuntimeError(
-            f"torch.ops.jachess.{name} has no derivative: call jachess_ext.ops.{instead or name}, "
-            "which takes its pure-torch reference where a gradient is asked for."
+            f"torch.ops.{NAMESPACE}.{name} has no derivative: call jachess_ext.ops."
+            f"{instead or name}, which takes its pure-torch reference where a gradient is asked "
+            "for."
         )
 
     if loaded():
-        torch.library.register_fake(f"jachess::{name}", fake)
-        torch.library.register_autograd(f"jachess::{name}", backward)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", fake)
+        torch.library.register_autograd(f"{NAMESPACE}::{name}", backward)
 
 
 def contiguous_like(x: Tensor) -> Tensor:

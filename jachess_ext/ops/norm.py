@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .library import (
+    OPS,
     Context,
     Gradients,
     Streams,
@@ -247,7 +248,7 @@ def jet_mean_squares(
     """
     if not available("jet_mean_squares", x.device):
         return jet_mean_squares_reference(x, q, mask, index)
-    return torch.ops.jachess.jet_mean_squares(x, mask, index, q)
+    return OPS.jet_mean_squares(x, mask, index, q)
 
 
 # ---- registration --------------------------------------------------------------------------
@@ -283,7 +284,7 @@ class _Norm:
         """Return the norm of x + residual, and that sum, by the operator if it is available."""
         if not available(self.name, x.device, sums=summed > 0):
             return self.reference(x, residual, affine, eps, q, summed)
-        operator, affine_and_eps = getattr(torch.ops.jachess, self.name), (*affine, eps)
+        operator, affine_and_eps = getattr(OPS, self.name), (*affine, eps)
         if residual is None:
 
             def run(x: Tensor, q: int) -> Tensor:
@@ -358,7 +359,7 @@ class _Norm:
             gx, channels = gsum, [None] * self.parameters
         else:
             x, weight, *statistics = ctx.saved_tensors
-            operator = getattr(torch.ops.jachess, f"{self.name}_backward")
+            operator = getattr(OPS, f"{self.name}_backward")
             gx, *sums = operator(gy, gsum, x, weight, eps, q, *statistics, any(needed), summed)
             channels = [
                 g.to(dtype) if need else None

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from .gemm import rows_times
 from .library import (
+    OPS,
     available,
     check_shape,
     register_without_derivative,
@@ -171,9 +172,7 @@ def ntk_gram(
         a, deltas, b, right_deltas = _checked(*operands)
         if tiles_by_torch(a, deltas, b):
             return _gram_by_torch(a, deltas, b, right_deltas)
-    return torch.ops.jachess.ntk_gram(
-        inputs, list(cotangents), other_inputs, list(other_cotangents or [])
-    )
+    return OPS.ntk_gram(inputs, list(cotangents), other_inputs, list(other_cotangents or []))
 
 
 def _gram_by_torch(

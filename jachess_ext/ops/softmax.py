@@ -11,7 +11,7 @@ before it cancels.
 import torch
 from torch import Tensor
 
-from .library import Streams, available, in_passes, register_operator, streams_of, widened
+from .library import OPS, Streams, available, in_passes, register_operator, streams_of, widened
 
 
 def softmax_stack(s: Tensor, streams: Streams, masked: bool = False, dim: int = -1) -> Tensor:
@@ -89,8 +89,7 @@ def softmax_jet(x: Tensor, q: int, masked: bool = False, summed: int = 0) -> Ten
     """
     if not available("softmax_jet", x.device, sums=summed > 0):
         return softmax_jet_reference(x, q, masked, summed)
-    operator = torch.ops.jachess.softmax_jet
-    return in_passes(lambda x, q: operator(x, q, masked, summed), [x], q, any_number=True)
+    return in_passes(lambda x, q: OPS.softmax_jet(x, q, masked, summed), [x], q, any_number=True)
 
 
 register_operator("softmax_jet", softmax_jet_reference, tensors=1)

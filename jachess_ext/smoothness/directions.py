@@ -40,7 +40,7 @@ class DrawCounter:
         rank: rank of this process, if ranks draw for different rows.
         drawn: number of draws so far in this step.
 
-    Example:
+    Examples:
         >>> counter = DrawCounter(seed=0)
         >>> counter.next_offset(), counter.next_offset()
         (0, 1)
@@ -99,7 +99,7 @@ def draw_directions(
     Raises:
         TypeError: ``like`` is not a floating-point tensor.
 
-    Example:
+    Examples:
         >>> draw_directions(torch.zeros(2, 5, 8), count=3).shape
         torch.Size([3, 2, 5, 8])
     """

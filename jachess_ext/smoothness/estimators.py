@@ -73,7 +73,7 @@ class Smoothness:
             out of scope.  ``layers="logits"`` of a classifier has T = 1.
         tokens: ``[B, T]`` booleans, true at the real tokens in scope.
 
-    Example:
+    Examples:
         >>> norms = jx.smoothness(model, batch, hessian=False)
         >>> bool((norms.jacobian == norms.jacobian_tokens.sum(-1).mean(-1)).all())
         True
@@ -142,7 +142,7 @@ def smoothness(
             states.
         MissingJetRule: the model uses an operation that the jet engine has no rule for.
 
-    Example:
+    Examples:
         >>> norms = jx.smoothness(model, batch, layers=[-1], seed=0)
         >>> norms.jacobian.shape, norms.hessian_tokens.shape
         (torch.Size([1]), torch.Size([1, 2, 5]))

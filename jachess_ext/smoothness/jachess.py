@@ -71,7 +71,7 @@ def layer_profile(weighting: Weighting, norms: Tensor, temperature: float = 1.0)
         ValueError: ``weighting`` is unknown, ``norms`` are not positive and finite, or
             ``temperature`` is not above 0.
 
-    Example:
+    Examples:
         >>> layer_profile("inverse", torch.tensor([1.0, 3.0]))
         tensor([0.2500, 0.7500])
     """
@@ -109,7 +109,7 @@ class BaseNorms:
         hessian: mean Hessian norm per token of each layer, ``[K]``; None without a Hessian term.
         tokens: number of tokens that the norms are averaged over.
 
-    Example:
+    Examples:
         >>> base = jx.JacHess(model).calibrate(batch)
         >>> base.jacobian.shape, base.tokens
         (torch.Size([2]), 9)
@@ -214,7 +214,7 @@ class JacHessOutput:
             ``hessian`` is None without a Hessian term.
         smoothness: the norms per token and their means.
 
-    Example:
+    Examples:
         >>> out = JacHess(model, weights="uniform")(batch)
         >>> bool(out.total == out.loss + out.model_output.loss)
         True
@@ -262,13 +262,13 @@ class JacHessOutput:
 class JacHess:
     """Jacobian and Hessian regularisation (Eq. 7, docs/how_it_works.md).
 
-    Per sequence, R = Σ_k λ^(k) Σ_t ( ‖J_t^(k)‖_F + Σ_{j∈D} ‖H_{t,j}^(k)‖_F ), averaged over the
-    batch; ``loss`` is strength · R, and the λ^(k) sum to 1.  With ``normalize`` each layer's two
-    norms are divided by their base values per token (from `calibrate`) and averaged over the
+    Per sequence, ``R = Σ_k λ^(k) Σ_t ( ‖J_t^(k)‖_F + Σ_{j∈D} ‖H_{t,j}^(k)‖_F )``, averaged over
+    the batch; ``loss`` is strength · R, and the λ^(k) sum to 1.  With ``normalize`` each layer's
+    two norms are divided by their base values per token (from `calibrate`) and averaged over the
     tokens: before training R is then 2 (or 1 without the Hessian) for every model, so that
     strengths are comparable between models.
 
-    Example:
+    Examples:
         >>> reg = JacHess(model, strength=0.01, normalize=True)
         >>> base = reg.calibrate([batch])
         >>> reg(batch).total.backward()

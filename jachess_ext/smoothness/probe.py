@@ -38,7 +38,7 @@ class SmoothnessProbe:
     - ``smoothness/hessian_k``, ``smoothness/hessian``: the same with second derivatives;
     - ``smoothness/logit_jacobian``, ``smoothness/margin_over_slope``: see `decision_slopes`.
 
-    Example:
+    Examples:
         >>> probe = jx.SmoothnessProbe(batch)
         >>> sorted(probe(model))[:3]
         ['smoothness/jacobian', 'smoothness/jacobian_0', 'smoothness/jacobian_1']
@@ -139,13 +139,14 @@ def decision_slopes(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, 
         batch: a batch on the model's device; "labels" are class numbers ``[N]``, for the margin.
 
     Returns:
-        ``logit_jacobian``: mean over rows of ‖∂z/∂x‖_F; and ``margin_over_slope``: mean over rows
-        of m/‖∂m/∂x‖ with the margin m = z_y − max_{c≠y} z_c of the label y.  This is approximately
-        the distance of x from the decision boundary (Sokolić et al. 2017), negative for a
-        misclassified row, and independent of the logits' scale.  Without class numbers the margin
-        is left out; if the logits are not ``[N, C]`` (language models, token classifiers), {}.
+        ``logit_jacobian``: mean over rows of ``‖∂z/∂x‖_F``; and ``margin_over_slope``: mean over
+        rows of m/‖∂m/∂x‖ with the margin ``m = z_y − max_{c≠y} z_c`` of the label y.  This is
+        approximately the distance of x from the decision boundary (Sokolić et al. 2017), negative
+        for a misclassified row, and independent of the logits' scale.  Without class numbers the
+        margin is left out; if the logits are not ``[N, C]`` (language models, token classifiers),
+        {}.
 
-    Example:
+    Examples:
         >>> sorted(decision_slopes(model, batch))
         ['logit_jacobian', 'margin_over_slope']
     """

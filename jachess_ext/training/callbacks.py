@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..models import on_device_of
-from ..ntk import kernel_drift, label_alignment, measure_ntk
+from ..ntk import kernel_drift, label_alignment, ntk
 from ..ntk.loss import has_one_label_each
 from ..smoothness.probe import SmoothnessProbe
 from ..smoothness.settings import check_every
@@ -140,7 +140,7 @@ class SmoothnessMonitor(_PeriodicCallback):
     processes each measures the same rows, since a single process cannot measure a sharded model,
     and the first process logs the figures of `SmoothnessProbe`.
 
-    Example:
+    Examples:
         >>> monitor = SmoothnessMonitor(batch, every=50)
         >>> trainer = Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[monitor])
         >>> _ = trainer.train()
@@ -196,7 +196,7 @@ class NTKDrift(_PeriodicCallback):
     (`label_alignment`).  A kernel that stops changing is the sign of the power phase (LensLLM).  In
     a run of several processes only the first one measures.
 
-    Example:
+    Examples:
         >>> drift = NTKDrift(batch, every=100)
         >>> trainer = Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[drift])
         >>> drift.log = trainer.log  # also to the Trainer's reporters
@@ -272,7 +272,7 @@ class NTKDrift(_PeriodicCallback):
         if not state.is_world_process_zero:
             return None
         batch = on_device_of(model, self.batch)
-        theta = measure_ntk(model, batch, progress=False, **self.options).theta.cpu()
+        theta = ntk(model, batch, progress=False, **self.options).cpu()
         if self.start is None:
             self.start, self._measured_start = theta, True
         last = theta if self._theta is None else self._theta

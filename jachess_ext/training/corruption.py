@@ -79,7 +79,7 @@ def corrupt_tokens(
     Raises:
         ValueError: the share is outside [0, 1].
 
-    Example:
+    Examples:
         >>> ids = torch.tensor([[2, 7, 8, 3]])
         >>> corrupt_tokens(
         ...     ids, torch.ones_like(ids), 1.0,

@@ -95,7 +95,7 @@ class MethodMixin(_Base):
     means for chosen layer k), and ``jachess/skipped``, the fraction of skipped steps, if any.  In
     mode unlab there is an entry without the task loss after each pass.
 
-    Example:
+    Examples:
         >>> from transformers import Seq2SeqTrainer
         >>> class MyTrainer(MethodMixin, Seq2SeqTrainer): ...
 
@@ -594,7 +594,7 @@ class _MethodCallback(TrainerCallback):
 class MethodTrainer(MethodMixin, Trainer):
     """``transformers.Trainer`` with any of the methods; see `MethodMixin`.
 
-    Example:
+    Examples:
         >>> trainer = MethodTrainer(
         ...     model=model, args=arguments, train_dataset=rows, method="sam,rho=0.1"
         ... )

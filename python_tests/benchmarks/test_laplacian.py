@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks import laplacian
+from python_tests.jet.compiling import NEEDS_MODULES_IN_GRAPHS
 
 QUICK = ["--quick", "--repeats", "1", "--threads", "1"]
 
@@ -28,17 +29,23 @@ def test_every_way_is_compared(tmp_path: Path) -> None:
         assert len(list(csv.DictReader(file))) == len(rows) > 0
 
 
-def test_the_residual_of_the_heat_equation() -> None:
-    """In float64, a second derivative fewer than coordinates: of a function with a known one."""
-    model, x = laplacian.CASES[laplacian.QUICK[2]].make()
-    wave = laplacian.Heat(Wave())
+def test_residuals_of_the_heat_and_the_wave_equation() -> None:
+    """In float64, of a function with a known one."""
+    x = laplacian.CASES[laplacian.QUICK[2]].make()[1]
     t, place = x[:, 0], x[:, 1:]
-    expected = -t.sin() * place.sin().sum(1) + t.cos() * place.sin().sum(1)
-    assert x.dtype == torch.float64 and laplacian.ways_of(model) == laplacian.ways_of(wave)
-    for way in laplacian.ways_of(wave):
-        torch.testing.assert_close(laplacian.value(way, wave, x), expected)
-    rows = laplacian.main([*QUICK, "--cases", laplacian.QUICK[2]])
-    assert {(row.dtype, row.baseline) for row in rows} == {("float64", "double backward")}
+    heat = -t.sin() * place.sin().sum(1) + t.cos() * place.sin().sum(1)
+    for equation, expected in ((laplacian.Heat, heat), (laplacian.Wave, 0 * heat)):
+        model = equation(Wave())
+        for way in (laplacian.OURS, "double backward"):
+            torch.testing.assert_close(laplacian.value(way, model, x), expected)
+
+
+@NEEDS_MODULES_IN_GRAPHS
+def test_the_heat_equation_is_compared_with_double_backward(tmp_path: Path) -> None:
+    rows = laplacian.main([*QUICK, "--cases", laplacian.QUICK[2], "--results", str(tmp_path)])
+    assert {row.dtype for row in rows} == {"float64"}
+    found = {row.figure for row in rows if row.baseline == "double backward" and row.unit == "ms"}
+    assert found == {f"{f}{how}" for f in laplacian.FIGURES for how in ("", ", compiled")}
 
 
 def test_float64_beside_float32() -> None:

@@ -525,12 +525,12 @@ def test_no_number_is_drawn_and_a_stateful_net_is_called_once() -> None:
 
 
 class Module(nn.Module):
-    def __init__(self, call: str, net: nn.Module) -> None:
+    def __init__(self, call: str, net: nn.Module, **settings: Any) -> None:
         super().__init__()
-        self.call, self.net = call, net
+        self.call, self.net, self.settings = call, net, settings
 
     def forward(self, x: Tensor) -> Tensor:
-        return getattr(jx, self.call)(self.net, x)[-1]
+        return getattr(jx, self.call)(self.net, x, **self.settings)[-1]
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -541,6 +541,23 @@ def test_an_exported_program_asks_when_it_runs(call: str) -> None:
     torch.testing.assert_close(found, getattr(jx, call)(net, x)[-1])
     net.share = 1.0
     program = torch.export.export(Module(call, net), (x,)).module()
+    with pytest.raises(RuntimeError, match=REFUSED):
+        program(x)
+
+
+@pytest.mark.parametrize("kind", ["of one sign", "of both signs", "a tensor"])
+def test_weights_in_an_exported_program(kind: str) -> None:
+    """Both signs are one pass there, whose directions are not in the order of the coordinates."""
+    net, x = Switched(MIXING["mean"]), randn(N, D)
+    weights: Any = [float(i % 3 + 1) for i in range(D)]
+    if kind != "of one sign":
+        weights[1], weights[2] = -1.0, 0.0
+    weights = torch.tensor(weights).double() if kind == "a tensor" else weights
+    module = Module("laplacian", net, weights=weights)
+    found = torch.export.export(module, (torch.zeros_like(x),)).module()(x)
+    torch.testing.assert_close(found, jx.laplacian(net, x, weights=weights).laplacian)
+    net.share = 1.0
+    program = torch.export.export(module, (x,)).module()
     with pytest.raises(RuntimeError, match=REFUSED):
         program(x)
 

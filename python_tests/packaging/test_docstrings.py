@@ -1,4 +1,4 @@
-"""What a docstring lists under "Args:" are the parameters, by their names."""
+"""What a docstring lists under "Args:" are parameters, by their names; its examples are shown."""
 
 from __future__ import annotations
 
@@ -54,14 +54,16 @@ def parameters(node: ast.AST) -> set[str]:
 def wrong(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            names = listed(ast.get_docstring(node) or "")
-            for name in names:
+            docstring = ast.get_docstring(node) or ""
+            for name in listed(docstring):
                 if name not in parameters(node):
                     yield f"line {node.lineno}: {node.name} has no parameter {name}"
+            if "Example:" in docstring.splitlines():
+                yield f"line {node.lineno}: {node.name} says Example:, not Examples:"
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
-def test_arguments_are_parameters(file: Path) -> None:
+def test_sections_hold_what_they_say(file: Path) -> None:
     assert not [*wrong(file.read_text())]
 
 
@@ -70,3 +72,9 @@ def test_a_former_name_is_found() -> None:
         'def f(a, *b, c=1):\n    """Do.\n\n    Args:\n        a, b: x.\n        d: y.\n    """\n'
     )
     assert [*wrong(source)] == ["line 1: f has no parameter d"]
+
+
+def test_an_example_that_the_site_would_not_show_is_found() -> None:
+    """mkdocstrings knows `Examples:`; below another word it takes `>>>` for nested quotations."""
+    source = 'def f():\n    """Do.\n\n    Example:\n        >>> f()\n    """\n'
+    assert [*wrong(source)] == ["line 1: f says Example:, not Examples:"]

@@ -29,9 +29,11 @@ print("exit", doctor.main())
 """
 
 
-def run_copy(folder: Path, break_library: bool) -> str:
+def run_copy(folder: Path, break_library: bool, in_checkout: bool) -> str:
     """Use a copy of the package whose operators' library is missing or broken."""
     target = folder / "jachess_ext"
+    if in_checkout:
+        (folder / "csrc").mkdir()
     shutil.copytree(PACKAGE / "ops", target / "ops", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("doctor.py", "torch_private.py", "_io.py"):
         shutil.copy(PACKAGE / name, target)
@@ -52,12 +54,20 @@ def test_this_installation_has_no_problems() -> None:
     assert not any("operators" in text for text in report["problems"])
 
 
+@pytest.mark.parametrize("in_checkout", [False, True])
 @pytest.mark.parametrize("break_library", [False, True])
-def test_import_survives_without_the_binary(tmp_path: Path, break_library: bool) -> None:
-    lines = run_copy(tmp_path, break_library).splitlines()
+def test_import_survives_without_the_binary(
+    tmp_path: Path, break_library: bool, in_checkout: bool
+) -> None:
+    """The remedy is one for who has a checkout, or a wheel."""
+    output = run_copy(tmp_path, break_library, in_checkout)
+    reinstall = "`pip install --force-reinstall --no-deps jachess_ext`"
+    assert output.count("`make build`") == 2 * in_checkout  # of the warning, and of doctor
+    assert output.count(reinstall) == (0 if in_checkout else 2 * break_library)
+    assert output.count("install a wheel") == (0 if in_checkout or break_library else 2)
+    lines = output.splitlines()
     assert lines[0].count("jachess_ext:") == 1  # one warning
     assert ("do not load" if break_library else "are missing") in lines[0]
-    assert "make build" in lines[0]
     assert lines[1:3] == ["False", "True"]
     if break_library:
         assert "operators     NOT loaded" in lines
@@ -77,7 +87,7 @@ def test_another_torch_than_built_against(tmp_path: Path, monkeypatch: pytest.Mo
     assert state.problem is not None
     start = "the compiled operators, built against torch 2.10.0, do not load with torch 2.99.0 ("
     assert state.problem.startswith(start)
-    assert state.problem.endswith("`pip install --no-build-isolation -e .`.")
+    assert state.problem.endswith(f": run {library.REBUILD}.")
 
 
 @pytest.mark.parametrize("version", ["2.9.1+cpu", pytest.param("1.13.0", marks=pytest.mark.slow)])
@@ -117,16 +127,28 @@ def test_which_gpus_a_build_serves(archs: str, capability: str, runs: bool) -> N
     assert doctor._runs_on(archs, capability) == runs
 
 
-def test_gpu_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("in_checkout", [False, True])
+def test_gpu_problems(monkeypatch: pytest.MonkeyPatch, in_checkout: bool) -> None:
+    monkeypatch.setattr(doctor, "IN_CHECKOUT", in_checkout)
     gpu = {"torch_cuda": "13.0", "visible": [{"name": "H200", "capability": "9.0"}]}
     bare = doctor.STATE._replace(kernels=frozenset())
     monkeypatch.setattr(doctor, "STATE", bare)
-    assert "no CUDA kernels were built" in doctor._cuda_problems({}, gpu)[0]
+    (problem,) = doctor._cuda_problems({}, gpu)
+    assert problem == "A GPU is visible but no CUDA kernels were built: install " + (
+        "the CUDA toolkit 13.0 (nvcc), then `make build`."
+        if in_checkout
+        else "a wheel that has them."
+    )
     built = bare._replace(kernels=frozenset({("activation_jet", "cuda")}))
     monkeypatch.setattr(doctor, "STATE", built)
     (problem,) = doctor._cuda_problems({"cuda_archs": "8.0"}, gpu)
-    assert "TORCH_CUDA_ARCH_LIST=9.0 make build" in problem
+    remedies = ("install a wheel made with", "wheel"), ("run", "build")
+    start, target = remedies[in_checkout]
+    assert problem.endswith(f"for 8.0: {start} `TORCH_CUDA_ARCH_LIST=9.0 make {target}`.")
     assert doctor._cuda_problems({"cuda_archs": "9.0a"}, gpu) == []
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: name)
+    (problem,) = doctor._cuda_problems({}, {"torch_cuda": None, "visible": []})
+    assert problem.endswith("get-started), then `make build`." if in_checkout else "get-started).")
 
 
 @pytest.mark.parametrize("built", [True, False])

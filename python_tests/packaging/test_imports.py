@@ -56,6 +56,23 @@ def test_derivatives_load_no_more_than_the_engine() -> None:
     assert not {"transformers", "torch._dynamo", "scipy", "sklearn", "matplotlib"} & set(loaded)
 
 
+def test_operators_load_with_torch_alone() -> None:
+    """Nothing of the package beside them, and no distribution that torch has not loaded."""
+    code = """
+import sys, torch
+before = {*sys.modules}
+import jachess_ext.ops
+print(*{*sys.modules} - before)
+"""
+    loaded = set(_run(code).split())
+    ours = {name for name in loaded if name.startswith("jachess_ext")}
+    assert {name.split(".")[1] for name in ours if "." in name} <= {"ops", "torch_private", "_C"}
+    others = {name.split(".")[0] for name in loaded - ours}
+    assert not {name for name in others if not name.startswith("_sysconfigdata")} - {
+        *sys.stdlib_module_names
+    }
+
+
 def test_selection_loads_nothing_that_trains() -> None:
     code = """
 import sys, pkgutil, importlib, jachess_ext.scaling as scaling

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,8 @@ import tomllib
 import jachess_ext as jx
 from jachess_ext._io import DISTRIBUTIONS, TRAINING
 from jachess_ext.lab import cli
+from jachess_ext.ops.library import NAMESPACE
+from python_tests.snippets import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -34,10 +39,63 @@ def test_the_extra_has_what_commands_and_training_need() -> None:
     assert {DISTRIBUTIONS.get(module, module) for module in modules} <= in_extra("demo")
 
 
+@pytest.mark.parametrize("name", sorted((ROOT / "docs" / "tutorials").glob("*.md")), ids=str)
+def test_tutorials_name_what_they_need_before_their_first_block(name: Path) -> None:
+    """The extra that has a library, or the command that installs it."""
+    head = name.read_text(encoding="utf-8").partition("```python")[0]
+    named = {*re.findall(r"pip install (\w+)`", head)}
+    for extra in re.findall(r"the extra `(\w+)`", head):
+        named |= in_extra(extra)
+    needed = {
+        module.partition(".")[0]
+        for code, _ in blocks(name)
+        for module in re.findall(r"^ *(?:import|from) ([\w.]+)", code, re.MULTILINE)
+    }
+    optional = needed - {"jachess_ext", "torch", "numpy"} - {*sys.stdlib_module_names}
+    assert optional <= named
+
+
 def test_one_version() -> None:
     assert PROJECT["dynamic"] == ["version"] and "version" not in PROJECT
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {jx.__version__}\n" in citation
+    for name in ("install.md", "embedding.md"):
+        page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        named = re.findall(r"\d+\.\d+\.\d+\.dev\d+", page)
+        assert named and {*named} == {jx.__version__}
+
+
+def _strings(tree: ast.AST) -> Iterator[str]:
+    """Yield the string constants of a file, without its docstrings."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_the_namespace_of_the_operators_stands_once() -> None:
+    whole, parts = [], []
+    for path in (ROOT / "jachess_ext").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        strings = [*_strings(tree)]
+        parts += [path for text in strings if text.startswith("jachess::")]
+        parts += [
+            path
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.ops.jachess"
+        ]
+        whole += [path.name for text in strings if path.parent.name == "ops" and text == NAMESPACE]
+    assert not parts and whole == ["library.py"]
+    registered = {
+        name
+        for path in (ROOT / "csrc").rglob("*.cpp")
+        for name in re.findall(
+            r"TORCH_LIBRARY(?:_IMPL)?\((\w+), ", path.read_text(encoding="utf-8")
+        )
+    }
+    assert registered == {NAMESPACE}
 
 
 def test_dir_is_what_is_promised() -> None:

@@ -121,7 +121,7 @@ def test_replayed_steps_are_the_eager_ones_on_a_gpu(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("name", ["laplacian", "jvp"])
+@pytest.mark.parametrize("name", ["laplacian", "weights", "jvp"])
 def test_derivatives_are_captured(name: str) -> None:
     net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)).cuda()
     step = jx.graphed(lambda x: derivatives(net, x)[name], warmup=2)
@@ -129,9 +129,13 @@ def test_derivatives_are_captured(name: str) -> None:
         assert torch.equal(step(x), derivatives(net, x)[name].detach())
 
 
+SIGNED = torch.tensor([1.0, -2.0, 0.0])
+
+
 def derivatives(net: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return {
         "laplacian": jx.laplacian(net, x).laplacian,
+        "weights": jx.laplacian(net, x, weights=SIGNED.to(x)).laplacian,
         "jvp": jx.jvp(net, (x,), (torch.ones_like(x),))[1],
         "jet": jx.jet(net, x, torch.stack([x, x])).second,
         "diagonal": jx.hessian_diagonal(net, x).diagonal,

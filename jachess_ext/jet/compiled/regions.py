@@ -46,14 +46,21 @@ _NOT_AN_INPUT = (
 _ERROR_PREFIX = "problem: "
 
 
-def jet_in_graph(fn: Function, x: object, directions: object, order: int, second: Second) -> Any:
-    """Compute `jet` while dynamo traces, for a function that `can_trace` accepts."""
+def jet_in_graph(
+    fn: Function, x: object, directions: object, order: int, second: Second, squares: int | None
+) -> Any:
+    """Compute `jet` while dynamo traces, for a function that `can_trace` accepts.
+
+    Args:
+        squares: the number of directions with second derivatives, as for `make_layout`.
+    """
     for constant in ORDERS:  # with dynamic=True the order is a symbol
         order = constant if order == constant else order
-    stacks = _jet_region(pack_call(fn), x, directions, order, second)
+    squares = None if squares is None else int(squares)
+    stacks = _jet_region(pack_call(fn), x, directions, order, second, _encode_none(squares))
     raise_error(stacks)
     count = pytree.tree_leaves(directions)[0].shape[0]
-    layout = make_layout.__wrapped__(count, order, second)
+    layout = make_layout.__wrapped__(count, order, second, squares)
 
     def as_jet(tensor: Tensor) -> Jet | Tensor:
         return Jet(tensor, layout) if carries_derivatives(tensor) else tensor
@@ -138,14 +145,16 @@ def raise_error(result: object) -> None:
 
 
 @torch._dynamo.nonstrict_trace
-def _jet_region(call: Call, x: object, directions: object, order: int, second: Second) -> Any:
+def _jet_region(
+    call: Call, x: object, directions: object, order: int, second: Second, squares: int | None
+) -> Any:
     """Run `jet` in a region; return the function's result, with the stack ``[S, ...]`` in place of
     each jet."""
 
     def run() -> Any:
         fn = unpack_call(call)
         inputs = check_inputs(x, directions, check_values=False)
-        layout = begin_pass(inputs.count, order, second)
+        layout = begin_pass(inputs.count, order, second, _decode_none(squares))
         with _open_pass(fn, layout, x):
             value = fn(*inputs.jets(layout))
         return map_tensors(

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 from torch import Tensor
 
 T = TypeVar("T")
+A = TypeVar("A")
 Operand: TypeAlias = "Tensor | complex"
 """An operand of torch's arithmetic: a tensor or a number (``complex`` includes int and float)."""
 Dims: TypeAlias = "int | Sequence[int] | None"

@@ -81,6 +81,15 @@ def append_dims(factors: Tensor, ndim: int) -> Tensor:
     return factors.reshape(*factors.shape, *(1,) * (ndim - factors.ndim))
 
 
+def as_index(numbers: list[int], device: torch.device) -> Tensor:
+    """Return indices as a tensor; consecutive ones are made on the device, without a copy, which
+    the capture of a CUDA graph does not allow."""
+    start = numbers[0] if numbers else 0
+    if numbers == [*range(start, start + len(numbers))]:
+        return torch.arange(start, start + len(numbers), device=device)
+    return torch.tensor(numbers, dtype=torch.long, device=device)
+
+
 def half_masks(num_rows: int, device: torch.device) -> Tensor:
     """Return boolean masks ``[h, num_rows]``, each true for about half of the rows; for any ordered
     pair of rows, one of the masks is true for the first and false for the second."""
@@ -304,10 +313,10 @@ class RowCheck:
             roots: ``[q]``, √|weight| by which the directions were multiplied, undone here; None:
                 they were not multiplied.
         """
+        index = as_index(numbers, self._factors.device)
+        factors = self._factors[index]
         if roots is not None:
-            factors = self._factors[numbers] / roots[numbers].unsqueeze(1)
-        else:  # the indices are consecutive, unlike those of groups by sign: no copy
-            factors = self._factors[numbers[0] : numbers[-1] + 1]
+            factors = factors / roots[index].unsqueeze(1)
         sums, magnitudes = [], []
         for tangents in all_tangents:
             tangents = tangents.detach()

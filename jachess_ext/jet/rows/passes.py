@@ -34,12 +34,12 @@ from ..passes.eager import (
 )
 from ..passes.fsdp import jets_through_fsdp
 from ..passes.scope import open_pass
-from ..rules.forward_mode import unwrap
 from .check import (
     Generators,
     RowCheck,
     any_true,
     append_dims,
+    as_index,
     call_key,
     find_history,
     half_masks,
@@ -110,11 +110,6 @@ class PassResult(NamedTuple):
         return [jet.second for jet in self.jets]
 
 
-def square_roots(weights: Tensor) -> Tensor:
-    """Return √|w|; 1 for a weight of 0, whose direction is not scaled."""
-    return torch.where(weights == 0, 1, weights.abs()).sqrt()
-
-
 def split_nest(
     nest: object, replace_other: Callable[[object], object] | None = None
 ) -> tuple[Callable[[Sequence[Tensor]], Any], list[Tensor]]:
@@ -183,24 +178,8 @@ class Rows:
         is_checked = check and not library.capturing()
         self._check = is_checked and self.batch > 1 and self.count > 0
 
-    def weights(self, weights: Sequence[float] | Tensor) -> Tensor:
-        """Return the weights as a tensor ``[q]`` or ``[q, N]`` of x's dtype.
-
-        Raises:
-            ValueError: the weights have another shape, or are not finite.
-        """
-        like = self.points[0]
-        factors = torch.as_tensor(weights, dtype=like.dtype, device=like.device)
-        shapes = (self.count,), (self.count, self.batch)
-        if factors.shape not in shapes or not unwrap(factors).isfinite().all():
-            raise ValueError(
-                f"weights have shape {list(factors.shape)}; expected [{self.count}], a finite "
-                f"number for each direction, or [{self.count}, {self.batch}], for each in each row"
-            )
-        return factors
-
     def passes(
-        self, groups: list[Group], size: int | None, second: Second, weights: Tensor | None = None
+        self, groups: list[Group], size: int | None, second: Second, roots: Tensor | None = None
     ) -> Iterator[PassResult]:
         """Run ``fn`` once for each chunk of each group, with the same random numbers.
 
@@ -209,7 +188,7 @@ class Rows:
         Args:
             size: the largest number of directions of a chunk; None: each group is one chunk.
             second: "squares" for each D²f[u_i, u_i], or "sum" for their sum.
-            weights: ``[q]``; directions are multiplied by √|w|.  None: no weights.
+            roots: ``[q]``, √|w|, by which directions are multiplied; None: they are not.
 
         Raises:
             ValueError: rows depend on each other; or ``size`` is less than 1.
@@ -221,13 +200,12 @@ class Rows:
         if len(chunks) > 1 and library.capturing():
             raise ValueError(
                 f"fn has to run {len(chunks)} times with the same random numbers, whose state a "
-                "CUDA graph cannot set back: leave out chunk_size, and weights of both signs"
+                "CUDA graph cannot set back: leave out chunk_size"
             )
         key = call_key(self) if self._check else None
         history = None if key is None else find_history(self.fn)
         is_checked = self._check and (history is None or history.is_due(key))
         check = RowCheck(self) if is_checked else None
-        roots = None if weights is None else square_roots(weights)
         # With one state of the generators, dropout draws the same mask in every pass.
         generators = check.generators if check else Generators() if len(chunks) > 1 else None
         first_values: list[Tensor] = []  # the values of the first pass
@@ -268,21 +246,6 @@ class Rows:
             # pass.
             yield result if is_last else result._replace(aux=())
 
-    def groups(self, weights: Tensor | None) -> list[Group]:
-        """Return the directions as groups whose weights ``[q]`` have the same sign; one group if
-        ``weights`` is None.
-
-        Directions of weight 0 are at the end of the first group, without squares.
-        """
-        if weights is None:
-            return [self.all_directions(self.count)]
-        signs = weights.detach().sign().tolist()
-        plus, zero, minus = ([i for i, s in enumerate(signs) if s == sign] for sign in (1, 0, -1))
-        signed_numbers = [(sign, numbers) for sign, numbers in ((1, plus), (-1, minus)) if numbers]
-        (sign, numbers), *second = signed_numbers or [(1, [])]
-        first_group = Group(sign, numbers + zero, len(numbers))
-        return [first_group, *(Group(sign, numbers, len(numbers)) for sign, numbers in second)]
-
     def all_directions(self, num_squares: int) -> Group:
         """Return the group of all directions; the first ``num_squares`` have second derivatives."""
         return Group(1, list(range(self.count)), num_squares)
@@ -308,12 +271,7 @@ class Rows:
 
     def _steps(self, numbers: list[int]) -> list[Tensor]:
         """Return the p directions with these indices, ``[p, N, ...]`` for each tensor of x."""
-        # Consecutive indices (there are no weights) are generated on the device, without a copy.
-        device, start = self.points[0].device, numbers[0] if numbers else 0
-        if numbers == [*range(start, start + len(numbers))]:
-            index = torch.arange(start, start + len(numbers), device=device)
-        else:
-            index = torch.tensor(numbers, dtype=torch.long, device=device)
+        index = as_index(numbers, self.points[0].device)
         if self._directions is not None:
             return [step[index] for step in self._directions]
         # The coordinates of all tensors of x are numbered consecutively; the step of a coordinate

@@ -2,7 +2,7 @@
 """Every fine-tuning method, by name in `METHODS`.
 
 To add a method, write a class ``class Mine(Method, name="mine")`` in a file that is imported
-here, and a line in docs/methods.md, whose last section shows how.
+here, and a section of docs/methods.md, which shows how.
 """
 
 from .base import (

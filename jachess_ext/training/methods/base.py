@@ -58,7 +58,7 @@ class Method:
     them.  A subclass overrides the hooks in which it differs from plain training.  `MethodTrainer`
     binds a copy of the method to its run (`bind`).
 
-    Example:
+    Examples:
         >>> class HalfLoss(Method):
         ...     part: float = share(0.5)
         ...
@@ -425,7 +425,7 @@ class _Smoother(LabelSmoother):
 def parse_method(text: str) -> Method:
     """Return the method described by ``"name,setting=value,..."``; the name may include a mode.
 
-    Example:
+    Examples:
         >>> parse_method("jachess-unlab,strength=0.1,weights=norm").mode
         'unlab'
         >>> parse_method("sam,rho=0.1").rho

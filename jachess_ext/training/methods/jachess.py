@@ -44,7 +44,7 @@ class JacHess(WithModes, name="jachess"):
     ``trainer.method.regulariser.base`` is set before.  A stream (``IterableDataset``), whose rows
     may be available only once, is not consumed for this: the norms are measured on its first batch.
 
-    Example:
+    Examples:
         >>> method = JacHess(mode="unlab", unlab_lr_ratio=0.03, weights="norm")
         >>> method.label, method.settings["normalize"]
         ('jachess-unlab', True)
@@ -320,7 +320,7 @@ class DualSchedule:
     different size.  An adaptive step does not depend on the scale of its loss: how far a pass moves
     the model is determined by the learning rate, not by the regulariser's strength.
 
-    Example:
+    Examples:
         >>> dual = DualSchedule(jx.JacHess(model, weights="uniform"), [batch], lr=2e-6)
         >>> for epoch in range(2):
         ...     for step in range(3):

@@ -352,7 +352,7 @@ def with_lora(
     that the model's checkpoint lacked.  Adapters are added to the layers that peft chooses for the
     model's family, or to every linear layer if peft does not support the family.
 
-    Example:
+    Examples:
         >>> adapted = with_lora(model, rank=4)
         >>> adapted.peft_config["default"].r
         4
