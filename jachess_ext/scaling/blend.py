@@ -32,9 +32,10 @@ _MOST_MODELS = 300  # in backtests, for speed
 def replace_spikes(y: Array, sizes: Array) -> Array:
     """Return ln L, [n, m], with first losses of failed runs replaced.
 
-    A run that diverged at the smallest size looks like a steep fall, and would make its model the
-    best.  Where the first fall is far above those of the other models, the first loss is
-    replaced by the second and the curve's next fall, so that no model gains by a worse loss.
+    A run that diverged at the smallest size makes its curve fall steeply, and would make its model
+    the best.  If the fall from the first to the second loss is far above that of the other models,
+    the first loss is replaced by the second plus the curve's next fall, so that no model gains by a
+    worse loss.
     """
     steps = np.diff(np.log2(sizes))
     falls = -np.diff(y) / steps
@@ -46,9 +47,7 @@ def replace_spikes(y: Array, sizes: Array) -> Array:
 
 
 def fading_doublings(doublings: float, fade: float | Array) -> float | Array:
-    """Return how many doublings of an unfading slope change ln L as much as these do.
-
-    It is the integral of φ^t over t from 0 to `doublings`.
+    """Return the change of ln L divided by the initial slope: ∫ φ^t dt, t from 0 to `doublings`.
 
     Args:
         doublings: log₂(target / largest size).
@@ -131,12 +130,12 @@ _DEVIATIONS = np.log([0.06, 0.02, 0.02])  # prior mean of ln `Process.deviations
 
 
 class Start(NamedTuple):
-    """What the first k sizes say of n curves.
+    """Level and slope of n curves, estimated from the first k sizes, from which a backtest starts.
 
     Attributes:
         level: ln L at the k-th size without its noise, [n].
         slope: change of ln L per doubling there, [n].
-        deviations: standard deviations of ln L in the process at t later sizes, [t].
+        deviations: standard deviations of the process's predictions of ln L at t later sizes, [t].
     """
 
     level: Array
@@ -145,7 +144,7 @@ class Start(NamedTuple):
 
     @classmethod
     def fit(cls, y: Array, sizes: Array, later: Array) -> Start:
-        """Return the start at the last of the sizes, [m], for ln L, [n, m].
+        """Fit the process to ln L, [n, m], at sizes, [m]; return the start at the last size.
 
         Level and slope are those of the line through the process's means at the next two doublings.
         """
@@ -156,14 +155,15 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True)
 class Backtests:
-    """What forecasts of a table's later sizes from its earlier ones tell.
+    """Settings of "blend", estimated from forecasts of a table's later sizes by its earlier ones.
 
     Attributes:
-        fade: φ, the factor that slopes keep per doubling.
+        fade: φ, the factor by which slopes fade per doubling.
         shape_weight: weight of the shapes' forecast against that of the fading slope, 0 to 1.
-        log_rates: sum over starts of the mean ln of the forecast errors per doubling, [2]: of the
-            idiosyncratic error of a model, and of the error common to all.
-        count: number of starts.
+        log_rates: ln of the forecast error per doubling, averaged over the later sizes and summed
+            over the starts, [2]: of the idiosyncratic error of a model, and of the error common to
+            all models.
+        count: number of starts, one for each k.
     """
 
     fade: float
@@ -252,7 +252,7 @@ def _probability(log_odds: float) -> float:
 
 
 def _log(errors: Array) -> Array:
-    """Return ln of absolute errors of ln L, which are at least `_ROUNDING`."""
+    """Return ln of absolute errors, to which `_ROUNDING` is added to keep the result finite."""
     return np.log(errors + _ROUNDING)
 
 
@@ -267,12 +267,15 @@ def centre(values: Array) -> Array:
 
 
 def draw(forecast: Array, last: Array) -> Array:
-    """Return forecasts whose differences are drawn to those of the last ln losses, [n]."""
+    """Return forecasts, [n], whose differences are moved towards those of the last ln losses, [n].
+
+    Their mean does not change.
+    """
     return forecast + CONSTANTS.draw * (centre(last) - centre(forecast))
 
 
 def no_signal_probability(y: Array, sizes: Array) -> float:
-    """Return the probability that differences between models are noise, anew at every size.
+    """Return the probability that all differences between models are noise, independent by size.
 
     The alternatives are differences in level and slope that last from one of the sizes on.  The
     evidence is that of matrix normal distributions, with the scale integrated out.
@@ -310,7 +313,7 @@ class BlendForecast(NamedTuple):
         predictive: Student's t distributions of ln L; their centres rank the models.
         deviation: standard deviation of the idiosyncratic error of ln L, [n].
         no_signal: probability that the models do not differ, [n].
-        extrapolation: ln L before the differences are drawn to the last losses, [n].
+        extrapolation: ln L before the differences are moved towards those of the last losses, [n].
     """
 
     predictive: Student

@@ -78,9 +78,9 @@ class History:
         return cls(tables)
 
     def state(self) -> list[dict[str, object]]:
-        """Return the tables as a list of dicts; `finite` makes their values serialisable as JSON.
+        """Return the tables as a list of dicts, which `read` accepts.
 
-        `read` accepts such a list.
+        `finite` makes their values serialisable as JSON.
         """
         names = ("names", "sizes", "losses", "metric")
         return [{name: getattr(t, name) for name in names} for t in self.tables.values()]
@@ -162,7 +162,7 @@ def _read_item(item: Table, metric: str | None) -> LossTable:
 
 
 def _match_models(names: Sequence[str], other_names: Sequence[str]) -> tuple[Index, Index]:
-    """Return the indices, in each sequence, of the names that both have, in the second's order."""
+    """Return the indices in each sequence of the common names, in the second sequence's order."""
     rows = {name.strip(): row for row, name in enumerate(names)}
     pairs = [(rows[n.strip()], row) for row, n in enumerate(other_names) if n.strip() in rows]
     matched, other_matched = np.array(pairs, dtype=np.intp).reshape(-1, 2).T
@@ -172,8 +172,8 @@ def _match_models(names: Sequence[str], other_names: Sequence[str]) -> tuple[Ind
 def same_runs(table: LossTable, other: LossTable) -> bool:
     """Return whether two tables hold the same runs.
 
-    True if at least half of the losses of common models at common sizes are equal, beside those at
-    a level that many losses of the table have, such as that of guessing.
+    They do if at least half of the losses of common models at common sizes are equal.  Losses at a
+    level that many losses of the table have, such as the level of guessing, are not counted.
     """
     rows, other_rows = _match_models(table.names, other.names)
     _, size_indices, other_sizes = np.intersect1d(table.trained, other.trained, return_indices=True)

@@ -63,7 +63,7 @@ class LossTable:
         return f"{self.metric or 'loss'}{' (per cent)' if self.scale == 100 else ''}"
 
     def up_to(self, budget: float) -> LossTable:
-        """Return the table of the sizes up to the budget that have a loss of any model.
+        """Return the table without sizes above the budget and sizes without a loss.
 
         Raises:
             TableError: the budget is below the first size above 0 or above the last size, there is
@@ -120,9 +120,11 @@ class LossTable:
         return np.nan_to_num(self.noise[self._last] / self.losses[self._last])
 
     def at_chance(self, classes: int | None) -> Mask:
-        """Return which models' last loss is no better than guessing among `classes`, [n].
+        """Return a mask of the models whose last loss is no better than guessing, [n].
 
-        It is none of them for None, and for a metric whose value of guessing is not known.
+        Args:
+            classes: number of classes to guess from.  All entries are False for None, and for a
+                metric whose value for a guess is not known.
         """
         chance = None if classes is None else chance_loss(self.metric, classes)
         if chance is None:

@@ -105,8 +105,8 @@ class Method:
         forecast: (losses up to the budget, target, settings) -> forecast.
         needs: the data it needs: "losses" of fine-tuned models, "zero" (losses before fine-tuning)
             or "parameters" (numbers of parameters).
-        trains: the sizes that every model has to be fine-tuned on: "all" up to the budget, the
-            "last" only, those that a "walk" down from the budget visits, or "none".
+        trains: which sizes every model has to be fine-tuned on: "all" up to the budget, only the
+            "last", those visited in a "walk" from the budget down (Accept-then-Stop), or "none".
         min_losses: number of losses needed of each model; if `reads_zero`, the loss before
             fine-tuning is one of them.
         reads_zero: whether it uses the loss before fine-tuning if it is known.
@@ -136,7 +136,7 @@ def _blend(table: LossTable, target: float, settings: MethodSettings) -> Forecas
 
 
 def _from_blend(blend: BlendForecast, trained: Array) -> Forecast:
-    """Convert the forecast of "blend" to a `Forecast`; trained as in `Forecast`."""
+    """Convert the forecast of "blend" to a `Forecast` with the field `trained`."""
     score = np.exp(blend.predictive.location)
     return Forecast(score, trained, blend.predictive, blend.deviation, blend.no_signal)
 
@@ -150,7 +150,7 @@ def _power(table: LossTable, target: float, settings: MethodSettings) -> Forecas
 
 
 def _from_law(table: LossTable, target: float, fitted: FittedLaw) -> Forecast:
-    """Forecast with a fitted law, with a distribution if degrees of freedom are left."""
+    """Forecast by a fitted law; with a distribution if the fit has degrees of freedom left."""
     predicted = np.atleast_1d(fitted.predict(target))
     predictive = fitted.predictive(target) if fitted.has_intervals else None
     deviation = None
@@ -205,7 +205,7 @@ METHODS: dict[str, Method] = {
 
 
 def unranked_reasons(table: LossTable, method: str) -> dict[str, str]:
-    """Return the models that a method cannot rank, model -> reason, a sentence."""
+    """Return a dict of the models that a method cannot rank: model -> reason, a sentence."""
     is_present = np.isfinite(table.losses)
     counts = is_present[:, table.sizes > 0].sum(1)
     has_zero_loss = is_present[:, table.sizes == 0].sum(1) > 0
@@ -231,8 +231,9 @@ def forecast_models(
         table: losses up to the budget.
         target: size of the forecast.
         settings: the method.
-        classes: number of classes, C, or None.  With it intervals are wider: the loss of a
-            classifier stays at ln C until it begins to learn, and it is not known when that is.
+        classes: number of classes, C; None if the task is no classification.  Intervals of a
+            classifier are wider, as its loss stays at ln C until it begins to learn, at an unknown
+            size.
 
     Raises:
         ValueError: a model has fewer sizes than the method needs, or a forecast overflows.
@@ -288,10 +289,10 @@ def forecast_models(
 
 
 def _blend_ahead(table: LossTable, row: int, target: float) -> Forecast | None:
-    """Forecast a model that no other model matches at all its sizes, with the method "blend".
+    """Forecast a model by "blend" if no other model has all of its sizes.
 
-    It is forecast from the most of its first sizes that another model has too, and from its largest
-    size; sizes in between are left out.
+    The forecast uses as many of its first sizes as another model also has, and its largest size;
+    sizes in between are left out.
 
     Args:
         table: losses of all models.

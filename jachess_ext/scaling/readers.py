@@ -32,7 +32,7 @@ class _Run:
     """A run, as recorded by the files in its folder.
 
     Attributes:
-        directory: folder of the run, or its file for lm-eval.
+        directory: folder of the run; for lm-eval, the run's file.
         name: path relative to the folder that is read.
         rows: number of training examples; None if it is not recorded.
         recipe: recorded settings of `_RECIPE` or of lm-eval, by name.
@@ -148,7 +148,7 @@ def _path_group(run: _Run, pattern: str, argument: str) -> str:
     Args:
         run: the run.
         pattern: regular expression.
-        argument: argument of `read_runs` that the pattern is of, for messages.
+        argument: name of the argument of `read_runs` that holds the pattern, for messages.
 
     Raises:
         re.error: the pattern is no regular expression.
@@ -162,7 +162,11 @@ def _path_group(run: _Run, pattern: str, argument: str) -> str:
 
 
 def _run_size(run: _Run, pattern: str | None) -> float:
-    """Return the number of training examples of a run, see `size` of `read_runs`."""
+    """Return the number of training examples of a run.
+
+    Args:
+        pattern: the argument `size` of `read_runs`.
+    """
     if pattern is None and run.rows is None:
         text = f"the number of training examples of the run {quote(run.name)} is not known: say"
         raise TableError(f"{text} by a regular expression where it is", size=r"(\d+)\D*$")
@@ -282,7 +286,7 @@ def _trainer_runs(folder: Path) -> list[_Run]:
 
 
 def _load(path: Path, key: str, kind: type) -> State:
-    """Return the object in a JSON file, which has to have a key of a type."""
+    """Return the object in a JSON file; raise an error if `key` has no value of type `kind`."""
     content = parse_json(read_text(path), str(path), lenient=True)
     if not isinstance(content, dict) or not isinstance(content.get(key), kind):
         raise TableError(f"{path} is not as its tool writes it: no {key}")
@@ -319,7 +323,7 @@ def _trainer_run(folder: Path, directory: Path, state: State) -> _Run:
     """Return the run of Trainer in `directory`, from its last state and its results files.
 
     Raises:
-        TableError: the results files are of another training than the state.
+        TableError: the results files were written by another training than the state.
     """
     results: dict[str, Any] = {}
     for name in ("train_results.json", "eval_results.json", "all_results.json"):

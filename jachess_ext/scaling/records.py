@@ -161,8 +161,9 @@ def _refuse_rising(name: str, losses: Array, has_percent_signs: bool) -> None:
     Values are taken for scores if at least as many curves rise with size as fall, and for scores or
     error rates if they have per cent signs.
 
-    This detects 97 % of LCDB's tables of accuracies, with 7 % false alarms on its log-losses (where
-    models that overfit rise); for tables of three models and four sizes, 91 % and 31 %.
+    This detects 97 % of LCDB's tables of accuracies, with 7 % false alarms on its tables of
+    log-losses, where the losses of models that overfit rise.  For tables of three models and four
+    sizes the figures are 91 % and 31 %.
     """
     finite_curves = [curve[np.isfinite(curve)] for curve in losses]
     changes = [curve[-1] - curve[0] for curve in finite_curves if len(curve)]

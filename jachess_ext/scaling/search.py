@@ -66,8 +66,8 @@ class Search:
     """A search for the best candidate, which returns the runs that are needed next.
 
     Results that exist already are recorded by `add` or `add_table`, and not requested again.  The
-    state consists of the settings and the results (`state`, `from_state`): the rounds follow from
-    them, and the order of the results of a round does not matter.
+    state consists of the settings and the results (`state`, `from_state`): the rounds are computed
+    from them, and the order of the results of a round does not matter.
 
     Attributes:
         models: names of the candidates, two or more.
@@ -171,7 +171,10 @@ class Search:
         return (0, *self.sizes) if method.reads_zero else tuple(self.sizes)
 
     def ask(self) -> Ask | None:
-        """Return the next run to do, the same one until its result is told; None at the end."""
+        """Return the next run to do; None at the end of the search.
+
+        It is the same run until `tell` records its result.
+        """
         return next(iter(self.open_runs()), None)
 
     def open_runs(self) -> list[Ask]:
@@ -195,10 +198,10 @@ class Search:
         """
         if ask not in self.open_runs():
             raise DataError(f"{ask} is not an open run; tell results of what `ask` returned")
-        number = self._to_loss(loss) if error is None else None
-        if error is None and number is None:
+        converted = self._to_loss(loss) if error is None else None
+        if error is None and converted is None:
             error = self._invalid_loss(loss)
-        self.results[ask] = Result(loss=number, cost=cost, error=error)
+        self.results[ask] = Result(loss=converted, cost=cost, error=error)
         self._advance()
 
     def add(self, model: str, rows: int, loss: float, *, cost: float = 0.0) -> None:
@@ -439,7 +442,7 @@ class Search:
         return [model for model in self.models if model not in self.stops]
 
     def _next_round(self) -> None:
-        """Begin the next round, without models that the budget does not pay for, or stop."""
+        """Begin the next round, without models that exceed the budget, or end the search."""
         self._round_index += 1
         self._round = []
         if self._round_index == len(self.rounds):
@@ -479,8 +482,7 @@ class Search:
         self._next_round()
 
     def _can_pay(self, asks: Sequence[Ask]) -> bool:
-        """Return whether the budget covers the expected costs of the runs in addition to the costs
-        of all runs so far."""
+        """Return whether the budget covers the costs so far and the expected costs of the runs."""
         training_runs = [ask for ask in asks if ask.rows]
         if self.budget is None or not training_runs:
             return True
@@ -490,7 +492,7 @@ class Search:
         return costs <= self.budget
 
     def _expected_cost(self, results: Results, model: str, rows: float) -> float:
-        """Return the expected cost of a run of a model on some rows; 0 if unknown."""
+        """Return the expected cost of a run of a model on `rows` examples; 0 if unknown."""
         if self.costs is not None:
             per_run, per_row = self.costs[model]
             return per_run + per_row * rows
@@ -512,7 +514,7 @@ class Search:
         """Stop the models whose last loss deviates from the line of their larger sizes.
 
         Args:
-            smallest: size of the round; results that were added at smaller ones do not count.
+            smallest: size of the round; results that `add` recorded at smaller sizes do not count.
         """
         for model in self._active():
             curve = _curve(self._seen, model)

@@ -291,18 +291,20 @@ class Selection:
         return text
 
     def _divide_by_total(self, costs: Array) -> Array:
-        """Return costs divided by that of training all models in full; NaN if it is unknown."""
+        """Return costs divided by the cost of training all models in full; NaN if it is unknown."""
         total = self.full_costs.sum()
         return costs / total if total > 0 else np.full(len(costs), math.nan)
 
     @property
     def price(self) -> float:
-        """Cost of training the shortlist in full, divided by that of training all; NaN if
-        unknown."""
+        """Cost of training the shortlist in full, divided by the cost of training all models.
+
+        NaN if a cost is unknown.
+        """
         return self._price(len(self.shortlist))
 
     def _price(self, count: int) -> float:
-        """Return `price` of the first models of the ranking."""
+        """Return `price` for the first `count` models of the ranking in place of the shortlist."""
         return float(self._divide_by_total(self.full_costs)[self._order[:count]].sum())
 
     @property
@@ -315,15 +317,15 @@ class Selection:
 
     @property
     def has_signal(self) -> bool:
-        """Whether the runs tell the models apart: differences between them are no mere noise."""
+        """Whether the differences between the models are probably more than noise."""
         return self.forecast.no_signal is None or self.forecast.no_signal.max() < 1
 
     @cached_property
     def expected_regret(self) -> Array:
         """Expected excess loss of the best of the first k models over the best of all, [n].
 
-        For k = 1 … n, it is the expected difference of ln L; for a score (L is 1 − score) and a
-        perplexity (L is its logarithm), that of L.
+        Entry k − 1 is for k models.  The excess is a difference of ln L; for a score (L is
+        1 − score) and a perplexity (L is its logarithm) a difference of L.
 
         Raises:
             ValueError: the method gives no distribution.
@@ -371,7 +373,7 @@ class Selection:
 
     @property
     def ranking(self) -> list[str]:
-        """The names of the models, best first; ties in the table's order."""
+        """The names of the models, best first; models with equal scores in the table's order."""
         return [self.names[row] for row in self._order]
 
     @property
@@ -383,7 +385,7 @@ class Selection:
     def predicted_losses(self) -> Array:
         """The forecast losses at the target, [n] in the table's order; see `to_frame`.
 
-        subtuning and zeroshot forecast the last loss, or that before fine-tuning.
+        The method subtuning forecasts the last loss, and zeroshot the loss before fine-tuning.
 
         Raises:
             ValueError: the method ranks without predicting a loss (modelsize).

@@ -31,8 +31,8 @@ class Shapes:
     without its scale is ln(h(D) + q h(D_n)).
 
     Attributes:
-        theta: (ln D_c/D_n, ln β, ε) of each shape, [s, 3].  It is relative to the largest size, so
-            that neither the unit of sizes nor another smaller size changes the grid or its prior.
+        theta: (ln D_c/D_n, ln β, ε) of each shape, [s, 3].  D_c is relative to the largest size, so
+            that neither the unit of sizes nor an added smaller size changes the grid or its prior.
         measured: g at the measured sizes, [s, m].
         targets: g at the targets, [t, s].
     """
@@ -43,7 +43,12 @@ class Shapes:
 
     @classmethod
     def grid(cls, sizes: Array, targets: Array) -> Shapes:
-        """Return the grid of shapes at sizes, [m] (positive, the largest last), and targets [t]."""
+        """Return the grid of shapes.
+
+        Args:
+            sizes: positive, the largest last, [m].
+            targets: [t].
+        """
         axes = np.meshgrid(_LOG_TRANSITIONS, _LOG_EXPONENTS, _FLOORS, indexing="ij")
         theta = np.stack([axis.ravel() for axis in axes], -1)
         logs = np.log(np.append(sizes, targets) / sizes[-1])
@@ -72,11 +77,16 @@ in units of the curve's scale.  κ is never 0, as no curve follows the rectified
 def covariances(sizes: Array, targets: Array) -> tuple[Array, Array, Array, Array]:
     """Return the covariances of the components of a residual at the sizes and targets.
 
-    They are functions of the doublings from the largest size, u = log₂(D / D_n): white noise,
-    1[u = u'], at the sizes only; a random walk of the level, a; a random walk of the slope,
-    a² (3b − a) / 6, where a = min(|u|, |u'|) and b = max(|u|, |u'|); and a random slope, u u'.  The
-    walks start at D_n in both directions, with covariance 0 between the two sides, so that adding a
-    smaller size changes nothing at the other sizes.
+    They are functions of the doublings from the largest size, u = log₂(D / D_n), with
+    a = min(|u|, |u'|) and b = max(|u|, |u'|):
+
+    - white noise: 1 where u = u' is a measured size, else 0;
+    - random walk of the level: a;
+    - random walk of the slope: a² (3b − a) / 6;
+    - random slope: u u'.
+
+    The walks start at D_n in both directions, with covariance 0 between the two sides, so that an
+    added smaller size changes nothing at the other sizes.
 
     Args:
         sizes: positive, the largest last, [m].
@@ -96,8 +106,7 @@ def covariances(sizes: Array, targets: Array) -> tuple[Array, Array, Array, Arra
 class Kriging:
     """Best linear unbiased prediction (ordinary kriging) with an unknown constant mean.
 
-    The covariances are those of k noise patterns, at scale 1, between m measured values and t
-    targets.
+    It predicts t targets from m measured values, under each of k noise patterns of scale 1.
 
     Attributes:
         precision: P = K⁻¹ − K⁻¹ 1 1ᵀ K⁻¹ / (1ᵀ K⁻¹ 1), [k, m, m], for the measured covariance K.
@@ -161,9 +170,9 @@ GAMMA_SHAPE = 2.0
 def floor_units(y: Array) -> Array:
     """Return the last loss of each curve divided by their median, [n].
 
-    Multiplied by ε it is the floor E = ε L(D_n) in a unit common to all curves.  The prior is on
-    the floor as a loss, not as a fraction of each model's loss: all models have the same test set,
-    which causes most of the irreducible loss.
+    Its product with ε is the floor E = ε L(D_n) in a unit common to all curves.  The prior is on
+    the floor as a loss, not as a fraction of each model's loss, as all models have the same test
+    set, which causes most of the irreducible loss.
 
     Args:
         y: ln L, [n, m].
@@ -182,16 +191,17 @@ def covariates(y: Array) -> Array:
 
 
 def log_marginal_likelihood(squares: Array, log_weight: Array, m: int, scale: float) -> Array:
-    """Return ln p(y_i | shape, pattern), [k, n, s], up to a constant, scales integrated out.
+    """Return ln p(y_i | shape, pattern), [k, n, s], up to a constant.
 
-    A curve's squared scale has an inverse gamma distribution with shape a and rate b = a s²; the
-    Gaussian evidence then is b^a / (b + Q/2)^(a + (m−1)/2).
+    The scale of each curve's noise is integrated out.  Its square has an inverse gamma distribution
+    with shape parameter a and rate b = a S², so that the Gaussian evidence is
+    b^a / (b + Q/2)^(a + (m−1)/2).
 
     Args:
         squares: Q = rᵀ P r of every residual r, [k, n, s].
         log_weight: log weights of the patterns, [k].
         m: number of sizes, m.
-        scale: scale of the table, s.
+        scale: scale of the table, S.
     """
     b = GAMMA_SHAPE * scale**2
     power = GAMMA_SHAPE + (m - 1) / 2
@@ -204,7 +214,7 @@ def table_scale(blocks: Iterable[Array], log_weight: Array, m: int, prior: Array
     It is the geometric mean of the posterior on the grid `TABLE_SCALES`.
 
     Args:
-        blocks: Q of blocks of curves, [k, n, s] each; see `residual_squares`.
+        blocks: Q for each block of curves, [k, n, s] each; see `residual_squares`.
         log_weight: log weights of the patterns, [k].
         m: number of sizes.
         prior: ln p(shape), [s].
@@ -218,9 +228,9 @@ def table_scale(blocks: Iterable[Array], log_weight: Array, m: int, prior: Array
 
 
 def pattern_frequencies(log_evidence: Array) -> Array:
-    """Estimate the frequencies of the noise patterns, [k], by EM.
+    """Estimate the frequencies of the noise patterns, [k], by expectation maximisation.
 
-    The uniform prior counts as `PATTERN_PRIOR_MODELS` models.
+    The prior, equal frequencies, counts as `PATTERN_PRIOR_MODELS` models.
 
     Args:
         log_evidence: ln p(y_i | pattern), [k, n].
@@ -234,10 +244,11 @@ def pattern_frequencies(log_evidence: Array) -> Array:
 
 
 def shared_prior(log_evidence: Array, theta: Array, floors: Array, x: Array) -> Array:
-    """Return ln p(shape) for every curve, [n, s], up to a constant, estimated by EM.
+    """Return ln p(shape) for every curve, [n, s], up to a constant.
 
-    The prior of (ln D_c/D_n, ln β, ε times the floor unit) is N(X_i C, S).  C and S have a vague
-    prior that counts as `PRIOR_MODELS` models: C⁰ = (`PRIOR_MEAN`; 0), S⁰ = `PRIOR_COVARIANCE`.
+    The prior of (ln D_c/D_n, ln β, ε times the floor unit) is N(X_i C, S), where C and S are
+    estimated by expectation maximisation.  They have a vague prior that counts as `PRIOR_MODELS`
+    models: C⁰ = (`PRIOR_MEAN`; 0), S⁰ = `PRIOR_COVARIANCE`.
 
     Args:
         log_evidence: ln p(y_i | shape), [n, s].
@@ -319,8 +330,7 @@ and memory does not grow by [k, s] with every curve."""
 def residual_squares(y: Array, shapes: Shapes, kriging: Kriging) -> Iterator[Array]:
     """Yield Q = rᵀ P r of the residuals r = y_i − g_shape, [k, _BLOCK, s] for each block of curves.
 
-    y and g are taken relative to their value at the last size, a constant that P annihilates, to
-    avoid cancellation.
+    The last value is subtracted from y and from g, to avoid cancellation; P annihilates constants.
     """
     curve, shape, precision = y - y[:, -1:], shapes.measured, kriging.precision
     shape_square = ((shape @ precision) * shape).sum(-1)[:, None]
@@ -333,13 +343,13 @@ def residual_squares(y: Array, shapes: Shapes, kriging: Kriging) -> Iterator[Arr
 def mixture_means(y: Array, shapes: Shapes, kriging: Kriging, blocks: Iterable[Array]) -> Array:
     """Return the mean of ln L over shapes and patterns, at each target, [t, n].
 
-    The mean of a component of the mixture is g(D) + the kriged residual.
+    A component's mean is g(D) plus the residual that kriging predicts.
 
     Args:
         y: ln L, [n, m].
         shapes: shapes at the sizes and targets.
         kriging: predictors of the residual at the targets.
-        blocks: log weights of the components, of blocks of curves, [k, n, s] each.
+        blocks: log weights of the components for each block of curves, [k, n, s] each.
     """
     shape_means = shapes.targets - kriging.weights @ shapes.measured.T
     kriged = kriging.weights @ (y - y[:, -1:]).T

@@ -144,7 +144,7 @@ class _Reader:
     Attributes:
         sheet: the cells, from which columns and rows are removed step by step.
         questions: ambiguities of this sheet.
-        unknown: names to ignore that are not columns, so that they have to be models.
+        unknown: names to ignore that are not columns, and thus have to be models.
         filters: names of the text columns whose rows the user selected.
         row_metric: metric named by a column; None if there is no such column.
         left_out: which rows were removed, and how many.
@@ -285,7 +285,7 @@ class _Reader:
         return [", ".join(row) for row in rows] if indices else None
 
     def _first_as_models(self, sizes: Mapping[int, float]) -> Column:
-        """Return 0 if the first column can be that of the models, where none is named so.
+        """Return 0 if the first column can be the models' column in a table that names none.
 
         Args:
             sizes: index -> size of the columns that are named by a size.
@@ -313,7 +313,7 @@ class _Reader:
     def _question_unused(self, used: Collection[Column], model_col: Column, strict: bool) -> None:
         """Add a question for each column without a role that may not be ignored silently.
 
-        Only the rows of the suggested value of a text column are kept.
+        If a question suggests a value of a text column, only the rows with this value are kept.
 
         Args:
             used: indices of the columns with a role.
@@ -440,9 +440,9 @@ class _Reader:
         return self._long(1, 0, range(2, 1 + len(id_cols)), None)
 
     def _guess_size_column(self, used: Collection[Column]) -> int:
-        """Return the index of the most likely column of sizes, where none is named so.
+        """Return the index of the most likely column of sizes in a table that names none.
 
-        Adds a question, with the column as the suggestion.
+        A question suggests the column.
 
         Args:
             used: indices of columns with another role.
@@ -466,9 +466,9 @@ class _Reader:
         return index
 
     def _guess_model_column(self, used: Collection[Column]) -> int:
-        """Return the index of the most likely column of models, where none is named so.
+        """Return the index of the most likely column of models in a table that names none.
 
-        Adds a question, with the column as the suggestion.
+        A question suggests the column.
 
         Args:
             used: indices of columns with another role.
@@ -536,9 +536,9 @@ class _Reader:
         return Records(*runs, seed_texts, counts, metric, percent, roles)
 
     def _value_column(self, metric: Label, used: Collection[Column]) -> int:
-        """Return the index of the column of values, by the metric or by its name.
+        """Return the index of the column of values, found by the metric or by the column's name.
 
-        Adds a question if several columns are possible.
+        A question is added if several columns are possible.
 
         Args:
             metric: name of the metric; None infers it.
