@@ -64,7 +64,7 @@ def _with_aux(result_type: type[R]) -> type[R]:
 
 
 def _result(result_type: type[R], *fields: object) -> R:
-    """Return the fields as a named tuple of this type, with ``aux`` if they are one more."""
+    """Return the fields as a named tuple of this type; an additional last field is ``aux``."""
     has_aux = len(fields) > len(result_type._fields)
     return (_with_aux(result_type) if has_aux else result_type)(*fields)  # type: ignore[arg-type]
 
@@ -363,8 +363,8 @@ def _leaf(tensor: object, has_graph: bool) -> Any:
 
 
 def _is_differentiated(weights: Tensor) -> bool:
-    """Return whether weights have a derivative, or are wrapped by a transform of torch.func, which
-    hides their signs."""
+    """Return whether weights are differentiated: they require a gradient, or a transform of
+    torch.func wraps them, which hides their signs."""
     has_tangent = forward_ad.unpack_dual(weights).tangent is not None
     return weights.requires_grad or has_tangent or unwrap(weights) is not weights
 

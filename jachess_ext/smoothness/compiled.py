@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from ..jet.compiled.closures import Call, pack_call, unpack_call
 from ..jet.compiled.reachable import refuse_attribute_writes
 from ..jet.compiled.regions import can_trace as can_trace
-from ..jet.compiled.regions import raise_error, refuse_captured, return_error
+from ..jet.compiled.regions import raise_if_error, refuse_captured, return_error
 from ..jet.engine.layout import MAX_DIRECTIONS
 from ..jet.engine.types import Function
 from ..jet.rows.sameness import refuse_irreproducible
@@ -43,7 +43,7 @@ def measure_in_graph(
     """
     call = pack_call(cast(Function, (unwrapped(model), settings)))
     result = _measure_region(call, batch, seed, step)
-    raise_error(result)
+    raise_if_error(result)
     return result
 
 

@@ -145,8 +145,8 @@ def _slots(cls: type) -> list[str]:
         for name in _as_names(vars(base).get("__slots__", ()))
         if name not in ("__dict__", "__weakref__")
     ]
-    mangled = [(f"_{base.__name__.lstrip('_')}{name}", name) for base, name in names]
-    return [m if n.startswith("__") and not n.endswith("__") else n for m, n in mangled]
+    mangled_pairs = [(f"_{base.__name__.lstrip('_')}{name}", name) for base, name in names]
+    return [m if n.startswith("__") and not n.endswith("__") else n for m, n in mangled_pairs]
 
 
 def _as_names(slots: str | Iterable[str]) -> tuple[str, ...]:
@@ -214,11 +214,11 @@ def _extra_attributes(container: object) -> list[object]:
 
 @contextmanager
 def refuse_attribute_writes(fn: Function) -> Iterator[None]:
-    """Context manager around a traced run of ``fn``: undo its writes into attributes and closures,
-    which a graph cannot do, and raise JetGraphError if there were any.
+    """Return a context for a traced run of ``fn`` that undoes its writes into attributes and
+    closures, which a graph cannot do, and raises JetGraphError if there were any.
 
-    If a tensor was replaced by another tensor, that is undone without an error: the hooks of
-    weight_norm do so at each call, and a graph that used the new tensor would be refused.
+    The replacement of a tensor by another tensor is undone without an error: the hooks of
+    weight_norm replace one at each call, and a graph that used the new tensor would be refused.
     """
     copies: list[tuple[Any, Any]] = []
     all_cells: list[tuple[str, types.CellType, object]] = []

@@ -51,7 +51,7 @@ def jet_in_graph(fn: Function, x: object, directions: object, order: int, second
     for constant in ORDERS:  # with dynamic=True the order is a symbol
         order = constant if order == constant else order
     stacks = _jet_region(pack_call(fn), x, directions, order, second)
-    raise_error(stacks)
+    raise_if_error(stacks)
     count = pytree.tree_leaves(directions)[0].shape[0]
     layout = make_layout.__wrapped__(count, order, second)
 
@@ -77,7 +77,7 @@ def jvp_in_graph(
     """
     tangents = _encode_none(tangents)
     outputs = _jvp_region(pack_call(fn), primals, tangents, has_aux, differentiable, is_second_run)
-    raise_error(outputs)
+    raise_if_error(outputs)
     return outputs
 
 
@@ -130,7 +130,7 @@ def _decode_none(value: T) -> T:
     )
 
 
-def raise_error(result: object) -> None:
+def raise_if_error(result: object) -> None:
     if isinstance(result, dict):
         for key in result:
             if isinstance(key, str) and key.startswith(_ERROR_PREFIX):
@@ -203,8 +203,8 @@ def _open_pass(fn: Function, layout: JetLayout, inputs: object) -> Iterator[None
 
 @torch._dynamo.disable
 def return_error(run: Callable[[], Any], inputs: object) -> Any:
-    """Return ``run()``; if it raises an error in a traced region, return a dict whose key is the
-    message.
+    """Return ``run()``; if it raises an error in a traced region, return a dict with the message as
+    its key, for `raise_if_error`.
 
     Dynamo drops the messages of errors that a non-strict region raises, but not the structure of
     its result.
@@ -227,8 +227,8 @@ def return_error(run: Callable[[], Any], inputs: object) -> Any:
 
 @contextmanager
 def refuse_captured() -> Iterator[None]:
-    """Context manager in which tensors that are no inputs of the graph raise an error: the graph of
-    a non-strict region would hold them as constants."""
+    """Return a context in which a tensor that is no input of the graph raises an error, as the
+    graph of a non-strict region would hold the tensor as a constant."""
     former = fake_tensor_tls.allow_non_fake_inputs_override
     fake_tensor_tls.allow_non_fake_inputs_override = False
     try:

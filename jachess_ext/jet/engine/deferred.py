@@ -99,8 +99,8 @@ class Deferred:
 def _saving_hooks() -> tuple[Function, Function] | None:
     """Return the innermost pair of hooks through which autograd saves tensors, or None.
 
-    Non-reentrant checkpointing sets a new pair for every call and every recomputation, so that
-    equal pairs mean the same checkpoint.
+    Non-reentrant checkpointing sets a new pair for every call and every recomputation, so that two
+    calls with the same pair are in the same checkpoint.
     """
     return torch_private.autograd._top_saved_tensors_default_hooks(True)
 

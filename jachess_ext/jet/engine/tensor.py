@@ -97,7 +97,7 @@ class JetTensor(DerivativeTensor):
         return cast(Tensor, self._streams)
 
     def make_contiguous(self) -> None:
-        """Make a deferred jet compute contiguous streams, whatever the strides of its sources."""
+        """Have a deferred jet compute contiguous streams, whatever the strides of its sources."""
         assert self._deferred is not None
         self._deferred.contiguous = True
 
@@ -107,7 +107,7 @@ class JetTensor(DerivativeTensor):
         return self._streams
 
     def set_streams(self, streams: Tensor) -> None:
-        """Set the streams: those of a deferred jet, or a copy in a new storage before a write."""
+        """Set the streams: the computed streams of a deferred jet, or a copy before a write."""
         self._streams, self._deferred = streams, None
         _PENDING.jets.pop(id(self), None)
 

@@ -127,7 +127,7 @@ class Inputs:
 
 
 def check_inputs(x: object, directions: object, *, check_values: bool) -> Inputs:
-    """Return x and its directions as lists of tensors, with the checks that `jet` documents.
+    """Check the arguments as `jet` documents; return x and its directions as lists of tensors.
 
     Args:
         check_values: whether to refuse NaN and infinity, for which the values of x are read.
@@ -227,8 +227,9 @@ def check_directions(directions: object, x: Tensor, name: str, first_directions:
     """Refuse directions that do not fit a tensor of x.
 
     Args:
-        x: this tensor, and ``name`` its name in messages.
-        first_directions: the directions of the first tensor of x, which set the number of
+        x: the tensor of x.
+        name: its name in messages.
+        first_directions: the directions of the first tensor of x, which determine the number of
             directions.
 
     Raises:
@@ -473,7 +474,7 @@ def output_and_aux(result: object) -> tuple[object, object]:
 
 
 def refuse_non_tensor(leaf: object) -> None:
-    """Return None for None, which ``fn`` may return beside tensors; else raise TypeError.
+    """Raise TypeError unless the leaf is None, which ``fn`` may return beside tensors.
 
     Args:
         leaf: a leaf of the result of ``fn`` that is no tensor.

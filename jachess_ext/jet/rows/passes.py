@@ -64,7 +64,8 @@ class Group(NamedTuple):
     Attributes:
         sign: 1 or -1, the factor of the group's sum of squares.
         numbers: indices of the directions among the q directions of the call.
-        num_squares: the number of these, counted from the first, whose D²f[u_i, u_i] is computed.
+        num_squares: the number of directions in ``numbers``, counted from the first, whose
+            D²f[u_i, u_i] is computed.
     """
 
     sign: int
@@ -101,7 +102,7 @@ class PassResult(NamedTuple):
 
     @property
     def primals(self) -> list[Tensor]:
-        """Return the values of ``fn``, ``[N, ...]`` each."""
+        """Return the value of each tensor that ``fn`` returns, ``[N, ...]``."""
         return [jet.primal for jet in self.jets]
 
     @property
@@ -441,7 +442,7 @@ def rows_mix(fn: Function, x: Tensor) -> bool:
 
 
 def expand_rows(step: object, point: Tensor) -> Tensor:
-    """Return directions as ``[q, N, ...]``; ``[q, ...]``, the same in each row, is expanded.
+    """Return directions as ``[q, N, ...]``; directions ``[q, ...]`` are expanded over the rows.
 
     Args:
         point: the tensor of x ``[N, ...]`` that the directions are for.

@@ -164,8 +164,10 @@ def _power_of_jet(base: JetTensor, n: Operand) -> JetTensor:
 
 
 def _power_derivatives(x: Tensor, n: Operand) -> Derivatives:
-    """Return x^n, n x^(n−1) and n (n−1) x^(n−2), for a plain x and n; a product of a factor 0 and
-    an infinite power is 0."""
+    """Return x^n, n x^(n−1) and n (n−1) x^(n−2), for plain tensors x and n.
+
+    Where a factor is 0 and the power infinite, their product is 0.
+    """
     value = torch.pow(x, n)
     x, n = wide(x), wide(n.to(value.dtype)) if isinstance(n, Tensor) else n
     first, second = n - 1, n - 2
@@ -202,8 +204,8 @@ def _has_tangent(jet: JetTensor) -> Tensor:
 
 
 def _exponential(base: Tensor, exponent: JetTensor, value: Tensor) -> tuple[JetTensor, Tensor]:
-    """Return the jet of b^y as a function of y, with derivatives b^y ln b and b^y (ln b)², and
-    ln b.
+    """Return two results: the jet of b^y for a jet y, from the derivatives b^y ln b and
+    b^y (ln b)²; and ln b.
 
     ln b is set to 0 where b is 0, as in torch, and where b is negative and all tangents of y are 0.
 
@@ -361,9 +363,9 @@ def register_xlogy(name: str, shift: float) -> None:
     """Register x ln z with z = y + ``shift``.
 
     Its derivative by x is ln z, its first and second derivatives by y are x / z and −x / z², and
-    its mixed derivative is 1 / z.  As in torch, all are 0 where x = 0 and z ≤ 0.  Those by y, and
-    the mixed one, are also 0 where z ≤ 0 and all tangents of y are 0, since they would be
-    multiplied by these.
+    its mixed derivative is 1 / z.  As in torch, all are 0 where x = 0 and z ≤ 0.  The derivatives
+    by y and the mixed derivative are also 0 where z ≤ 0 and all tangents of y are 0: they are only
+    multiplied by these tangents.
     """
     function = getattr(torch.special, name)
 

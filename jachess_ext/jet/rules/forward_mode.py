@@ -115,7 +115,7 @@ def _as_jet(streams: list[Tensor], layout: JetLayout) -> Tensor:
 def _nested_jvp(
     call_plain: Callable[..., Tensors], stacks: list[Tensor], layout: JetLayout
 ) -> list[list[Tensor]]:
-    """Return the list of streams of each output.
+    """Return the list of streams of each output, computed by torch's ``jvp``.
 
     Order 2 is ``jvp`` of ``jvp``: the derivative of (x, v) ↦ f'(x) v at (x0, x_j) along (x_i, x_ij)
     is f''(x0) x_i x_j + f'(x0) x_ij, the stream ij of f(x).
@@ -214,8 +214,8 @@ def _only_value_is_finite(streams: list[Tensor]) -> bool:
 
 
 def _spectrum(name: str, args: Args, kwargs: Named, matrix: Tensor) -> Tensor | None:
-    """Return the eigenvalues or singular values ``[..., k]`` that must differ; None if the call
-    uses none.
+    """Return the eigenvalues or singular values ``[..., k]`` of which no two may be equal; None if
+    the call uses none.
 
     A 0 is appended to singular values, so that a singular value of 0 counts as repeated: its sign
     is arbitrary.
