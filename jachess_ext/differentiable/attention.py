@@ -130,8 +130,11 @@ class Call:
     needs_mask_gradient: bool = False
 
     def arguments(self, tensors: Sequence[Any]) -> products.Arguments:
-        """Return the arguments of formulas; ``tensors`` begin with query, key, value, mask,
-        seed."""
+        """Return the arguments of the formulas in `ops.attention_products`.
+
+        Args:
+            tensors: query, key, value, mask, seed and further tensors, which are ignored.
+        """
         query, key, value, mask, seed = tensors[:5]
         factor = None
         if self.dropout_p:
@@ -149,7 +152,7 @@ class CallContext(Context):
 
 
 def _map(function: Callable[[Tensor], Any], results: Any) -> Any:
-    """Return a function of a result, or of each of several results that is not None."""
+    """Apply a function to a result, or to each of several results that is not None."""
     if isinstance(results, tuple):
         return tuple(None if x is None else function(x) for x in results)
     return function(results)
@@ -199,7 +202,7 @@ class _Operator(Function):
 
 
 class _Primal:
-    """A context whose saved tensors have only the tangents of outer levels."""
+    """An autograd context whose saved tensors lack the tangents of the current level."""
 
     def __init__(self, ctx: CallContext) -> None:
         self._ctx = ctx
@@ -217,8 +220,8 @@ def _apply_batch(
     dims: Sequence[int | None],
     call: Call,
 ) -> Any:
-    """Return a function's results for tensors batched along a dimension, which is the first one of
-    the results.
+    """Apply a function to tensors with a batch dimension, which is the first dimension of the
+    results.
 
     Args:
         count: number of entries of the batch.
@@ -250,8 +253,10 @@ def _apply_batch(
 
 
 def _apply_unbatched(function: type[Function], *inputs: Any) -> Any:
-    """Call a function within a backward or jvp, in which tensors may be batched by
-    `is_grads_batched`: `vmap` does not handle these, so that they are unwrapped here."""
+    """Call a function within a backward or jvp.
+
+    There `is_grads_batched` may batch tensors, which `vmap` does not handle: they are unwrapped.
+    """
     *tensors, call = inputs
     is_batched = torch_private.functorch.is_legacy_batchedtensor
     dims = [0 if x is not None and is_batched(x) else None for x in tensors]
@@ -267,7 +272,7 @@ def _apply_unbatched(function: type[Function], *inputs: Any) -> Any:
 
 
 class Attention(_Operator):
-    """Attention: query, key, value, mask, seed, call -> y."""
+    """Compute attention y; arguments: query, key, value, mask, seed, call."""
 
     @classmethod
     def compute(cls, *inputs: Any) -> Tensor:
@@ -298,7 +303,10 @@ class Attention(_Operator):
 
 
 class Backward(_Operator):
-    """The gradients of attention: query, key, value, mask, seed, g, call -> gradients of four."""
+    """Compute the gradients of query, key, value and mask from the cotangent g of attention.
+
+    Its arguments are query, key, value, mask, seed, g and the call.
+    """
 
     @classmethod
     def compute(cls, *inputs: Any) -> Any:
@@ -332,7 +340,10 @@ class Backward(_Operator):
 
 
 class Tangent(_Operator):
-    """The derivative J d: query, key, value, mask, seed, their tangents d, call -> J d."""
+    """Compute the tangent J d of attention along the tangents d of query, key, value and mask.
+
+    Its arguments are query, key, value, mask, seed, d (four tensors) and the call.
+    """
 
     @classmethod
     def compute(cls, *inputs: Any) -> Any:
@@ -381,7 +392,7 @@ class Tangent(_Operator):
 
 
 class _SecondOrder(_Operator):
-    """Base of the functions of second order, whose derivatives are computed from their formula."""
+    """Base of the functions of second order, which are differentiated through their formula."""
 
     formula: products.Formula
 
@@ -389,9 +400,13 @@ class _SecondOrder(_Operator):
     def _vjp(
         cls, ctx: CallContext
     ) -> tuple[list[int], list[bool], tuple[Tensor, ...], Callable[..., Any]]:
-        """Return the indices of the saved tensors that can have derivatives; for each result
-        whether it exists; the values of those that do; and their vjp with respect to these
-        tensors."""
+        """Return the vector-Jacobian product of the formula, and what its callers need for it.
+
+        Returns:
+            The indices of the saved tensors that can have derivatives; for each result whether it
+            exists; the values of the results that exist; and their vjp with respect to the tensors
+            at these indices.
+        """
         tensors = ctx.saved_tensors
         indices = [n for n, x in enumerate(tensors) if x is not None and x.is_floating_point()]
         # The mask's gradient exists only for an additive mask.
@@ -432,9 +447,12 @@ def _or_zeros(x: Tensor | None, like: Tensor) -> Tensor:
 
 
 class Second(_SecondOrder):
-    """The gradients of <gy, y> + <g, J d> with respect to query, key, value, mask and their
-    tangents d, and J d: query, key, value, mask, seed, gy, g, d, call -> four gradients, J d, four
-    gradients."""
+    """Compute J d, and the gradients of ⟨gy, y⟩ + ⟨g, J d⟩ with respect to query, key, value, mask
+    and their tangents d.
+
+    Its arguments are query, key, value, mask, seed, gy, g, d (four tensors) and the call; its
+    results the four gradients of the inputs, J d, and the four gradients of d.
+    """
 
     formula = products.second
 
@@ -460,8 +478,10 @@ class Second(_SecondOrder):
 
 
 class Mixed(_SecondOrder):
-    """The second derivative along d and e: query, key, value, mask, seed, d, e, call -> D²y[d,
-    e]."""
+    """Compute the second derivative D²y[d, e] of attention y along two directions d and e.
+
+    Its arguments are query, key, value, mask, seed, d, e (four tensors each) and the call.
+    """
 
     formula = products.mixed
 
@@ -517,7 +537,7 @@ def _flat_mask(tensors: Sequence[Any]) -> Tensor | None:
 
 
 def _attention_jet(tensors: Sequence[Any], call: Call) -> Callable[..., Tensor]:
-    """Return `attention_jet` with all arguments but the jets and q."""
+    """Return `attention_jet` with all arguments bound except the jets and q."""
     seed = tensors[4]
     return partial(
         ops.attention_jet,
@@ -530,7 +550,7 @@ def _attention_jet(tensors: Sequence[Any], call: Call) -> Callable[..., Tensor]:
 
 
 def _attention_with_graph(tensors: Sequence[Any], call: Call) -> tuple[Tensor, list[Tensor]]:
-    """Return attention and detached leaves of query, key and value, with a graph between them."""
+    """Return attention, and detached copies of query, key and value from which it has a graph."""
     mask = _flat_mask(tensors)
     # A checkpoint's hooks must apply only to the outer graph.
     hooks = saved_tensors_hooks(lambda x: x, lambda x: x) if _has_hooks() else nullcontext()
@@ -562,7 +582,7 @@ _FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend
 
 
 def math_is_forced() -> bool:
-    """Return whether the program has disabled all of torch's attention kernels but math."""
+    """Return whether the program has disabled all attention kernels of torch except math."""
     cuda = torch.backends.cuda
     return not (
         cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.cudnn_sdp_enabled()

@@ -25,7 +25,7 @@ def _nn(name: str) -> Function | None:
 
 
 def _reduce(losses: Tensor, reduction: int) -> Tensor:
-    """Return losses reduced by torch's code for a reduction: 0 none, 1 mean, 2 sum."""
+    """Return losses reduced as torch's integer code says: 0 none, 1 mean, 2 sum."""
     return (losses, losses.mean, losses.sum)[reduction]() if reduction else losses  # type: ignore[operator]
 
 
@@ -40,7 +40,7 @@ def _rows(x: Tensor) -> Tensor:
 
 @formula(_nn("hardsigmoid"), refuses="second, mixed")
 def hardsigmoid(input: Tensor) -> Tensor:
-    """x / 6 + 1 / 2 between −3 and 3."""
+    """Compute x / 6 + 1 / 2 between −3 and 3, and 0 or 1 beyond."""
     inside = (input > -3) & (input < 3)
     return torch.where(inside, input / 6 + 0.5, (input >= 3).to(input.dtype) + 0 * input.detach())
 
@@ -53,13 +53,13 @@ in_place(_nn("hardsigmoid_"), _nn("hardsigmoid"))
     refuses="forward, mixed",
 )
 def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """The gradient times the mask and its scale."""
+    """Multiply the gradient by the mask and its scale."""
     return grad_output * mask.to(grad_output.dtype) * scale
 
 
 @formula(_nn("huber_loss"), refuses="mixed")
 def huber_loss(input: Tensor, target: Tensor, reduction: int = 0, delta: float = 1.0) -> Tensor:
-    """z² / 2, and δ (|z| − δ / 2) where |z| > δ."""
+    """Compute z² / 2, and δ (|z| − δ / 2) where |z| > δ, for z = input − target."""
     # z², not |z|², whose second derivative at z = 0 is 0 in torch.
     z = _widen(input) - _widen(target)
     gap = z.abs()
@@ -68,7 +68,7 @@ def huber_loss(input: Tensor, target: Tensor, reduction: int = 0, delta: float =
 
 @formula(_nn("soft_margin_loss"), refuses="mixed")
 def soft_margin_loss(input: Tensor, target: Tensor, reduction: int = 0) -> Tensor:
-    """−logsigmoid(x y)."""
+    """Compute −logsigmoid(x y) of input x and target y."""
     input = _widen(input)
     return _reduce(-F.logsigmoid(input * target.to(input.dtype)), reduction)
 
@@ -82,7 +82,7 @@ def multi_margin_loss(
     weight: Tensor | None = None,
     reduction: int = 0,
 ) -> Tensor:
-    """Margins between each score and that of the class."""
+    """Compute the margins between each score and the score of the class."""
     scores, classes = _rows(_widen(input)), target.reshape(-1)
     gap = margin - scores.gather(1, classes.unsqueeze(1)) + scores
     is_wrong_class = torch.arange(scores.shape[1], device=input.device) != classes.unsqueeze(1)
@@ -94,7 +94,7 @@ def multi_margin_loss(
 
 @formula(_nn("multilabel_margin_loss"), refuses="forward, second, mixed")
 def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = 0) -> Tensor:
-    """Margins of all pairs of a label and another class."""
+    """Compute the margins of all pairs of a label and another class."""
     scores, classes = _rows(_widen(input)), _rows(target)
     valid = (classes >= 0).cummin(1).values  # the labels end at the first −1
     classes = torch.where(valid, classes, 0)
@@ -115,8 +115,8 @@ def ctc_loss(
     reduction: int = 0,
     zero_infinity: bool = False,
 ) -> Tensor:
-    """The forward recursion, a logsumexp for each step. Of log-probabilities that are not
-    normalised torch's first backward is not the derivative; the formula's is."""
+    """Run the forward recursion, with a logsumexp for each step.  For log-probabilities that are
+    not normalised torch's first backward is wrong, and the formula's is right."""
     is_unbatched = log_probs.ndim == 2
     logs = wide(log_probs.unsqueeze(1) if is_unbatched else log_probs)
     steps, batch, _ = logs.shape

@@ -46,7 +46,7 @@ def _recurrent(name: str) -> None:
         with _without_libraries():
             return function(input, *args)  # type: ignore[no-any-return]
 
-    text = "Torch's own kernels, without oneDNN and cuDNN (on a GPU in the first backward, too)."
+    text = "Call torch's own kernels, not oneDNN or cuDNN (on a GPU in the first backward, too)."
     TABLE.append(Row(name, "forward, mixed (oneDNN), second (cuDNN)", "", text))
 
 

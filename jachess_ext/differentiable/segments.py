@@ -70,7 +70,7 @@ def index_reduce(
     *,
     include_self: bool = True,
 ) -> Tensor:
-    """A padded table of the rows, reduced; memory rows × longest group."""
+    """Reduce a padded table of each group's rows; memory groups × rows of the longest group."""
     if not input.numel() or not index.numel():
         return input.clone()
     x, rows = (y.reshape(1) if y.ndim == 0 else y.movedim(dim, 0) for y in (input, source))
@@ -96,7 +96,7 @@ def _is_product(
 def scatter_reduce(
     input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    """As `index_reduce`."""
+    """Reduce each entry's group as `index_reduce` does."""
     x, index, src = (y.reshape(1) if y.ndim == 0 else y for y in (input, index, src))
     dim %= x.ndim
     # An entry of src at a position of ``index`` goes to the entry of x with that index along
@@ -124,7 +124,7 @@ def segment_reduce(
     unsafe: bool = False,
     initial: float | None = None,
 ) -> Tensor:
-    """A padded table of the rows, reduced; memory segments × longest."""
+    """Reduce a padded table of each segment's rows; memory segments × rows of the longest one."""
     if lengths is None:
         assert offsets is not None
         lengths, starts = offsets.diff(dim=-1), offsets[..., :-1]
@@ -160,8 +160,8 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A padded table of the rows, reduced; memory bags × longest. Its gradient is dense, and is not
-    scaled by frequency."""
+    """Reduce a padded table of each bag's rows; memory bags × rows of the longest bag.  The
+    gradient is dense, and is not scaled by frequency."""
     starts, count = offsets.long(), indices.numel()
     ends = (
         starts[1:] if include_last_offset else torch.cat([starts[1:], starts.new_tensor([count])])

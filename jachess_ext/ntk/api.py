@@ -37,7 +37,7 @@ _FULL_BATCH_BYTES = 16 * 2**20  # bytes that a batch of all samples may take, wh
 
 @dataclass(repr=False)
 class Report:
-    """Report of how a kernel was, or would be, computed.
+    """Report of how a kernel was computed, or would be computed.
 
     Attributes:
         samples, others, outputs: the sizes N, M and C of the kernel [N, C, M, C].
@@ -145,33 +145,35 @@ def ntk(
 ) -> Any:
     """Compute the empirical NTK, Θ[n, c, m, c'] = ∇_θ f_c(x_n) · ∇_θ f_c'(x_m), exactly.
 
-    This is Eq. 8 of LensLLM.  One forward and C backward passes a block of samples give each
-    layer's inputs and output cotangents; these are contracted layer by layer (docs/ntk.md, Forms).
-    The model is put in evaluation mode for the call (no dropout); its parameters and their
-    ``.grad`` are untouched.
+    This is Eq. 8 of LensLLM.  For each block of samples, one forward pass and C backward passes
+    give each layer's inputs and output cotangents, which are contracted layer by layer
+    (docs/ntk.md, Forms).  The model is put in evaluation mode for the call (no dropout); its
+    parameters and their ``.grad`` are not changed.
 
     Args:
         model: any torch model; logits are its ``.logits``, its "logits", or the tensor it returns.
         batch: a dict of tensors as a collator yields it (or one tensor): N samples.
         other: the M samples of the kernel's second axis; None: those of ``batch``, with each pair
             computed once.
-        outputs: "logits": all C of them; "sum": the pseudo-NTK, NTK of Σ_c logits_c divided by C;
-            "label": each sample's label's logit; an int k: k random projections, whose trace over
-            outputs Σ_j Θ[n, j, m, j] is unbiased for the trace of the logits' kernel, with variance
-            (2/k) Σ_{c≠c'} S_cc'² (S: its symmetric part over outputs); or a callable (model output,
-            batch) -> [n, C].  Token-level logits [n, T, L] count at the last real token; "label"
-            averages over the labelled tokens (shifted by one for causal language models).
-        parameters: None: all that require gradients; names; or a predicate (name, p) -> bool.
-        method: "auto" chooses form A or B per layer by counted cost; "gram" and "materialise" force
-            A or B; "per_sample": exact gradients one sample at a time, slow, for any model;
-            "explain": no kernel, but the `Report` of what would be done.
+        outputs: "logits": all C logits; "sum": the pseudo-NTK, the NTK of Σ_c logits_c divided by
+            C; "label": the logit of each sample's label; an int k: k random projections, whose
+            trace over outputs Σ_j Θ[n, j, m, j] is an unbiased estimate of the trace of the logits'
+            kernel, with variance (2/k) Σ_{c≠c'} S_cc'² (S: the kernel's symmetric part over
+            outputs); or a callable (model output, batch) -> [n, C].  Token-level logits [n, T, L]
+            are taken at the last real token; "label" averages over the labelled tokens (shifted by
+            one for causal language models).
+        parameters: None: all parameters that require gradients; names; or a predicate
+            (name, parameter) -> bool.
+        method: "auto" chooses form A or B for each layer by the number of operations and bytes;
+            "gram" and "materialise" force A or B; "per_sample": exact gradients one sample at a
+            time, slow, for any model; "explain": no kernel, but the `Report` of what would be done.
         memory_budget: bytes that blocks and kernel may take; None: half of the free memory, 4 GiB
             at most.  It changes neither the kernel nor which models are refused.
         progress: show a progress bar over blocks (needs tqdm); None: only on a terminal.
         seed: seed of the random projections.
         group: a process group of torch.distributed (``torch.distributed.group.WORLD``; gloo or
-            nccl): pairs of blocks are shared out among its ranks.  Every rank calls with the same
-            model and batches; the group's first rank gets Θ, the others None.
+            nccl): pairs of blocks are divided among its ranks.  Every rank makes the call, with the
+            same model and batches; the group's first rank gets Θ, the others None.
 
     Returns:
         Θ, [N, C, M, C], on the model's device; fp64 for fp64 models, else fp32.  No graph.
@@ -515,7 +517,7 @@ class KernelRanks:
         return cls(group, rank, dist.get_world_size(group))
 
     def slice(self, work: Sequence[T]) -> Sequence[T]:
-        """Return this rank's contiguous slice of the items: neighbouring pairs share a block."""
+        """Return this rank's contiguous slice of the items, as neighbouring pairs share a block."""
         size, remainder = divmod(len(work), self.count)
         start = self.rank * size + min(self.rank, remainder)
         return work[start : start + size + (self.rank < remainder)]
@@ -547,7 +549,7 @@ class KernelRanks:
             raise ValueError("the ranks have different weights; expected the same model on all")
 
     def reduce(self, values: Tensor) -> None:
-        """Sum values over ranks, in place, on the first rank; undefined on the other ranks."""
+        """Sum values over ranks, in place; only the first rank's values are defined afterwards."""
         if self.count > 1:
             dist.reduce(values, group=self.group, group_dst=0)
 

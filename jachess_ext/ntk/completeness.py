@@ -70,10 +70,10 @@ def probe(coverage: Coverage, outputs: OutputMap, samples: Samples) -> Probe:
 def all_samples_gradient(
     coverage: Coverage, outputs: OutputMap, side: Probe, batch_size: int
 ) -> None:
-    """Set a side's outputs, weights and gradients from a plain pass over all of its samples.
+    """Run a plain pass over all samples; set ``values``, ``weights`` and ``gradients`` of the side.
 
-    The samples are batched in another order than in the blocks.  The gradients replace those of
-    the two probed samples.
+    The samples are batched in another order than in the blocks.  The gradients replace the
+    gradients of the two probed samples.
 
     Args:
         batch_size: largest number of samples in a batch.

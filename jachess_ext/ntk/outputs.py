@@ -454,7 +454,7 @@ def output_head(model: nn.Module) -> nn.Linear | None:
 
 
 def _label_head(model: nn.Module, words: Tensor) -> AbstractContextManager[None]:
-    """Return a context in which the head computes one word's logit for each token.
+    """Return a context in which the head computes the logit of one word for each token.
 
     Args:
         words: y, [n, T], from 0 to V - 1.

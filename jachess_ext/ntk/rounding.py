@@ -23,7 +23,7 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def round_off(dtype: torch.dtype) -> float:
-    """Return the fraction of a gradient's norm that changes the kernel by less than eps."""
+    """Return the relative error of a gradient that changes the kernel by less than eps."""
     return _SMALL * torch.finfo(dtype).eps ** 0.5
 
 

@@ -223,7 +223,7 @@ def run_model(
     collected: list[Tensor] = []
 
     def collect_states(module: nn.Module, args: object, output: object) -> object:
-        """Collect the backbone's hidden states, and pass primals on to the head."""
+        """Collect the backbone's hidden states; return its output with primals for the head."""
         # The hidden states are collected here since the model's own output will hold only primals.
         states = _field(output, "hidden_states")
         if states and len(states) > 1:
@@ -259,8 +259,8 @@ def _field(output: object, name: str) -> Any:
 
 
 def _arguments(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the batch as arguments of the model's ``forward``, with output_hidden_states, and with
-    return_dict and use_cache if it has them."""
+    """Return the batch as arguments of the model's ``forward``, with output_hidden_states=True, and
+    with return_dict and use_cache if ``forward`` has these arguments."""
     parameters = inspect.signature(unwrapped(model).forward).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if "output_hidden_states" not in parameters and not takes_any:
@@ -292,10 +292,10 @@ def safe_sqrt(squares: Tensor) -> Tensor:
 
 
 def hessian_norm(squares: Tensor, settings: Settings, *, scale: float, pairs: int = 0) -> Tensor:
-    """Return the Hessian norm that ``settings`` describes, ``[...]``, from ‖H_{t,j}‖² of all j in
-    D, ``[..., |D|]``.
+    """Return the Hessian norm that ``settings`` describes, ``[...]``.
 
     Args:
+        squares: ‖H_{t,j}‖² of all j in D, ``[..., |D|]``.
         scale: factor of the sum over D, from `sample_dimensions`.
         pairs: number of pairs of directions over which the squares are averaged; 0: no bias
             correction.
@@ -363,9 +363,9 @@ def measure_jet(
 
     The mean over directions of ‖(J u_i)_t‖² has the expectation ‖J_t‖²; the mean over pairs of
     (u_iᵀ H_{t,j} u_i')² has the expectation ‖H_{t,j}‖², since u_i and u_i' are independent.  More
-    than 4 directions take several passes of about equal numbers; their squares are averaged before
-    roots are taken.  Each pass draws its own dropout masks, as in a CUDA graph, so that the means
-    are over masks, too.
+    than 4 directions are split over several passes, about equally; the squares of all passes are
+    averaged before roots are taken.  Each pass draws its own dropout masks, as in a CUDA graph, so
+    that the means are over masks, too.
 
     Returns:
         The norms of the Jacobian and of the Hessian (or None), ``[K, B, T]``; the tokens in scope;
@@ -434,7 +434,7 @@ def _add_weighted(total: list[Tensor], means: list[Tensor], weight: float) -> li
     """Return the total of the previous passes plus weight · the layers' means of this pass.
 
     Args:
-        total: stacks as of `stack_equal_shapes`; [] before the first pass.
+        total: stacks like those that `stack_equal_shapes` returns; [] before the first pass.
     """
     means = stack_equal_shapes(means)
     if weight != 1:
@@ -447,12 +447,12 @@ def _jet_pass(
     batch: Mapping[str, Tensor],
     settings: Settings,
     random: Randomness,
-    count: int,
+    num_directions: int,
 ) -> ForwardPass:
     def enter(x: Tensor, mask: Tensor) -> JetTensor:
         directions = draw_directions(
             x.detach(),
-            count,
+            num_directions,
             mask=mask,
             distribution=settings.distribution,
             counter=random.directions,
