@@ -100,8 +100,8 @@ def _too_old(device: _Device) -> bool:
 
 
 def _triton(gpu: _Gpu) -> str:
-    """Return Triton's version, whether it is asked for, the GPUs that it serves and what the first
-    call costs."""
+    """Return a sentence on Triton: its version, whether it is switched on, the GPUs on which its
+    kernels run, and the time of the first call."""
     try:
         from triton import __version__ as version
     except ImportError:

@@ -36,7 +36,7 @@ def graphed(
     warmup: int = 3,
     check_every: int = 100,
 ) -> Callable[P, R]:
-    """Return a function that computes the same steps, after the first few by a CUDA graph.
+    """Return a function that runs the same training step, as a CUDA graph after the first calls.
 
     A step with a penalty launches hundreds of small kernels, for which a GPU waits most of the
     time; a graph launches them at once.  Each call is one step: the first ``warmup`` calls run the
@@ -61,8 +61,8 @@ def graphed(
     Args:
         step: function of nests of tensors of fixed shapes on one GPU (batches padded to one length,
             without a smaller last batch), which returns a nest of tensors.  It calls ``zero_grad``,
-            ``backward`` and an optimizer's ``step``, which needs ``capturable=True`` if it has that
-            setting, and a tensor as its learning rate if that changes.
+            ``backward`` and an optimizer's ``step``.  The optimizer needs ``capturable=True`` if it
+            has that setting, and a tensor as its learning rate if the learning rate changes.
         parameters: parameters whose gradients the step leaves for an optimizer outside of it; their
             gradients are set by each call, and must be None when it begins.  None: the step leaves
             no gradients.
@@ -112,14 +112,14 @@ def on_gpu(leaves: Sequence[object]) -> bool:
 
 @cache
 def _stream(device: int) -> torch.cuda.Stream:
-    """Return the side stream of a GPU; one for all warm-ups, since cuBLAS allocates memory for each
+    """Return the side stream of a GPU, always the same one, since cuBLAS allocates memory for each
     stream."""
     return torch.cuda.Stream(device)
 
 
 @contextmanager
 def side_stream() -> Iterator[None]:
-    """Run the code within the context on a side stream, as is required for a capture's warm-up."""
+    """Run the code within the context on a side stream, which the warm-up of a capture requires."""
     stream = _stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -329,7 +329,7 @@ class _Graphed(Generic[R]):
 
 
 def _numbers(optimizer: Optimizer) -> list[dict[str, object]]:
-    """Return the settings of each parameter group that are not tensors, and so constant in a
+    """Return the settings of each parameter group that are no tensors, and thus constants of a
     graph."""
     return [
         {k: v for k, v in group.items() if k != "params" and not isinstance(v, Tensor)}

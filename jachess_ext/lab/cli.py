@@ -196,12 +196,12 @@ def _parsed_by_tyro(name: str, words: Sequence[str]) -> functools.partial[int | 
 
     # tyro calls this wrapper, not the function, since it reports errors as those of the options.
     @functools.wraps(function)
-    def call(*arguments: object, **options: object) -> functools.partial[int | None]:
+    def bind(*arguments: object, **options: object) -> functools.partial[int | None]:
         return functools.partial(function, *arguments, **options)
 
-    with_defaults: Callable[..., functools.partial[int | None]] = call
+    with_defaults: Callable[..., functools.partial[int | None]] = bind
     if name == "finetune":
         from .commands.finetune import with_grid_file
 
-        with_defaults, words = with_grid_file(call, words)
+        with_defaults, words = with_grid_file(bind, words)
     return tyro.cli(with_defaults, prog=f"jachess {name}", args=words)

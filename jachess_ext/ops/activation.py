@@ -28,7 +28,7 @@ Derivatives = tuple[Tensor, Tensor, Tensor]
 
 
 def _gelu(x: Tensor) -> Derivatives:
-    """f = x Φ(x), f' = Φ + x φ, f'' = (2 − x²) φ, with φ, Φ the standard normal's."""
+    """f = x Φ(x), f' = Φ + x φ, f'' = (2 − x²) φ, with the normal density φ and distribution Φ."""
     b = x.clamp(-40, 40)  # beyond, φ is 0 in float64 and x² must not overflow
     pdf = torch.exp(-b * b / 2) / math.sqrt(2 * math.pi)
     cdf = torch.special.erfc(-b / math.sqrt(2)) / 2
@@ -53,7 +53,7 @@ def _gelu_tanh(x: Tensor) -> Derivatives:
 
 
 def _relu(x: Tensor) -> Derivatives:
-    """f = max(x, 0), f'(0) = 0 as in torch, f'' = 0 but for the kink."""
+    """f = max(x, 0), f'(0) = 0 as in torch, and f'' = 0, also at the kink."""
     return torch.relu(x), (x > 0).to(x.dtype), torch.zeros_like(x)
 
 

@@ -94,7 +94,7 @@ def _apply_dropout(a: Arguments, x: Tensor) -> Tensor:
 
 
 def _score_tangent(a: Arguments, p: Tensor, direction: Direction) -> Tensor:
-    """Return the scores' tangent along a direction, minus its weighted mean Σ p ds."""
+    """Return ds, the scores' tangent along a direction, minus its weighted mean Σ p ds."""
     dq, dk, _, dmask = direction
     ds = torch.zeros_like(p)
     if dq is not None:
@@ -131,8 +131,10 @@ def tangent(a: Arguments, *direction: Tensor | None) -> tuple[Tensor]:
 def second(
     a: Arguments, gy: Tensor | None, g: Tensor, *direction: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of <gy, y> + <g, J d> with respect to query, key, value and scores; J d;
-    and the gradients with respect to the four tangents in d, which are attention's gradients for g.
+    """Return the gradients of <gy, y> + <g, J d>, and J d, the tangent along a direction d.
+
+    The results are: the gradients with respect to query, key, value and scores; J d; and the
+    gradients with respect to the four tangents in d, which are attention's gradients for g.
     """
     p = _weights(a)
     ds = _score_tangent(a, p, direction)
@@ -190,9 +192,9 @@ RESULTS: dict[Formula, str] = {**{backward: "qkvm", tangent: "y", second: "qkvmy
 
 
 def at_once(formula: Formula, a: Arguments, *rest: Tensor | None) -> list[Tensor | None]:
-    """Compute a formula for all queries; return its results in the shapes of its letters.
+    """Compute a formula for all queries; return its results in the shapes that `RESULTS` gives.
 
-    The result is differentiable in any nesting; 16-bit inputs are computed in float32.  The
+    The results are differentiable in any nesting; 16-bit inputs are computed in float32.  The
     gradient of a boolean mask is None.
     """
     tensors = [x if x is None or not x.is_floating_point() else _wide(x) for x in (*a[:4], *rest)]

@@ -50,7 +50,7 @@ class ForwardContext:
         self.constants.extend(outputs)
 
     def ignore(self, *args: object) -> None:
-        """Do nothing: only a backward would use saved tensors, and in-place writes are
+        """Ignore saved tensors, which only a backward uses, and marks of in-place writes, which are
         differentiated."""
 
     save_for_backward = save_for_forward = mark_dirty = set_materialize_grads = ignore

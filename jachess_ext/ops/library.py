@@ -150,8 +150,7 @@ def loaded() -> bool:
 
 
 def constant_when_compiled(function: F) -> F:
-    """Mark a function as one that torch.compile calls without tracing it, and whose result it
-    treats as a constant.
+    """Mark a function for torch.compile to call without tracing, with a result that is a constant.
 
     `torch.compiler.assume_constant_result` does the same, but imports the compiler.
     """
@@ -206,8 +205,11 @@ def transformed() -> bool:
 
 
 def recorded() -> bool:
-    """Return whether export, `make_fx` or `torch.jit.trace` records operators in a graph that is
-    differentiated later; False under torch.compile, which differentiates while it traces."""
+    """Return whether export, `make_fx` or `torch.jit.trace` records operators in a graph, which is
+    differentiated only later.
+
+    False under torch.compile, which differentiates while it traces.
+    """
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting()
     return torch.jit.is_tracing() or get_proxy_mode() is not None
@@ -216,7 +218,7 @@ def recorded() -> bool:
 def capturing() -> bool:
     """Return whether a CUDA graph is being captured, during which the host cannot read results.
 
-    To be called as ``library.capturing()``, so that a test can replace it in one place.
+    Call it as ``library.capturing()``, so that a test can replace it in one place.
     """
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
@@ -230,8 +232,10 @@ def capturing() -> bool:
 
 
 def dispatch_modes() -> "list[TorchDispatchMode]":
-    """Return the active dispatch modes, except those by which torch traces graphs, which are below
-    them on the stack."""
+    """Return the active dispatch modes except torch's own, by which it traces graphs.
+
+    torch's own modes are at the bottom of the stack.
+    """
     modes = torch_private.current_dispatch_modes()
     return [mode for mode in modes if getattr(mode, "_mode_key", None) is None]
 
@@ -272,7 +276,7 @@ def in_passes(run: Callable[..., Y], jets: Sequence[Tensor], q: int, any_number:
 
 
 def _passes(run: Callable[..., Y], jets: Sequence[Tensor], q: int, most: int) -> Y:
-    """Compute `in_passes` by passes of at most ``most`` directions, or, at order 2, by one pass for
+    """Compute `in_passes` by passes of at most ``most`` directions; at order 2, by one pass for
     each pair of directions.
 
     Gradients of streams that several passes share are summed by autograd.
@@ -529,8 +533,8 @@ def register_operator(
     has_statistics: bool = False,
     second_backward: Callable[..., Sequence[Tensor | None] | None] | None = None,
 ) -> None:
-    """`register` an operator whose backward operator has as arguments the gradients of the results,
-    then the operator's own arguments.
+    """Register an operator by `register`; the arguments of its backward operator are the gradients
+    of the results, then the operator's own arguments.
 
     Args:
         reference: the pure-torch reference, with the operator's arguments; it returns no
@@ -634,7 +638,7 @@ def _padded(gradients: Sequence[Tensor | None], length: int) -> Gradients:
 
 
 def alias(tensor: Tensor) -> Tensor:
-    """Return a view that requires a gradient, to be an input of `torch.autograd.grad` that is still
+    """Return a view that requires a gradient, as an input for `torch.autograd.grad`; the view stays
     connected to the tensor's own graph."""
     view = tensor.view_as(tensor)
     return view if view.requires_grad else view.requires_grad_()

@@ -232,8 +232,8 @@ def jet_mean_squares(
     Args:
         x: a stacked jet [S, ..., D].
         q: number of directions, 1 to 4.
-        mask: bool [...], true at the tokens to include; at others result and gradient are zero,
-            even if x is NaN. None: all tokens.
+        mask: bool [...], true at the tokens to include; at the others the results and gradients are
+            zero, even if x is NaN. None: all tokens.
         index: int64 [n], distinct indices of the last dimension; None: all dimensions. Repeated or
             out-of-range indices raise an error on the CPU; on CUDA, where a check would wait for
             the GPU, they give NaN.

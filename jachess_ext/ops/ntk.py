@@ -58,8 +58,7 @@ def _checked(
     other_inputs: Tensor | None,
     other_cotangents: Sequence[Tensor] | None,
 ) -> tuple[Tensor, Sequence[Tensor], Tensor, Sequence[Tensor]]:
-    """Check both sides' operands, and return them; a missing right side is replaced by the left
-    one.
+    """Check and return both sides' operands; the left side replaces a missing right side.
 
     Raises:
         ValueError: shapes do not match; or only one of other_inputs and other_cotangents is given.
@@ -109,8 +108,8 @@ def _sides(
     other_inputs: Tensor | None,
     other_cotangents: Sequence[Tensor] | None,
 ) -> tuple[Tensor, list[Tensor], Tensor, list[Tensor]]:
-    """Return the operands of both sides as `_checked`, in the dtype of sums, and with infinite or
-    NaN inputs at unused positions set to 0."""
+    """Return the operands of both sides, checked by `_checked` and converted to the dtype of sums,
+    with infinite and NaN inputs at unused positions set to 0."""
     a, deltas, b, right_deltas = _checked(inputs, cotangents, other_inputs, other_cotangents)
     left = _widened(a, deltas)
     return *left, *(left if other_inputs is None else _widened(b, right_deltas))
@@ -249,8 +248,8 @@ def _tiles(
 
 
 def _side_by_side(cotangents: Sequence[Tensor]) -> Tensor:
-    """Return the layers' cotangents concatenated, [C, N, T, Σ e_l]: inner products of these are the
-    sums of the layers' inner products."""
+    """Return the layers' cotangents concatenated, [C, N, T, Σ e_l]; inner products of the
+    concatenation are the sums of the layers' inner products."""
     return torch.cat(list(cotangents), -1) if len(cotangents) > 1 else cotangents[0]
 
 
@@ -370,7 +369,7 @@ def _rows(a: Tensor, delta: Tensor, memory: Tensor) -> Tensor:
 
 
 def _add_upper_triangle(kernel: Tensor, block: Tensor) -> None:
-    """Add the upper triangle of block blockᵀ to the kernel, strip by strip."""
+    """Add the upper triangle of the matrix product block · blockᵀ to the kernel, strip by strip."""
     for start in range(0, kernel.shape[0], _STRIP):
         strip = block[start : start + _STRIP]
         kernel[start : start + _STRIP, start:] += rows_times(strip, block[start:], len(strip))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from .._io import require
-from .._text import number, share
+from .._text import number_text, percent
 from .advice import TOLERANCE, expected_regret, survivor_count
 from .constants import CONSTANTS
 from .history import History, Tables
@@ -221,22 +221,22 @@ class Selection:
         order, ranks = self._order, range(1, 1 + len(self.names))
         columns = [["", *map(str, ranks)], ["model", *self.ranking]]
         if self.has_intervals:
-            columns.append(["P(best)", *map(share, self.best_probabilities[order])])
+            columns.append(["P(best)", *map(percent, self.best_probabilities[order])])
         if self.forecast.predicted is not None:
             predicted = self.table.to_metric(self.predicted_losses[order])
-            columns.append([self.table.label, *map(number, predicted)])
+            columns.append([self.table.label, *map(number_text, predicted)])
         else:
-            columns.append(["score", *map(number, self.scores[order])])
+            columns.append(["score", *map(number_text, self.scores[order])])
         if self.has_intervals:
             interval_rows = zip(*(end[order] for end in self._metric_interval()), strict=True)
-            intervals = [" … ".join(map(number, pair)) for pair in interval_rows]
+            intervals = [" … ".join(map(number_text, pair)) for pair in interval_rows]
             columns.append(["90 % interval", *intervals])
         if self.measured is not None:
             measured = self.table.to_metric(self.measured[order])
-            columns.append(["measured", *map(number, measured)])
+            columns.append(["measured", *map(number_text, measured)])
         shares = self._divide_by_total(self.costs)
         if np.isfinite(shares).any():
-            columns.append(["of all in full", *map(share, shares[order])])
+            columns.append(["of all in full", *map(percent, shares[order])])
         return list(map(list, zip(*columns, strict=True)))
 
     @property
@@ -263,14 +263,14 @@ class Selection:
             return f"{text}: train longer, at a higher learning rate, or on more rows."
         regret, regret_of_list = self.expected_regret[[0, length - 1]]
         difference = partial(difference_text, self.table.metric)
-        text = f"{names[0]} is the best with probability {share(self.best_probabilities.max())}, "
+        text = f"{names[0]} is the best with probability {percent(self.best_probabilities.max())}, "
         text += f"and is expected within {difference(regret)} of the best"
         if self.is_decided:
             return f"{text}: no further run is needed."
         if length == count > 1:
             text = f"Not decided yet: any of the {count} may be the best"
         elif length > 1:
-            cost = f" costs {share(self.price)} of all {count}"
+            cost = f" costs {percent(self.price)} of all {count}"
             cost = " would tell" if math.isnan(self.price) else cost
             text = f"The best of {names_text(shortlist, count)} is expected within "
             text += f"{difference(regret_of_list)} of the best; training these {length} in "
@@ -281,7 +281,7 @@ class Selection:
         if size > self.target / 2:
             return f"{text}."
         price = self._price(len(chosen)) * size / self.target
-        cost = "" if math.isnan(price) else f" ({share(price)} of training all in full)"
+        cost = "" if math.isnan(price) else f" ({percent(price)} of training all in full)"
         num_out = count - len(chosen)
         dropped = f"; the other {num_out} {'is' if num_out == 1 else 'are'} out" if num_out else ""
         text += f". Next, run {names_text(chosen, count)} on {count_text(size)}{cost}{dropped}."

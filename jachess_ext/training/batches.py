@@ -228,8 +228,8 @@ def drop_padding_targets(model: nn.Module, batch: dict[str, Tensor]) -> dict[str
     targets = labels.masked_fill(after_padding.to(labels.device), NO_LABEL)
     # No loss uses the first column, but the Trainer counts its label: put the first real token's
     # label there, as with right padding.
-    first = mask.bool().long().argmax(1, keepdim=True).to(labels.device)
-    targets[:, :1] = labels.gather(1, first)
+    first_token = mask.bool().long().argmax(1, keepdim=True).to(labels.device)
+    targets[:, :1] = labels.gather(1, first_token)
     return {**batch, "labels": targets}
 
 

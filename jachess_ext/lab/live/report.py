@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..._text import scientific, share
+from ..._text import percent, scientific_text
 from ...scaling.selection import Selection
 from ..workbench.page import Picture, Section, Table, nonempty, panels, write_html
 
@@ -54,7 +54,7 @@ def write_selection(
     elif not selection.has_signal:
         answer = f"No model is known to be better than another {task}."
     elif selection.has_intervals:
-        chance = share(float(selection.best_probabilities.max()))
+        chance = percent(float(selection.best_probabilities.max()))
         answer = f"{best} is most likely the best {task} ({chance}, by the method "
         answer += f"{selection.method}); this is not decided."
     curves = Picture(
@@ -63,7 +63,7 @@ def write_selection(
         partial(_curves, selection),
     )
     figures = [curves] if selection.forecast.predicted is not None else []
-    cost_rows = [[n, scientific(c), f"{100 * c / costs[-1][1]:.3g} %"] for n, c in costs]
+    cost_rows = [[n, scientific_text(c), f"{100 * c / costs[-1][1]:.3g} %"] for n, c in costs]
     cost = Table("", ["", "FLOPs", "of training all in full"], cost_rows)
     if not in_flops:
         cost = Table("", ["", "of training all in full"], [[r[0], r[2]] for r in cost_rows])
