@@ -216,8 +216,8 @@ def parse_json(text: str, source: str, *, lenient: bool = False) -> Any:
 
 def _refuse_repeated_names(pairs: list[tuple[str, object]]) -> dict[str, object]:
     names = [name for name, _ in pairs]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"the name {shown(twice[0])} stands twice in one object")
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"the name {shown(repeated[0])} stands twice in one object")
     return dict(pairs)
 
 

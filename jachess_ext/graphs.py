@@ -235,12 +235,12 @@ class _Graphed(Generic[R]):
 
     def _check_host_state(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         """Raise ValueError if an optimizer's step changed a number on the host."""
-        after = _host_state(optimizer)
+        new_state = _host_state(optimizer)
         for path, before in self._host_state.items():
-            if after.get(path, before) != before:
-                place = torch_private.pytree.keystr(path[1:])
+            if new_state.get(path, before) != before:
+                leaf = torch_private.pytree.keystr(path[1:])
                 raise ValueError(
-                    f"{type(optimizer).__name__} changes its {place} on the host, which no replay "
+                    f"{type(optimizer).__name__} changes its {leaf} on the host, which no replay "
                     "does: take an optimizer with capturable=True, such as torch.optim.AdamW, or "
                     "leave its step outside (parameters=)"
                 )
@@ -248,13 +248,13 @@ class _Graphed(Generic[R]):
     @contextmanager
     def _observe_optimizers(self) -> Iterator[None]:
         """Record and check the steps of all optimizers within the context."""
-        before = register_optimizer_step_pre_hook(self._record_optimizer)
-        after = register_optimizer_step_post_hook(self._check_host_state)
+        pre_hook = register_optimizer_step_pre_hook(self._record_optimizer)
+        post_hook = register_optimizer_step_post_hook(self._check_host_state)
         try:
             yield
         finally:
-            before.remove()
-            after.remove()
+            pre_hook.remove()
+            post_hook.remove()
 
     def _run(self, args: Sequence[object], kwargs: dict[str, object]) -> list[Tensor]:
         """Run the step; return the tensors of its result, detached."""
@@ -305,21 +305,21 @@ class _Graphed(Generic[R]):
             )
         for static, (path, leaf) in zip(self._static, flat, strict=True):
             expected, actual = _kind(static), _kind(leaf)
-            place = torch_private.pytree.keystr(path[1:])
+            path_text = torch_private.pytree.keystr(path[1:])
             if expected == actual and not _is_same(static, leaf):
                 raise ValueError(
-                    f"the step's argument {place} has other values than when it was captured, "
+                    f"the step's argument {path_text} has other values than when it was captured, "
                     "which a graph does not see on the host: pass a tensor on the GPU"
                 )
             if expected != actual:
                 raise ValueError(
-                    f"the step's argument {place} is {actual}, but was {expected} when it was "
+                    f"the step's argument {path_text} is {actual}, but was {expected} when it was "
                     "captured: pad batches to one length, and drop a smaller last one "
                     "(drop_last=True)"
                 )
         for optimizer, groups in zip(self._optimizers, self._numbers, strict=True):
-            for before, group in zip(groups, optimizer.param_groups, strict=True):
-                for name, number in before.items():
+            for captured_group, group in zip(groups, optimizer.param_groups, strict=True):
+                for name, number in captured_group.items():
                     if group[name] != number:
                         raise ValueError(
                             f"{name} of {type(optimizer).__name__} is {group[name]}, but was "
@@ -355,7 +355,7 @@ def _modules_with(parameters: Sequence[Tensor]) -> list[nn.Module]:
     ids = {*map(id, parameters)}
     modules = [value for value in gc.get_objects() if isinstance(value, nn.Module)]
     holders = [module for module in modules if ids & {*map(id, module.parameters())}]
-    return [*dict.fromkeys(part for module in holders for part in module.modules())]
+    return [*dict.fromkeys(submodule for module in holders for submodule in module.modules())]
 
 
 # Types of constants with a unique `repr`.

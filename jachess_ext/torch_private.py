@@ -166,15 +166,15 @@ def find(path: str) -> Any:
     module = "torch"
     if path.startswith("torch.nn.functional."):
         return getattr(_original_functional(), path.rpartition(".")[2], None)
-    for part in path.split(".")[1:]:
-        module = f"{module}.{part}"
+    for name in path.split(".")[1:]:
+        module = f"{module}.{name}"
         # An attribute of a package may be a module that has not been imported yet.
-        if not hasattr(value, part):
+        if not hasattr(value, name):
             try:
                 import_module(module)
             except ImportError:
                 return None
-        value = getattr(value, part, None)
+        value = getattr(value, name, None)
     return value
 
 
@@ -199,7 +199,7 @@ TORCH_FLOOR = (2, 10)
 
 def release(version: str) -> tuple[int, int]:
     """Return (major, minor) of a version such as '2.13.0+cpu' or '5.0rc1'."""
-    digits = ["".join(c for c in part if c.isdigit()) for part in version.split(".")[:2]]
+    digits = ["".join(c for c in component if c.isdigit()) for component in version.split(".")[:2]]
     return int(digits[0] or 0), int(digits[1] or 0) if len(digits) > 1 else 0
 
 

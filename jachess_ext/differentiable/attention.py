@@ -75,8 +75,8 @@ def attend(
     # Drawn here, within vmap, whose `randomness` determines whether its entries share the seed.
     seed = fresh_seed_on(query.device) if dropout_p else None
     y = Attention.apply(query, key, value, mask, seed, call)
-    lead = inputs[0].shape[:-1] if query.ndim == 4 and inputs[0].ndim < 4 else y.shape[:-1]
-    return y.reshape(*lead, y.shape[-1])
+    lead_shape = inputs[0].shape[:-1] if query.ndim == 4 and inputs[0].ndim < 4 else y.shape[:-1]
+    return y.reshape(*lead_shape, y.shape[-1])
 
 
 def _cast(query: Tensor, *others: Tensor | None) -> list[Any]:
@@ -96,9 +96,9 @@ def _match_shapes(
     dimensions; key and value have the same number of heads, which divides that of the query."""
     inputs = [x[(None,) * (4 - x.ndim)] for x in (query, key, value)]
     sizes = [x.shape[: -3 if enable_gqa else -2] for x in inputs]
-    lead = torch.broadcast_shapes(*sizes)
+    lead_shape = torch.broadcast_shapes(*sizes)
     inputs = [
-        x if size == lead else x.expand(*lead, *x.shape[len(size) - x.ndim :])
+        x if size == lead_shape else x.expand(*lead_shape, *x.shape[len(size) - x.ndim :])
         for x, size in zip(inputs, sizes, strict=True)
     ]
     num_heads = inputs[0].shape[-3]
@@ -175,8 +175,8 @@ class _Operator(Function):
 
     @classmethod
     def forward(cls, query: Tensor, *inputs: Any) -> Any:
-        off = torch.autocast(query.device.type, enabled=False)
-        with torch_private.disable_torch_function(), off, torch.no_grad():
+        no_autocast = torch.autocast(query.device.type, enabled=False)
+        with torch_private.disable_torch_function(), no_autocast, torch.no_grad():
             # Without a view in it: to a view a dual level gives no tangent.
             return _map(lambda x: x.data, cls.compute(query, *inputs))
 
@@ -351,10 +351,10 @@ class Tangent(_Operator):
         tensors, direction = tensors[:5], tensors[5:]
         if direction[3] is not None:
             return _by_formula(products.tangent, tensors, call, *direction)[0]
-        lead = tensors[0].shape[:-4]
+        lead_shape = tensors[0].shape[:-4]
         shape = (*tensors[0].shape[:-1], tensors[2].shape[-1])
-        if lead.numel() > 1 and not call.dropout_p and all(map(_is_expanded, tensors[:4])):
-            tensors = [x if x is None else x[(0,) * len(lead)] for x in tensors[:4]] + [None]
+        if lead_shape.numel() > 1 and not call.dropout_p and all(map(_is_expanded, tensors[:4])):
+            tensors = [x if x is None else x[(0,) * len(lead_shape)] for x in tensors[:4]] + [None]
             directions = [None if d is None else d.flatten(0, -5) for d in direction[:3]]
         else:
             tensors = [*_flat(*tensors[:3]), _flat_mask(tensors), tensors[4]]

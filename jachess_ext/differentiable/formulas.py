@@ -171,13 +171,13 @@ class _Twice(torch.autograd.Function):
     ) -> Results:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(MARKER, *tensors)
-        inner = None
+        inner_graph = None
         # Hooks may offload saved tensors, or recompute them: they apply to the outer graph only,
         # and the backward builds the inner graph again.
         if torch_private.autograd._top_saved_tensors_default_hooks(False) is None:
-            inner = _graph(call, function, tensors)
-        ctx.constants = inner, call, function, compute
-        results = call(function, *tensors) if inner is None else inner[1]
+            inner_graph = _graph(call, function, tensors)
+        ctx.constants = inner_graph, call, function, compute
+        results = call(function, *tensors) if inner_graph is None else inner_graph[1]
         if isinstance(results, Tensor):
             return results.detach()
         return tuple(result.detach() for result in results)

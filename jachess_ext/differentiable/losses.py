@@ -41,8 +41,8 @@ def _rows(x: Tensor) -> Tensor:
 @formula(_nn("hardsigmoid"), refuses="second, mixed")
 def hardsigmoid(input: Tensor) -> Tensor:
     """Compute x / 6 + 1 / 2 between −3 and 3, and 0 or 1 beyond."""
-    inside = (input > -3) & (input < 3)
-    return torch.where(inside, input / 6 + 0.5, (input >= 3).to(input.dtype) + 0 * input.detach())
+    in_range = (input > -3) & (input < 3)
+    return torch.where(in_range, input / 6 + 0.5, (input >= 3).to(input.dtype) + 0 * input.detach())
 
 
 in_place(_nn("hardsigmoid_"), _nn("hardsigmoid"))
@@ -96,11 +96,11 @@ def multi_margin_loss(
 def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = 0) -> Tensor:
     """Compute the margins of all pairs of a label and another class."""
     scores, classes = _rows(_widen(input)), _rows(target)
-    valid = (classes >= 0).cummin(1).values  # the labels end at the first −1
-    classes = torch.where(valid, classes, 0)
-    hits = torch.zeros_like(classes).scatter_add(1, classes, valid.long())
+    is_label = (classes >= 0).cummin(1).values  # the labels end at the first −1
+    classes = torch.where(is_label, classes, 0)
+    hits = torch.zeros_like(classes).scatter_add(1, classes, is_label.long())
     gap = 1 - scores.gather(1, classes).unsqueeze(2) + scores.unsqueeze(1)
-    counted = (gap > 0) & valid.unsqueeze(2) & (hits == 0).unsqueeze(1)
+    counted = (gap > 0) & is_label.unsqueeze(2) & (hits == 0).unsqueeze(1)
     losses = torch.where(counted, gap, 0 * gap).sum((1, 2)) / scores.shape[1]
     return _reduce(losses.reshape(input.shape[:-1]), reduction)
 
@@ -143,9 +143,9 @@ def ctc_loss(
     paths = torch.where(position < 2, scores[0], low)
     for t in range(1, steps):
         skipped = torch.where(may_skip, F.pad(paths, (2, 0), value=low)[:, :-2], low)
-        before = torch.stack([paths, F.pad(paths, (1, 0), value=low)[:, :-1], skipped])
+        previous = torch.stack([paths, F.pad(paths, (1, 0), value=low)[:, :-1], skipped])
         is_running = (t < input_sizes).unsqueeze(1)
-        paths = torch.where(is_running, before.logsumexp(0) + scores[t], paths)
+        paths = torch.where(is_running, previous.logsumexp(0) + scores[t], paths)
     end = 2 * target_sizes.unsqueeze(1)
     is_last = (position == end) | (position == end - 1)
     losses = -torch.where(is_last, paths, low).logsumexp(1)

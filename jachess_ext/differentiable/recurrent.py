@@ -22,12 +22,12 @@ _FLAGS = RLock()
 @contextmanager
 def _without_libraries() -> Iterator[None]:
     with _FLAGS:
-        before = mkldnn.enabled, cudnn.enabled
+        were_enabled = mkldnn.enabled, cudnn.enabled
         mkldnn.enabled = cudnn.enabled = False  # type: ignore[assignment]
         try:
             yield
         finally:
-            mkldnn.enabled, cudnn.enabled = before
+            mkldnn.enabled, cudnn.enabled = were_enabled
 
 
 def _recurrent(name: str) -> None:

@@ -131,8 +131,8 @@ def segment_reduce(
     else:
         starts = lengths.cumsum(-1) - lengths
     x = data.flatten(0, axis)  # the rows of all batches, one behind another
-    firsts = torch.arange(lengths[..., 0].numel(), device=data.device) * data.shape[axis]
-    starts = (starts.reshape(len(firsts), -1) + firsts.unsqueeze(1)).flatten()
+    first_rows = torch.arange(lengths[..., 0].numel(), device=data.device) * data.shape[axis]
+    starts = (starts.reshape(len(first_rows), -1) + first_rows.unsqueeze(1)).flatten()
     rows, valid = ragged_table(starts, lengths.flatten())
     table = _rows(x, rows)
     if initial is not None:
@@ -177,5 +177,5 @@ def embedding_bag(
     out = _combine(x, valid, ("sum", "mean", "max")[mode])
     empty = ~valid.any(1, keepdim=True)
     out = torch.where(empty, 0, out).to(weight.dtype)
-    none = indices.new_zeros(0)
-    return out, none, none, none
+    no_indices = indices.new_zeros(0)
+    return out, no_indices, no_indices, no_indices

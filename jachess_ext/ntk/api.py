@@ -272,31 +272,31 @@ class Job:
     ) -> None:
         if method not in get_args(Method):
             raise ValueError(f"method is {method!r}; expected one of {str(get_args(Method))[1:-1]}")
-        inner = unwrapped(model)
-        check_model(inner)
+        inner_model = unwrapped(model)
+        check_model(inner_model)
         self._is_symmetric = other is None
         sides = [Samples.of(batch)]
         if other is not None:
             sides.append(Samples.of(other, "other"))
-        self._outputs = OutputMap(inner, outputs, seed)
+        self._outputs = OutputMap(inner_model, outputs, seed)
         for side in sides:
             self._outputs.check(side)
-        chosen = choose_parameters(inner, parameters)
+        chosen = choose_parameters(inner_model, parameters)
         self._device = next(iter(chosen.values())).device
-        self._coverage = Coverage(inner, chosen)
+        self._coverage = Coverage(inner_model, chosen)
         if method == "per_sample":
             self._coverage.fallback.update(dict.fromkeys(chosen, _REQUESTED))
         dtypes = {parameter.dtype.to_real() for parameter in chosen.values()}
         self._dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
         with FORCE_EAGER:
-            with evaluation_mode(inner):
+            with evaluation_mode(inner_model):
                 self._outputs = self._outputs.with_narrow_head(sides)
             probes = [probe(self._coverage, self._outputs, side) for side in sides]
         self._left, self._right = probes[0], probes[-1]
         self._warn_of_fallback()
         workspace = self._plan_blocks(memory_budget)
-        wide = torch.float64 if self._dtype == torch.float64 else torch.float32
-        self._settings = Settings(_FORMS.get(method, "auto"), workspace, wide)
+        wide_dtype = torch.float64 if self._dtype == torch.float64 else torch.float32
+        self._settings = Settings(_FORMS.get(method, "auto"), workspace, wide_dtype)
 
     def run(self, progress: bool | None) -> Tensor | None:
         """Compute Θ, [N, C, M, C]; None on all but the first rank."""
@@ -446,10 +446,10 @@ def _count_scalars(parameter: nn.Parameter) -> int:
 
 def _add(theta: Tensor, kernel: Tensor, rows: list[int], columns: list[int], mirror: bool) -> None:
     """Add a block to Θ [C, N, C, M], and its transpose across the diagonal if ``mirror``."""
-    down, across = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
-    theta[:, down, :, across] += kernel
+    row_slice, column_slice = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+    theta[:, row_slice, :, column_slice] += kernel
     if mirror:
-        theta[:, across, :, down] += kernel.permute(2, 3, 0, 1)
+        theta[:, column_slice, :, row_slice] += kernel.permute(2, 3, 0, 1)
 
 
 def free_memory(device: torch.device) -> int:

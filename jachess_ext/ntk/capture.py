@@ -257,12 +257,12 @@ def contributions(
     sums: dict[str, list[Contribution]] = {}
     shapes = coverage.shapes
     for call, cotangents in zip(calls, cotangents_by_call, strict=True):
-        some = next((c for c in cotangents if c is not None), None)
-        if some is None:
+        like = next((c for c in cotangents if c is not None), None)
+        if like is None:
             continue
-        stacked = some[None]
+        stacked = like[None]
         if len(cotangents) > 1:
-            stacked = torch.stack([torch.zeros_like(some) if c is None else c for c in cotangents])
+            stacked = torch.stack([torch.zeros_like(like) if c is None else c for c in cotangents])
         cotangents.clear()
         if call.kind == "chain":
             call, stacked = chain_start(call, stacked)
@@ -273,8 +273,8 @@ def contributions(
         except RuntimeError:
             if call.kind != "local":
                 raise
-            why = f"{type(call.options['module']).__name__} does not run under torch.func.vmap"
-            coverage.fallback.update(dict.fromkeys(call.roles.values(), why))
+            reason = f"{type(call.options['module']).__name__} does not run under torch.func.vmap"
+            coverage.fallback.update(dict.fromkeys(call.roles.values(), reason))
             continue
         for name, term in terms.items():
             sums.setdefault(name, []).append(term)

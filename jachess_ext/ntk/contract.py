@@ -281,14 +281,14 @@ def count_cost(size: Size) -> Cost:
     pairs = size.samples * size.other_samples * size.outputs**2
     features = size.inputs + size.outputs**2 * size.cotangents
     weights = size.inputs * size.cotangents
-    half = 0.5 if size.is_symmetric else 1.0
+    pair_factor = 0.5 if size.is_symmetric else 1.0
     sides = rows if size.is_symmetric else rows + columns
     vectors = size.samples if size.is_symmetric else size.samples + size.other_samples
     packed = sum(1 / side for side in _TILE)
     return Cost(
-        gram_flops=half * 2 * rows * columns * features,
-        gram_bytes=half * rows * columns * packed * features * size.bytes_per_number,
-        materialise_flops=2 * sides * size.outputs * weights + 2 * pairs * weights * half,
+        gram_flops=pair_factor * 2 * rows * columns * features,
+        gram_bytes=pair_factor * rows * columns * packed * features * size.bytes_per_number,
+        materialise_flops=2 * sides * size.outputs * weights + 2 * pairs * weights * pair_factor,
         materialise_bytes=2 * vectors * size.outputs * weights * size.bytes_per_number,
     )
 

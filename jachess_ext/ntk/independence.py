@@ -60,8 +60,8 @@ def spaced_subset(count: int) -> list[int]:
 
     They are always fewer than ``count``.
     """
-    few = min(_ROWS_APART, count - 1)
-    return sorted({round(n * (count - 1) / max(few - 1, 1)) for n in range(few)}, reverse=True)
+    size = min(_ROWS_APART, count - 1)
+    return sorted({round(n * (count - 1) / max(size - 1, 1)) for n in range(size)}, reverse=True)
 
 
 def compare_batch_compositions(
@@ -195,12 +195,12 @@ class Separation:
             if cotangent is None or not cotangent.numel():
                 continue
             rows = as_real(cotangent).reshape(len(factors), -1)
-            wide = rows.dtype if rows.dtype == torch.float64 else torch.float32
+            dtype = rows.dtype if rows.dtype == torch.float64 else torch.float32
             if call_index not in self._vectors:
                 vector = torch.randn(rows.shape[1], generator=self._generator, device="cpu")
                 self._vectors[call_index] = vector.to(rows)
-            product = (rows @ self._vectors[call_index]).to(wide) * factors.to(wide)
-            norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide) * factors.to(wide).abs()
+            product = (rows @ self._vectors[call_index]).to(dtype) * factors.to(dtype)
+            norms = torch.linalg.vector_norm(rows, dim=1, dtype=dtype) * factors.to(dtype).abs()
             self._sums[call_index] = self._sums.get(call_index, 0.0) + product
             self._sizes[call_index] = max(self._sizes.get(call_index, 0.0), float(norms.max()))
 
@@ -208,9 +208,9 @@ class Separation:
         """Return the indices of samples whose weighted sum exceeds round-off: other samples may
         contribute to their cotangents."""
         dtype, samples = self.weights.dtype, set()
-        least = round_off(dtype) * max(self._sizes.values(), default=0.0)
+        least_sum = round_off(dtype) * max(self._sizes.values(), default=0.0)
         for call, sum_of_passes in self._sums.items():
-            limit = max(tolerance(dtype) * self._sizes[call], least)
+            limit = max(tolerance(dtype) * self._sizes[call], least_sum)
             if float(sum_of_passes.abs().max()) > limit:  # NaN is refused elsewhere
                 samples.add(int(sum_of_passes.abs().argmax()))
         return samples

@@ -100,13 +100,13 @@ class Recorder(TorchFunctionMode):
         self.unbatched: dict[str, str] = {}
 
     def __enter__(self) -> Recorder:
-        keep = self._hooks.callback
+        on_exit = self._hooks.callback
         for module, roles in self._local.items():
             hook = partial(self._record_module, roles)
-            keep(module.register_forward_hook(hook, with_kwargs=True).remove)
+            on_exit(module.register_forward_hook(hook, with_kwargs=True).remove)
         for module in self._owners if self._should_learn else ():
-            keep(module.register_forward_pre_hook(lambda m, _: self._running.append(m)).remove)
-            keep(module.register_forward_hook(self._pop_module).remove)
+            on_exit(module.register_forward_pre_hook(lambda m, _: self._running.append(m)).remove)
+            on_exit(module.register_forward_hook(self._pop_module).remove)
         super().__enter__()
         return self
 

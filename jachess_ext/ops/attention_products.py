@@ -238,8 +238,8 @@ def in_pieces(formula: Formula, a: Arguments, *rest: Tensor | None) -> list[Tens
             None if x is None else _piece(x, kind, *piece)
             for x, kind in zip((*a[:4], *rest), "qkvm" + _ARGUMENTS[formula], strict=True)
         ]
-        wide = [x if x is None or not x.is_floating_point() else _wide(x) for x in tensors]
-        outputs = at_once(formula, Arguments(*wide[:4], a.scale), *wide[4:])  # type: ignore[arg-type, call-arg]
+        wide_tensors = [x if x is None or not x.is_floating_point() else _wide(x) for x in tensors]
+        outputs = at_once(formula, Arguments(*wide_tensors[:4], a.scale), *wide_tensors[4:])  # type: ignore[arg-type, call-arg]
         for result, x, kind in zip(results, outputs, kinds, strict=True):
             if result is not None and x is not None:
                 _piece(result, kind, *piece).add_(x)

@@ -291,10 +291,10 @@ def no_signal_probability(y: Array, sizes: Array) -> float:
     if (z**2).mean() < _ROUNDING**2:
         return 1.0
     v = (u - u[-1]) / (u[-1] - u[0])
-    begun = np.tri(m)[:, : m - 1].T  # [m − 1, m]: from which size on differences last
+    onsets = np.tri(m)[:, : m - 1].T  # [m − 1, m]: from which size on differences last
     lasting = [
         scale**2 * np.outer(on, on) * (1 + slope * np.outer(v, v))
-        for on in begun
+        for on in onsets
         for scale in (0.5, 1, 2, 4, 8, 16)
         for slope in (0, 1, 4)
     ]
@@ -333,16 +333,16 @@ def forecasts(sizes: Array, losses: Array, targets: Sequence[float]) -> list[Ble
     y, later = replace_spikes(np.log(losses), sizes), np.array(targets)
     order = np.argsort(y[:, -1], kind="stable")  # a sample does not depend on the table's order
     sample = order[np.linspace(0, len(y) - 1, min(len(y), _MOST_MODELS)).round().astype(int)]
-    tests, start = Backtests.run(y[sample], sizes), Start.fit(y, sizes, later)
+    backtests, start = Backtests.run(y[sample], sizes), Start.fit(y, sizes, later)
     no_signal = np.full(len(y), no_signal_probability(y, sizes))
-    shapes = posterior_means(y, sizes, later) if tests.shape_weight else [0.0] * len(later)
+    shapes = posterior_means(y, sizes, later) if backtests.shape_weight else [0.0] * len(later)
     results = []
     for target, shape, process in zip(later, shapes, start.deviations, strict=True):
         doublings = np.log2(target / sizes[-1])
-        slope = start.level + start.slope * fading_doublings(doublings, tests.fade)
-        extrapolation = slope + tests.shape_weight * (shape - slope)
+        slope = start.level + start.slope * fading_doublings(doublings, backtests.fade)
+        extrapolation = slope + backtests.shape_weight * (shape - slope)
         location = draw(extrapolation, y[:, -1])
-        idiosyncratic, common = tests.deviations(doublings, process)
+        idiosyncratic, common = backtests.deviations(doublings, process)
         # Forecasts by which the models fall differently, and so may change places, are less sure.
         idiosyncratic = np.hypot(idiosyncratic, CONSTANTS.fall * np.std(y[:, -1] - location))
         scales = np.full((2, len(y)), [[np.hypot(idiosyncratic, common)], [idiosyncratic]])

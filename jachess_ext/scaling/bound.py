@@ -196,21 +196,22 @@ def _changes(
 ) -> tuple[dict[str, dict[str, Tensor]], tuple[str, ...]]:
     """Return the changes of the parameters by fine-tuning, and the names of new parameters.
 
-    The changes are a dict, layer -> (parameter -> fine-tuned − pretrained value)."""
-    before = pretrained.state_dict() if isinstance(pretrained, nn.Module) else pretrained
+    The changes are a dict, layer -> (parameter -> fine-tuned − pretrained value).
+    """
+    origin = pretrained.state_dict() if isinstance(pretrained, nn.Module) else pretrained
     trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
     changes: dict[str, dict[str, Tensor]] = {}
-    for name in filter(before.__contains__, trained):
-        if before[name].shape != trained[name].shape:
+    for name in filter(origin.__contains__, trained):
+        if origin[name].shape != trained[name].shape:
             raise ValueError(
                 f"{name} is {list(trained[name].shape)} in the model and "
-                f"{list(before[name].shape)} in the pretrained one; expected the same architecture"
+                f"{list(origin[name].shape)} in the pretrained one; expected the same architecture"
             )
-        change = trained[name] - before[name].detach().to(trained[name])
+        change = trained[name] - origin[name].detach().to(trained[name])
         changes.setdefault(layer_name(name), {})[name] = change
     if not changes:
         raise ValueError("no trainable parameter of the model has a pretrained value")
-    return changes, tuple(name for name in trained if name not in before)
+    return changes, tuple(name for name in trained if name not in origin)
 
 
 class _Loss(nn.Module):

@@ -66,8 +66,8 @@ def measure_drift(sizes: Array, losses: Array, counted: Mask, errors: Mapping[in
             slope at its end replaces the slope error.
     """
     x = np.broadcast_to(log_sizes(sizes), counted.shape)
-    recent = counted & (counted[:, ::-1].cumsum(-1)[:, ::-1] <= _RECENT)
-    (_, slope, _, _), _ = line_through(x, np.log(losses), recent, recent.sum(-1))
+    is_recent = counted & (counted[:, ::-1].cumsum(-1)[:, ::-1] <= _RECENT)
+    (_, slope, _, _), _ = line_through(x, np.log(losses), is_recent, is_recent.sum(-1))
     counted_x = np.where(counted, x, np.nan)
     squared_slope_errors = np.full((len(x), len(errors)), np.nan)
     for column, (k, error) in enumerate(errors.items()):

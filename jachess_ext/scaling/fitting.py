@@ -476,8 +476,8 @@ def _fitted_law(
     # multiplied by the ratio of both variances under Gaussian noise.
     deviation = _robust_deviation(residuals, weights, int(free.sum()))
     limit = np.maximum(delta, _EFFICIENT * deviation)[:, None]
-    inside = np.maximum((weights * (np.abs(residuals) <= limit)).sum(-1) / weights.sum(-1), 0.5)
-    variance = (weights * np.clip(residuals, -limit, limit) ** 2).sum(-1) / remaining / inside**2
+    inliers = np.maximum((weights * (np.abs(residuals) <= limit)).sum(-1) / weights.sum(-1), 0.5)
+    variance = (weights * np.clip(residuals, -limit, limit) ** 2).sum(-1) / remaining / inliers**2
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = _gaussian_variance(delta / deviation) / _gaussian_variance(limit[:, 0] / deviation)
     variance *= np.where(deviation > 0, ratio, 1.0)

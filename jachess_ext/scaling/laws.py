@@ -217,8 +217,8 @@ def _fit_log_scale(u: Array, sizes: Array, log_losses: Array, weights: Array) ->
 
     It is the weighted mean of ln(L − E) + ln(D_l + D^β) over the sizes.
     """
-    raised = np.exp(u[..., 2:3]) * log_sizes(sizes)[:, None, :]
-    power = np.where(sizes[:, None, :] > 0, np.exp(raised), 0.0)
+    size_powers = np.exp(u[..., 2:3]) * log_sizes(sizes)[:, None, :]
+    power = np.where(sizes[:, None, :] > 0, np.exp(size_powers), 0.0)
     excess = np.log(np.exp(log_losses)[:, None, :] - u[..., 3:4])
     return weighted_mean(excess + np.log(np.exp(u[..., 1:2]) + power), weights[:, None, :])
 
@@ -398,8 +398,8 @@ class Power(Law):
         step = np.where(u[:, 2] == 0, step, 0.0)
         shifted = u + np.stack([np.zeros_like(step), step, np.zeros_like(step), -step], -1)
         shifted[:, 0] *= np.exp(step)
-        inside = (shifted[:, 0] >= low[:, 0]) & (shifted[:, 0] <= high[:, 0])
-        return np.where(inside[:, None], shifted, u)
+        is_inside = (shifted[:, 0] >= low[:, 0]) & (shifted[:, 0] <= high[:, 0])
+        return np.where(is_inside[:, None], shifted, u)
 
     def candidates(self, sizes: Array, log_losses: Array, weights: Array) -> Array:
         # α β is the slope of ln L over ln D: the grid combines every α with every slope.

@@ -171,9 +171,9 @@ class LossTable:
 
 def check_sizes(sizes: Array) -> None:
     """Raise ValueError if the sizes are not finite, non-negative and strictly increasing."""
-    usable = np.isfinite(sizes) & (np.diff(sizes, prepend=-1.0) > 0) & (sizes >= 0)
-    if not usable.all():
-        wrong = sizes[~usable][0]
+    is_usable = np.isfinite(sizes) & (np.diff(sizes, prepend=-1.0) > 0) & (sizes >= 0)
+    if not is_usable.all():
+        wrong = sizes[~is_usable][0]
         raise ValueError(f"sizes must increase strictly from 0 up, in numbers; {wrong:g} does not")
 
 
@@ -188,9 +188,9 @@ def check_losses(
         counted: which losses are checked, [n, m]; True for all.
         names: names of the curves for the message; None numbers them.
     """
-    wrong = np.argwhere(counted & ~(np.isfinite(losses) & (losses > 0)))
-    if len(wrong):
-        row, column = wrong[0]
+    wrong_cells = np.argwhere(counted & ~(np.isfinite(losses) & (losses > 0)))
+    if len(wrong_cells):
+        row, column = wrong_cells[0]
         name, loss = f"curve {row}" if names is None else quote(names[row]), losses[row, column]
         text = f"the loss of {name} at size {sizes[column]:g} is {loss:g}"
         raise TableError(f"{text}; expected a positive number{_ZERO if loss == 0 else ''}")

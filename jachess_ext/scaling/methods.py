@@ -238,15 +238,15 @@ def forecast_models(
     Raises:
         ValueError: a model has fewer sizes than the method needs, or a forecast overflows.
     """
-    present, method = np.isfinite(table.losses), settings.method
+    has_loss, method = np.isfinite(table.losses), settings.method
     if reasons := unranked_reasons(table, method):
         raise ValueError(next(iter(reasons.values())))
     # One forecast for each set of sizes: of all models that have these sizes, at these sizes.  It
     # is kept for the models that have no other size.
     group_forecasts, group_rows = [], []
-    for pattern in np.unique(present, axis=0):
-        rows = np.flatnonzero((present == pattern).all(1))
-        group = np.flatnonzero(present[:, pattern].all(1))
+    for pattern in np.unique(has_loss, axis=0):
+        rows = np.flatnonzero((has_loss == pattern).all(1))
+        group = np.flatnonzero(has_loss[:, pattern].all(1))
         subset = table.rows(group)
         common = replace(subset, sizes=table.sizes[pattern], losses=subset.losses[:, pattern])
         is_single_blend = method == "blend" and len(group) == 1
@@ -268,12 +268,12 @@ def forecast_models(
         return forecast
     # The standard error of the last loss (over seeds or test examples) widens the distributions,
     # and so does the unknown size at which a model that still guesses begins to learn.
-    last = np.where(present, table.sizes, 0.0).max(1)
+    last = np.where(has_loss, table.sizes, 0.0).max(1)
     doublings = np.log2(target / last) if last.all() else np.ones(len(last))
-    late = 0.0 if classes is None else _LATE_FALL * math.log(classes) * doublings
+    late_error = 0.0 if classes is None else _LATE_FALL * math.log(classes) * doublings
     at_chance = table.at_chance(classes)
     noise = table.last_noise
-    deviation = np.hypot(np.hypot(forecast.deviation, noise), np.where(at_chance, late, 0.0))
+    deviation = np.hypot(np.hypot(forecast.deviation, noise), np.where(at_chance, late_error, 0.0))
     no_signal = 0.0 if forecast.no_signal is None else float(forecast.no_signal.mean())
     if at_chance.all() or no_signal > 0.5:
         no_signal = 1.0
@@ -283,7 +283,7 @@ def forecast_models(
     components = (Student(location, scale, dof), Student(mean, mean_scale, dof))
     weights = np.array([1 - no_signal, no_signal])
     mixture = Mixture(weights[weights > 0], tuple(compress(components, weights > 0)))
-    predictive = forecast.predictive.with_noise(np.hypot(noise, late))
+    predictive = forecast.predictive.with_noise(np.hypot(noise, late_error))
     no_signals = np.full(len(last), no_signal)
     return replace(forecast, predictive=predictive, mixture=mixture, no_signal=no_signals)
 
@@ -302,18 +302,18 @@ def _blend_ahead(table: LossTable, row: int, target: float) -> Forecast | None:
     Returns:
         The forecast of that model; None if it shares fewer than `FEWEST_SIZES` sizes.
     """
-    present = np.isfinite(table.losses) & (table.sizes > 0)
-    columns = np.flatnonzero(present[row])
+    has_loss = np.isfinite(table.losses) & (table.sizes > 0)
+    columns = np.flatnonzero(has_loss[row])
     for count in range(len(columns) - 1, FEWEST_SIZES - 1, -1):
-        common = columns[:count]
-        group = np.flatnonzero(present[:, common].all(1))
+        common_cols = columns[:count]
+        group = np.flatnonzero(has_loss[:, common_cols].all(1))
         if len(group) > 1:
             break
     else:
         return None
     last = table.sizes[columns[-1]], table.losses[row, columns[-1]]
-    losses, group_row = table.losses[np.ix_(group, common)], int(np.searchsorted(group, row))
-    blend = forecast_ahead(table.sizes[common], losses, group_row, last, target)
+    losses, group_row = table.losses[np.ix_(group, common_cols)], int(np.searchsorted(group, row))
+    blend = forecast_ahead(table.sizes[common_cols], losses, group_row, last, target)
     return _from_blend(blend, np.array([table.sizes[columns].sum()]))
 
 
@@ -339,9 +339,9 @@ def forecast_up_to(
     Raises:
         ValueError: no model has enough sizes, or a forecast overflows.
     """
-    used = table.up_to(budget)
-    unranked = unranked_reasons(used, settings.method)
-    if len(unranked) == len(used.names):
+    subset = table.up_to(budget)
+    unranked = unranked_reasons(subset, settings.method)
+    if len(unranked) == len(subset.names):
         raise ValueError(next(iter(unranked.values())))
-    used = used.rows(np.flatnonzero([name not in unranked for name in used.names]))
-    return used, forecast_models(used, target, settings, classes), unranked
+    subset = subset.rows(np.flatnonzero([name not in unranked for name in subset.names]))
+    return subset, forecast_models(subset, target, settings, classes), unranked

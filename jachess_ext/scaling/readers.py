@@ -210,10 +210,10 @@ def _measurement(run: _Run, metric: str, choice: str) -> float:
     """
     pairs = run.measurements.get(metric, ())
     values = [number for _, number in pairs]
-    wrong = [number for number in values if not math.isfinite(number)]
-    if wrong or not values:
+    nonfinite = [number for number in values if not math.isfinite(number)]
+    if nonfinite or not values:
         problem = f"no {quote(metric)} (it has {quote_all(list(run.measurements)) or 'none'})"
-        problem = f"a {quote(metric)} of {wrong[0]}" if wrong else problem
+        problem = f"a {quote(metric)} of {nonfinite[0]}" if nonfinite else problem
         text = f"the run {quote(run.name)} has {problem}; leave it out"
         raise TableError(text, ignore=[run.name])
     for step in {step for step, _ in pairs if step is not None}:
@@ -274,12 +274,12 @@ def _trainer_runs(folder: Path) -> list[_Run]:
     for directory, all_states in states.items():
         # If two runs wrote to one folder, the state with the most steps may be of the older run:
         # then its log does not continue the logs of the other checkpoints.
-        *earlier, (is_final, _, last, state) = sorted(all_states, key=lambda entry: entry[:2])
+        *earlier, (is_final, _, last_path, state) = sorted(all_states, key=lambda entry: entry[:2])
         for _, _, earlier_folder, earlier_state in earlier:
             log = earlier_state["log_history"]  # compared as text, as NaN does not equal NaN
             is_continuation = repr(state["log_history"][: len(log)]) == repr(log)
             if not is_final and not is_continuation:
-                text = f"{last} does not go on from {earlier_folder.name}: {directory} holds"
+                text = f"{last_path} does not go on from {earlier_folder.name}: {directory} holds"
                 raise TableError(f"{text} checkpoints of several runs; remove the earlier one's")
         runs.append(_trainer_run(folder, directory, state))
     return runs
@@ -287,10 +287,10 @@ def _trainer_runs(folder: Path) -> list[_Run]:
 
 def _load(path: Path, key: str, kind: type) -> State:
     """Return the object in a JSON file; raise an error if `key` has no value of type `kind`."""
-    content = parse_json(read_text(path), str(path), lenient=True)
-    if not isinstance(content, dict) or not isinstance(content.get(key), kind):
+    data = parse_json(read_text(path), str(path), lenient=True)
+    if not isinstance(data, dict) or not isinstance(data.get(key), kind):
         raise TableError(f"{path} is not as its tool writes it: no {key}")
-    return content
+    return data
 
 
 def _lm_eval_runs(folder: Path) -> list[_Run]:

@@ -104,11 +104,11 @@ def _scale(records: Records, metric: str) -> float:
     finite = np.isfinite(records.values)
     highest = float(np.max(records.values, where=finite, initial=-math.inf))
     scale = 100.0 if is_score and (records.has_percent_signs or highest > 1) else 1.0
-    wrong = np.isinf(records.values) | (records.values < scale * worst_score)
+    is_wrong = np.isinf(records.values) | (records.values < scale * worst_score)
     if is_score:
-        wrong |= records.values > scale
-    if wrong.any():
-        run = int(wrong.argmax())
+        is_wrong |= records.values > scale
+    if is_wrong.any():
+        run = int(is_wrong.argmax())
         expected = "up to 1, or 100 in per cent" if is_score else f"from {worst_score:g} up"
         run_label = f"{quote(records.models[run])} at size {records.sizes[run]:g}"
         value_text = f"{records.values[run]:g}; expected one {expected}"

@@ -371,10 +371,10 @@ class Search:
     def _select(self, results: Results, name: str) -> Selection:
         """Rank the candidates from some of the results by the method `name`."""
         target = float(self.target)
-        curves, dropped = {}, {}
+        curves, dropped_reasons = {}, {}
         for model in self.models:
             if self.strategy == "dropping" and model in self.stops and model not in self.failed:
-                dropped[model] = f"{model} was {self.stops[model]}"
+                dropped_reasons[model] = f"{model} was {self.stops[model]}"
                 continue
             curve = _curve(results, model)
             sizes = [size for size in curve if size or METHODS[name].trains == "none"]
@@ -405,7 +405,7 @@ class Search:
             forecast=forecast,
             costs=np.array([_method_cost(results, model, name) for model in curves]),
             full_costs=np.array([self._expected_cost(results, m, target) for m in curves]),
-            unranked=dropped,
+            unranked=dropped_reasons,
             classes=self.classes,
             history_note=note,
         )
@@ -534,8 +534,8 @@ class Search:
     def _check(self) -> None:
         """Raise ValueError for a setting that cannot be used."""
         models = list(self.models)
-        if twice := [model for model in models if models.count(model) > 1]:
-            raise DataError(f"the model {twice[0]!r} is given twice; expected each model once")
+        if repeated := [model for model in models if models.count(model) > 1]:
+            raise DataError(f"the model {repeated[0]!r} is given twice; expected each model once")
         if len(models) < 2:
             raise DataError(f"{len(models)} model to choose from; expected two or more")
         for name, choices in {"method": list(METHODS), "strategy": list(STRATEGIES)}.items():

@@ -127,10 +127,10 @@ def select(
         text = f"{error.args[0]} (pass {quote_all([*ambiguous])} to read_table, and its table here)"
         raise TableError(text, **error.options) from None
     if budget is None:
-        below = losses.trained[losses.trained < target]
-        if not len(below):
+        sizes_below = losses.trained[losses.trained < target]
+        if not len(sizes_below):
             raise TableError(f"the table has no size below the target {target:g}")
-        budget = float(below[-1])
+        budget = float(sizes_below[-1])
     target, settings = float(target), MethodSettings(method, gamma, tau)
     used, forecast, unranked = forecast_up_to(losses, budget, target, settings, classes)
     ranked = losses.rows(np.flatnonzero([name not in unranked for name in losses.names]))
@@ -277,16 +277,16 @@ class Selection:
             text += f"full{cost}"
         if length > 1 and regret <= _LARGEST_REGRET:
             text += f". Choosing {names[0]} now is expected to cost {difference(regret)}"
-        size, chosen = 2 * self.budget, names[: max(2, len(self.survivors))]
+        size, next_names = 2 * self.budget, names[: max(2, len(self.survivors))]
         if size > self.target / 2:
             return f"{text}."
-        price = self._price(len(chosen)) * size / self.target
+        price = self._price(len(next_names)) * size / self.target
         cost = "" if math.isnan(price) else f" ({percent(price)} of training all in full)"
-        num_out = count - len(chosen)
+        num_out = count - len(next_names)
         dropped = f"; the other {num_out} {'is' if num_out == 1 else 'are'} out" if num_out else ""
-        text += f". Next, run {names_text(chosen, count)} on {count_text(size)}{cost}{dropped}."
+        text += f". Next, run {names_text(next_names, count)} on {count_text(size)}{cost}{dropped}."
         last = dict(zip(self.names, self.table.last_losses, strict=True))
-        if len(chosen) > 2 and sorted(chosen, key=last.__getitem__) == chosen:
+        if len(next_names) > 2 and sorted(next_names, key=last.__getitem__) == next_names:
             text += " Their order is not forecast to change: halve them at each doubling."
         return text
 

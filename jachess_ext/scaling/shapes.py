@@ -148,12 +148,12 @@ class Kriging:
         column_sums = inverse.sum(1, keepdims=True)
         total = column_sums.sum(-1, keepdims=True)
         log_norm = 0.5 * (np.linalg.slogdet(measured)[1] + np.log(total[:, 0, 0]))
-        simple = cross @ inverse
-        missing = 1 - simple.sum(-1, keepdims=True)
-        variance = (missing**2 / total - (cross * simple).sum(-1, keepdims=True))[..., 0]
+        simple_weights = cross @ inverse
+        missing = 1 - simple_weights.sum(-1, keepdims=True)
+        variance = (missing**2 / total - (cross * simple_weights).sum(-1, keepdims=True))[..., 0]
         variance += np.diagonal(covariance, 0, 1, 2)[:, m:]
         precision = inverse - column_sums.swapaxes(1, 2) * column_sums / total
-        return cls(precision, -log_norm, simple + missing * column_sums / total, variance)
+        return cls(precision, -log_norm, simple_weights + missing * column_sums / total, variance)
 
 
 PRIOR_MEAN = np.array([0.0, np.log(0.4), 0.4])  # of `Shapes.theta`
@@ -309,11 +309,11 @@ def posterior_means(y: Array, sizes: Array, targets: Array) -> Array:
         targets: [t].
     """
     shapes, kriging = Shapes.grid(sizes, targets), Kriging.patterns(sizes, targets)
-    vague = -0.5 * ((shapes.theta - PRIOR_MEAN) ** 2 / np.diag(PRIOR_COVARIANCE)).sum(-1)
+    weak_prior = -0.5 * ((shapes.theta - PRIOR_MEAN) ** 2 / np.diag(PRIOR_COVARIANCE)).sum(-1)
     squares = partial(residual_squares, y, shapes, kriging)
-    scale = table_scale(squares(), kriging.log_weight, len(sizes), vague)
+    scale = table_scale(squares(), kriging.log_weight, len(sizes), weak_prior)
     marginal = partial(log_marginal_likelihood, m=len(sizes), scale=scale)
-    pattern_evidence = [log_sum(marginal(q, kriging.log_weight) + vague, 2) for q in squares()]
+    pattern_evidence = [log_sum(marginal(q, kriging.log_weight) + weak_prior, 2) for q in squares()]
     weight = kriging.log_weight + np.log(pattern_frequencies(np.concatenate(pattern_evidence, 1)))
     shape_evidence = np.concatenate([log_sum(marginal(q, weight), 0) for q in squares()])
     prior = shared_prior(shape_evidence, shapes.theta, floor_units(y), covariates(y))

@@ -80,9 +80,9 @@ def _from_file(path: Path, number: int | None, questions: Questions) -> Sheet:
             except csv.Error as error:
                 raise TableError(f"{path} is not well-formed: {error}") from None
         if text[-1] not in "\r\n":
-            last = quote(text.splitlines()[-1][-60:])
+            last_line = quote(text.splitlines()[-1][-60:])
             end = f"{path} ends without a newline and may be cut short"
-            warnings.warn(f"{end}; its last line is read as {last}", stacklevel=2)
+            warnings.warn(f"{end}; its last line is read as {last_line}", stacklevel=2)
     rows = _pick_table(table, tables, number, questions)
     labels = [cell.strip() for cell in rows[0][1]]
     for line, cells in rows[1:]:

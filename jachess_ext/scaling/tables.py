@@ -559,8 +559,8 @@ class _Reader:
             text = f"{table} has several columns of values, {listed}; say which"
             self.questions.add(text, metric=labels[indices[0]])
         if not indices:
-            wanted = "values" if metric is None else f"the metric {quote(metric)}"
-            text = f"{table} has no column named by a size, nor one of {wanted} that is known,"
+            wanted_text = "values" if metric is None else f"the metric {quote(metric)}"
+            text = f"{table} has no column named by a size, nor one of {wanted_text} that is known,"
             text += f" among the numbers {listed or 'of no other column'}; call one value"
             if metric is not None or not candidates:
                 raise TableError(text)

@@ -62,8 +62,8 @@ class DrawCounter:
         # here, and it is added at the end.
         on_device = isinstance(self.step, Tensor)
         offset = get_args(Use).index(self.use)
-        parts = {"rank": _RANK_BITS, "step": _STEP_BITS, "drawn": _DRAW_BITS}
-        for name, bits in parts.items():
+        bits_by_part = {"rank": _RANK_BITS, "step": _STEP_BITS, "drawn": _DRAW_BITS}
+        for name, bits in bits_by_part.items():
             value = 0 if name == "step" and on_device else getattr(self, name)
             if not 0 <= value < 2**bits:
                 raise ValueError(

@@ -79,7 +79,7 @@ def _group_of(model: Any) -> dist.ProcessGroup | None:
     if active is not None and any(p is parameter for p in active.parameters()):
         return _group_of_ddp(active)
     for module in model.modules():
-        if any(kind.__module__ == _REPLICATE for kind in type(module).__mro__):
+        if any(base.__module__ == _REPLICATE for base in type(module).__mro__):
             state = torch_private.replicate.state(module)
             if state.has_initialized:
                 return _group_of_ddp(state._ddp)

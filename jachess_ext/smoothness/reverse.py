@@ -217,11 +217,11 @@ def _hessian(graph: Graph, block: Tensor) -> Tensor:
     ((indices, scale),) = sample_dimensions(
         [width], graph.settings, graph.random.dimensions, block.device
     )
-    chosen = range(width) if indices is None else indices.tolist()
+    output_indices = range(width) if indices is None else indices.tolist()
 
     def norm(t: int) -> Tensor:
         # Rows are independent: one double backward of their sum gives the squares of all rows.
-        squares = torch.stack([_hessian_squares(graph, block[:, t, j]) for j in chosen], -1)
+        squares = torch.stack([_hessian_squares(graph, block[:, t, j]) for j in output_indices], -1)
         return hessian_norm(squares, graph.settings, scale=scale)
 
     return graph.per_token(norm)

@@ -152,8 +152,8 @@ def layer_indices(layers: Layers, count: int) -> list[int]:
             )
         return list(range(count))
     chosen = list(layers)
-    bad = [k for k in chosen if not isinstance(k, int) or not -count <= k < count]
-    if bad or not chosen:
+    invalid = [k for k in chosen if not isinstance(k, int) or not -count <= k < count]
+    if invalid or not chosen:
         raise ValueError(
             f"layers is {chosen}, but the model has blocks 0 to {count - 1}; expected a non-empty "
             "list of these, or 'all', or 'logits'"

@@ -423,8 +423,8 @@ class Rows:
                 steps = [append_dims(masks, 1 + step.ndim) * step for step in mixture]
                 group = Group(1, list(range(len(masks))), num_squares=0)
                 for jet in self._run_pass(points, steps, group, "sum").jets:
-                    leaked = torch.where(append_dims(masks, jet.first.ndim), 0, jet.first)
-                    if any_true([leaked.abs() > 0]):
+                    leaked_tangents = torch.where(append_dims(masks, jet.first.ndim), 0, jet.first)
+                    if any_true([leaked_tangents.abs() > 0]):
                         return True
         return False
 

@@ -129,14 +129,14 @@ def _nested_jvp(
     def point(stream: int) -> Tensors:
         return tuple(stack[stream] for stack in stacks)
 
-    def first(*inputs: Tensor) -> tuple[Tensors, Tensors]:
+    def value_and_tangent(*inputs: Tensor) -> tuple[Tensors, Tensors]:
         return jvp(call_plain, inputs[: len(stacks)], inputs[len(stacks) :])  # type: ignore[return-value]
 
     zeros = tuple(torch.zeros_like(stack[0]) for stack in stacks)
     for i, j, ij in layout.terms():
         # If ij is the stream of the sum of squares, x_ij enters with the first square only.
         second_order = zeros if ij in outputs else point(ij)
-        nested: Any = jvp(first, (*point(0), *point(j)), (*point(i), *second_order))
+        nested: Any = jvp(value_and_tangent, (*point(0), *point(j)), (*point(i), *second_order))
         (value, by_j), (by_i, by_ij) = nested
         if ij in outputs:
             by_ij = tuple(a + b for a, b in zip(outputs[ij], by_ij, strict=True))
