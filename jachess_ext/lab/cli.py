@@ -74,8 +74,10 @@ COMMANDS = {
 
 
 def modules_needed() -> dict[str, tuple[str, ...]]:
-    """Return command -> modules that it needs; a command with an option that needs further modules
-    has an entry of its own, such as "jachess select --report"."""
+    """Return a dict of the modules that each command needs: command -> modules.
+
+    An option that needs further modules has an entry of its own, such as "jachess select --report".
+    """
     return {
         " --".join(["jachess " + name, *option]): (*command.needs, *modules)
         for name, command in COMMANDS.items()
@@ -86,7 +88,7 @@ def modules_needed() -> dict[str, tuple[str, ...]]:
 class _Output:
     """A stream that discards its text once the reading process (such as `head`) has ended.
 
-    So a command finishes its work, and writes its files.  Characters that the stream's encoding
+    A command thus finishes its work, and writes its files.  Characters that the stream's encoding
     lacks are written as escapes.
     """
 
@@ -184,7 +186,8 @@ def _parsed(name: str, words: Sequence[str]) -> functools.partial[int | None]:
 
 
 def _parsed_by_tyro(name: str, words: Sequence[str]) -> functools.partial[int | None]:
-    """Return a command's function with the options bound, which tyro derives from its signature."""
+    """Parse a command's options, which tyro derives from the signature of the command's function;
+    return the function with these options bound."""
     command = COMMANDS[name]
     try:
         import tyro

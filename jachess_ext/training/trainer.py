@@ -477,7 +477,8 @@ class MethodMixin(_Base):
         self.model_accepts_loss_kwargs = False
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log an entry; to one with the training loss, add the figures' means since the last."""
+        """Log an entry; an entry with the training loss also gets the means of the method's figures
+        since the last such entry."""
         if "loss" in logs:
             logs = {**logs, **self.step_log.take(self.args.world_size)}
         super().log(logs, *args, **kwargs)

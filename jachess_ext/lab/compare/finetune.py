@@ -263,7 +263,8 @@ def _draw_task(task: Task, grid: Grid, tokenizer: PreTrainedTokenizerBase) -> Ta
 
 
 def _draw_dev_rows(target: Task, grid: Grid, tokenizer: PreTrainedTokenizerBase) -> Task:
-    """Return the task with the dev rows of a shift and one training row (a task must have one)."""
+    """Return the task for an evaluation under domain shift: its dev rows, and one training row,
+    since a task must have one."""
     drawn = draw_rows(target, None, 1, grid.shift_size, grid.data_seed)
     check_tokens(drawn, target, tokenizer, ["dev"])
     return replace(drawn, train=drawn.train.slice(0, 1))
@@ -625,6 +626,9 @@ def _parse(line: Record) -> RunRecord:
 
 
 def _is_usable(job: Job, record: Record, models: Path | None) -> bool:
-    """Return whether the record of a job need not be repeated for want of a saved model."""
+    """Return whether a finished job's record can be used.
+
+    It can if the job failed, if no models are saved, or if the job's model is in `models`.
+    """
     failed = _parse(record).error is not None
     return models is None or failed or (models / job.name).is_dir()

@@ -291,9 +291,10 @@ def mean_table(
 
 
 def task_tables(runs: DataFrame, table_specs: Iterable[tuple[str, str, float, int]]) -> list[Table]:
-    """Return a table for each of several figures that a task has.
+    """Return a table for each figure that at least one task has.
 
-    It has a column for each task with the figure and, if there are several, for their average.
+    A table has a column for each task with the figure and, if there are several, one for their
+    average.
 
     Args:
         runs: From `to_frame`.

@@ -138,7 +138,8 @@ class JacHess(WithModes, name="jachess"):
             self.regulariser.base = previous.regulariser.base
 
     def begin(self, model: nn.Module) -> None:
-        """Measure the base norms if needed and not set, and start the schedule of mode unlab."""
+        """Measure the base norms if they are needed and not set; in mode unlab, start the schedule
+        of passes."""
         super().begin(model)
         if self.strength == 0:
             return

@@ -43,7 +43,7 @@ class R3F(Penalised, name="r3f"):
     noise_distribution: str = choice("uniform", ("uniform", "normal"))
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor:
-        """Return the mean of the symmetric KL over the batch's decisions; see `row_mean`."""
+        """Return the symmetric KL divergence of both passes, averaged by `row_mean`."""
         kind, logits = self.decision_kind(model, outputs), logits_of(outputs, trained=True)
         device = logits.device.type
         # accelerate wraps forward in autocast and keeps the original under this name.
@@ -146,8 +146,8 @@ class _Consistency(_Corruption):
     every, dropout = 1, True
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor | None:
-        """Return ``every`` · mean KL over the batch's decisions, in nats, in every ``every``-th
-        step; None in the other steps."""
+        """Return ``every`` times the KL divergence in nats, averaged by `row_mean`, in every
+        ``every``-th step; None in the other steps."""
         if self.trainer.state.global_step % self.every:
             return None
         target = outputs
