@@ -156,10 +156,10 @@ class _Graphed(Generic[R]):
     """The function that `graphed` returns."""
 
     def __init__(
-        self, step: Callable[..., R], parameters: list[Tensor] | None, warmup: int, every: int
+        self, step: Callable[..., R], parameters: list[Tensor] | None, warmup: int, check_every: int
     ) -> None:
         self._step, self._parameters = step, parameters
-        self._warmup, self._check_every = warmup, every
+        self._warmup, self._check_every = warmup, check_every
         self._calls, self._is_eager = 0, False
         self._optimizers: list[Optimizer] = []
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -211,8 +211,8 @@ class _Graphed(Generic[R]):
         self._graph.replay()
         for parameter, gradient in zip(self._parameters or (), self._gradients, strict=True):
             parameter.grad = gradient
-        finite = self._calls % self._check_every or all(r.isfinite().all() for r in self._results)
-        if not finite:
+        passed = self._calls % self._check_every or all(r.isfinite().all() for r in self._results)
+        if not passed:
             raise FloatingPointError(
                 f"call {self._calls}: a result of the step is not finite, which is looked for in "
                 f"every {self._check_every} calls: lower the learning rate, use a wider dtype, and "
@@ -304,7 +304,7 @@ class _Graphed(Generic[R]):
                 "which no replay sees: call jx.graphed again after the change"
             )
         for static, (path, leaf) in zip(self._static, flat, strict=True):
-            expected, actual = _kind(static), _kind(leaf)
+            expected, actual = _description(static), _description(leaf)
             path_text = torch_private.pytree.keystr(path[1:])
             if expected == actual and not _is_same(static, leaf):
                 raise ValueError(
@@ -373,7 +373,7 @@ def _copy(leaf: object) -> object:
     return leaf.detach().clone().requires_grad_(leaf.requires_grad)
 
 
-def _kind(leaf: object) -> str:
+def _description(leaf: object) -> str:
     """Return the dtype, shape and device of an argument, or the `repr` of a constant."""
     if isinstance(leaf, Tensor):
         return f"{leaf.dtype} {list(leaf.shape)} on {leaf.device}"

@@ -428,8 +428,8 @@ def _logits(output: object) -> Tensor:
 
 def _as_matrix(values: object, name: str) -> Tensor:
     if not isinstance(values, Tensor) or values.dim() != 2:
-        found = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise ValueError(f"{name} should be [n, C], not {found}")
+        description = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(f"{name} should be [n, C], not {description}")
     return values
 
 

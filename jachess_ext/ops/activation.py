@@ -150,7 +150,7 @@ def pointwise_jet(derivatives: Derivatives, x: Tensor, streams: Streams) -> Tens
     value, slope, curvature = derivatives
     q, tangents = streams.directions, slope * x[1:]
     parts = [value.unsqueeze(0), tangents[:q]]
-    if streams.seconds:
+    if streams.num_second:
         first = x[1 : 1 + q]
         parts.append(tangents[q:] + curvature * streams.quadratic(wide(first), first))
     return torch.cat([part.to(value.dtype) for part in parts])
@@ -170,7 +170,7 @@ def product_jet(
     """
     a_times_primal = times(a, b[:1])
     tangents = a_times_primal[1:] + times(a[:1], b[1:])
-    if not streams.seconds:
+    if not streams.num_second:
         return torch.cat([a_times_primal[:1], tangents])
     q = streams.directions
     second = tangents[q:] + streams.crossed(a[1 : 1 + q], b[1 : 1 + q], times)

@@ -93,7 +93,7 @@ def softcap_gradient(g: Tensor, s: Tensor, softcap: float, streams: Streams) -> 
     q = streams.directions
     gradient = t1 * g
     gradient[0] += curvature * (g[1:] * s[1:]).sum(0)
-    if streams.seconds:
+    if streams.num_second:
         first, g_second = s[1 : 1 + q], g[1 + q :]
         gradient[0] += third * (g_second * streams.quadratic(first, first)).sum(0)
         gradient[1 : 1 + q] += curvature * streams.quadratic_gradient(g_second, first)

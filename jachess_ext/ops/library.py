@@ -322,7 +322,7 @@ class Streams:
     summed: bool = False
 
     @property
-    def seconds(self) -> int:
+    def num_second(self) -> int:
         """Return the number P of streams of second order."""
         if self.squares:
             return 1 if self.summed else self.squares
@@ -331,7 +331,7 @@ class Streams:
     @property
     def streams(self) -> int:
         """Return the number of streams, S = 1 + q + P."""
-        return 1 + self.directions + self.seconds
+        return 1 + self.directions + self.num_second
 
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:

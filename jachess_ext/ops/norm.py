@@ -62,11 +62,11 @@ def normalised_jet(x: Tensor, eps: float, streams: Streams | None, centred: bool
     r = torch.rsqrt(mean((primal / rough_rms).square()) + eps / rough_rms / rough_rms) / rough_rms
     y, z = primal * r, tangents * r
     m = mean(y * z)
-    parts = (z - m * y).split([streams.directions, streams.seconds])
+    parts = (z - m * y).split([streams.directions, streams.num_second])
     # y_ij = z_ij − m_ij z_0, the last of `parts`, plus the terms bilinear in first order: `crossed`
     # gives −m_i z_j − m_j z_i, and `curvature` is the factor of z_0.
-    if streams.seconds:
-        (slope, _), (first, _) = (t.split([streams.directions, streams.seconds]) for t in (m, z))
+    if streams.num_second:
+        (slope, _), (first, _) = (t.split([streams.directions, streams.num_second]) for t in (m, z))
         curvature = 3 * streams.quadratic(slope, slope) - mean(streams.quadratic(first, first))
         parts = parts[0], parts[1] - streams.crossed(slope, first) + curvature * y
     return torch.cat([y, *parts])
@@ -213,9 +213,9 @@ def jet_mean_squares_reference(
         return streams.square().mean(0)
 
     streams = streams_of(x, q)
-    _, first, second = widened(x).split([1, q, streams.seconds])
-    second = second if streams.seconds else first[:1, ..., :0]
-    if index is not None and streams.seconds:
+    _, first, second = widened(x).split([1, q, streams.num_second])
+    second = second if streams.num_second else first[:1, ..., :0]
+    if index is not None and streams.num_second:
         second = second.index_select(-1, index)
     return mean_square(first).sum(-1), mean_square(second)
 

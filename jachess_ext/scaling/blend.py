@@ -42,8 +42,8 @@ def replace_spikes(y: Array, sizes: Array) -> Array:
     median = np.median(falls[:, 0])
     deviation = _MEDIAN_TO_DEVIATION * np.median(abs(falls[:, 0] - median))
     limit = median + CONSTANTS.spike * deviation + abs(median) / 2
-    first = y[:, 1] + np.minimum(falls[:, 1], limit) * steps[0]
-    return np.column_stack([np.where(falls[:, 0] > limit, first, y[:, 0]), y[:, 1:]])
+    first_loss = y[:, 1] + np.minimum(falls[:, 1], limit) * steps[0]
+    return np.column_stack([np.where(falls[:, 0] > limit, first_loss, y[:, 0]), y[:, 1:]])
 
 
 def fading_doublings(doublings: float, fade: float | Array) -> float | Array:

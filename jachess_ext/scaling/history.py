@@ -197,7 +197,7 @@ def _final_standings(table: LossTable, names: Sequence[str]) -> Array:
     rows, models = _match_models(table.names, names)
     log_losses = np.log(table.trained_losses[rows])
     counts = np.isfinite(log_losses).sum(0)
-    usable = np.flatnonzero(counts >= max(2, len(rows) / 2))
-    if len(usable) and (spread := np.nanstd(last := log_losses[:, usable[-1]])) > _LEAST_SPREAD:
+    cols = np.flatnonzero(counts >= max(2, len(rows) / 2))
+    if len(cols) and (spread := np.nanstd(last := log_losses[:, cols[-1]])) > _LEAST_SPREAD:
         standings[models] = (last - np.nanmean(last)) / spread
     return standings

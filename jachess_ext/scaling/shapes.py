@@ -248,7 +248,7 @@ def shared_prior(log_evidence: Array, theta: Array, floors: Array, x: Array) -> 
 
     The prior of (ln D_c/D_n, ln β, ε times the floor unit) is N(X_i C, S), where C and S are
     estimated by expectation maximisation.  They have a vague prior that counts as `PRIOR_MODELS`
-    models: C⁰ = (`PRIOR_MEAN`; 0), S⁰ = `PRIOR_COVARIANCE`.
+    count: C⁰ = (`PRIOR_MEAN`; 0), S⁰ = `PRIOR_COVARIANCE`.
 
     Args:
         log_evidence: ln p(y_i | shape), [n, s].
@@ -256,14 +256,14 @@ def shared_prior(log_evidence: Array, theta: Array, floors: Array, x: Array) -> 
         floors: floor units of the curves, see `floor_units`, [n].
         x: covariates X of the curves, [n, 2].
     """
-    start, models = np.stack([PRIOR_MEAN, np.zeros(3)]), len(x)
+    start, count = np.stack([PRIOR_MEAN, np.zeros(3)]), len(x)
     normal = x.T @ x + PRIOR_MODELS * np.eye(x.shape[1])
     # A deviation from the mean is linear in z = (1, θ), D_i z, so that its square zᵀ D_iᵀ S⁻¹ D_i z
     # is linear in the products of the elements of z.  This needs two matrix products a step, and no
     # array [n, s, 3].  `linear` is D_i, [n, 3, 4].
     z = np.insert(theta, 0, 1.0, axis=1)
     products = (z[:, :, None] * z[:, None]).reshape(-1, 16)
-    linear = np.repeat(np.eye(3, 4, 1)[None], models, axis=0)
+    linear = np.repeat(np.eye(3, 4, 1)[None], count, axis=0)
     linear[:, 2, 3], linear[:, :, 0] = floors, -x @ start
 
     def log_normal(covariance: Array) -> Array:
@@ -280,7 +280,7 @@ def shared_prior(log_evidence: Array, theta: Array, floors: Array, x: Array) -> 
         coefficients = np.linalg.solve(normal, x.T @ mean + PRIOR_MODELS * start)
         linear[:, :, 0] = -x @ coefficients
         scatter = (linear @ moments @ linear.swapaxes(1, 2)).sum(0)
-        prior = log_normal((PRIOR_MODELS * PRIOR_COVARIANCE + scatter) / (PRIOR_MODELS + models))
+        prior = log_normal((PRIOR_MODELS * PRIOR_COVARIANCE + scatter) / (PRIOR_MODELS + count))
     return prior
 
 

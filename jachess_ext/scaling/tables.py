@@ -188,7 +188,7 @@ class _Reader:
                 text = f"the header of {self.sheet.name} has {quote_all(headers)}, which {doubt}"
                 text += "; say so if they are numbers of training examples"
                 self.questions.add(text, size="headers")
-            return self._wide(sizes, model_col, seed)
+            return self._wide_records(sizes, model_col, seed)
         size_col = self._column_of("size", size)
         sheet, labels = self.sheet, self.sheet.labels
         seeds = self._seeds(seed)
@@ -200,7 +200,7 @@ class _Reader:
         is_transposed = model_col is None and len(other_cols) > 1 and not values
         if size_col is not None and is_transposed and all(map(sheet.are_numbers, other_cols)):
             return self._melt(size_col, sorted(other_cols), seeds)
-        return self._long(size_col, model_col, seeds, metric)
+        return self._long_records(size_col, model_col, seeds, metric)
 
     def _keep_rows(self, index: int, values: Collection[str]) -> None:
         """Remove the rows whose text in a column is none of `values`."""
@@ -384,7 +384,7 @@ class _Reader:
         self._keep_rows(index, {*names} - ignored)
         return self.sheet.texts(index)
 
-    def _wide(self, sizes: Mapping[int, float], model_col: int, seed: Label) -> Records:
+    def _wide_records(self, sizes: Mapping[int, float], model_col: int, seed: Label) -> Records:
         """Return the runs of a wide table.
 
         Args:
@@ -437,7 +437,7 @@ class _Reader:
         labels = ["model", *(sheet.labels[index] for index in id_cols), "value"]
         melted = [list(column) for column in zip(*cells, strict=True)] or [[]] * len(labels)
         self.sheet = replace(self.sheet, labels=labels, columns=melted)
-        return self._long(1, 0, range(2, 1 + len(id_cols)), None)
+        return self._long_records(1, 0, range(2, 1 + len(id_cols)), None)
 
     def _guess_size_column(self, used: Collection[Column]) -> int:
         """Return the index of the most likely column of sizes in a table that names none.
@@ -490,7 +490,7 @@ class _Reader:
             self.questions.add(text, model=labels[index])
         return index
 
-    def _long(
+    def _long_records(
         self, size_col: Column, model_col: Column, seeds: Sequence[int], metric: Label
     ) -> Records:
         """Return the runs of a table with a row for each run.

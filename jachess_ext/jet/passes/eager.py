@@ -203,8 +203,8 @@ def jet_at(
     """
     # x + Σ ε_i u_i is linear in ε, so its second-order streams are 0; those of fn(x) are not.
     streams = [x.unsqueeze(0), directions, *([] if extra is None else [extra.unsqueeze(0)])]
-    if layout.seconds:
-        streams.append(x.new_zeros(layout.seconds, *x.shape))
+    if layout.num_second:
+        streams.append(x.new_zeros(layout.num_second, *x.shape))
     with without_autocast(x.device.type):
         jet = JetTensor(match_input_layout(torch.cat(streams), x), layout)
     # The stack of an expanded x is dense: a write would change one entry, where torch changes all
@@ -382,7 +382,7 @@ def attach_tangents(
     dual_pass = DualPass(layout)
 
     # Class labels and token ids may stand among the primals, with None or zeros as tangents.
-    def start(name: str, point: Tensor, step: object) -> Tensor:
+    def attach(name: str, point: Tensor, step: object) -> Tensor:
         if _is_label(point):
             if not (step is None or (isinstance(step, int) and step == 0) or _is_zero(step, point)):
                 raise TypeError(
@@ -395,7 +395,7 @@ def attach_tangents(
             return jet_at(point, tangent.unsqueeze(0), layout)
         return _make_dual(point, tangent, dual_pass)
 
-    leaves = [start(*point, step) for point, step in zip(points, steps, strict=True)]
+    leaves = [attach(*point, step) for point, step in zip(points, steps, strict=True)]
     return torch_private.pytree.tree_unflatten(leaves, structure), layout
 
 

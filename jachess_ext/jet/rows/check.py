@@ -213,7 +213,7 @@ def _function_key(value: object) -> object:
         defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
         # Functions of other files are compared by identity.
         global_keys = tuple(
-            _token(item)
+            _object_key(item)
             if isinstance(item := variables[name], types.FunctionType)
             and item.__globals__ is not variables
             else _function_key(item)
@@ -227,10 +227,10 @@ def _function_key(value: object) -> object:
         return value
     if isinstance(value, Tensor):
         return Tensor
-    return _token(value)
+    return _object_key(value)
 
 
-def _token(value: object) -> object:
+def _object_key(value: object) -> object:
     """Return a key for an object and its training mode."""
     with _LOCK:  # a token, since the id may belong to another object once this one is gone
         return _TOKENS.setdefault(value, object()), getattr(value, "training", None)

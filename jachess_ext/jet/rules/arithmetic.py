@@ -107,7 +107,7 @@ def _quotient(a: Operand, b: JetTensor) -> Tensor:
         residual = residual + align_streams(a, ndim)[1:]
     first = residual[: layout.directions] / b.primal
     second = residual[layout.directions :]
-    if layout.seconds:
+    if layout.num_second:
         second = (second - layout.crossed(first, denominator[layout.first])) / b.primal
     return torch.cat([primal.unsqueeze(0), first, second])
 
@@ -258,7 +258,7 @@ def _add_mixed_terms(streams: Tensor, mixed: Tensor, a: JetTensor, b: JetTensor)
         mixed: the mixed derivative, of the primal's shape.
     """
     layout = a.jet_layout
-    if not layout.seconds:
+    if not layout.num_second:
         return streams
     products = mixed * layout.crossed(a.streams[layout.first], b.streams[layout.first])
     q = layout.directions

@@ -190,14 +190,14 @@ def euclidean_norm(
     first = project(streams[layout.first])
     perpendicular = streams[layout.first] - unit * first  # p_i
     results = [norm, first]
-    if layout.seconds:
+    if layout.num_second:
         products = layout.quadratic(perpendicular, perpendicular) / norm.masked_fill(at_kink, 1)
         curvature = products.sum(dims, keepdim=True)
         curvature = curvature.masked_fill(at_kink, 0)
         if moves is not None:
             # n_ij is undefined at 0 if x_ij is not 0, or if neither x_i nor x_j is 0: the quadratic
             # form of 0s and 1s counts such pairs.
-            first_moves, second_moves = moves.split([layout.directions, layout.seconds])
+            first_moves, second_moves = moves.split([layout.directions, layout.num_second])
             pairs = layout.quadratic(first_moves.to(norm.dtype), first_moves.to(norm.dtype)) > 0
             curvature = curvature.masked_fill(at_kink & (pairs | second_moves), math.nan)
         results.append(project(streams[layout.second]) + curvature)

@@ -453,7 +453,7 @@ def parse_method(text: str) -> Method:
             f"method {label!r} has no setting {unknown[0]!r}; it has "
             f"{', '.join(sorted(defaults)) or 'none'}"
         )
-    settings = {setting: _value(value, defaults[setting]) for setting, value in texts.items()}
+    settings = {setting: _convert(value, defaults[setting]) for setting, value in texts.items()}
     return METHODS[name](**settings, **fixed)
 
 
@@ -470,7 +470,7 @@ def _name_and_mode(label: str) -> tuple[str, str | None]:
     )
 
 
-def _value(text: str, default: object) -> object:
+def _convert(text: str, default: object) -> object:
     """Return the text converted to the default's type, or the text itself if that is impossible;
     the method's constructor then refuses it."""
     if isinstance(default, bool):
