@@ -64,7 +64,7 @@ def formula(
             lacks.
         refuses: derivatives that torch refuses, for `Row`.
         wrong: combinations of transforms in which torch's forward mode is wrong, for `Row`.  If
-            `refuses` is empty, the formula replaces torch's operator only in these.
+            `refuses` is empty, the formula replaces torch's operator only in these combinations.
         only: predicate on the arguments of a call; the formula is used for calls for which it is
             true.  None: for all calls.
         third: predicate on the arguments of a call: whether the formula also replaces torch's

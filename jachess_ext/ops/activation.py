@@ -1,4 +1,4 @@
-"""Jets of activation functions f(x), and of those in gated MLPs, f(g) · u.
+"""Jets of activation functions f(x), and of the products f(g) · u in gated MLPs.
 
     y_0 = f(x_0);   y_i = f'(x_0) x_i;   y_ij = f'(x_0) x_ij + f''(x_0) x_i x_j
 

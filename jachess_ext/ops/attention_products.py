@@ -219,7 +219,7 @@ def is_additive(mask: Tensor | None) -> TypeGuard[Tensor]:
 
 
 def in_pieces(formula: Formula, a: Arguments, *rest: Tensor | None) -> list[Tensor | None]:
-    """Compute a formula as `at_once`, but for some queries at a time; not differentiable.
+    """Compute a formula as `at_once` does, for some queries at a time; not differentiable.
 
     Dropout and causal attention are not supported.
     """

@@ -256,8 +256,8 @@ def jet_mean_squares(
 class _Norm:
     """Layer norm (centred; it also has a bias, and saves the mean) or RMS norm.
 
-    The operators have these arguments and results, in this order; those in brackets only in layer
-    norm:
+    The operators have these arguments and results, in this order; layer norm also has the ones in
+    brackets:
 
         forward    x, residual, weight, [bias], eps, q, summed -> y, sum, [mean], rstd
         backward   gy, gsum, x, weight, eps, q, [mean], rstd, need_channels, summed

@@ -3,8 +3,8 @@
 One is the mean over a grid of rectified shapes (shapes.py).  The other continues the slope that a
 curve has at its largest size, which fades by a factor φ per doubling.  How well both have forecast
 the table's later sizes from its earlier ones decides φ, the weights of the two, and the width of
-the intervals.  The differences between the forecasts of two models are drawn half-way to those
-between their last losses, as forecasts exaggerate differences.
+the intervals.  The difference between the forecasts of two models is moved half-way towards the
+difference between their last losses, as forecasts exaggerate differences.
 """
 
 from __future__ import annotations

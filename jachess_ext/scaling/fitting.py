@@ -52,8 +52,8 @@ def fit(
         losses: positive, [m] or [n, m].
         law: "lensllm" (Eq. 10; F is a fitted number, or computed from `theta`), "rectified",
             "power" (Eq. 2) or "ats" (a line through the last points).  None chooses, for all curves
-            together, the one of ats, power, rectified and, with a kernel, lensllm that would have
-            forecast the larger sizes best; the errors are in `FittedLaw.backtest`.
+            together, the law among ats, power, rectified and, with a kernel, lensllm that would
+            have forecast the larger sizes best; the errors are in `FittedLaw.backtest`.
         fixed: name -> value of parameters that are not fitted, in the units of `sizes` and
             `losses`.
         bounds: name -> (low, high) in place of the bounds of the law, in the same units.

@@ -254,7 +254,7 @@ def _refuse_other_recipes(
 
 
 def _trainer_runs(folder: Path) -> list[_Run]:
-    """Return the runs of Trainer in a folder, or those of lm-eval if there are none.
+    """Return the runs of Trainer in a folder, or the runs of lm-eval if Trainer has none there.
 
     A run's state is the last one in its folder or its checkpoints.
 

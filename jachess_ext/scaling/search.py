@@ -434,7 +434,7 @@ class Search:
 
     @property
     def _seen(self) -> Results:
-        """The results of the rounds so far, and those recorded by `add`."""
+        """The results of the rounds so far, and the results recorded by `add`."""
         return {a: r for a, r in self.results.items() if r.added or a in self._asked}
 
     def _active(self) -> list[str]:

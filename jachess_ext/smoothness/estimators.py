@@ -340,7 +340,7 @@ def block_tokens(block: Tensor, mask: Tensor, settings: Settings) -> Tensor:
     logits.
 
     Raises:
-        ValueError: the block's tokens are not those of the mask.
+        ValueError: the block has other tokens than the mask.
     """
     if block.shape[:2] == mask.shape:
         return tokens_in_scope(mask, settings.scope)

@@ -137,7 +137,7 @@ def make_overridable(function: Function, rule: Callable[..., JetTensor]) -> Func
     for the wrapper.
 
     Args:
-        rule: the rule; its first argument is ``function``, its others are those of the call.
+        rule: the rule, which is called with ``function`` and then the arguments of the call.
     """
 
     @functools.wraps(function)

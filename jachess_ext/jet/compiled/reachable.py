@@ -50,7 +50,7 @@ def modules_in(value: object, ids: list[int]) -> list[nn.Module]:
     """Return the modules that an object holds at any depth, without their submodules.
 
     Args:
-        ids: ids of the objects already visited, to which those of this object are added.
+        ids: ids of the objects already visited; the ids of the objects in ``value`` are added.
     """
     if isinstance(value, nn.Module):
         return [value]
@@ -88,7 +88,7 @@ def _collect_settings(value: object, numbers: list[Number], ids: list[int]) -> N
     """Append the numbers, booleans and strings in a value to ``numbers``.
 
     Args:
-        ids: ids of the objects already visited, to which those in ``value`` are added.
+        ids: ids of the objects already visited; the ids of the objects in ``value`` are added.
     """
     if isinstance(value, NUMBERS):
         numbers.append(value)
@@ -175,7 +175,7 @@ def _find_unguarded(value: object, ids: list[int], path: str) -> tuple[type, str
     None if there is none.
 
     Args:
-        ids: ids of the objects already visited, to which those in ``value`` are added.
+        ids: ids of the objects already visited; the ids of the objects in ``value`` are added.
         path: the path of ``value``, such as ``Model._modules.head``.
     """
     cls = type(value)
@@ -201,8 +201,8 @@ def _find_unguarded(value: object, ids: list[int], path: str) -> tuple[type, str
 
 
 def _extra_attributes(container: object) -> list[object]:
-    """Return the attributes of a container, partial or tensor, such as those of diffusers'
-    FrozenDict; without booleans, and without attributes that are also items."""
+    """Return the attributes that a container, partial or tensor has beside its items, as diffusers'
+    FrozenDict has; without booleans, and without attributes that are also items."""
     items = container if isinstance(container, dict) else {}
     return [
         value
@@ -272,8 +272,8 @@ def _is_same(a: object, b: object) -> bool:
 
 
 def _is_python_class(cls: type) -> bool:
-    """Return whether instances of a class hold only attributes, as those of Python classes do, and
-    no data that only C code can read."""
+    """Return whether all data of a class's instances are attributes, as for a class written in
+    Python, and none is readable by C code only."""
     is_heap_type = cls.__flags__ & 1 << 9  # Py_TPFLAGS_HEAPTYPE
     num_pointers = len(_slots(cls)) + 2  # the two are __dict__ and __weakref__
     size = object.__basicsize__ + num_pointers * tuple.__itemsize__

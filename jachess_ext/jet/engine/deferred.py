@@ -57,7 +57,7 @@ class Deferred:
         self._grad_enabled, self._hooks = torch.is_grad_enabled(), _saving_hooks()
 
     def has_same_context(self) -> bool:
-        """Return whether the gradient mode and the innermost checkpoint are those in which the jet
+        """Return whether the gradient mode and the innermost checkpoint are as when the jet
         was deferred."""
         return self._grad_enabled == torch.is_grad_enabled() and self._hooks == _saving_hooks()
 

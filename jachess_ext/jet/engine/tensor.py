@@ -115,9 +115,9 @@ class JetTensor(DerivativeTensor):
     def pattern(self) -> Pattern | None:
         """Return the pattern of a deferred jet; None once it has its streams.
 
-        Also None if the gradient mode differs from the one in which the jet was deferred: an
-        operator that fused with it would record gradients that the model switched off, or lose
-        gradients.  And None if a checkpoint began or ended in between (see `Deferred.make`).
+        Also None if the gradient mode has changed since the jet was deferred, as a fused operator
+        would record gradients that the model switched off, or lose gradients; and if a checkpoint
+        began or ended since then (see `Deferred.make`).
         """
         deferred = self._deferred
         return deferred.pattern if deferred is not None and deferred.has_same_context() else None

@@ -349,7 +349,7 @@ class RowCheck:
         """Return whether the tangents match up to usual rounding, and are 0 in the row of zeros.
 
         This is a quick test, which also fails for values that are not finite; `_largest_error`
-        allows for these.
+        leaves such values out.
         """
         for tangent, total, size in zip(tangents, self._sums, self._magnitudes, strict=True):
             if tangent.numel():

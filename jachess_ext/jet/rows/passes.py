@@ -57,8 +57,8 @@ _DIFFERS = (
 class Group(NamedTuple):
     """The directions of one pass.
 
-    A pass adds up squares without weights.  So a direction of weight w is multiplied by √|w|, and
-    all weights of a group have the same sign:
+    A pass adds up squares without weights.  A direction of weight w is therefore multiplied by
+    √|w|, and all weights of a group have the same sign:
     Σ w_i D²f[u_i, u_i] = Σ_groups sign Σ_i D²f[√|w_i| u_i, √|w_i| u_i].
 
     Attributes:

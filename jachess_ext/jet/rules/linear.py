@@ -314,8 +314,8 @@ def _accumulate(
 
     Args:
         terms: triples (o, i, j) of streams of the result, of a and of b.
-        grad_like: a or b, from which the result is allocated: the one that is a gradient, as vmap
-            may batch it; otherwise either.
+        grad_like: the tensor, a or b, from which the result is allocated.  If one of them is a
+            gradient, it has to be this one, as vmap may batch it.
     """
     shape = len(a), a.shape[1], a.shape[-2], b.shape[-1]
     if dispatch_modes() or transformed() or torch.is_grad_enabled():

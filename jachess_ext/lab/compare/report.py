@@ -253,7 +253,7 @@ def _answer_paragraph(runs: DataFrame, figure: Figure) -> str | None:
 def forests(runs: DataFrame, styles: Styles) -> list[Picture]:
     """Return forest plots of the differences from the plain model for each task.
 
-    Those of the score come first, then those of the Brier score.
+    The plots of the score come first, then the plots of the Brier score.
 
     Args:
         runs: Table of the runs, see `tables.to_frame`.

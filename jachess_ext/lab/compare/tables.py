@@ -222,8 +222,8 @@ def significant_methods(
     """Return the methods whose values differ significantly from the unregularised model's.
 
     The test is Mann–Whitney's U, two-sided, of the seeds' means over tasks, with Holm's correction
-    over the methods.  It is the test of the JacHess paper's tables; `differences`, which are paired
-    by seed, tell smaller differences.
+    over the methods.  It is the test of the JacHess paper's tables; `differences`, which pairs the
+    runs by seed, detects smaller differences.
 
     Args:
         runs, metric, tasks: As for `differences`.

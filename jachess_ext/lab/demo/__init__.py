@@ -282,7 +282,7 @@ def summary_table(runs: DataFrame) -> Table:
     """Return a table of each method's accuracy, Brier score, norms and cost, as means over seeds.
 
     Args:
-        runs: The runs, as of `compare.tables.to_frame`.
+        runs: The runs, as `compare.tables.to_frame` returns them.
     """
     from ..compare import tables
 

@@ -175,7 +175,7 @@ def check_lossless(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, sou
 
 
 class Windows(Encoded):
-    """Rows of tokens, in which each token but the first is predicted from the preceding ones;
+    """Rows of tokens, in which each token except the first is predicted from the preceding tokens;
     padding is not predicted."""
 
     def __getitem__(self, index: int) -> dict[str, object]:

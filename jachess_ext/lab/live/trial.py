@@ -65,8 +65,8 @@ class Trial:
     Attributes:
         model: the model's path or hub id.
         version: digest or commit, which changes with the model's files.
-        task: the task, whose training rows are the subset (none: the model is only judged), and
-            whose dev rows are those to judge on; unlabelled rows are not used.
+        task: the task, whose training rows are the subset (none: the model is only judged), and on
+            whose dev rows the model is judged; unlabelled rows are not used.
         seed: seed of head, order and dropout.
         recipe: recipe for fine-tuning.
         keep: folder to save the fine-tuned model and its tokenizer in; None: they are not saved.

@@ -213,7 +213,7 @@ def row_mean(values: Tensor, batch: Batch, model: nn.Module) -> Tensor:
     decisions.
 
     The decisions are at labelled tokens, or, in a batch without labels, at real tokens; for a
-    causal language model at the tokens that predict these.  If T exceeds the number of tokens in
+    causal language model at the tokens before them.  If T exceeds the number of tokens in
     the batch, the first values belong to a soft prompt.
 
     Raises:
