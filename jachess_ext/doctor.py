@@ -212,8 +212,8 @@ def main(commands: Mapping[str, Sequence[str]] = {}) -> int:
     lines.append(f"Triton        {facts['triton']}")
     lines += [f"problem: {text}" for text in facts["problems"]]
     lines += [f"note: {text}" for text in facts["notes"]]
-    ready = "core ready: derivatives, smoothness, the NTK"
-    print(*lines, "fix the problems above" if facts["problems"] else ready, sep="\n")
+    ready_text = "core ready: derivatives, smoothness, the NTK"
+    print(*lines, "fix the problems above" if facts["problems"] else ready_text, sep="\n")
     return 1 if facts["problems"] else 0
 
 

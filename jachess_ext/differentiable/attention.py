@@ -117,9 +117,9 @@ class Call:
     """The arguments of attention that are not tensors.
 
     Attributes:
-        graph: a list for the result and the leaves of `Attention`, with torch's own graph between
-            them, which gives the first gradients; [] before it has run.  None: the graph is not
-            kept, and the backward builds it anew.
+        graph: a list in which `Attention` stores its result and leaves, with torch's own graph
+            between them, from which the backward computes the first gradients.  None: the graph is
+            not kept, and the backward builds it anew.
         needs_mask_gradient: whether the backward computes the mask's gradient.
     """
 

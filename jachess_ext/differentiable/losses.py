@@ -18,10 +18,10 @@ _aten = torch.ops.aten
 Lengths = Tensor | Sequence[int] | int
 
 
-def _nn(name: str) -> Function | None:
+def _native(name: str) -> Function | None:
     """Return the C++ function that torch's Python function ``name`` calls; None if there is
     none."""
-    return torch_private.find(f"torch._C._nn.{name}")  # type: ignore[no-any-return]
+    return torch_private.find(f"torch._C._native.{name}")  # type: ignore[no-any-return]
 
 
 def _reduce(losses: Tensor, reduction: int) -> Tensor:
@@ -38,14 +38,14 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1] if x.ndim else 1)
 
 
-@formula(_nn("hardsigmoid"), refuses="second, mixed")
+@formula(_native("hardsigmoid"), refuses="second, mixed")
 def hardsigmoid(input: Tensor) -> Tensor:
     """Compute x / 6 + 1 / 2 between −3 and 3, and 0 or 1 beyond."""
     in_range = (input > -3) & (input < 3)
     return torch.where(in_range, input / 6 + 0.5, (input >= 3).to(input.dtype) + 0 * input.detach())
 
 
-in_place(_nn("hardsigmoid_"), _nn("hardsigmoid"))
+in_place(_native("hardsigmoid_"), _native("hardsigmoid"))
 
 
 @formula(
@@ -57,7 +57,7 @@ def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> 
     return grad_output * mask.to(grad_output.dtype) * scale
 
 
-@formula(_nn("huber_loss"), refuses="mixed")
+@formula(_native("huber_loss"), refuses="mixed")
 def huber_loss(input: Tensor, target: Tensor, reduction: int = 0, delta: float = 1.0) -> Tensor:
     """Compute z² / 2, and δ (|z| − δ / 2) where |z| > δ, for z = input − target."""
     # z², not |z|², whose second derivative at z = 0 is 0 in torch.
@@ -66,14 +66,14 @@ def huber_loss(input: Tensor, target: Tensor, reduction: int = 0, delta: float =
     return _reduce(torch.where(gap < delta, 0.5 * z * z, delta * (gap - 0.5 * delta)), reduction)
 
 
-@formula(_nn("soft_margin_loss"), refuses="mixed")
+@formula(_native("soft_margin_loss"), refuses="mixed")
 def soft_margin_loss(input: Tensor, target: Tensor, reduction: int = 0) -> Tensor:
     """Compute −logsigmoid(x y) of input x and target y."""
     input = _widen(input)
     return _reduce(-F.logsigmoid(input * target.to(input.dtype)), reduction)
 
 
-@formula(_nn("multi_margin_loss"), refuses="forward, second, mixed")
+@formula(_native("multi_margin_loss"), refuses="forward, second, mixed")
 def multi_margin_loss(
     input: Tensor,
     target: Tensor,
@@ -92,7 +92,7 @@ def multi_margin_loss(
     return _reduce((losses.sum(1) / scores.shape[1]).reshape(target.shape), reduction)
 
 
-@formula(_nn("multilabel_margin_loss"), refuses="forward, second, mixed")
+@formula(_native("multilabel_margin_loss"), refuses="forward, second, mixed")
 def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = 0) -> Tensor:
     """Compute the margins of all pairs of a label and another class."""
     scores, classes = _rows(_widen(input)), _rows(target)
@@ -125,13 +125,13 @@ def ctc_loss(
         torch.as_tensor(lengths, device=device).reshape(-1).long()
         for lengths in (input_lengths, target_lengths)
     )
-    indices, valid = ragged_table(target_sizes.cumsum(0) - target_sizes, target_sizes)
-    longest = valid.shape[1]
+    indices, is_valid = ragged_table(target_sizes.cumsum(0) - target_sizes, target_sizes)
+    longest = is_valid.shape[1]
     if targets.ndim == 1 and targets.numel() and longest:
         labels = targets.to(device)[indices]
     else:
         labels = targets.to(device).reshape(batch, -1)[:, :longest]
-    labels = torch.where(valid, labels.long(), blank)
+    labels = torch.where(is_valid, labels.long(), blank)
     # A blank before and after each label; a path may skip one between two labels that differ.
     symbols = labels.new_full((batch, 2 * longest + 1), blank)
     symbols[:, 1::2] = labels

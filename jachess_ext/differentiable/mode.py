@@ -172,11 +172,11 @@ COPIES |= dict(_COPIED.values())
 
 
 def _copy_of(function: Function) -> Function | None:
-    """Return the copy of a Python function, or of a Function's `apply`, to run within the mode;
-    None if it has none.
+    """Return the copy of a Python function, or of a Function's `apply`, that runs within the mode;
+    None if there is none.
 
-    The function that a mode receives is looked up by name in its module, where a profiler may have
-    put a wrapper: so the attributes are compared as well.
+    A mode receives the function that its module has under this name, which may be a profiler's
+    wrapper instead of torch's function.  Such a wrapper is recognised by the module's attribute.
     """
     copy = COPIES.get(function)
     names = getattr(function, "__globals__", {})

@@ -22,8 +22,8 @@ def ragged_table(starts: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
     """Return two tensors ``[groups, longest]``: the indices starts[n] + j of each group's rows,
     padded with 0, and a mask that is true at rows and false at padding."""
     column = torch.arange(int(sizes.max()) if sizes.numel() else 0, device=sizes.device)
-    valid = column < sizes.unsqueeze(1)
-    return torch.where(valid, starts.unsqueeze(1) + column, 0), valid
+    is_row = column < sizes.unsqueeze(1)
+    return torch.where(is_row, starts.unsqueeze(1) + column, 0), is_row
 
 
 def _combine(x: Tensor, valid: Tensor, reduce: str) -> Tensor:
@@ -53,11 +53,11 @@ def _reduce_with(
     """
     sizes = torch.zeros(len(x), dtype=torch.long, device=groups.device)
     sizes = sizes.scatter_add(0, groups, torch.ones_like(groups))
-    numbers, valid = ragged_table(sizes.cumsum(0) - sizes, sizes)
+    numbers, is_valid = ragged_table(sizes.cumsum(0) - sizes, sizes)
     table = torch.argsort(groups, stable=True)[numbers]
-    has_self = torch.ones_like(valid[:, :1]) if include_self else ~valid.any(1, keepdim=True)
+    has_self = torch.ones_like(is_valid[:, :1]) if include_self else ~is_valid.any(1, keepdim=True)
     stacked = torch.cat([x.unsqueeze(1), _rows(source, table)], 1)
-    return _combine(stacked, torch.cat([has_self, valid], 1), reduce).to(x.dtype)
+    return _combine(stacked, torch.cat([has_self, is_valid], 1), reduce).to(x.dtype)
 
 
 @formula(torch.index_reduce, Tensor.index_reduce, refuses="forward, mixed")
@@ -133,18 +133,18 @@ def segment_reduce(
     x = data.flatten(0, axis)  # the rows of all batches, one behind another
     first_rows = torch.arange(lengths[..., 0].numel(), device=data.device) * data.shape[axis]
     starts = (starts.reshape(len(first_rows), -1) + first_rows.unsqueeze(1)).flatten()
-    rows, valid = ragged_table(starts, lengths.flatten())
+    rows, is_valid = ragged_table(starts, lengths.flatten())
     table = _rows(x, rows)
     if initial is not None:
         initial_column = table.new_full((len(table), 1, *table.shape[2:]), initial)
-        counts = valid.sum(1).clamp(min=1).reshape(-1, *(1,) * (x.ndim - 1))
-        with_first = F.pad(valid, (1, 0), value=True)
+        counts = is_valid.sum(1).clamp(min=1).reshape(-1, *(1,) * (x.ndim - 1))
+        with_first = F.pad(is_valid, (1, 0), value=True)
         out = _combine(
             torch.cat([initial_column, table], 1), with_first, "sum" if reduce == "mean" else reduce
         )
         out = out / counts if reduce == "mean" else out
     else:
-        out = _combine(table, valid, reduce)
+        out = _combine(table, is_valid, reduce)
     return out.reshape(*lengths.shape, *data.shape[axis + 1 :]).to(data.dtype)
 
 
@@ -167,15 +167,15 @@ def embedding_bag(
         starts[1:] if include_last_offset else torch.cat([starts[1:], starts.new_tensor([count])])
     )
     starts = starts[: len(ends)]
-    entries, valid = ragged_table(starts, ends - starts)
+    entries, is_valid = ragged_table(starts, ends - starts)
     rows = indices[entries] if count else entries
     if padding_idx is not None:
-        valid = valid & (rows != padding_idx % len(weight))
+        is_valid = is_valid & (rows != padding_idx % len(weight))
     x = _rows(wide(weight), rows)
     if per_sample_weights is not None:
         x = x * _rows(wide(per_sample_weights), entries).unsqueeze(-1)
-    out = _combine(x, valid, ("sum", "mean", "max")[mode])
-    empty = ~valid.any(1, keepdim=True)
+    out = _combine(x, is_valid, ("sum", "mean", "max")[mode])
+    empty = ~is_valid.any(1, keepdim=True)
     out = torch.where(empty, 0, out).to(weight.dtype)
     no_indices = indices.new_zeros(0)
     return out, no_indices, no_indices, no_indices

@@ -300,10 +300,10 @@ class Job:
 
     def run(self, progress: bool | None) -> Tensor | None:
         """Compute Θ, [N, C, M, C]; None on all but the first rank."""
-        left, right, outputs = self._left.samples, self._right.samples, self._left.num_outputs
+        left, right, out_dim = self._left.samples, self._right.samples, self._left.num_outputs
         # The sum over parameters is kept in double: as many terms as parameters, little memory.
         theta = torch.zeros(
-            outputs, left.count, outputs, right.count, dtype=torch.float64, device=self._device
+            out_dim, left.count, out_dim, right.count, dtype=torch.float64, device=self._device
         )
         with self._ranks.raise_on_all():
             self._sum_pairs(theta, progress)
@@ -524,7 +524,10 @@ class KernelRanks:
 
     @contextmanager
     def raise_on_all(self) -> Iterator[None]:
-        """Raise on every rank if the block fails on one, so that the others do not wait forever."""
+        """Return a context that raises an error on every rank if its code raises one on any rank.
+
+        The other ranks would otherwise wait forever.
+        """
         try:
             yield
         except Exception as error:

@@ -342,9 +342,9 @@ def chain_start(call: Call, cotangents: Tensor) -> tuple[Call, Tensor]:
         cotangents: cotangents of the chain's end, [C, n, ...].
     """
     end, start = call.options["end"], call.options["call"]
-    outputs, samples = cotangents.shape[:2]
+    num_outputs, num_samples = cotangents.shape[:2]
     grads = cotangents.flatten(0, 1)[:, None]  # [C n, 1, ...]: each one cotangent of the end
     (start_cotangents,) = torch.autograd.grad(
         end, [start.edge], grads, retain_graph=True, is_grads_batched=True
     )
-    return start, start_cotangents.unflatten(0, (outputs, samples)).flatten(1, 2)
+    return start, start_cotangents.unflatten(0, (num_outputs, num_samples)).flatten(1, 2)

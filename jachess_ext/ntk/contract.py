@@ -565,10 +565,10 @@ def _contract_tied(matches: Matches, factors: Factors, settings: Settings) -> Te
     K[c, n, c', m] = Σ_{v, t} (g_{n,c,v} · a_{m,t}) δ_{m,c',t,v}
     """
     dtype = settings.dtype
-    outputs, num_entries, _ = matches.gradients.shape
-    other_count, positions = factors.inputs.shape[:2]
-    kernel = matches.gradients.new_zeros(outputs, matches.count, outputs, other_count, dtype=dtype)
-    per_entry = 2 * outputs * other_count * positions * dtype.itemsize
+    out_dim, num_entries, _ = matches.gradients.shape
+    other_count, num_positions = factors.inputs.shape[:2]
+    kernel = matches.gradients.new_zeros(out_dim, matches.count, out_dim, other_count, dtype=dtype)
+    per_entry = 2 * out_dim * other_count * num_positions * dtype.itemsize
     step = max(1, settings.workspace // max(1, per_entry))
     for start in range(0, num_entries, step):
         rows = slice(start, start + step)

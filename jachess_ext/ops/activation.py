@@ -86,8 +86,8 @@ def _sigmoid(x: Tensor) -> Derivatives:
 def softplus_derivatives(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Derivatives:
     """f = ln(1 + exp βx) / β, which equals x from βx = 50 on, before exp overflows; f' = σ(βx)."""
     s, s1, _ = _sigmoid(beta * x)
-    linear = beta * x > threshold
-    slope, curvature = s.masked_fill(linear, 1), (beta * s1).masked_fill(linear, 0)
+    is_linear = beta * x > threshold
+    slope, curvature = s.masked_fill(is_linear, 1), (beta * s1).masked_fill(is_linear, 0)
     return F.softplus(x, beta, min(threshold, 50.0)), slope, curvature
 
 

@@ -107,8 +107,8 @@ class Backend(NamedTuple):
 
 
 def _no_kernel(call: Call) -> bool:
-    device, summed = call.query.device, call.settings.summed > 0
-    return not available("attention_jet", device, sums=summed)
+    device, has_sum = call.query.device, call.settings.summed > 0
+    return not available("attention_jet", device, sums=has_sum)
 
 
 def _takes_pairs_only(settings: Settings) -> bool:

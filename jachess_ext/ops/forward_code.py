@@ -91,10 +91,12 @@ _OVERRIDABLE: dict[AutogradFunction, Function] = {}
 
 
 def overridable_functions() -> dict[AutogradFunction, Function]:
-    """Make the Functions in `_BY_MODULE` of imported modules dispatch to modes and jets.
+    """Replace ``apply`` of the Functions in `_BY_MODULE` so that it dispatches to modes and jets.
+
+    Functions whose module has not been imported are left out.
 
     Returns:
-        Function -> its replaced ``apply``.
+        Function -> its new ``apply``.
     """
     for module, names in _BY_MODULE.items():
         for name in names:

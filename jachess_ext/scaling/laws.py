@@ -240,7 +240,7 @@ class FreeLens(Rectified):
 _LARGEST_STRETCH = 1e4  # largest factor of the measured training times
 _FARTHEST = 60.0  # largest |ln D*| of the bisection
 _HALVINGS = 50  # of the bisection
-_SMALL = 1e-4  # step of the central difference for the transition's gradient
+_STEP = 1e-4  # step of the central difference for the transition's gradient
 
 
 class MeasuredLens(Rectified):
@@ -335,7 +335,7 @@ class MeasuredLens(Rectified):
 
         There is one such size, as F falls with D and D^β rises.
         """
-        return self._bisect(u), central_gradient(self._bisect, u, _SMALL)
+        return self._bisect(u), central_gradient(self._bisect, u, _STEP)
 
     def _bisect(self, u: Array) -> Array:
         """Return ln D*, [1], at coordinates u, [1, p], by bisection."""

@@ -339,8 +339,8 @@ class Search:
                 ask = {f.name: record.pop(f.name) for f in fields(Ask)}
                 run, result = from_json(ask, Ask, "a run"), from_json(record, Result, "a result")
                 allowed_rows = range(search.target) if result.added else (0, *search.sizes)
-                consistent = (result.loss is None) != (result.error is None)
-                if run.model not in search.models or run.rows not in allowed_rows or not consistent:
+                is_valid = (result.loss is None) != (result.error is None)
+                if run.model not in search.models or run.rows not in allowed_rows or not is_valid:
                     raise ValueError(f"a result is {saved}")
                 search.results[run] = result
             search._replay()

@@ -235,11 +235,11 @@ def pattern_frequencies(log_evidence: Array) -> Array:
     Args:
         log_evidence: ln p(y_i | pattern), [k, n].
     """
-    num_patterns, models = log_evidence.shape
+    num_patterns, count = log_evidence.shape
     frequency = np.full(num_patterns, 1 / num_patterns)
     for _ in range(EM_STEPS):
         counts = softmax((log_evidence + np.log(frequency)[:, None]).T).sum(0)
-        frequency = (counts + PATTERN_PRIOR_MODELS / num_patterns) / (models + PATTERN_PRIOR_MODELS)
+        frequency = (counts + PATTERN_PRIOR_MODELS / num_patterns) / (count + PATTERN_PRIOR_MODELS)
     return frequency
 
 

@@ -52,7 +52,7 @@ from .settings import (
 )
 
 Replace = Callable[[Tensor, Tensor], Tensor]
-_DIFFERS = (
+_MESSAGE = (
     f"more than {MAX_DIRECTIONS} directions take several passes, and the model is not the same "
     f"function in each: {CAUSES}. Call eval(), or take {MAX_DIRECTIONS} directions at most"
 )
@@ -400,7 +400,7 @@ def measure_jet(
         if generators and not generators.have_advanced():
             values = [stack[0].detach() for stack in streams]
             if number:
-                require_same(model, first, values, repeated(count, values), _DIFFERS)
+                require_same(model, first, values, repeated(count, values), _MESSAGE)
             else:
                 first = [value.clone() for value in values]
         if number == 0:

@@ -149,10 +149,10 @@ def raise_together(ranks: Ranks, check: Callable[[], object], device: torch.devi
         check()
     except (TypeError, ValueError) as raised:
         error = raised
-    failed = bool(ranks.max(torch.tensor(int(error is not None), device=device)))
+    has_failed = bool(ranks.max(torch.tensor(int(error is not None), device=device)))
     if error is not None:
         raise error
-    if failed:
+    if has_failed:
         raise ValueError("another rank cannot use its batch; its own message says why")
 
 

@@ -236,8 +236,8 @@ def drop_padding_targets(model: nn.Module, batch: dict[str, Tensor]) -> dict[str
 def is_causal(model: nn.Module) -> bool:
     """Return whether the model is a causal language model."""
     inner = without_peft(model)
-    listed = type(inner).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-    return listed or getattr(inner, "loss_type", None) == "ForCausalLM"
+    is_listed = type(inner).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    return is_listed or getattr(inner, "loss_type", None) == "ForCausalLM"
 
 
 def add_decoder_inputs(model: nn.Module, batch: Batch) -> dict[str, Tensor]:

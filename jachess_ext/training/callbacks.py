@@ -176,7 +176,7 @@ class SmoothnessMonitor(_PeriodicCallback):
 
     @property
     def history(self) -> list[dict[str, float]]:
-        """Return figures and "step" of each measurement."""
+        """Return a dict for each measurement: its figures by name, and its "step"."""
         return self.probe.history
 
     def plot(self, ax: Axes | None = None) -> Axes:

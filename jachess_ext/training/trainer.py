@@ -495,7 +495,10 @@ class MethodMixin(_Base):
             write_state(Path(folder, f"checkpoint-{self.state.global_step}", STATE), state)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load the method's state as well: resuming calls this method under every engine."""
+        """Load the optimizer, the scheduler and the method's state.
+
+        The Trainer calls this method whenever it resumes, also under DeepSpeed or FSDP.
+        """
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return

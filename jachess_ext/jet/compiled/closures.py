@@ -229,11 +229,11 @@ def _readers(function: types.FunctionType) -> list[types.FunctionType]:
 def _reader_code(
     code: types.CodeType, variables: dict[str, Any], num_defaults: int, keywords: Iterable[str]
 ) -> types.CodeType:
-    """Return the code of the reader of a function (`_readers`), and register its builder.
+    """Register the builder of a function, and return the code of its reader (`_readers`).
 
     Args:
         code: the code of the function.
-        variables: its global variables.
+        variables: the function's global variables.
         num_defaults: the number of its positional defaults.
         keywords: the names of its keyword defaults.
     """

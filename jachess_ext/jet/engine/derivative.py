@@ -237,7 +237,7 @@ def _is_shared(args: tuple) -> bool:
 # ---- masks of a class of their own ------------------------------------------------------------
 
 
-def mask_result(func: Callable, types: Sequence[type], args: tuple, kwargs: Named) -> object:
+def call_mask(func: Callable, types: Sequence[type], args: tuple, kwargs: Named) -> object:
     """Return the attention as computed by the ``__torch_function__`` of the mask's class.
 
     NotImplemented if that class is no subclass of Tensor with a ``__torch_function__`` of its own,

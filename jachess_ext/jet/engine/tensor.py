@@ -16,11 +16,11 @@ from .context import call_rule, without_autocast
 from .deferred import Deferred, Pattern
 from .derivative import (
     DerivativeTensor,
+    call_mask,
     carries_derivatives,
     check_call,
     check_complex,
     check_pass,
-    mask_result,
 )
 from .layout import JetLayout, Pass, replace_tensors
 from .registry import original_function, require_rule
@@ -187,7 +187,7 @@ class JetTensor(DerivativeTensor):
         cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         func, kwargs = original_function(func), kwargs or {}
-        if len(types) > 1 and (out := mask_result(func, types, args, kwargs)) is not NotImplemented:
+        if len(types) > 1 and (out := call_mask(func, types, args, kwargs)) is not NotImplemented:
             return out
         check_call(cls, func, types, args, kwargs)
         result = call_on_constants(func, args, kwargs, DerivativeTensor)

@@ -27,11 +27,11 @@ from ..engine.constants import call_on_constants, is_constant, mark_constant, un
 from ..engine.context import call_rule
 from ..engine.derivative import (
     DerivativeTensor,
+    call_mask,
     carries_derivatives,
     check_call,
     check_complex,
     check_pass,
-    mask_result,
 )
 from ..engine.errors import missing_rule
 from ..engine.kinds import LINEAR, PRODUCTS, QUOTIENTS, SUMS, VIEWS
@@ -116,7 +116,7 @@ class DualTensor(DerivativeTensor):
         cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> object:
         func, kwargs = original_function(func), kwargs or {}
-        if len(types) > 1 and (out := mask_result(func, types, args, kwargs)) is not NotImplemented:
+        if len(types) > 1 and (out := call_mask(func, types, args, kwargs)) is not NotImplemented:
             return out
         check_call(cls, func, types, args, kwargs)
         result = call_on_constants(func, args, kwargs, DerivativeTensor)

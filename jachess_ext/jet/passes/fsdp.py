@@ -133,9 +133,9 @@ def _wrap_pre_hook(hook: Callable) -> Function:
 
 def _wrap_hook(hook: Callable) -> Function:
     def wrapper(module: nn.Module, args: Args, output: T) -> T:
-        plain, rebuild = _unwrap_jets(output)
+        plain, rebuilds = _unwrap_jets(output)
         result = hook(module, args, plain)
-        return _rewrap_jets(plain if result is None else result, rebuild)
+        return _rewrap_jets(plain if result is None else result, rebuilds)
 
     return wrapper
 

@@ -48,7 +48,7 @@ from .check import (
 )
 from .sameness import CAUSES, refuse_irreproducible, require_same
 
-_DIFFERS = (
+_MESSAGE = (
     "fn runs once for each chunk and sign of weights, and is not the same function each time: "
     f"{CAUSES}. Call eval(), leave out chunk_size, or give weights of one sign"
 )
@@ -257,7 +257,7 @@ class Rows:
             if not index and len(chunks) > 1:
                 first_values = [value.detach().clone() for value in values]
             elif index and not is_traced:
-                require_same(self.fn, first_values, values, repeat_runs(index, values), _DIFFERS)
+                require_same(self.fn, first_values, values, repeat_runs(index, values), _MESSAGE)
             is_last = index == len(chunks) - 1
             if check:
                 check.add(result.first, group.numbers, roots)

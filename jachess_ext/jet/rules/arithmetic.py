@@ -295,12 +295,12 @@ def register_extremum(name: str, is_better: Callable[[Tensor, Tensor], Tensor]) 
 
     @jet_rule(name)
     def rule(input: Tensor, other: Tensor) -> Tensor:
-        ties = input == other
+        is_tie = input == other
         is_first = is_better(input, other) | torch.isnan(other if skips_nan else input)
         if skips_nan and not _FMAX_SPLITS_TIES:
-            return torch.where(is_first | ties, input, other)
+            return torch.where(is_first | is_tie, input, other)
         better, worse = torch.where(is_first, input, other), torch.where(is_first, other, input)
-        return torch.where(ties, 0.5 * better + 0.5 * worse, better)
+        return torch.where(is_tie, 0.5 * better + 0.5 * worse, better)
 
 
 for _name, _is_better in (("max", torch.gt), ("min", torch.lt)):

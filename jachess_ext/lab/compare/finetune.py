@@ -123,8 +123,8 @@ class Job:
         names = ("kind", "model", "version", "method", "value", "seed")
         text = json.dumps(finite(identity | {name: getattr(self, name) for name in names}))
         key = hashlib.sha256(text.encode()).hexdigest()[:10]
-        words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.task.name}-{self.method}")[:60]
-        return f"{self.kind}-{words}-s{self.seed}-{key}"
+        slug = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.task.name}-{self.method}")[:60]
+        return f"{self.kind}-{slug}-s{self.seed}-{key}"
 
 
 def _set_knob(method: Method, value: float) -> Method:
@@ -500,7 +500,8 @@ class BestEpoch(transformers.TrainerCallback):
         control: transformers.TrainerControl,
         **kwargs: Any,
     ) -> None:
-        """Evaluate the validation rows and, if the epoch is the best so far, the dev rows."""
+        """Evaluate the model on the validation rows and, if the epoch is the best so far, on the
+        dev rows."""
         start = _clock()
         model: Model = kwargs["model"]
         with _without_autocast(model):

@@ -97,8 +97,8 @@ class Tuning:
         unlab_lr_ratio: values for mode unlab.
         validation: share of the training rows that the tuning runs are evaluated on.
         seeds: seeds of the tuning runs.
-        methods: values in place of all these for single methods, by the method's text in the grid
-            or its name with the mode ("l2", "jachess-train").
+        methods: values for single methods, which replace the values above, by the method's text in
+            the grid or its name with the mode ("l2", "jachess-train").
     """
 
     strength: tuple[float, ...] = ()

@@ -174,7 +174,7 @@ def run(trial: Trial) -> RunRecord:
             tokens=tokens,
             training_flops=training_flops(parameters, trained, tokens, recipe),
         )
-        start, steps = time.perf_counter(), _Steps()
+        start, steps = time.perf_counter(), _StepCounter()
         if trial.size:
             fine_tune(model, train, recipe, seed=trial.seed, callbacks=[steps])
             model.eval()
@@ -206,7 +206,7 @@ def killed(trial: Trial) -> RunRecord:
     return RunRecord(trial.name, trial.model, trial.size, trial.seed, error=reason, lost=True)
 
 
-class _Steps(TrainerCallback):
+class _StepCounter(TrainerCallback):
     """Count the optimiser's steps."""
 
     count = 0

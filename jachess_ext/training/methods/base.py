@@ -258,9 +258,9 @@ class Method:
         Args:
             run: computes the task loss and the model's output of a batch; see `Run`.
         """
-        task, outputs = run(inputs)
+        task_loss, outputs = run(inputs)
         penalty = self.penalty(model, inputs, outputs)
-        return Loss(task, outputs, None if penalty is None else self.strength * penalty)
+        return Loss(task_loss, outputs, None if penalty is None else self.strength * penalty)
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor | None:
         """Return the penalty without its factor ``strength``, a mean over rows; None: none."""

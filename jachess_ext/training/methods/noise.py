@@ -134,10 +134,10 @@ class CorruptAugment(_Corruption, name="corrupt-augment"):
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
         if self.clean == 0:
             return Loss(*run(self.corrupt(inputs)))
-        task, outputs = run(inputs)
+        task_loss, outputs = run(inputs)
         with seeded_rng(self.key()):
             corrupted_task, _ = run(self.corrupt(inputs))
-        return Loss(self.clean * task + (1 - self.clean) * corrupted_task, outputs)
+        return Loss(self.clean * task_loss + (1 - self.clean) * corrupted_task, outputs)
 
 
 class _Consistency(_Corruption):
