@@ -206,8 +206,8 @@ def main(commands: Mapping[str, Sequence[str]] = {}) -> int:
             f"(runs with any torch >= 2.10), CPU {built['cpu']}, {cuda}"
         )
     operators = facts["operators"]
-    state = "none" if facts["pure"] else "loaded" if operators["loaded"] else "NOT loaded"
-    lines += [f"operators     {state}", *(f"{'':<14}{name}" for name in operators["kernels"])]
+    state_text = "none" if facts["pure"] else "loaded" if operators["loaded"] else "NOT loaded"
+    lines += [f"operators     {state_text}", *(f"{'':<14}{name}" for name in operators["kernels"])]
     lines += [f"GPU           {d['name']} (sm {d['capability']})" for d in gpu["visible"]]
     lines.append(f"Triton        {facts['triton']}")
     lines += [f"problem: {text}" for text in facts["problems"]]

@@ -83,9 +83,9 @@ class Report:
         return next((choice.form for choice in self.choices if name in choice.names), "none")
 
     def __repr__(self) -> str:
-        sides = f"{self.samples} samples" + ("" if self.symmetric else f" × {self.others}")
+        size_text = f"{self.samples} samples" + ("" if self.symmetric else f" × {self.others}")
         lines = [
-            f"NTK of {sides}, {self.outputs} outputs, {self.parameters:,} parameters; "
+            f"NTK of {size_text}, {self.outputs} outputs, {self.parameters:,} parameters; "
             f"{self.blocks} pairs of blocks of {self.block}; about "
             f"{self.expected_bytes / 2**20:.0f} MiB of {self.budget_bytes / 2**20:.0f} MiB",
             f"{'form':<8} {'T kept':>6} {'GFLOP A':>9} {'GFLOP B':>9}  parameters",
@@ -93,11 +93,11 @@ class Report:
         for choice in self.choices:
             if choice.names[0] in self.fallback:
                 continue
-            cells = f"{'':>6} {'':>9} {'':>9}"
+            cost_text = f"{'':>6} {'':>9} {'':>9}"
             if choice.cost is not None:
                 gram, dense = choice.cost.gram_flops / 1e9, choice.cost.materialise_flops / 1e9
-                cells = f"{choice.positions:>6} {gram:>9.3g} {dense:>9.3g}"
-            lines.append(f"{choice.form:<8} {cells}  {', '.join(choice.names)}")
+                cost_text = f"{choice.positions:>6} {gram:>9.3g} {dense:>9.3g}"
+            lines.append(f"{choice.form:<8} {cost_text}  {', '.join(choice.names)}")
         lines += [f"{'per_sample':<36}{name}: {why}" for name, why in self.fallback.items()]
         if self.local:
             lines.append(f"module alone differentiated: {', '.join(self.local)}")
@@ -126,8 +126,8 @@ class Measurement:
     report: Report
 
     def __repr__(self) -> str:
-        held = "on another rank" if self.theta is None else list(self.theta.shape)
-        return f"kernel {held}\n{self.report}"
+        shape_text = "on another rank" if self.theta is None else list(self.theta.shape)
+        return f"kernel {shape_text}\n{self.report}"
 
 
 def ntk(

@@ -499,8 +499,8 @@ def _contract_embeddings(left: Matches, right: Matches, settings: Settings) -> T
     shape = (num_outputs, left.count, num_outputs, right.count)
     kernel = left.gradients.new_zeros(shape, dtype=dtype)
     for rows, columns in _shared_ids(left.ids, right.ids):
-        per_id = (rows.shape[1] + columns.shape[1]) * num_outputs * left.gradients.shape[-1]
-        step = max(1, settings.workspace // max(1, per_id * dtype.itemsize))
+        numbers_per_id = (rows.shape[1] + columns.shape[1]) * num_outputs * left.gradients.shape[-1]
+        step = max(1, settings.workspace // max(1, numbers_per_id * dtype.itemsize))
         for row_chunk, column_chunk in zip(rows.split(step), columns.split(step), strict=True):
             _add_group(kernel, left, right, row_chunk, column_chunk)
     return kernel

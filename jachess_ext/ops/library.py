@@ -109,8 +109,8 @@ def _load(path: Path) -> LibraryState:
     except (OSError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         built = build_info().get("torch", "")
-        origin = f", built against torch {built}," if built else ""
-        problem = f"the compiled operators{origin} do not load with torch {torch.__version__}"
+        origin_text = f", built against torch {built}," if built else ""
+        problem = f"the compiled operators{origin_text} do not load with torch {torch.__version__}"
         return LibraryState(path, f"{problem} ({reason}): {_REBUILD}.")
     missing = [name for name in _OPERATORS if not hasattr(torch.ops.jachess, name)]
     if missing:

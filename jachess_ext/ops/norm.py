@@ -401,10 +401,10 @@ _RMS_NORM = _Norm("rms_norm_jet", centred=False)
 def _fake_squares(
     x: Tensor, mask: Tensor | None, index: Tensor | None, q: int
 ) -> tuple[Tensor, Tensor]:
-    chosen = x.shape[-1] if index is None else index.shape[0]
-    chosen = 0 if x.shape[0] == 1 + q else chosen
-    first = x.new_empty(x.shape[1:-1], dtype=wide_dtype(x.dtype))
-    return first, first.new_empty((*first.shape, chosen))
+    num_columns = x.shape[-1] if index is None else index.shape[0]
+    num_columns = 0 if x.shape[0] == 1 + q else num_columns
+    token_means = x.new_empty(x.shape[1:-1], dtype=wide_dtype(x.dtype))
+    return token_means, token_means.new_empty((*token_means.shape, num_columns))
 
 
 register_operator(

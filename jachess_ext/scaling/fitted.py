@@ -371,9 +371,9 @@ def describe(fitted: FittedLaw) -> str:
     """
     smallest, largest = fitted.size_range[:, 0].min(), fitted.size_range[:, 1].max()
     num_curves = len(fitted.size_range)
-    location = "" if num_curves == 1 else f"{num_curves} curves at "
+    prefix = "" if num_curves == 1 else f"{num_curves} curves at "
     range_text = f"{_size_text(smallest, 6)} to {_size_text(largest, 6)}"
-    title = f"{fitted.law} law, {fitted.definition.formula}, through {location}sizes {range_text}"
+    title = f"{fitted.law} law, {fitted.definition.formula}, through {prefix}sizes {range_text}"
     if fitted.backtest:
         order = sorted(fitted.backtest, key=fitted.backtest.__getitem__)
         errors = ", ".join(f"{law} {fitted.backtest[law]:.2g}" for law in order)

@@ -126,8 +126,8 @@ class History:
         scores = np.log(forecast.score)
         log_shift[matched] = STANDING_WEIGHT * scores.std() * (mean - mean[matched].mean())[matched]
         old_best, new_best = (names[int(score.argmin())] for score in (scores, scores + log_shift))
-        change = "stays first" if new_best == old_best else f"is first, not {old_best}"
-        note += f"; with them {new_best} {change}."
+        change_text = "stays first" if new_best == old_best else f"is first, not {old_best}"
+        note += f"; with them {new_best} {change_text}."
         adjusted = replace(forecast, score=forecast.score * np.exp(log_shift))
         if forecast.predictive is None or forecast.mixture is None:
             return adjusted, note

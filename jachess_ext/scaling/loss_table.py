@@ -163,9 +163,9 @@ class LossTable:
         perfect = np.argwhere(losses == 0)
         if len(perfect) and self.metric is not None and higher_is_better(self.metric):
             row, column = perfect[0]
-            score = f"the {self.metric} of {quote(self.names[row])} at size {sizes[column]:g}"
+            subject = f"the {self.metric} of {quote(self.names[row])} at size {sizes[column]:g}"
             hint = "give test_rows, the examples it was measured on; half of one is missing then"
-            raise TableError(f"{score} is the best there is; {hint}", test_rows="N")
+            raise TableError(f"{subject} is the best there is; {hint}", test_rows="N")
         check_losses(losses, sizes, counted, self.names)
 
 

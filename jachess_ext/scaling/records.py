@@ -117,8 +117,8 @@ def _scale(records: Records, metric: str) -> float:
         for name in records.names:
             scores = records.values[finite & (np.array(records.models) == name)]
             if len(scores) and 0 < scores.max() <= 1:
-                ranges = f"at most {scores.max():g} and that of others up to {highest:g}"
-                text = f"the {metric} of {quote(name)} is {ranges}"
+                range_text = f"at most {scores.max():g} and that of others up to {highest:g}"
+                text = f"the {metric} of {quote(name)} is {range_text}"
                 raise TableError(f"{text}; write all as fractions or all in per cent")
     return scale
 

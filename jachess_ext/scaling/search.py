@@ -308,8 +308,8 @@ class Search:
         if name is not None and value is not None and math.isfinite(value):
             worst, is_score = worst_value(name), higher_is_better(name)
             if value < worst or (is_score and value > 1):
-                limit = " and at most 1, no per cent" if is_score else ""
-                raise DataError(f"the {name} is {value:g}; expected {worst:g} or more{limit}")
+                limit_text = " and at most 1, no per cent" if is_score else ""
+                raise DataError(f"the {name} is {value:g}; expected {worst:g} or more{limit_text}")
             loss = float(to_loss(name, value, self.test_rows or math.inf))
             if is_score and loss == 0:
                 text = f"the {name} is {value:g}, the best there is; give Search test_rows="
@@ -557,8 +557,8 @@ class Search:
             raise DataError(f"sizes is {list(self.sizes)}; expected numbers of rows from 1 up")
         check_sizes(np.array(self.sizes, dtype=np.float64))
         if self.sizes[-1] >= self.target:
-            largest = f"the largest subset, {self.sizes[-1]} rows, is not below the target"
-            raise DataError(f"{largest} {self.target}: nothing would be left to predict")
+            message = f"the largest subset, {self.sizes[-1]} rows, is not below the target"
+            raise DataError(f"{message} {self.target}: nothing would be left to predict")
         needed = METHODS[self.method].fewest_sizes(has_zero=0 in self.rounds)
         if len(self.sizes) < needed:
             count = f"{self.method} needs {needed} sizes or more, and there are {len(self.sizes)}"

@@ -208,11 +208,11 @@ class Selection:
 
     def text(self) -> str:
         """Return the ranking, the advice and the notes as text."""
-        head = (
+        heading = (
             f"{self.method}: {len(self.names)} models, sizes up to {count_text(self.budget)}, "
             f"{100 * self.share:.3g} % of the target {count_text(self.target)}"
         )
-        lines = [head, *align_rows(self.cells()), self.advice, *self.notes]
+        lines = [heading, *align_rows(self.cells()), self.advice, *self.notes]
         return "\n".join([*lines, *self.unranked.values()])
 
     def cells(self) -> list[list[str]]:

@@ -90,8 +90,8 @@ def chance_note(table: LossTable, classes: int | None) -> str:
         return ""
     chance = cast(float, chance_loss(table.metric, classes))
     text = f"Still at the level of guessing, {number_text(float(table.to_metric(chance)))}"
-    noise = "Leads among such models may be noise."
-    return f"{text}: {quote_all(names)}. {noise}"
+    warning = "Leads among such models may be noise."
+    return f"{text}: {quote_all(names)}. {warning}"
 
 
 def measured_note(table: LossTable, measured: Array) -> str:

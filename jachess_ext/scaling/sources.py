@@ -63,7 +63,7 @@ def _from_file(path: Path, number: int | None, questions: Questions) -> Sheet:
     """Read the cells of a file as a sheet, see `read_sheet`."""
     if path.is_dir():
         raise TableError(f"{path} is a folder; jx.scaling.read_runs reads folders of runs")
-    table = str(path)
+    name = str(path)
     if path.suffix.lower() in (".xlsx", ".xlsm", ".xls", ".ods"):
         tables = _workbook_tables(path)
     else:
@@ -72,7 +72,7 @@ def _from_file(path: Path, number: int | None, questions: Questions) -> Sheet:
             raise TableError(f"{path} is empty; expected a header and one line a model")
         is_json = re.match(r"\s*(\{|\[\s*[\[{])", text) and path.suffix not in (".md", ".csv")
         if path.suffix in (".json", ".jsonl", ".ndjson") or is_json:
-            return replace(read_sheet(_json_frame(path, text), None, questions), name=table)
+            return replace(read_sheet(_json_frame(path, text), None, questions), name=name)
         tables = _markdown_tables(text)
         if not tables:
             try:
@@ -81,16 +81,16 @@ def _from_file(path: Path, number: int | None, questions: Questions) -> Sheet:
                 raise TableError(f"{path} is not well-formed: {error}") from None
         if text[-1] not in "\r\n":
             last_line = quote(text.splitlines()[-1][-60:])
-            end = f"{path} ends without a newline and may be cut short"
-            warnings.warn(f"{end}; its last line is read as {last_line}", stacklevel=2)
-    rows = _pick_table(table, tables, number, questions)
+            message = f"{path} ends without a newline and may be cut short"
+            warnings.warn(f"{message}; its last line is read as {last_line}", stacklevel=2)
+    rows = _pick_table(name, tables, number, questions)
     labels = [cell.strip() for cell in rows[0][1]]
     for line, cells in rows[1:]:
         if len(cells) != len(labels):
             cut = f"line {line} of {path} has {len(cells)} cells where the header has {len(labels)}"
             raise TableError(f"{cut}; the file may be half written")
     columns = list(zip(*(cells for _, cells in rows[1:]), strict=True)) or [()] * len(labels)
-    return Sheet(table, labels, columns)
+    return Sheet(name, labels, columns)
 
 
 Rows = list[tuple[int, list[str]]]

@@ -162,8 +162,8 @@ class _Reader:
         self.sheet = replace(sheet, labels=labels).keep_columns(mask)
         for label in labels:
             if f"{label}.1" in labels and sheet.name == "the table":
-                renamed = f"(pandas calls the second {quote(label + '.1')})"
-                raise TableError(f"the table has the column {quote(label)} twice {renamed}")
+                hint = f"(pandas calls the second {quote(label + '.1')})"
+                raise TableError(f"the table has the column {quote(label)} twice {hint}")
 
     def records(
         self, metric: Label, model: Label, size: Label, seed: Label, rows: Mapping[str, object]
@@ -207,9 +207,9 @@ class _Reader:
         texts, label = self.sheet.texts(index), self.sheet.labels[index]
         mask = [text in values for text in texts]
         if others := [*dict.fromkeys(text for text in texts if text not in values)]:
-            count = f"{len(mask) - sum(mask)} of {len(mask)} rows"
-            of = f"whose {quote(label)} is" if label else "named"
-            self.left_out.append(f"{count}, {of} {quote_all(others, 4)}")
+            count_text = f"{len(mask) - sum(mask)} of {len(mask)} rows"
+            criterion = f"whose {quote(label)} is" if label else "named"
+            self.left_out.append(f"{count_text}, {criterion} {quote_all(others, 4)}")
             if not any(mask):
                 raise TableError(f"no row of {self.sheet.name} is left without {self.left_out[-1]}")
         self.sheet = self.sheet.keep_rows(mask)
@@ -346,8 +346,8 @@ class _Reader:
             text = f"the column {quote(label)} of {table} holds"
             if is_choice and choices:
                 rows, model_counts = Counter(texts), Counter(value for value, _ in pairs)
-                of = "" if model_col is None else " of {} models"
-                counts = [f"{rows[x]} rows{of.format(model_counts[x])}" for x in values[:9]]
+                suffix = "" if model_col is None else " of {} models"
+                counts = [f"{rows[x]} rows{suffix.format(model_counts[x])}" for x in values[:9]]
                 listed = ", ".join(map("{} ({})".format, map(quote, values), counts))
                 best = max(choices, key=lambda x: (not is_missing(x), model_counts[x], rows[x]))
                 self.questions.add(f"{text} {listed}; say of which the rows count", **{label: best})
@@ -516,9 +516,9 @@ class _Reader:
             try:
                 sizes.append(self._size(cell, labels[size_col]))
             except TableError as error:
-                column = f"in the column {quote(labels[size_col])} of {quote(name)}"
+                column_text = f"in the column {quote(labels[size_col])} of {quote(name)}"
                 options = {"ignore": [name]} if is_missing(cell) else error.options
-                raise TableError(f"{column}, {error.args[0]}", **options) from None
+                raise TableError(f"{column_text}, {error.args[0]}", **options) from None
         label, values = labels[value_col], sheet.numbers(value_col, names)
         seed_texts = self._repeat_names(seeds)
         wrong = np.flatnonzero(~np.isfinite(values))

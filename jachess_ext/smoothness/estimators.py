@@ -89,8 +89,8 @@ class Smoothness:
         rows, count = len(self.tokens), int(self.tokens.sum())
         lines = [f"Smoothness of {count} tokens in {rows} rows:"]
         for k, jacobian in enumerate(self.jacobian.tolist()):
-            hessian = "" if self.hessian is None else f", hessian {self.hessian[k].item():.4g}"
-            lines.append(f"  layer {k}: jacobian {jacobian:.4g}{hessian}")
+            hessian_text = "" if self.hessian is None else f", hessian {self.hessian[k].item():.4g}"
+            lines.append(f"  layer {k}: jacobian {jacobian:.4g}{hessian_text}")
         return "\n".join(lines)
 
 
@@ -415,8 +415,8 @@ def measure_jet(
         jacobian = _add_weighted(jacobian, [mean for mean, _ in squares], count / sum(counts))
         if settings.second_order:
             # The tensor norm is the root of the sum over D.
-            seconds = [s if settings.per_dimension else s.sum(-1, keepdim=True) for _, s in squares]
-            hessian = _add_weighted(hessian, seconds, math.comb(count, 2) / pairs)
+            second = [s if settings.per_dimension else s.sum(-1, keepdim=True) for _, s in squares]
+            hessian = _add_weighted(hessian, second, math.comb(count, 2) / pairs)
     norms = None
     if settings.second_order:
         # Layers in one stack have the same width, and so the same scale.

@@ -165,8 +165,8 @@ def measure_base(
                     sums[index] = sums[index] + values.sum((-1, -2))
             count += int(norms.tokens.sum())
     if ranks.max(torch.tensor(int(count == 0), device=device)):
-        where = f" (rank {ranks.rank} had {count} tokens)" if ranks.size > 1 else ""
-        raise ValueError(f"calibrate got no batches{where}; expected at least one")
+        rank_text = f" (rank {ranks.rank} had {count} tokens)" if ranks.size > 1 else ""
+        raise ValueError(f"calibrate got no batches{rank_text}; expected at least one")
     base = _mean_over_ranks(sums, count, ranks, device)
     for name, mean in (("Jacobian", base.jacobian), ("Hessian", base.hessian)):
         if mean is not None and not (torch.isfinite(mean) & (mean > 0)).all():
@@ -239,9 +239,9 @@ class JacHessOutput:
     def __repr__(self) -> str:
         task = getattr(self.model_output, "loss", None)
         task_text = "" if task is None else f", beside a task loss of {float(task):.4g}"
-        state = "empty" if self.empty else f"penalty {float(self.loss):.4g}"
-        state = state if self.skipped is None else f"skipped at layer {self.skipped}"
-        return f"JacHessOutput: {state}{task_text}\n{self.smoothness!r}"
+        state_text = "empty" if self.empty else f"penalty {float(self.loss):.4g}"
+        state_text = state_text if self.skipped is None else f"skipped at layer {self.skipped}"
+        return f"JacHessOutput: {state_text}{task_text}\n{self.smoothness!r}"
 
     @property
     def total(self) -> Tensor:

@@ -225,8 +225,8 @@ def _answer_paragraph(runs: DataFrame, figure: Figure) -> str | None:
         group = "open"  # the interval contains zero, or is NaN, as there is only one seed
         if abs(mean) > half_width:  # false for NaN
             group = "better" if mean * figure.better > 0 else "worse"
-        signed = f"{round(mean, figure.digits) + 0.0:+.{figure.digits}f}"  # never −0
-        text = f"{method} ({signed.replace('-', '−')}"
+        mean_text = f"{round(mean, figure.digits) + 0.0:+.{figure.digits}f}"  # never −0
+        text = f"{method} ({mean_text.replace('-', '−')}"
         text += "" if np.isnan(half_width) else f" ± {half_width:.{figure.digits}f}"
         text += f", {pluralise(int(row['seeds']), 'seed')}" if row["seeds"] < max_seeds else ""
         groups[group].append((abs(mean), text + ")"))

@@ -484,9 +484,9 @@ def overall_tables(runs: DataFrame) -> list[Table]:
                 p_values = [sign_test(paired)]
                 for level in ("seed", "task"):
                     p_values.append(cluster_flip_test([list(d) for _, d in paired.groupby(level)]))
-                mean = f"{figure.scale * paired.mean():+.{figure.digits}f}"
-                wins = f"{(figure.better * paired > 0).sum()}/{len(paired)}"
-                rows.append([method, mean, wins, *(f"{p:.3g}" for p in p_values)])
+                mean_text = f"{figure.scale * paired.mean():+.{figure.digits}f}"
+                wins_text = f"{(figure.better * paired > 0).sum()}/{len(paired)}"
+                rows.append([method, mean_text, wins_text, *(f"{p:.3g}" for p in p_values)])
         if rows:
             caption = f"{figure.title}: difference from the plain model"
             header = ["method", "mean", "better", "p, sign", "p, seeds", "p, tasks"]

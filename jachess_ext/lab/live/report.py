@@ -62,7 +62,7 @@ def write_selection(
         "with its 90 % interval where there is one.",
         partial(_curves, selection),
     )
-    figures = [curves] if selection.forecast.predicted is not None else []
+    plots = [curves] if selection.forecast.predicted is not None else []
     cost_rows = [[n, scientific_text(c), f"{100 * c / costs[-1][1]:.3g} %"] for n, c in costs]
     cost = Table("", ["", "FLOPs", "of training all in full"], cost_rows)
     if not in_flops:
@@ -70,7 +70,7 @@ def write_selection(
     stop = Table("", ["model", ""], list(map(list, (stops or {}).items())), frozenset({1}))
     literal = json.dumps(settings, indent=1, ensure_ascii=False)
     sections = [
-        Section("Answer", [answer, selection.advice, *selection.notes, *notes], [ranking], figures),
+        Section("Answer", [answer, selection.advice, *selection.notes, *notes], [ranking], plots),
         Section("Cost", tables=[cost] if cost_rows else []),
         Section("Why each model's runs ended", tables=[stop] if stops else []),
         Section("Settings", literal=[literal]),
