@@ -21,7 +21,7 @@ Lengths = Tensor | Sequence[int] | int
 def _native(name: str) -> Function | None:
     """Return the C++ function that torch's Python function ``name`` calls; None if there is
     none."""
-    return torch_private.find(f"torch._C._native.{name}")  # type: ignore[no-any-return]
+    return torch_private.find(f"torch._C._nn.{name}")  # type: ignore[no-any-return]
 
 
 def _reduce(losses: Tensor, reduction: int) -> Tensor:
