@@ -327,8 +327,8 @@ class Backward(_Operator):
             return (None,) * 7
         call = replace(ctx.call, needs_mask_gradient=ctx.needs_input_grad[3])
         *inputs, g = ctx.saved_tensors
-        *input_gradients, along = _apply_unbatched(Second, *inputs, None, g, *cotangents, call)[:5]
-        return *input_gradients, None, along, None
+        *input_gradients, grad_d = _apply_unbatched(Second, *inputs, None, g, *cotangents, call)[:5]
+        return *input_gradients, None, grad_d, None
 
     @classmethod
     def push_forward(cls, ctx: CallContext, *tangents: Tensor | None) -> Any:
@@ -371,9 +371,9 @@ class Tangent(_Operator):
         if c is None:
             return (None,) * 10
         inputs, direction = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
-        needed = ctx.needs_input_grad
-        call = replace(ctx.call, needs_mask_gradient=needed[3] or needed[8])
-        if not any(needed[:4]):
+        needs_gradient = ctx.needs_input_grad
+        call = replace(ctx.call, needs_mask_gradient=needs_gradient[3] or needs_gradient[8])
+        if not any(needs_gradient[:4]):
             results = (*(None,) * 5, *_apply_unbatched(Backward, *inputs, c, call))
         else:
             results = _apply_unbatched(Second, *inputs, None, c, *direction, call)

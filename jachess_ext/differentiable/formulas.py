@@ -187,13 +187,13 @@ class _Twice(torch.autograd.Function):
         _, *saved = ctx.saved_tensors
         inner, call, function, compute = ctx.constants
         incoming = [g for g in gradients if g is not None]
-        needed = ctx.needs_input_grad[3:]
+        is_needed = ctx.needs_input_grad[3:]
         create_graph = torch.is_grad_enabled()
         retain = torch_private.autograd._get_current_graph_task_keep_graph()
         if create_graph or levels_of(incoming).forward:
             with torch.enable_grad():
                 # Aliases, since a tensor that is passed twice has two gradients.
-                leaves = [alias(x) if need else x for x, need in zip(saved, needed, strict=True)]
+                leaves = [alias(x) if need else x for x, need in zip(saved, is_needed, strict=True)]
                 inner = leaves, call(compute, *leaves)
         elif inner is None:
             inner = _graph(call, function, saved)
@@ -209,14 +209,14 @@ class _Twice(torch.autograd.Function):
         leaf_gradients = iter(
             torch.autograd.grad(
                 [y for y, _ in pairs],
-                [x for x, need in zip(leaves, needed, strict=True) if need],
+                [x for x, need in zip(leaves, is_needed, strict=True) if need],
                 [g for _, g in pairs],
                 retain_graph=retain or create_graph,
                 create_graph=create_graph,
                 allow_unused=True,
             )
         )
-        return (None, None, None, *(next(leaf_gradients) if need else None for need in needed))
+        return (None, None, None, *(next(leaf_gradients) if need else None for need in is_needed))
 
 
 def _graph(

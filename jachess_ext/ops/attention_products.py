@@ -141,23 +141,23 @@ def second(
     inner = _centre(p, _apply_dropout(a, _scores(g, a.value)))
     w, pv, dpv = p * inner, _apply_dropout(a, p), _apply_dropout(a, p * ds)  # pv, dpv: factors of v
     dq, dk, dv, _ = direction
-    of_weights = inner * ds
-    of_value = _sum_over_queries(dpv, g, a.value)
+    weight_gradient = inner * ds
+    value_gradient = _sum_over_queries(dpv, g, a.value)
     along = _sum_over_keys(dpv, a.value)
     if dv is not None:
-        of_weights = of_weights + _apply_dropout(a, _scores(g, dv))
+        weight_gradient = weight_gradient + _apply_dropout(a, _scores(g, dv))
         along = along + _sum_over_keys(pv, dv)
     if gy is not None:
-        of_weights = of_weights + _apply_dropout(a, _scores(gy, a.value))
-        of_value = of_value + _sum_over_queries(pv, gy, a.value)
-    of_scores = p * _centre(p, of_weights)
+        weight_gradient = weight_gradient + _apply_dropout(a, _scores(gy, a.value))
+        value_gradient = value_gradient + _sum_over_queries(pv, gy, a.value)
+    of_scores = p * _centre(p, weight_gradient)
     of_query, of_key = _from_score_gradient(a, of_scores)
     if dk is not None:
         of_query = of_query + _sum_over_keys(w, dk) * a.scale
     if dq is not None:
         of_key = of_key + _sum_over_queries(w, dq, a.key) * a.scale
     first = *_from_score_gradient(a, w), _sum_over_queries(pv, g, a.value), w
-    return of_query, of_key, of_value, of_scores, along, *first
+    return of_query, of_key, value_gradient, of_scores, along, *first
 
 
 def mixed(a: Arguments, *directions: Tensor | None) -> tuple[Tensor]:

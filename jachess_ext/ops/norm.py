@@ -353,16 +353,16 @@ class _Norm:
         self, ctx: Context, gy: Tensor | None, gsum: Tensor | None, *_: object
     ) -> Gradients:
         eps, q, summed, has_residual, dtypes = ctx.constants
-        needed = ctx.needs_input_grad[2 : 2 + self.parameters]
+        needs_grads = ctx.needs_input_grad[2 : 2 + self.parameters]
         if gy is None:  # only the sum was used
             gx, channels = gsum, [None] * self.parameters
         else:
             x, weight, *statistics = ctx.saved_tensors
             operator = getattr(torch.ops.jachess, f"{self.name}_backward")
-            gx, *sums = operator(gy, gsum, x, weight, eps, q, *statistics, any(needed), summed)
+            gx, *sums = operator(gy, gsum, x, weight, eps, q, *statistics, any(needs_grads), summed)
             channels = [
                 g.to(dtype) if need else None
-                for g, dtype, need in zip(sums, dtypes, needed, strict=True)
+                for g, dtype, need in zip(sums, dtypes, needs_grads, strict=True)
             ]
         return gx, gx if has_residual else None, *channels, None, None, None
 

@@ -119,7 +119,7 @@ def select(
     if budget is not None and target <= budget:
         raise ValueError(f"the target {target:g} is not above the budget {budget:g}")
     try:
-        losses = read_table(table, metric=metric, test_rows=test_rows, **reading)
+        loss_table = read_table(table, metric=metric, test_rows=test_rows, **reading)
     except TableError as error:  # some suggested arguments have the name of one of `select`
         ambiguous = {"budget", "target", "method", "tokens", "epochs"} & error.options.keys()
         if not ambiguous:
@@ -127,19 +127,19 @@ def select(
         text = f"{error.args[0]} (pass {quote_all([*ambiguous])} to read_table, and its table here)"
         raise TableError(text, **error.options) from None
     if budget is None:
-        sizes_below = losses.trained[losses.trained < target]
+        sizes_below = loss_table.trained[loss_table.trained < target]
         if not len(sizes_below):
             raise TableError(f"the table has no size below the target {target:g}")
         budget = float(sizes_below[-1])
     target, settings = float(target), MethodSettings(method, gamma, tau)
-    used, forecast, unranked = forecast_up_to(losses, budget, target, settings, classes)
-    ranked = losses.rows(np.flatnonzero([name not in unranked for name in losses.names]))
+    used, forecast, unranked = forecast_up_to(loss_table, budget, target, settings, classes)
+    ranked = loss_table.rows(np.flatnonzero([name not in unranked for name in loss_table.names]))
     earlier_tables = History.read(history)
     forecast, history_note = earlier_tables.adjust(forecast, used.names, ranked)
     n = np.full(len(used.names), np.nan) if used.parameters is None else used.parameters
     flops_per_example = OPERATIONS * np.where(n > 0, n, np.nan) * (tokens or 1) * epochs
     # Losses at the target are printed beside the forecasts but not used: `used` ends at the budget.
-    measured = ranked.losses[:, losses.sizes == target].reshape(-1)
+    measured = ranked.losses[:, loss_table.sizes == target].reshape(-1)
     return Selection(
         method=method,
         budget=float(used.sizes[-1]),

@@ -72,9 +72,9 @@ def reliability_figure(diagrams: Mapping[str, Reliability], styles: Styles) -> M
         diagrams: Method -> its reliability diagram.
         styles: Styles of all methods.
     """
-    columns = min(2, len(diagrams))  # more would be illegible on a phone
-    rows = -(-len(diagrams) // columns)
-    figure, axes = panels(rows, columns, width=3.0 * columns, height=3.1 * rows)
+    num_columns = min(2, len(diagrams))  # more would be illegible on a phone
+    rows = -(-len(diagrams) // num_columns)
+    figure, axes = panels(rows, num_columns, width=3.0 * num_columns, height=3.1 * rows)
     for panel in axes[len(diagrams) :]:
         panel.set_visible(False)
     for panel, (name, diagram) in zip(axes, diagrams.items(), strict=False):
@@ -87,7 +87,7 @@ def reliability_figure(diagrams: Mapping[str, Reliability], styles: Styles) -> M
         panel.plot(*line, "o-", color=colour, markersize=4)
         panel.set(xlabel="confidence", xlim=(0, 1), ylim=(0, 1))
         panel.set_title(break_name(name), fontsize="medium")
-    for panel in axes[::columns]:
+    for panel in axes[::num_columns]:
         panel.set_ylabel("accuracy (line), share (bars)")
     return figure
 
