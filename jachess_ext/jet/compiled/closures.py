@@ -82,8 +82,8 @@ def pack(value: object, outer_codes: list[types.CodeType], objects: list[object]
     """Return a value as inputs of a non-strict region.
 
     Args:
-        outer_codes: the code objects of the functions whose closures hold the value; a function
-            among them closes over itself, which is refused.
+        outer_codes: the code objects of the functions whose closures hold the value.  If ``value``
+            is one of these functions, it closes over itself, which is refused.
         objects: a list to which the modules and objects in the value are appended: the region
             reads their attributes.
     """

@@ -250,8 +250,8 @@ def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
 def match_input_layout(stack: Tensor, x: Tensor) -> Tensor:
     """Return the stack ``[S, *x.shape]`` with the strides of x in every stream.
 
-    `Tensor.reshape` of the stack then copies exactly if it would copy x.  The stack of an expanded
-    x is dense.
+    `Tensor.reshape` then copies the stack if and only if it copies x.  If x is expanded, its stack
+    is dense.
     """
     if x.is_contiguous() or transformed():
         return stack

@@ -289,7 +289,7 @@ def _cat(func: Callable, args: tuple, kwargs: dict) -> object:
 
 @register_tangent("linear", "conv1d", "conv2d", "conv3d")
 def _affine(func: Callable, args: tuple, kwargs: dict) -> object:
-    """Apply the function to the tangent without the bias."""
+    """Apply an affine function to the primal; apply it without its bias to the tangent."""
     names = ("input", "weight", "bias")
     options = dict(zip(names, args, strict=False)) | kwargs
     dual, weight, bias = (options.pop(name, None) for name in names)
